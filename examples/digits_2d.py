@@ -1,0 +1,203 @@
+"""Learn handwritten digits on a dp × tp mesh, then check the result against one process.
+
+    meshrun --mesh examples/digits_2d.toml examples/digits_2d.py
+
+The data are scikit-learn's ``load_digits``: 1,797 scans of 8 × 8 pixels. Batches are shared by the
+replicas (dp), the hidden layer is split over the ranks of one replica (tp). Everything is float64,
+so that the only difference to one process is the order of additions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+import meshlib as dist
+from meshlib import DeviceMesh, MeshConfig
+from parallel import (
+    ColwiseParallel,
+    DistributedDataParallel,
+    DistributedSampler,
+    RowwiseParallel,
+    nn,
+    optim,
+)
+
+HERE = Path(__file__).parent
+CLASSES = 10
+
+
+class Digits(NamedTuple):
+    """Images (n, 64), float64 in [0, 1], and their labels (n,)."""
+
+    images: np.ndarray
+    labels: np.ndarray
+
+
+def load_digits(seed: int) -> tuple[Digits, Digits]:
+    """Return a training and a test set, 4 to 1, split the same way on every rank."""
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    order = np.random.default_rng(seed).permutation(len(labels))
+    train, test = np.split(order, [len(order) * 4 // 5])
+    return Digits(images[train] / 16, labels[train]), Digits(images[test] / 16, labels[test])
+
+
+def make_model(config: dict[str, Any], tp: DeviceMesh | None) -> nn.Sequential:
+    """Return the classifier: whole without ``tp``, this rank's part of the same one with it."""
+    hidden = config["model"]["hidden"]
+    rng = np.random.default_rng(config["train"]["seed"])
+    wide = nn.Linear(64, hidden, rng=rng, dtype="float64")
+    narrow = nn.Linear(hidden, 64, rng=rng, dtype="float64")
+    head = nn.Linear(64, CLASSES, rng=rng, dtype="float64")
+    return nn.Sequential(
+        wide if tp is None else ColwiseParallel.from_linear(wide, tp),
+        nn.GELU(),
+        narrow if tp is None else RowwiseParallel.from_linear(narrow, tp),
+        nn.LayerNorm(64, dtype="float64"),
+        head,
+    )
+
+
+def train(
+    model: nn.Module,
+    data: Digits,
+    sampler: DistributedSampler,
+    config: dict[str, Any],
+    progress: Progress,
+    title: str,
+) -> list[float]:
+    """Train ``model`` on this replica's share of ``data``; return the loss of each step."""
+    settings = config["train"]
+    optimizer = optim.AdamW(
+        model.parameters(), lr=settings["lr"], weight_decay=settings["weight_decay"]
+    )
+    loss_function = nn.CrossEntropyLoss()
+    local_batch, rest = divmod(settings["batch_size"], sampler.num_replicas)
+    if rest:
+        raise ValueError(
+            f"batch_size is {settings['batch_size']}, which does not divide by "
+            f"{sampler.num_replicas} replicas"
+        )
+    steps = len(sampler) // local_batch
+    task = progress.add_task(title, total=steps * settings["epochs"], loss="")
+    losses: list[float] = []
+    for epoch in range(settings["epochs"]):
+        sampler.set_epoch(epoch)
+        for batch in full_batches(sampler, local_batch):
+            optimizer.zero_grad()
+            loss = loss_function(model(data.images[batch]), data.labels[batch])
+            model.backward(loss_function.backward())
+            optimizer.step()
+            losses.append(loss)
+            progress.update(task, advance=1, loss=f"loss {loss:.3f}")
+    return losses
+
+
+def full_batches(sampler: DistributedSampler, size: int) -> Iterator[np.ndarray]:
+    """Yield the sampler's indices in arrays of ``size``; what is left at the end goes unused."""
+    indices = np.fromiter(sampler, np.int64)
+    for begin in range(0, len(indices) - size + 1, size):
+        yield indices[begin : begin + size]
+
+
+def count_correct(model: nn.Module, data: Digits, indices: list[int]) -> int:
+    """Return how many of the images are classified right."""
+    model.eval()
+    return int((model(data.images[indices]).argmax(axis=-1) == data.labels[indices]).sum())
+
+
+def gather_whole(model: nn.Sequential) -> nn.Sequential:
+    """Return the model with its split layers put together again. Every rank calls it."""
+    return nn.Sequential(
+        *(
+            layer.to_linear() if isinstance(layer, ColwiseParallel | RowwiseParallel) else layer
+            for layer in model
+        )
+    )
+
+
+def largest_difference(model: nn.Module, other: nn.Module) -> float:
+    """Return the largest absolute difference between two models' parameters."""
+    pairs = zip(model.parameters(), other.parameters(), strict=True)
+    return max(float(np.abs(a.data - b.data).max()) for a, b in pairs)
+
+
+def plot(losses: np.ndarray, reference: list[float], path: Path) -> None:
+    """Draw both runs' losses into a PNG."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(losses, label="mesh", linewidth=3, alpha=0.5)
+    axes.plot(reference, label="one process", linewidth=1)
+    axes.set(xlabel="step", ylabel="cross-entropy", yscale="log", title="load_digits")
+    axes.legend()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    FigureCanvasAgg(figure).print_png(path)
+
+
+def main() -> None:
+    """Train on the mesh, evaluate, and compare with one process."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--config", type=Path, default=HERE / "digits_2d.toml")
+    parser.add_argument("--out", type=Path, default=Path("out"), help="where the picture goes")
+    args = parser.parse_args()
+    config = tomllib.loads(args.config.read_text())
+    seed = config["train"]["seed"]
+
+    mesh = MeshConfig.load(args.config).build("cpu")
+    dp, tp = mesh["dp"], mesh["tp"]
+    first = dist.get_rank() == 0
+    progress = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[loss]}"),
+        TimeElapsedColumn(),
+        disable=not first,
+    )
+    training, test = load_digits(seed)
+
+    with progress:
+        model = make_model(config, tp)
+        ddp = DistributedDataParallel(model, dp)
+        sampler = DistributedSampler(training.labels, mesh=dp, seed=seed)
+        losses = np.array(train(ddp, training, sampler, config, progress, mesh.described()))
+        dp.all_reduce(losses, op=dist.ReduceOp.AVG)
+
+        share = DistributedSampler(test.labels, mesh=dp, evaluation=True)
+        correct = dp.all_reduce(np.array(count_correct(model, test, list(share))))
+        whole = gather_whole(model)
+        dist.destroy_process_group()
+        if not first:
+            return
+
+        single = make_model(config, tp=None)
+        everything = DistributedSampler(training.labels, num_replicas=1, rank=0, seed=seed)
+        reference = train(single, training, everything, config, progress, "one process")
+
+    picture = args.out / "digits_2d.png"
+    plot(losses, reference, picture)
+    difference = largest_difference(whole, single)
+    verdict = "agree within 1e-5" if difference <= 1e-5 else "DIFFER BY MORE THAN 1e-5"
+    print(f"test accuracy {correct / len(test.labels):.1%} ({correct} of {len(test.labels)})")
+    print(f"loss curve    {picture}")
+    print(
+        f"mesh {mesh.described()} and one process {verdict} in every parameter after "
+        f"{len(losses)} steps (largest difference {difference:.1e})"
+    )
+    if difference > 1e-5:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

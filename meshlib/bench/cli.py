@@ -1,0 +1,174 @@
+"""The ``meshlib bench`` command."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from meshlib.bench.cases import CASES
+from meshlib.bench.job import BenchmarkError
+from meshlib.bench.libraries import LIBRARIES
+from meshlib.bench.predict import Network, comparison, cost_of, extrapolation
+from meshlib.bench.report import OWN, as_json, header, row
+from meshlib.bench.run import Plan, Result, run
+from meshlib.bench.setup_peers import python_of
+from meshlib.bench.sizes import parse_size
+from meshlib.command_line import USAGE_ERROR, OneLineParser
+from transport.algorithms.tuning import Tuning, from_environment
+from transport.hierarchical.cost import Shape
+
+_DEFAULT_SIZES = "8,1K,64K,1M,16M,64M"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure what ``argv`` says, print a table, and return an exit code."""
+    args = _parse(sys.argv[1:] if argv is None else argv)
+    settings = {key: str(value) for key, value in vars(args).items()}
+    try:
+        tuning = _tuning() if args.predict else None
+        pythons = {OWN: sys.executable, **{peer: python_of(peer) for peer in args.vs}}
+    except ValueError as error:
+        sys.stderr.write(f"meshlib bench: {error}\n")
+        return USAGE_ERROR
+    plan = Plan(args.collectives, args.sizes, args.ranks, pythons, args.rounds)
+    results: list[Result] = []
+    sys.stdout.write(header(list(pythons)) + "\n")
+    try:
+        for found in run(plan, _progress):
+            _progress("")
+            sys.stdout.write(row(found) + "\n")
+            sys.stdout.flush()
+            results += found
+    except BenchmarkError as error:
+        sys.stderr.write(f"meshlib bench: {error}\n")
+        return 1
+    if args.json is not None:
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_text(as_json(results, settings))
+    if tuning is not None:
+        own = [result for result in results if result.library == OWN]
+        sys.stdout.write("\n" + comparison(own, tuning, "tcp") + "\n")
+        sys.stdout.write(extrapolation(args.collectives, args.sizes, tuning, _network(args)))
+    return 0
+
+
+def _network(args: argparse.Namespace) -> Network:
+    shape = Shape(args.hosts, args.ranks_per_host)
+    return Network(shape, 1e-6 * args.network_latency, 1e9 * args.network_bandwidth)
+
+
+def _progress(text: str) -> None:
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\x1b[2K{text}")
+        sys.stderr.flush()
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = OneLineParser(
+        prog="meshlib bench",
+        description="Measure collectives on float32 arrays over TCP on this machine: medians of"
+        " the slowest rank's time, a barrier before each call, libraries taking turns.",
+    )
+    parser.add_argument(
+        "--collectives",
+        type=_collectives,
+        default=["all_reduce"],
+        metavar="NAMES",
+        help=f"comma-separated, or all: {', '.join(CASES)} (default: all_reduce)",
+    )
+    parser.add_argument(
+        "--sizes",
+        type=_sizes,
+        default=_sizes(_DEFAULT_SIZES),
+        metavar="SIZES",
+        help=f"bytes of each rank's input (default: {_DEFAULT_SIZES})",
+    )
+    parser.add_argument(
+        "--ranks", type=_ranks, default=[2, 4], metavar="N,N", help="numbers of ranks (2,4)"
+    )
+    parser.add_argument(
+        "--vs", type=_peers, default=[], metavar="NAMES", help=f"peers: {', '.join(_PEERS)}"
+    )
+    parser.add_argument("--rounds", type=_positive, default=8, help="turns of each library (8)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
+    parser.add_argument(
+        "--predict",
+        action="store_true",
+        help="show what the cost model says: beside what was measured, and of many hosts",
+    )
+    model = parser.add_argument_group("many hosts, with --predict")
+    model.add_argument("--hosts", type=_positive, default=1000, metavar="N", help="(1000)")
+    model.add_argument("--ranks-per-host", type=_positive, default=8, metavar="N", help="(8)")
+    model.add_argument(
+        "--network-latency", type=_amount, default=20.0, metavar="US", help="µs a frame (20)"
+    )
+    model.add_argument(
+        "--network-bandwidth",
+        type=_amount,
+        default=12.5,
+        metavar="GB",
+        help="GB/s of a host's card, in each direction (12.5)",
+    )
+    return parser.parse_args(argv)
+
+
+def _tuning() -> Tuning:
+    """Return the tuning in use, which must say what messages cost."""
+    tuning = from_environment()
+    for transport in ("tcp", "shm"):
+        cost_of(tuning, transport)
+    return tuning
+
+
+def _amount(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (value > 0 and math.isfinite(value)):
+        raise argparse.ArgumentTypeError(f"expected a positive number, got {text!r}")
+    return value
+
+
+_PEERS = [name for name in LIBRARIES if name != OWN]
+
+
+def _chosen(text: str, known: Sequence[str], what: str) -> list[str]:
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in known:
+            raise argparse.ArgumentTypeError(
+                f"{what} {name!r} is unknown; expected {', '.join(known)}"
+            )
+    return names
+
+
+def _collectives(text: str) -> list[str]:
+    return list(CASES) if text == "all" else _chosen(text, list(CASES), "collective")
+
+
+def _peers(text: str) -> list[str]:
+    return _chosen(text, _PEERS, "peer")
+
+
+def _sizes(text: str) -> list[int]:
+    try:
+        return [parse_size(part) for part in text.split(",")]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a number of at least 1, got {text!r}")
+    return int(text)
+
+
+def _ranks(text: str) -> list[int]:
+    ranks = [_positive(part) for part in text.split(",")]
+    if min(ranks) < 2:
+        raise argparse.ArgumentTypeError(f"expected at least 2 ranks, got {text}")
+    return ranks

@@ -1,0 +1,54 @@
+"""The ``meshlib`` command: one word chooses what to do, and only that is imported."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+
+from meshlib.mesh_spec import did_you_mean
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "explain": ("meshlib.explain:main", "print a mesh's ranks, coordinates and groups"),
+    "run": ("meshlib.launcher.cli:main", "start a program on several ranks (also: meshrun)"),
+    "trace": ("meshlib.trace.command:main", "explain and draw the flight records of a failed job"),
+    "tune": ("meshlib.tune.cli:main", "measure where one algorithm gives way to another"),
+    "bench": ("meshlib.bench.cli:main", "measure collectives, beside those of other libraries"),
+}
+"""What each command does: ``module:function`` (called with the other arguments), and in words."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command in ``argv`` (default: the process's arguments) and return its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        sys.stdout.write(_usage())
+        return 0 if arguments else 2
+    command, *rest = arguments
+    if command in ("-V", "--version"):
+        from meshlib import __version__
+
+        sys.stdout.write(f"meshlib {__version__}\n")
+        return 0
+    if command not in COMMANDS:
+        expected = ", ".join(COMMANDS)
+        hint = did_you_mean(command, COMMANDS)
+        sys.stderr.write(f"meshlib: {command!r} is no command; expected {expected}{hint}\n")
+        return 2
+    module, _, function = COMMANDS[command][0].partition(":")
+    run: Callable[[Sequence[str]], int] = getattr(importlib.import_module(module), function)
+    return run(rest)
+
+
+def _usage() -> str:
+    lines = [f"  {name:9} {words}" for name, (_, words) in COMMANDS.items()]
+    commands = "\n".join(lines)
+    return (
+        "usage: meshlib COMMAND ...\n\n"
+        f"{commands}\n\n"
+        "meshlib COMMAND --help says more. meshlib --version prints the version.\n"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,52 @@
+"""``Collectives``: all that a group of ranks can do together.
+
+``ProcessGroup`` and ``DeviceMesh`` inherit it, so each call is written once. Names, arguments and
+meaning are c10d's. All calls update writable arrays in place and also return the result; for
+immutable arrays (JAX) the returned array is the result. With ``async_op=True`` they return a
+``Work`` whose ``result()`` is it. On a rank that is no member they return None.
+
+Errors are the same everywhere and not repeated at each method: TypeError and ValueError for
+arguments, before any byte moves (the group stays usable); ``CollectiveMismatchError`` when members
+made different calls, ``CollectiveTimeoutError`` past the deadline, ``RankFailedError`` when a
+member is gone; after these three the group is broken and says so.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from meshlib.array_collectives import ArrayCollectives
+from meshlib.object_collectives import ObjectCollectives
+from meshlib.symmetric import SymmetricMemory
+from transport.call import Call, Kind
+from transport.communicator import Communicator
+
+
+class Collectives(ObjectCollectives, SymmetricMemory):
+    """The calls of one group of ranks: on arrays, on objects, point to point, barriers; memory."""
+
+    def barrier(self, async_op: bool = False, timeout: float | timedelta | None = None) -> Any:
+        """Return when every member has called."""
+        group = self.process_group
+        if group.rank() < 0:
+            return None
+
+        def run(communicator: Communicator, call: Call) -> None:
+            communicator.barrier(call)
+
+        return group.issue(Kind.BARRIER, run, async_op=async_op, timeout=self.call_timeout(timeout))
+
+    def monitored_barrier(
+        self, timeout: float | timedelta | None = None, wait_all_ranks: bool = False
+    ) -> None:
+        """Return when every member has called; past ``timeout`` say who has not.
+
+        ``CollectiveTimeoutError`` on every member then names all ranks that are missing, whatever
+        ``wait_all_ranks`` says, and where each one stands.
+        """
+        self.barrier(timeout=timeout)
+
+    # The names that c10d gives to these two since it has others with "tensor" in them.
+    all_gather_single = ArrayCollectives.all_gather_into_tensor
+    reduce_scatter_single = ArrayCollectives.reduce_scatter_tensor

@@ -1,0 +1,74 @@
+"""Which GPU is this rank's, and what its arrays travel by."""
+
+from __future__ import annotations
+
+import os
+import warnings
+
+import numpy as np
+
+from meshlib.availability import get_node_local_rank
+from meshlib.world import World
+from transport import environment
+from transport.cuda.driver import Driver, load_driver
+from transport.errors import DistBackendError
+from transport.nccl.library import has_provider
+from transport.reduce_op import ReduceOp
+
+NCCL_BACKEND = "cpu:auto,cuda:nccl"
+
+
+def choose_cuda_device(world: World, driver: Driver | None = None) -> str | None:
+    """Make this rank's GPU the calling thread's current one; every rank of ``world`` calls it.
+
+    Returns the backends for a mesh of GPUs that all ranks agree on: NCCL where each rank has a GPU
+    of its own, None (by way of the host) otherwise. Warns when ranks of this host share a GPU.
+    Raises DistBackendError, on every rank, when one of them has no GPU.
+    """
+    trouble: DistBackendError | None = None
+    shares = True
+    try:
+        shares = _choose(driver or load_driver())
+    except DistBackendError as error:
+        trouble = error
+    state = np.array([trouble is None, not shares and has_provider()], np.int8)
+    world.default_group.all_reduce(state, ReduceOp.MIN)
+    if trouble is not None:
+        raise trouble
+    if not state[0]:
+        raise DistBackendError(
+            "device_type is 'cuda', but another rank has no GPU that it can use: its own error"
+            " says why; expected a GPU on every rank, or device_type='cpu'"
+        )
+    return NCCL_BACKEND if state[1] else None
+
+
+def _choose(driver: Driver) -> bool:
+    """Choose the device by LOCAL_RANK; return whether another rank of this host has the same."""
+    count = driver.device_count()
+    if count == 0:
+        raise DistBackendError(
+            "device_type is 'cuda', but this process sees no GPU (CUDA_VISIBLE_DEVICES is"
+            f" {os.environ.get('CUDA_VISIBLE_DEVICES')!r}); expected one, or device_type='cpu'"
+        )
+    local_rank = get_node_local_rank(fallback_rank=0)
+    ranks = int(os.environ.get(environment.LOCAL_WORLD_SIZE, local_rank + 1))
+    driver.choose_device(local_rank % count)
+    # A launcher may show each rank a GPU of its own, and no other.
+    own = count == 1 and _named_apart()
+    if ranks > count and not own:
+        warnings.warn(
+            f"{ranks} ranks of this host share {count} GPU{'s' if count > 1 else ''}; NCCL cannot"
+            " do that, so their arrays travel by way of the host. For speed, start as many ranks"
+            " as there are GPUs",
+            stacklevel=4,
+        )
+        return True
+    return False
+
+
+def _named_apart() -> bool:
+    """Whether the launcher says that each rank sees a GPU of its own (Slurm's ``--gpus-per-task``
+    does); else one visible GPU is the same for all.
+    """
+    return "SLURM_GPUS_PER_TASK" in os.environ

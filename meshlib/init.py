@@ -1,0 +1,167 @@
+"""Beginning and ending: ``init_process_group`` and ``destroy_process_group``."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from meshlib.backend import parse_backend
+from meshlib.debug import set_debug_level_from_env
+from meshlib.process_group import ProcessGroup
+from meshlib.world import (
+    DEFAULT_TIMEOUT,
+    World,
+    current_world,
+    find_world,
+    install,
+    is_thread_world,
+)
+from transport import environment
+from transport.algorithms.tuning import agree, from_environment
+from transport.checks import to_whole_number
+from transport.deadline import to_seconds
+from transport.runtime import Runtime
+from transport.store.base import Store
+
+if TYPE_CHECKING:
+    from transport.tls import Tls
+
+DEFAULT_INIT_METHOD = "env://"
+EXIT_DRAIN_SECONDS = 1.0
+FAILED_LINGER_SECONDS = 2.0
+
+
+def init_process_group(
+    backend: str | None = None,
+    init_method: str | None = None,
+    timeout: float | timedelta | None = None,
+    world_size: int = -1,
+    rank: int = -1,
+    store: Store | None = None,
+    group_name: str = "",
+    pg_options: Any = None,
+    device_id: Any = None,
+) -> None:
+    """Join the job: find the other ranks, and make the default group of all of them.
+
+    ``init_method`` is a URL (``env://`` by default, ``tcp://host:port``, ``file:///path``;
+    ``mpi://``, where MPI knows the ranks, is the default of ``backend="mpi"``);
+    instead of it, an explicit ``store`` with ``rank`` and ``world_size``. ``timeout`` (seconds or
+    timedelta, 30 minutes by default) bounds this call and is the default deadline of all others.
+    ``group_name`` keeps jobs apart that share a store. With ``backend="inproc"`` the calling
+    thread alone becomes the rank.
+
+    Raises ValueError for arguments that do not fit or when there is a default group already,
+    ``DistStoreError`` that names who is missing when not all ranks come in time.
+    """
+    if environment.DEBUG in os.environ:
+        set_debug_level_from_env()
+    chosen = parse_backend(backend)
+    tuning = from_environment()
+    thread_only = set(chosen.values()) == {"inproc"}
+    if find_world() is not None:
+        raise ValueError(
+            "the default process group is initialised already; call destroy_process_group() first"
+        )
+    seconds = DEFAULT_TIMEOUT if timeout is None else to_seconds(timeout)
+    rank = to_whole_number(rank, "rank")
+    world_size = to_whole_number(world_size, "world_size")
+    tls = None if thread_only else _tls()
+    if store is None:
+        url = init_method or ("mpi://" if "mpi" in chosen.values() else DEFAULT_INIT_METHOD)
+        store, rank, world_size = _rendezvous(url, rank, world_size, seconds, group_name)
+    elif init_method is not None:
+        raise ValueError(f"init_method={init_method!r} and store were both given; expected one")
+    elif not isinstance(store, Store):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"store must be a Store, got {type(store).__name__}: {store!r}")
+    elif world_size <= 0 or not 0 <= rank < world_size:
+        raise ValueError(
+            "an explicit store needs rank and world_size with 0 <= rank < world_size, got "
+            f"rank={rank}, world_size={world_size}"
+        )
+    else:
+        store = _part_of(store, rank, group_name)
+    try:
+        agree(tuning, store, rank)
+    except BaseException:
+        store.close()
+        raise
+    secret = os.environ.get(environment.SECRET)
+    runtime = Runtime(
+        bytes.fromhex(secret) if secret else None,
+        os.environ.get(environment.HOST),
+        tls,
+        tuning=tuning,
+    )
+    world = World(store, rank, world_size, runtime=runtime, backends=chosen, timeout=seconds)
+    install(world, thread_only=thread_only)
+
+
+def _tls() -> Tls | None:
+    # Cryptography is not needed where ranks are threads.
+    from transport.tls import tls_from_environment
+
+    return tls_from_environment()
+
+
+def _rendezvous(
+    url: str, rank: int, world_size: int, timeout: float, group_name: str
+) -> tuple[Store, int, int]:
+    # Sockets and URL handlers are not needed where ranks are threads.
+    from transport.rendezvous import rendezvous
+
+    found = rendezvous(url, rank, world_size, timeout=timeout, group_name=group_name)
+    store, rank, world_size = next(iter(found))
+    store.set_timeout(timeout)
+    return store, rank, world_size
+
+
+def _part_of(store: Store, rank: int, group_name: str) -> Store:
+    """Return this job's part of a store that the user keeps, and may use again."""
+    from transport.rendezvous.seats import in_group, take_turn
+
+    return take_turn(in_group(store.clone(), group_name), rank)
+
+
+def destroy_process_group(group: Any = None) -> None:
+    """Leave ``group``, or everything when it is None or the default group.
+
+    Calls that were issued before get a few seconds to end. Afterwards ``init_process_group`` may
+    be called again. A group of which this rank is no member is ignored.
+    """
+    world = current_world()
+    if group is not None:
+        target: ProcessGroup = group.process_group
+        if target is not world.default_group:
+            world.forget(target)
+            return
+    install(None, thread_only=is_thread_world(world))
+    world.close()
+
+
+def is_initialized() -> bool:
+    """Return whether there is a default process group."""
+    return find_world() is not None
+
+
+def _close_at_exit() -> None:
+    """End a World that its program did not end, quickly and silently."""
+    world = find_world()
+    if world is None:
+        return
+    install(None, thread_only=False)
+    # After an unhandled exception nobody waits for this rank: it goes, and says so.
+    failed = getattr(sys, "last_value", None)
+    if failed is not None:
+        world.announce_exit(f"ended with {type(failed).__name__}: {failed}")
+    if failed is not None:
+        # The store may be this rank's, and the others still have to read in it what went wrong.
+        world.close(drain=0.0, linger=FAILED_LINGER_SECONDS)
+    else:
+        world.close(drain=EXIT_DRAIN_SECONDS)
+
+
+atexit.register(_close_at_exit)

@@ -1,0 +1,82 @@
+"""``init_device_mesh``: the mesh over all ranks of the job."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+from meshlib.cuda_devices import choose_cuda_device
+from meshlib.device_mesh import DeviceMesh
+from meshlib.mesh_config import MeshConfig, ensure_world
+from meshlib.mesh_names import DimKey, Timeout
+from meshlib.mesh_spec import check_dim_names, check_shape, describe_dims, infer_sizes
+from meshlib.mesh_value import check_device_type
+from transport import environment
+
+
+def init_device_mesh(
+    device_type: str = "cpu",
+    mesh_shape: Sequence[int] | None = None,
+    *,
+    mesh_dim_names: Sequence[str] | None = None,
+    backend: str | None = None,
+    timeout: Timeout | None = None,
+    backend_override: Mapping[DimKey, str] | None = None,
+    timeout_override: Mapping[DimKey, Timeout] | None = None,
+) -> DeviceMesh:
+    """Return the mesh over all ranks of the job, in C order; every rank calls it.
+
+    One size in ``mesh_shape`` may be -1. Without ``mesh_shape``, the mesh is the one that the job
+    was started with: ``meshrun --mesh dp=2,tp=2``, or ``--mesh FILE`` with all that the file says.
+    Initialises the default process group from the environment unless that was done. Options as
+    for ``DeviceMesh``.
+
+    With ``device_type="cuda"`` the GPU number ``LOCAL_RANK`` becomes the current one of the
+    calling thread. Where there are fewer GPUs than ranks on a host, ranks share them, with a
+    warning, and arrays travel by way of the host; else, unless ``backend`` says otherwise, by
+    NCCL. Raises DistBackendError that says what to do when there is no GPU, driver or CuPy.
+
+    Raises ValueError, before anything is started where possible, when the shape does not fit the
+    world size; for a mesh over some of the ranks use ``DeviceMesh``.
+    """
+    check_device_type(device_type)
+    if device_type == "cuda":
+        chosen = choose_cuda_device(ensure_world())
+        backend = backend or (chosen if mesh_shape is not None else None)
+    options = {
+        "mesh_dim_names": mesh_dim_names,
+        "backend": backend,
+        "timeout": timeout,
+        "backend_override": backend_override,
+        "timeout_override": timeout_override,
+    }
+    if mesh_shape is None:
+        for argument, value in options.items():
+            if value is not None:
+                raise ValueError(f"{argument} is given without mesh_shape; expected both")
+        return _started_with().build(device_type)
+    shape = check_shape(mesh_shape)
+    names = check_dim_names(mesh_dim_names, len(shape))
+    sizes = infer_sizes(shape, ensure_world().size, f"mesh_shape {describe_dims(names, shape)}")
+    return DeviceMesh.from_shape(
+        device_type,
+        sizes,
+        mesh_dim_names=mesh_dim_names,
+        backend=backend,
+        timeout=timeout,
+        backend_override=backend_override,
+        timeout_override=timeout_override,
+    )
+
+
+def _started_with() -> MeshConfig:
+    text = os.environ.get(environment.MESH)
+    if not text:
+        raise ValueError(
+            f"mesh_shape is missing and so is the environment variable {environment.MESH};"
+            " give the shape, or start with `meshrun --mesh dp=2,tp=2`"
+        )
+    try:
+        return MeshConfig.parse(text)
+    except (ValueError, OSError) as error:
+        raise ValueError(f"environment variable {environment.MESH}: {error}") from error

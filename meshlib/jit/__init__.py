@@ -1,0 +1,35 @@
+"""Collectives inside ``jax.jit``, on plain arrays: ``import meshlib.jit``. Needs JAX.
+
+See ``meshlib.jit.functions`` for what holds for all, and ``README.md`` beside it for how calls are
+kept in order.
+"""
+
+from meshlib.jit.functions import (
+    all_gather,
+    all_reduce,
+    all_to_all,
+    barrier,
+    broadcast,
+    gather,
+    permute,
+    recv,
+    reduce,
+    reduce_scatter,
+    scatter,
+    send,
+)
+
+__all__ = [
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "barrier",
+    "broadcast",
+    "gather",
+    "permute",
+    "recv",
+    "reduce",
+    "reduce_scatter",
+    "scatter",
+    "send",
+]

@@ -1,0 +1,316 @@
+"""The collectives for use inside ``jax.jit``: plain arrays in, plain arrays out, no tokens.
+
+Every function may be called inside ``jit``, ``grad``, ``vmap``, ``scan``, ``while_loop``'s body,
+``cond`` and ``checkpoint``, and outside of all. ``group`` is a mesh (``mesh["dp"]``), a process
+group, or None for the default group, found when the function is traced. In a group of one rank
+nothing is called.
+
+All raise, while being traced: TypeError for a dtype or op that makes no sense, ValueError for wrong
+shapes and ranks, and for a group that this rank is not in. When the program runs, what goes wrong
+(``CollectiveMismatchError``, ``RankFailedError`` …) ends the program with a
+``jax.errors.JaxRuntimeError`` that ends with the error's type and text; the group is then broken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from meshlib.arguments import check_op
+from meshlib.functions import Group, resolve_group
+from meshlib.jit import kinds
+from meshlib.jit.collective import bind
+from meshlib.jit.host_call import host_call, traces_are_own
+from meshlib.point_to_point import check_tag
+from meshlib.process_group import ProcessGroup
+from meshlib.world import World, current_world, is_thread_world
+from transport.call import dtype_code
+from transport.reduce_op import RedOpType, ReduceOp
+
+
+def all_reduce(x: Any, op: ReduceOp = ReduceOp.SUM, group: Group = None) -> jax.Array:
+    """Return the reduction of the members' ``x``, any shape, the same bits on all members.
+
+    The derivative of SUM is SUM (that of AVG is AVG): cotangents are summed over the members, as
+    if the loss were the sum of all members' losses. MIN and MAX pass cotangents to the members
+    that hold the value, in equal shares. PRODUCT and PREMUL_SUM have derivatives, too.
+    """
+    x, calls = _prepare(x, group)
+    op = _check_op(op, x)
+    if op.kind is RedOpType.PREMUL_SUM:
+        x = (x.reshape(-1) * jnp.asarray(op.factor, x.dtype)).reshape(x.shape)
+        op = ReduceOp.SUM
+    return x if calls.size() == 1 else bind(kinds.AllReduce(calls, op), x)
+
+
+def broadcast(
+    x: Any, src: int | None = None, group: Group = None, *, group_src: int | None = None
+) -> jax.Array:
+    """Return ``x`` of the member ``src`` (global rank) or ``group_src`` on all members.
+
+    ``x`` has the same shape everywhere. The transpose is ``reduce``.
+    """
+    x, calls = _prepare(x, group)
+    root = resolve_group(group).resolve_rank(src, group_src, "src")
+    return x if calls.size() == 1 else bind(kinds.Broadcast(calls, root), x)
+
+
+def reduce(
+    x: Any, dst: int | None = None, group: Group = None, *, group_dst: int | None = None
+) -> jax.Array:
+    """Return the sum of the members' ``x`` on ``dst`` (global) or ``group_dst``, else zeros.
+
+    The transpose is ``broadcast``.
+    """
+    x, calls = _prepare(x, group)
+    root = resolve_group(group).resolve_rank(dst, group_dst, "dst")
+    return x if calls.size() == 1 else bind(kinds.Reduce(calls, root), x)
+
+
+def all_gather(x: Any, group: Group = None, *, axis: int = 0, tiled: bool = False) -> jax.Array:
+    """Return the members' ``x`` stacked along a new ``axis``, or joined along it if ``tiled``.
+
+    As ``jax.lax.all_gather``. The transpose is ``reduce_scatter``.
+    """
+    x, calls = _prepare(x, group)
+    axis = _check_axis(axis, x.ndim + (not tiled), "axis")
+    rows = x[None] if calls.size() == 1 else bind(kinds.AllGather(calls), x)
+    rows = jnp.moveaxis(rows, 0, axis)
+    if not tiled:
+        return rows
+    shape = list(x.shape)
+    shape[axis] *= calls.size()
+    return rows.reshape(shape)
+
+
+def reduce_scatter(
+    x: Any,
+    op: ReduceOp = ReduceOp.SUM,
+    group: Group = None,
+    *,
+    axis: int = 0,
+    tiled: bool = False,
+) -> jax.Array:
+    """Reduce the members' ``x`` and return this member's part of the result along ``axis``.
+
+    ``axis`` has one entry for each member and goes away; if ``tiled``, it is divided by their
+    number. As ``jax.lax.psum_scatter``. The transpose is ``all_gather``.
+    """
+    x, calls = _prepare(x, group)
+    op = _check_op(op, x)
+    axis = _check_axis(axis, x.ndim, "axis")
+    if op.kind is RedOpType.PREMUL_SUM:
+        x = (x.reshape(-1) * jnp.asarray(op.factor, x.dtype)).reshape(x.shape)
+        op = ReduceOp.SUM
+    rows = _split(x, axis, calls.size(), tiled)
+    return rows[0] if calls.size() == 1 else bind(kinds.ReduceScatter(calls, op), rows)
+
+
+def all_to_all(
+    x: Any,
+    group: Group = None,
+    *,
+    split_axis: int = 0,
+    concat_axis: int = 0,
+    tiled: bool = False,
+) -> jax.Array:
+    """Send part i of ``x`` along ``split_axis`` to member i; join what comes along ``concat_axis``.
+
+    ``split_axis`` has one entry for each member and goes away, and ``concat_axis`` is a new one;
+    if ``tiled``, the one is divided and the other multiplied by their number. As
+    ``jax.lax.all_to_all``. The transpose is another ``all_to_all``.
+    """
+    x, calls = _prepare(x, group)
+    split_axis = _check_axis(split_axis, x.ndim, "split_axis")
+    concat_axis = _check_axis(concat_axis, x.ndim, "concat_axis")
+    rows = _split(x, split_axis, calls.size(), tiled)
+    if calls.size() > 1:
+        rows = bind(kinds.AllToAll(calls), rows)
+    if not tiled:
+        return jnp.moveaxis(rows, 0, concat_axis)
+    shape = list(rows.shape[1:])
+    shape[concat_axis] *= calls.size()
+    return jnp.moveaxis(rows, 0, concat_axis).reshape(shape)
+
+
+def gather(
+    x: Any, dst: int | None = None, group: Group = None, *, group_dst: int | None = None
+) -> jax.Array:
+    """Return the members' ``x`` stacked along dim 0 on ``dst`` (global) or ``group_dst``.
+
+    The other members get zeros of the same shape. The transpose is ``scatter``.
+    """
+    x, calls = _prepare(x, group)
+    root = resolve_group(group).resolve_rank(dst, group_dst, "dst")
+    return x[None] if calls.size() == 1 else bind(kinds.Gather(calls, root), x)
+
+
+def scatter(
+    x: Any, src: int | None = None, group: Group = None, *, group_src: int | None = None
+) -> jax.Array:
+    """Return row i of the ``x`` of ``src`` (global) or ``group_src`` on member i.
+
+    ``x`` has one row for each member and the same shape everywhere; only the source's values
+    matter. The transpose is ``gather``.
+    """
+    x, calls = _prepare(x, group)
+    root = resolve_group(group).resolve_rank(src, group_src, "src")
+    rows = _split(x, 0, calls.size(), tiled=False)
+    return rows[0] if calls.size() == 1 else bind(kinds.Scatter(calls, root), rows)
+
+
+def permute(x: Any, perm: Iterable[tuple[int, int]], group: Group = None) -> jax.Array:
+    """Return the ``x`` of the member that ``perm`` pairs with this one; zeros if there is none.
+
+    ``perm`` has pairs (source, destination) of *group* ranks, each rank at most once as either,
+    equal on all members. As ``jax.lax.ppermute``. The transpose is the inverse ``permute``.
+    """
+    x, calls = _prepare(x, group)
+    pairs = tuple((int(source), int(destination)) for source, destination in perm)
+    _check_pairs(pairs, calls.size())
+    if calls.size() == 1:
+        return x if pairs else jnp.zeros_like(x)
+    return bind(kinds.Permute(calls, pairs), x)
+
+
+def send(
+    x: Any,
+    dst: int | None = None,
+    group: Group = None,
+    *,
+    tag: int = 0,
+    group_dst: int | None = None,
+) -> jax.Array:
+    """Send ``x`` to ``dst`` (global) or ``group_dst``, which calls ``recv``; return ``x``.
+
+    For programs that differ by rank; where all ranks run the same one, ``permute`` cannot
+    deadlock. Two ranks that send large arrays to each other before either receives wait until
+    the deadline. For derivatives, use what is returned: its cotangent is joined with the one that
+    comes back from the receiver.
+    """
+    x, calls = _prepare(x, group)
+    peer = resolve_group(group).resolve_rank(dst, group_dst, "dst")
+    check_tag(tag)
+    return bind(kinds.Send(calls, peer, tag), x)
+
+
+def recv(
+    like: Any,
+    src: int | None = None,
+    group: Group = None,
+    *,
+    tag: int = 0,
+    group_src: int | None = None,
+) -> jax.Array:
+    """Return what ``src`` (global) or ``group_src`` sends, of the shape and dtype of ``like``.
+
+    The transpose sends the cotangent back. For that, ``like`` has to depend on what one
+    differentiates by (its values do not matter): otherwise JAX sees a constant.
+    """
+    like, calls = _prepare(like, group)
+    peer = resolve_group(group).resolve_rank(src, group_src, "src")
+    check_tag(tag)
+    return bind(kinds.Receive(calls, peer, tag), like)
+
+
+def barrier(group: Group = None) -> None:
+    """Wait for all members, between the collectives before it and those after it.
+
+    Only collectives are ordered: XLA may move computation across a barrier.
+    """
+    calls = _calls_group(group)
+    if calls.size() > 1:
+        host_call(kinds.barrier(calls), [], ordered=True)
+
+
+def _calls_group(group: Group) -> ProcessGroup:
+    """Return the group that carries the calls of jitted programs among the ranks of ``group``.
+
+    They have one of their own: they happen when XLA gets to them, whatever the main thread calls
+    meanwhile, and would otherwise mix with its calls.
+    """
+    base = resolve_group(group).process_group
+    assert isinstance(base, ProcessGroup)
+    if base.rank() < 0:
+        raise ValueError(f"group: this rank is not a member of {base}")
+    world = base.world if isinstance(base.world, World) else current_world()
+    if is_thread_world(world) and not traces_are_own():
+        raise RuntimeError(
+            "this rank is a thread that shares its traces with other ranks; "
+            "import jax before run_ranks is called"
+        )
+    return world.group_for(
+        base.ranks,
+        backend=base.backend,
+        timeout=base.timeout,
+        desc=f"{base.group_desc or base.id} in jit",
+        purpose="jit",
+    )
+
+
+def _prepare(x: Any, group: Group) -> tuple[jax.Array, ProcessGroup]:
+    x = jnp.asarray(x)
+    if not isinstance(x.dtype, np.dtype):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"x has dtype {x.dtype}, which cannot be communicated")
+    dtype_code(x.dtype)
+    return x, _calls_group(group)
+
+
+def _check_op(op: Any, x: jax.Array) -> ReduceOp:
+    return check_op(op, np.dtype(x.dtype))
+
+
+def _check_axis(axis: int, ndim: int, name: str) -> int:
+    if not -ndim <= axis < ndim:
+        raise ValueError(f"{name} is {axis}; expected {-ndim} to {ndim - 1}")
+    return axis % ndim
+
+
+def _split(x: jax.Array, axis: int, size: int, tiled: bool) -> jax.Array:
+    """Return ``x`` with the members' parts along ``axis`` as dim 0."""
+    if x.ndim == 0:
+        raise ValueError(f"x has no dims; expected one with a part for each of {size} members")
+    length = x.shape[axis]
+    if not tiled:
+        if length != size:
+            raise ValueError(
+                f"x has shape {x.shape}; expected {size} entries along dim {axis}, one for each "
+                "member"
+            )
+        return jnp.moveaxis(x, axis, 0)
+    if length % size:
+        raise ValueError(f"x has shape {x.shape}; dim {axis} does not divide by the {size} members")
+    shape = (*x.shape[:axis], size, length // size, *x.shape[axis + 1 :])
+    return jnp.moveaxis(x.reshape(shape), axis, 0)
+
+
+def _check_pairs(pairs: tuple[tuple[int, int], ...], size: int) -> None:
+    for name, ranks in (
+        ("sources", [source for source, _ in pairs]),
+        ("destinations", [destination for _, destination in pairs]),
+    ):
+        strange = [rank for rank in ranks if not 0 <= rank < size]
+        if strange:
+            raise ValueError(f"perm has {name} {strange}; expected group ranks 0 to {size - 1}")
+        if len(set(ranks)) != len(ranks):
+            raise ValueError(f"perm has {name} more than once: {ranks}")
+
+
+__all__ = [
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "barrier",
+    "broadcast",
+    "gather",
+    "permute",
+    "recv",
+    "reduce",
+    "reduce_scatter",
+    "scatter",
+    "send",
+]

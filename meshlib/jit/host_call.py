@@ -1,0 +1,201 @@
+"""Calling Python from compiled XLA programs, on the program's own buffers.
+
+The one file that touches what JAX calls experimental or internal. It stands on the custom call
+behind ``jax.experimental.buffer_callback`` (no copy in either direction, about 2 microseconds) and
+adds what that function lacks: a place in the program's *order*. Ordered calls thread an XLA token
+from one to the next, in the order of the Python program, through ``jit``, ``scan``, ``while``,
+``cond`` and from one dispatched computation to the next. XLA cannot exchange them, on any rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import numpy.typing as npt
+from jax._src import config, core, dispatch, effects, ffi
+from jax._src.interpreters import mlir
+from jax.extend.core import Primitive
+
+HostArray = npt.NDArray[Any]
+HostFunction = Callable[[Sequence[HostArray], Sequence[HostArray], "Program"], None]
+"""``function(outputs, inputs, program)``: writes ``outputs`` in place. ``inputs`` must not be
+changed, except those whose memory is an output's (see ``aliases``)."""
+
+_TARGET = "xla_buffer_python_cpu_callback"
+
+
+class _HostCallEffect(effects.Effect):
+    """What keeps a call from being dropped, and gives an ordered one its place."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __repr__(self) -> str:
+        return self._name
+
+
+class _OrderedHostCallEffect(_HostCallEffect):
+    pass
+
+
+ORDERED = _OrderedHostCallEffect("OrderedMeshCall")
+UNORDERED = _HostCallEffect("MeshCall")
+
+effects.ordered_effects.add_type(_OrderedHostCallEffect)
+for _allowed in (
+    effects.lowerable_effects,
+    effects.control_flow_allowed_effects,
+    effects.custom_derivatives_allowed_effects,
+    effects.remat_allowed_effects,
+):
+    _allowed.add_type(_HostCallEffect)
+
+_host_call_p = Primitive("meshlib_host_call")
+_host_call_p.multiple_results = True
+dispatch.simple_impl(_host_call_p)
+
+
+def traces_are_own() -> bool:
+    """Whether ``jax.jit`` keeps this thread's traces apart (see ``meshlib.testing``)."""
+    return bool(config.xla_metadata_context_manager.value)
+
+
+def host_call(
+    function: HostFunction,
+    results: Iterable[jax.ShapeDtypeStruct],
+    *operands: jax.Array,
+    ordered: bool,
+    aliases: tuple[tuple[int, int], ...] = (),
+) -> list[jax.Array]:
+    """Call ``function`` when the program gets here, and return what it put into its outputs.
+
+    ``results`` are the outputs' shapes and dtypes. ``aliases`` has pairs (operand, result) of
+    numbers that share memory: the output begins as the operand. ``ordered`` calls happen one after
+    the other, in the order of the Python program; an unordered one whenever its operands are
+    there, on any thread, so it must not wait for another one.
+
+    An exception in ``function`` ends the program; whoever dispatched it, or reads its results,
+    gets a ``jax.errors.JaxRuntimeError`` that ends with the exception's type and text.
+
+    The call has no derivative and no batching rule: what is built on it brings its own.
+    """
+    avals = tuple(core.ShapedArray(result.shape, result.dtype) for result in results)
+    return _host_call_p.bind(
+        *operands, function=function, avals=avals, ordered=ordered, aliases=aliases
+    )
+
+
+@_host_call_p.def_effectful_abstract_eval  # pyright: ignore[reportUntypedFunctionDecorator]
+def _abstract_eval(  # pyright: ignore[reportUnusedFunction]
+    *_: Any, avals: tuple[core.ShapedArray, ...], ordered: bool, **__: Any
+) -> tuple[tuple[core.ShapedArray, ...], set[effects.Effect]]:
+    return avals, {ORDERED if ordered else UNORDERED}
+
+
+class Program:
+    """Stands for one compiled program: the same object for all calls in it."""
+
+    def __init__(self, callbacks: Sequence[Any]) -> None:
+        self._callbacks = callbacks
+        self._guards: list[Callable[[BaseException], None]] = []
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the program calls no Python but through ``host_call``.
+
+        Then only such a call can end it before its end, and ``guard`` sees every one of them.
+        """
+        return all(isinstance(callback, _Callback) for callback in self._callbacks)
+
+    def guard(self, cleanup: Callable[[BaseException], None]) -> None:
+        """Have ``cleanup(error)`` called before a call that raised ``error`` ends the program.
+
+        XLA then frees the program's buffers: whoever still works on them has to stop first.
+        """
+        self._guards.append(cleanup)
+
+    def unguard(self, cleanup: Callable[[BaseException], None]) -> None:
+        """End what ``guard`` began; nothing if it has ended."""
+        if cleanup in self._guards:
+            self._guards.remove(cleanup)
+
+    def fail(self, error: BaseException) -> None:
+        """Call all guards."""
+        for cleanup in list(self._guards):
+            cleanup(error)
+
+
+class _Callback:
+    """What XLA calls: hands the function NumPy views of the program's buffers."""
+
+    def __init__(
+        self, function: HostFunction, program: Program, tokens: int, operands: int
+    ) -> None:
+        self.program = program
+        self._function = function
+        # The buffers that XLA passes: a token, the operands, a token, the results.
+        self._inputs = slice(tokens, tokens + operands)
+        self._outputs = slice(tokens + operands + tokens, None)
+
+    def __call__(self, _: Any, *buffers: Any) -> tuple[()]:
+        try:
+            self._function(
+                [np.asarray(buffer) for buffer in buffers[self._outputs]],
+                [np.asarray(buffer) for buffer in buffers[self._inputs]],
+                self.program,
+            )
+        except BaseException as error:
+            self.program.fail(error)
+            raise
+        return ()
+
+
+def _program_of(module: mlir.ModuleContext) -> Program:
+    for callback in module.host_callbacks:
+        if isinstance(callback, _Callback):
+            return callback.program
+    return Program(module.host_callbacks)
+
+
+def _lower(
+    ctx: mlir.LoweringRuleContext,
+    *operands: Any,
+    function: HostFunction,
+    avals: tuple[core.ShapedArray, ...],
+    ordered: bool,
+    aliases: tuple[tuple[int, int], ...],
+) -> Any:
+    del avals
+    tokens = 1 if ordered else 0
+    module = ctx.module_context
+    module.add_host_callback(_Callback(function, _program_of(module), tokens, len(operands)))
+    index = np.uint64(len(module.host_callbacks) - 1)
+    rule: Any = ffi.ffi_lowering(
+        _TARGET,
+        has_side_effect=True,
+        operand_output_aliases={tokens + i: tokens + o for i, o in aliases},
+    )
+    if not ordered:
+        return rule(ctx, *operands, index=index)
+    around: Any = ctx.replace(
+        avals_in=[core.abstract_token, *ctx.avals_in],
+        avals_out=[core.abstract_token, *ctx.avals_out],
+    )
+    token, *outputs = rule(around, ctx.tokens_in.get(ORDERED), *operands, index=index)
+    ctx.set_tokens_out(mlir.TokenSet({ORDERED: token}))
+    return outputs
+
+
+def _refuse(ctx: mlir.LoweringRuleContext, *_: Any, **__: Any) -> Any:
+    platforms = ", ".join(ctx.module_context.platforms)
+    raise NotImplementedError(
+        f"meshlib's calls inside jax.jit run on the CPU; this program is compiled for {platforms}. "
+        "Put it on jax.devices('cpu')[0], or make the calls outside of jit."
+    )
+
+
+mlir.register_lowering(_host_call_p, _refuse)
+mlir.register_lowering(_host_call_p, _lower, platform="cpu", cacheable=False)

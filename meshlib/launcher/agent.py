@@ -1,0 +1,211 @@
+"""The agent of one node: an event loop over its ranks, the terminal's signals and other nodes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from meshlib.launcher.coordinator import Coordinator, Placed, Placement, Stop, Verdict
+from meshlib.launcher.ending import Ending
+from meshlib.launcher.failure import RankExit, Report, rank_list
+from meshlib.launcher.options import LaunchOptions
+from meshlib.launcher.patience import SETTLE_AFTER_ECHO_SECONDS, SETTLE_SECONDS
+from meshlib.launcher.signals import SignalPipe
+from meshlib.launcher.sweep import end_strays
+from meshlib.launcher.workers import WorkerGroup
+
+_DRAIN_SECONDS = 2.0
+_FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Agent:
+    """Runs this node's part of a job; ``run`` returns the exit code of the launcher.
+
+    ``directory`` takes a folder for each attempt; ``spare`` are children of this process that are
+    none of its ranks.
+    """
+
+    def __init__(
+        self,
+        options: LaunchOptions,
+        coordinator: Coordinator,
+        signals: SignalPipe,
+        run_id: str,
+        directory: Path,
+        spare: frozenset[int],
+    ) -> None:
+        self._options = options
+        self._coordinator = coordinator
+        self._signals = signals
+        self._run_id = run_id
+        self._directory = directory
+        self._spare = spare
+        self._group: WorkerGroup | None = None
+        self._ending: Ending | None = None
+        self._announced: set[int] = set()
+        self._attempts = 0
+        self._interrupt: signal.Signals | None = None
+
+    def run(self) -> int:
+        """Run the job to its end, whatever that is, and leave nothing behind."""
+        try:
+            self._coordinator.join()
+            while True:
+                verdict = self._step()
+                if verdict is None:
+                    continue
+                if not verdict.again:
+                    return self._finish(verdict)
+                self._try_again(verdict)
+        finally:
+            self._abandon()
+
+    def _step(self) -> Verdict | None:
+        """Handle the coordinator's events or, when there are none, wait for something else."""
+        events = self._coordinator.poll()
+        for event in events:
+            match event:
+                case Placed(placement):
+                    self._start(placement)
+                case Stop(reason):
+                    self._stop(reason)
+                case Verdict():
+                    return event
+        if not events:
+            due = self._ending.due - time.monotonic() if self._ending else None
+            for number in self._signals.wait(due):
+                self._handle(number)
+            self._look_at_ranks()
+        return None
+
+    def _start(self, placement: Placement) -> None:
+        if self._interrupt is not None:
+            self._coordinator.ended([], interrupted=True)
+            return
+        self._attempts += 1
+        folder = self._directory / f"attempt_{placement.attempt}"
+        self._announced.clear()
+        self._ending = None
+        self._group = WorkerGroup(self._options, placement, self._run_id, folder)
+        self._note(
+            f"attempt {placement.attempt}: node {placement.node} of {placement.nodes} runs ranks"
+            f" {placement.first_rank} to {placement.first_rank + placement.ranks - 1} of"
+            f" {placement.world_size}; store at {placement.store_host}:{placement.store_port};"
+            f" files in {folder}"
+        )
+        if placement.ranks > 1 and "OMP_NUM_THREADS" not in os.environ:
+            self._note("OMP_NUM_THREADS is 1 in each rank; set it to choose another number")
+
+    def _handle(self, number: int) -> None:
+        group = self._group
+        if number in _ENDING:
+            self._interrupted(signal.Signals(number))
+        elif group is not None and number in _FORWARDED:
+            group.signal(signal.Signals(number), stop=False)
+        elif number == signal.SIGTSTP:
+            if group is not None:
+                group.signal(signal.SIGSTOP, stop=False)
+            os.kill(os.getpid(), signal.SIGSTOP)
+            if group is not None:  # here again after the shell's fg or bg
+                group.signal(signal.SIGCONT, stop=False)
+
+    def _interrupted(self, number: signal.Signals) -> None:
+        first, self._interrupt = self._interrupt is None, self._interrupt or number
+        if first:
+            self._coordinator.interrupted()
+        if self._group is None:
+            if first:
+                self._coordinator.ended([], interrupted=True)
+        elif self._ending is not None:
+            self._ending.kill()
+        else:
+            options = self._options
+            quick = number == signal.SIGINT
+            grace = options.failure_grace if quick else options.signal_grace
+            first = signal.SIGINT if quick else signal.SIGTERM
+            self._ending = Ending(self._group, 0.0, grace, first)
+
+    def _look_at_ranks(self) -> None:
+        group = self._group
+        if group is None:
+            return
+        group.collect()
+        for worker in group.workers:
+            if worker.rank not in self._announced and worker.has_failed():
+                self._announced.add(worker.rank)
+                result = worker.result()
+                if not result.stopped:
+                    self._rank_failed(group, result)
+        if self._ending is not None:
+            self._ending.advance()
+        if not group.running:
+            self._group = None
+            self._ending = None
+            left = end_strays(self._run_id, self._spare)
+            if left:
+                self._note(f"ended {len(left)} processes that the ranks left behind: {left}")
+            group.close(_DRAIN_SECONDS)
+            exits = [item for item in group.results() if not item.ok or item.stopped]
+            self._coordinator.ended(exits, interrupted=self._interrupt is not None)
+
+    def _rank_failed(self, group: WorkerGroup, result: RankExit) -> None:
+        self._coordinator.failed(result)
+        if self._ending is None:
+            settle = SETTLE_SECONDS if result.is_cause else SETTLE_AFTER_ECHO_SECONDS
+            grace = self._options.failure_grace
+            self._ending = Ending(group, settle, grace, signal.SIGTERM)
+        elif result.is_cause:
+            self._ending.settle_within(SETTLE_SECONDS)
+
+    def _stop(self, reason: str) -> None:
+        self._note(reason)
+        if self._group is not None and self._ending is None:
+            grace = self._options.failure_grace
+            self._ending = Ending(self._group, SETTLE_SECONDS, grace, signal.SIGTERM)
+
+    def _try_again(self, verdict: Verdict) -> None:
+        cause = Report(verdict.exits, verdict.error).cause
+        if cause is not None:
+            reason = f"rank {cause.rank} on {cause.host}: {cause.what_happened()}"
+        else:
+            reason = verdict.error or "the ranks were ended"
+        _say(f"{reason}; all ranks are started again")
+        self._coordinator.join()
+
+    def _finish(self, verdict: Verdict) -> int:
+        report = Report(verdict.exits, verdict.error, self._attempts)
+        cause = report.cause
+        if self._interrupt is not None and (cause is None or not cause.is_cause):
+            return self._report_interrupt(self._interrupt, verdict)
+        sys.stderr.write(report.text())
+        sys.stderr.flush()
+        return report.code
+
+    def _report_interrupt(self, number: signal.Signals, verdict: Verdict) -> int:
+        ranks = sorted(item.rank for item in verdict.exits)
+        whom = f"; ended {rank_list(ranks)}" if ranks else ""
+        _say(f"received {number.name}{whom}")
+        return 128 + number
+
+    def _abandon(self) -> None:
+        """Kill what runs, on the way out after an error of the launcher itself."""
+        group, self._group = self._group, None
+        if group is not None:
+            group.signal(signal.SIGKILL)
+            for worker in group.workers:
+                worker.process.wait()
+            end_strays(self._run_id, self._spare)
+            group.close(0.0)
+
+    def _note(self, text: str) -> None:
+        if self._options.verbose:
+            _say(text)
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"meshrun: {text}\n")
+    sys.stderr.flush()

@@ -1,0 +1,199 @@
+"""How ranks ended, which of them failed first, and what is printed about it."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+ECHOES = frozenset({"RankFailedError", "PeerLostError", "CommunicatorAbortedError"})
+"""Errors that a rank raises because another one failed: never the first cause if there is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorRecord:
+    """A rank's error file: the exception that left its program."""
+
+    type: str
+    types: tuple[str, ...]
+    message: str
+    traceback: str
+    time: float
+
+    @classmethod
+    def load(cls, path: Path) -> ErrorRecord | None:
+        """Read an error file; None when there is none, or nothing that can be read."""
+        try:
+            return cls.from_dict(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None
+
+    @classmethod
+    def from_dict(cls, record: dict[str, Any]) -> ErrorRecord:
+        """Build from JSON's dict; a program that is not Python may leave out all but a message."""
+        return cls(
+            type=str(record.get("type", "error")),
+            types=tuple(str(name) for name in record.get("types", ())),
+            message=str(record["message"]),
+            traceback=str(record.get("traceback", "")),
+            time=float(record.get("time", 0.0)),
+        )
+
+    @property
+    def is_echo(self) -> bool:
+        """Whether another rank's failure is the reason."""
+        return not ECHOES.isdisjoint(self.types)
+
+    def summary(self, width: int = 160) -> str:
+        """Return the exception on one line."""
+        first = self.message.strip().split("\n", 1)[0]
+        text = f"{self.type}: {first}" if first else self.type
+        return text if len(text) <= width else text[: width - 1] + "…"
+
+
+@dataclass(frozen=True, slots=True)
+class RankExit:
+    """How one rank ended. ``code`` is negative for a signal, as ``Popen.returncode`` is.
+
+    ``time`` is the wall clock when the failure happened (the error file's, else when the exit was
+    noticed); ``stopped`` says that the launcher had sent it a signal by then.
+    """
+
+    rank: int
+    local_rank: int
+    host: str
+    pid: int
+    code: int
+    time: float
+    stopped: bool = False
+    error: ErrorRecord | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether the program ended without a failure."""
+        return self.code == 0 and self.error is None
+
+    @property
+    def is_cause(self) -> bool:
+        """Whether this may be the first failure: one of its own, before it was told to end."""
+        return not self.ok and not self.stopped and not (self.error and self.error.is_echo)
+
+    @property
+    def exit_name(self) -> str:
+        """Return ``exit code 3``, ``SIGKILL`` or ``exit code 0``."""
+        return describe_code(self.code)
+
+    @property
+    def shell_code(self) -> int:
+        """The exit code by which a shell would know it; never 0 for a failure."""
+        return 128 - self.code if self.code < 0 else (self.code & 0xFF or int(not self.ok))
+
+    def what_happened(self) -> str:
+        """Return one line: the exception, the signal or the exit code."""
+        if self.stopped:
+            return f"ended by meshrun ({self.exit_name})"
+        if self.error is not None:
+            return self.error.summary()
+        return f"killed by {self.exit_name}" if self.code < 0 else self.exit_name
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values, for other nodes."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> RankExit:
+        """Build from ``to_dict``'s result."""
+        values = dict(data)
+        error = values.pop("error")
+        return cls(**values, error=ErrorRecord.from_dict(error) if error else None)
+
+
+def describe_code(code: int) -> str:
+    """Return a process's return code in words: ``exit code 1``, ``SIGSEGV``."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
+
+
+def first_failure(exits: Sequence[RankExit]) -> RankExit | None:
+    """Return the failure that began it all, or None when no rank failed.
+
+    A rank's own failure comes before an echo of another's, and both before a rank that was only
+    told to end; among equals the earliest, and then the lowest rank.
+    """
+    failed = [item for item in exits if not item.ok]
+    return min(
+        failed,
+        key=lambda item: (not item.is_cause, item.stopped, item.time, item.rank),
+        default=None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a launcher prints when a job has failed: the cause last, and in full.
+
+    ``error`` is a failure that was no rank's and led to those of ranks.
+    """
+
+    exits: Sequence[RankExit]
+    error: str | None = None
+    attempts: int = 1
+
+    @property
+    def cause(self) -> RankExit | None:
+        """The rank that failed first, if a rank is to blame."""
+        return first_failure(self.exits) if self.error is None else None
+
+    @property
+    def code(self) -> int:
+        """The launcher's exit code."""
+        cause = self.cause
+        return cause.shell_code if cause is not None else int(self.error is not None)
+
+    def text(self) -> str:
+        """Return the report; its last lines are the failing rank's traceback, if it has one."""
+        cause = self.cause
+        lines = self._others(cause)
+        if self.error is not None:
+            lines.append(f"meshrun: {self.error}")
+        if cause is not None:
+            lines += self._about(cause)
+        return "".join(line + "\n" for line in lines)
+
+    def _about(self, cause: RankExit) -> list[str]:
+        where = (
+            f"rank {cause.rank} on {cause.host} (local rank {cause.local_rank}, pid {cause.pid})"
+        )
+        how = f"was killed by {cause.exit_name}" if cause.code < 0 else f"failed: {cause.exit_name}"
+        tries = f", after {self.attempts} attempts" if self.attempts > 1 else ""
+        trace = cause.error.traceback.rstrip("\n") if cause.error else ""
+        if not trace and cause.error:
+            trace = cause.error.summary()
+        return [f"meshrun: {where} {how}{tries}{':' if trace else ''}", *([trace] if trace else [])]
+
+    def _others(self, cause: RankExit | None) -> list[str]:
+        """One line for each way in which other ranks ended."""
+        ways: dict[str, list[int]] = {}
+        for item in sorted(self.exits, key=lambda item: item.rank):
+            if item is not cause and not item.ok:
+                ways.setdefault(item.what_happened(), []).append(item.rank)
+        return [f"meshrun: {rank_list(ranks)}: {way}" for way, ranks in ways.items()]
+
+
+def rank_list(ranks: Sequence[int]) -> str:
+    """Return ``rank 3`` or ``ranks 0-2, 5`` for ascending ``ranks``."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1][1:] = [rank]
+        else:
+            runs.append([rank])
+    text = ", ".join("-".join(str(end) for end in run) for run in runs)
+    return f"rank{'s' if len(ranks) > 1 else ''} {text}"

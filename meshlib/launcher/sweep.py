@@ -1,0 +1,126 @@
+"""Finding and ending what ranks leave behind: processes of their own that outlive them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterable
+
+from meshlib.launcher.descriptors import readable
+from transport import environment
+
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def adopt_orphans() -> None:
+    """Make this process the parent of descendants whose own parent ends, instead of init."""
+    import ctypes
+
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def strays(run_id: str, adopter: int | None) -> list[int]:
+    """Return the processes that belong to the launch ``run_id``, and all their descendants.
+
+    They carry its name in the environment that they were started with, whatever session or
+    process group they have moved to; the children of ``adopter`` are included without it.
+    """
+    mark = f"{environment.RUN_ID}={run_id}".encode()
+    parents: dict[int, int] = {}
+    found: set[int] = set()
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        parent = _parent_if_alive(name)
+        if parent is None:
+            continue
+        pid = int(name)
+        parents[pid] = parent
+        if parent == adopter or mark in _environment(name):
+            found.add(pid)
+    growing = True
+    while growing:
+        more = {pid for pid, parent in parents.items() if parent in found} - found
+        found |= more
+        growing = bool(more)
+    return sorted(found - {os.getpid()})
+
+
+def children(parent: int) -> list[int]:
+    """Return the processes whose parent is process ``parent``."""
+    pids = (int(name) for name in os.listdir("/proc") if name.isdigit())
+    return [pid for pid in pids if _parent_if_alive(str(pid)) == parent]
+
+
+def end_strays(run_id: str, spare: Iterable[int] = (), patience: float = 0.5) -> list[int]:
+    """End this process's adopted children and what else belongs to ``run_id``; return who it was.
+
+    They get ``patience`` seconds to finish by themselves (helpers such as multiprocessing's
+    resource tracker do), as long again after SIGTERM, and then SIGKILL.
+    """
+    left_alone = set(spare)
+
+    def find() -> list[int]:
+        return [pid for pid in strays(run_id, os.getpid()) if pid not in left_alone]
+
+    found = find()
+    seen: set[int] = set(found)
+    for number in (None, signal.SIGTERM, signal.SIGKILL, signal.SIGKILL):
+        if not found:
+            break
+        if number is not None:
+            kill_all(found, number)
+        wait_until_gone(found, patience)
+        reap(found)
+        found = find()
+        seen.update(found)
+    return sorted(seen)
+
+
+def kill_all(pids: Iterable[int], number: signal.Signals) -> None:
+    """Send ``number`` to each of ``pids`` that is still there."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+def wait_until_gone(pids: Iterable[int], timeout: float) -> bool:
+    """Wait until none of ``pids`` runs any more; return False after ``timeout`` seconds."""
+    end = time.monotonic() + timeout
+    for pid in pids:
+        try:
+            handle = os.pidfd_open(pid)
+        except OSError:  # gone; or a kernel without pidfd, where the caller's next look tells
+            continue
+        try:
+            if not readable(handle, end - time.monotonic()):
+                return False
+        finally:
+            os.close(handle)
+    return True
+
+
+def reap(pids: Iterable[int]) -> None:
+    """Collect those of ``pids`` that have ended and are children of this process."""
+    for pid in pids:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
+
+
+def _parent_if_alive(name: str) -> int | None:
+    try:
+        with open(f"/proc/{name}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in (b"Z", b"X") else int(fields[1])
+
+
+def _environment(name: str) -> list[bytes]:
+    try:
+        with open(f"/proc/{name}/environ", "rb") as file:
+            return file.read().split(b"\0")
+    except OSError:  # gone, or another user's
+        return []

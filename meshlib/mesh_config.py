@@ -1,0 +1,293 @@
+"""The mesh as people write it in training configs; docs/mesh.md has the schema.
+
+Everything is checked when a config is read, and the world size when it is known: before a process
+or a connection is started.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from meshlib.device_mesh import DeviceMesh
+from meshlib.init import init_process_group
+from meshlib.mesh_spec import (
+    CONVENTIONAL_NAMES,
+    INFER,
+    DimOptions,
+    check_backend,
+    check_degree,
+    check_name,
+    check_one_inferred,
+    check_timeout,
+    describe_dims,
+    did_you_mean,
+    infer_sizes,
+    integer,
+    parse_mesh,
+)
+from meshlib.read_config import SUFFIXES, read_config
+from meshlib.world import World, current_world, find_world
+
+if TYPE_CHECKING:
+    import os
+
+KEYS = ("dims", "backend", "timeout", "flatten", "options")
+"""Keys of the ``[mesh]`` table that are not dims."""
+
+# An integer under a new name is a dim, so a slip of the pen would pass unseen. Names as near as
+# this to a known one are taken for one; `dims` is there to say that they are meant.
+_SLIP = 0.87
+_LONG_NAMES = tuple(name for name in (*CONVENTIONAL_NAMES, *KEYS) if len(name) > 4)
+
+
+@dataclass(frozen=True, slots=True)
+class MeshConfig:
+    """A mesh: ordered dims (outermost first), flattened names, options. Immutable, by value.
+
+    Made by ``load``, ``from_dict`` or ``from_string``, which check all of it. ``dims`` are (name,
+    degree) pairs, of which one degree may be -1; ``flattened`` are (name, names of dims) pairs;
+    ``options`` are the whole mesh's, and ``overrides`` those of one dim or flattened name.
+    """
+
+    dims: tuple[tuple[str, int], ...]
+    flattened: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    options: DimOptions = field(default_factory=DimOptions)
+    overrides: tuple[tuple[str, DimOptions], ...] = ()
+    source: str = field(default="mesh", compare=False)
+
+    # ------------------------------------------------------------------ made from
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> MeshConfig:
+        """Return the mesh of a ``.toml``, ``.yaml`` or ``.yml`` file: its ``mesh`` table.
+
+        Other tables (``[train]`` and so on) may be in the same file. Raises ValueError that
+        names the file for what is wrong in it, OSError when it cannot be read, ImportError for
+        YAML without PyYAML.
+        """
+        config = read_config(Path(path))
+        if "mesh" not in config:
+            hint = did_you_mean("mesh", map(str, config))
+            found = ", ".join(map(str, config)) or "nothing"
+            meant = hint.replace("did you mean", "is the mesh in")
+            raise ValueError(f"{path}: there is no [mesh] table, only: {found}{meant}")
+        return cls._from_value(config["mesh"], f"{path}: [mesh]")
+
+    @classmethod
+    def from_dict(cls, config: Mapping[str, Any]) -> MeshConfig:
+        """Return the mesh of a config that was read already, or of its ``mesh`` table alone."""
+        inner = _table(config, "config").get("mesh")
+        if isinstance(inner, (str, Mapping)):
+            return cls._from_value(inner, "mesh")
+        return cls._from_value(config, "mesh")
+
+    @classmethod
+    def from_string(cls, text: str) -> MeshConfig:
+        """Return the mesh that ``meshrun --mesh`` takes: ``"dp=2,tp=2"``."""
+        return cls(tuple(parse_mesh(text).items()))
+
+    @classmethod
+    def parse(cls, text: str) -> MeshConfig:
+        """Return the mesh of a file if ``text`` ends as one does, else that of the text."""
+        return cls.load(text) if text.lower().endswith(SUFFIXES) else cls.from_string(text)
+
+    @classmethod
+    def _from_value(cls, value: object, where: str) -> MeshConfig:
+        if isinstance(value, str):
+            return replace(cls.from_string(value), source=where)
+        table = _table(value, where)
+        dims = _dims(table, where)
+        flattened = _flattened(table.get("flatten", {}), dims, where)
+        options = _options(
+            {key: table[key] for key in ("backend", "timeout") if key in table}, where
+        )
+        overrides = _overrides(table.get("options", {}), [*dims, *flattened], where)
+        return cls(
+            tuple(dims.items()), tuple(flattened.items()), options, tuple(overrides.items()), where
+        )
+
+    # ------------------------------------------------------------------ asked
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The dims' names, outermost first."""
+        return tuple(name for name, _ in self.dims)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The dims' degrees, outermost first; -1 where it is not inferred yet."""
+        return tuple(degree for _, degree in self.dims)
+
+    @property
+    def world_size(self) -> int | None:
+        """The number of ranks that the mesh needs, None while a degree is -1."""
+        return None if INFER in self.shape else math.prod(self.shape)
+
+    def options_for(self, name: str) -> DimOptions:
+        """Return the options of a dim or flattened name: its own, else the mesh's."""
+        return dict(self.overrides).get(name, DimOptions()).over(self.options)
+
+    def __str__(self) -> str:
+        return describe_dims(self.names, self.shape)
+
+    # ------------------------------------------------------------------ used
+
+    def resolve(self, world_size: int) -> MeshConfig:
+        """Return the config with -1 inferred, so that the degrees multiply to ``world_size``.
+
+        Raises ValueError, with both numbers in it, when they cannot.
+        """
+        size = integer(world_size)
+        if size is None or size < 1:
+            raise ValueError(f"world_size is {world_size!r}; expected an integer >= 1")
+        shape = infer_sizes(self.shape, size, f"{self.source} {self}")
+        return replace(self, dims=tuple(zip(self.names, shape, strict=True)))
+
+    def mesh_for(self, world_size: int, device_type: str = "cpu") -> DeviceMesh:
+        """Return the mesh over ranks 0 to ``world_size`` - 1, without any process group."""
+        resolved = self.resolve(world_size)
+        own = [(name, options) for name, options in self.overrides if name in self.names]
+        mesh = DeviceMesh.from_shape(
+            device_type,
+            resolved.shape,
+            mesh_dim_names=resolved.names,
+            backend=self.options.backend,
+            timeout=self.options.timeout,
+            backend_override={n: o.backend for n, o in own if o.backend is not None},
+            timeout_override={n: o.timeout for n, o in own if o.timeout is not None},
+        )
+        for name, parts in self.flattened:
+            options = self.options_for(name)
+            mesh[parts].flatten(name, backend=options.backend, timeout=options.timeout)
+        return mesh
+
+    def build(self, device_type: str = "cpu") -> DeviceMesh:
+        """Return the mesh over all ranks of this job.
+
+        Initialises the default process group from the environment unless that was done. Every
+        rank calls it. Raises ValueError when the degrees do not fit the job's world size.
+        """
+        return self.mesh_for(ensure_world().size, device_type)
+
+
+def ensure_world() -> World:
+    """Return the World; initialise the default process group from the environment if need be."""
+    world = find_world()
+    if world is None:
+        init_process_group()
+        world = current_world()
+    return world
+
+
+# ---------------------------------------------------------------------- the parts of the table
+
+
+def _dims(table: Mapping[str, object], where: str) -> dict[str, int]:
+    entries = {key: value for key, value in table.items() if key not in KEYS}
+    order = _names_in(table["dims"], f"{where}: dims") if "dims" in table else None
+    for key, value in entries.items():
+        check_name(key, where)
+        if order is not None and key in order:
+            check_degree(key, value, where)
+            continue
+        if integer(value) is None:
+            # Not a degree, so most likely not meant as a dim.
+            hint = did_you_mean(key, (*KEYS, *CONVENTIONAL_NAMES))
+            raise ValueError(
+                f"{where}: {key!r} is {value!r}; expected the degree of a dim"
+                f" (an integer >= 1, or -1) or one of {', '.join(KEYS)}{hint}"
+            )
+        check_degree(key, value, where)
+        _check_spelling(key, where)
+        if order is not None:
+            raise ValueError(f"{where}: {key!r} is not in dims {order}{did_you_mean(key, order)}")
+    if not entries:
+        raise ValueError(f"{where}: there is no dim; expected at least one, such as dp = 2")
+    dims = {key: check_degree(key, value, where) for key, value in entries.items()}
+    if order is not None:
+        missing = [name for name in order if name not in dims]
+        if missing:
+            hint = did_you_mean(missing[0], dims)
+            raise ValueError(f"{where}: dims names {missing[0]!r}, which has no degree{hint}")
+        dims = {name: dims[name] for name in order}
+    check_one_inferred(dims.values(), where)
+    return dims
+
+
+def _check_spelling(name: str, where: str) -> None:
+    if name in CONVENTIONAL_NAMES:
+        return
+    folded = {known.casefold(): known for known in CONVENTIONAL_NAMES}
+    meant = folded.get(name.casefold())
+    hint = f"; did you mean {meant!r}?" if meant else ""
+    numbered = name.rstrip("0123456789_") in CONVENTIONAL_NAMES
+    hint = hint or ("" if numbered else did_you_mean(name, _LONG_NAMES, _SLIP))
+    if hint:
+        raise ValueError(
+            f"{where}: {name!r} is no key that is known{hint}"
+            f" (if it is a dim, list all names in dims = [...])"
+        )
+
+
+def _flattened(value: object, dims: Mapping[str, int], where: str) -> dict[str, tuple[str, ...]]:
+    where = f"{where}: flatten"
+    result: dict[str, tuple[str, ...]] = {}
+    for name, parts in _table(value, where).items():
+        check_name(name, where)
+        if name in dims:
+            raise ValueError(f"{where}: {name!r} is a dim already; expected a new name")
+        found = _names_in(parts, f"{where}: {name}")
+        for part in found:
+            if part not in dims:
+                raise ValueError(
+                    f"{where}: {name} has {part!r}, which is no dim; expected some of"
+                    f" {', '.join(dims)}{did_you_mean(part, dims)}"
+                )
+        result[name] = found
+    return result
+
+
+def _overrides(value: object, names: list[str], where: str) -> dict[str, DimOptions]:
+    where = f"{where}: options"
+    result: dict[str, DimOptions] = {}
+    for name, options in _table(value, where).items():
+        if name not in names:
+            near = did_you_mean(str(name), names)
+            if name in ("backend", "timeout"):
+                near = "; what holds for the whole mesh stands in [mesh] itself"
+            raise ValueError(
+                f"{where}: {name!r} is neither a dim nor a flattened name; expected some of"
+                f" {', '.join(names)}{near}"
+            )
+        result[name] = _options(_table(options, f"{where}: {name}"), f"{where}: {name}")
+    return result
+
+
+def _options(table: Mapping[str, object], where: str) -> DimOptions:
+    for key in table:
+        if key not in ("backend", "timeout"):
+            hint = did_you_mean(str(key), ("backend", "timeout"))
+            raise ValueError(f"{where}: {key!r} is unknown; expected backend or timeout{hint}")
+    return DimOptions(
+        check_backend(table.get("backend"), where), check_timeout(table.get("timeout"), where)
+    )
+
+
+def _names_in(value: object, where: str) -> tuple[str, ...]:
+    if not isinstance(value, (list, tuple)) or not value:
+        raise ValueError(f"{where} is {value!r}; expected a list of dims' names")
+    names = tuple(check_name(name, where) for name in cast(list[object], value))
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise ValueError(f"{where} names {twice[0]!r} twice")
+    return names
+
+
+def _table(value: object, where: str) -> Mapping[str, object]:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{where} is {value!r}; expected a table of keys and values")
+    return cast(Mapping[str, object], value)

@@ -1,0 +1,153 @@
+"""Messages from one member of a group to another, with tags."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+from meshlib import arrays
+from meshlib.arguments import check_dtype
+from meshlib.group_of_ranks import GroupOfRanks
+from meshlib.recorder import ANY_SOURCE
+from meshlib.work import Message, Work
+from transport.call import Call, Kind
+from transport.checks import to_whole_number
+from transport.communicator import Communicator
+
+MAX_TAG = 2**32 - 1
+
+
+class PointToPoint(GroupOfRanks):
+    """``send``, ``recv`` and their asynchronous forms.
+
+    Messages between two members under one tag do not overtake each other. A receive of another
+    size or dtype than was sent raises ``CollectiveMismatchError`` on the receiver that says both;
+    the message is gone and the group still usable.
+    """
+
+    def send(
+        self,
+        tensor: Any,
+        dst: int | None = None,
+        tag: int = 0,
+        group_dst: int | None = None,
+        timeout: float | timedelta | None = None,
+    ) -> None:
+        """Send ``tensor`` to ``dst`` (global) or ``group_dst``; return when it may be reused."""
+        issue = self.prepare_send(tensor, dst, tag, group_dst, timeout)
+        if issue is not None:
+            issue(async_op=False)
+
+    def isend(
+        self,
+        tensor: Any,
+        dst: int | None = None,
+        tag: int = 0,
+        group_dst: int | None = None,
+        timeout: float | timedelta | None = None,
+    ) -> Work | None:
+        """Begin to send; ``tensor`` must not change until the Work is done."""
+        issue = self.prepare_send(tensor, dst, tag, group_dst, timeout)
+        return None if issue is None else issue(async_op=True)
+
+    def recv(
+        self,
+        tensor: Any,
+        src: int | None = None,
+        tag: int = 0,
+        group_src: int | None = None,
+        timeout: float | timedelta | None = None,
+    ) -> int:
+        """Receive into ``tensor`` from ``src`` (global), ``group_src``, or any member.
+
+        Returns the sender's global rank, -1 on a rank that is no member. For immutable arrays
+        use ``irecv(...).result()``.
+        """
+        issue = self.prepare_receive(tensor, src, tag, group_src, timeout)
+        return -1 if issue is None else issue(async_op=False).source
+
+    def irecv(
+        self,
+        tensor: Any,
+        src: int | None = None,
+        tag: int = 0,
+        group_src: int | None = None,
+        timeout: float | timedelta | None = None,
+    ) -> Work | None:
+        """Begin to receive; the Work has the sender in ``source_rank()``."""
+        issue = self.prepare_receive(tensor, src, tag, group_src, timeout)
+        return None if issue is None else issue(async_op=True)
+
+    def prepare_send(
+        self,
+        tensor: Any,
+        dst: int | None,
+        tag: int,
+        group_dst: int | None,
+        timeout: float | timedelta | None = None,
+    ) -> Callable[..., Any] | None:
+        """Check the arguments; return what makes the call, given ``async_op``. None: no member."""
+        group = self.process_group
+        if group.rank() < 0:
+            return None
+        peer = self.resolve_rank(dst, group_dst, "dst")
+        check_tag(tag)
+        x = arrays.source(tensor, "tensor")
+
+        def run(communicator: Communicator, call: Call) -> None:
+            communicator.send(call, x.flat, peer, tag)
+
+        return partial(
+            group.issue,
+            Kind.SEND,
+            run,
+            device=x.device,
+            elements=x.flat.size,
+            dtype=check_dtype(x, "tensor"),
+            extra=tag,
+            peer=peer,
+            nbytes=x.flat.nbytes,
+            timeout=self.call_timeout(timeout),
+        )
+
+    def prepare_receive(
+        self,
+        tensor: Any,
+        src: int | None,
+        tag: int,
+        group_src: int | None,
+        timeout: float | timedelta | None = None,
+    ) -> Callable[..., Any] | None:
+        """Check the arguments; return what makes the call, given ``async_op``. None: no member."""
+        group = self.process_group
+        if group.rank() < 0:
+            return None
+        anybody = src is None and group_src is None
+        peer = None if anybody else self.resolve_rank(src, group_src, "src")
+        check_tag(tag)
+        x = arrays.target(tensor, "tensor")
+
+        def run(communicator: Communicator, call: Call) -> Message:
+            source = communicator.recv(call, x.flat, peer, tag)
+            return Message(x.finish(), group.ranks[source])
+
+        return partial(
+            group.issue,
+            Kind.RECV,
+            run,
+            device=x.device,
+            elements=x.flat.size,
+            dtype=check_dtype(x, "tensor"),
+            extra=tag,
+            peer=ANY_SOURCE if peer is None else peer,
+            nbytes=x.flat.nbytes,
+            timeout=self.call_timeout(timeout),
+        )
+
+
+def check_tag(tag: int) -> None:
+    """Raise ValueError for a tag that does not fit the wire, TypeError for what is no number."""
+    if not 0 <= to_whole_number(tag, "tag") <= MAX_TAG:
+        raise ValueError(f"tag is {tag}; expected 0 to {MAX_TAG}")

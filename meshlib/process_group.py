@@ -1,0 +1,413 @@
+"""``ProcessGroup``: a set of ranks, and the one door through which each of their calls goes.
+
+Order, deadlines, recording and failure are handled in ``ProcessGroup.issue`` and nowhere else.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, nullcontext, suppress
+from copy import copy
+from datetime import timedelta
+from typing import Any, Protocol
+
+from meshlib.collectives import Collectives
+from meshlib.debug import RankLog
+from meshlib.failures import Reporter, abort_event, publish
+from meshlib.lane import Lane
+from meshlib.recorder import COLLECTIVE, FlightRecorder, Record
+from meshlib.work import Work
+from transport.call import NO_ROOT, Call, CallHeader, Kind
+from transport.communicator import Communicator
+from transport.cuda.flat import Completion
+from transport.deadline import Deadline, to_seconds
+from transport.errors import (
+    CollectiveMismatchError,
+    CollectiveTimeoutError,
+    CommunicatorAbortedError,
+    CommunicatorTimeoutError,
+    DistBackendError,
+    DistError,
+    DistStoreError,
+    HeaderMismatchError,
+    RankFailedError,
+)
+from transport.store.base import Store
+
+Run = Callable[[Communicator, Call], Any]
+Observer = Callable[[CallHeader, str], None]
+DRAIN_SECONDS = 5.0
+
+
+class Host(Protocol):
+    """The side of the World that a group needs: this rank's identity and shared services."""
+
+    rank: int
+    store: Store
+    recorder: FlightRecorder
+    log: RankLog
+
+    def make_communicator(self, group: ProcessGroup, device: str) -> Communicator:
+        """Make the communicator of ``group`` for arrays on ``device``."""
+        ...
+
+    def note_failure(self, error: DistError) -> None:
+        """Keep what is known about ``error``, which broke a group, for later."""
+        ...
+
+
+class ProcessGroup(Collectives):
+    """The members ``ranks`` (global ranks; the position is the rank in the group).
+
+    Made by ``new_group``, by a mesh, or by ``init_process_group``; never directly. On a rank that
+    is no member, ``rank()`` is -1 and every call returns None.
+    """
+
+    def __init__(
+        self,
+        world: Host,
+        group_id: str,
+        ranks: tuple[int, ...],
+        backends: dict[str, str],
+        timeout: float,
+        desc: str,
+    ) -> None:
+        self.world = world
+        self.id = group_id
+        self.ranks = ranks
+        self.global_rank = world.rank
+        self.backends = backends
+        self.group_desc = desc
+        self._timeout = timeout
+        self._positions = {rank: i for i, rank in enumerate(ranks)}
+        self._rank = self._positions.get(world.rank, -1)
+        self._lock = threading.Lock()
+        self._communicators: dict[str, Communicator] = {}
+        self._making = threading.Lock()
+        self._collectives = Lane(f"meshlib-{desc or group_id}-{world.rank}")
+        self._peer_lanes: dict[tuple[Kind, int, int], Lane] = {}
+        self._sequence = 0
+        self._peer_sequence = 0
+        self._observer: Observer | None = None
+        self._failure: DistError | None = None
+        self._failed = threading.Event()
+        self._absent: tuple[int, ...] = ()
+        self._destroyed = False
+
+    # ------------------------------------------------------------------ who
+
+    @property
+    def process_group(self) -> ProcessGroup:
+        """The group itself."""
+        return self
+
+    def rank(self) -> int:
+        """Return this rank's place in the group, -1 if it is no member."""
+        return self._rank
+
+    def size(self) -> int:
+        """Return the number of members, -1 on a rank that is none."""
+        return len(self.ranks) if self._rank >= 0 else -1
+
+    def name(self) -> str:
+        """Return the default backend's name, as c10d does."""
+        return next(iter(self.backends.values()))
+
+    @property
+    def backend(self) -> str:
+        """The backends by device: ``cpu:tcp``, or ``cpu:tcp,cuda:nccl``."""
+        return ",".join(f"{device}:{name}" for device, name in self.backends.items())
+
+    @property
+    def group_name(self) -> str:
+        """The id of the group, unique in the job."""
+        return self.id
+
+    @property
+    def timeout(self) -> timedelta:
+        """The deadline of calls that bring none of their own."""
+        return timedelta(seconds=self._timeout)
+
+    def reached(self) -> int:
+        """Return the number of the last collective that this rank issued."""
+        return self._sequence
+
+    @property
+    def destroyed(self) -> bool:
+        """Whether the group was closed, by ``destroy_process_group`` or with the World."""
+        return self._destroyed
+
+    def set_timeout(self, timeout: float | timedelta) -> None:
+        """Set the deadline of calls that bring none of their own (seconds or timedelta)."""
+        self._timeout = to_seconds(timeout)
+
+    def group_rank(self, global_rank: int) -> int:
+        """Return the place of ``global_rank`` in the group; raise ValueError for a stranger."""
+        place = self._positions.get(global_rank)
+        if place is None:
+            raise ValueError(f"global rank {global_rank} is not in {self}")
+        return place
+
+    def __repr__(self) -> str:
+        name = self.group_desc or self.id
+        shown = ", ".join(map(str, self.ranks[:8])) + (", …" if len(self.ranks) > 8 else "")
+        return f"group {name!r} of {len(self.ranks)} ranks [{shown}]"
+
+    # ------------------------------------------------------------------ the door
+
+    @contextmanager
+    def observed(self, observer: Observer) -> Generator[None]:
+        """Call ``observer(header, device)`` before each collective is issued, in this context.
+
+        The header has no sequence number yet. The observer may make collectives of this group
+        itself (and is then called for them, too). Raises RuntimeError if there is one already.
+        """
+        if self._observer is not None:
+            raise RuntimeError(f"the calls of {self} are observed already; only one can do so")
+        self._observer = observer
+        try:
+            yield
+        finally:
+            self._observer = None
+
+    def issue(
+        self,
+        kind: Kind,
+        run: Run,
+        *,
+        device: str = "cpu",
+        elements: int = 0,
+        dtype: int = 0,
+        op: int = 0,
+        root: int = NO_ROOT,
+        extra: int = 0,
+        nbytes: int = 0,
+        peer: int = COLLECTIVE,
+        async_op: bool = False,
+        timeout: float | timedelta | None = None,
+    ) -> Any:
+        """Make one call: ``run(communicator, call)`` at its turn.
+
+        ``elements`` to ``extra`` are what must be equal on every member (see ``CallHeader``);
+        ``dtype`` and ``op`` are wire codes. ``peer`` (a group rank or ``ANY_SOURCE``) marks a
+        point-to-point call, whose tag is ``extra``. Collectives run in the order of issue; so do
+        point-to-point calls with one peer, direction and tag, independently of all others.
+
+        Returns what ``run`` returns (a ``Message`` for a receive), or a ``Work`` if ``async_op``.
+        """
+        if device not in self.backends and not (device == "cuda" and "cpu" in self.backends):
+            raise ValueError(
+                f"{self} has no backend for arrays on {device!r}; it has {self.backend!r}"
+            )
+        if self._observer is not None and peer == COLLECTIVE:
+            self._observer(CallHeader(0, elements, root, kind, dtype, op, extra=extra), device)
+        seconds = self._timeout if timeout is None else to_seconds(timeout)
+        with self._lock:
+            if self._failure is not None or self._destroyed:
+                raise self._unusable()
+            lane = self._collectives if peer == COLLECTIVE else self._peer_lane(kind, peer, extra)
+            if peer == COLLECTIVE:
+                self._sequence = sequence = self._sequence + 1
+            else:
+                self._peer_sequence = sequence = self._peer_sequence + 1
+            header = CallHeader(sequence, elements, root, kind, dtype, op, 0, 0, extra)
+            record = self.world.recorder.open(self.id, header, nbytes, peer, not async_op)
+            if self.world.log.detailed:
+                self.world.log.debug("%s on %s, %s", header, self, record.site)
+            inline = not async_op and lane.try_enter()
+            work = None if inline else self._enqueue(lane, run, record, device, seconds)
+        if work is not None:
+            return work if async_op else work.outcome()
+        try:
+            result, completion = self._run(run, record, device, seconds)
+        finally:
+            lane.leave()
+        if completion is not None:
+            completion.join()
+        return result
+
+    def _peer_lane(self, kind: Kind, peer: int, tag: int) -> Lane:
+        # A sender's messages share one connection; receives are matched by their tags.
+        key = (kind, peer, 0 if kind is Kind.SEND else tag)
+        lane = self._peer_lanes.get(key)
+        if lane is None:
+            name = f"meshlib-{kind.name.lower()}-{peer}-{self.global_rank}"
+            lane = self._peer_lanes[key] = Lane(name)
+        return lane
+
+    def _enqueue(
+        self,
+        lane: Lane,
+        run: Run,
+        record: Record,
+        device: str,
+        seconds: float,
+    ) -> Work:
+        work = Work(f"{record.header} on {self}")
+
+        def task() -> None:
+            try:
+                work.finish(*self._run(run, record, device, seconds))
+            except BaseException as error:  # noqa: BLE001 (it belongs to whoever waits)
+                work.fail(error)
+
+        lane.submit(task)
+        return work
+
+    def _run(
+        self, run: Run, record: Record, device: str, seconds: float
+    ) -> tuple[Any, Completion | None]:
+        """Make the call; return its result, and the end of what a device still does for it."""
+        if self._failure is not None:
+            record.end("the group was broken before its turn came")
+            raise self._unusable()
+        call = Call(record.header, Deadline.after(seconds))
+        record.start(call)
+        if self._absent and self._break_if_deserted(record):
+            record.end(str(self._failure))
+            raise self._unusable()
+        try:
+            annotate = self.world.recorder.annotate
+            with nullcontext() if annotate is None else annotate(record.title):
+                result = run(self._communicator(device), call)
+        except BaseException as error:
+            seen = self._seen_by_user(record, error)
+            record.end(str(seen))
+            if seen is error:
+                raise
+            # Where a transport noticed says nothing to the user; it stays in __context__.
+            raise seen from None
+        record.end(None)
+        if self.world.log.detailed:
+            took = 1e3 * (record.ended - record.started)
+            self.world.log.debug("%s on %s: done in %.3f ms", record.header, self, took)
+        return result, call.completion
+
+    # ------------------------------------------------------------------ failure
+
+    def fail(self, error: DistError) -> None:
+        """Break the group: whoever is in a call of it, and every later call, raises ``error``."""
+        with self._lock:
+            if self._failure is None:
+                self._failure = error
+            communicators = list(self._communicators.values())
+        self._failed.set()
+        self.world.log.info("%s is broken: %s", self, error)
+        self.world.note_failure(error)
+        for communicator in communicators:
+            communicator.abort(str(error))
+
+    def abort(self, reason: str) -> None:
+        """Break the group on all members: they raise ``DistBackendError`` with ``reason``.
+
+        For whoever cannot make calls any more that the others wait for. Idempotent.
+        """
+        if self._failure is None:
+            message = f"{self} was aborted by rank {self.global_rank}: {reason}"
+            # The others learn the reason before they see this rank's channels close.
+            self._break(DistBackendError(message))
+
+    def do_without(self, rank: int) -> None:
+        """Note that global rank ``rank`` has left the job, and never made a call on this group.
+
+        Calls that need it raise ``RankFailedError``, those under way too; others go on.
+        """
+        place = self._positions.get(rank)
+        if place is None:
+            return
+        with self._lock:
+            self._absent = (*self._absent, place)
+        # A call that starts from now on sees for itself who is absent.
+        for record in self.world.recorder.records(self.id):
+            if record.started and not record.ended:
+                self._break_if_deserted(record)
+
+    def _break_if_deserted(self, record: Record) -> bool:
+        """Break the group if ``record``'s call needs a member that is absent; say whether."""
+        for place in self._absent if record.peer == COLLECTIVE else (record.peer,):
+            if place in self._absent:
+                rank = self.ranks[place]
+                left = f"rank {rank} has left the job without a call on {self}"
+                needs = f"rank {self.global_rank} needs it in {record.header}, {record.site}"
+                self._break(RankFailedError(f"{left}; {needs}", rank))
+                return True
+        return False
+
+    def _break(self, error: DistError) -> None:
+        """Break the group with ``error`` on all members, and here."""
+        if self._failure is None:
+            with suppress(DistStoreError):
+                publish(self.world.store, abort_event(self.id, error, self.global_rank))
+            self.fail(error)
+
+    def await_failure(self, timeout: float) -> DistError | None:
+        """Return a copy of the error that broke the group, waiting up to ``timeout`` seconds."""
+        if self._failure is None and timeout > 0:
+            self._failed.wait(timeout)
+        # A copy, because each thread that raises it adds a traceback of its own.
+        return None if self._failure is None else copy(self._failure)
+
+    def _seen_by_user(self, record: Record, error: BaseException) -> BaseException:
+        """Return what the user sees for ``error``; break the group unless it is still whole."""
+        if self._destroyed:
+            return DistBackendError(f"{self} was destroyed while {record.header} was under way")
+        if record.header.kind == Kind.RECV:
+            # Nothing half-done lies on the wire.
+            if isinstance(error, HeaderMismatchError):
+                return CollectiveMismatchError(f"{error} ({record.header} on {self})")
+            if isinstance(error, CommunicatorTimeoutError):
+                return CollectiveTimeoutError(f"{error} ({record.header} on {self})")
+        if isinstance(error, CommunicatorAbortedError) and (known := self.await_failure(1.0)):
+            return known
+        reporter = Reporter(self, self.world.store)
+        if isinstance(error, DistError):
+            explained = reporter.explain(record, error)
+            self.fail(explained)
+            return explained
+        # KeyboardInterrupt, MemoryError …: the user sees it as it is, but the other members must
+        # not wait for a rank that stopped in the middle.
+        why = f"{type(error).__name__}: {error}".rstrip(": ")
+        left = f"rank {self.global_rank} left {record.header} on {self}: {why}"
+        self.fail(reporter.explain(record, RankFailedError(left, self.global_rank)))
+        return error
+
+    def _unusable(self) -> Exception:
+        if self._failure is not None:
+            return copy(self._failure)
+        return ValueError(f"{self} was destroyed; make a new one")
+
+    # ------------------------------------------------------------------ parts
+
+    def _communicator(self, device: str) -> Communicator:
+        communicator = self._communicators.get(device)
+        if communicator is not None:
+            return communicator
+        # Lanes run side by side, and a member must join its group once.
+        with self._making:
+            communicator = self._communicators.get(device)
+            if communicator is None:
+                communicator = self.world.make_communicator(self, device)
+                with self._lock:
+                    self._communicators[device] = communicator
+                    failure = self._failure
+                if failure is not None:
+                    communicator.abort(str(failure))
+            return communicator
+
+    def close(self, drain: float = DRAIN_SECONDS) -> None:
+        """Let calls that were issued end (at most ``drain`` seconds), then let go of everything."""
+        with self._lock:
+            if self._destroyed:
+                return
+            lanes = [self._collectives, *self._peer_lanes.values()]
+        deadline = Deadline.after(0 if self._failure is not None else drain)
+        idle = min(lane.drain(deadline.remaining()) for lane in lanes)
+        self._destroyed = True
+        communicators = list(self._communicators.values())
+        for communicator in communicators:
+            if not idle:
+                communicator.abort("the group was destroyed")
+            communicator.close()
+        for lane in lanes:
+            lane.join(1.0)

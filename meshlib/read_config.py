@@ -1,0 +1,67 @@
+"""Config files to dicts: TOML always, YAML where PyYAML is installed. Repeated keys are errors."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Return what stands in the file at ``path``; its suffix says how it is written.
+
+    Raises ValueError that names the file when it is neither TOML nor YAML, or not well formed;
+    OSError when it cannot be read; ImportError for YAML without PyYAML.
+    """
+    parse = _PARSERS.get(path.suffix.lower())
+    if parse is None:
+        raise ValueError(f"{path}: suffix {path.suffix!r}; expected .toml, .yaml or .yml")
+    try:
+        content = parse(path.read_bytes().decode())
+    except ValueError as error:
+        raise ValueError(f"{path}: {' '.join(str(error).split())}") from None
+    except ImportError as error:
+        raise ImportError(f"{path}: {error}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: holds {type(content).__name__}, expected a table of tables")
+    return cast(dict[str, Any], content)
+
+
+def _parse_yaml(text: str) -> object:
+    try:
+        import yaml
+    except ImportError:
+        raise ImportError(
+            "reading YAML needs PyYAML, which is not installed;"
+            " `pip install 'meshlib-spmd[yaml]'`, or write the config as TOML"
+        ) from None
+
+    class Loader(yaml.SafeLoader):
+        """Refuses a key that comes twice; YAML demands that, PyYAML keeps the last one."""
+
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+            keys = [
+                self.construct_object(key, deep=True)
+                for key, _ in node.value
+                if key.tag != "tag:yaml.org,2002:merge"  # `<<`, which may come twice
+            ]
+            for key in keys:
+                if keys.count(key) > 1:
+                    raise ValueError(f"key {key!r} comes twice {node.start_mark}")
+            return super().construct_mapping(node, deep)
+
+    try:
+        return yaml.load(text, Loader)  # noqa: S506 (the loader is a SafeLoader)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from None
+
+
+_PARSERS: dict[str, Callable[[str], object]] = {
+    ".toml": tomllib.loads,
+    ".yaml": _parse_yaml,
+    ".yml": _parse_yaml,
+}
+
+SUFFIXES = tuple(_PARSERS)
+"""How the names of config files end."""

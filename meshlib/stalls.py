@@ -1,0 +1,245 @@
+"""Finding ranks that wait for each other in different calls, long before a deadline passes.
+
+Most mismatches show in the first frame that arrives (``transport.call``). Some exchange no frame at
+all: two ranks in calls of two different groups of the same members, say, or in one group's calls
+in another order. Each waits for a call that the other will never make.
+
+Each rank whose main thread has been in one call for a while posts where it stands. A rank *waits
+for* another one that has not reached its call yet. A cycle of ranks that wait for each other, all
+of them standing still, cannot resolve itself: that is a mismatch, and the ranks in it are told.
+A rank that merely computes has posted nothing, so slow is never taken for stuck.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from meshlib.failures import publish, table
+from meshlib.recorder import COLLECTIVE, FlightRecorder, Record
+from transport.errors import CollectiveMismatchError, DistStoreError
+from transport.store.base import Store
+
+TICK_SECONDS = 0.15
+STALLED_SECONDS = 0.3
+# Beyond this many ranks nobody looks any further; deadlines still name who is missing.
+MOST_RANKS = 256
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where a rank has been standing still.
+
+    ``group`` and ``sequence`` tell the collective that it is in, ``ranks`` that group's members,
+    ``reached`` the number of its last call in each of its groups, ``beat`` how often it has
+    confirmed this.
+    """
+
+    rank: int
+    group: str
+    sequence: int
+    header: Sequence[int]
+    ranks: Sequence[int]
+    reached: Mapping[str, int]
+    call: str
+    site: str
+    beat: int = 0
+
+    def pack(self) -> str:
+        """Return the standing as JSON."""
+        return json.dumps(self.__dict__)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Standing:
+        """Return the standing in ``data``."""
+        return cls(**json.loads(data))
+
+    def waits_for(self, other: Standing) -> bool:
+        """Whether this rank's call needs ``other``, which has not come to it."""
+        return other.rank in self.ranks and other.reached.get(self.group, 0) < self.sequence
+
+    def contradicts(self, other: Standing) -> bool:
+        """Whether both are in one call of one group and it is not the same call."""
+        same = (self.group, self.sequence) == (other.group, other.sequence)
+        return same and list(self.header) != list(other.header)
+
+
+def find_tangle(standings: Mapping[int, Standing]) -> list[int] | None:
+    """Return ranks that wait for each other in a circle, or contradict each other; else None.
+
+    The cycle is found by removing, again and again, whoever waits for nobody that is left.
+    """
+    for one in standings.values():
+        against = [o.rank for o in standings.values() if one.contradicts(o)]
+        if against:
+            return sorted([one.rank, *against])
+    left = dict(standings)
+    while left:
+        free = [
+            rank
+            for rank, one in left.items()
+            if not any(one.waits_for(other) for other in left.values() if other is not one)
+        ]
+        if not free:
+            return sorted(left)
+        for rank in free:
+            del left[rank]
+    return None
+
+
+class Blocked(Protocol):
+    """The side of a ProcessGroup that a standing is made from."""
+
+    id: str
+    ranks: tuple[int, ...]
+
+    def reached(self) -> int:
+        """Return the number of the last collective that was issued."""
+        ...
+
+
+class StallDetector:
+    """A rank's thread that posts where the rank stands and looks for tangles."""
+
+    def __init__(
+        self,
+        rank: int,
+        store: Store,
+        recorder: FlightRecorder,
+        main_thread: int,
+        groups: Mapping[str, Blocked],
+    ) -> None:
+        self._rank = rank
+        self._store = store.clone()
+        self._recorder = recorder
+        self._main_thread = main_thread
+        self._groups = groups
+        self._posted: Standing | None = None
+        self._suspects: dict[int, Standing] = {}
+        self._closing = threading.Event()
+        self._thread = threading.Thread(
+            target=self._watch, name=f"meshlib-stalls-{rank}", daemon=True
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop looking."""
+        self._closing.set()
+        self._thread.join(5.0)
+        self._store.close()
+
+    def _watch(self) -> None:
+        # Without a store there is nobody to compare with; deadlines remain.
+        with suppress(DistStoreError):
+            while not self._closing.wait(TICK_SECONDS):
+                self._tick()
+
+    def _tick(self) -> None:
+        record = self._stuck()
+        if record is None:
+            if self._posted is not None:
+                self._store.delete_key(_key(self._rank))
+                self._posted = None
+                self._suspects.clear()
+            return
+        mine = self._post(record)
+        found = self._collect(mine)
+        tangle = find_tangle(found)
+        if tangle is None or self._rank not in tangle:
+            self._suspects.clear()
+            return
+        now = {rank: found[rank] for rank in tangle}
+        before, self._suspects = self._suspects, now
+        if before.keys() == now.keys() and all(_confirmed(before[r], now[r]) for r in tangle):
+            self._report(now)
+
+    def _stuck(self) -> Record | None:
+        """Return the collective that this rank's main thread has been stuck in, if it is."""
+        open_calls = [r for r in self._recorder.records() if not r.ended]
+        blocking = [r for r in open_calls if r.sync]
+        if len(blocking) != 1 or blocking[0].thread != self._main_thread:
+            return None  # it computes; or other threads of it may still make the missing call
+        last = blocking[0]
+        if last.peer != COLLECTIVE or time.monotonic() - last.issued < STALLED_SECONDS:
+            return None
+        # Calls of one group run in order: the first that has not ended is the one that waits.
+        return next(r for r in open_calls if r.group == last.group and r.peer == COLLECTIVE)
+
+    def _post(self, record: Record) -> Standing:
+        group = self._groups[record.group]
+        before = self._posted
+        same = before is not None and before.sequence == record.header.sequence
+        beat = before.beat + 1 if before is not None and same else 0
+        standing = Standing(
+            rank=self._rank,
+            group=record.group,
+            sequence=record.header.sequence,
+            header=list(record.header),
+            ranks=list(group.ranks),
+            reached={g.id: g.reached() for g in list(self._groups.values())},
+            call=f"{record.header} on {group}",
+            site=record.site,
+            beat=beat,
+        )
+        self._store.set(_key(self._rank), standing.pack())
+        self._posted = standing
+        return standing
+
+    def _collect(self, mine: Standing) -> dict[int, Standing]:
+        """Return the standings of all ranks that this one waits for, directly or not."""
+        found = {self._rank: mine}
+        ahead = [rank for rank in mine.ranks if rank != self._rank]
+        while ahead and len(found) < MOST_RANKS:
+            rank = ahead.pop()
+            if rank in found or not self._store.check([_key(rank)]):
+                continue
+            try:
+                other = Standing.unpack(self._store.get(_key(rank), timeout=0))
+            except DistStoreError:
+                continue  # it moved on in between
+            found[rank] = other
+            ahead += [r for r in other.ranks if r not in found]
+        return found
+
+    def _report(self, tangle: Mapping[int, Standing]) -> None:
+        groups = sorted({one.group for one in tangle.values()})
+        # All ranks of the tangle find it; one of them tells.
+        mine = f"tangle seen by {self._rank}".encode()
+        if self._store.compare_set(f"failure/{groups[0]}", "", mine) != mine:
+            return
+        message = tangle_message(tangle)
+        for group in groups:
+            publish(
+                self._store,
+                {
+                    "kind": "abort",
+                    "group": group,
+                    "error": CollectiveMismatchError.__name__,
+                    "message": message,
+                    "from": self._rank,
+                },
+            )
+
+
+def tangle_message(tangle: Mapping[int, Standing]) -> str:
+    """Return the table of what each rank of a tangle waits in."""
+    rows: list[tuple[Any, ...]] = [(str(r), one.call, one.site) for r, one in tangle.items()]
+    return (
+        f"ranks {sorted(tangle)} wait for each other in different calls: none of them can go on\n"
+        + table(("rank", "call", "where"), rows)
+    )
+
+
+def _confirmed(before: Standing, now: Standing) -> bool:
+    """Whether a rank has looked again meanwhile and still stands at the same place."""
+    place = (now.group, now.sequence, list(now.header))
+    return (before.group, before.sequence, list(before.header)) == place and now.beat > before.beat
+
+
+def _key(rank: int) -> str:
+    return f"standing/{rank}"

@@ -1,0 +1,160 @@
+"""``run_ranks``: a job whose ranks are threads of this process, for tests and for trying out."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from meshlib.backend import parse_backend
+from meshlib.world import World, install
+from transport.deadline import Deadline, to_seconds
+from transport.errors import CollectiveTimeoutError, DistBackendError, DistError
+from transport.runtime import Runtime
+from transport.store.base import Store
+from transport.store.hash_store import HashStore
+
+T = TypeVar("T")
+DEFAULT_RUN_TIMEOUT = 30.0
+# How long threads that were told to stop may take to do so.
+GRACE_SECONDS = 5.0
+
+
+class RankError(DistError):
+    """A rank's function raised; the exception is this one's ``__cause__``, ``rank`` its rank."""
+
+    def __init__(self, message: str, rank: int) -> None:
+        super().__init__(message)
+        self.rank = rank
+
+
+def run_ranks(
+    fn: Callable[..., T],
+    world_size: int,
+    *args: Any,
+    backend: str = "inproc",
+    timeout: float | timedelta = DEFAULT_RUN_TIMEOUT,
+    call_timeout: float | timedelta | None = None,
+) -> list[T]:
+    """Call ``fn(*args)`` as each of ``world_size`` ranks, each a thread, and return the results.
+
+    The default group is initialised around ``fn``: it uses ``meshlib.get_rank()`` and the rest as
+    a launched program would. ``timeout`` (seconds) bounds the whole run; ``call_timeout`` is the
+    default deadline of the calls inside (``timeout`` if None). Any backend will do: over ``tcp``
+    the threads talk through real sockets. If ``fn`` uses JAX, import it before this is called.
+
+    Raises ``RankError`` for the rank that failed first, with its exception as the cause: a rank
+    that failed because another one did is never named. Raises ``CollectiveTimeoutError`` when the
+    time is over, naming the ranks that were not done.
+    """
+    if world_size < 1:
+        raise ValueError(f"world_size is {world_size}; expected at least 1")
+    run = _Run(fn, args, world_size, backend, to_seconds(timeout), call_timeout)
+    return run.results()
+
+
+def _own_traces() -> AbstractContextManager[object]:
+    """Keep this thread's traces by ``jax.jit`` from other threads.
+
+    A trace contains the rank and its groups; JAX keeps one for all threads that call a function,
+    unless this, the metadata that XLA's operations get, differs.
+    """
+    if "jax" not in sys.modules:
+        return nullcontext()
+    from jax.experimental.xla_metadata import set_xla_metadata
+
+    return set_xla_metadata(meshlib_rank=secrets.token_hex(8))
+
+
+class _Run:
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        size: int,
+        backend: str,
+        timeout: float,
+        call_timeout: float | timedelta | None,
+    ) -> None:
+        self._fn = fn
+        self._args = args
+        self._size = size
+        self._backends = parse_backend(backend)
+        self._timeout = timeout
+        self._call_timeout = timeout if call_timeout is None else to_seconds(call_timeout)
+        self._store: Store = HashStore()
+        self._results: list[Any] = [None] * size
+        self._failures: list[tuple[int, BaseException]] = []
+        self._done = [False] * size
+        self._worlds: list[World | None] = [None] * size
+        self._lock = threading.Lock()
+
+    def results(self) -> list[Any]:
+        threads = [
+            threading.Thread(target=self._rank, args=(rank,), name=f"rank-{rank}", daemon=True)
+            for rank in range(self._size)
+        ]
+        for thread in threads:
+            thread.start()
+        deadline = Deadline.after(self._timeout)
+        for thread in threads:
+            thread.join(deadline.remaining())
+        late = [rank for rank, thread in enumerate(threads) if thread.is_alive()]
+        if late:
+            self._stop(late)
+            grace = Deadline.after(GRACE_SECONDS)
+            for thread in threads:
+                thread.join(grace.remaining())
+        self._raise_failure(late)
+        return self._results
+
+    def _rank(self, rank: int) -> None:
+        world = None
+        try:
+            world = self._worlds[rank] = World(
+                self._store.clone(),
+                rank,
+                self._size,
+                runtime=Runtime(),
+                backends=self._backends,
+                timeout=self._call_timeout,
+            )
+            install(world, thread_only=True)
+            with _own_traces():
+                self._results[rank] = self._fn(*self._args)
+        except BaseException as error:  # noqa: BLE001 (re-raised by the caller's thread)
+            with self._lock:
+                self._failures.append((rank, error))
+            if world is not None:
+                world.announce_exit(f"raised {type(error).__name__}: {error}")
+        finally:
+            install(None, thread_only=True)
+            if world is not None:
+                world.close(drain=0.0 if self._failures else GRACE_SECONDS, linger=0.0)
+            self._done[rank] = True
+
+    def _stop(self, late: list[int]) -> None:
+        for rank in late:
+            world = self._worlds[rank]
+            if world is not None:
+                for group in world.groups():
+                    group.fail(DistBackendError(f"the run ended: {self._timeout:g} s are over"))
+
+    def _raise_failure(self, late: list[int]) -> None:
+        with self._lock:
+            failures = list(self._failures)
+        # What a rank raises because another one failed says nothing about the cause.
+        primary = [f for f in failures if not isinstance(f[1], DistError)] or failures
+        if late and primary is failures:
+            raise CollectiveTimeoutError(
+                f"ranks {late} of {self._size} were not done after {self._timeout:g} s"
+            ) from (primary[0][1] if primary else None)
+        if primary:
+            rank, error = primary[0]
+            raise RankError(
+                f"rank {rank} of {self._size} raised {type(error).__name__}: {error}", rank
+            ) from error

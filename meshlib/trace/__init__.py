@@ -1,0 +1,1 @@
+"""Flight records after the fact: dumps of all ranks, merged, explained and drawn."""

@@ -1,0 +1,216 @@
+"""What a rank writes about itself when something went wrong, and reading it back.
+
+A dump is one JSON file a rank, ``rank<N>.json``. Times are seconds on the wall clock, so that ranks
+on several hosts can be laid side by side as well as their clocks agree.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import NoneType
+from typing import Any, Protocol
+
+from meshlib.recorder import COLLECTIVE, Record
+
+FORMAT = 1
+
+
+class GroupInfo(Protocol):
+    """The side of a ProcessGroup that a dump names."""
+
+    id: str
+    ranks: tuple[int, ...]
+    group_desc: str
+
+
+@dataclass(frozen=True)
+class CallDump:
+    """One call of one rank. ``started`` and ``ended`` are 0 for a call that did not get so far."""
+
+    rank: int
+    group: str
+    sequence: int
+    call: str
+    header: tuple[int, ...]
+    nbytes: int
+    peer: int
+    site: str
+    state: str
+    issued: float
+    started: float
+    ended: float
+    error: str | None
+    waiting_for: int | None
+
+    @property
+    def collective(self) -> bool:
+        """Whether it is a collective (else point to point)."""
+        return self.peer == COLLECTIVE
+
+    @property
+    def kind(self) -> str:
+        """The call's name: ``all_reduce``."""
+        words = self.call.split()
+        return words[2] if len(words) > 2 else self.call
+
+
+@dataclass(frozen=True)
+class RankDump:
+    """All that one rank wrote."""
+
+    rank: int
+    size: int
+    host: str
+    pid: int
+    written: float
+    error: str | None
+    groups: Mapping[str, tuple[str, tuple[int, ...]]]
+    """By id: description and global ranks."""
+    calls: tuple[CallDump, ...]
+
+
+def as_dict(
+    rank: int,
+    size: int,
+    records: Sequence[Record],
+    groups: Iterable[GroupInfo],
+    error: str | None,
+) -> dict[str, Any]:
+    """Return the dump of one rank, as it is written."""
+    offset = time.time() - time.monotonic()
+    calls: list[dict[str, Any]] = []
+    for record in records:
+        call = record.as_json()
+        for name in ("issued", "started", "ended"):
+            call[name] = call[name] + offset if call[name] else 0.0
+        calls.append(call)
+    return {
+        "format": FORMAT,
+        "rank": rank,
+        "size": size,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "written": time.time(),
+        "error": error,
+        "groups": {g.id: [g.group_desc, list(g.ranks)] for g in groups},
+        "calls": calls,
+    }
+
+
+def write(directory: str | Path, dump: Mapping[str, Any]) -> Path:
+    """Write ``dump`` into ``directory`` (made if missing) and return its path.
+
+    The file appears whole or not at all. Raises OSError.
+    """
+    folder = Path(directory)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"rank{dump['rank']}.json"
+    unfinished = path.with_suffix(f".{os.getpid()}.part")
+    unfinished.write_text(json.dumps(dump))
+    unfinished.replace(path)
+    return path
+
+
+def parse(data: Mapping[str, Any]) -> RankDump:
+    """Return the dump that ``as_dict`` made. Raises ValueError for anything else."""
+    try:
+        if data["format"] != FORMAT:
+            raise ValueError(f"format is {data['format']}; expected {FORMAT}")
+        rank = data["rank"]
+        calls = tuple(
+            CallDump(
+                rank=rank,
+                group=call["group"],
+                sequence=call["sequence"],
+                call=call["call"],
+                header=tuple(call["header"]),
+                nbytes=call["bytes"],
+                peer=call["peer"],
+                site=call["site"],
+                state=call["state"],
+                issued=call["issued"],
+                started=call["started"],
+                ended=call["ended"],
+                error=call["error"],
+                waiting_for=call["waiting_for"],
+            )
+            for call in data["calls"]
+        )
+        groups = {key: (desc, tuple(ranks)) for key, (desc, ranks) in data["groups"].items()}
+        found = RankDump(
+            rank=rank,
+            size=data["size"],
+            host=data["host"],
+            pid=data["pid"],
+            written=data["written"],
+            error=data["error"],
+            groups=groups,
+            calls=calls,
+        )
+        _check(found)
+        return found
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"not a flight record: {error!r}") from error
+
+
+def decode(data: bytes) -> RankDump:
+    """Return the dump in a file's bytes. Raises ValueError for anything else."""
+    try:
+        return parse(json.loads(data))
+    except RecursionError:
+        raise ValueError("not a flight record: it is nested too deeply") from None
+
+
+def _check(found: RankDump) -> None:
+    """Raise TypeError naming the first field that is of another type than it should be.
+
+    Whoever looks at a dump computes with it: what is wrong is to be told by where it was read.
+    """
+    numbers, text = (int, float), (str,)
+    _check_fields(found, dict.fromkeys(("rank", "size", "pid"), (int,)))
+    _check_fields(found, {"host": text, "written": numbers, "error": (str, NoneType)})
+    for desc, ranks in found.groups.values():
+        _check_values("groups", (desc,), str)
+        _check_values("groups", ranks, int)
+    for call in found.calls:
+        _check_fields(call, dict.fromkeys(("group", "call", "site", "state"), text))
+        _check_fields(call, dict.fromkeys(("sequence", "nbytes", "peer"), (int,)))
+        _check_fields(call, dict.fromkeys(("issued", "started", "ended"), numbers))
+        _check_fields(call, {"error": (str, NoneType), "waiting_for": (int, NoneType)})
+        _check_values("header", call.header, int)
+
+
+def _check_values(name: str, values: Sequence[object], kind: type) -> None:
+    for value in values:
+        if not isinstance(value, kind):
+            raise TypeError(f"{name} has {value!r}")
+
+
+def _check_fields(found: object, types: Mapping[str, tuple[type, ...]]) -> None:
+    for name, allowed in types.items():
+        value = getattr(found, name)
+        if not isinstance(value, allowed):
+            raise TypeError(f"{name} is {value!r}")
+
+
+def read(directory: str | Path) -> list[RankDump]:
+    """Return the dumps in ``directory``, by rank.
+
+    Raises FileNotFoundError when there is none, ValueError naming a file that is no dump.
+    """
+    paths = sorted(Path(directory).glob("rank*.json"))
+    if not paths:
+        raise FileNotFoundError(f"{directory} has no flight records (rank*.json)")
+    dumps: list[RankDump] = []
+    for path in paths:
+        try:
+            dumps.append(decode(path.read_bytes()))
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
+    return sorted(dumps, key=lambda dump: dump.rank)

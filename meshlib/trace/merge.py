@@ -1,0 +1,123 @@
+"""Putting the ranks' dumps together: which calls belong to each other, and what went wrong."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from meshlib.trace.dump import CallDump, RankDump
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One collective of one group, with the members' views of it."""
+
+    group: str
+    description: str
+    sequence: int
+    ranks: tuple[int, ...]
+    calls: Mapping[int, CallDump]
+
+    @property
+    def missing(self) -> list[int]:
+        """The members that have no record of it."""
+        return [rank for rank in self.ranks if rank not in self.calls]
+
+    @property
+    def mismatched(self) -> bool:
+        """Whether the members that came did not all make the same call."""
+        return len({call.header for call in self.calls.values()}) > 1
+
+    @property
+    def all_started(self) -> float:
+        """When the last member began, 0 if one never did: before it the others only waited."""
+        starts = [call.started for call in self.calls.values()]
+        return max(starts) if not self.missing and all(starts) else 0.0
+
+    @property
+    def last(self) -> int:
+        """The member that came last, among those that came."""
+        return max(self.calls.values(), key=lambda call: call.started or call.issued).rank
+
+
+def collectives(dumps: Sequence[RankDump]) -> list[Collective]:
+    """Return the collectives in ``dumps``, in the order in which their first member issued them."""
+    groups: dict[str, tuple[str, tuple[int, ...]]] = {}
+    found: dict[tuple[str, int], dict[int, CallDump]] = defaultdict(dict)
+    for dump in dumps:
+        groups.update(dump.groups)
+        for call in dump.calls:
+            if call.collective:
+                found[call.group, call.sequence][dump.rank] = call
+    merged = [
+        Collective(
+            group,
+            groups.get(group, ("", ()))[0] or group,
+            sequence,
+            groups.get(group, ("", tuple(calls)))[1],
+            calls,
+        )
+        for (group, sequence), calls in found.items()
+    ]
+    return sorted(merged, key=lambda c: min(call.issued for call in c.calls.values()))
+
+
+def verdict(dumps: Sequence[RankDump]) -> str:
+    """Return, in a sentence or two, what went wrong and who was first."""
+    merged = collectives(dumps)
+    absent = sorted(set(range(dumps[0].size)) - {dump.rank for dump in dumps})
+    silent = f" There is no record of {_ranks(absent)}." if absent else ""
+    for one in merged:
+        if one.mismatched:
+            alike: dict[tuple[str, str], list[int]] = defaultdict(list)
+            for rank, call in sorted(one.calls.items()):
+                alike[call.call, call.site].append(rank)
+            views = "; ".join(
+                f"{_ranks(ranks)} made {call} at {site}" for (call, site), ranks in alike.items()
+            )
+            return (
+                f"The members of {one.description} made different calls at #{one.sequence}: "
+                f"{views}.{silent}"
+            )
+    stuck = [one for one in merged if any(call.state != "done" for call in one.calls.values())]
+    for one in stuck:
+        # A member whose ring has forgotten the call has made later ones: it did come.
+        missing = [rank for rank in one.missing if not _went_past(dumps, rank, one)]
+        if missing:
+            came = min(one.calls.values(), key=lambda call: call.issued)
+            return (
+                f"{_ranks(missing).capitalize()} never came to {came.call} on {one.description}; "
+                f"the first to wait was rank {came.rank}, at {came.site}."
+                f"{_doing(dumps, missing)}{silent}"
+            )
+    failed = [(dump.written, dump) for dump in dumps if dump.error]
+    if failed:
+        first = min(failed, key=lambda pair: pair[0])[1]
+        reason = (first.error or "").splitlines()[0]
+        return f"Rank {first.rank} was the first to fail: {reason}.{silent}"
+    if stuck:
+        one = stuck[0]
+        call = next(call for call in one.calls.values() if call.state != "done")
+        return f"{call.call} on {one.description} began on all members and did not end.{silent}"
+    return f"All {len(merged)} collectives in the records ended well.{silent}"
+
+
+def _went_past(dumps: Sequence[RankDump], rank: int, one: Collective) -> bool:
+    calls = next((dump.calls for dump in dumps if dump.rank == rank), ())
+    return any(call.group == one.group and call.sequence > one.sequence for call in calls)
+
+
+def _doing(dumps: Sequence[RankDump], ranks: Sequence[int]) -> str:
+    parts: list[str] = []
+    for dump in dumps:
+        if dump.rank in ranks and dump.calls:
+            last = dump.calls[-1]
+            parts.append(
+                f" Rank {dump.rank}'s last call was {last.call} ({last.state}), {last.site}."
+            )
+    return "".join(parts)
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

@@ -1,0 +1,59 @@
+"""The merged record as one HTML page: a lane a rank, waiting apart from moving."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from importlib.resources import files
+from typing import Any
+
+from meshlib.trace.dump import RankDump
+from meshlib.trace.merge import collectives, verdict
+
+_PLACE = "/*DATA*/"
+
+
+def page(dumps: Sequence[RankDump]) -> str:
+    """Return the page: self-contained, with nothing loaded from elsewhere."""
+    template = files("meshlib.trace").joinpath("timeline.html").read_text(encoding="utf-8")
+    # "</" would end the script element that holds the data.
+    data = json.dumps(page_data(dumps)).replace("</", "<\\/")
+    return template.replace(_PLACE, data)
+
+
+def page_data(dumps: Sequence[RankDump]) -> dict[str, Any]:
+    """Return what the page draws: times in seconds from the first call on."""
+    everything = [call for dump in dumps for call in dump.calls]
+    origin = min((call.issued for call in everything), default=0.0)
+    end = max((max(c.ended, c.started, c.issued) for c in everything), default=0.0) - origin
+    names = {key: desc or key for dump in dumps for key, (desc, _) in dump.groups.items()}
+    together = {(one.group, one.sequence): one for one in collectives(dumps)}
+    calls: list[dict[str, Any]] = []
+    for i, call in enumerate(everything):
+        one = together[call.group, call.sequence] if call.collective else None
+        begin = (call.started or call.issued) - origin
+        stop = call.ended - origin if call.ended else end
+        if one is None:
+            ready = begin
+        elif one.all_started:
+            ready = min(max(one.all_started - origin, begin), stop)
+        else:
+            ready = stop
+        calls.append(
+            {
+                "id": f"{call.group}#{call.sequence}" if one is not None else f"message {i}",
+                "rank": call.rank,
+                "kind": call.kind,
+                "call": call.call,
+                "group": names.get(call.group, call.group),
+                "members": list(one.ranks) if one is not None else [call.rank],
+                "begin": begin,
+                "ready": ready,
+                "end": stop,
+                "bytes": call.nbytes,
+                "state": call.state,
+                "bad": call.state != "done" or (one is not None and one.mismatched),
+                "site": call.site,
+            }
+        )
+    return {"verdict": verdict(dumps), "ranks": [dump.rank for dump in dumps], "calls": calls}

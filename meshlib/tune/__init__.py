@@ -1,0 +1,1 @@
+"""``meshlib tune``: measures where one algorithm gives way to another, and what messages cost."""

@@ -1,0 +1,55 @@
+"""From measured times to the numbers of a tuning table. Pure arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import log
+
+
+def crossover(sizes: Sequence[int], below: Sequence[float], above: Sequence[float]) -> int:
+    """Return the size up to which one algorithm is used, and beyond which another.
+
+    ``below`` and ``above`` are the seconds of the two at ``sizes`` (rising). Of all thresholds,
+    the one that loses least against always taking the faster one, by the sum of the logarithms of
+    the ratios: noise at one size does not decide. 0 means that the first one is never used.
+    """
+    if not len(sizes) == len(below) == len(above) > 0:
+        raise ValueError(
+            "expected as many times of both as sizes, and some, got "
+            f"{len(sizes)} sizes, {len(below)} and {len(above)} times"
+        )
+    ratios = [log(first / second) for first, second in zip(below, above, strict=True)]
+    # Losses by how many sizes are below the threshold.
+    losses = [
+        sum(max(ratio, 0) for ratio in ratios[:count])
+        + sum(max(-ratio, 0) for ratio in ratios[count:])
+        for count in range(len(sizes) + 1)
+    ]
+    best = losses.index(min(losses))
+    return sizes[best - 1] if best else 0
+
+
+def fit_line(sizes: Sequence[float], seconds: Sequence[float]) -> tuple[float, float]:
+    """Return (alpha, beta), both positive, with ``seconds`` ≈ alpha + beta · ``sizes``.
+
+    Least squares of the relative errors, so that small sizes count as much as large ones.
+    """
+    if len(sizes) != len(seconds) or len(set(sizes)) < 2:
+        raise ValueError(f"expected times of at least two sizes, got {sizes} and {seconds}")
+    weights = [1 / second**2 for second in seconds]
+    total = sum(weights)
+    mean_size = sum(w * x for w, x in zip(weights, sizes, strict=True)) / total
+    mean_time = sum(w * y for w, y in zip(weights, seconds, strict=True)) / total
+    spread = sum(w * (x - mean_size) ** 2 for w, x in zip(weights, sizes, strict=True))
+    slope = sum(
+        w * (x - mean_size) * (y - mean_time)
+        for w, x, y in zip(weights, sizes, seconds, strict=True)
+    )
+    beta = max(slope / spread, 1e-15)
+    return max(mean_time - beta * mean_size, 1e-12), beta
+
+
+def best_of(seconds: dict[int, float], usual: int, margin: float = 0.03) -> int:
+    """Return the key of the least time, but ``usual`` unless that is better by ``margin``."""
+    best = min(seconds, key=seconds.__getitem__)
+    return best if seconds[best] < seconds[usual] * (1 - margin) else usual

@@ -1,0 +1,157 @@
+"""What every rank runs: it measures one transport among all ranks of the job."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import statistics
+import time
+from collections.abc import Generator
+from contextlib import ExitStack
+from dataclasses import replace
+from itertools import count
+
+import numpy as np
+
+from meshlib.tune.contests import CONTESTS, EXCHANGED, LARGE_BYTES, SEGMENTS, Contest
+from meshlib.tune.estimates import best_of, crossover, fit_line
+from meshlib.tune.stopwatch import Runner, interleaved
+from meshlib.world import World, current_world
+from transport.algorithms.choice import DEFAULT, Thresholds
+from transport.algorithms.cost import Cost
+from transport.call import Call, Kind
+from transport.communicator import Communicator
+from transport.flat import as_bytes
+from transport.hierarchical import HierarchicalCommunicator
+from transport.hierarchical.cost import inside_bytes
+from transport.hierarchical.hosts import Host
+from transport.inproc import InprocCommunicator
+from transport.link_communicator import LinkCommunicator
+from transport.runtime import Membership
+from transport.shm import ShmCommunicator
+from transport.store.prefix_store import PrefixStore
+from transport.tcp import TcpCommunicator
+
+TRANSPORTS = ("tcp", "shm", "hierarchical", "inproc")
+_GAMMA_BYTES = 256 << 10
+
+
+class Bench:
+    """Makes communicators of ``transport`` among all ranks of the World, and measures them."""
+
+    def __init__(self, transport: str) -> None:
+        self._transport = transport
+        self._world: World = current_world()
+        self._size = self._world.size
+        self._names = count()
+
+    def thresholds(self) -> Thresholds:
+        """Return the best table for this many ranks."""
+        table = DEFAULT
+        for contest in CONTESTS.get(self._transport, ()):
+            if self._size >= contest.least_ranks:
+                table = replace(table, **{contest.field: self._decide(contest)})
+        return self._decide_large(table) if self._transport in ("tcp", "inproc") else table
+
+    def cost(self) -> Cost | None:
+        """Return what a frame, a byte and a byte reduced cost; None where other transports say."""
+        if self._transport == "hierarchical":
+            return None
+        lanes = len(os.sched_getaffinity(0))
+        with self._runner(DEFAULT) as runner:
+            if isinstance(runner.communicator, LinkCommunicator):
+                alpha, beta = _exchange_cost(runner, runner.communicator)
+            else:
+                alpha, beta = self._shared_memory_cost(runner)
+        return Cost(alpha, beta, _gamma(), float(lanes))
+
+    def _decide(self, contest: Contest) -> int:
+        with ExitStack() as stack:
+            runners = [
+                stack.enter_context(self._runner(table)) for table in (contest.below, contest.above)
+            ]
+            times = [interleaved(runners, contest.kind, size) for size in contest.sizes]
+        below, above = zip(*times, strict=True)
+        return crossover(contest.sizes, below, above)
+
+    def _decide_large(self, table: Thresholds) -> Thresholds:
+        """Choose what matters for large data alone."""
+        pairs = replace(table, all_reduce_doubling=0, pairwise_ranks=self._size)
+        ring = replace(pairs, pairwise_ranks=0)
+        with ExitStack() as stack:
+            runners = [stack.enter_context(self._runner(choice)) for choice in (pairs, ring)]
+            pairwise, ringwise = interleaved(runners, Kind.ALL_REDUCE, LARGE_BYTES)
+        if self._size > 2 and ringwise < 0.97 * pairwise:
+            table = replace(table, pairwise_ranks=self._size - 1)
+        with ExitStack() as stack:
+            choices = [replace(table, segment=segment) for segment in SEGMENTS]
+            runners = [stack.enter_context(self._runner(choice)) for choice in choices]
+            times = interleaved(runners, Kind.ALL_REDUCE, LARGE_BYTES, rounds=2)
+        seconds = dict(zip(SEGMENTS, times, strict=True))
+        return replace(table, segment=best_of(seconds, DEFAULT.segment))
+
+    def _shared_memory_cost(self, runner: Runner) -> tuple[float, float]:
+        sizes = [size for size in EXCHANGED if size >= 64 << 10]
+        times = [interleaved([runner], Kind.ALL_REDUCE, size)[0] for size in sizes]
+        moved = [inside_bytes(Kind.ALL_REDUCE, size, self._size) for size in sizes]
+        _, beta = fit_line(moved, times)
+        # A step is what a barrier takes: to say that one is there, and to see that all are.
+        return interleaved([runner], Kind.BARRIER, 0)[0], beta
+
+    @contextlib.contextmanager
+    def _runner(self, table: Thresholds) -> Generator[Runner]:
+        # Ranks make the same communicators in the same order, so the names agree.
+        name = f"tune-{self._transport}-{next(self._names)}"
+        world = self._world
+        store = PrefixStore(name, world.store)
+        membership = Membership(name, world.rank, tuple(range(self._size)), store, world.runtime)
+        communicator = self._make(membership, table)
+        try:
+            yield Runner(communicator)
+        finally:
+            communicator.close()
+
+    def _make(self, membership: Membership, table: Thresholds) -> Communicator:
+        match self._transport:
+            case "tcp":
+                return TcpCommunicator(membership, table)
+            case "inproc":
+                return InprocCommunicator(membership, table)
+            case "shm":
+                return ShmCommunicator(membership)
+            case _:  # two hosts, pretended
+                half = 2 * membership.rank // membership.size
+                return HierarchicalCommunicator(membership, table, Host(f"half {half}", True))
+
+
+def _exchange_cost(runner: Runner, communicator: LinkCommunicator) -> tuple[float, float]:
+    """Return the seconds of a frame and of a byte, when both directions are in use."""
+    peer = communicator.rank ^ 1
+    times: list[float] = []
+    for nbytes in EXCHANGED:
+        sent, arriving = np.zeros(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
+
+        def exchange(call: Call, mine: memoryview, theirs: memoryview) -> None:
+            link = communicator.link(peer, call)
+            link.exchange(call, mine, link, theirs)
+
+        mine, theirs = as_bytes(sent), as_bytes(arriving)
+        times.append(
+            statistics.median(
+                runner.times(
+                    Kind.BARRIER, lambda call, a=mine, b=theirs: exchange(call, a, b), nbytes
+                )
+            )
+        )
+    return fit_line(EXCHANGED, times)
+
+
+def _gamma() -> float:
+    """Return the seconds in which a byte of float32 is added to another, out of the caches' way."""
+    lower, upper = np.ones(_GAMMA_BYTES // 4, np.float32), np.ones(_GAMMA_BYTES // 4, np.float32)
+    seconds: list[float] = []
+    for _ in range(50):
+        began = time.perf_counter()
+        np.add(lower, upper, out=upper)
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds) / _GAMMA_BYTES

@@ -1,0 +1,407 @@
+"""The World: all that is global about a rank, in one place.
+
+A process has one World; a thread may have one of its own, so that ranks can be threads. It holds
+the store, this rank's identity, the groups (interned), the flight recorder and the watcher.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from meshlib.backend import parse_backend
+from meshlib.debug import RankLog
+from meshlib.device_backends import STAGED, make_device_communicator
+from meshlib.failures import (
+    NEWS_SECONDS,
+    answer_key,
+    error_from_event,
+    leave_event,
+    publish,
+    rank_exit_event,
+    register_log,
+    statement,
+)
+from meshlib.process_group import DRAIN_SECONDS, ProcessGroup
+from meshlib.recorder import CAPACITY, FlightRecorder
+from meshlib.stalls import StallDetector
+from meshlib.trace import dump
+from meshlib.watcher import Watcher
+from transport import backends, environment
+from transport.communicator import Communicator
+from transport.deadline import Deadline, to_seconds
+from transport.errors import DistBackendError, DistError, DistStoreError, RankFailedError
+from transport.runtime import Membership, Runtime
+from transport.store.base import Store
+from transport.store.prefix_store import PrefixStore
+
+DEFAULT_TIMEOUT = 1800.0
+"""Seconds that a call waits when nobody says otherwise: c10d's default."""
+
+LINGER_SECONDS = 10.0
+"""How long the rank that serves the store waits for the others to leave before it does."""
+
+
+def _recorder_capacity() -> int:
+    text = os.environ.get(environment.TRACE_CALLS, str(CAPACITY))
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"{environment.TRACE_CALLS} is {text!r}; expected a number of calls >= 1")
+    return int(text)
+
+
+class _Entered(threading.local):
+    """The meshes whose ``with`` blocks each thread is in, the innermost last."""
+
+    def __init__(self) -> None:
+        self.meshes: list[Any] = []
+
+
+class World:
+    """One rank's view of the job. Made by ``init_process_group``, closed by its counterpart."""
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        size: int,
+        *,
+        runtime: Runtime,
+        backends: Mapping[str, str],
+        timeout: float = DEFAULT_TIMEOUT,
+    ) -> None:
+        self.store = store
+        self.rank = rank
+        self.size = size
+        self.runtime = runtime
+        self.backends = dict(backends)
+        self.timeout = timeout
+        self.log = RankLog(rank)
+        self.recorder = FlightRecorder(_recorder_capacity())
+        self.entered = _Entered()
+        self.thread_id = threading.get_ident()
+        self.breakpoints: dict[tuple[str, int], int] = {}
+        self._lock = threading.Lock()
+        self._groups: dict[str, ProcessGroup] = {}
+        self._made: dict[tuple[int, ...], int] = {}
+        self._failures: dict[str, DistError] = {}
+        self._lost: dict[int, DistError] = {}
+        self._joined: set[str] = set()
+        self._left: dict[int, frozenset[str]] = {}
+        self._closers: list[Callable[[], None]] = []
+        self._trouble: str | None = None
+        self._dumping = threading.Lock()
+        self._bad_news = threading.Event()
+        self._watcher = Watcher(store, rank, self._on_event)
+        try:
+            self._meet(Deadline.after(timeout))
+        except BaseException:
+            self._watcher.close()
+            store.close()
+            raise
+        self._stalls = StallDetector(rank, store, self.recorder, self.thread_id, self._groups)
+        self.default_group = self.group_for(range(size), desc="default")
+
+    # ------------------------------------------------------------------ groups
+
+    def group_for(
+        self,
+        ranks: Sequence[int],
+        *,
+        backend: str | None = None,
+        timeout: float | timedelta | None = None,
+        desc: str = "",
+        purpose: str = "mesh",
+    ) -> ProcessGroup:
+        """Return the one group of ``ranks`` (in this order) with ``backend`` and ``timeout``.
+
+        Groups of another ``purpose`` are other ones, whose calls are counted apart: for callers
+        whose calls come in an order of their own, such as those inside ``jax.jit``.
+
+        Costs no message: members find each other at the first call. Raises ValueError for ranks
+        that are no ranks, appear twice, or do not include this one.
+        """
+        members = self.check_ranks(ranks)
+        if self.rank not in members:
+            raise ValueError(f"rank {self.rank} is not among the ranks {_short(members)}")
+        chosen = self.backends if backend is None else parse_backend(backend)
+        seconds = self.timeout if timeout is None else to_seconds(timeout)
+        group_id = _group_id(purpose, members, f"{sorted(chosen.items())} {seconds}")
+        return self._group(group_id, members, chosen, seconds, desc)
+
+    def new_group(
+        self,
+        ranks: Sequence[int] | None = None,
+        *,
+        backend: str | None = None,
+        timeout: float | timedelta | None = None,
+        desc: str = "",
+        sort: bool = True,
+    ) -> ProcessGroup:
+        """Return a new group of ``ranks`` (all by default), distinct from all others.
+
+        Members make their groups of the same ranks in the same order; nothing else is required,
+        and a rank outside need not call (if it does, it gets a group that it is no member of).
+        """
+        members = self.check_ranks(range(self.size) if ranks is None else ranks)
+        if sort:
+            members = tuple(sorted(members))
+        chosen = self.backends if backend is None else parse_backend(backend)
+        seconds = self.timeout if timeout is None else to_seconds(timeout)
+        with self._lock:
+            count = self._made[members] = self._made.get(members, 0) + 1
+        group_id = _group_id("new", members, str(count))
+        return self._group(group_id, members, chosen, seconds, desc)
+
+    def check_ranks(self, ranks: Sequence[int]) -> tuple[int, ...]:
+        """Return ``ranks`` as a tuple; raise ValueError for duplicates and ranks out of range."""
+        members = tuple(int(rank) for rank in ranks)
+        strange = [rank for rank in members if not 0 <= rank < self.size]
+        if strange:
+            raise ValueError(f"ranks has {strange}; expected ranks from 0 to {self.size - 1}")
+        if len(set(members)) != len(members):
+            twice = sorted({rank for rank in members if members.count(rank) > 1})
+            raise ValueError(f"ranks has {twice} more than once: {_short(members)}")
+        if not members:
+            raise ValueError("ranks is empty; expected at least one rank")
+        return members
+
+    def groups(self) -> list[ProcessGroup]:
+        """Return the groups that this rank has made, the default group first."""
+        with self._lock:
+            return list(self._groups.values())
+
+    def make_communicator(self, group: ProcessGroup, device: str) -> Communicator:
+        """Make the communicator of ``group`` for arrays on ``device``.
+
+        Without a backend for that device they travel by way of the host and the CPU's backend.
+        """
+        self._joined.add(group.id)
+        name = group.backends.get(device, STAGED)
+        membership = Membership(
+            group=f"{group.id}/{device}",
+            rank=group.rank(),
+            ranks=group.ranks,
+            store=PrefixStore(f"group/{group.id}/{device}", self.store),
+            runtime=self.runtime,
+        )
+        if device == "cpu":
+            return backends.lookup(name).load()(membership)
+        return make_device_communicator(membership, name, group.backends.get("cpu"))
+
+    def forget(self, group: ProcessGroup) -> None:
+        """Close ``group`` and drop it; the same ranks get a fresh one when next asked for."""
+        with self._lock:
+            self._groups.pop(group.id, None)
+        group.close()
+
+    def _group(
+        self,
+        group_id: str,
+        members: tuple[int, ...],
+        chosen: Mapping[str, str],
+        seconds: float,
+        desc: str,
+    ) -> ProcessGroup:
+        with self._lock:
+            group = self._groups.get(group_id)
+            if group is not None:
+                return group
+            group = ProcessGroup(self, group_id, members, dict(chosen), seconds, desc)
+            self._groups[group_id] = group
+            known = self._failures.get(group_id) or next(
+                (error for rank, error in self._lost.items() if rank in members), None
+            )
+            absent = [r for r, joined in self._left.items() if group_id not in joined]
+        self.log.info("%s has id %s, backends %s, timeout %g s", group, group_id, chosen, seconds)
+        if known is not None:
+            group.fail(known)
+        for rank in absent:
+            group.do_without(rank)
+        return group
+
+    # ------------------------------------------------------------------ events
+
+    def announce_exit(self, how: str) -> None:
+        """Tell the other ranks that this one will not make another call; ``how`` says why."""
+        self._trouble = self._trouble or how
+        with suppress(DistStoreError):
+            publish(self.store, rank_exit_event(self.rank, how))
+
+    def _on_event(self, event: Mapping[str, Any]) -> None:
+        """Act on one entry of the job's log; runs in the watcher's thread."""
+        kind = event["kind"]
+        if kind == "query":
+            self._answer(event)
+        elif kind == "abort":
+            error = error_from_event(event)
+            with self._lock:
+                self._failures.setdefault(event["group"], error)
+                group = self._groups.get(event["group"])
+            if group is not None:
+                group.fail(error)
+        elif kind == "leave" and event["rank"] != self.rank:
+            rank, joined = event["rank"], frozenset(event["joined"])
+            with self._lock:
+                self._left[rank] = joined
+                groups = [g for g in self._groups.values() if g.id not in joined]
+            for group in groups:
+                group.do_without(rank)
+        elif kind == "rank_exit" and event["rank"] != self.rank:
+            rank = event["rank"]
+            error = RankFailedError(f"rank {rank} {event['how']}", rank)
+            with self._lock:
+                self._lost.setdefault(rank, error)
+                broken = [g for g in self._groups.values() if rank in g.ranks]
+            for group in broken:
+                group.fail(error)
+            self._bad_news.set()
+            # Who still waits for all to come waits in vain.
+            with suppress(DistStoreError):
+                self.store.compare_set("all-here", "", b"lost")
+
+    def _answer(self, event: Mapping[str, Any]) -> None:
+        with self._lock:
+            group = self._groups.get(event["group"])
+        reached = group.reached() if group is not None else 0
+        said = statement(self.rank, self.recorder.records(), self.thread_id, event, reached)
+        with suppress(DistStoreError):
+            self.store.set(answer_key(event["ticket"], self.rank), json.dumps(said))
+
+    # ------------------------------------------------------------------ flight record
+
+    def note_failure(self, error: DistError) -> None:
+        """Write the flight record where the launcher said: a group broke with ``error``."""
+        if self._trouble is None:
+            self._trouble = str(error)
+            self._dump_if_asked()
+
+    def dump(self, directory: str | Path) -> Path:
+        """Write this rank's flight record into ``directory`` and return the file's path.
+
+        ``meshlib trace DIRECTORY`` merges the ranks' files. Raises OSError.
+        """
+        everything = dump.as_dict(
+            self.rank, self.size, self.recorder.records(), self.groups(), self._trouble
+        )
+        return dump.write(directory, everything)
+
+    def _dump_if_asked(self) -> None:
+        directory = os.environ.get(environment.TRACE_DIR)
+        if directory:
+            try:
+                # The watcher and the rank's own thread may both come here: the newest record stays.
+                with self._dumping:
+                    self.dump(directory)
+            except OSError as error:
+                self.log.warning("the flight record was not written: %s", error)
+
+    # ------------------------------------------------------------------ begin and end
+
+    def _meet(self, deadline: Deadline) -> None:
+        """Return when all ranks are here; else raise an error that names who is missing."""
+        store = self.store
+        store.set(f"here/{self.rank}", b"1")
+        if self.rank == 0:
+            register_log(store)
+        if store.add("arrived", 1) == self.size:
+            store.compare_set("all-here", "", b"1")
+        try:
+            everybody = store.get("all-here", timeout=deadline.remaining()) == b"1"
+        except DistStoreError as error:
+            missing = [r for r in range(self.size) if not store.check([f"here/{r}"])]
+            raise DistStoreError(
+                f"rank {self.rank} waited {deadline.seconds:g} s for {self.size} ranks at "
+                f"{store.describe()}: {_short(missing)} have not come"
+            ) from error
+        if not everybody:
+            # Another rank's watcher may have been faster than this one's.
+            self._bad_news.wait(NEWS_SECONDS)
+            with self._lock:
+                lost = next(iter(self._lost.values()), None)
+            raise lost or DistBackendError("a rank was lost before all had come")
+
+    def on_close(self, closer: Callable[[], None]) -> None:
+        """Have ``closer()`` called when this World closes, the last registered first."""
+        self._closers.append(closer)
+
+    def close(self, *, drain: float = DRAIN_SECONDS, linger: float = LINGER_SECONDS) -> None:
+        """End this rank's part in the job, in bounded time; nothing of it is left.
+
+        Calls that were issued get ``drain`` seconds to end. The rank that serves the store stays
+        for the others for at most ``linger`` seconds.
+        """
+        for group in reversed(self.groups()):
+            group.close(drain)
+        if self._trouble is not None:
+            self._dump_if_asked()
+        with self._lock:
+            self._groups.clear()
+            lost = len(self._lost)
+        self._stalls.close()
+        self._watcher.close()
+        with suppress(DistStoreError):
+            publish(self.store, leave_event(self.rank, sorted(self._joined)))
+            if self.store.add("left", 1) + lost >= self.size:
+                self.store.set("all-left", b"1")
+            elif self.store.serves and not lost:
+                self.store.wait(["all-left"], timeout=linger)
+        self.runtime.close()
+        for closer in reversed(self._closers):
+            closer()
+        self.store.close()
+
+
+def _group_id(kind: str, members: tuple[int, ...], rest: str) -> str:
+    digest = hashlib.sha256(f"{members} {rest}".encode()).hexdigest()[:16]
+    return f"{kind}-{digest}"
+
+
+def _short(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:16]))
+    return f"[{shown}{', …' if len(ranks) > 16 else ''}]"
+
+
+class _Current:
+    """Where the World is found: the thread's own, else the process's."""
+
+    def __init__(self) -> None:
+        self.process: World | None = None
+        self.thread = threading.local()
+
+
+_current = _Current()
+
+
+def find_world() -> World | None:
+    """Return this thread's World, else the process's, else None."""
+    return getattr(_current.thread, "world", None) or _current.process
+
+
+def current_world() -> World:
+    """Return the World; raise ValueError when there is none."""
+    world = find_world()
+    if world is None:
+        raise ValueError(
+            "the default process group is not initialised; call init_process_group() first"
+        )
+    return world
+
+
+def install(world: World | None, *, thread_only: bool) -> None:
+    """Make ``world`` (None: no world) the current one, of this thread or of the process."""
+    if thread_only:
+        _current.thread.world = world
+    else:
+        _current.process = world
+
+
+def is_thread_world(world: World) -> bool:
+    """Return whether ``world`` belongs to this thread alone."""
+    return getattr(_current.thread, "world", None) is world

@@ -1,0 +1,54 @@
+"""Which array library an array belongs to. The one place of this floor that knows.
+
+Layers and optimizers are written against NumPy's interface. CuPy has the same one, so they run on
+whatever library the parameters' arrays come from; nothing is imported that the user did not import.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, TypeAlias
+
+Array: TypeAlias = Any
+"""An array of a supported library. Their types have no common base, hence ``Any``."""
+
+Namespace: TypeAlias = Any
+"""The module of an array library: ``numpy``, or ``cupy``."""
+
+_LIBRARIES = ("numpy", "cupy")
+
+
+def namespace(array: Array) -> Namespace:
+    """Return the library (a module with NumPy's interface) that made ``array``.
+
+    Raises TypeError for anything else, and names the types that are understood.
+    """
+    library = _library(array)
+    if library is None:
+        raise TypeError(
+            f"expected an array of one of {', '.join(_LIBRARIES)}, got {type(array).__qualname__}"
+        )
+    return sys.modules[library]
+
+
+def is_array(value: object) -> bool:
+    """Whether ``value`` is an array of a supported library."""
+    return _library(value) is not None and hasattr(value, "dtype")
+
+
+def is_floating(dtype: Any) -> bool:
+    """Whether ``dtype`` is one of real floating point numbers, those of ml_dtypes among them."""
+    return dtype.kind == "f" or dtype.name.startswith(("bfloat", "float"))
+
+
+def _library(array: object) -> str | None:
+    for cls in type(array).__mro__:
+        root = cls.__module__.partition(".")[0]
+        if root in _LIBRARIES:
+            return root
+    return None
+
+
+def placement(array: Array) -> tuple[str, str]:
+    """Return (dtype name, device): arrays with equal ones can share a flat buffer."""
+    return array.dtype.name, str(getattr(array, "device", "cpu"))

@@ -1,0 +1,1 @@
+"""``python -m parallel.bench``: what data parallel training adds to a step, beside PyTorch's."""

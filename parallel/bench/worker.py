@@ -1,0 +1,72 @@
+"""One rank of one library's job; speaks as ``meshlib.bench.worker`` does.
+
+A request ``{"build": {"width": …, "batch": …}}`` comes first, then
+``{"synchronise": …, "repetitions": …, "warmup": …}`` as often as one likes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+import time
+import zlib
+from typing import Any
+
+from parallel.bench.trainers import TRAINERS, Trainer
+
+
+def measure(trainer: Trainer, synchronise: bool, repetitions: int, warmup: int) -> dict[str, Any]:
+    """Return each repetition's seconds, the hidden share, and a checksum of some weights."""
+    seconds: list[float] = []
+    for turn in range(-warmup, repetitions):
+        trainer.library.dist.barrier()
+        began = time.perf_counter()
+        trainer.step(synchronise)
+        took = time.perf_counter() - began
+        if turn >= 0:
+            seconds.append(took)
+    weights = zlib.crc32(trainer.first_weights().tobytes())
+    return {"seconds": seconds, "hidden": trainer.hidden(), "weights": weights}
+
+
+def main() -> None:
+    """Run as a worker process."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--library", choices=TRAINERS, required=True)
+    parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--size", type=int, required=True)
+    args = parser.parse_args()
+    # XLA's share of one thread for each rank; the others read variables that the job has set.
+    os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false"
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+
+    def answer(message: dict[str, Any]) -> None:
+        answers.write(json.dumps(message) + "\n")
+        answers.flush()
+
+    trainer = TRAINERS[args.library]()
+    library = trainer.library
+    if args.rank == 0:
+        port = library.host(args.size)
+        answer({"port": port})
+    else:
+        port = json.loads(sys.stdin.readline())["port"]
+    library.join(port, args.rank, args.size)
+    answer({"ready": library.version()})
+    for line in sys.stdin:
+        request = json.loads(line)
+        if "build" in request:
+            trainer.build(args.rank, **request["build"])
+            answer({"built": True})
+        else:
+            answer(measure(trainer, **request))
+    with contextlib.suppress(RuntimeError):  # a peer that left first is no failure here
+        library.leave()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,28 @@
+"""Communication hooks for ``DistributedDataParallel.register_comm_hook``.
+
+What a hook is, and how to write one, stands in ``parallel.ddp.comm_hooks``.
+"""
+
+from parallel.comm_hooks.compression import (
+    bf16_compress_hook,
+    bf16_compress_wrapper,
+    fp16_compress_hook,
+    fp16_compress_wrapper,
+)
+from parallel.comm_hooks.local_sgd import PostLocalSGDState, post_localSGD_hook
+from parallel.comm_hooks.powersgd import PowerSGDState, powerSGD_hook
+from parallel.ddp.comm_hooks import CommHook, allreduce_hook, noop_hook
+
+__all__ = [
+    "CommHook",
+    "PostLocalSGDState",
+    "PowerSGDState",
+    "allreduce_hook",
+    "bf16_compress_hook",
+    "bf16_compress_wrapper",
+    "fp16_compress_hook",
+    "fp16_compress_wrapper",
+    "noop_hook",
+    "post_localSGD_hook",
+    "powerSGD_hook",
+]

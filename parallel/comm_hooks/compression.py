@@ -1,0 +1,46 @@
+"""Gradients in 16 bits: half the bytes (a quarter, for float64) on the wire.
+
+Each rank rounds its gradients once; their average is computed in float32 and rounded once more.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from meshlib.process_group import ProcessGroup
+from meshlib.work import Future
+from parallel.ddp.buckets import GradBucket
+from parallel.ddp.comm_hooks import CommHook, allreduce_hook, compress_wrapper
+
+
+def fp16_compress_hook(process_group: ProcessGroup, bucket: GradBucket) -> Future:
+    """Average the bucket in float16: 11 bits of precision, nothing above 65504."""
+    return compress_wrapper(allreduce_hook, np.float16)(process_group, bucket)
+
+
+def bf16_compress_hook(process_group: ProcessGroup, bucket: GradBucket) -> Future:
+    """Average the bucket in bfloat16: 8 bits of precision, the range of float32.
+
+    Needs the package ml_dtypes.
+    """
+    return compress_wrapper(allreduce_hook, _bfloat16())(process_group, bucket)
+
+
+def fp16_compress_wrapper(hook: CommHook) -> CommHook:
+    """Return ``hook`` run on the bucket in float16, such as ``powerSGD_hook``."""
+    return compress_wrapper(hook, np.float16)
+
+
+def bf16_compress_wrapper(hook: CommHook) -> CommHook:
+    """Return ``hook`` run on the bucket in bfloat16. Needs the package ml_dtypes."""
+    return compress_wrapper(hook, _bfloat16())
+
+
+def _bfloat16() -> np.dtype[Any]:
+    try:
+        import ml_dtypes
+    except ImportError as error:
+        raise ImportError("bfloat16 needs the package ml_dtypes; install it") from error
+    return np.dtype(ml_dtypes.bfloat16)

@@ -1,0 +1,54 @@
+"""Post-local SGD: after a warm-up, gradients are averaged in small groups only.
+
+Lin, Stich, Patel and Jaggi, "Don't use large mini-batches, use local SGD", arXiv:1808.07217.
+Between the groups it is the parameters that are averaged, every few steps: see
+``parallel.averaging``.
+"""
+
+from __future__ import annotations
+
+from meshlib.work import Future
+from parallel.ddp.buckets import GradBucket
+from parallel.ddp.comm_hooks import allreduce_hook, noop_hook
+from parallel.groups import Ranks, resolve
+
+
+class PostLocalSGDState:
+    """What ``post_localSGD_hook`` needs to know.
+
+    Args:
+        process_group: all replicas, for the first steps; None: the default group.
+        subgroup: the replicas that go on averaging gradients, such as ``mesh["dp_shard"]``, the
+            ranks of one host.
+        start_localSGD_iter: how many steps average over all replicas.
+        post_local_gradient_allreduce: whether the subgroup averages after that, or nobody does.
+
+    Raises ValueError for a negative ``start_localSGD_iter``.
+    """
+
+    def __init__(
+        self,
+        process_group: Ranks | None,
+        subgroup: Ranks | None,
+        start_localSGD_iter: int,
+        post_local_gradient_allreduce: bool = True,
+    ) -> None:
+        if start_localSGD_iter < 0:
+            raise ValueError(f"start_localSGD_iter must be at least 0, got {start_localSGD_iter}")
+        self.process_group = resolve(process_group, "process_group")
+        self.subgroup = resolve(subgroup, "subgroup")
+        self.start_localSGD_iter = start_localSGD_iter
+        self.post_local_gradient_allreduce = post_local_gradient_allreduce
+        self.iteration = 0
+
+
+def post_localSGD_hook(state: PostLocalSGDState, bucket: GradBucket) -> Future:
+    """Average the bucket over all replicas at first, later over the subgroup."""
+    warming_up = state.iteration < state.start_localSGD_iter
+    if bucket.is_last():
+        state.iteration += 1
+    if warming_up:
+        return allreduce_hook(state.process_group, bucket)
+    if not state.post_local_gradient_allreduce or state.subgroup.size() == 1:
+        return noop_hook(None, bucket)
+    return allreduce_hook(state.subgroup, bucket)

@@ -1,0 +1,257 @@
+"""PowerSGD: gradients as products of two thin matrices.
+
+Vogels, Karimireddy and Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed
+Optimization", arXiv:1905.13727, algorithm 1 (the compression: one step of a power iteration,
+warm-started) and algorithm 2 (error feedback). A gradient of n × m travels as (n + m) · r numbers.
+
+For each gradient M (viewed as a matrix, plus what earlier steps left out), with Q of m × r:
+
+    P = average over the ranks of M Q;   P = an orthonormal basis of its columns
+    Q = average over the ranks of Mᵀ P;  the result is P Qᵀ, what it misses goes into the next M
+
+Two averages in a row cannot both be started by the backward pass, and the second must not be
+waited for: it is started by the end of the first, on a group of its own. There its calls come in
+the order in which the first ones end, which is the same on all ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+import meshlib as dist
+from meshlib.process_group import ProcessGroup
+from meshlib.work import Future
+from meshlib.world import current_world
+from parallel.arrays import Array, namespace
+from parallel.ddp.buckets import GradBucket
+from parallel.ddp.comm_hooks import allreduce_hook
+from parallel.groups import Ranks, resolve
+from parallel.nn.parameter import Parameter
+
+
+class PowerSGDState:
+    """Options of ``powerSGD_hook``, and what it keeps from step to step.
+
+    Args:
+        process_group: the replicas: ``mesh["dp"]``, a group, or None for the default group.
+        matrix_approximation_rank: r above. 1 to 4 are common; more is closer to the average.
+        start_powerSGD_iter: how many steps average without compression; early gradients suffer
+            most from it.
+        min_compression_rate: a gradient is compressed if that makes it this many times smaller.
+        use_error_feedback: add to each gradient what was left out before. Takes one array of the
+            parameter's size; without it training may not converge.
+        warm_start: begin with the last step's Q; without it with a random one.
+        random_seed: of the first Q; equal on all ranks.
+
+    ``bytes_before`` and ``bytes_sent`` count, over all steps, what the gradients take and what was
+    averaged in their place.
+
+    Raises ValueError for a rank below 1, a negative number of steps or a rate that is not positive.
+    """
+
+    def __init__(
+        self,
+        process_group: Ranks | None = None,
+        matrix_approximation_rank: int = 1,
+        start_powerSGD_iter: int = 1000,
+        min_compression_rate: float = 2.0,
+        use_error_feedback: bool = True,
+        warm_start: bool = True,
+        random_seed: int = 0,
+    ) -> None:
+        if matrix_approximation_rank < 1:
+            raise ValueError(
+                f"matrix_approximation_rank must be at least 1, got {matrix_approximation_rank}"
+            )
+        if start_powerSGD_iter < 0:
+            raise ValueError(f"start_powerSGD_iter must be at least 0, got {start_powerSGD_iter}")
+        if not min_compression_rate > 0:
+            raise ValueError(f"min_compression_rate must be positive, got {min_compression_rate}")
+        self.process_group = resolve(process_group, "process_group")
+        self.second_group = _twin(self.process_group)
+        self.matrix_approximation_rank = matrix_approximation_rank
+        self.start_powerSGD_iter = start_powerSGD_iter
+        self.min_compression_rate = min_compression_rate
+        self.use_error_feedback = use_error_feedback
+        self.warm_start = warm_start
+        self.iteration = 0
+        self.bytes_before = 0
+        self.bytes_sent = 0
+        self._rng = np.random.default_rng(random_seed)
+        self._errors: dict[Parameter, Array] = {}
+        self._factors: dict[Parameter, Array] = {}
+
+    def rank_for(self, shape: Sequence[int]) -> int:
+        """Return r for a gradient of ``shape``, 0 for one that is not compressed."""
+        if len(shape) < 2:
+            return 0
+        n, m = shape[0], math.prod(shape[1:])
+        r = min(n, m, self.matrix_approximation_rank)
+        return r if r * (n + m) * self.min_compression_rate < n * m else 0
+
+    def factor(self, parameter: Parameter, matrix: Array, r: int) -> Array:
+        """Return the Q (m × r) to begin with. Equal on all ranks, which ask in the same order."""
+        kept = self._factors.get(parameter) if self.warm_start else None
+        if kept is not None:
+            return kept
+        drawn = self._rng.standard_normal((matrix.shape[1], r))
+        return namespace(matrix).asarray(drawn, dtype=matrix.dtype)
+
+    def add_error(self, parameter: Parameter, matrix: Array) -> None:
+        """Add to ``matrix`` what earlier steps left out of this parameter's gradient."""
+        error = self._errors.get(parameter)
+        if error is not None:
+            matrix += error
+
+    def keep(self, parameter: Parameter, factor: Array, error: Array) -> None:
+        """Keep what the next step begins with."""
+        if self.warm_start:
+            self._factors[parameter] = factor
+        if self.use_error_feedback:
+            self._errors[parameter] = error
+
+
+@dataclass
+class _Compressed:
+    """One gradient on its way: ``matrix`` is M; ``left`` and ``right`` are what travels."""
+
+    parameter: Parameter
+    gradient: Array
+    matrix: Array
+    left: Array  # P, n × r
+    right: Array  # Q, m × r
+
+
+def powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> Future:
+    """Average the bucket approximately, in far fewer bytes; see the module."""
+    buffer = bucket.buffer()
+    state.bytes_before += buffer.nbytes
+    warming_up = state.iteration < state.start_powerSGD_iter
+    if bucket.is_last():
+        state.iteration += 1
+    compresses = any(state.rank_for(parameter.shape) for parameter in bucket.parameters())
+    if warming_up or not compresses:
+        state.bytes_sent += buffer.nbytes
+        return allreduce_hook(state.process_group, bucket)
+    return _Exchange(state, bucket).start()
+
+
+class _Exchange:
+    """One bucket's way through the algorithm."""
+
+    def __init__(self, state: PowerSGDState, bucket: GradBucket) -> None:
+        self._state = state
+        self._buffer = buffer = bucket.buffer()
+        self._xp = xp = namespace(buffer)
+        # Products are computed in at least 32 bits; what travels has the bucket's dtype.
+        self._compute = np.dtype(np.float32) if buffer.dtype.itemsize < 4 else buffer.dtype
+        pairs = list(zip(bucket.parameters(), bucket.gradients(), strict=True))
+        ranks = [state.rank_for(gradient.shape) for _, gradient in pairs]
+        self._plain = [g for (_, g), r in zip(pairs, ranks, strict=True) if not r]
+        chosen = [(p, g, r) for (p, g), r in zip(pairs, ranks, strict=True) if r]
+        self._lefts, lefts = self._message([(g.shape[0], r) for _, g, r in chosen])
+        self._rights, rights = self._message([(g.size // g.shape[0], r) for _, g, r in chosen])
+        self._compressed = [
+            _Compressed(p, g, self._matrix(p, g), left, right)
+            for (p, g, _), left, right in zip(chosen, lefts, rights, strict=True)
+        ]
+        for item, (_, _, r) in zip(self._compressed, chosen, strict=True):
+            item.left[...] = item.matrix @ state.factor(item.parameter, item.matrix, r)
+        self._rest = (
+            xp.concatenate([gradient.reshape(-1) for gradient in self._plain])
+            if self._plain
+            else xp.empty(0, dtype=buffer.dtype)
+        )
+        state.bytes_sent += self._rest.nbytes + self._lefts.nbytes + self._rights.nbytes
+
+    def start(self) -> Future:
+        """Start the first averages; return the future of the averaged bucket."""
+        group = self._state.process_group
+        rest = _average(self._rest, group)
+        lefts = _average(self._lefts, group)
+
+        def second(future: Future) -> Future:
+            future.value()
+            for item in self._compressed:
+                # Householder's QR gives an orthonormal basis even if P is rank-deficient, or zero.
+                item.left = self._xp.linalg.qr(item.left.astype(self._compute))[0]
+                item.right[...] = item.matrix.T @ item.left
+            return _average(self._rights, self._state.second_group)
+
+        def last(future: Future) -> Array:
+            future.value()
+            self._write_plain(rest.value())
+            for item in self._compressed:
+                right = item.right.astype(self._compute)
+                approximation = item.left @ right.T
+                item.matrix -= approximation
+                self._state.keep(item.parameter, right, item.matrix)
+                item.gradient[...] = approximation.reshape(item.gradient.shape)
+            return self._buffer
+
+        return _then_wait_for(lefts, second).then(last)
+
+    def _message(self, shapes: Sequence[tuple[int, int]]) -> tuple[Array, list[Array]]:
+        """Return a flat array with room for matrices of ``shapes``, and its views as those."""
+        flat = self._xp.empty(sum(map(math.prod, shapes)), dtype=self._buffer.dtype)
+        ends = np.cumsum([math.prod(shape) for shape in shapes]).tolist()
+        return flat, [
+            flat[end - math.prod(shape) : end].reshape(shape)
+            for shape, end in zip(shapes, ends, strict=True)
+        ]
+
+    def _matrix(self, parameter: Parameter, gradient: Array) -> Array:
+        # A copy: it becomes the error, and the bucket may be rewritten before the next step.
+        matrix = gradient.reshape(gradient.shape[0], -1).astype(self._compute, copy=True)
+        self._state.add_error(parameter, matrix)
+        return matrix
+
+    def _write_plain(self, rest: Array) -> None:
+        begin = 0
+        for gradient in self._plain:
+            gradient[...] = rest[begin : begin + gradient.size].reshape(gradient.shape)
+            begin += gradient.size
+
+
+def _average(flat: Array, group: ProcessGroup) -> Future:
+    if not flat.size:
+        future = Future()
+        future.set_result(flat)
+        return future
+    return group.all_reduce(flat, op=dist.ReduceOp.AVG, async_op=True).get_future()
+
+
+def _then_wait_for(future: Future, callback: Callable[[Future], Future]) -> Future:
+    """Return a future of the outcome of the future that ``callback(future)`` returns."""
+    result = Future()
+
+    def settle(inner: Future) -> None:
+        error = inner.exception()
+        if error is None:
+            result.set_result(inner.value())
+        else:
+            result.set_exception(error)
+
+    def begin(done: Future) -> None:
+        try:
+            callback(done).add_done_callback(settle)
+        except Exception as error:  # noqa: BLE001 (it becomes the outcome)
+            result.set_exception(error)
+
+    future.add_done_callback(begin)
+    return result
+
+
+def _twin(group: ProcessGroup) -> ProcessGroup:
+    """Return another group of the same ranks."""
+    return current_world().group_for(
+        group.ranks,
+        backend=group.backend,
+        timeout=group.timeout,
+        desc=f"PowerSGD on {group.group_desc or group.id}",
+        purpose="powersgd",
+    )

@@ -1,0 +1,158 @@
+"""Buckets: which gradients are reduced together, and the flat buffers that they share."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import numpy as np
+
+from meshlib.process_group import ProcessGroup
+from parallel.arrays import Array, namespace, placement
+from parallel.nn.parameter import Parameter
+
+MIB = 1 << 20
+FIRST_BUCKET_BYTES = MIB
+"""The first bucket is small, so that communication begins early in the backward pass."""
+
+
+def assign_buckets(
+    order: Sequence[int],
+    nbytes: Sequence[int],
+    keys: Sequence[Hashable],
+    first_bytes: int,
+    cap_bytes: int,
+) -> list[list[int]]:
+    """Group parameters into buckets, by c10d's rules.
+
+    Parameters (``order``: their numbers, as gradients are expected) fill one open bucket for each
+    key (dtype and device). A bucket is closed once it holds at least ``first_bytes`` (a key's first
+    bucket) or ``cap_bytes`` (the others): a parameter is never split, and one larger than the cap
+    closes its bucket. Buckets are returned in the order in which their last gradients come, which
+    is the order in which they can be sent off.
+    """
+    open_buckets: dict[Hashable, list[int]] = {}
+    filled: dict[Hashable, int] = {}
+    limits: dict[Hashable, int] = {}
+    closed: list[list[int]] = []
+    for number in order:
+        key = keys[number]
+        open_buckets.setdefault(key, []).append(number)
+        filled[key] = filled.get(key, 0) + nbytes[number]
+        if filled[key] >= limits.get(key, first_bytes):
+            closed.append(open_buckets.pop(key))
+            filled[key] = 0
+            limits[key] = cap_bytes
+    place = {number: i for i, number in enumerate(order)}
+    return sorted([*closed, *open_buckets.values()], key=lambda bucket: place[bucket[-1]])
+
+
+class Bucket:
+    """A flat buffer that holds the gradients of some parameters, one after the other.
+
+    ``numbers`` are the parameters' numbers in the reducer, ``views`` the parts of ``buffer`` in the
+    parameters' shapes. ``pending`` counts the gradients that have not come in this backward pass.
+    With a ``group`` the buffer is in its symmetric memory: all members make equal buckets then.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        numbers: Sequence[int],
+        parameters: Sequence[Parameter],
+        group: ProcessGroup | None = None,
+    ) -> None:
+        first = parameters[0].data
+        sizes = [parameter.size for parameter in parameters]
+        self.index = index
+        self.numbers = list(numbers)
+        self.parameters = list(parameters)
+        self.offsets = [0, *itertools.accumulate(sizes)]
+        self.buffer: Array = allocate(sum(sizes), first, group)
+        # So that a gradient that never comes is zero; later passes fill what is missing.
+        self.buffer.fill(0)
+        self.views = self.split(self.buffer)
+        self.pending = len(self.numbers)
+
+    def split(self, buffer: Array) -> list[Array]:
+        """Return the parts of ``buffer`` (flat, this bucket's size) in the parameters' shapes."""
+        ends = itertools.pairwise(self.offsets)
+        return [
+            buffer[begin:end].reshape(parameter.shape)
+            for (begin, end), parameter in zip(ends, self.parameters, strict=True)
+        ]
+
+
+def allocate(size: int, like: Array, group: ProcessGroup | None) -> Array:
+    """Return a flat array of ``size`` elements of the dtype and library of ``like``.
+
+    In the symmetric memory of ``group``, if there is one and it has such memory for the library.
+    """
+    xp = namespace(like)
+    if group is None or xp is not np or "cpu" not in group.backends or group.size() == 1:
+        return xp.empty(size, dtype=like.dtype)
+    return group.empty(size, like.dtype)
+
+
+class GradBucket:
+    """What a communication hook is given: one bucket whose gradients are all there.
+
+    Methods as in c10d. The hook may change the buffer in place; what is written back into the
+    parameters is the value of the future that the hook returns.
+    """
+
+    def __init__(self, bucket: Bucket, is_last: bool) -> None:
+        self._bucket = bucket
+        self._buffer = bucket.buffer
+        self._is_last = is_last
+
+    def index(self) -> int:
+        """Return the bucket's number; buckets are sent off in this order on every rank.
+
+        It means the same parameters in every step but once: buckets are rebuilt after the first.
+        """
+        return self._bucket.index
+
+    def is_last(self) -> bool:
+        """Whether this is the last bucket of the backward pass."""
+        return self._is_last
+
+    def buffer(self) -> Array:
+        """Return the flat buffer, shape (sum of the parameters' sizes,)."""
+        return self._buffer
+
+    def gradients(self) -> list[Array]:
+        """Return the gradients: views of the buffer in the parameters' shapes."""
+        return self._bucket.split(self._buffer)
+
+    def parameters(self) -> list[Parameter]:
+        """Return the parameters, in the buffer's order."""
+        return list(self._bucket.parameters)
+
+    def set_buffer(self, buffer: Array) -> None:
+        """Make ``buffer`` what ``buffer()`` returns from now on.
+
+        It has the same shape; another dtype is for hooks that turn their result back.
+        """
+        dtype = getattr(buffer, "dtype", None)
+        check_like(buffer, self._bucket.buffer, f"bucket {self.index()}: set_buffer", dtype)
+        self._buffer = buffer
+
+
+def check_like(got: Array, expected: Array, what: str, dtype: Any = None) -> None:
+    """Raise ValueError, beginning with ``what``, unless both have the same shape and dtype.
+
+    ``dtype`` is expected instead of that of ``expected`` if it is given.
+    """
+    dtype = expected.dtype if dtype is None else dtype
+    if getattr(got, "shape", None) != expected.shape or got.dtype != dtype:
+        described = (
+            f"{got.dtype.name}{list(got.shape)}" if hasattr(got, "dtype") else type(got).__name__
+        )
+        raise ValueError(f"{what}: expected {dtype.name}{list(expected.shape)}, got {described}")
+
+
+def bucket_key(parameter: Parameter) -> tuple[str, str]:
+    """Return what parameters of one bucket have in common: (dtype, device)."""
+    return placement(parameter.data)

@@ -1,0 +1,63 @@
+"""Communication hooks: how one bucket of gradients becomes the group's.
+
+A hook is called as ``hook(state, bucket)`` as soon as the bucket is complete, while the backward
+pass goes on, on every rank for the same buckets in the same order. It returns a future whose value
+is the flat array to write back. It must not wait for communication itself.
+
+These are the ones that the wrapper itself needs; ``parallel.comm_hooks`` has all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import meshlib as dist
+from meshlib.process_group import ProcessGroup
+from meshlib.work import Future
+from parallel.ddp.buckets import GradBucket
+
+CommHook = Callable[[Any, GradBucket], Future]
+
+
+def allreduce_hook(process_group: ProcessGroup, bucket: GradBucket) -> Future:
+    """Average the bucket over the group, in place. What runs without any other hook."""
+    work = process_group.all_reduce(bucket.buffer(), op=dist.ReduceOp.AVG, async_op=True)
+    return work.get_future()
+
+
+def noop_hook(state: object, bucket: GradBucket) -> Future:
+    """Leave each rank its own gradients: for measuring a step without communication."""
+    future = Future()
+    future.set_result(bucket.buffer())
+    return future
+
+
+def compress_wrapper(hook: CommHook, dtype: npt.DTypeLike) -> CommHook:
+    """Return ``hook`` run on the bucket rounded to ``dtype``; the result is widened again.
+
+    A bucket whose elements are no wider than those of ``dtype`` is left as it is.
+    """
+    narrow = np.dtype(dtype)
+
+    def compressed(state: Any, bucket: GradBucket) -> Future:
+        wide = bucket.buffer()
+        if wide.dtype.itemsize <= narrow.itemsize:
+            return hook(state, bucket)
+        bucket.set_buffer(wide.astype(narrow))
+
+        def widen(future: Future) -> Any:
+            wide[...] = only(future.value())
+            return wide
+
+        return hook(state, bucket).then(widen)
+
+    return compressed
+
+
+def only(value: Any) -> Any:
+    """Return what a hook's future holds: an array, or as in c10d a list of one."""
+    return value[0] if isinstance(value, (list, tuple)) and len(value) == 1 else value

@@ -1,0 +1,345 @@
+"""``DistributedDataParallel``: the same model on every rank, each with its share of the data."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Self, overload
+
+from meshlib.process_group import ProcessGroup
+from parallel.ddp.buckets import FIRST_BUCKET_BYTES, MIB
+from parallel.ddp.comm_hooks import CommHook, allreduce_hook, compress_wrapper
+from parallel.ddp.precision import MixedPrecision
+from parallel.ddp.reducer import WHAT_TO_DO, Reducer, ReducerOptions
+from parallel.ddp.replicas import broadcast_coalesced, check_same_model
+from parallel.ddp.statistics import PassStatistics
+from parallel.ddp.uneven import Phase, WrapperHook
+from parallel.groups import Ranks, resolve
+from parallel.join.context import Join
+from parallel.join.joinable import Joinable, JoinHook
+from parallel.join.replica import OptimizerReplica
+from parallel.nn.module import Module
+from parallel.nn.parameter import Parameter
+from parallel.nn.precision import Casting
+from parallel.optim.optimizer import Optimizer
+
+if TYPE_CHECKING:
+    from parallel.jax.data_parallel import DistributedDataParallel as DataParallelTree
+
+
+class DistributedDataParallel(Module, Joinable):
+    """Trains ``module`` on several ranks as one process would on all their samples.
+
+    Given a pytree of JAX arrays in place of a module, it returns the wrapper for those, which has
+    methods of its own: see ``parallel.jax.DistributedDataParallel``.
+
+    Construction compares the parameters' names, shapes and dtypes over the ranks, and copies group
+    rank 0's parameters and buffers to all. Each ``backward`` then averages the gradients over the
+    group, in buckets, each reduced as soon as it is complete, while the rest of the backward pass
+    computes. After ``backward`` returns, ``grad`` of each parameter holds the average. Buckets are
+    in the group's symmetric memory, where it has such: no copy is staged.
+
+    A rank may have one forward pass outstanding when it synchronises. With several microbatches,
+    put all backward passes but the last under ``no_sync``: their gradients accumulate locally, and
+    the last one reduces the sum.
+
+    Parameters may be frozen and unfrozen later (``requires_grad``), on all ranks between the same
+    two steps. After a synchronised backward that failed, the ranks are out of step: every later
+    one raises and says what to do.
+
+    Args:
+        module: the model; its parameters are fixed from here on.
+        process_group: the replicas: ``mesh["dp"]``, any other mesh or group, or None for the
+            default group. Over several mesh dimensions (``mesh["dp", "cp"]``) gradients are
+            averaged over all of them.
+        bucket_cap_mb: the size of buckets in MiB; the first one is 1 MiB, or smaller if this is.
+        broadcast_buffers: copy rank 0's buffers to all ranks before each training forward whose
+            backward synchronises.
+        init_sync: compare the ranks' models and copy rank 0's values at construction. Without it,
+            equal replicas are the caller's promise.
+        find_unused_parameters: parameters may go unused in a step, and other ones on other ranks.
+            Their share counts as zero; what nobody used keeps its gradient as it was. Costs a small
+            all-reduce a step. Without it, an unused parameter is an error that names it.
+        gradient_as_bucket_view: gradients are views of the buckets: saves one copy of all
+            gradients, in memory and in time.
+        static_graph: the same parameters are used in each step. What goes unused in the first one
+            is then allowed, and the small all-reduce is made only once.
+        mixed_precision: compute, or average, in other dtypes than that of the parameters.
+
+    Raises:
+        ValueError: when the ranks' models differ (naming the first entry that does), or for a
+            bucket size that is not positive.
+        RuntimeError: for a model without trainable parameters.
+    """
+
+    @overload
+    def __new__(  # pyright: ignore[reportOverlappingOverload] (a Module is no pytree)
+        cls, module: Module, *args: Any, **kwargs: Any
+    ) -> Self: ...
+    @overload
+    def __new__(cls, module: Any, *args: Any, **kwargs: Any) -> DataParallelTree: ...
+    def __new__(cls, module: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return a wrapper for ``module``; one of another class if it is a pytree."""
+        if isinstance(module, Module):
+            return super().__new__(cls)
+        if "jax" not in sys.modules:
+            raise TypeError(
+                "module must be a Module, or a pytree of JAX arrays, got "
+                f"{type(module).__qualname__}"
+            )
+        from parallel.jax.data_parallel import DistributedDataParallel as DataParallelTree
+
+        return DataParallelTree(module, *args, **kwargs)
+
+    def __init__(
+        self,
+        module: Module,
+        process_group: Ranks | None = None,
+        *,
+        bucket_cap_mb: float = 25.0,
+        broadcast_buffers: bool = True,
+        init_sync: bool = True,
+        find_unused_parameters: bool = False,
+        gradient_as_bucket_view: bool = False,
+        static_graph: bool = False,
+        mixed_precision: MixedPrecision | None = None,
+    ) -> None:
+        super().__init__()
+        if not (bucket_cap_mb > 0 and math.isfinite(bucket_cap_mb)):
+            raise ValueError(f"bucket_cap_mb must be positive and finite, got {bucket_cap_mb}")
+        named = list(module.named_parameters())
+        if not any(parameter.requires_grad for _, parameter in named):
+            raise RuntimeError("the module has no parameter that requires a gradient")
+        self.module = module
+        self.training = module.training
+        self.process_group = resolve(process_group, "process_group")
+        self.broadcast_buffers = broadcast_buffers
+        self._sync = True
+        self._custom_hook = False
+        if init_sync:
+            check_same_model(module, self.process_group)
+            parameters = [parameter.data for parameter in module.parameters()]
+            broadcast_coalesced(parameters, self.process_group)
+            self._broadcast_buffers()
+        cap = int(bucket_cap_mb * MIB)
+        options = ReducerOptions(
+            first_bytes=min(FIRST_BUCKET_BYTES, cap),
+            cap_bytes=cap,
+            gradient_as_bucket_view=gradient_as_bucket_view,
+            find_unused_parameters=find_unused_parameters,
+            static_graph=static_graph,
+            symmetric_memory=True,
+        )
+        self._reducer = Reducer(named, self.process_group, options)
+        self._precision = mixed_precision or MixedPrecision()
+        dtype = self._precision.param_dtype
+        self._casting = None if dtype is None else Casting(module, dtype)
+        self._set_hook(self.process_group, allreduce_hook)
+        self._average_over_all = True
+        self.statistics: PassStatistics | None = None
+        """The times of the last synchronised step; None before the first."""
+        self.process_group.world.log.info(
+            "DistributedDataParallel on %s: %d parameters, %.1f MiB of gradients in %d buckets; "
+            "bucket_cap_mb=%g broadcast_buffers=%s %s %s",
+            self.process_group,
+            len(named),
+            sum(p.data.nbytes for _, p in named if p.requires_grad) / MIB,
+            len(self.buckets),
+            bucket_cap_mb,
+            broadcast_buffers,
+            options,
+            self._precision,
+        )
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return ``module``'s output for this rank's share of the data."""
+        due = self.training and self._sync and self.broadcast_buffers and not self.outstanding
+        if due and any(True for _ in self.module.buffers()):
+            with Join.notify_join_context(self, Phase.FORWARD) as join:
+                self._broadcast_buffers(0 if join is None else join.first_active)
+        begin = time.perf_counter()
+        if self._casting is None:
+            output, context = self.module(*args, **kwargs), None
+        else:
+            output, context = self._casting.forward(*args, **kwargs)
+        if self.training:
+            self._reducer.stopwatch.add_forward(time.perf_counter() - begin)
+        self.save_for_backward(context)
+        return output
+
+    def backward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run ``module.backward`` and average the gradients, unless inside ``no_sync``.
+
+        Raises RuntimeError without a matching forward, when other forward passes are outstanding
+        (their gradients would come too late), and for unused parameters.
+        """
+        if self._sync and self.outstanding > 1:
+            raise RuntimeError(
+                f"{self.outstanding - 1} other forward passes still wait for their backward, so "
+                "this one cannot complete the gradients; run all but the last under no_sync(), or "
+                "call discard_saved() if a forward was not meant for training"
+            )
+        context = self.saved()
+        if not self._sync:
+            return self._compute_backward(context, args, kwargs)[0]
+        try:
+            with Join.notify_join_context(self, Phase.BACKWARD):
+                result, ended = self._synchronised_backward(context, args, kwargs)
+        finally:
+            # Over are also parts of the forward that the loss did not depend on; and after an
+            # error all of it, so that the module can be wrapped again.
+            self.module.discard_saved()
+        self.statistics = self._reducer.stopwatch.finish(ended)
+        return result
+
+    def _synchronised_backward(
+        self, context: Any, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> tuple[Any, float]:
+        try:
+            self._reducer.begin()
+            result, ended = self._compute_backward(context, args, kwargs)
+            self._reducer.finish(self._scale())
+        except BaseException as error:
+            if not self._reducer.failed:
+                error.add_note(
+                    "A backward pass of DistributedDataParallel ended here before its gradients "
+                    f"were reduced; the other ranks may wait for this one. {WHAT_TO_DO}"
+                )
+                self._reducer.fail(error)
+            raise
+        return result, ended
+
+    def _compute_backward(
+        self, context: Any, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> tuple[Any, float]:
+        """Return what the module's backward returns, and when it ended."""
+        begin = time.perf_counter()
+        if self._casting is None:
+            result = self.module.backward(*args, **kwargs)
+        else:
+            result = self._casting.backward(context, *args, **kwargs)
+        end = time.perf_counter()
+        self._reducer.stopwatch.add_backward(end - begin)
+        return result, end
+
+    @contextmanager
+    def no_sync(self) -> Generator[None]:
+        """Within this context ``backward`` accumulates gradients locally and reduces nothing."""
+        before, self._sync = self._sync, False
+        try:
+            yield
+        finally:
+            self._sync = before
+
+    def register_comm_hook(self, state: Any, hook: CommHook) -> None:
+        """Reduce each bucket with ``hook(state, bucket)`` instead of the plain average.
+
+        The hook gets a ``GradBucket`` and returns a ``Future`` of the flat array to write back; it
+        is responsible for dividing by the number of ranks. Raises TypeError when it cannot be
+        called, RuntimeError when a hook was registered before.
+        """
+        if not callable(hook):
+            raise TypeError(f"hook must be callable, got {type(hook).__qualname__}")
+        if self._custom_hook:
+            raise RuntimeError("a communication hook was registered already; only one can be")
+        self._custom_hook = True
+        self._set_hook(state, hook)
+
+    def apply_optimizer_in_backward(self, optimizer: Optimizer) -> None:
+        """Let each synchronised ``backward`` step ``optimizer``, bucket by bucket.
+
+        A bucket's parameters are updated as soon as it has been reduced, while later buckets are
+        under way, and their gradients are dropped: the loop needs neither ``step`` nor
+        ``zero_grad``. Nothing can look at all gradients at once any more, such as clipping by the
+        global norm. Parameters that the optimizer does not have keep their gradients.
+        """
+
+        def update(parameters: Sequence[Parameter]) -> None:
+            for parameter in optimizer.step_for(parameters):
+                parameter.zero_grad()
+
+        self._reducer.set_after_bucket(update)
+
+    # Uneven inputs
+
+    def join(
+        self,
+        divide_by_initial_world_size: bool = True,
+        enable: bool = True,
+        throw_on_early_termination: bool = False,
+        *,
+        optimizer: Any = None,
+    ) -> Join:
+        """Return a context in which ranks may run out of inputs at different times; see ``Join``.
+
+        Args:
+            divide_by_initial_world_size: go on dividing by the number of all ranks, so that each
+                sample weighs the same; or else by the number of those that still have inputs.
+            enable: False makes the context do nothing.
+            throw_on_early_termination: raise as soon as one rank is out of inputs.
+            optimizer: one whose state the ranks that stopped early take over in the end, as they
+                do the parameters: needed when training goes on with an optimizer that has state.
+                Or one that takes part itself, ``ZeroRedundancyOptimizer``.
+        """
+        joinables: list[Joinable] = [self]
+        if isinstance(optimizer, Joinable):
+            joinables.append(optimizer)
+        elif optimizer is not None:
+            joinables.append(OptimizerReplica(optimizer, self.process_group))
+        return Join(
+            joinables,
+            enable,
+            throw_on_early_termination,
+            divide_by_initial_world_size=divide_by_initial_world_size,
+        )
+
+    @property
+    def join_process_group(self) -> ProcessGroup:
+        """The group of the replicas."""
+        return self.process_group
+
+    def join_hook(self, **kwargs: Any) -> JoinHook:
+        """Return the hook for one ``Join``; it understands ``divide_by_initial_world_size``."""
+        self._average_over_all = kwargs.get("divide_by_initial_world_size", True)
+        return WrapperHook(self._shadow, self._synchronise)
+
+    def phase_name(self, phase: int) -> str:
+        """Return what a phase is called in messages."""
+        return Phase(phase).name.lower()
+
+    def _shadow(self, phase: Phase) -> None:
+        assert self.join_context is not None
+        if phase is Phase.FORWARD:
+            self._broadcast_buffers(self.join_context.first_active)
+        else:
+            self._reducer.shadow(self._scale())
+
+    def _synchronise(self, source: int) -> None:
+        broadcast_coalesced([p.data for p in self.module.parameters()], self.process_group, source)
+        self._broadcast_buffers(source)
+
+    def _scale(self) -> float:
+        """Return what turns the average over all ranks into the one that is wanted."""
+        if self.join_context is None or self._average_over_all:
+            return 1.0
+        return self.process_group.size() / self.join_context.num_active
+
+    @property
+    def buckets(self) -> list[list[str]]:
+        """The paths of the parameters in each bucket, in the order of reduction.
+
+        After the first synchronised step buckets are rebuilt, in the order in which gradients
+        came; the second one is the first to use them.
+        """
+        return self._reducer.buckets
+
+    def _set_hook(self, state: Any, hook: CommHook) -> None:
+        dtype = self._precision.reduce_dtype
+        self._reducer.set_hook(state, hook if dtype is None else compress_wrapper(hook, dtype))
+
+    def _broadcast_buffers(self, source: int = 0) -> None:
+        buffers = [buffer.data for buffer in self.module.buffers()]
+        broadcast_coalesced(buffers, self.process_group, source)

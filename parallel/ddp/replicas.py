@@ -1,0 +1,103 @@
+"""Make sure that all replicas are replicas: compare them, then copy rank 0's values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from meshlib import ReduceOp
+from meshlib.process_group import ProcessGroup
+from parallel.arrays import Array, namespace, placement
+from parallel.ddp.buckets import MIB
+from parallel.nn.module import Module
+
+_COALESCE_BYTES = 64 * MIB
+
+
+def check_same_model(module: Module, group: ProcessGroup) -> None:
+    """Raise ValueError, on every rank, when a rank's parameters or buffers are not rank 0's.
+
+    It names, for each rank that differs, the first entry that does.
+    """
+    check_same(describe(module), group)
+
+
+def check_same(own: Sequence[str], group: ProcessGroup) -> None:
+    """Raise ValueError, on every rank, when a rank's description of its model is not rank 0's."""
+    reference = [own]
+    group.broadcast_object_list(reference, group_src=0)
+    differences: list[str | None] = [None] * group.size()
+    group.all_gather_object(differences, first_difference(own, reference[0]))
+    rows = [f"  rank {rank}: {text}" for rank, text in enumerate(differences) if text]
+    if rows:
+        raise ValueError(f"the model is not the same on all ranks of {group}:\n" + "\n".join(rows))
+
+
+def describe(module: Module) -> list[str]:
+    """Return one line for each parameter and buffer: all that must agree between replicas."""
+
+    def line(kind: str, path: str, array: Array, note: str = "") -> str:
+        return f"{kind} {path} {array.dtype.name}{list(array.shape)}{note}"
+
+    return [
+        *(
+            line("parameter", path, p.data, "" if p.requires_grad else " (frozen)")
+            for path, p in module.named_parameters()
+        ),
+        *(line("buffer", path, b.data) for path, b in module.named_buffers()),
+    ]
+
+
+def first_difference(own: Sequence[str], reference: Sequence[str]) -> str | None:
+    """Return a sentence about the first entry in which two descriptions differ, or None."""
+    for mine, theirs in zip(own, reference, strict=False):
+        if mine != theirs:
+            return f"has {mine} where rank 0 has {theirs}"
+    if len(own) > len(reference):
+        return f"has {own[len(reference)]}, which rank 0 lacks"
+    if len(own) < len(reference):
+        return f"lacks {reference[len(own)]}, which rank 0 has"
+    return None
+
+
+def broadcast_coalesced(arrays: Sequence[Array], group: ProcessGroup, group_src: int = 0) -> None:
+    """Copy ``arrays`` of group rank ``group_src`` into everybody's, in few large messages."""
+    if group.size() == 1:
+        return
+    for pile in _piles(arrays):
+        flat = _flattened(pile)
+        group.broadcast(flat, group_src=group_src)
+        if group.rank() != group_src:
+            _unflatten(flat, pile)
+
+
+def average_coalesced(arrays: Sequence[Array], group: ProcessGroup) -> None:
+    """Replace ``arrays`` by their averages over the group, in few large messages."""
+    if group.size() == 1:
+        return
+    for pile in _piles(arrays):
+        flat = _flattened(pile)
+        group.all_reduce(flat, op=ReduceOp.AVG)
+        _unflatten(flat, pile)
+
+
+def _piles(arrays: Sequence[Array]) -> Iterator[list[Array]]:
+    """Yield ``arrays`` in piles of one dtype and device, each not much above the limit."""
+    piles: dict[tuple[str, str], list[Array]] = {}
+    for array in arrays:
+        key = placement(array)
+        pile = piles.setdefault(key, [])
+        pile.append(array)
+        if sum(member.nbytes for member in pile) >= _COALESCE_BYTES:
+            yield piles.pop(key)
+    yield from piles.values()
+
+
+def _flattened(pile: Sequence[Array]) -> Array:
+    return namespace(pile[0]).concatenate([array.reshape(-1) for array in pile])
+
+
+def _unflatten(flat: Array, pile: Sequence[Array]) -> None:
+    begin = 0
+    for array in pile:
+        array[...] = flat[begin : begin + array.size].reshape(array.shape)
+        begin += array.size

@@ -1,0 +1,77 @@
+"""What a synchronised pass cost, and how much of its communication was hidden."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from meshlib.work import Future
+
+
+@dataclass(frozen=True, slots=True)
+class PassStatistics:
+    """One synchronised backward pass and the forward passes that it belongs to, in seconds.
+
+    ``forward`` and ``backward`` are the module's own (of passes under ``no_sync`` as well, since
+    the last synchronised one). ``communication`` is the time in which at least one bucket was under
+    way, ``exposed`` the part of it that came after the module's backward had ended.
+    """
+
+    forward: float
+    backward: float
+    communication: float
+    exposed: float
+
+    @property
+    def hidden(self) -> float:
+        """The share of the communication that went on during the backward pass, 0 to 1."""
+        return 1.0 - self.exposed / self.communication if self.communication else 0.0
+
+
+class Stopwatch:
+    """Collects the moments of one pass."""
+
+    def __init__(self) -> None:
+        self._forward = 0.0
+        self._backward = 0.0
+        self._launched: list[float] = []
+        self._landed: list[float] = []
+
+    def add_forward(self, seconds: float) -> None:
+        """Count a forward pass."""
+        self._forward += seconds
+
+    def add_backward(self, seconds: float) -> None:
+        """Count a backward pass."""
+        self._backward += seconds
+
+    def begin(self) -> None:
+        """Begin a synchronised pass: no bucket is under way."""
+        self._launched = []
+        self._landed = []
+
+    def watch(self, future: Future) -> None:
+        """Note that a bucket was handed over just now, and the moment when ``future`` is done."""
+        index = len(self._launched)
+        now = time.perf_counter()
+        self._launched.append(now)
+        self._landed.append(now)
+        landed = self._landed  # of this pass, whatever comes after it
+
+        def note(_: Future) -> None:
+            landed[index] = time.perf_counter()
+
+        future.add_done_callback(note)
+
+    def finish(self, computed: float) -> PassStatistics:
+        """Return what was collected, and begin anew. The backward pass ended at ``computed``."""
+        communication = exposed = 0.0
+        begin = end = 0.0
+        for launched, landed in zip(self._launched, self._landed, strict=True):
+            # Buckets leave in order: what is under way is extended, or begins once more.
+            begin, end = max(launched, end), max(landed, end)
+            communication += end - begin if end > begin else 0.0
+            exposed += max(0.0, end - max(begin, computed))
+        statistics = PassStatistics(self._forward, self._backward, communication, exposed)
+        self._forward = self._backward = 0.0
+        return statistics

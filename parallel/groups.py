@@ -1,0 +1,28 @@
+"""How every public thing of this package is told over which ranks it works."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from meshlib.process_group import ProcessGroup
+from meshlib.world import current_world
+
+
+class Ranks(Protocol):
+    """A set of ranks that can be communicated over: a ``DeviceMesh`` or a ``ProcessGroup``."""
+
+    @property
+    def process_group(self) -> ProcessGroup:
+        """The group over all the ranks."""
+        ...
+
+
+def resolve(ranks: Ranks | None, argument: str) -> ProcessGroup:
+    """Return the group of ``ranks``, or the default group when None.
+
+    Raises ValueError, naming ``argument``, when this rank is not a member.
+    """
+    group = current_world().default_group if ranks is None else ranks.process_group
+    if group.rank() < 0:
+        raise ValueError(f"{argument}: this rank is not a member of {group}")
+    return group

@@ -1,0 +1,19 @@
+"""Training JAX programs on a mesh. Needs JAX, which nothing else of this package imports."""
+
+from parallel.jax.data_parallel import DistributedDataParallel
+from parallel.jax.local_devices import DataParallel
+from parallel.jax.tensor_parallel import (
+    copy_to_region,
+    gather_from_region,
+    reduce_from_region,
+    scatter_to_region,
+)
+
+__all__ = [
+    "DataParallel",
+    "DistributedDataParallel",
+    "copy_to_region",
+    "gather_from_region",
+    "reduce_from_region",
+    "scatter_to_region",
+]

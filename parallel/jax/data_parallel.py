@@ -1,0 +1,257 @@
+"""``DistributedDataParallel`` for JAX: any pytree of parameters, inside the user's ``jax.jit``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from meshlib.jit.host_call import host_call
+from meshlib.process_group import ProcessGroup
+from meshlib.world import World
+from parallel.ddp.buckets import FIRST_BUCKET_BYTES, MIB
+from parallel.ddp.comm_hooks import CommHook
+from parallel.ddp.reducer import ReducerOptions
+from parallel.ddp.statistics import PassStatistics
+from parallel.groups import Ranks, resolve
+from parallel.jax.gradients import GradientExchange, XlaReducer
+from parallel.jax.trees import TreeOfParameters, check_same_tree, copies_of_rank_0
+
+Tree = Any
+
+
+class DistributedDataParallel:
+    """Averages the gradients of a pytree over the replicas while XLA still computes.
+
+        ddp = DistributedDataParallel(params, mesh["dp"])
+        params = ddp.params
+
+        @jax.jit
+        def step(params, batch):
+            loss, grads = ddp.value_and_grad(loss_fn)(params, batch)
+            ...
+
+    Construction compares the trees over the ranks (paths, shapes, dtypes) and takes group rank 0's
+    values, which ``params`` then holds. In the backward pass each bucket's all-reduce starts as
+    soon as XLA has computed its last gradient, in the same order on every rank. Large gradients are
+    reduced where they are, without a copy.
+
+    Leaves that are no arrays of floating point numbers (a step counter, a function in an equinox
+    module) are passed to the loss as they are, and their gradient is None.
+
+    Args:
+        params: the pytree; its structure, shapes and dtypes are fixed from here on.
+        process_group: the replicas: ``mesh["dp"]``, any other mesh or group, or None for the
+            default group. Over several mesh dimensions gradients are averaged over all of them.
+        bucket_cap_mb: gradients smaller than 1 MiB (or this, if it is less) share buckets of up to
+            this size in MiB; larger ones are buckets of their own.
+        init_sync: compare the ranks' trees and take rank 0's values. Without it, equal replicas
+            are the caller's promise.
+
+    Raises:
+        ValueError: when the ranks' trees differ (naming the first leaf that does), for a tree
+            without floating point arrays, or a bucket size that is not positive.
+    """
+
+    params: Tree
+    """Group rank 0's values of the parameters, as JAX arrays."""
+
+    def __init__(
+        self,
+        params: Tree,
+        process_group: Ranks | None = None,
+        *,
+        bucket_cap_mb: float = 25.0,
+        init_sync: bool = True,
+    ) -> None:
+        if not (bucket_cap_mb > 0 and math.isfinite(bucket_cap_mb)):
+            raise ValueError(f"bucket_cap_mb must be positive and finite, got {bucket_cap_mb}")
+        group = resolve(process_group, "process_group")
+        self._tree = TreeOfParameters.of(params)
+        if init_sync:
+            check_same_tree(self._tree, group)
+        named = list(self._tree.trained().items())
+        if not named:
+            raise ValueError(
+                "params has no leaf that is an array of floating point numbers; expected a pytree "
+                f"of parameters (or a Module), got {type(params).__qualname__}"
+            )
+        self._specs = [spec for _, spec in named]
+        self.process_group = _own_group(group)
+        trained, others = self._tree.split(params)
+        if init_sync:
+            trained = copies_of_rank_0(trained, self.process_group)
+        self.params = self._tree.join(trained, others)
+        cap = int(bucket_cap_mb * MIB)
+        options = ReducerOptions(first_bytes=min(FIRST_BUCKET_BYTES, cap), cap_bytes=cap)
+        self._reducer = XlaReducer(named, self.process_group, options)
+        self._exchange = GradientExchange(self._reducer, self.process_group)
+        self._arrivals = [self._exchange.arrival(number) for number in range(len(named))]
+        self._sync = True
+        self._custom_hook = False
+
+    # ------------------------------------------------------------------ gradients
+
+    def value_and_grad(
+        self,
+        fun: Callable[..., Any],
+        *,
+        has_aux: bool = False,
+        accumulated: Tree | None = None,
+    ) -> Callable[..., tuple[Any, Tree]]:
+        """Return ``f(params, *args)``, which returns ``(fun(params, *args), gradients)``.
+
+        ``fun`` returns this rank's loss, a scalar (with ``has_aux``: and anything else), as for
+        ``jax.value_and_grad``; it is returned as it is. The gradients, by the first argument, are
+        the average over the ranks. For use inside ``jit``, where every rank takes part in every
+        call; ``scan``, ``checkpoint`` and ``jit`` may be used inside ``fun`` at will.
+
+        ``accumulated`` are gradients from calls under ``no_sync``, added before the average.
+        Raises ValueError for a tree that differs from the one at construction.
+        """
+        extra = None if accumulated is None else self._tree.leaves_of(accumulated, "accumulated")
+
+        def value_and_grad(params: Tree, *args: Any, **kwargs: Any) -> tuple[Any, Tree]:
+            self._tree.check(params, "params")
+            trained, others = self._tree.split(params)
+            synchronise = self._sync and self.process_group.size() > 1
+            ticket = self._begin() if synchronise else None
+
+            def loss(trained: list[jax.Array]) -> Any:
+                if ticket is not None:
+                    trained = [
+                        self._announce(number, leaf, ticket, extra[number] if extra else None)
+                        for number, leaf in enumerate(trained)
+                    ]
+                return fun(self._tree.join(trained, others), *args, **kwargs)
+
+            value, grads = jax.value_and_grad(loss, has_aux=has_aux)(trained)
+            if ticket is not None:
+                grads = self._finish(grads, extra or [])
+            elif extra is not None:
+                grads = [grad + more for grad, more in zip(grads, extra, strict=True)]
+            return value, self._tree.join(grads, [None] * len(others))
+
+        return value_and_grad
+
+    def average(self, grads: Tree) -> Tree:
+        """Return the average of ``grads`` over the ranks: for gradients made in another way.
+
+        ``grads`` has the structure of ``params`` (None for leaves that are not trained). For use
+        inside ``jit``. Nothing is hidden behind the backward pass.
+        """
+        leaves = self._tree.leaves_of(grads, "grads")
+        if self.process_group.size() > 1:
+            self._begin()
+            leaves = self._finish([jnp.asarray(leaf) for leaf in leaves], [])
+        return self._tree.join(leaves, [None] * len(self._tree.specs))
+
+    @contextmanager
+    def no_sync(self) -> Generator[None]:
+        """Within this context ``value_and_grad`` returns this rank's own gradients.
+
+        It is read while the function is traced: put it inside the jitted function, around the
+        microbatches whose gradients go into ``accumulated`` of the last one.
+        """
+        before, self._sync = self._sync, False
+        try:
+            yield
+        finally:
+            self._sync = before
+
+    # ------------------------------------------------------------------ settings and statistics
+
+    def register_comm_hook(self, state: Any, hook: CommHook) -> None:
+        """Reduce each bucket with ``hook(state, bucket)`` instead of the plain average.
+
+        The hook runs on the host, inside the step; its ``GradBucket``'s buffer is a NumPy array,
+        which it must not keep. See ``parallel.DistributedDataParallel.register_comm_hook``.
+        """
+        if not callable(hook):
+            raise TypeError(f"hook must be callable, got {type(hook).__qualname__}")
+        if self._custom_hook:
+            raise RuntimeError("a communication hook was registered already; only one can be")
+        self._custom_hook = True
+        self._reducer.set_hook(state, hook)
+
+    @property
+    def buckets(self) -> list[list[str]]:
+        """The paths of the leaves in each bucket, in the order of reduction.
+
+        After the first step buckets are rebuilt, in the order in which XLA computed gradients.
+        """
+        return self._reducer.buckets
+
+    @property
+    def statistics(self) -> PassStatistics | None:
+        """The times of the last synchronised pass; None before the first.
+
+        Forward and backward are one program: ``backward`` counts both, ``forward`` is 0.
+        """
+        return self._exchange.statistics
+
+    @property
+    def share_in_place(self) -> float:
+        """The share of the gradients' bytes, 0 to 1, that the last pass reduced without a copy."""
+        return self._reducer.share_in_place
+
+    # ------------------------------------------------------------------ calls into the host
+
+    def _begin(self) -> jax.Array:
+        result = jax.ShapeDtypeStruct((), jnp.float32)
+        return host_call(self._exchange.begin, [result], ordered=True)[0]
+
+    def _announce(
+        self, number: int, leaf: jax.Array, ticket: jax.Array, extra: jax.Array | None
+    ) -> jax.Array:
+        """Return ``leaf``, whose gradient is handed to the host as soon as it is there."""
+        arrival = partial(
+            host_call,
+            self._arrivals[number],
+            [self._specs[number]],
+            ordered=False,
+            aliases=((0, 0),),
+        )
+
+        @jax.custom_vjp
+        def announced(leaf: jax.Array, ticket: jax.Array, extra: Any) -> jax.Array:
+            return leaf
+
+        def forward(leaf: jax.Array, ticket: jax.Array, extra: Any) -> Any:
+            return leaf, (ticket, extra)
+
+        def backward(kept: Any, grad: jax.Array) -> Any:
+            ticket, extra = kept
+            if extra is not None:
+                grad = grad + extra
+            (grad,) = arrival(grad, ticket)
+            return grad, None, None
+
+        announced.defvjp(forward, backward)
+        return announced(leaf, ticket, extra)
+
+    def _finish(self, grads: list[jax.Array], extra: list[jax.Array]) -> list[jax.Array]:
+        aliases = tuple((number, number) for number in range(len(grads)))
+        return host_call(
+            self._exchange.finish, self._specs, *grads, *extra, ordered=True, aliases=aliases
+        )
+
+
+def _own_group(group: ProcessGroup) -> ProcessGroup:
+    """Return a group of the same ranks for one wrapper's calls alone.
+
+    They are issued by XLA's threads, at times that have nothing to do with the main thread's.
+    """
+    assert isinstance(group.world, World)
+    return group.world.new_group(
+        group.ranks,
+        backend=group.backend,
+        timeout=group.timeout,
+        desc=f"ddp on {group.group_desc or group.id}",
+        sort=False,
+    )

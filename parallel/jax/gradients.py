@@ -1,0 +1,225 @@
+"""The host side of a synchronised backward pass: gradients come out of XLA one by one.
+
+XLA calls ``begin``, then ``arrival(i)`` as soon as gradient i has been computed, on whatever
+thread it computes on, and ``finish`` when all are there. The reducer is the one of NumPy modules:
+it starts a bucket's all-reduce once the bucket is full, in the order of the buckets.
+
+A large gradient is a bucket of its own and is reduced where XLA has put it, with no copy, while
+XLA computes the next ones: to XLA the call's result, which is that memory, is not used by anybody
+before ``finish``. This rests on the result of ``arrival`` and the operand of ``finish`` being the
+same memory, which XLA decides once, when it compiles. So the first run of a program copies, and
+compares the addresses; later runs work in place if they were the same (and still compare). And
+it rests on nobody else ending the program in between, when XLA would free the memory: a program
+with callbacks of the user's, which may raise, is always run with copies.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Hashable, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import jax
+import numpy as np
+
+from meshlib.jit.host_call import HostArray, HostFunction, Program
+from meshlib.process_group import ProcessGroup
+from meshlib.work import WaitTimeoutError
+from parallel.arrays import Array
+from parallel.ddp.buckets import Bucket
+from parallel.ddp.reducer import Reducer, ReducerOptions
+from parallel.ddp.statistics import PassStatistics
+from parallel.nn.parameter import Parameter
+
+# How long an all-reduce that was broken off may take to let go of its memory.
+_LET_GO_SECONDS = 5.0
+
+
+def _stand_in(spec: jax.ShapeDtypeStruct) -> Parameter:
+    """Return a parameter of the given shape and dtype that takes no memory for its values."""
+    return Parameter(np.broadcast_to(np.zeros((), spec.dtype), spec.shape))
+
+
+class XlaReducer(Reducer):
+    """A reducer whose gradients are XLA's buffers."""
+
+    def __init__(
+        self,
+        named: Sequence[tuple[str, jax.ShapeDtypeStruct]],
+        group: ProcessGroup,
+        options: ReducerOptions,
+    ) -> None:
+        self.in_place = False
+        self.share_in_place = 0.0
+        super().__init__([(path, _stand_in(spec)) for path, spec in named], group, options)
+        self._total_bytes = sum(int(parameter.data.nbytes) for parameter in self._parameters)
+
+    def begin(self) -> None:
+        """Prepare for a pass in which every parameter's gradient will come."""
+        self.share_in_place = 0.0
+        for parameter in self._parameters:
+            parameter.forget_uses(parameter.uses)
+            parameter.grad = None
+            parameter.expect_grad()
+        super().begin()
+
+    def arrive(self, number: int, gradient: HostArray) -> None:
+        """Take the gradient of one parameter, which is complete."""
+        self._parameters[number].accumulate_grad(gradient)
+
+    def arrived(self, number: int) -> bool:
+        """Whether the gradient of one parameter has come in this pass."""
+        return self._ready[number]
+
+    def deliver(self, outputs: Sequence[HostArray]) -> None:
+        """Wait for all buckets, and put the averages into ``outputs``."""
+        for parameter, output in zip(self._parameters, outputs, strict=True):
+            parameter.grad = output
+        self.finish()
+        self._forget()
+
+    def let_go(self, error: BaseException) -> None:
+        """Return when no call works on XLA's memory any more; the group has been broken."""
+        self.fail(error)
+        for future in self._futures:
+            try:
+                future.block(_LET_GO_SECONDS, "a reduction that was broken off")
+            except WaitTimeoutError:
+                continue
+        self._forget()
+
+    def _forget(self) -> None:
+        """Drop all views of XLA's memory, which is valid only during the program."""
+        for parameter in self._parameters:
+            parameter.grad = None
+        for bucket in self._buckets:
+            if self._is_large(bucket):
+                bucket.buffer, bucket.views = None, [None]
+        self._futures = []
+
+    def _bucket_keys(self) -> list[Hashable]:
+        # A large gradient shares its bucket with no other, so that it can stay where it is.
+        return [
+            (key, number) if self._parameters[number].data.nbytes >= self._large_bytes else key
+            for number, key in enumerate(super()._bucket_keys())
+        ]
+
+    @property
+    def _large_bytes(self) -> int:
+        return self._options.first_bytes
+
+    def _is_large(self, bucket: Bucket) -> bool:
+        return bucket.parameters[0].data.nbytes >= self._large_bytes
+
+    def _collect(self, bucket: Bucket, slot: int, grad: Array | None) -> None:
+        if not self._is_large(bucket):
+            super()._collect(bucket, slot, grad)
+            return
+        assert grad is not None, "every gradient comes"
+        if self.in_place:
+            self.share_in_place += grad.nbytes / self._total_bytes
+        home = grad if self.in_place else grad.copy()
+        bucket.buffer, bucket.views = home.reshape(-1), [home]
+
+    def _write_back(self, parameter: Parameter, average: Array) -> None:
+        target = parameter.grad
+        assert target is not None, "deliver() has set it"
+        if address(target) != address(average):
+            target[...] = average
+
+
+class GradientExchange:
+    """The functions that XLA calls in one synchronised backward pass after the other."""
+
+    def __init__(self, reducer: XlaReducer, group: ProcessGroup) -> None:
+        self.reducer = reducer
+        self.statistics: PassStatistics | None = None
+        self._group = group
+        self._lock = threading.Lock()
+        self._same_memory: WeakKeyDictionary[Program, bool] = WeakKeyDictionary()
+        self._addresses: dict[int, int] = {}
+        self._begun = 0.0
+        self._running: Program | None = None
+
+    def begin(self, outputs: Sequence[HostArray], _: Sequence[HostArray], program: Program) -> None:
+        """Prepare; the output is a number on which all arrivals depend."""
+        outputs[0].fill(0)
+        if self._running is not None:
+            # Its program was ended by something else, such as a callback of the user's.
+            self._abandon(RuntimeError("the program ended before its gradients were reduced"))
+        with self._lock:
+            self.reducer.in_place = program.is_ours and self._same_memory.get(program, False)
+            self._addresses.clear()
+            self.reducer.begin()
+            self._running = program
+            self._begun = time.perf_counter()
+        program.guard(self._abandon)
+
+    def arrival(self, number: int) -> HostFunction:
+        """Return what takes the gradient ``number``."""
+
+        def arrive(outputs: Sequence[HostArray], _: Sequence[HostArray], program: Program) -> None:
+            gradient = outputs[0]
+            with self._lock:
+                if program is not self._running:  # called outside of jit, operation by operation
+                    gradient = gradient.copy()
+                self._addresses[number] = address(gradient)
+                self.reducer.arrive(number, gradient)
+
+        return arrive
+
+    def finish(
+        self, outputs: Sequence[HostArray], inputs: Sequence[HostArray], program: Program
+    ) -> None:
+        """Replace the gradients by the averages.
+
+        ``inputs`` are the gradients and, if there are any, what was accumulated before: arrivals
+        have that in them already.
+        """
+        computed = time.perf_counter()
+        with self._lock:
+            self._compare_memory(outputs, inputs, program)
+            accumulated = inputs[len(outputs) :]
+            for number, gradient in enumerate(outputs):
+                if self.reducer.arrived(number):
+                    continue
+                # The loss does not depend on this parameter.
+                if accumulated:
+                    np.add(gradient, accumulated[number], out=gradient)
+                self.reducer.arrive(number, gradient)
+            self.reducer.stopwatch.add_backward(computed - self._begun)
+            self.reducer.deliver(outputs)
+            self.statistics = self.reducer.stopwatch.finish(computed)
+            begun, self._running = self._running, None
+        if begun is not None:
+            begun.unguard(self._abandon)
+
+    def _compare_memory(
+        self, outputs: Sequence[HostArray], inputs: Sequence[HostArray], program: Program
+    ) -> None:
+        same = all(
+            address(inputs[number]) == address(outputs[number]) == there
+            for number, there in self._addresses.items()
+        )
+        if self.reducer.in_place and not same:
+            raise RuntimeError(
+                "XLA moved a gradient while it was being reduced, which it did not in this "
+                "program's first run; its values cannot be trusted"
+            )
+        self._same_memory[program] = same
+
+    def _abandon(self, error: BaseException) -> None:
+        """Stop all work on XLA's memory: the program has failed, and XLA will free it."""
+        self._group.abort(f"a backward pass was broken off by {type(error).__name__}: {error}")
+        with self._lock:
+            self.reducer.let_go(error)
+            begun, self._running = self._running, None
+        if begun is not None:
+            begun.unguard(self._abandon)
+
+
+def address(array: Any) -> int:
+    """Return where the array's memory begins."""
+    return array.__array_interface__["data"][0]

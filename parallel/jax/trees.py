@@ -1,0 +1,121 @@
+"""Pytrees of parameters: which leaves are trained, how they are called, whether ranks agree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from meshlib.process_group import ProcessGroup
+from parallel.ddp.replicas import broadcast_coalesced, check_same, first_difference
+
+
+def is_trained(leaf: Any) -> bool:
+    """Whether ``leaf`` is an array of floating point or complex numbers."""
+    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.inexact)
+
+
+@dataclass(frozen=True)
+class TreeOfParameters:
+    """The structure of a pytree: what must be the same on all ranks and in all steps."""
+
+    structure: Any
+    paths: tuple[str, ...]
+    specs: tuple[jax.ShapeDtypeStruct | None, ...]
+    """For each leaf its shape and dtype, or None if it is not trained."""
+
+    @classmethod
+    def of(cls, tree: Any) -> TreeOfParameters:
+        """Describe ``tree``."""
+        leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
+        return cls(
+            structure,
+            tuple(jax.tree_util.keystr(path) or "(the tree itself)" for path, _ in leaves),
+            tuple(
+                jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if is_trained(leaf) else None
+                for _, leaf in leaves
+            ),
+        )
+
+    def lines(self) -> list[str]:
+        """Return a line for each leaf."""
+        return [
+            f"{path} not trained"
+            if spec is None
+            else f"{path} {np.dtype(spec.dtype).name}{list(spec.shape)}"
+            for path, spec in zip(self.paths, self.specs, strict=True)
+        ]
+
+    def trained(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Return the shape and dtype of each trained leaf by its path, in the tree's order."""
+        pairs = zip(self.paths, self.specs, strict=True)
+        return {path: spec for path, spec in pairs if spec is not None}
+
+    def check(self, tree: Any, name: str) -> None:
+        """Raise ValueError, naming the first leaf that differs, when ``tree`` is another one."""
+        other = TreeOfParameters.of(tree)
+        text = first_difference(other.lines(), self.lines())
+        if text is not None:
+            text = text.replace("rank 0", "the wrapper's parameters")
+            raise ValueError(f"{name} differs from the parameters at construction: it {text}")
+        if other.structure != self.structure:
+            raise ValueError(f"{name} has structure {other.structure}; expected {self.structure}")
+
+    def leaves_of(self, gradients: Any, name: str) -> list[Any]:
+        """Return the leaves of ``gradients``: arrays like the trained leaves, in their order.
+
+        Raises ValueError, naming the first leaf that differs.
+        """
+        leaves = jax.tree_util.tree_leaves(gradients)
+        trained = self.trained()
+        if len(leaves) != len(trained):
+            raise ValueError(
+                f"{name} has {len(leaves)} leaves; expected a gradient for each of the "
+                f"{len(trained)} trained leaves of the parameters"
+            )
+        for (path, spec), leaf in zip(trained.items(), leaves, strict=True):
+            if jnp.shape(leaf) != spec.shape or jnp.result_type(leaf) != spec.dtype:
+                raise ValueError(
+                    f"{name}{path} is {jnp.result_type(leaf)}{list(jnp.shape(leaf))}; expected "
+                    f"{np.dtype(spec.dtype).name}{list(spec.shape)}"
+                )
+        return leaves
+
+    def split(self, tree: Any) -> tuple[list[Any], list[Any]]:
+        """Return the trained leaves, and all leaves with None in their places."""
+        leaves = jax.tree_util.tree_leaves(tree)
+        pairs = list(zip(leaves, self.specs, strict=True))
+        return (
+            [leaf for leaf, spec in pairs if spec is not None],
+            [leaf if spec is None else None for leaf, spec in pairs],
+        )
+
+    def join(self, trained: Sequence[Any], others: Sequence[Any]) -> Any:
+        """Put together again what ``split`` returned."""
+        remaining = iter(trained)
+        return jax.tree_util.tree_unflatten(
+            self.structure,
+            [
+                other if spec is None else next(remaining)
+                for other, spec in zip(others, self.specs, strict=True)
+            ],
+        )
+
+
+def check_same_tree(tree: TreeOfParameters, group: ProcessGroup) -> None:
+    """Raise ValueError, on every rank, naming the first leaf in which a rank's tree differs."""
+    check_same([f"parameter {line}" for line in tree.lines()], group)
+
+
+def copies_of_rank_0(arrays: Sequence[Any], group: ProcessGroup) -> list[jax.Array]:
+    """Return group rank 0's values of ``arrays`` on every rank, as new JAX arrays."""
+    hosts = [np.array(array) for array in arrays]
+    broadcast_coalesced(hosts, group)
+    return [
+        jax.device_put(host, array.sharding) if isinstance(array, jax.Array) else jnp.asarray(host)
+        for host, array in zip(hosts, arrays, strict=True)
+    ]

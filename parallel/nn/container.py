@@ -1,0 +1,41 @@
+"""Modules in a row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from parallel.nn.module import Module
+
+
+class Sequential(Module):
+    """Run modules one after the other; their paths are "0", "1" and so on."""
+
+    def __init__(self, *layers: Module) -> None:
+        super().__init__()
+        self.layers = layers
+
+    def named_children(self) -> Iterator[tuple[str, Module]]:
+        """Yield (position, module)."""
+        return ((str(i), layer) for i, layer in enumerate(self.layers))
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def __iter__(self) -> Iterator[Module]:
+        return iter(self.layers)
+
+    def __getitem__(self, index: int) -> Module:
+        return self.layers[index]
+
+    def forward(self, x: Any) -> Any:
+        """Return the last module's output."""
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+    def backward(self, grad: Any) -> Any:
+        """Return the gradient of the first module's input."""
+        for layer in reversed(self.layers):
+            grad = layer.backward(grad)
+        return grad

@@ -1,0 +1,51 @@
+"""A table of vectors, looked up by index."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from parallel.arrays import Array, namespace
+from parallel.nn.linear import check_features
+from parallel.nn.module import Module
+from parallel.nn.parameter import Parameter
+
+
+class Embedding(Module):
+    """``weight[indices]``, weight being (num_embeddings, embedding_dim), drawn from N(0, 1)."""
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        *,
+        rng: np.random.Generator,
+        dtype: npt.DTypeLike = np.float32,
+    ) -> None:
+        super().__init__()
+        check_features(num_embeddings=num_embeddings, embedding_dim=embedding_dim)
+        table = rng.standard_normal((num_embeddings, embedding_dim))
+        self.weight = Parameter(table.astype(dtype))
+
+    def forward(self, indices: Array) -> Array:
+        """Map integers of any shape, each in [0, num_embeddings), to (*shape, embedding_dim).
+
+        Raises IndexError for an index outside, TypeError for anything but integers.
+        """
+        if indices.dtype.kind not in "iu":
+            raise TypeError(f"indices must be integers, got {indices.dtype.name}")
+        count = self.weight.shape[0]
+        if indices.size and (int(indices.min()) < 0 or int(indices.max()) >= count):
+            raise IndexError(
+                f"indices must lie in [0, {count}), got {int(indices.min())} to "
+                f"{int(indices.max())}"
+            )
+        self.save_for_backward(indices)
+        return self.weight.data[indices]
+
+    def backward(self, grad: Array) -> None:
+        """Add each vector's gradient to its row. Indices have no gradient: returns None."""
+        indices = self.saved().reshape(-1)
+        total = namespace(grad).zeros_like(self.weight.data)
+        namespace(grad).add.at(total, indices, grad.reshape(-1, grad.shape[-1]))
+        self.weight.accumulate_grad(total)

@@ -1,0 +1,113 @@
+"""The affine layer, and how its weights begin."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from parallel.arrays import Array
+from parallel.nn.module import Module
+from parallel.nn.parameter import Parameter
+
+
+def check_features(**counts: int) -> None:
+    """Raise ValueError that names the first of ``counts`` that is not at least 1."""
+    for name, count in counts.items():
+        if count < 1:
+            raise ValueError(f"{name} must be at least 1, got {count}")
+
+
+def uniform_init(
+    shape: tuple[int, ...], bound: float, rng: np.random.Generator, dtype: npt.DTypeLike
+) -> npt.NDArray[Any]:
+    """Return an array drawn uniformly from [-bound, bound).
+
+    Drawn in float64 and rounded, so that all dtypes get the same values from one ``rng``.
+    """
+    return rng.uniform(-bound, bound, shape).astype(dtype)
+
+
+class Linear(Module):
+    """``y = x @ weight.T + bias``.
+
+    Args:
+        in_features: the size of the last dimension of the input, (..., in_features).
+        out_features: the size of the last dimension of the output.
+        bias: whether there is one.
+        rng: draws the initial values: both weight, (out_features, in_features), and bias,
+            (out_features,), uniformly within 1/sqrt(in_features).
+        dtype: of the parameters, and so of the input.
+    """
+
+    bias: Parameter | None
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        rng: np.random.Generator,
+        dtype: npt.DTypeLike = np.float32,
+    ) -> None:
+        super().__init__()
+        check_features(in_features=in_features, out_features=out_features)
+        bound = 1 / math.sqrt(in_features)
+        self.weight = Parameter(uniform_init((out_features, in_features), bound, rng, dtype))
+        self.bias = Parameter(uniform_init((out_features,), bound, rng, dtype)) if bias else None
+
+    @classmethod
+    def holding(cls, weight: Array, bias: Array | None) -> Self:
+        """Return a layer of these arrays: weight (out_features, in_features), bias or None."""
+        layer = cls.__new__(cls)
+        Module.__init__(layer)
+        layer.weight = Parameter(weight)
+        layer.bias = None if bias is None else Parameter(bias)
+        return layer
+
+    @property
+    def in_features(self) -> int:
+        """The size of the last dimension of the input."""
+        return self.weight.shape[1]
+
+    @property
+    def out_features(self) -> int:
+        """The size of the last dimension of the output."""
+        return self.weight.shape[0]
+
+    def forward(self, x: Array) -> Array:
+        """Map (..., in_features) to (..., out_features)."""
+        check_last(x, self.in_features, type(self).__qualname__)
+        self.save_for_backward(x)
+        y = x @ self.weight.data.T
+        if self.bias is not None:
+            y += self.bias.data
+        return y
+
+    def backward(self, grad: Array) -> Array:
+        """Map (..., out_features) to (..., in_features).
+
+        The parameters come first: their reduction can start while the input's gradient is
+        computed.
+        """
+        x = self.saved()
+        self.accumulate(x, grad)
+        return grad @ self.weight.data
+
+    def accumulate(self, x: Array, grad: Array) -> None:
+        """Add the parameters' gradients for the input ``x`` and the output's gradient."""
+        flat = grad.reshape(-1, grad.shape[-1])
+        if self.bias is not None:
+            self.bias.accumulate_grad(flat.sum(axis=0))
+        self.weight.accumulate_matmul(flat.T, x.reshape(-1, x.shape[-1]))
+
+
+def check_last(x: Array, features: int, layer: str) -> None:
+    """Raise ValueError unless the last dimension of ``x`` is ``features``."""
+    if not x.ndim or x.shape[-1] != features:
+        raise ValueError(
+            f"{layer} expects an input of shape (..., {features}), got {list(x.shape)}"
+        )

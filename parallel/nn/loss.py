@@ -1,0 +1,73 @@
+"""Softmax cross-entropy."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+from parallel.arrays import Array, namespace
+from parallel.nn.module import Module
+
+Reduction = Literal["mean", "sum"]
+
+
+class CrossEntropyLoss(Module):
+    """The cross-entropy between softmax(logits) and class indices.
+
+    Args:
+        reduction: "mean" over the samples, or their "sum". With data parallel training "mean"
+            is right when all ranks have equally many samples: averages of equal shares average
+            to the whole.
+        label_smoothing: the share of the target that is spread over all classes (Szegedy et al.,
+            arXiv:1512.00567, section 7).
+    """
+
+    def __init__(self, reduction: Reduction = "mean", label_smoothing: float = 0.0) -> None:
+        super().__init__()
+        if reduction not in get_args(Reduction):
+            raise ValueError(f"reduction must be 'mean' or 'sum', got {reduction!r}")
+        if not 0 <= label_smoothing <= 1:
+            raise ValueError(f"label_smoothing must lie in [0, 1], got {label_smoothing}")
+        self.reduction: Reduction = reduction
+        self.label_smoothing = label_smoothing
+
+    def forward(self, logits: Array, targets: Array) -> float:
+        """Return the loss of logits (..., classes) for integer targets (...)."""
+        if targets.dtype.kind not in "iu" or targets.shape != logits.shape[:-1]:
+            raise ValueError(
+                f"targets must be integers of shape {list(logits.shape[:-1])}, got "
+                f"{targets.dtype.name}{list(targets.shape)}"
+            )
+        if not targets.size:
+            raise ValueError("logits hold no sample; a loss needs at least one")
+        xp = namespace(logits)
+        classes = logits.shape[-1]
+        flat = logits.reshape(-1, classes)
+        index = targets.reshape(-1)
+        if int(index.min()) < 0 or int(index.max()) >= classes:
+            raise ValueError(
+                f"targets must lie in [0, {classes}), got {int(index.min())} to {int(index.max())}"
+            )
+        # Subtracting the maximum leaves softmax unchanged and keeps exp from overflowing.
+        shifted = flat - flat.max(axis=-1, keepdims=True)
+        exp = xp.exp(shifted)
+        total = exp.sum(axis=-1, keepdims=True)
+        log_softmax = shifted - xp.log(total)
+        rows = xp.arange(len(index))
+        smooth = self.label_smoothing
+        loss = -(1 - smooth) * log_softmax[rows, index].sum()
+        if smooth:
+            loss -= smooth * log_softmax.mean(axis=-1).sum()
+        if self.training:
+            # exp becomes the gradient: softmax minus the target's distribution.
+            exp /= total
+            exp -= smooth / classes
+            exp[rows, index] -= 1 - smooth
+            self.save_for_backward(exp.reshape(logits.shape))
+        return float(loss) / (len(index) if self.reduction == "mean" else 1)
+
+    def backward(self, grad: float = 1.0) -> Array:
+        """Return the gradient of the logits; ``grad`` is the gradient of the loss, a scale."""
+        logits_grad = self.saved()
+        samples = logits_grad.size // logits_grad.shape[-1]
+        logits_grad *= grad / (samples if self.reduction == "mean" else 1)
+        return logits_grad

@@ -1,0 +1,56 @@
+"""Layer normalisation."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from parallel.arrays import Array, namespace
+from parallel.nn.linear import check_features, check_last
+from parallel.nn.module import Module
+from parallel.nn.parameter import Parameter
+
+
+class LayerNorm(Module):
+    """Normalise over the last dimension: ``(x - mean) / sqrt(variance + eps) * weight + bias``.
+
+    Ba, Kiros and Hinton, "Layer Normalization", arXiv:1607.06450, equations 3 and 4.
+
+    Args:
+        features: the size of the last dimension of input and output.
+        eps: added to the (biased) variance.
+        dtype: of weight (ones) and bias (zeros), each of shape (features,).
+    """
+
+    def __init__(
+        self, features: int, eps: float = 1e-5, *, dtype: npt.DTypeLike = np.float32
+    ) -> None:
+        super().__init__()
+        check_features(features=features)
+        if eps < 0:
+            raise ValueError(f"eps must be at least 0, got {eps}")
+        self.eps = eps
+        self.weight = Parameter(np.ones(features, dtype))
+        self.bias = Parameter(np.zeros(features, dtype))
+
+    def forward(self, x: Array) -> Array:
+        """Map (..., features) to the same shape."""
+        check_last(x, self.weight.size, type(self).__qualname__)
+        centred = x - x.mean(axis=-1, keepdims=True)
+        variance = (centred * centred).mean(axis=-1, keepdims=True)
+        scale = 1 / namespace(x).sqrt(variance + self.eps)
+        normal = centred * scale
+        self.save_for_backward((normal, scale))
+        return normal * self.weight.data + self.bias.data
+
+    def backward(self, grad: Array) -> Array:
+        """Map (..., features) to the same shape."""
+        normal, scale = self.saved()
+        leading = tuple(range(grad.ndim - 1))
+        self.bias.accumulate_grad(grad.sum(axis=leading))
+        self.weight.accumulate_grad((grad * normal).sum(axis=leading))
+        # The Jacobian of the normalisation projects out the mean and the component along itself.
+        inner = grad * self.weight.data
+        mean = inner.mean(axis=-1, keepdims=True)
+        along = (inner * normal).mean(axis=-1, keepdims=True)
+        return scale * (inner - mean - normal * along)

@@ -1,0 +1,126 @@
+"""Computing in lower precision than one trains in.
+
+Micikevicius et al., "Mixed Precision Training", arXiv:1710.03740, section 3.1: the parameters that
+the optimizer updates stay in float32; forward and backward use copies in 16 bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from parallel.arrays import is_array, is_floating
+from parallel.nn.module import Module
+
+_Dtype = np.dtype[Any]
+_T = TypeVar("_T")
+
+
+class Casting:
+    """Runs a module's forward and backward in another dtype.
+
+    Whatever comes in is cast to ``dtype``, whatever goes out is cast back to what came in;
+    meanwhile copies in ``dtype`` stand in for the parameters. Gradients keep the parameters' own
+    dtype. Integers, and buffers, are left alone.
+    """
+
+    def __init__(self, module: Module, dtype: npt.DTypeLike) -> None:
+        self.module = module
+        self.dtype = np.dtype(dtype)
+        if not is_floating(self.dtype):
+            raise ValueError(f"the dtype to compute in must be floating, got {self.dtype.name}")
+
+    def forward(self, *args: Any, **kwargs: Any) -> tuple[Any, _Dtype]:
+        """Return the output, and the dtype outside, which ``backward`` wants."""
+        outside = _first_dtype([args, kwargs]) or self._master_dtype()
+        with self._lowered():
+            output = self.module(*_cast(args, self.dtype), **_cast(kwargs, self.dtype))
+        return _cast(output, outside), outside
+
+    def backward(self, outside: _Dtype, *args: Any, **kwargs: Any) -> Any:
+        """Return the input's gradient in the dtype ``outside``, which ``forward`` returned."""
+        with self._lowered():
+            grad = self.module.backward(*_cast(args, self.dtype), **_cast(kwargs, self.dtype))
+        return _cast(grad, outside)
+
+    def _master_dtype(self) -> _Dtype:
+        first = next(self.module.parameters(), None)
+        return self.dtype if first is None else first.master.dtype
+
+    @contextmanager
+    def _lowered(self) -> Generator[None]:
+        # Copies are made each time: an optimizer may have stepped, and keeping them takes memory.
+        before = [
+            (p, p.substitute(p.master.astype(self.dtype, copy=False)))
+            for p in self.module.parameters()
+            if is_floating(p.master.dtype)
+        ]
+        try:
+            yield
+        finally:
+            for parameter, substitute in before:
+                parameter.substitute(substitute)
+
+
+class ComputeIn(Module):
+    """``module``, computed in ``dtype``: its own parts may be in ComputeIn of another dtype.
+
+        nn.Sequential(
+            nn.ComputeIn(nn.Linear(512, 512, rng=rng), "float16"),
+            nn.LayerNorm(512),                                       # as it was
+        )
+
+    The result has the dtype of the input (of the parameters, if the input is integers). The
+    parameters and their gradients stay what they are.
+
+    Raises ValueError for a dtype that is not floating.
+    """
+
+    def __init__(self, module: Module, dtype: npt.DTypeLike) -> None:
+        super().__init__()
+        self.module = module
+        self._casting = Casting(module, dtype)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the module's output, in the dtype of the input."""
+        output, outside = self._casting.forward(*args, **kwargs)
+        self.save_for_backward(outside)
+        return output
+
+    def backward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the gradient of the module's input, in the dtype of the input."""
+        return self._casting.backward(self.saved(), *args, **kwargs)
+
+
+def _cast(value: _T, dtype: _Dtype) -> _T:
+    """Return ``value`` with its floating arrays, however deep in tuples and dicts, in ``dtype``."""
+    return _map_floating(value, lambda array: array.astype(dtype, copy=False))
+
+
+def _first_dtype(value: Any) -> _Dtype | None:
+    seen: list[_Dtype] = []
+
+    def note(array: Any) -> Any:
+        seen.append(array.dtype)
+        return array
+
+    _map_floating(value, note)
+    return seen[0] if seen else None
+
+
+def _map_floating(value: Any, function: Callable[[Any], Any]) -> Any:
+    if is_array(value):
+        return function(value) if is_floating(value.dtype) else value
+    if isinstance(value, dict):
+        return {key: _map_floating(entry, function) for key, entry in value.items()}
+    if isinstance(value, (tuple, list)):
+        entries = [_map_floating(entry, function) for entry in value]
+        if isinstance(value, list):
+            return entries
+        # A named tuple takes its entries one by one.
+        return type(value)(*entries) if hasattr(value, "_fields") else tuple(entries)
+    return value

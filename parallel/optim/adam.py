@@ -1,0 +1,81 @@
+"""Adam and AdamW."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from parallel.arrays import namespace
+from parallel.nn.parameter import Parameter
+from parallel.optim.optimizer import Optimizer, ParamGroup, check_nonnegative, with_decay
+
+
+class Adam(Optimizer):
+    """Adam: Kingma and Ba, arXiv:1412.6980, algorithm 1.
+
+    ``weight_decay`` adds a penalty of the squared norm to the gradient; for decoupled decay use
+    ``AdamW``. ``eps`` is added to the root of the corrected second moment.
+
+    Raises ValueError for a negative option or betas outside [0, 1).
+    """
+
+    _DECOUPLED = False
+
+    def __init__(
+        self,
+        params: Iterable[Parameter] | Iterable[ParamGroup],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ) -> None:
+        check_nonnegative(lr=lr, eps=eps, weight_decay=weight_decay)
+        if not (0 <= betas[0] < 1 and 0 <= betas[1] < 1):
+            raise ValueError(f"betas must both lie in [0, 1), got {betas}")
+        super().__init__(
+            params, {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay}
+        )
+
+    def update(self, parameter: Parameter, group: ParamGroup) -> None:
+        """Move one parameter."""
+        xp = namespace(parameter.data)
+        lr, (beta1, beta2) = group["lr"], group["betas"]
+        decay = group["weight_decay"]
+        if self._DECOUPLED:
+            parameter.data *= 1 - lr * decay
+        grad = with_decay(parameter, 0 if self._DECOUPLED else decay)
+        state = self.state.setdefault(parameter, {})
+        if not state:
+            state["step"] = 0
+            state["exp_avg"] = xp.zeros_like(parameter.data)
+            state["exp_avg_sq"] = xp.zeros_like(parameter.data)
+        state["step"] += 1
+        mean, square = state["exp_avg"], state["exp_avg_sq"]
+        mean += (1 - beta1) * (grad - mean)
+        square *= beta2
+        square += (1 - beta2) * (grad * grad)
+        correction1 = 1 - beta1 ** state["step"]
+        correction2 = 1 - beta2 ** state["step"]
+        denominator = xp.sqrt(square)
+        denominator /= math.sqrt(correction2)
+        denominator += group["eps"]
+        parameter.data -= (lr / correction1) * (mean / denominator)
+
+
+class AdamW(Adam):
+    """Adam with decoupled weight decay: Loshchilov and Hutter, arXiv:1711.05101, algorithm 2.
+
+    The parameter is multiplied by ``1 - lr * weight_decay`` before Adam's step.
+    """
+
+    _DECOUPLED = True
+
+    def __init__(
+        self,
+        params: Iterable[Parameter] | Iterable[ParamGroup],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+    ) -> None:
+        super().__init__(params, lr, betas, eps, weight_decay)

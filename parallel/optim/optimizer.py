@@ -1,0 +1,137 @@
+"""What all optimizers share: parameter groups, state, and state dicts."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from parallel.arrays import Array
+from parallel.nn.parameter import Parameter
+
+ParamGroup = dict[str, Any]
+"""``"params"``, a list of parameters, and a value for each option, such as ``"lr"``."""
+
+
+class Optimizer(ABC):
+    """Updates parameters from their gradients.
+
+    ``params`` is an iterable of parameters, or of dicts ``{"params": [...], "lr": ..., ...}``
+    whose options override ``defaults`` for their parameters. ``param_groups`` may be changed
+    between steps; a learning-rate schedule sets ``group["lr"]``.
+    """
+
+    def __init__(
+        self, params: Iterable[Parameter] | Iterable[ParamGroup], defaults: Mapping[str, Any]
+    ) -> None:
+        self.defaults = dict(defaults)
+        self.param_groups: list[ParamGroup] = []
+        self.state: dict[Parameter, dict[str, Any]] = {}
+        entries: list[Any] = list(params)
+        if not entries:
+            raise ValueError("params is empty; an optimizer needs at least one parameter")
+        if isinstance(entries[0], Parameter):
+            entries = [{"params": entries}]
+        for entry in entries:
+            self.add_param_group(entry)
+
+    def add_param_group(self, group: ParamGroup) -> None:
+        """Add parameters with options of their own.
+
+        Raises TypeError for what is no parameter, ValueError for an unknown option or a parameter
+        that the optimizer has already.
+        """
+        options = {name: value for name, value in group.items() if name != "params"}
+        unknown = sorted(set(options) - set(self.defaults))
+        if unknown:
+            raise ValueError(f"options {unknown} are unknown; expected {sorted(self.defaults)}")
+        parameters: list[Any] = list(group["params"])
+        known = {id(p) for existing in self.param_groups for p in existing["params"]}
+        for parameter in parameters:
+            if not isinstance(parameter, Parameter):
+                raise TypeError(f"params must hold Parameters, got {type(parameter).__qualname__}")
+            if id(parameter) in known:
+                raise ValueError(f"{parameter!r} was given to the optimizer twice")
+            known.add(id(parameter))
+        self.param_groups.append({"params": parameters, **self.defaults, **options})
+
+    def step(self) -> None:
+        """Update each parameter that has a gradient."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self.update(parameter, group)
+
+    def step_for(self, parameters: Iterable[Parameter]) -> list[Parameter]:
+        """Update those of ``parameters`` that the optimizer has and that have a gradient.
+
+        Returns them. For stepping in pieces, such as during a backward pass.
+        """
+        groups = {p: group for group in self.param_groups for p in group["params"]}
+        chosen = [p for p in parameters if p in groups and p.grad is not None]
+        for parameter in chosen:
+            self.update(parameter, groups[parameter])
+        return chosen
+
+    @abstractmethod
+    def update(self, parameter: Parameter, group: ParamGroup) -> None:
+        """Update one parameter, in place, from its gradient and its group's options."""
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the parameters' gradients, or fill them with zeros in place."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return ``{"state": {number: {...}}, "param_groups": [...]}``.
+
+        Parameters are numbered in the order in which they were given. Arrays are not copied.
+        """
+        numbers = self._numbers()
+        return {
+            "state": {numbers[p]: dict(values) for p, values in self.state.items()},
+            "param_groups": [
+                {**group, "params": [numbers[p] for p in group["params"]]}
+                for group in self.param_groups
+            ],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what ``state_dict`` returned. Arrays are copied.
+
+        Raises ValueError when the groups have other sizes than this optimizer's.
+        """
+        theirs = [len(group["params"]) for group in state["param_groups"]]
+        own = [len(group["params"]) for group in self.param_groups]
+        if theirs != own:
+            raise ValueError(f"state has groups of {theirs} parameters, this optimizer of {own}")
+        for group, saved in zip(self.param_groups, state["param_groups"], strict=True):
+            group.update({name: value for name, value in saved.items() if name != "params"})
+        numbered = {number: p for p, number in self._numbers().items()}
+        self.state = {
+            numbered[number]: {name: _copied(value) for name, value in values.items()}
+            for number, values in state["state"].items()
+        }
+
+    def _numbers(self) -> dict[Parameter, int]:
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        return {parameter: number for number, parameter in enumerate(parameters)}
+
+
+def _copied(value: Any) -> Any:
+    return value.copy() if hasattr(value, "dtype") else value
+
+
+def check_nonnegative(**options: float) -> None:
+    """Raise ValueError that names the first of ``options`` that is negative (or not a number)."""
+    for name, value in options.items():
+        if not value >= 0:
+            raise ValueError(f"{name} must be at least 0, got {value}")
+
+
+def with_decay(parameter: Parameter, weight_decay: float) -> Array:
+    """Return the gradient, plus ``weight_decay * data`` (a penalty of the squared norm)."""
+    if not weight_decay:
+        return parameter.grad
+    return parameter.grad + weight_decay * parameter.data

@@ -1,0 +1,159 @@
+"""Samplers in the shapes that other data loaders want.
+
+Loaders draw indices ahead, in other threads or processes, so the sampler's own count of what was
+drawn says nothing about what was trained on. After k steps of a batch of b, on any of these,
+
+    state = sampler.state_dict(num_consumed=k * b)      # DistributedSampler
+    state = batches.state_dict(num_batches=k)           # DistributedBatchSampler
+
+is where all replicas stand; it can be loaded with another number of replicas. Nothing here ends the
+sampler's epoch: call ``set_epoch`` before the next one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol, overload
+
+import numpy as np
+
+from parallel.samplers.batches import DistributedBatchSampler
+from parallel.samplers.distributed import DistributedSampler
+from parallel.samplers.permutation import derive
+
+_BLOCK = 1024  # indices computed at a time
+
+
+class _RandomAccess(Protocol):
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+class EpochIndices(Sequence[int]):
+    """This replica's indices in the sampler's next pass, by random access; a fixed value.
+
+    After a resume that is the rest of the epoch. It can be pickled, and read by several threads.
+    """
+
+    def __init__(self, sampler: DistributedSampler) -> None:
+        self._order = sampler.order(sampler.epoch)
+        self._shard = sampler.shard
+        self._block: tuple[int, list[int]] = (-1, [])
+        self.epoch = sampler.epoch
+        self.seed = sampler.seed
+
+    def __len__(self) -> int:
+        return self._shard.count
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[int]: ...
+    def __getitem__(self, index: int | slice) -> int | list[int]:
+        """Return the sample at a place of this replica's pass."""
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"index {index} is out of range for {len(self)} indices")
+        number, offset = divmod(index % len(self), _BLOCK)
+        held, indices = self._block  # replaced as a whole: other threads see one or the other
+        if held != number:
+            begin = number * _BLOCK
+            places = self._shard.places(begin, min(begin + _BLOCK, len(self)))
+            indices = self._order.apply(places).tolist()
+            self._block = (number, indices)
+        return indices[offset]
+
+    def place(self, index: int) -> int:
+        """Return the place in the epoch's global order of this replica's ``index``-th sample."""
+        return int(self._shard.places(index, index + 1)[0])
+
+    def __repr__(self) -> str:
+        # Loaders compare this to tell whether a checkpoint fits.
+        order = zlib.crc32(np.array(self[: min(len(self), _BLOCK)], np.int64).tobytes())
+        return f"EpochIndices(epoch={self.epoch}, {self._shard}, order={order:08x})"
+
+
+class EpochView(Sequence[Any]):
+    """This replica's samples in the sampler's next pass, in their order: ``dataset`` rearranged.
+
+    For whatever reads a dataset by index from first to last: ``grain.MapDataset.source(view)``, or
+    PyTorch's ``DataLoader(view, batch_size)`` without shuffling.
+    """
+
+    def __init__(self, dataset: _RandomAccess, sampler: DistributedSampler) -> None:
+        self._dataset = dataset
+        self.indices = EpochIndices(sampler)
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return a sample (for a slice, a list of them)."""
+        chosen = self.indices[index]
+        if isinstance(chosen, list):
+            return [self._dataset[i] for i in chosen]
+        return self._dataset[chosen]
+
+    def __repr__(self) -> str:
+        return f"EpochView({type(self._dataset).__name__}, {self.indices!r})"
+
+
+class GrainSampler:
+    """A sampler for ``grain.DataLoader``: pass it together with ``NoSharding()``. Needs grain.
+
+        loader = grain.DataLoader(
+            data_source=source,
+            sampler=GrainSampler(sampler),
+            shard_options=grain.sharding.NoSharding(),
+            operations=[...],
+        )
+
+    One pass over what the sampler's next pass would be. Random transforms get a generator chosen by
+    seed, epoch and the sample's place in the global order: the same with any number of replicas.
+    """
+
+    def __init__(self, sampler: DistributedSampler) -> None:
+        self._indices = EpochIndices(sampler)
+        self._key = derive(self._indices.seed, self._indices.epoch)
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def __getitem__(self, index: int) -> Any:
+        """Return grain's ``RecordMetadata`` of this replica's ``index``-th sample."""
+        grain = importlib.import_module("grain.python")  # by name: it may not be installed
+        # Keys of 128 bits: one word for the epoch, one for the place.
+        key = (self._key << 64) + self._indices.place(index)
+        generator = np.random.Generator(np.random.Philox(key=key))
+        return grain.RecordMetadata(index=index, record_key=self._indices[index], rng=generator)
+
+    def __repr__(self) -> str:
+        return f"GrainSampler({self._indices!r})"
+
+
+class IndexBatches:
+    """Lists of indices, for PyTorch's ``DataLoader(dataset, batch_sampler=IndexBatches(batches))``.
+
+    The loader wants lists; how many of each count (``Batch.valid``) it cannot pass on:
+    ``valid(number)`` tells for the ``number``-th batch of the pass under way.
+    """
+
+    def __init__(self, batches: DistributedBatchSampler) -> None:
+        self._batches = batches
+        self._valid: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Begin a pass."""
+        self._valid = []
+        for batch in self._batches:
+            self._valid.append(batch.valid)
+            yield batch.indices
+
+    def valid(self, number: int) -> int:
+        """Return how many samples of a batch count: the first ones, the rest is padding."""
+        return self._valid[number]

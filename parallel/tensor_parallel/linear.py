@@ -1,0 +1,185 @@
+"""Linear layers whose weight is split over ``mesh["tp"]``.
+
+Shoeybi et al., "Megatron-LM", arXiv:1909.08053, section 3. A column-parallel layer followed by an
+element-wise activation and a row-parallel one costs one all-reduce forward (in the second) and one
+backward (in the first).
+
+All ranks of the group pass the same samples through the layer. Each layer begins as a whole
+``Linear``: constructed with generators in the same state, or from a layer with the same values, the
+shards are exactly those of the layer on one process.
+"""
+
+from __future__ import annotations
+
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from parallel.arrays import Array
+from parallel.groups import Ranks, resolve
+from parallel.nn.linear import Linear, check_last
+from parallel.nn.module import Module
+from parallel.nn.parameter import Parameter
+from parallel.tensor_parallel.regions import gather, part_size, reduce, split, start_reduce
+
+
+class ColwiseParallel(Module):
+    """A Linear whose output features are split: rank i computes the i-th block of columns of y.
+
+    Args:
+        in_features: the size of the last dimension of the input, whole on every rank.
+        out_features: that of the output over all ranks; must divide by their number.
+        mesh: the ranks: ``mesh["tp"]``, a process group, or None for the default group.
+        bias: whether there is one (split like the output).
+        gather_output: return the whole output, (..., out_features), on every rank, instead of this
+            rank's block, (..., out_features / size).
+        rng: draws the values of the whole layer; in the same state on all ranks.
+        dtype: of the parameters.
+
+    Raises:
+        ValueError: when out_features does not divide by the number of ranks.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        mesh: Ranks | None = None,
+        bias: bool = True,
+        *,
+        gather_output: bool = False,
+        rng: np.random.Generator,
+        dtype: npt.DTypeLike = np.float32,
+    ) -> None:
+        super().__init__()
+        part_size(out_features, resolve(mesh, "mesh"), "out_features")
+        whole = Linear(in_features, out_features, bias, rng=rng, dtype=dtype)
+        self._shard(whole, mesh, gather_output)
+
+    @classmethod
+    def from_linear(
+        cls, linear: Linear, mesh: Ranks | None = None, *, gather_output: bool = False
+    ) -> Self:
+        """Return the layer that holds this rank's part of a copy of ``linear``."""
+        layer = cls.__new__(cls)
+        Module.__init__(layer)
+        layer._shard(linear, mesh, gather_output)
+        return layer
+
+    def _shard(self, whole: Linear, mesh: Ranks | None, gather_output: bool) -> None:
+        self.group = resolve(mesh, "mesh")
+        width = part_size(whole.out_features, self.group, "out_features")
+        rows = slice(self.group.rank() * width, (self.group.rank() + 1) * width)
+        self.linear = Linear.holding(
+            whole.weight.data[rows].copy(),
+            None if whole.bias is None else whole.bias.data[rows].copy(),
+        )
+        self.gather_output = gather_output
+
+    def to_linear(self) -> Linear:
+        """Return the whole layer, a copy, on every rank. A collective."""
+        bias = self.linear.bias
+        return Linear.holding(
+            gather(self.linear.weight.data.T, self.group).T.copy(),
+            None if bias is None else gather(bias.data, self.group).copy(),
+        )
+
+    def forward(self, x: Array) -> Array:
+        """Map (..., in_features) to (..., out_features / size), or whole if gathered."""
+        y = self.linear(x)
+        return gather(y, self.group) if self.gather_output else y
+
+    def backward(self, grad: Array) -> Array:
+        """Map the output's gradient to the whole input's, the same on every rank."""
+        if self.gather_output:
+            grad = split(grad, self.group)
+        x = self.linear.saved()
+        # f: this sum goes on while the parameters' gradients are computed.
+        input_grad = grad @ self.linear.weight.data
+        summing = start_reduce(input_grad, self.group)
+        self.linear.accumulate(x, grad)
+        if summing is not None:
+            summing.wait()
+        return input_grad
+
+
+class RowwiseParallel(Module):
+    """A Linear whose input features are split: each rank holds a block of columns of the weight.
+
+    Args:
+        in_features: the size of the last dimension of the input over all ranks; must divide by
+            their number.
+        out_features: the size of the last dimension of the output, whole on every rank.
+        mesh: the ranks: ``mesh["tp"]``, a process group, or None for the default group.
+        bias: whether there is one (whole on every rank, added once).
+        input_is_parallel: the input is this rank's block, (..., in_features / size), such as a
+            ``ColwiseParallel`` layer returns; otherwise whole and the same on every rank.
+        rng: draws the values of the whole layer; in the same state on all ranks.
+        dtype: of the parameters.
+
+    Raises:
+        ValueError: when in_features does not divide by the number of ranks.
+    """
+
+    bias: Parameter | None
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        mesh: Ranks | None = None,
+        bias: bool = True,
+        *,
+        input_is_parallel: bool = True,
+        rng: np.random.Generator,
+        dtype: npt.DTypeLike = np.float32,
+    ) -> None:
+        super().__init__()
+        part_size(in_features, resolve(mesh, "mesh"), "in_features")
+        whole = Linear(in_features, out_features, bias, rng=rng, dtype=dtype)
+        self._shard(whole, mesh, input_is_parallel)
+
+    @classmethod
+    def from_linear(
+        cls, linear: Linear, mesh: Ranks | None = None, *, input_is_parallel: bool = True
+    ) -> Self:
+        """Return the layer that holds this rank's part of a copy of ``linear``."""
+        layer = cls.__new__(cls)
+        Module.__init__(layer)
+        layer._shard(linear, mesh, input_is_parallel)
+        return layer
+
+    def _shard(self, whole: Linear, mesh: Ranks | None, input_is_parallel: bool) -> None:
+        self.group = resolve(mesh, "mesh")
+        width = part_size(whole.in_features, self.group, "in_features")
+        columns = slice(self.group.rank() * width, (self.group.rank() + 1) * width)
+        self.linear = Linear.holding(whole.weight.data[:, columns].copy(), None)
+        self.bias = None if whole.bias is None else Parameter(whole.bias.data.copy())
+        self.input_is_parallel = input_is_parallel
+
+    def to_linear(self) -> Linear:
+        """Return the whole layer, a copy, on every rank. A collective."""
+        return Linear.holding(
+            gather(self.linear.weight.data, self.group).copy(),
+            None if self.bias is None else self.bias.data.copy(),
+        )
+
+    def forward(self, x: Array) -> Array:
+        """Map (..., in_features / size), or whole if not parallel, to (..., out_features)."""
+        if not self.input_is_parallel:
+            check_last(x, self.linear.in_features * self.group.size(), type(self).__qualname__)
+            x = split(x, self.group)
+        y = reduce(self.linear(x), self.group)  # g
+        self.save_for_backward(None)
+        if self.bias is not None:
+            y += self.bias.data
+        return y
+
+    def backward(self, grad: Array) -> Array:
+        """Map the output's gradient, whole on every rank, to the input's."""
+        self.saved()
+        if self.bias is not None:
+            self.bias.accumulate_grad(grad.reshape(-1, grad.shape[-1]).sum(axis=0))
+        input_grad = self.linear.backward(grad)
+        return input_grad if self.input_is_parallel else gather(input_grad, self.group)

@@ -1,0 +1,197 @@
+"""``ZeroRedundancyOptimizer`` for ``parallel.nn`` parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from meshlib.process_group import ProcessGroup
+from parallel.ddp.replicas import check_same
+from parallel.groups import Ranks, resolve
+from parallel.join.context import Join
+from parallel.join.joinable import Joinable, JoinHook
+from parallel.nn.parameter import Parameter
+from parallel.optim.optimizer import Optimizer, ParamGroup
+from parallel.zero.partition import assign_owners
+from parallel.zero.shards import Shards, shards_by_placement
+
+
+class ZeroRedundancyOptimizer(Optimizer, Joinable):
+    """An optimizer whose states are spread over the replicas: each rank has 1/N of them.
+
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), optim.AdamW, mesh["dp"], lr=1e-3)
+
+    Each parameter is owned by one rank, which keeps its state and updates it in ``step``; then the
+    ranks exchange what they updated, one all-gather for each dtype. Parameters are not split, so
+    shares are as even as their sizes allow. The parameters come out as with ``optimizer_class``
+    itself, bit for bit, as long as that treats each parameter by itself (clip by a global norm
+    before ``step``).
+
+    For optax: ``ZeroRedundancyOptimizer(params, optim.OptaxOptimizer, mesh["dp"],
+    transformation=optax.adamw(1e-3))``; for pytrees see ``ZeroRedundancyOptax``.
+
+    In a ``Join`` with the model, ranks that are out of inputs go on updating what they own.
+
+    Args:
+        params: as for ``optimizer_class``; the same on all ranks, in the same order.
+        optimizer_class: called with this rank's parameters and ``defaults``.
+        process_group: the replicas: ``mesh["dp"]``, a group, or None for the default group.
+        parameters_as_bucket_view: move the parameters' arrays into one flat array for each dtype:
+            the exchange then needs neither copies nor memory.
+        defaults: options of ``optimizer_class``.
+
+    Raises ValueError, on every rank, when the ranks' parameters differ, naming the first that does.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Parameter] | Iterable[ParamGroup],
+        optimizer_class: Callable[..., Optimizer],
+        process_group: Ranks | None = None,
+        *,
+        parameters_as_bucket_view: bool = False,
+        **defaults: Any,
+    ) -> None:
+        self._group = resolve(process_group, "process_group")
+        self._as_views = parameters_as_bucket_view
+        self._owners: dict[Parameter, int] = {}
+        self._loads = [0] * self._group.size()
+        self._shards: list[Shards] = []
+        self._inner: Optimizer | None = None
+        self._consolidated: dict[str, Any] | None = None
+        probe = optimizer_class([Parameter(np.zeros(0))], **defaults)
+        super().__init__(params, probe.defaults)
+        self._own(self.param_groups)
+        self._inner = optimizer_class([self._share(g) for g in self.param_groups], **defaults)
+
+    def add_param_group(self, group: ParamGroup) -> None:
+        """Add parameters with options of their own; called by all ranks."""
+        super().add_param_group(group)
+        if self._inner is not None:
+            self._own(self.param_groups[-1:])
+            self._inner.add_param_group(self._share(self.param_groups[-1]))
+
+    def _own(self, groups: Iterable[ParamGroup]) -> None:
+        parameters = [parameter for group in groups for parameter in group["params"]]
+        check_same(
+            [
+                f"parameter {number} {parameter.data.dtype.name}{list(parameter.shape)}"
+                for number, parameter in enumerate(parameters, len(self._owners))
+            ],
+            self._group,
+        )
+        owners = assign_owners([p.data.nbytes for p in parameters], self._loads)
+        self._owners.update(zip(parameters, owners, strict=True))
+        self._shards = shards_by_placement(self._owners, self._group, as_views=self._as_views)
+
+    def _share(self, group: ParamGroup) -> ParamGroup:
+        me = self._group.rank()
+        return {**group, "params": [p for p in group["params"] if self._owners[p] == me]}
+
+    def owner(self, parameter: Parameter) -> int:
+        """Return the group rank that updates ``parameter`` and keeps its state."""
+        return self._owners[parameter]
+
+    @property
+    def local_optimizer(self) -> Optimizer:
+        """The optimizer of this rank's parameters."""
+        assert self._inner is not None
+        return self._inner
+
+    def step(self) -> None:
+        """Update this rank's parameters, and exchange. A collective."""
+        with Join.notify_join_context(self):
+            self._step()
+
+    def _step(self) -> None:
+        self._consolidated = None
+        inner = self.local_optimizer
+        for group, own in zip(self.param_groups, inner.param_groups, strict=True):
+            own.update({name: value for name, value in group.items() if name != "params"})
+        inner.step()
+        for shards in self._shards:
+            shards.exchange()
+
+    def update(self, parameter: Parameter, group: ParamGroup) -> None:
+        """Not possible: raises TypeError. The ranks exchange parameters in ``step``."""
+        raise TypeError("ZeroRedundancyOptimizer updates its parameters together: call step()")
+
+    # ------------------------------------------------------------------ state
+
+    def consolidate_state_dict(self, to: int | None = 0) -> None:
+        """Collect the whole state on group rank ``to`` (None: on all), for ``state_dict``.
+
+        A collective. The state is valid until the next step.
+        """
+        mine = self.local_optimizer.state_dict()
+        numbers = self._numbers()
+        own = [numbers[p] for g in self.local_optimizer.param_groups for p in g["params"]]
+        mine["state"] = {own[number]: values for number, values in mine["state"].items()}
+        size = self._group.size()
+        parts: list[Any] | None = [None] * size if to in (None, self._group.rank()) else None
+        if to is None:
+            self._group.all_gather_object(parts or [], mine)
+        else:
+            self._group.gather_object(mine, parts, group_dst=to)
+        if parts is not None:
+            # Beside the parameters' own states there may be shared ones, equal on all ranks.
+            whole = dict(parts[0])
+            state = {n: values for part in parts for n, values in part["state"].items()}
+            whole["state"] = dict(sorted(state.items()))
+            whole["param_groups"] = super().state_dict()["param_groups"]
+            self._consolidated = whole
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the whole state as ``optimizer_class`` alone would, after it was consolidated.
+
+        It can be loaded by any number of ranks, and by an ``optimizer_class`` without sharding.
+        Raises RuntimeError where ``consolidate_state_dict`` has not brought the state.
+        """
+        if self._consolidated is None:
+            raise RuntimeError(
+                f"the optimizer's state is spread over the {self._group.size()} ranks of "
+                f"{self._group}: call consolidate_state_dict(to=...) on all of them since the last "
+                "step, then state_dict() on the rank that it was brought to"
+            )
+        return self._consolidated
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over this rank's part of a whole state. Raises as ``optimizer_class`` does."""
+        self._consolidated = None
+        super().load_state_dict({**state, "state": {}})
+        numbers = self._numbers()
+        inner = self.local_optimizer
+        own = [numbers[p] for group in inner.param_groups for p in group["params"]]
+        local = {number: i for i, number in enumerate(own)}
+        groups: list[ParamGroup] = []
+        for whole, mine in zip(state["param_groups"], inner.param_groups, strict=True):
+            chosen = [local[numbers[parameter]] for parameter in mine["params"]]
+            groups.append({**whole, "params": chosen})
+        parts = {local[n]: values for n, values in state["state"].items() if n in local}
+        inner.load_state_dict({**state, "state": parts, "param_groups": groups})
+
+    # ------------------------------------------------------------------ uneven inputs
+
+    @property
+    def join_process_group(self) -> ProcessGroup:
+        """The group of the replicas."""
+        return self._group
+
+    def join_hook(self, **kwargs: Any) -> JoinHook:
+        """Return the hook that takes part in the others' steps."""
+        return _StepHook(self._step)
+
+    def phase_name(self, phase: int) -> str:
+        """Return what a phase is called in messages."""
+        return "step"
+
+
+class _StepHook(JoinHook):
+    def __init__(self, step: Callable[[], None]) -> None:
+        self._step = step
+
+    def main_hook(self, phase: int) -> None:
+        """Update what this rank owns, by the gradients that it has averaged with the others."""
+        self._step()

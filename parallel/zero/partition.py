@@ -1,0 +1,20 @@
+"""Who owns which parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def assign_owners(sizes: Sequence[int], loads: list[int]) -> list[int]:
+    """Return an owner for each of ``sizes``, so that ``loads`` (one a rank) stay balanced.
+
+    The largest first, each to the rank with the least (Graham's rule: no rank gets more than 4/3
+    of what the best assignment gives the fullest one). ``loads`` is updated. A parameter is never
+    split, so one that is larger than all others together is somebody's alone.
+    """
+    owners = [0] * len(sizes)
+    for number in sorted(range(len(sizes)), key=lambda number: -sizes[number]):
+        owner = loads.index(min(loads))
+        owners[number] = owner
+        loads[owner] += sizes[number]
+    return owners

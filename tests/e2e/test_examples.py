@@ -1,0 +1,150 @@
+"""Every example runs under ``meshrun``, with real processes, and says what it should."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+MESHRUN = Path(sys.executable).with_name("meshrun")
+DEADLINE = 50
+
+pytestmark = pytest.mark.processes
+
+
+def meshrun(cwd, *arguments, code=0):
+    """Run the launcher in ``cwd``; check how it ended, and return what rank 0 printed."""
+    done = subprocess.run(
+        [MESHRUN, *map(str, arguments)],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        check=False,
+    )
+    assert done.returncode == code, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def shortened(directory, example="digits_2d", **settings):
+    """Write a 2-D example's config with other settings; return the new file's path."""
+    text = (EXAMPLES / f"{example}.toml").read_text()
+    for name, value in settings.items():
+        text, count = re.subn(rf"^{name} = [^#\n]*", f"{name} = {value}  ", text, flags=re.M)
+        assert count == 1, name
+    path = directory / "short.toml"
+    path.write_text(text)
+    tables = [table for table in tomllib.loads(text).values() if isinstance(table, dict)]
+    assert {
+        key: value for table in tables for key, value in table.items()
+    }.items() >= settings.items()
+    return path
+
+
+def test_digits_2d(tmp_path):
+    config = shortened(tmp_path, epochs=12)
+    out = meshrun(tmp_path, "--mesh", config, EXAMPLES / "digits_2d.py", "--config", config)
+    accuracy = re.search(r"test accuracy (\d+\.\d)% \(\d+ of 360\)", out)
+    assert accuracy, out
+    assert float(accuracy[1]) >= 95
+    assert re.search(
+        r"mesh dp=2 × tp=2 and one process agree within 1e-5 in every parameter after 264 steps",
+        out,
+    ), out
+    picture = tmp_path / "out" / "digits_2d.png"
+    assert picture.read_bytes().startswith(b"\x89PNG\r\n")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "short.toml"]
+
+
+def test_ddp_digits(tmp_path):
+    arguments = ("--nproc-per-node", 2, EXAMPLES / "ddp_digits.py", "--epochs", 8)
+    out = meshrun(tmp_path, *arguments)
+    losses = [float(value) for value in re.findall(r"epoch +\d+: loss (\d\.\d+)", out)]
+    assert len(losses) == 8
+    assert losses[-1] < losses[0] / 4
+    accuracy = re.search(r"test accuracy (\d+\.\d)% on 2 ranks", out)
+    assert accuracy, out
+    assert float(accuracy[1]) >= 90
+
+
+def test_mesh_tour(tmp_path):
+    out = meshrun(tmp_path, "--nproc-per-node", 4, EXAMPLES / "mesh_tour.py")
+    for line in (
+        "mesh.shape = (2, 2)",
+        "mesh['all'].size() = 4",
+        "mesh.all_reduce(np.array([1.0]), op=dist.ReduceOp.SUM) = array([4.])",
+        "work.result() = array([10])",
+        "dist.get_world_size(mesh['tp']) = 2",
+    ):
+        assert f"\n{line}\n" in f"\n{out}\n"
+    per_rank = "mesh['tp'].all_reduce(np.array([rank]))\n" + "".join(
+        f"    rank {rank}: array([{value}])\n" for rank, value in enumerate([1, 1, 5, 5])
+    )
+    assert per_rank in out
+
+
+def test_ddp_jax(tmp_path):
+    pytest.importorskip("jax", reason="JAX is not installed (the extra 'jax')")
+    arguments = ("--nproc-per-node", 2, EXAMPLES / "ddp_jax.py", "--epochs", 6)
+    out = meshrun(tmp_path, *arguments)
+    losses = [float(value) for value in re.findall(r"epoch +\d+: loss (\d\.\d+)", out)]
+    assert len(losses) == 6
+    assert losses[-1] < losses[0] / 4
+    accuracy = re.search(r"test accuracy (\d+\.\d)% on 2 ranks", out)
+    assert accuracy, out
+    assert float(accuracy[1]) >= 90
+
+
+@pytest.mark.timeout(200)
+def test_gpt_jax_2d_resumes_exactly(tmp_path):
+    pytest.importorskip("jax", reason="JAX is not installed (the extra 'jax')")
+    config = shortened(
+        tmp_path,
+        "gpt_jax_2d",
+        characters=20_000,
+        layers=1,
+        width=16,
+        context=16,
+        steps=12,
+        batch_size=8,
+        warmup=2,
+        checkpoint_every=4,
+    )
+    script = (EXAMPLES / "gpt_jax_2d.py", "--config", config)
+
+    def run(out, *options, code=0):
+        return meshrun(tmp_path, "--mesh", config, *script, "--out", out, *options, code=code)
+
+    printed = run("whole")
+    assert re.search(r"^def .", printed, re.M), printed
+    assert re.search(r"^12 steps: loss \d\.\d{4} -> \d\.\d{4} nats", printed, re.M), printed
+    assert (tmp_path / "whole" / "gpt_jax_2d.png").read_bytes().startswith(b"\x89PNG\r\n")
+
+    run("broken", "--break-at", 6, code=1)  # two steps after a checkpoint
+    resumed = run("broken", "--resume")
+    assert resumed.splitlines()[-1] == printed.splitlines()[-1]
+    for part in range(2):
+        one, other = (
+            dict(np.load(tmp_path / folder / f"gpt_jax_2d-tp{part}.npz"))
+            for folder in ("whole", "broken")
+        )
+        assert one.keys() == other.keys()
+        for name, leaf in one.items():
+            np.testing.assert_array_equal(leaf, other[name])
+
+
+def test_uneven_inputs(tmp_path):
+    out = meshrun(tmp_path, "--nproc-per-node", 3, EXAMPLES / "uneven_inputs.py", "--epochs", 12)
+    for rank, (images, steps) in enumerate([(239, 3), (479, 7), (719, 11)]):
+        assert f"rank {rank}: {images} images, {steps} steps an epoch" in out
+    # All that full steps can use: 21 steps of 64 images.
+    losses = [float(x) for x in re.findall(r"epoch +\d+: 1344 images, loss (\d\.\d+)", out)]
+    assert len(losses) == 12
+    assert losses[-1] < losses[0] / 4
+    accuracy = re.search(r"all 3 ranks have the same bits; test accuracy (\d+\.\d)%", out)
+    assert accuracy, out
+    assert float(accuracy[1]) >= 90

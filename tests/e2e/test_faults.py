@@ -1,0 +1,23 @@
+"""Some faults on real processes; ``make chaos`` runs all of them on every transport."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+RUN = Path(__file__).parents[1] / "chaos" / "run.py"
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("fault", ["mismatch: group", "killed in a large", "stopped"])
+def test_every_rank_raises_in_time_and_nothing_is_left(fault):
+    done = subprocess.run(
+        [sys.executable, RUN, "--transports", "tcp", "--ranks", "3", "--faults", fault],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 faulted runs, 1 named and clean" in done.stdout

@@ -1,0 +1,116 @@
+"""The hierarchical transport between hosts that are network namespaces: values and bytes."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+pytestmark = [pytest.mark.netns, pytest.mark.processes]
+
+MEASURE = """
+    import json, os, sys
+    import numpy as np
+    import meshlib as dist
+
+    backend, ranks = sys.argv[1], int(os.environ["WORLD_SIZE"])
+    dist.init_process_group(backend)
+    rank = dist.get_rank()
+    count = 1 << 20
+    x = np.arange(count, dtype=np.float32) % 97 + rank
+    expected = (np.arange(count, dtype=np.float32) % 97) * ranks + sum(range(ranks))
+    parts = [np.empty(count // 4, np.float32) for _ in range(ranks)]
+
+    def all_reduce():
+        y = x.copy()
+        dist.all_reduce(y)
+        assert np.array_equal(y, expected)
+
+    def broadcast():
+        y = x.copy()
+        dist.broadcast(y, 1)
+        assert np.array_equal(y, x - rank + 1)
+
+    def all_gather():
+        dist.all_gather(parts, np.full(count // 4, rank, np.float32))
+        assert all((part == i).all() for i, part in enumerate(parts))
+
+    def reduce_scatter():
+        y = np.empty(count // 4, np.float32)
+        dist.reduce_scatter(y, [np.full(count // 4, i + rank, np.float32) for i in range(ranks)])
+        assert (y == ranks * rank + sum(range(ranks))).all()
+
+    def sent():
+        for line in open("/proc/net/dev"):
+            name, _, numbers = line.strip().partition(":")
+            if name == "eth0":
+                return int(numbers.split()[8])
+
+    found = {}
+    for call in (all_reduce, broadcast, all_gather, reduce_scatter):
+        call()
+        dist.barrier()
+        before = sent()
+        dist.barrier()
+        for _ in range(4):
+            call()
+        dist.barrier()
+        found[call.__name__] = (sent() - before) / 4
+    if rank % 2 == 0:
+        print(json.dumps(found))
+    dist.destroy_process_group()
+"""
+MEBIBYTE = 1 << 20
+
+
+def run(meshrun, start_hosts, backend):
+    hosts = start_hosts(MEASURE.replace("sys.argv[1]", repr(backend)), ranks=2)
+    results = [meshrun.finish(host) for host in hosts]
+    assert [(result.code, result.err) for result in results] == [(0, "")] * len(results)
+    return [json.loads(result.out) for result in results]
+
+
+@pytest.mark.parametrize("network", [2, 3], indirect=True)
+def test_what_a_network_card_sends_is_the_least(meshrun, network, start_hosts):
+    """All bytes on the wire are counted, those of TCP, of the store and of the barriers too."""
+    found = run(meshrun, start_hosts, "hierarchical")
+    h, n = len(found), 4 * MEBIBYTE
+    total = {name: sum(host[name] for host in found) for name in found[0]}
+    least = {
+        "all_reduce": 2 * (h - 1) * n,
+        "broadcast": (h - 1) * n,
+        "all_gather": (h - 1) * 2 * h * MEBIBYTE,
+        "reduce_scatter": (h - 1) * 2 * h * MEBIBYTE,
+    }
+    for name, expected in least.items():
+        assert expected <= total[name] <= 1.05 * expected + 0.1 * MEBIBYTE, name
+
+
+FOREVER = """
+    import time
+    import numpy as np
+    import meshlib as dist
+
+    dist.init_process_group("hierarchical")
+    x = np.ones(100_000)
+    dist.all_reduce(x)
+    if dist.get_rank() == 0:
+        open("running", "w").close()
+    while True:
+        dist.all_reduce(x, op=dist.ReduceOp.MAX)
+        time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("network", [2], indirect=True)
+def test_a_host_that_is_cut_off_is_named_by_all(meshrun, network, start_hosts):
+    hosts = start_hosts(FOREVER, "--rdzv-conf", "heartbeat_timeout=1", ranks=2)
+    assert meshrun.wait_for((meshrun.folder / "running").exists)
+    begin = time.monotonic()
+    network.cut_off(1)
+    results = [meshrun.finish(host) for host in hosts]
+    assert time.monotonic() - begin < 25
+    assert all(result.code == 1 for result in results)
+    assert "has not been heard of for 1 s" in results[0].err
+    assert "RankFailedError: rank" in results[0].err

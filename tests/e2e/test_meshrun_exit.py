@@ -1,0 +1,131 @@
+"""The end of a rank in each phase of its life: bounded, quiet, and nothing left."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+pytestmark = pytest.mark.processes
+
+PROGRAM = """
+    import os, sys, time
+    import numpy as np
+    import meshlib as dist
+
+    def ready():
+        path = "ready-" + os.environ["RANK"]
+        with open(path + ".partial", "w") as file:
+            file.write(str(os.getpid()))
+        os.rename(path + ".partial", path)
+
+    def init():
+        if os.environ["RANK"] == "0":
+            ready()
+            time.sleep(60)  # the others wait for it
+        ready()
+        dist.init_process_group()
+
+    def collective():
+        dist.init_process_group()
+        x = np.ones(8)
+        dist.all_reduce(x)
+        ready()
+        if dist.get_rank() == 0:
+            time.sleep(60)
+        dist.all_reduce(x)
+
+    def outstanding():
+        dist.init_process_group()
+        x = np.ones(8)
+        dist.all_reduce(x)
+        if dist.get_rank() != 0:
+            for _ in range(3):
+                dist.all_reduce(x, async_op=True)
+        ready()
+        time.sleep(60)
+
+    def receive():
+        dist.init_process_group()
+        dist.barrier()
+        ready()
+        dist.recv(np.ones(8), src=(dist.get_rank() + 1) % dist.get_world_size())
+
+    {phase}()
+"""
+PHASES = ["init", "collective", "outstanding", "receive"]
+
+
+def start_and_wait(meshrun, phase):
+    script = meshrun.script(PROGRAM.format(phase=phase))
+    process = meshrun.start("--nproc-per-node", "3", script)
+    paths = [meshrun.folder / f"ready-{rank}" for rank in range(3)]
+    assert meshrun.wait_for(lambda: all(path.exists() for path in paths))
+    return process
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda n: n.name)
+@pytest.mark.parametrize("phase", PHASES)
+def test_signals(meshrun, phase, number):
+    process = start_and_wait(meshrun, phase)
+    process.send_signal(number)
+    result = meshrun.finish(process)
+    assert result.seconds < 8
+    assert result.code == 128 + number
+    assert result.err == f"meshrun: received {number.name}; ended ranks 0-2\n"
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_rank_that_is_killed(meshrun, phase):
+    process = start_and_wait(meshrun, phase)
+    os.kill(int((meshrun.folder / "ready-0").read_text()), signal.SIGKILL)
+    result = meshrun.finish(process)
+    assert result.seconds < 8
+    assert result.code == 137
+    last = result.err.splitlines()[-1]
+    assert last.startswith("meshrun: rank 0 on ")
+    assert last.endswith("was killed by SIGKILL")
+
+
+ENDINGS = {
+    "falls off the end": "",
+    "destroys": "dist.destroy_process_group()",
+    "exits": "sys.exit()",
+    "has work outstanding": "dist.all_reduce(x, async_op=True)",
+    "has a thread in a call": (
+        "import threading; threading.Thread(target=dist.all_reduce, args=(x,)).start()"
+    ),
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_normal_ends(meshrun, ending):
+    script = meshrun.script(f"""
+        import sys
+        import numpy as np
+        import meshlib as dist
+
+        dist.init_process_group()
+        x = np.ones(8)
+        dist.all_reduce(x)
+        {ENDINGS[ending]}
+    """)
+    result = meshrun.run("--nproc-per-node", "3", script)
+    assert (result.code, result.out, result.err) == (0, "", "")
+    assert result.seconds < 8
+
+
+@pytest.mark.parametrize("line", ["raise ValueError('all')", "sys.exit(3)", "os._exit(3)"])
+def test_all_ranks_fail_at_once(meshrun, line):
+    script = meshrun.script(f"""
+        import os, sys
+        import meshlib as dist
+        dist.init_process_group()
+        dist.barrier()
+        {line}
+    """)
+    result = meshrun.run("--nproc-per-node", "3", script)
+    assert result.code in (1, 3)
+    assert result.seconds < 8
+    assert result.err.count("Traceback") == ("raise" in line)

@@ -1,0 +1,204 @@
+"""What reads bytes or text from outside, as functions of arbitrary bytes that fail on a bug.
+
+Each accepts its input or refuses it with the errors that it documents; anything else, a hang or
+memory for what has not arrived, is a finding. ``test_fuzz.py`` runs them briefly with Hypothesis,
+``with_atheris.py`` for as long as one likes, guided by coverage.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, cast
+
+from meshlib.mesh_config import MeshConfig
+from meshlib.trace import dump
+from transport.auth import MAX_UNPROVEN_BYTES, Handshake
+from transport.call import NO_ROOT, Call, CallHeader, Kind
+from transport.deadline import Deadline
+from transport.errors import DistNetworkError, DistStoreError
+from transport.rendezvous.beacon import Beacon
+from transport.shm.peer_connection import Message
+from transport.store.commands import Commands
+from transport.store.wire import REPLY, REQUEST, Frames, Status, WireError, unpack_fields
+from transport.tcp.address import Address
+from transport.tcp.frame import (
+    PREFIX_BYTES,
+    SMALL_BYTES,
+    STAGING_BYTES,
+    Incoming,
+    WrongFrame,
+    parse_prefix,
+)
+from transport.tcp.hello import HELLO_BYTES, Hello
+
+
+def handshake(data: bytes) -> None:
+    """No stranger passes, and little is read of it."""
+    choice, stream = data[0] if data else 0, data[1:]
+    tls = bool(choice & 2)
+    machine = Handshake(
+        b"secret" if choice & 1 else None,
+        initiator=bool(choice & 4),
+        tls=tls,
+        binding=b"certificate" if tls and choice & 8 else None,
+    )
+    if choice & 16:  # past the magic and the version
+        stream = Handshake(b"secret", initiator=True, tls=tls).start()[:10] + stream
+    machine.start()
+    read = 0
+    while machine.wanted and len(stream) - read >= machine.wanted:
+        message = stream[read : read + machine.wanted]
+        read += len(message)
+        assert len(machine.receive(message)) <= MAX_UNPROVEN_BYTES
+    assert machine.wanted or machine.refusal or not choice & 1
+    assert read <= MAX_UNPROVEN_BYTES
+
+
+class _Stream:
+    """A socket from which ``data`` comes in pieces of ``step`` bytes."""
+
+    def __init__(self, data: bytes, step: int) -> None:
+        self._data = data
+        self._step = step
+
+    def recv_into(self, into: memoryview, size: int = 0, _flags: int = 0) -> int:
+        piece = self._data[: min(self._step, size or len(into), len(into))]
+        self._data = self._data[len(piece) :]
+        into[: len(piece)] = piece
+        return len(piece)
+
+
+_CALL = Call(CallHeader(1, 4, NO_ROOT, Kind.ALL_REDUCE, 11, 1), Deadline.after(1.0))
+
+
+def frame(data: bytes) -> None:
+    """A link takes the frame that it waits for, and nothing of any other."""
+    step, size = (
+        (data[0] % 97 + 1, (0, 3, 40, SMALL_BYTES + 1)[data[1] % 4]) if data[1:] else (1, 0)
+    )
+    stream = data[2:]
+    if data[:1] > b"\x80":
+        stream = _CALL.packed + stream
+    into = memoryview(bytearray(size))
+    incoming = Incoming(_CALL, into, memoryview(bytearray(STAGING_BYTES)))
+    sock = cast(socket.socket, _Stream(stream, step))
+    try:
+        while not incoming.done:
+            incoming.pull(sock, 0)
+    except (ConnectionResetError, WrongFrame):
+        if incoming.received == 0:
+            assert not any(into)
+        return
+    header, length = parse_prefix(stream)
+    assert (header, length) == (_CALL.header, size)
+    assert into == stream[PREFIX_BYTES : PREFIX_BYTES + size]
+
+
+def prefix(data: bytes) -> None:
+    """Any prefix is a header that can be shown: messages are made of what arrived."""
+    header, _ = parse_prefix(data.ljust(PREFIX_BYTES, b"\0"))
+    assert str(header)
+    assert CallHeader.unpack(header.pack()) == header
+
+
+def hello(data: bytes) -> None:
+    """What comes behind the handshake is taken as it is, and means nothing by itself."""
+    data = data.ljust(HELLO_BYTES, b"\0")[:HELLO_BYTES]
+    assert Hello.unpack(data).pack() == data
+
+
+def requests(data: bytes) -> None:
+    """A store's server answers a client's frames or drops the client."""
+    frames, commands = Frames(REQUEST), Commands()
+    half = len(data) // 2
+    # What the server drops a client for, or tells it.
+    with suppress(WireError, TypeError, ValueError, DistStoreError):
+        for piece in (data[:half], data[half:]):
+            for found in frames.feed(piece):
+                op = REQUEST.unpack_from(found)[2]
+                fields = unpack_fields(found, REQUEST.size, len(found))
+                if op in commands.at_once:
+                    commands.at_once[op](fields)
+                elif op in commands.waits:
+                    commands.waits[op](fields)
+    assert len(frames._rest) <= len(data)
+
+
+def replies(data: bytes) -> None:
+    """A store's client takes a server's frames or gives the connection up."""
+    with suppress(WireError, ValueError):
+        for found in Frames(REPLY).feed(data):
+            Status(REPLY.unpack_from(found)[2])
+            unpack_fields(found, REPLY.size, len(found))
+
+
+def flight_record(data: bytes) -> None:
+    """A flight record can be read and looked at, or is none."""
+    with suppress(ValueError):
+        found = dump.decode(data)
+        sorted([found.rank, 0])
+        _ = [call.kind for call in found.calls]
+
+
+def fields_of_a_flight_record(data: bytes) -> None:
+    """The same, with a record that is right up to one value."""
+    call: dict[str, Any] = {
+        **dict.fromkeys(("group", "call", "site", "state"), "text"),
+        **dict.fromkeys(("sequence", "bytes", "peer"), 1),
+        **dict.fromkeys(("issued", "started", "ended"), 1.0),
+        "header": [1],
+        "error": None,
+        "waiting_for": None,
+    }
+    record: dict[str, Any] = {
+        **{"format": 1, "rank": 0, "size": 2, "host": "h", "pid": 1, "written": 1.0, "error": None},
+        **{"groups": {"g": ["", [0, 1]]}, "calls": [call]},
+    }
+    where = data[0] if data else 0
+    try:
+        value = json.loads(data[1:])
+    except (ValueError, RecursionError):
+        return
+    target = call if where & 1 else record
+    target[list(target)[(where >> 1) % len(target)]] = value
+    flight_record(json.dumps(record).encode())
+
+
+def mesh(data: bytes) -> None:
+    """A mesh's text is a mesh, which prints as itself, or a ValueError."""
+    with suppress(ValueError):
+        config = MeshConfig.from_string(data.decode(errors="replace"))
+        assert config.shape
+        assert config.names
+
+
+def address(data: bytes) -> None:
+    """What a store says about a rank is an address or a DistNetworkError."""
+    with suppress(DistNetworkError):
+        found = Address.decode(data)
+        assert isinstance(found.host, str)
+        assert 0 < found.port <= 65535
+
+
+def beacon(data: bytes) -> None:
+    """A datagram is a beacon with the job's proof, or nothing."""
+    assert Beacon.unpack(data, b"secret") is None
+    Beacon.unpack(data, None)
+
+
+def packet(data: bytes) -> None:
+    """A packet of the shared-memory endpoints is a message or a ValueError."""
+    with suppress(ValueError):
+        Message.unpack(data)
+
+
+TARGETS: dict[str, Callable[[bytes], None]] = {
+    function.__name__: function
+    for function in (
+        *(handshake, frame, prefix, hello, requests, replies, flight_record),
+        *(fields_of_a_flight_record, mesh, address, beacon, packet),
+    )
+}

@@ -1,0 +1,26 @@
+"""Tests that need a GPU: all of them are skipped, saying why, where there is none."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+
+from transport.cuda import load_driver
+from transport.errors import DistBackendError
+
+
+@functools.cache
+def why_not() -> str | None:
+    """What keeps this machine from running them, or None."""
+    try:
+        count = load_driver().device_count()
+    except DistBackendError as error:
+        return str(error)
+    return None if count else "no GPU is visible"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("gpu") and (reason := why_not()) is not None:
+            item.add_marker(pytest.mark.skip(reason=f"needs a GPU: {reason}"))

@@ -1,0 +1,254 @@
+"""Trouble on one rank: every rank raises, the same, soon, and says who and where."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import meshlib as dist
+from meshlib.testing import run_ranks
+
+
+def failures(program, size, **kwargs):
+    """Run ``program`` and return what each rank raised."""
+
+    def guarded():
+        try:
+            program()
+        except Exception as error:  # noqa: BLE001
+            return error
+        return None
+
+    return run_ranks(guarded, size, **kwargs)
+
+
+MISMATCHES = {
+    "dtype": (
+        lambda r: dist.all_reduce(np.ones(4, "f4" if r == 1 else "i4")),
+        "dtype=float32",
+        "dtype=int32",
+    ),
+    "op": (
+        lambda r: dist.all_reduce(np.ones(4), dist.ReduceOp.MAX if r == 1 else dist.ReduceOp.SUM),
+        "op=MAX",
+        "op=SUM",
+    ),
+    "size": (lambda r: dist.all_reduce(np.ones(5 if r == 1 else 4)), "count=5", "count=4"),
+    "kind": (
+        lambda r: dist.barrier() if r == 1 else dist.all_reduce(np.ones(4)),
+        "barrier",
+        "all_reduce",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MISMATCHES)
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_mismatch_raises_on_every_rank_with_the_table(case, size):
+    call, one, rest = MISMATCHES[case]
+
+    def program():
+        call(dist.get_rank())
+        # A rank whose own part was done learns at its next call at the latest.
+        dist.barrier()
+
+    errors = failures(program, size)
+    assert {type(error) for error in errors} == {dist.CollectiveMismatchError}
+    text = str(errors[0])
+    assert all(str(error) == text for error in errors)
+    assert one in text
+    assert rest in text
+    assert "test_failures.py" in text
+
+
+def test_a_broken_group_says_so_and_others_go_on():
+    def program():
+        other = dist.new_group()
+        with pytest.raises(dist.CollectiveMismatchError):
+            dist.all_reduce(np.ones(1 + dist.get_rank()))
+        with pytest.raises(dist.CollectiveMismatchError):
+            dist.barrier()
+        return dist.all_reduce(np.ones(1), group=other)[0]
+
+    assert run_ranks(program, 2) == [2.0, 2.0]
+
+
+def test_a_timeout_names_who_has_not_come_and_where_it_is():
+    def program():
+        if dist.get_rank() == 1:
+            time.sleep(1.2)  # the line that the others are told about
+            return
+        dist.get_rank()
+        dist.group.WORLD.all_reduce(np.ones(1), timeout=0.3)
+
+    errors = failures(program, 3)
+    assert errors[1] is None
+    for error in (errors[0], errors[2]):
+        assert isinstance(error, dist.CollectiveTimeoutError)
+        assert isinstance(error, TimeoutError)
+        assert "rank 1 has not come" in str(error)
+        assert "time.sleep(1.2)" in str(error)
+        assert "not done after 0.3 s" in str(error)
+
+
+def test_a_late_rank_finds_the_group_broken_and_why():
+    def program():
+        if dist.get_rank() == 1:
+            time.sleep(1.0)
+        dist.group.WORLD.barrier(timeout=0.2)
+
+    errors = failures(program, 2)
+    assert all(isinstance(error, dist.CollectiveTimeoutError) for error in errors)
+    assert "rank 1 has not come" in str(errors[1])
+
+
+def test_a_rank_that_raises_is_named_on_the_others():
+    def program():
+        if dist.get_rank() == 2:
+            raise RuntimeError("out of luck")
+        dist.barrier()
+
+    seen = {}
+
+    def guarded():
+        try:
+            program()
+        except dist.RankFailedError as error:
+            seen[dist.get_rank()] = error
+            return
+
+    with pytest.raises(dist.DistError, match="out of luck"):
+        run_ranks(guarded, 4)
+    assert {error.rank for error in seen.values()} == {2}
+    assert sorted(seen) == [0, 1, 3]
+    assert all("rank 2 raised RuntimeError: out of luck" in str(e) for e in seen.values())
+
+
+def test_a_receive_of_the_wrong_size_says_both_and_the_group_lives():
+    def program():
+        if dist.get_rank() == 0:
+            dist.send(np.ones(3), dst=1)
+        else:
+            box = np.zeros(2, "f4")
+            with pytest.raises(dist.CollectiveMismatchError, match=r"3.*2|2.*3"):
+                dist.recv(box, src=0)
+            assert (box == 0).all()
+        return dist.all_reduce(np.ones(1))[0]
+
+    assert run_ranks(program, 2) == [2.0, 2.0]
+
+
+def test_a_receive_that_times_out_leaves_the_group_usable():
+    def program():
+        if dist.get_rank() == 0:
+            with pytest.raises(dist.CollectiveTimeoutError):
+                dist.group.WORLD.recv(np.zeros(1), src=1, timeout=0.1)
+        return dist.all_reduce(np.ones(1))[0]
+
+    assert run_ranks(program, 2) == [2.0, 2.0]
+
+
+def test_a_failed_async_call_fails_its_work():
+    def program():
+        work = dist.all_reduce(np.ones(1 + dist.get_rank()), async_op=True)
+        with pytest.raises(dist.CollectiveMismatchError):
+            work.wait()
+        assert not work.is_success()
+        assert isinstance(work.exception(), dist.CollectiveMismatchError)
+
+    run_ranks(program, 2)
+
+
+def test_a_send_that_times_out_names_its_receiver():
+    over = threading.Event()
+
+    def program():
+        if dist.get_rank() == 0:
+            with pytest.raises(dist.CollectiveTimeoutError) as caught:
+                dist.group.WORLD.send(np.ones(4 << 20), 1, timeout=0.2)
+            assert "rank 1 did not receive it" in str(caught.value)
+            assert "has not come" not in str(caught.value)
+            over.set()
+        else:
+            assert over.wait(20)
+
+    run_ranks(program, 2, backend="tcp")
+
+
+def test_a_rank_that_is_interrupted_in_a_call_is_named_on_the_others():
+    def program():
+        if dist.get_rank() == 1:
+            communicator = dist.group.WORLD._communicator("cpu")
+
+            def interrupt(*_):
+                raise KeyboardInterrupt
+
+            communicator.all_reduce = interrupt
+            with pytest.raises(KeyboardInterrupt):
+                dist.all_reduce(np.ones(1))
+        else:
+            with pytest.raises(dist.RankFailedError, match=r"rank 1 left .* KeyboardInterrupt"):
+                dist.all_reduce(np.ones(1))
+        with pytest.raises(dist.RankFailedError):
+            dist.barrier()
+
+    run_ranks(program, 3)
+
+
+def test_a_rank_with_many_calls_queued_has_come():
+    def program():
+        if dist.get_rank() == 1:
+            time.sleep(0.8)
+            return
+        world = dist.group.WORLD
+        works = [world.all_reduce(np.ones(1), async_op=True, timeout=0.3) for _ in range(20)]
+        works[0].wait()
+
+    errors = failures(program, 3)
+    assert "rank 1 has not come" in str(errors[0])
+    assert "call #1 all_reduce" in str(errors[2])
+
+
+CALLS_THAT_NEED_RANK_1 = {
+    "all_reduce": lambda: dist.all_reduce(np.ones(3)),
+    "barrier": dist.barrier,
+    # A transport may take a small message for somebody who never comes.
+    "send": lambda: (dist.send(np.ones(3), dst=1), dist.barrier()),
+    "recv": lambda: dist.recv(np.ones(3), src=1),
+    "a call on a group made later": lambda: dist.new_group([0, 1]).barrier(),
+}
+
+
+@pytest.mark.parametrize("backend", ["inproc", "tcp", "shm", "auto"])
+@pytest.mark.parametrize("late", [False, True], ids=["left first", "waits first"])
+@pytest.mark.parametrize("name", CALLS_THAT_NEED_RANK_1)
+def test_a_rank_that_left_in_good_order_without_a_call_is_not_waited_for(name, late, backend):
+    def program():
+        if dist.get_rank() == 1:
+            time.sleep(0.1 if late else 0)
+            return None
+        if not late:
+            time.sleep(0.1)
+        with pytest.raises(dist.RankFailedError, match="rank 1 has left the job") as caught:
+            CALLS_THAT_NEED_RANK_1[name]()
+        return caught.value.rank
+
+    assert run_ranks(program, 2, backend=backend, timeout=20)[0] == 1
+
+
+@pytest.mark.parametrize("backend", ["inproc", "tcp"])
+def test_the_others_go_on_where_they_do_not_need_the_one_that_left(backend):
+    def program():
+        rank = dist.get_rank()
+        if rank == 1:
+            return 0.0
+        time.sleep(0.1)
+        x = np.full(1, float(rank))
+        if rank == 0:
+            dist.send(x + 5, dst=2)
+        else:
+            dist.recv(x, src=0)
+        return dist.new_group([0, 2]).all_reduce(x)[0]
+
+    assert run_ranks(program, 3, backend=backend, timeout=20) == [5.0, 0.0, 5.0]

@@ -1,0 +1,145 @@
+"""Beginning and ending a job: over each init method, twice, and when somebody is missing."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import meshlib as dist
+from meshlib.world import World
+from transport.errors import DistStoreError, RankFailedError
+from transport.runtime import Runtime
+from transport.store.hash_store import HashStore
+
+WAIT = 20.0
+
+
+def in_threads(count, program):
+    """Run ``program(rank)`` in threads and return what each returned or raised."""
+    results = [None] * count
+
+    def guarded(rank):
+        try:
+            results[rank] = program(rank)
+        except Exception as error:  # noqa: BLE001
+            results[rank] = error
+
+    threads = [threading.Thread(target=guarded, args=(r,), daemon=True) for r in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT)
+        assert not thread.is_alive()
+    return results
+
+
+def test_an_explicit_store_again_and_again():
+    store = HashStore()
+
+    def program(rank):
+        totals = []
+        for _ in range(3):
+            dist.init_process_group("inproc", store=store, rank=rank, world_size=3)
+            totals.append(dist.all_reduce(np.ones(1))[0])
+            dist.destroy_process_group()
+            assert not dist.is_initialized()
+        return totals
+
+    assert in_threads(3, program) == [[3.0] * 3] * 3
+    assert store.num_keys() > 0  # it is the user's, and still open
+    store.close()
+
+
+def test_destroying_one_group_leaves_the_others():
+    store = HashStore()
+
+    def program(rank):
+        dist.init_process_group("inproc", store=store, rank=rank, world_size=2)
+        other = dist.new_group()
+        dist.destroy_process_group(other)
+        with pytest.raises(ValueError, match="was destroyed"):
+            dist.barrier(group=other)
+        total = dist.all_reduce(np.ones(1))[0]
+        dist.destroy_process_group(dist.group.WORLD)
+        return total
+
+    assert in_threads(2, program) == [2.0, 2.0]
+
+
+def test_who_has_not_come_is_named():
+    store = HashStore()
+
+    def program(rank):
+        dist.init_process_group("inproc", store=store, rank=rank, world_size=4, timeout=0.3)
+
+    errors = in_threads(2, program)
+    assert all(isinstance(error, DistStoreError) for error in errors)
+    assert all("waited 0.3 s for 4 ranks" in str(error) for error in errors)
+    assert all("[2, 3] have not come" in str(error) for error in errors)
+
+
+def test_a_rank_lost_before_all_have_come_ends_the_wait():
+    store = HashStore()
+
+    def program(rank):
+        if rank == 1:
+            time.sleep(0.2)
+            store.append("events", '{"kind": "rank_exit", "rank": 1, "how": "was unlucky"}\n')
+            return None
+        started = time.monotonic()
+        with pytest.raises(RankFailedError, match="rank 1 was unlucky"):
+            World(
+                store.clone(), rank, 3, runtime=Runtime(), backends={"cpu": "inproc"}, timeout=WAIT
+            )
+        return time.monotonic() - started
+
+    waited = in_threads(3, lambda rank: program(2 if rank == 0 else rank) if rank < 2 else None)[0]
+    assert waited < WAIT / 2
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "match"),
+    [
+        ({"store": HashStore()}, "needs rank and world_size"),
+        ({"store": HashStore(), "rank": 2, "world_size": 2}, "rank=2, world_size=2"),
+        ({"store": HashStore(), "init_method": "env://"}, "both given"),
+        ({"backend": "smoke-signals"}, "backend 'smoke-signals' is unknown; expected one of"),
+        ({"backend": "cpu:tcp,cpu:inproc"}, "a backend for 'cpu' twice"),
+        ({"backend": "tpu:tcp"}, "names device 'tpu'"),
+        ({"init_method": "gopher://x"}, "gopher"),
+        ({"timeout": -1}, "timeout must be"),
+    ],
+)
+def test_bad_arguments_are_refused_before_anybody_waits(kwargs, match):
+    with pytest.raises(ValueError, match=match):
+        dist.init_process_group(**{"backend": "inproc", **kwargs})
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "match"),
+    [
+        ({"store": {}, "rank": 0, "world_size": 1}, "store must be a Store, got dict"),
+        ({"store": HashStore(), "rank": 0.0, "world_size": 1}, "rank must be a whole number"),
+        ({"store": HashStore(), "rank": 0, "world_size": "1"}, "world_size must be a whole numb"),
+        ({"init_method": "tcp://h:1", "rank": "0", "world_size": 1}, "rank must be a whole number"),
+        ({"timeout": "10"}, "timeout must be a number of seconds >= 0 or a timedelta, got '10'"),
+    ],
+)
+def test_arguments_of_another_type_are_refused_before_anybody_waits(kwargs, match):
+    with pytest.raises(TypeError, match=match):
+        dist.init_process_group(**{"backend": "inproc", **kwargs})
+
+
+def test_init_twice_is_an_error():
+    store = HashStore()
+
+    def program(rank):
+        dist.init_process_group("inproc", store=store, rank=rank, world_size=1)
+        try:
+            with pytest.raises(ValueError, match="initialised already"):
+                dist.init_process_group("inproc", store=store, rank=rank, world_size=1)
+        finally:
+            dist.destroy_process_group()
+
+    assert in_threads(1, program) == [None]

@@ -1,0 +1,179 @@
+"""What the command line of ``meshrun`` means."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshlib.launcher.arguments import parse
+from meshlib.launcher.devices import count_cpus, count_gpus
+from meshlib.launcher.output import OutputOptions, Route, parse_streams
+
+SECRET = "ab" * 32
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MESHLIB_SECRET", raising=False)
+    (tmp_path / "train.py").touch()
+    return "train.py"
+
+
+def test_the_programs_own_arguments_are_left_alone(script):
+    options = parse(["--nproc-per-node", "2", script, "--nproc-per-node", "9", "-v", "--", "x"])
+    assert options.ranks == 2
+    assert options.program.kind == "script"
+    assert options.program.arguments == ("--nproc-per-node", "9", "-v", "--", "x")
+    assert not options.verbose
+
+
+def test_the_defaults(script):
+    options = parse([script])
+    assert (options.ranks, options.mesh, options.max_restarts) == (1, None, 0)
+    assert (options.failure_grace, options.signal_grace) == (3.0, 30.0)
+    assert not options.nodes.many
+    assert options.output == OutputOptions()
+
+
+def test_one_grace_period_for_all_reasons(script):
+    options = parse(["--grace-period", "7.5", script])
+    assert (options.failure_grace, options.signal_grace) == (7.5, 7.5)
+
+
+@pytest.mark.parametrize("word", ["cpu", "auto"])
+def test_ranks_by_the_devices_that_are_there(script, monkeypatch, word):
+    monkeypatch.setattr("meshlib.launcher.arguments.count_gpus", lambda: 0)
+    assert parse(["--nproc-per-node", word, script]).ranks == count_cpus()
+    monkeypatch.setattr("meshlib.launcher.arguments.count_gpus", lambda: 5)
+    assert parse(["--nproc-per-node", "auto", script]).ranks == 5
+    assert parse(["--nproc-per-node", "gpu", script]).ranks == 5
+
+
+@pytest.mark.parametrize(
+    ("visible", "count"),
+    [(None, 3), ("0,2", 2), ("", 0), ("-1", 0), ("1,-1,2", 1), ("0,1,2,3,4", 3), ("GPU-abc", 1)],
+)
+def test_gpus_are_counted_without_cuda(tmp_path, monkeypatch, visible, count):
+    for name in ("nvidia0", "nvidia1", "nvidia12", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert count_gpus(str(tmp_path)) == count
+    assert count_gpus(str(tmp_path / "missing")) == 0
+
+
+def test_nodes_with_ranks(script, monkeypatch):
+    monkeypatch.setenv("MESHLIB_SECRET", SECRET)
+    flags = ["--nnodes=2", "--node-rank=1", "--master-addr=10.0.0.1", "--master-port=1234"]
+    nodes = parse([*flags, script]).nodes
+    assert (nodes.least, nodes.most, nodes.rank) == (2, 2, 1)
+    assert (nodes.host, nodes.port, nodes.secret) == ("10.0.0.1", 1234, SECRET)
+    assert nodes.config["is_host"] == -1.0
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "host", "port"),
+    [
+        ("127.0.0.1:70", "127.0.0.1", 70),
+        ("localhost", "localhost", 29500),
+        ("[::1]:70", "::1", 70),
+        ("[::1]", "::1", 29500),
+        ("::1", "::1", 29500),
+    ],
+)
+def test_nodes_that_meet(script, endpoint, host, port):
+    flags = ["--nnodes", "1:4", "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint]
+    conf = ["--rdzv-conf", "join_timeout=5, is_host=true", "--rdzv-id", "job7"]
+    nodes = parse([*flags, *conf, script]).nodes
+    assert (nodes.least, nodes.most, nodes.rank) == (1, 4, None)
+    assert (nodes.host, nodes.port, nodes.job) == (host, port, "job7")
+    assert (nodes.config["join_timeout"], nodes.config["is_host"]) == (5.0, 1.0)
+    assert nodes.config["last_call_timeout"] == 30.0
+
+
+def test_the_mesh_is_shared_by_the_nodes(script):
+    flags = ["--nnodes=2", "--master-addr=127.0.0.1", "--mesh", "dp=2,tp=4"]
+    assert parse([*flags, script]).ranks == 4
+
+
+def test_a_secret_from_a_file(script, tmp_path):
+    (tmp_path / "secret").write_text(SECRET + "\n")
+    flags = ["--nnodes=2", "--master-addr=node0", "--secret-file", "secret"]
+    assert parse([*flags, script]).nodes.secret == SECRET
+
+
+MANY = ["--nnodes=2", "--master-addr=127.0.0.1"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--nnodes", "0"], ["--nnodes", "MIN:MAX", "'0'"]),
+        (["--nnodes", "3:2"], ["--nnodes", "'3:2'"]),
+        (["--nnodes", "many"], ["'many'"]),
+        (["--nnodes", "2"], ["--master-addr", "--rdzv-endpoint"]),
+        (["--nnodes", "2", "--master-port", "70"], ["--master-addr"]),
+        (["--nnodes", "2", "--master-addr", "10.0.0.1"], ["10.0.0.1", "MESHLIB_SECRET", "FILE"]),
+        ([*MANY, "--node-rank", "2"], ["--node-rank", "0 to 1", "2"]),
+        (["--node-rank", "1"], ["--node-rank 1", "--nnodes"]),
+        ([*MANY, "--rdzv-backend", "etcd"], ["--rdzv-backend", "static or store", "'etcd'"]),
+        ([*MANY, "--rdzv-backend", "static"], ["--node-rank"]),
+        ([*MANY, "--master-port", "70000"], ["--master-port", "70000"]),
+        ([*MANY, "--rdzv-endpoint", "x:1"], ["--rdzv-endpoint", "--master-addr"]),
+        (["--nnodes=2", "--rdzv-endpoint", "host:port"], ["HOST:PORT", "'host:port'"]),
+        ([*MANY, "--rdzv-conf", "joint_timeout=3"], ["'joint_timeout'", "join_timeout"]),
+        ([*MANY, "--rdzv-conf", "join_timeout=x"], ["join_timeout=NUMBER", "join_timeout=x"]),
+        (["--standalone", "--nnodes", "2"], ["--standalone"]),
+        ([*MANY, "--secret-file", "missing"], ["missing"]),
+        ([*MANY, "--secret-file", "train.py"], ["--secret-file train.py", "hexadecimal"]),
+        (["--nnodes=1:2", "--master-addr=127.0.0.1", "--mesh", "dp=2"], ["dp=2", "1:2"]),
+        ([*MANY, "--mesh", "dp=3"], ["dp=3", "2 nodes"]),
+    ],
+)
+def test_nodes_that_make_no_sense(script, capsys, flags, words):
+    with pytest.raises(SystemExit) as caught:
+        parse([*flags, script])
+    assert caught.value.code == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert all(word in last for word in words), last
+
+
+@pytest.mark.parametrize(
+    ("text", "choice"),
+    [("3", {None: 3}), ("0:1,1:2", {0: 1, 1: 2}), ("1,2:3", {None: 1, 2: 3})],
+)
+def test_streams(text, choice):
+    assert parse_streams(text) == choice
+
+
+@pytest.mark.parametrize("text", ["", "4", "x", "0:", "0:1,0:2", "-1:2", "1,2"])
+def test_streams_that_make_no_sense(text):
+    with pytest.raises(ValueError, match="LOCAL_RANK:VALUE"):
+        parse_streams(text)
+
+
+INHERITED = Route(console=True, file=False, inherited=True, prefix=False)
+LINES = Route(console=True, file=False, inherited=False, prefix=False)
+LOGGED = Route(console=True, file=True, inherited=False, prefix=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "local_rank", "ranks", "terminal", "route"),
+    [
+        (OutputOptions(), 0, 1, False, INHERITED),
+        (OutputOptions(), 0, 2, True, INHERITED),
+        (OutputOptions(), 0, 2, False, LINES),
+        (OutputOptions(), 1, 2, True, LINES),
+        (OutputOptions(shown=frozenset({1})), 1, 2, False, INHERITED),
+        (OutputOptions(shown=frozenset({1})), 0, 2, True, Route(False, False, False, False)),
+        (OutputOptions(prefix=True), 0, 1, True, Route(True, False, False, True)),
+        (OutputOptions(tee={None: 3}), 0, 2, True, LOGGED),
+        (OutputOptions(tee={None: 2}), 0, 2, True, INHERITED),
+        (OutputOptions(redirects={None: 3}), 0, 2, True, Route(False, True, False, False)),
+        (OutputOptions(redirects={None: 3, 0: 0}), 0, 2, True, INHERITED),
+        (OutputOptions(redirects={None: 3}, tee={1: 1}), 1, 2, True, LOGGED),
+    ],
+)
+def test_where_standard_output_goes(options, local_rank, ranks, terminal, route):
+    assert options.route(local_rank, 1, ranks, terminal) == route

@@ -1,0 +1,72 @@
+"""``DataParallel`` over several CPU devices of one process, which has to be started with them."""
+
+import os
+import re
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax", reason="JAX is not installed (the extra 'jax')")
+
+from parallel.jax import DataParallel  # noqa: E402
+
+PROGRAM = """
+    import jax, jax.numpy as jnp, numpy as np
+    from parallel.jax import DataParallel
+
+    jax.config.update("jax_enable_x64", True)
+    assert len(jax.local_devices()) == 4
+
+    def loss(params, x, y):
+        return ((jnp.tanh(x @ params["w"]) @ params["v"] - y) ** 2).mean()
+
+    def step(params, batch, lr):
+        value, grads = jax.value_and_grad(loss)(params, *batch)
+        return jax.tree.map(lambda p, g: p - lr * g, params, grads), value
+
+    rng = np.random.default_rng(0)
+    params = {"w": rng.normal(size=(5, 7)), "v": rng.normal(size=7)}
+    one, many = jax.jit(step), DataParallel(step)
+    a = b = params
+    for _ in range(50):
+        batch = rng.normal(size=(8, 5)), rng.normal(size=8)
+        a, loss_a = one(a, batch, 0.1)
+        b, loss_b = many(b, batch, 0.1)
+        np.testing.assert_allclose(loss_a, loss_b, rtol=1e-12)
+    for name in a:
+        np.testing.assert_allclose(a[name], b[name], rtol=1e-12, atol=1e-12)
+        assert b[name].sharding.device_set == set(jax.local_devices())
+
+    # The batch really lies on all of them, and along another dim, too.
+    where = DataParallel(lambda _, x: x * 2, jax.local_devices()[:2], dim=1)(0.0, np.ones((3, 4)))
+    assert [shard.data.shape for shard in where.addressable_shards] == [(3, 2)] * 2
+    try:
+        many(params, (np.ones((6, 5)), np.ones(6)), 0.1)
+    except ValueError as error:
+        print(error)
+"""
+
+
+def test_equal_to_one_device():
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(PROGRAM)],
+        env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "the batch has 6 samples, which 4 devices cannot share equally" in done.stdout
+
+
+def test_bad_use():
+    with pytest.raises(ValueError, match="devices is empty"):
+        DataParallel(lambda p, x: x, [])
+    both = DataParallel(lambda p, x, y: x)
+    with pytest.raises(ValueError, match=re.escape("have [2, 3] samples along dim 0")):
+        both(0.0, np.ones((2, 5)), np.ones(3))

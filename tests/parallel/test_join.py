@@ -1,0 +1,464 @@
+"""Uneven inputs: equality with one process, the user's own calls, and what cannot be done."""
+
+from contextlib import nullcontext
+
+import ml_dtypes
+import numpy as np
+import pytest
+from training import assert_close, make_model, parameters
+
+import meshlib as dist
+from meshlib.testing import RankError, run_ranks
+from parallel import DistributedDataParallel, nn, optim
+from parallel.comm_hooks import (
+    PowerSGDState,
+    allreduce_hook,
+    fp16_compress_wrapper,
+    noop_hook,
+    powerSGD_hook,
+)
+from parallel.join import Join, Joinable, JoinHook
+from parallel.join.shadow import neutral
+
+STEPS = (20, 50, 33)  # of the three ranks
+TINY = 0.0005  # MiB: several buckets
+
+
+def share(rank, step, micro=0, dtype="f8"):
+    rng = np.random.default_rng([rank, step, micro])
+    return rng.normal(size=(4, 6)).astype(dtype), rng.integers(0, 4, 4)
+
+
+def expected_model(divide_by_all, steps=STEPS, micros=1, dtype="f8"):
+    """One process: in each step the shares of the ranks that still have some."""
+    model = make_model(dtype=dtype)
+    optimizer = optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    loss = nn.CrossEntropyLoss()
+    for step in range(max(steps)):
+        ranks = [rank for rank, count in enumerate(steps) if step < count]
+        optimizer.zero_grad()
+        for micro in range(micros):
+            parts = [share(rank, step, micro, dtype) for rank in ranks]
+            x, y = (np.concatenate(part) for part in zip(*parts, strict=True))
+            loss(model(x), y)
+            weight = len(ranks) / len(steps) if divide_by_all else 1
+            model.backward(loss.backward(weight / micros))
+        optimizer.step()
+    return parameters(model)
+
+
+def train_share(model, optimizer, steps, micros=1, dtype="f8", after=None):
+    loss = nn.CrossEntropyLoss()
+    for step in range(steps):
+        if optimizer is not None:
+            optimizer.zero_grad()
+        for micro in range(micros):
+            x, y = share(dist.get_rank(), step, micro, dtype)
+            with nullcontext() if micro == micros - 1 else model.no_sync():
+                loss(model(x), y)
+                model.backward(loss.backward(1 / micros))
+        if optimizer is not None:
+            optimizer.step()
+        if after is not None:
+            after(step)
+
+
+def uneven(divide_by_all=True, micros=1, dtype="f8", steps=STEPS, hook=None, **options):
+    """Train on ``steps`` of inputs; return what each rank ends with."""
+
+    def job():
+        model = DistributedDataParallel(make_model(dtype=dtype), bucket_cap_mb=TINY, **options)
+        if hook is not None:
+            state, function = hook(model)
+            model.register_comm_hook(state, function)
+        optimizer = optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        with model.join(divide_by_initial_world_size=divide_by_all):
+            train_share(model, optimizer, steps[dist.get_rank()], micros, dtype)
+        assert model.join_context is None
+        return parameters(model)
+
+    results = run_ranks(job, len(steps))
+    for other in results[1:]:
+        for path, value in results[0].items():
+            np.testing.assert_array_equal(value, other[path])
+    return results
+
+
+@pytest.mark.parametrize("divide_by_all", [True, False])
+@pytest.mark.parametrize("micros", [1, 3])
+@pytest.mark.parametrize("view", [False, True])
+def test_uneven_inputs_equal_one_process(view, micros, divide_by_all):
+    results = uneven(divide_by_all, micros, gradient_as_bucket_view=view)
+    assert_close(results, expected_model(divide_by_all, micros=micros), 1e-12)
+
+
+def test_uneven_inputs_in_float32():
+    assert_close(uneven(False, dtype="f4"), expected_model(False, dtype="f4"), 1e-5)
+
+
+@pytest.mark.parametrize("options", [{"find_unused_parameters": True}, {"static_graph": True}])
+@pytest.mark.parametrize("steps", [STEPS, (0, 7, 3), (5, 0, 5), (0, 0, 0)])
+def test_with_every_rule_about_unused_parameters_and_ranks_without_any_input(steps, options):
+    results = uneven(steps=steps, **options)
+    if max(steps):
+        assert_close(results, expected_model(True, steps), 1e-12)
+
+
+def test_with_custom_hooks():
+    def summing(model):
+        def hook(group, bucket):
+            future = group.all_reduce(bucket.buffer(), async_op=True).get_future()
+            return future.then(lambda done: done.value() / group.size())
+
+        return model.process_group, hook
+
+    assert_close(uneven(hook=summing), expected_model(True), 1e-12)
+
+
+def test_with_compressing_hooks_replicas_stay_equal():
+    def power(model):
+        state = PowerSGDState(
+            matrix_approximation_rank=2, start_powerSGD_iter=2, min_compression_rate=1
+        )
+        return state, powerSGD_hook
+
+    uneven(hook=power)
+    uneven(hook=lambda model: (model.process_group, fp16_compress_wrapper(allreduce_hook)))
+
+
+def test_over_a_mesh_dimension_and_real_sockets():
+    def job():
+        mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        replica = mesh["dp"].get_local_rank()
+        model = DistributedDataParallel(make_model(), mesh["dp"])
+        with model.join():
+            loss = nn.CrossEntropyLoss()
+            for step in range((3, 5)[replica]):
+                x, y = share(replica, step)
+                model.zero_grad()
+                loss(model(x), y)
+                model.backward(loss.backward())
+                for parameter in model.parameters():
+                    parameter.data -= 0.1 * parameter.grad
+                # Members of this group run out of inputs together.
+                assert mesh["tp"].all_reduce(np.ones(1)) == 2
+        return parameters(model)
+
+    results = run_ranks(job, 4, backend="tcp")
+    for other in results[1:]:
+        for path, value in results[0].items():
+            np.testing.assert_array_equal(value, other[path])
+
+
+def test_an_optimizer_that_takes_over_the_state_goes_on_as_one_process():
+    steps = (3, 6)
+
+    def job():
+        model = DistributedDataParallel(make_model())
+        optimizer = optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        with model.join(divide_by_initial_world_size=False, optimizer=optimizer):
+            train_share(model, optimizer, steps[dist.get_rank()])
+        train_share(model, optimizer, 4)
+        return parameters(model)
+
+    assert_close(run_ranks(job, 2), one_process_two_epochs(steps, 4), 1e-12)
+
+
+def one_process_two_epochs(steps, more):
+    model = make_model()
+    optimizer = optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    loss = nn.CrossEntropyLoss()
+    epochs = [(step, steps) for step in range(max(steps))]
+    epochs += [(step, (more,) * len(steps)) for step in range(more)]
+    for step, counts in epochs:
+        parts = [share(rank, step) for rank, count in enumerate(counts) if step < count]
+        x, y = (np.concatenate(part) for part in zip(*parts, strict=True))
+        optimizer.zero_grad()
+        loss(model(x), y)
+        model.backward(loss.backward())
+        optimizer.step()
+    return parameters(model)
+
+
+class Counting(nn.Module):
+    """Counts its training forwards in a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 4, rng=np.random.default_rng(0), dtype="f8")
+        self.count = nn.Buffer(np.zeros(1))
+
+    def forward(self, x):
+        self.count.data += 1
+        return self.linear(x)
+
+    def backward(self, grad):
+        return self.linear.backward(grad)
+
+
+def test_buffers_come_from_a_rank_that_has_inputs():
+    def job():
+        rank = dist.get_rank()
+        model = DistributedDataParallel(Counting())
+        with model.join():
+            for step in range((2, 5, 4)[rank]):
+                model(share(rank, step)[0])
+                model.backward(np.ones((4, 4)))
+        return float(model.module.count.data[0])
+
+    assert run_ranks(job, 3) == [5, 5, 5]
+
+
+# The user's own calls
+
+
+def test_the_users_own_collectives():
+    def job():
+        rank = dist.get_rank()
+        model = DistributedDataParallel(make_model())
+        group = model.process_group
+        seen = []
+        with model.join() as join:
+            for step in range((1, 3, 2)[rank]):
+                x, y = share(rank, step)
+                loss = nn.CrossEntropyLoss()
+                loss(model(x), y)
+                model.backward(loss.backward())
+                mine = np.array([rank + 1.0, -1.0])
+                work = group.all_reduce(mine.copy(), async_op=True)
+                counts = [int(group.all_reduce(np.array(1)))]
+                group.barrier()
+                counts.append(work.result().tolist())
+                counts.append(group.all_reduce(mine.copy(), op=dist.ReduceOp.MIN).tolist())
+                counts.append(group.all_reduce(mine.copy(), op=dist.ReduceOp.PRODUCT).tolist())
+                counts.append(group.broadcast(mine.copy(), group_src=1).tolist())
+                got = group.reduce(mine.copy(), group_dst=1)
+                counts.append(got.tolist() if rank == 1 else None)
+                group.all_reduce_coalesced([np.ones(2), np.ones(3)])
+                seen.append((*counts, join.num_active))
+        return seen
+
+    one, two, three = run_ranks(job, 3)
+    all_three = (3, [6, -3], [1, -1], [6, -1], [2, -1], None, 3)
+    last_two = (2, [5, -2], [2, -1], [6, 1], [2, -1], [5, -2], 2)
+    last = (1, [2, -1], [2, -1], [2, -1], [2, -1], [2, -1], 1)
+    assert one == [all_three]
+    assert two == [(*all_three[:5], [6, -3], 3), last_two, last]
+    assert three == [all_three, (*last_two[:5], None, 2)]
+
+
+@pytest.mark.parametrize("dtype", ["?", "i1", "u8", "f2", "f4", ml_dtypes.bfloat16, "c8"])
+def test_neutral_elements(dtype):
+    dtype = np.dtype(dtype)
+    values = np.array([0, 1, 1], dtype) if dtype.kind == "b" else np.array([0, 1, 100], dtype)
+    ops = ["SUM", "PRODUCT"]
+    ops += ["MIN", "MAX"] if dtype.kind != "c" else []
+    ops += ["BAND", "BOR", "BXOR"] if dtype.kind in "biu" else []
+    for name in ops:
+        op = getattr(dist.ReduceOp, name)
+        nothing = np.full(3, neutral(op, dtype), dtype)
+        out = np.empty(3, dtype)
+        op.combine(values, nothing, out)
+        np.testing.assert_array_equal(out, values)
+
+
+def test_a_minimum_without_infinities():
+    dtype = np.dtype(ml_dtypes.float8_e4m3fn)
+    assert neutral(dist.ReduceOp.MIN, dtype) == 448
+    assert neutral(dist.ReduceOp.MAX, dtype) == -448
+
+
+def own_call(call):
+    """Run ``call`` in a loop that is longer on rank 1; return the errors of both ranks."""
+
+    def job():
+        rank = dist.get_rank()
+        model = DistributedDataParallel(nn.Linear(2, 2, rng=np.random.default_rng(0)))
+
+        def loop():
+            with model.join():
+                for _ in range(1 + rank):
+                    call(model.process_group)
+
+        with pytest.raises(RuntimeError) as raised:
+            loop()
+        return str(raised.value)
+
+    return run_ranks(job, 2)
+
+
+def test_calls_to_which_nothing_can_be_contributed():
+    for text in own_call(lambda group: group.all_gather_object([None] * 2, 1)):
+        assert "all_gather on" in text
+        assert "Use all_reduce, reduce, broadcast or barrier" in text
+    for text in own_call(lambda group: group.broadcast(np.zeros(1), group_src=0)):
+        assert "its source, group rank 0, is out of inputs; ranks [1] are not" in text
+
+
+def test_ranks_that_do_different_things_are_told_apart():
+    def job():
+        rank = dist.get_rank()
+        model = DistributedDataParallel(make_model())
+
+        def loop():
+            with model.join():
+                if rank == 0:
+                    model.process_group.all_reduce(np.zeros(3, "f4"))
+                if rank == 1:
+                    model(share(rank, 0)[0])
+                    model.backward(np.zeros((4, 4)))
+
+        with pytest.raises(RuntimeError, match="do not do the same") as raised:
+            loop()
+        return str(raised.value)
+
+    texts = run_ranks(job, 3)
+    assert len(set(texts)) == 1
+    for row in (
+        "rank 0: begins all_reduce dtype=float32 count=3 op=SUM",
+        "rank 1: begins backward of DistributedDataParallel",
+        "rank 2: is out of inputs",
+    ):
+        assert row in texts[0]
+
+
+# The context itself
+
+
+def test_early_termination_is_raised_on_all_ranks():
+    def job():
+        model = DistributedDataParallel(make_model())
+        with (
+            pytest.raises(RuntimeError, match=r"ranks \[1\] of .* are out of inputs"),
+            model.join(throw_on_early_termination=True),
+        ):
+            train_share(model, None, (9, 2, 9)[dist.get_rank()])
+        with model.join(throw_on_early_termination=True):
+            train_share(model, None, 2)
+
+    run_ranks(job, 3)
+
+
+def test_disabled_it_does_nothing():
+    def job():
+        model = DistributedDataParallel(make_model())
+        before = model.process_group.reached()
+        with model.join(enable=False):
+            assert model.join_context is None
+        return model.process_group.reached() - before
+
+    assert run_ranks(job, 2) == [0, 0]
+
+
+def test_what_it_costs():
+    """One small all-reduce for each phase, and nothing in a step that does not synchronise."""
+
+    def job():
+        model = DistributedDataParallel(make_model())
+        group = model.process_group
+        loss = nn.CrossEntropyLoss()
+        with model.join():
+            before = group.reached()
+            with model.no_sync():
+                loss(model(share(0, 0)[0]), share(0, 0)[1])
+                model.backward(loss.backward())
+            middle = group.reached()
+            loss(model(share(0, 0)[0]), share(0, 0)[1])
+            model.backward(loss.backward())
+            return middle - before, group.reached() - middle
+
+    # Without buffers: the announcement of the backward pass, and one bucket.
+    assert run_ranks(job, 2) == [(0, 2), (0, 2)]
+
+
+def test_an_error_in_the_loop_passes_through():
+    def job():
+        model = DistributedDataParallel(make_model())
+        with pytest.raises(KeyError), model.join():
+            raise KeyError("mine")
+        with model.join():
+            train_share(model, None, 1)
+
+    run_ranks(job, 2)
+
+
+class Ticker(Joinable):
+    """A user's own joinable: one all-reduce a tick; out of inputs it adds a hundredth."""
+
+    def __init__(self, group):
+        self.group, self.total, self.ends = group, 0.0, []
+
+    @property
+    def join_process_group(self):
+        return self.group
+
+    def tick(self, value, phase=7):
+        with Join.notify_join_context(self, phase):
+            self.total = float(self.group.all_reduce(np.array(value)))
+        return self.total
+
+    def join_hook(self, **kwargs):
+        ticker = self
+
+        class Hook(JoinHook):
+            def main_hook(self, phase):
+                assert phase == 7
+                ticker.group.all_reduce(np.array(kwargs["share"]))
+
+            def post_hook(self, is_last_joiner, source):
+                ticker.ends.append((is_last_joiner, source))
+
+        return Hook()
+
+
+def test_a_joinable_of_ones_own_beside_a_model():
+    def job():
+        rank = dist.get_rank()
+        model = DistributedDataParallel(make_model())
+        ticker = Ticker(model.process_group)
+        with Join([model, ticker], share=0.01):
+            for step in range((1, 2, 2)[rank]):
+                model.zero_grad()
+                model(share(rank, step)[0])
+                model.backward(np.zeros((4, 4)))
+                ticker.tick(1.0)
+        return ticker.total, ticker.ends
+
+    results = run_ranks(job, 3)
+    assert results == [(3.0, [(False, 1)]), (2.01, [(True, 1)]), (2.01, [(True, 1)])]
+
+
+def test_bad_contexts():
+    def job():
+        model = DistributedDataParallel(make_model())
+        other = DistributedDataParallel(make_model(), dist.new_group([0]))
+        with pytest.raises(ValueError, match="joinables is empty"):
+            Join([])
+        with pytest.raises(ValueError, match=r"joinables must share one group: Dist.*, Dist.* has"):
+            Join([model, other])
+        with model.join(), pytest.raises(ValueError, match="in another Join already"):
+            model.join().__enter__()
+        second = DistributedDataParallel(make_model())
+        with model.join(), pytest.raises(RuntimeError, match="observed already"):
+            second.join().__enter__()
+        assert second.join_context is None
+
+    run_ranks(job, 1)
+
+
+def test_a_hook_that_fails_on_a_rank_without_inputs_is_seen():
+    def job():
+        rank = dist.get_rank()
+        model = DistributedDataParallel(make_model())
+
+        def hook(_, bucket):
+            if rank == 0 and model.join_context.num_active == 1:
+                raise ZeroDivisionError("in the hook")
+            return noop_hook(None, bucket)
+
+        model.register_comm_hook(None, hook)
+        with model.join():
+            train_share(model, None, 1 + rank)
+
+    with pytest.raises(RankError, match="ZeroDivisionError: in the hook"):
+        run_ranks(job, 2)

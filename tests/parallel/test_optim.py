@@ -1,0 +1,103 @@
+"""Optimizers: their formulas by hand, groups, and exact resume."""
+
+import numpy as np
+import pytest
+
+from parallel.nn import Parameter
+from parallel.optim import SGD, Adam, AdamW
+
+GRADS = [0.5, -1.0, 0.25, 2.0]
+
+
+def run(make, start=3.0):
+    parameter = Parameter(np.array([start]))
+    optimizer = make([parameter])
+    for grad in GRADS:
+        parameter.grad = np.array([grad])
+        optimizer.step()
+    return parameter.data[0]
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_sgd_with_momentum(nesterov, weight_decay):
+    p, v = 3.0, None
+    for grad in GRADS:
+        g = grad + weight_decay * p
+        v = g if v is None else 0.9 * v + g
+        p -= 0.1 * (g + 0.9 * v if nesterov else v)
+    got = run(lambda ps: SGD(ps, 0.1, 0.9, weight_decay=weight_decay, nesterov=nesterov))
+    assert got == pytest.approx(p, abs=1e-14)
+
+
+def test_sgd_with_dampening_and_plain():
+    assert run(lambda ps: SGD(ps, 0.1)) == pytest.approx(3 - 0.1 * sum(GRADS), abs=1e-14)
+    p, v = 3.0, None
+    for g in GRADS:
+        v = g if v is None else 0.9 * v + 0.75 * g
+        p -= 0.1 * v
+    assert run(lambda ps: SGD(ps, 0.1, 0.9, 0.25)) == pytest.approx(p, abs=1e-14)
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_adam_and_adamw(decoupled):
+    p, m, v = 3.0, 0.0, 0.0
+    for t, grad in enumerate(GRADS, 1):
+        g = grad if decoupled else grad + 0.1 * p
+        if decoupled:
+            p -= 0.01 * 0.1 * p
+        m = 0.8 * m + 0.2 * g
+        v = 0.95 * v + 0.05 * g * g
+        p -= 0.01 * (m / (1 - 0.8**t)) / ((v / (1 - 0.95**t)) ** 0.5 + 1e-6)
+    kind = AdamW if decoupled else Adam
+    got = run(lambda ps: kind(ps, 0.01, (0.8, 0.95), 1e-6, weight_decay=0.1))
+    assert got == pytest.approx(p, abs=1e-14)
+
+
+@pytest.mark.parametrize("make", [lambda ps: SGD(ps, 0.1, 0.9), lambda ps: AdamW(ps, 0.1)])
+def test_resume_is_exact(make):
+    def step(parameter, optimizer, seed):
+        parameter.grad = np.random.default_rng(seed).normal(size=3)
+        optimizer.step()
+
+    whole = Parameter(np.arange(3.0))
+    first = make([whole])
+    for seed in range(3):
+        step(whole, first, seed)
+    resumed = Parameter(whole.data.copy())
+    second = make([resumed])
+    second.load_state_dict(first.state_dict())
+    for seed in range(3, 6):
+        step(whole, first, seed)
+        step(resumed, second, seed)
+    np.testing.assert_array_equal(whole.data, resumed.data)
+
+
+def test_groups_have_their_own_options_and_missing_gradients_are_skipped():
+    a, b, c = (Parameter(np.ones(1)) for _ in range(3))
+    optimizer = SGD([{"params": [a]}, {"params": [b, c], "lr": 1.0}], lr=0.1)
+    a.grad, b.grad = np.ones(1), np.ones(1)
+    optimizer.step()
+    assert (a.data[0], b.data[0], c.data[0]) == (0.9, 0.0, 1.0)
+    optimizer.zero_grad()
+    assert a.grad is None
+
+
+def test_bad_arguments():
+    p = Parameter(np.ones(1))
+    with pytest.raises(ValueError, match="empty"):
+        SGD([])
+    with pytest.raises(ValueError, match="lr must be at least 0, got -1"):
+        SGD([p], lr=-1)
+    with pytest.raises(ValueError, match="nesterov needs momentum"):
+        SGD([p], nesterov=True)
+    with pytest.raises(ValueError, match="betas"):
+        Adam([p], betas=(0.9, 1.0))
+    with pytest.raises(ValueError, match="twice"):
+        SGD([p, p])
+    with pytest.raises(ValueError, match=r"\['learning_rate'\] are unknown"):
+        SGD([{"params": [p], "learning_rate": 1}])
+    with pytest.raises(TypeError, match="ndarray"):
+        SGD([p, np.ones(1)])
+    with pytest.raises(ValueError, match=r"groups of \[1\] parameters, this optimizer of \[2\]"):
+        SGD([p, Parameter(np.ones(1))]).load_state_dict(SGD([p]).state_dict())

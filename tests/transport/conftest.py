@@ -1,0 +1,86 @@
+"""The transports that the conformance suite runs over."""
+
+from __future__ import annotations
+
+import pytest
+from host_driver import HostDriver, HostMachine
+from on_device import OnDevice
+from rank_threads import TINY, Transport
+
+from transport.algorithms.choice import Thresholds
+from transport.cuda.staged import StagedCommunicator
+from transport.hierarchical import HierarchicalCommunicator
+from transport.hierarchical.hosts import Host
+from transport.inproc import InprocCommunicator
+from transport.link_communicator import LinkCommunicator
+from transport.runtime import Membership
+from transport.shm import ShmCommunicator
+from transport.shm.layout import DEFAULT_SIZES, Sizes
+from transport.tcp import TcpCommunicator
+
+
+def _lending(membership: Membership, table: Thresholds) -> LinkCommunicator:
+    """Nothing is buffered: every send waits for its receiver, so no deadlock can hide."""
+    return InprocCommunicator(membership, table, eager_bytes=-1)
+
+
+def _shm(membership: Membership, table: Thresholds) -> ShmCommunicator:
+    """With tiny thresholds, tiny blocks: every way of going about it, and several laps."""
+    tiny = Sizes(block=64, direct=24, ring=256, piece=64)
+    return ShmCommunicator(membership, tiny if table is TINY else DEFAULT_SIZES)
+
+
+def _two_hosts(membership: Membership, table: Thresholds) -> HierarchicalCommunicator:
+    """Two hosts by turns, with threads inside as well; rank 0's cannot share memory."""
+    host = Host(f"host {membership.rank % 2}", memory=membership.rank != 0)
+    return HierarchicalCommunicator(
+        membership, table, host, InprocCommunicator, lambda local: _lending(local, table)
+    )
+
+
+def _many_hosts(membership: Membership, table: Thresholds) -> HierarchicalCommunicator:
+    """Hosts of three, two, one and one, with shared memory inside; two or three ranks have one."""
+    host = Host(f"host {(0, 0, 0, 1, 1, 2, 3)[membership.rank]}", memory=True)
+    return HierarchicalCommunicator(
+        membership, table, host, InprocCommunicator, lambda local: _shm(local, table)
+    )
+
+
+def _staged(membership: Membership, table: Thresholds) -> OnDevice:
+    """Device memory that is the host's, by way of the host; with tiny thresholds, many steps."""
+    chunk = 48 if table is TINY else 1 << 20
+    comm = StagedCommunicator(membership, _shm(membership, table), chunk)
+    return OnDevice(comm, HostDriver(HostMachine(seed=membership.rank)))
+
+
+TRANSPORTS = [
+    Transport("inproc", InprocCommunicator),
+    Transport("inproc-unbuffered", _lending),
+    Transport("tcp", TcpCommunicator),
+    Transport("tls", TcpCommunicator, tls=True),
+    Transport("shm", _shm, has_links=False, shows_links=False),
+    Transport("staged", _staged, has_links=False, shows_links=False, on_device=True),
+    Transport("two hosts", _two_hosts, shows_links=False),
+    Transport("many hosts", _many_hosts, has_links=False, shows_links=False),
+]
+
+# TLS differs from TCP in how bytes move, not in who moves what to whom.
+_LARGEST_GROUP_IN_TLS = 4
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what TLS would only repeat."""
+    left_out = [item for item in items if _repeats(item)]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
+
+
+def _repeats(item: pytest.Item) -> bool:
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+    transport, size = parameters.get("transport"), parameters.get("n", 0)
+    return isinstance(transport, Transport) and transport.tls and size > _LARGEST_GROUP_IN_TLS
+
+
+@pytest.fixture(params=TRANSPORTS, ids=str)
+def transport(request: pytest.FixtureRequest) -> Transport:
+    return request.param

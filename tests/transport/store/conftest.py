@@ -1,0 +1,65 @@
+"""Every kind of store, as a factory of users of one store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from transport.store import FileStore, HashStore, PrefixStore, Store, TCPStore, TCPStoreServer
+
+MakeStore = Callable[[], Store]
+TIMEOUT = 20.0
+_KINDS = ("hash", "tcp", "file")
+
+
+@pytest.fixture(params=[*_KINDS, *(f"prefix over {kind}" for kind in _KINDS)])
+def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeStore]:
+    """Return a function whose every call gives another user of the same store."""
+    kind = request.param.removeprefix("prefix over ")
+    made: list[Store] = []
+    server = TCPStoreServer(secret=b"s") if kind == "tcp" else None
+    root = HashStore(TIMEOUT)
+
+    def make() -> Store:
+        if server is not None:
+            store: Store = TCPStore(*server.address, timeout=TIMEOUT, secret=b"s")
+        elif kind == "file":
+            store = FileStore(tmp_path / "store", timeout=TIMEOUT)
+        else:
+            store = root.clone()
+        made.append(store)
+        return PrefixStore("a/prefix", store) if request.param != kind else store
+
+    yield make
+    for store in made:
+        store.close()
+    if server is not None:
+        server.close()
+
+
+@pytest.fixture
+def store(make_store: MakeStore) -> Store:
+    return make_store()
+
+
+@pytest.fixture
+def server() -> Iterator[TCPStoreServer]:
+    server = TCPStoreServer(secret=b"s")
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def connect(server: TCPStoreServer) -> Iterator[Callable[[], TCPStore]]:
+    """Return a function whose every call gives another client of ``server``."""
+    made: list[TCPStore] = []
+
+    def make() -> TCPStore:
+        made.append(TCPStore(*server.address, timeout=TIMEOUT, secret=b"s"))
+        return made[-1]
+
+    yield make
+    for store in made:
+        store.close()

@@ -1,0 +1,41 @@
+"""Connected pairs for the tests of the TCP transport."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from transport.call import NO_ROOT, Call, CallHeader, Kind
+from transport.deadline import Deadline
+from transport.tcp.link import TcpLink
+
+LONG = 30.0
+
+
+def call(sequence: int = 1, seconds: float = LONG, kind: Kind = Kind.ALL_REDUCE) -> Call:
+    return Call(CallHeader(sequence, 4, NO_ROOT, kind, 11, 1), Deadline.after(seconds))
+
+
+@contextmanager
+def sockets(host: str = "127.0.0.1") -> Iterator[tuple[socket.socket, socket.socket]]:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=family) as listener:
+        ours = socket.create_connection(listener.getsockname()[:2])
+        theirs, _ = listener.accept()
+    with ours, theirs:
+        for sock in (ours, theirs):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        yield ours, theirs
+
+
+@contextmanager
+def links(host: str = "127.0.0.1") -> Iterator[tuple[TcpLink, TcpLink]]:
+    """A link to rank 1 (as seen from rank 0), and the one to rank 0."""
+    with sockets(host) as (ours, theirs):
+        pair = TcpLink(ours, 1, "rank 1"), TcpLink(theirs, 0, "rank 0")
+        try:
+            yield pair
+        finally:
+            for link in pair:
+                link.close()

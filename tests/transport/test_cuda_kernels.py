@@ -1,0 +1,48 @@
+"""The kernels' source compiles, with whatever compiler for CUDA there is here."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from transport.cuda.kernel_source import FLAGS, PRELUDE, dtype_names, source_of
+
+ALL = PRELUDE + "".join(source_of(name) for name in dtype_names())
+
+
+@pytest.mark.parametrize("source", [ALL, FLAGS], ids=["folds", "flags"])
+def test_the_kernels_compile_with_nvcc(tmp_path: Path, source: str) -> None:
+    nvcc = shutil.which("nvcc")
+    if nvcc is None:
+        pytest.skip("no nvcc here")
+    file = tmp_path / "kernels.cu"
+    file.write_text(source)
+    command = [nvcc, "-ptx", "-std=c++14", "-arch=compute_75", "-o", f"{file}.ptx", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    text = Path(f"{file}.ptx").read_text()
+    for entry in ("fold_bfloat16_AVG", "scale_complex64") if source is ALL else ("signal_flag",):
+        assert f".entry {entry}" in text
+
+
+def test_there_is_a_kernel_for_each_operation_that_a_dtype_has() -> None:
+    """And for no other: what makes no sense is refused before it gets here."""
+    import ml_dtypes
+    import numpy as np
+
+    from transport.cuda.kernel_source import fold_name
+    from transport.reduce_op import RedOpType, ReduceOp
+
+    for name in dtype_names():
+        dtype = np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+        for kind in set(RedOpType) - {RedOpType.PREMUL_SUM}:
+            try:
+                ReduceOp(kind).check(dtype)
+            except TypeError:
+                applies = False
+            else:
+                applies = True
+            assert (f"FOLD({fold_name(name, kind)}," in source_of(name)) == applies, (name, kind)

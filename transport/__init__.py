@@ -1,0 +1,1 @@
+"""Moving bytes between ranks: stores, rendezvous, links, and communicators on flat buffers."""

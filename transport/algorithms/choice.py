@@ -1,0 +1,108 @@
+"""The one table from which algorithms are chosen, by bytes and by ranks."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class Algorithm(enum.Enum):
+    """The ways of carrying out a collective, one module of this package each."""
+
+    DISSEMINATION = "dissemination"
+    TREE = "tree"
+    CHAIN = "chain"
+    DOUBLING = "doubling"
+    BRUCK = "bruck"
+    PAIRWISE = "pairwise"
+    RING = "ring"
+    DIRECT = "direct"
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """Where one algorithm gives way to another. Sizes in bytes, equal on every member.
+
+    The defaults were measured over loopback TCP with 2 and 4 ranks on a 2-core machine.
+    """
+
+    all_reduce_doubling: int = 256 << 10
+    """all_reduce: recursive doubling (few steps) up to here, then pairwise or a ring."""
+
+    reduce_scatter_doubling: int = 4 << 10
+    """reduce_scatter, all inputs together: recursive doubling, then pairwise or a ring."""
+
+    all_gather_doubling: int = 16 << 10
+    """all_gather, all outputs together: Bruck up to here, then pairwise or a ring."""
+
+    broadcast_tree: int = 128 << 10
+    """broadcast: a binomial tree up to here, then a chain where it ``chain_pays``."""
+
+    reduce_tree: int = 128 << 10
+    """reduce: a binomial tree up to here, then a chain where it ``chain_pays``."""
+
+    doubling_ranks: int = 4
+    """Groups smaller than this take as few steps in a ring, so all_gather and reduce_scatter
+    double from this size on.
+    """
+
+    pairwise_ranks: int = 16
+    """Groups up to this size move large data pairwise, over a connection for each pair; larger
+    ones in a ring, over two connections a rank.
+    """
+
+    one_slice: int = 64 << 10
+    """Over several hosts: data up to here crosses the network between one member of each host;
+    more of it is cut into slices, as many as the smallest host has members.
+    """
+
+    segment: int = 512 << 10
+    """The most that is reduced or passed on at a time; bounds scratch memory."""
+
+    piece: int = 64 << 10
+    """How much of an arriving segment is reduced at a time: small enough to be still in cache."""
+
+    def broadcast(self, nbytes: int, size: int) -> Algorithm:
+        """Return how ``nbytes`` are broadcast among ``size`` members."""
+        large = nbytes > self.broadcast_tree and self.chain_pays(nbytes, size)
+        return Algorithm.CHAIN if large else Algorithm.TREE
+
+    def reduce(self, nbytes: int, size: int) -> Algorithm:
+        """Return how ``nbytes`` are reduced to one of ``size`` members."""
+        large = nbytes > self.reduce_tree and self.chain_pays(nbytes, size)
+        return Algorithm.CHAIN if large else Algorithm.TREE
+
+    def all_reduce(self, nbytes: int, size: int, narrow: bool) -> Algorithm:
+        """Return how ``nbytes`` are reduced to all of ``size`` members. ``narrow``: their dtype is
+        reduced in a wider one.
+        """
+        if nbytes <= self.all_reduce_doubling:
+            return Algorithm.DOUBLING
+        return self._large(size, narrow)
+
+    def all_gather(self, total: int, size: int) -> Algorithm:
+        """Return how ``total`` bytes are gathered to all of ``size`` members."""
+        if size >= self.doubling_ranks and total <= self.all_gather_doubling:
+            return Algorithm.BRUCK
+        return self._large(size, narrow=False)
+
+    def reduce_scatter(self, total: int, size: int, narrow: bool) -> Algorithm:
+        """Return how ``total`` bytes of input are reduced to parts for ``size`` members."""
+        if size >= self.doubling_ranks and total <= self.reduce_scatter_doubling:
+            return Algorithm.DOUBLING
+        return self._large(size, narrow)
+
+    def _large(self, size: int, narrow: bool) -> Algorithm:
+        pairs = narrow or size <= self.pairwise_ranks
+        return Algorithm.PAIRWISE if pairs else Algorithm.RING
+
+    def chain_pays(self, nbytes: int, size: int) -> bool:
+        """Whether data of ``nbytes`` gets through a pipelined chain of ``size`` ranks sooner than
+        through a binomial tree: the last rank has it after all of it and size - 2 segments have
+        passed one link, against all of it on each level of the tree.
+        """
+        levels = (size - 1).bit_length()
+        return nbytes + (size - 2) * self.segment <= levels * nbytes
+
+
+DEFAULT = Thresholds()

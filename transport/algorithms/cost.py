@@ -1,0 +1,163 @@
+"""What each algorithm sends and reduces, and how long that takes: docs/algorithms.md as code.
+
+The model is Hockney's ("The communication challenge for MPP", 1994) with a term for arithmetic:
+a frame takes ``alpha`` seconds and ``beta`` a byte, a byte reduced ``gamma``. Along the longest
+path these add up; where ranks share processors, nothing is faster than all work together over what
+can be done at a time either (Brent's bound).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from transport.algorithms.choice import Algorithm, Thresholds
+from transport.call import Kind
+from transport.flat import laps_of
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one collective takes. ``frames``, ``nbytes`` (sent) and ``reduced`` (bytes) are totals
+    over all ranks; ``steps``, ``path_bytes`` and ``path_reduced`` lie one after the other on the
+    longest path.
+    """
+
+    algorithm: Algorithm
+    steps: int
+    frames: int
+    path_bytes: float
+    nbytes: float
+    path_reduced: float = 0.0
+    reduced: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Seconds a frame (``alpha``), a byte sent (``beta``), a byte reduced (``gamma``); ``lanes`` is
+    how many ranks can work at the same time.
+    """
+
+    alpha: float
+    beta: float
+    gamma: float
+    lanes: float
+
+    def seconds(self, work: Work) -> float:
+        """Return how long ``work`` takes at least."""
+        together = self._add(work.frames, work.nbytes, work.reduced)
+        return max(self.path_seconds(work), together / self.lanes)
+
+    def path_seconds(self, work: Work, turns: int = 1) -> float:
+        """Return how long the longest path takes, each of whose frames goes in ``turns``."""
+        return self._add(turns * work.steps, work.path_bytes, work.path_reduced)
+
+    def _add(self, frames: float, nbytes: float, reduced: float) -> float:
+        return frames * self.alpha + nbytes * self.beta + reduced * self.gamma
+
+
+def work_of(kind: Kind, nbytes: int, size: int, table: Thresholds, widening: int = 1) -> Work:
+    """Return what the collective ``kind`` takes among ``size`` members, by the algorithm that
+    ``table`` chooses.
+
+    ``nbytes`` is the size of each member's input (of the root's, for a broadcast or a scatter),
+    with equal parts where it has some; ``widening`` how much larger the reduction dtype is.
+    """
+    if size < 2:
+        return Work(Algorithm.DIRECT, 0, 0, 0, 0)
+    return _FORMULAS[kind](nbytes, size, table, widening)
+
+
+def _barrier(nbytes: int, n: int, table: Thresholds, widening: int) -> Work:
+    steps = _ceil_log2(n)
+    return Work(Algorithm.DISSEMINATION, steps, n * steps, 0, 0)
+
+
+def _broadcast(nbytes: int, n: int, table: Thresholds, widening: int) -> Work:
+    algorithm = table.broadcast(nbytes, n)
+    if algorithm is Algorithm.TREE:
+        levels = _ceil_log2(n)
+        return Work(algorithm, levels, n - 1, levels * nbytes, (n - 1) * nbytes)
+    laps = 1 if n == 2 else laps_of(nbytes, table.segment)
+    steps = laps + n - 2
+    return Work(algorithm, steps, (n - 1) * laps, steps * nbytes / laps, (n - 1) * nbytes)
+
+
+def _reduce(nbytes: int, n: int, table: Thresholds, widening: int) -> Work:
+    algorithm = table.reduce(nbytes, n)
+    wide = nbytes * widening
+    laps = laps_of(wide, table.segment)
+    steps = laps * _ceil_log2(n) if algorithm is Algorithm.TREE else laps + n - 2
+    path, total = steps * wide / laps, (n - 1) * wide
+    return Work(algorithm, steps, (n - 1) * laps, path, total, path, total)
+
+
+def _all_reduce(nbytes: int, n: int, table: Thresholds, widening: int) -> Work:
+    algorithm = table.all_reduce(nbytes, n, narrow=widening > 1)
+    wide = nbytes * widening
+    if algorithm is Algorithm.DOUBLING:
+        return _doubling(wide, n)
+    laps = laps_of(wide, table.segment * n)
+    steps, total = 2 * (n - 1) * laps, 2 * (n - 1) * nbytes
+    reduced = (n - 1) * wide
+    return Work(algorithm, steps, n * steps, total / n, total, reduced / n, reduced)
+
+
+def _reduce_scatter(nbytes: int, n: int, table: Thresholds, widening: int) -> Work:
+    algorithm = table.reduce_scatter(nbytes, n, narrow=widening > 1)
+    wide = nbytes * widening
+    if algorithm is Algorithm.DOUBLING:
+        return _doubling(wide, n)
+    steps = (n - 1) * laps_of(-(-wide // n), table.segment)
+    total, reduced = (n - 1) * nbytes, (n - 1) * wide
+    return Work(algorithm, steps, n * steps, total / n, total, reduced / n, reduced)
+
+
+def _all_gather(nbytes: int, n: int, table: Thresholds, widening: int) -> Work:
+    algorithm = table.all_gather(nbytes * n, n)
+    steps = _ceil_log2(n) if algorithm is Algorithm.BRUCK else n - 1
+    return Work(algorithm, steps, n * steps, (n - 1) * nbytes, n * (n - 1) * nbytes)
+
+
+def _gather(nbytes: int, n: int, table: Thresholds, widening: int) -> Work:
+    total = (n - 1) * nbytes
+    return Work(Algorithm.DIRECT, n - 1, n - 1, total, total)
+
+
+def _scatter(nbytes: int, n: int, table: Thresholds, widening: int) -> Work:
+    total = (n - 1) * nbytes / n
+    return Work(Algorithm.DIRECT, n - 1, n - 1, total, total)
+
+
+def _all_to_all(nbytes: int, n: int, table: Thresholds, widening: int) -> Work:
+    total = (n - 1) * nbytes
+    return Work(Algorithm.PAIRWISE, n - 1, n * (n - 1), total / n, total)
+
+
+def _doubling(wide: int, n: int) -> Work:
+    power = 1 << (n.bit_length() - 1)
+    levels, extra = power.bit_length() - 1, n - power
+    steps = levels + (2 if extra else 0)
+    frames = levels * power + 2 * extra
+    path_reduced = (levels + (1 if extra else 0)) * wide
+    reduced = (levels * power + extra) * wide
+    return Work(
+        Algorithm.DOUBLING, steps, frames, steps * wide, frames * wide, path_reduced, reduced
+    )
+
+
+def _ceil_log2(n: int) -> int:
+    return (n - 1).bit_length()
+
+
+_FORMULAS: dict[Kind, Callable[[int, int, Thresholds, int], Work]] = {
+    Kind.BARRIER: _barrier,
+    Kind.BROADCAST: _broadcast,
+    Kind.ALL_REDUCE: _all_reduce,
+    Kind.REDUCE: _reduce,
+    Kind.ALL_GATHER: _all_gather,
+    Kind.REDUCE_SCATTER: _reduce_scatter,
+    Kind.GATHER: _gather,
+    Kind.SCATTER: _scatter,
+    Kind.ALL_TO_ALL: _all_to_all,
+}

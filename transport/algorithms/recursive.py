@@ -1,0 +1,72 @@
+"""Recursive doubling: log2(n) exchanges of everything. Few steps, so best for small data.
+
+After Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in
+MPICH" (2005). With n not a power of two, the first 2e ranks (e = n - 2^k) fold into e: each even
+one gives its data to the odd one above and gets the result at the end. Blocks of ranks that have
+been reduced stay contiguous, so operands are combined in rank order, and both partners of an
+exchange compute the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from transport.algorithms.operand import ARRIVING, LOADED, TOTAL, Operand, store
+from transport.algorithms.team import Team
+from transport.call import Call
+from transport.flat import as_bytes
+from transport.reduce_op import Flat, ReduceOp
+
+
+def all_reduce(team: Team, call: Call, buffer: Flat, op: ReduceOp) -> None:
+    """Reduce the members' ``buffer`` in place; neither prepares nor finishes."""
+    rank, size = team.rank, team.size
+    power = 1 << (size.bit_length() - 1)
+    extra = size - power
+    arriving = team.scratch.flat(ARRIVING, buffer.dtype, buffer.size)
+    mine, theirs = as_bytes(buffer), as_bytes(arriving)
+    folded = rank < 2 * extra
+    if not folded:
+        place = rank - extra
+    elif rank % 2 == 0:
+        link = team.link(rank + 1, call)
+        link.send(call, mine)
+        link.recv_into(call, mine)
+        return
+    else:
+        team.link(rank - 1, call).recv_into(call, theirs)
+        op.combine(arriving, buffer, buffer)
+        place = rank // 2
+    distance = 1
+    while distance < power:
+        partner = place ^ distance
+        link = team.link(2 * partner + 1 if partner < extra else partner + extra, call)
+        link.exchange(call, mine, link, theirs)
+        if partner < place:
+            op.combine(arriving, buffer, buffer)
+        else:
+            op.combine(buffer, arriving, buffer)
+        distance *= 2
+    if folded:
+        team.link(rank - 1, call).send(call, mine)
+
+
+def reduce_scatter(
+    team: Team, call: Call, output: Flat, inputs: Sequence[Flat], op: ReduceOp
+) -> None:
+    """Reduce all ``inputs``, packed, everywhere; keep what belongs to ``output``."""
+    operand = Operand(team.scratch, op, output.dtype, LOADED)
+    packed = team.scratch.flat(TOTAL, operand.dtype, sum(part.size for part in inputs))
+    start = 0
+    own = packed
+    for member, part in enumerate(inputs):
+        place = packed[start : start + part.size]
+        np.copyto(place, operand.load(part, 0, part.size))
+        start += part.size
+        if member == team.rank:
+            own = place
+    all_reduce(team, call, packed, op)
+    op.finish(own, team.size)
+    store(output, own)

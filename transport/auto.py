@@ -1,0 +1,211 @@
+"""The transport that chooses: shared memory among members on one host, TCP between hosts."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from transport.algorithms.choice import Thresholds
+from transport.call import Call
+from transport.communicator import Communicator
+from transport.errors import (
+    CommunicatorAbortedError,
+    CommunicatorTimeoutError,
+    DistError,
+    PeerLostError,
+)
+from transport.hierarchical import HierarchicalCommunicator
+from transport.hierarchical.hosts import Host, this_host
+from transport.link_communicator import LinkCommunicator
+from transport.reduce_op import Flat, ReduceOp
+from transport.runtime import Membership
+from transport.shm import ShmCommunicator
+from transport.shm.directory import Directory
+from transport.shm.futex import unsupported_reason
+from transport.shm.layout import DEFAULT_SIZES, Sizes
+from transport.shm.locality import this_place
+from transport.tcp import TcpCommunicator
+
+_LOGGER = logging.getLogger("meshlib.transport")
+_YES, _NO = b"yes", b"no"
+
+
+class AutoCommunicator(Communicator):
+    """Collectives through shared memory when all members really share a host, else on two levels:
+    inside hosts by shared memory, between them by TCP. Messages go by shared memory between
+    members that share a host, by TCP between others.
+
+    Sharing is decided by boot id, network namespace and a descriptor that arrives, at the first
+    collective, by all members together: where one of them cannot, none does. ``host`` is where this
+    rank is taken to be (default: where it is).
+    """
+
+    def __init__(
+        self,
+        membership: Membership,
+        table: Thresholds | None = None,
+        sizes: Sizes = DEFAULT_SIZES,
+        host: Host | None = None,
+    ) -> None:
+        super().__init__(membership)
+        self._table = table
+        self._host = host
+        self.abort_reason: str | None = None
+        # Guards what an abort from another thread must find.
+        self._lock = threading.Lock()
+        self._near: ShmCommunicator | None = None
+        self._far: LinkCommunicator | None = None
+        self._levels: HierarchicalCommunicator | None = None
+        self._chosen: Communicator | None = None
+        namespace = host.machine if host is not None else None
+        obstacle = unsupported_reason()
+        if obstacle is None:
+            self._near = ShmCommunicator(membership, sizes, namespace)
+            self._near.mailbox.shared = True
+            self._directory = self._near.directory
+        else:
+            _LOGGER.warning("rank %d uses TCP: %s", membership.ranks[self.rank], obstacle)
+            self._directory = Directory(membership, this_place(b"", obstacle, namespace))
+            self._directory.publish()
+
+    # Collectives.
+
+    def barrier(self, call: Call) -> None:  # noqa: D102
+        (self._chosen or self._choose(call)).barrier(call)
+
+    def broadcast(self, call: Call, buffer: Flat, root: int) -> None:  # noqa: D102
+        (self._chosen or self._choose(call)).broadcast(call, buffer, root)
+
+    def all_reduce(self, call: Call, buffer: Flat, op: ReduceOp) -> None:  # noqa: D102
+        (self._chosen or self._choose(call)).all_reduce(call, buffer, op)
+
+    def reduce(self, call: Call, buffer: Flat, op: ReduceOp, root: int) -> None:  # noqa: D102
+        (self._chosen or self._choose(call)).reduce(call, buffer, op, root)
+
+    def all_gather(self, call: Call, outputs: Sequence[Flat], input_: Flat) -> None:  # noqa: D102
+        (self._chosen or self._choose(call)).all_gather(call, outputs, input_)
+
+    def reduce_scatter(  # noqa: D102
+        self, call: Call, output: Flat, inputs: Sequence[Flat], op: ReduceOp
+    ) -> None:
+        (self._chosen or self._choose(call)).reduce_scatter(call, output, inputs, op)
+
+    def gather(  # noqa: D102
+        self, call: Call, outputs: Sequence[Flat] | None, input_: Flat, root: int
+    ) -> None:
+        (self._chosen or self._choose(call)).gather(call, outputs, input_, root)
+
+    def scatter(  # noqa: D102
+        self, call: Call, output: Flat, inputs: Sequence[Flat] | None, root: int
+    ) -> None:
+        (self._chosen or self._choose(call)).scatter(call, output, inputs, root)
+
+    def all_to_all(  # noqa: D102
+        self, call: Call, outputs: Sequence[Flat], inputs: Sequence[Flat]
+    ) -> None:
+        (self._chosen or self._choose(call)).all_to_all(call, outputs, inputs)
+
+    def allocate(self, call: Call, count: int, dtype: np.dtype[np.generic]) -> Flat:  # noqa: D102
+        return (self._chosen or self._choose(call)).allocate(call, count, dtype)
+
+    # Point to point.
+
+    def send(self, call: Call, buffer: Flat, dst: int, tag: int) -> None:  # noqa: D102
+        self._towards(dst, call).send(call, buffer, dst, tag)
+
+    def recv(self, call: Call, buffer: Flat, src: int | None, tag: int) -> int:  # noqa: D102
+        if src is None:
+            # All messages come to one mailbox; TCP must listen for those who may use it.
+            peers = [peer for peer in range(self.size) if peer != self.rank]
+            near, directory = self._near, self._directory
+            if near is not None and all(
+                directory.is_known(peer) and directory.is_near(peer, call) for peer in peers
+            ):
+                return near.recv(call, buffer, src, tag)
+            return self._open_far().recv(call, buffer, src, tag)
+        return self._towards(src, call).recv(call, buffer, src, tag)
+
+    # The end.
+
+    def abort(self, reason: str) -> None:  # noqa: D102
+        for part in self._stop(reason):
+            part.abort(reason)
+
+    def close(self) -> None:  # noqa: D102
+        for part in self._stop("the communicator was closed"):
+            part.close()
+
+    def _stop(self, reason: str) -> list[Communicator]:
+        with self._lock:
+            if self.abort_reason is None:
+                self.abort_reason = reason
+            parts = [self._levels or self._far, self._near]
+        self._directory.cancel(reason)
+        return [part for part in parts if part is not None]
+
+    # Choosing.
+
+    def _towards(self, peer: int, call: Call) -> Communicator:
+        """Return what carries messages between this rank and ``peer``."""
+        near = self._near
+        if near is not None and self._directory.is_near(peer, call):
+            return near
+        return self._open_far()
+
+    def _open_far(self) -> LinkCommunicator:
+        """Return the TCP communicator of the group, made at the first use."""
+        with self._lock:
+            self._check_open()
+            if self._far is None:
+                mailbox = None if self._near is None else self._near.mailbox
+                self._far = TcpCommunicator(self.membership, self._table, mailbox)
+            return self._far
+
+    def _choose(self, call: Call) -> Communicator:
+        self._check_open()
+        peers = [peer for peer in range(self.size) if peer != self.rank]
+        near = self._near
+        if near is not None and all(self._directory.is_near(peer, call) for peer in peers):
+            vote = self._try_near(near, call)
+            key = "shares-memory/{}".format
+            self.membership.store.set(key(self.rank), vote)
+            votes = [self._directory.read(key(peer), peer, call) for peer in peers]
+            if vote == _YES and votes.count(_YES) == len(peers):
+                self._chosen = near
+                return near
+            # They are on one host, and yet not all can share memory.
+            return self._open_levels(memory=False)
+        return self._open_levels(memory=near is not None)
+
+    def _try_near(self, near: ShmCommunicator, call: Call) -> bytes:
+        try:
+            near.meet(call)
+        except (PeerLostError, CommunicatorAbortedError, CommunicatorTimeoutError):
+            raise
+        except (DistError, OSError) as error:
+            _LOGGER.warning("%s uses TCP inside one host: %s", self.membership.group, error)
+            return _NO
+        return _YES
+
+    def _open_levels(self, *, memory: bool) -> Communicator:
+        far = self._open_far()
+
+        def across(_membership: Membership, _table: Thresholds | None) -> LinkCommunicator:
+            return far
+
+        host = replace(self._host or this_host(), memory=memory)
+        levels = HierarchicalCommunicator(self.membership, self._table, host, across)
+        with self._lock:
+            if self.abort_reason is None:
+                self._levels = self._chosen = levels
+                return levels
+        levels.close()
+        raise CommunicatorAbortedError(self.abort_reason)
+
+    def _check_open(self) -> None:
+        if self.abort_reason is not None:
+            raise CommunicatorAbortedError(self.abort_reason)

@@ -1,0 +1,98 @@
+"""The registry of transports: a backend's name, what makes its communicators, which devices."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from transport.communicator import Communicator
+from transport.runtime import Membership
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoints
+
+CommunicatorFactory = Callable[[Membership], Communicator]
+ENTRY_POINT_GROUP = "meshlib.backends"
+
+
+@dataclass(frozen=True, slots=True)
+class BackendEntry:
+    """A registered backend. ``factory`` is a callable, or ``"module:name"``, imported at use.
+
+    ``requires`` are the optional modules without which it cannot be used.
+    """
+
+    name: str
+    factory: CommunicatorFactory | str
+    devices: tuple[str, ...]
+    requires: tuple[str, ...] = ()
+
+    @property
+    def installed(self) -> bool:
+        """Whether the modules that it needs can be found."""
+        return all(find_spec(module) is not None for module in self.requires)
+
+    def load(self) -> CommunicatorFactory:
+        """Return the factory, importing it now if it was given by name."""
+        if callable(self.factory):
+            return self.factory
+        module, _, attribute = self.factory.partition(":")
+        return getattr(importlib.import_module(module), attribute)
+
+
+_ENTRIES: dict[str, BackendEntry] = {
+    "auto": BackendEntry("auto", "transport.auto:AutoCommunicator", ("cpu",)),
+    "hierarchical": BackendEntry(
+        "hierarchical", "transport.hierarchical:HierarchicalCommunicator", ("cpu",)
+    ),
+    "inproc": BackendEntry("inproc", "transport.inproc:InprocCommunicator", ("cpu",)),
+    "shm": BackendEntry("shm", "transport.shm:ShmCommunicator", ("cpu",)),
+    "tcp": BackendEntry("tcp", "transport.tcp:TcpCommunicator", ("cpu",)),
+    "mpi": BackendEntry("mpi", "transport.mpi:MpiCommunicator", ("cpu",), ("mpi4py",)),
+    "cuda_ipc": BackendEntry(
+        "cuda_ipc", "transport.cuda_ipc:make_communicator", ("cuda",), ("cupy",)
+    ),
+    "nccl": BackendEntry("nccl", "transport.nccl:make_communicator", ("cuda",), ("cupy",)),
+    "staged": BackendEntry("staged", "transport.cuda.staged:make_communicator", ("cuda",)),
+}
+
+
+def register(name: str, factory: CommunicatorFactory | str, devices: Sequence[str]) -> None:
+    """Add a backend under ``name`` (case does not matter).
+
+    Raises ValueError when the name is taken: a transport is never replaced silently.
+    """
+    key = name.lower()
+    if key in available():
+        raise ValueError(f"backend {name!r} is registered already; expected a new name")
+    _ENTRIES[key] = BackendEntry(key, factory, tuple(devices))
+
+
+def lookup(name: str) -> BackendEntry:
+    """Return the backend called ``name``, from this registry or an installed entry point.
+
+    Raises ValueError that lists what there is.
+    """
+    key = name.lower()
+    if key in _ENTRIES:
+        return _ENTRIES[key]
+    for point in _installed():
+        if point.name.lower() == key:
+            return BackendEntry(key, point.value, ("cpu",))
+    raise ValueError(f"backend {name!r} is unknown; expected one of {', '.join(available())}")
+
+
+def available() -> list[str]:
+    """Return the names of all backends, sorted."""
+    found = {point.name.lower() for point in _installed()}
+    return sorted(found | set(_ENTRIES))
+
+
+def _installed() -> EntryPoints:
+    # Imported here because it takes longer than all else in this package, and few need it.
+    from importlib.metadata import entry_points
+
+    return entry_points(group=ENTRY_POINT_GROUP)

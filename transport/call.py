@@ -1,0 +1,168 @@
+"""What a communicator is told about the call that it carries out, and puts on the wire.
+
+Each frame between two members begins with a header that says which call it belongs to. The
+receiver compares it, as 32 bytes, with its own: ranks that are in different calls find out
+with the first frame, before a value is used.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import struct
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from transport.deadline import Deadline
+
+if TYPE_CHECKING:
+    from transport.cuda.flat import Completion
+
+_LAYOUT = struct.Struct("<QQiHHBBHI")
+HEADER_BYTES = _LAYOUT.size
+NO_ROOT = -1
+
+
+class Kind(enum.IntEnum):
+    """What a frame belongs to: a collective by its name, or a point-to-point message."""
+
+    BARRIER = 1
+    BROADCAST = 2
+    ALL_REDUCE = 3
+    REDUCE = 4
+    ALL_GATHER = 5
+    REDUCE_SCATTER = 6
+    GATHER = 7
+    SCATTER = 8
+    ALL_TO_ALL = 9
+    SEND = 10
+    RECV = 11
+    ALLOCATE = 12
+
+
+class CallHeader(NamedTuple):
+    """The part of a call that must be equal on every member.
+
+    ``elements`` is the number of elements where all members must agree on one (0 where sizes may
+    differ by rank), ``root`` a group rank or ``NO_ROOT``, ``dtype`` a code of ``dtype_code``,
+    ``op`` a ``ReduceOp`` code (0: none), ``extra`` whatever else must agree (a hash; 0: nothing).
+    """
+
+    sequence: int
+    elements: int
+    root: int
+    kind: int
+    dtype: int
+    op: int
+    flags: int = 0
+    reserved: int = 0
+    extra: int = 0
+
+    def pack(self) -> bytes:
+        """Return the header as the ``HEADER_BYTES`` bytes that travel."""
+        return _LAYOUT.pack(*self)
+
+    @classmethod
+    def unpack(cls, data: bytes | bytearray | memoryview) -> CallHeader:
+        """Return the header in the first ``HEADER_BYTES`` bytes of ``data``."""
+        return cls(*_LAYOUT.unpack_from(data))
+
+    def __str__(self) -> str:
+        try:
+            kind = Kind(self.kind).name.lower()
+        except ValueError:
+            kind = f"kind {self.kind}"
+        parts = [f"call #{self.sequence} {kind}"]
+        if self.dtype:
+            parts.append(f"dtype={dtype_name(self.dtype)}")
+        if self.elements:
+            parts.append(f"count={self.elements}")
+        if self.op:
+            parts.append(f"op={op_name(self.op)}")
+        if self.root != NO_ROOT:
+            parts.append(f"root={self.root} (group rank)")
+        if self.kind in (Kind.SEND, Kind.RECV):
+            parts.append(f"tag={self.extra}")
+        elif self.extra:
+            parts.append(f"sizes={self.extra:08x} (hash)")
+        return " ".join(parts)
+
+
+class Call:
+    """One call under way on a communicator: its header, its deadline, and whom it waits for.
+
+    ``waiting_for`` is written by links before they block, so that another thread can tell where
+    this rank stands without asking it. ``completion`` is set where the call goes on on a device
+    after it returned.
+    """
+
+    __slots__ = ("completion", "deadline", "header", "packed", "waiting_for")
+
+    def __init__(self, header: CallHeader, deadline: Deadline) -> None:
+        self.header = header
+        self.packed = header.pack()
+        self.deadline = deadline
+        self.waiting_for: int | None = None
+        self.completion: Completion | None = None
+
+
+# Codes are part of the wire format: append, never renumber.
+_DTYPE_NAMES = (
+    "",
+    "bool",
+    "int8",
+    "uint8",
+    "int16",
+    "uint16",
+    "int32",
+    "uint32",
+    "int64",
+    "uint64",
+    "float16",
+    "float32",
+    "float64",
+    "complex64",
+    "complex128",
+    "bfloat16",
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "float8_e4m3b11fnuz",
+    "float8_e4m3fnuz",
+    "float8_e5m2fnuz",
+    "longdouble",
+    "clongdouble",
+    "float8_e3m4",
+    "float8_e4m3",
+    "float8_e8m0fnu",
+)
+_DTYPE_CODES = {name: code for code, name in enumerate(_DTYPE_NAMES)}
+
+
+@functools.lru_cache(maxsize=128)
+def dtype_code(dtype: np.dtype[np.generic]) -> int:
+    """Return the wire code of ``dtype``; raise TypeError for one that no collective carries."""
+    name = dtype.name
+    if dtype.kind in "fc" and dtype.itemsize > (16 if dtype.kind == "c" else 8):
+        name = "longdouble" if dtype.kind == "f" else "clongdouble"
+    code = _DTYPE_CODES.get(name)
+    if code is None or not dtype.isnative:
+        raise TypeError(
+            f"dtype {dtype!r} cannot be communicated; expected one of {', '.join(_DTYPE_NAMES[1:])}"
+            " in native byte order"
+        )
+    return code
+
+
+def dtype_name(code: int) -> str:
+    """Return the name behind a code of ``dtype_code``."""
+    return _DTYPE_NAMES[code] if code < len(_DTYPE_NAMES) else f"code {code}"
+
+
+def op_name(code: int) -> str:
+    """Return the name of a reduce op's wire code."""
+    return _OP_NAMES[code] if code < len(_OP_NAMES) else f"code {code}"
+
+
+_OP_NAMES = ("", "SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
+OP_CODES = {name: code for code, name in enumerate(_OP_NAMES) if name}

@@ -1,0 +1,15 @@
+"""Buffers in device memory: what they are, the driver beneath them, and their transports.
+
+Nothing here imports CuPy or CUDA until a driver is loaded; see ``docs/gpu.md``.
+"""
+
+from transport.cuda.driver import Driver, load_driver
+from transport.cuda.flat import Completion, DeviceFlat, StreamOrder
+
+__all__ = [
+    "Completion",
+    "DeviceFlat",
+    "Driver",
+    "StreamOrder",
+    "load_driver",
+]

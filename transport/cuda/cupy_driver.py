@@ -1,0 +1,256 @@
+"""The driver for CUDA, by way of CuPy's runtime interface.
+
+Loaded only where CuPy is installed; see ``transport/cuda/driver.py`` for the contract.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from transport.cuda.kernel_source import MAX_INPUTS, knows
+from transport.cuda.kernels import Kernels
+from transport.errors import DistBackendError
+from transport.reduce_op import Flat, ReduceOp
+
+cupy: Any = import_module("cupy")
+_runtime: Any = cupy.cuda.runtime
+
+_COPY_TO_DEVICE, _COPY_TO_HOST, _COPY_ON_DEVICE = 1, 2, 3
+_EVENT_WITHOUT_TIME = 2
+_STREAM_NON_BLOCKING = 1
+_HOST_PORTABLE, _HOST_MAPPED = 1, 2
+_NOT_READY = 600
+
+
+def _explained(error: Exception) -> DistBackendError:
+    text = str(error)
+    if "InsufficientDriver" in text:
+        hint = (
+            "this host has no NVIDIA driver, or one that is older than CuPy's CUDA;"
+            " install a newer driver, or the CuPy of an older CUDA (cupy-cuda12x)"
+        )
+    elif "NoDevice" in text:
+        hint = "no GPU is visible to this process; see CUDA_VISIBLE_DEVICES"
+    elif "MemoryAllocation" in text:
+        hint = "the device has no memory left"
+    else:
+        hint = "the device reported it; later calls on it fail as well"
+    return DistBackendError(f"CUDA: {text} ({hint})")
+
+
+@contextmanager
+def _errors() -> Any:
+    try:
+        yield
+    except (_runtime.CUDARuntimeError, cupy.cuda.driver.CUDADriverError) as error:
+        raise _explained(error) from error
+
+
+class _Handle:
+    """A stream by its handle, as CUDA's Python protocol has it."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self._handle
+
+
+def _external(stream: int, device: int = -1) -> Any:
+    """Return CuPy's stream for a handle, by the name that its version has for that."""
+    if hasattr(cupy.cuda.Stream, "from_external"):
+        return cupy.cuda.Stream.from_external(_Handle(stream))
+    return cupy.cuda.ExternalStream(stream, device)
+
+
+class _Event:
+    def __init__(self, device: int) -> None:
+        self._device = device
+        with _errors(), cupy.cuda.Device(device):
+            self.handle: int = _runtime.eventCreateWithFlags(_EVENT_WITHOUT_TIME)
+
+    def record(self, stream: int) -> None:
+        with _errors(), cupy.cuda.Device(self._device):
+            _runtime.eventRecord(self.handle, stream)
+
+    def query(self) -> bool:
+        try:
+            with cupy.cuda.Device(self._device):
+                _runtime.eventQuery(self.handle)
+        except _runtime.CUDARuntimeError as error:
+            if error.status == _NOT_READY:
+                return False
+            raise _explained(error) from error
+        return True
+
+    def __del__(self) -> None:
+        handle = getattr(self, "handle", None)
+        if handle is not None and _runtime is not None:
+            try:
+                _runtime.eventDestroy(handle)
+            except _runtime.CUDARuntimeError:
+                return  # the device failed, or the interpreter is ending: there is no event left
+
+
+class _Memory:
+    """An allocation of its own (not out of CuPy's pool), so that it can be shared whole."""
+
+    def __init__(self, nbytes: int, device: int) -> None:
+        with _errors(), cupy.cuda.Device(device):
+            self._owner: Any = cupy.cuda.Memory(max(nbytes, 1))
+        self.pointer: int = self._owner.ptr
+        self.nbytes = nbytes
+
+
+class CupyDriver:
+    """One process' GPUs through CuPy. Several may exist; they hold kernels that they compiled."""
+
+    name = "CUDA through CuPy"
+
+    def __init__(self) -> None:
+        self._kernels = Kernels(cupy)
+        self._cuda: Any = None
+        self._kept: list[Any] = []
+
+    def device_count(self) -> int:  # noqa: D102
+        with _errors():
+            return _runtime.getDeviceCount()
+
+    def device_id(self, device: int) -> str:  # noqa: D102
+        with _errors():
+            # Parts of one card (MIG) have its address, and a UUID of their own.
+            uuid: bytes = _runtime.getDeviceProperties(device).get("uuid", b"")
+            return f"{_runtime.deviceGetPCIBusId(device)}/{uuid.hex()}"
+
+    def current_device(self) -> int:  # noqa: D102
+        with _errors():
+            return _runtime.getDevice()
+
+    def choose_device(self, device: int) -> None:  # noqa: D102
+        with _errors():
+            cupy.cuda.Device(device).use()
+
+    def device_of(self, pointer: int) -> int:  # noqa: D102
+        with _errors():
+            return _runtime.pointerGetAttributes(pointer).device
+
+    def on(self, device: int, stream: int | None = None) -> AbstractContextManager[object]:  # noqa: D102
+        stack = ExitStack()
+        with _errors():
+            stack.enter_context(cupy.cuda.Device(device))
+            if stream is not None:
+                stack.enter_context(_external(stream, device))
+        return stack
+
+    def current_stream(self, device: int) -> int:  # noqa: D102
+        return cupy.cuda.get_current_stream(device).ptr
+
+    def create_stream(self, device: int) -> int:  # noqa: D102
+        with _errors(), cupy.cuda.Device(device):
+            return _runtime.streamCreateWithFlags(_STREAM_NON_BLOCKING)
+
+    def destroy_stream(self, stream: int, device: int) -> None:  # noqa: D102
+        with _errors(), cupy.cuda.Device(device):
+            _runtime.streamDestroy(stream)
+
+    def create_event(self, device: int) -> _Event:  # noqa: D102
+        return _Event(device)
+
+    def wait_event(self, stream: int, event: Any) -> None:  # noqa: D102
+        with _errors():
+            _runtime.streamWaitEvent(stream, event.handle)
+
+    def allocate(self, nbytes: int, device: int) -> _Memory:  # noqa: D102
+        return _Memory(nbytes, device)
+
+    def pinned(self, nbytes: int) -> Flat:  # noqa: D102
+        with _errors():
+            memory = cupy.cuda.PinnedMemoryPointer(
+                cupy.cuda.PinnedMemory(max(nbytes, 1), _HOST_PORTABLE | _HOST_MAPPED), 0
+            )
+        return np.frombuffer(memory, np.uint8, max(nbytes, 1))[:nbytes]
+
+    def copy_to_host(self, into: Flat, pointer: int, stream: int) -> None:  # noqa: D102
+        with _errors():
+            _runtime.memcpyAsync(into.ctypes.data, pointer, into.nbytes, _COPY_TO_HOST, stream)
+
+    def copy_from_host(self, pointer: int, data: Flat, stream: int) -> None:  # noqa: D102
+        with _errors():
+            _runtime.memcpyAsync(pointer, data.ctypes.data, data.nbytes, _COPY_TO_DEVICE, stream)
+
+    def copy(self, into: int, pointer: int, nbytes: int, stream: int) -> None:  # noqa: D102
+        if into != pointer and nbytes:
+            with _errors():
+                _runtime.memcpyAsync(into, pointer, nbytes, _COPY_ON_DEVICE, stream)
+
+    def can_fold(self, dtype: np.dtype[Any], inputs: int) -> bool:  # noqa: D102
+        return knows(dtype) and inputs <= MAX_INPUTS
+
+    def fold(  # noqa: D102
+        self,
+        out: int,
+        inputs: Sequence[int],
+        dtype: np.dtype[Any],
+        count: int,
+        op: ReduceOp,
+        stream: int,
+    ) -> None:
+        with _errors(), _external(stream):
+            self._kernels.fold(out, inputs, dtype, count, op)
+
+    def scale(  # noqa: D102
+        self, out: int, pointer: int, dtype: np.dtype[Any], count: int, factor: Any, stream: int
+    ) -> None:
+        with _errors(), _external(stream):
+            self._kernels.scale(out, pointer, dtype, count, factor)
+
+    def signal(self, address: int, value: int, stream: int) -> None:  # noqa: D102
+        with _errors(), _external(stream):
+            self._kernels.signal(address, value)
+
+    def wait_value(self, addresses: Sequence[int], value: int, stop: int, stream: int) -> None:  # noqa: D102
+        with _errors(), _external(stream):
+            self._kernels.wait_value(addresses, value, stop)
+
+    def set_flag(self, flag: Flat, value: int) -> None:  # noqa: D102
+        flag.view(np.uint64)[0] = value
+
+    def device_pointer(self, flag: Flat) -> int:  # noqa: D102
+        # With unified addressing, which every 64-bit system has, both sides see one address.
+        return flag.ctypes.data
+
+    def process_id(self) -> int:  # noqa: D102
+        return os.getpid()
+
+    def keep(self, memory: Any) -> None:  # noqa: D102
+        self._kept.append(memory)
+
+    def share(self, pointer: int) -> tuple[bytes, int]:  # noqa: D102
+        base, size = ctypes.c_uint64(), ctypes.c_size_t()
+        status = self._libcuda().cuMemGetAddressRange_v2(
+            ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(pointer)
+        )
+        if status:
+            raise DistBackendError(f"CUDA: no allocation is known at {pointer:#x} ({status})")
+        with _errors():
+            return _runtime.ipcGetMemHandle(base.value), pointer - base.value
+
+    def open(self, handle: bytes, device: int) -> int:  # noqa: D102
+        with _errors(), cupy.cuda.Device(device):
+            return _runtime.ipcOpenMemHandle(handle)
+
+    def close(self, base: int, device: int) -> None:  # noqa: D102
+        with _errors(), cupy.cuda.Device(device):
+            _runtime.ipcCloseMemHandle(base)
+
+    def _libcuda(self) -> Any:
+        if self._cuda is None:
+            self._cuda = ctypes.CDLL("libcuda.so.1")
+        return self._cuda

@@ -1,0 +1,173 @@
+"""A flat typed buffer in device memory, and how work on it is ordered.
+
+A call on such buffers goes on after it returned: it has only been put on a stream. Two things are
+known of its order. It begins after all that the array's own stream had when the call was issued
+(``StreamOrder.begin``), and what comes after it waits for its ``Completion``. No host thread waits
+unless it asks to.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from transport.cuda.driver import Driver, Event
+from transport.deadline import Deadline
+
+_FIRST_PAUSE = 20e-6
+_LONGEST_PAUSE = 1e-3
+
+
+class Completion:
+    """The end of a call on a device: an event on the stream that carries the call.
+
+    Keeps ``owners`` (whatever holds the memory) until it is dropped itself.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        device: int,
+        stream: int,
+        current: Callable[[], int],
+        owners: Iterable[object] = (),
+    ) -> None:
+        self.stream = stream
+        self._driver = driver
+        self._current = current
+        self._owners: tuple[object, ...] = tuple(owners)
+        self._failure: Exception | None = None
+        self._verify: Callable[[], Exception | None] = lambda: None
+        self._event = driver.create_event(device)
+        self._event.record(stream)
+
+    def fail(self, error: Exception) -> None:
+        """Say that the call did not do what it should have: who asks for its end raises this."""
+        self._failure = error
+
+    def verify_by(self, verify: Callable[[], Exception | None]) -> None:
+        """Have ``verify()`` asked, once the device is done, whether it did what it should have."""
+        self._verify = verify
+
+    def extend(self) -> None:
+        """Include the work that was put on ``stream`` since."""
+        self._event.record(self.stream)
+
+    def join(self) -> None:
+        """Make later work on the calling thread's current stream wait for the call."""
+        self.join_stream(self._current())
+
+    def join_stream(self, stream: int) -> None:
+        """Make later work on ``stream`` wait for the call."""
+        self._raise_failure()
+        if stream != self.stream:
+            self._driver.wait_event(stream, self._event)
+
+    def done(self) -> bool:
+        """Whether the device has done it. Raises DistBackendError when it could not."""
+        self._raise_failure()
+        if not self._event.query():
+            return False
+        self._raise_failure(self._verify())
+        return True
+
+    def over(self) -> bool:
+        """Whether the device has no more to do with it, whether it went well or not."""
+        return self._event.query()
+
+    def wait(self, deadline: Deadline, check: Callable[[], None] | None = None) -> bool:
+        """Hold the calling host thread until it is done; False when the deadline passes first.
+
+        ``check`` is called now and then; what it raises ends the wait.
+        """
+        ended = wait_for_event(self._event, deadline, check or self._raise_failure)
+        self._raise_failure(self._verify() if ended else None)
+        return ended
+
+    def _raise_failure(self, found: Exception | None = None) -> None:
+        if self._failure is None:
+            self._failure = found
+        if self._failure is not None:
+            raise self._failure
+
+
+def wait_for_event(
+    event: Event, deadline: Deadline, check: Callable[[], None] | None = None
+) -> bool:
+    """Hold the calling host thread until ``event``; False when the deadline passes first."""
+    pause = _FIRST_PAUSE
+    while not event.query():
+        if check is not None:
+            check()
+        if deadline.expired:
+            return False
+        # CUDA's own wait has no deadline; asking ever more rarely costs no core.
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE)
+    return True
+
+
+class StreamOrder:
+    """When the memory of an array may be touched.
+
+    ``begin`` is the moment on the array's stream when the call was issued; ``current()`` gives the
+    stream on which the calling thread will use it next. A communicator leaves the ``completion``
+    of its call here.
+    """
+
+    __slots__ = ("begin", "completion", "current", "owner")
+
+    def __init__(self, begin: Event, current: Callable[[], int], owner: object) -> None:
+        self.begin = begin
+        self.current = current
+        self.owner = owner
+        self.completion: Completion | None = None
+
+
+class DeviceFlat:
+    """``size`` elements of ``dtype`` in the memory of ``device`` from address ``pointer`` on.
+
+    Slicing with a step of 1 gives a view of the same memory, with the same order.
+    """
+
+    __slots__ = ("device", "driver", "dtype", "order", "pointer", "size")
+
+    def __init__(
+        self,
+        pointer: int,
+        size: int,
+        dtype: np.dtype[Any],
+        device: int,
+        driver: Driver,
+        order: StreamOrder,
+    ) -> None:
+        self.pointer = pointer
+        self.size = size
+        self.dtype = dtype
+        self.device = device
+        self.driver = driver
+        self.order = order
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return self.dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        return self.size * self.dtype.itemsize
+
+    def __getitem__(self, part: slice) -> DeviceFlat:
+        start, stop, step = part.indices(self.size)
+        if step != 1:
+            raise ValueError(f"a device buffer is sliced in steps of 1, got {part}")
+        pointer = self.pointer + start * self.dtype.itemsize
+        count = max(stop - start, 0)
+        return DeviceFlat(pointer, count, self.dtype, self.device, self.driver, self.order)
+
+    def __repr__(self) -> str:
+        return f"<{self.size} elements of {self.dtype} at {self.pointer:#x} on cuda:{self.device}>"

@@ -1,0 +1,338 @@
+"""Calls on device memory by way of the host: pinned buffers and a transport for the CPU.
+
+Always possible, whatever the GPUs and their drivers can do among themselves. Large calls are cut
+into chunks: while one is with the transport, the next one is on its way from the device and the
+one before on its way back. A call holds the host thread that makes it (with ``async_op`` that is
+the group's own), since the transport below works on the host; other streams go on.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from transport.backends import CommunicatorFactory
+from transport.call import Call
+from transport.communicator import Communicator
+from transport.cuda.device_state import DeviceStream, DeviceStreams, check_one_device
+from transport.cuda.driver import Event
+from transport.cuda.flat import DeviceFlat, wait_for_event
+from transport.errors import CommunicatorAbortedError, CommunicatorTimeoutError
+from transport.reduce_op import Flat, ReduceOp
+from transport.runtime import Membership
+from transport.tcp import TcpCommunicator
+
+CHUNK_BYTES = 4 << 20
+_SLOTS = 2
+
+
+@dataclass(slots=True)
+class _Part:
+    """A piece of device memory in a step: brought to the host before, back after, or both."""
+
+    flat: DeviceFlat
+    load: bool = False
+    store: bool = False
+
+
+@dataclass(slots=True)
+class _Step:
+    """One call of the transport below, on the host's copies of ``parts``, in their order."""
+
+    parts: list[_Part]
+    run: Callable[[list[Flat]], None]
+
+
+class StagedCommunicator(Communicator[DeviceFlat]):
+    """Carries calls on device memory through ``inner``, a communicator for the CPU.
+
+    ``inner`` has the same members and belongs to this communicator. ``chunk`` is the number of
+    bytes of one step for each buffer, equal on all members.
+    """
+
+    def __init__(
+        self, membership: Membership, inner: Communicator, chunk: int = CHUNK_BYTES
+    ) -> None:
+        super().__init__(membership)
+        self._inner = inner
+        self._chunk = chunk
+        self._streams = DeviceStreams()
+        self._slots: list[Flat | None] = [None] * _SLOTS
+        self._abort_reason: str | None = None
+
+    # Collectives whose sizes all members know: in chunks.
+
+    def barrier(self, call: Call) -> None:  # noqa: D102
+        self._inner.barrier(call)
+
+    def broadcast(self, call: Call, buffer: DeviceFlat, root: int) -> None:  # noqa: D102
+        is_root = root == self.rank
+
+        def run(host: list[Flat]) -> None:
+            self._inner.broadcast(call, host[0], root)
+
+        self._collective(
+            call,
+            [buffer],
+            (
+                _Step([_Part(buffer[lo:hi], load=is_root, store=not is_root)], run)
+                for lo, hi in self._chunks(buffer.size, buffer.itemsize)
+            ),
+        )
+
+    def all_reduce(self, call: Call, buffer: DeviceFlat, op: ReduceOp) -> None:  # noqa: D102
+        def step(lo: int, hi: int) -> _Step:
+            part = op.part(lo, hi, buffer.size)
+
+            def run(host: list[Flat]) -> None:
+                self._inner.all_reduce(call, host[0], part)
+
+            return _Step([_Part(buffer[lo:hi], load=True, store=True)], run)
+
+        chunks = self._chunks(buffer.size, buffer.itemsize)
+        self._collective(call, [buffer], (step(lo, hi) for lo, hi in chunks))
+
+    def reduce(self, call: Call, buffer: DeviceFlat, op: ReduceOp, root: int) -> None:  # noqa: D102
+        def step(lo: int, hi: int) -> _Step:
+            part = op.part(lo, hi, buffer.size)
+
+            def run(host: list[Flat]) -> None:
+                self._inner.reduce(call, host[0], part, root)
+
+            return _Step([_Part(buffer[lo:hi], load=True, store=root == self.rank)], run)
+
+        chunks = self._chunks(buffer.size, buffer.itemsize)
+        self._collective(call, [buffer], (step(lo, hi) for lo, hi in chunks))
+
+    def all_gather(  # noqa: D102
+        self, call: Call, outputs: Sequence[DeviceFlat], input_: DeviceFlat
+    ) -> None:
+        def run(host: list[Flat]) -> None:
+            self._inner.all_gather(call, host[1:], host[0])
+
+        longest = max(output.size for output in outputs)
+        self._collective(
+            call,
+            [input_, *outputs],
+            (
+                _Step(
+                    [
+                        _Part(input_[lo:hi], load=True),
+                        *(_Part(output[lo:hi], store=True) for output in outputs),
+                    ],
+                    run,
+                )
+                for lo, hi in self._vouched(call, longest, input_.itemsize)
+            ),
+        )
+
+    def reduce_scatter(  # noqa: D102
+        self, call: Call, output: DeviceFlat, inputs: Sequence[DeviceFlat], op: ReduceOp
+    ) -> None:
+        starts = np.cumsum([0, *(input_.size for input_ in inputs)]).tolist()
+        total = starts.pop()
+        array_factor = op.factor is not None and np.ndim(op.factor) > 0
+
+        def step(lo: int, hi: int) -> _Step:
+            part = op
+            if array_factor:
+                # The factor of what is in this step: the same piece of each member's part.
+                whole = np.broadcast_to(op.factor, total)
+                ends = [start + input_.size for start, input_ in zip(starts, inputs, strict=True)]
+                pieces = [
+                    whole[min(start + lo, end) : min(start + hi, end)]
+                    for start, end in zip(starts, ends, strict=True)
+                ]
+                part = ReduceOp(op.kind, np.concatenate(pieces))
+
+            def run(host: list[Flat]) -> None:
+                self._inner.reduce_scatter(call, host[0], host[1:], part)
+
+            return _Step(
+                [
+                    _Part(output[lo:hi], store=True),
+                    *(_Part(input_[lo:hi], load=True) for input_ in inputs),
+                ],
+                run,
+            )
+
+        longest = max(input_.size for input_ in inputs)
+        chunks = self._vouched(call, longest, output.itemsize)
+        self._collective(call, [output, *inputs], (step(lo, hi) for lo, hi in chunks))
+
+    # Collectives of which nobody knows all sizes: as a whole.
+
+    def gather(  # noqa: D102
+        self, call: Call, outputs: Sequence[DeviceFlat] | None, input_: DeviceFlat, root: int
+    ) -> None:
+        outs = list(outputs or ())
+
+        def run(host: list[Flat]) -> None:
+            self._inner.gather(call, None if outputs is None else host[1:], host[0], root)
+
+        parts = [_Part(input_, load=True), *(_Part(output, store=True) for output in outs)]
+        self._collective(call, [input_, *outs], iter([_Step(parts, run)]))
+
+    def scatter(  # noqa: D102
+        self, call: Call, output: DeviceFlat, inputs: Sequence[DeviceFlat] | None, root: int
+    ) -> None:
+        ins = list(inputs or ())
+
+        def run(host: list[Flat]) -> None:
+            self._inner.scatter(call, host[0], None if inputs is None else host[1:], root)
+
+        parts = [_Part(output, store=True), *(_Part(input_, load=True) for input_ in ins)]
+        self._collective(call, [output, *ins], iter([_Step(parts, run)]))
+
+    def all_to_all(  # noqa: D102
+        self, call: Call, outputs: Sequence[DeviceFlat], inputs: Sequence[DeviceFlat]
+    ) -> None:
+        def run(host: list[Flat]) -> None:
+            self._inner.all_to_all(call, host[: self.size], host[self.size :])
+
+        parts = [_Part(output, store=True) for output in outputs]
+        parts += [_Part(input_, load=True) for input_ in inputs]
+        self._collective(call, [*outputs, *inputs], iter([_Step(parts, run)]))
+
+    # Point to point.
+
+    def send(self, call: Call, buffer: DeviceFlat, dst: int, tag: int) -> None:  # noqa: D102
+        stream = self._streams.get(buffer, "messages")
+        stream.begin([buffer])
+        host = _pinned(stream, buffer)
+        if buffer.size:
+            stream.driver.copy_to_host(host, buffer.pointer, stream.handle)
+        self._await(call, stream.now())
+        self._inner.send(call, host, dst, tag)
+
+    def recv(self, call: Call, buffer: DeviceFlat, src: int | None, tag: int) -> int:  # noqa: D102
+        stream = self._streams.get(buffer, "messages")
+        host = _pinned(stream, buffer)
+        source = self._inner.recv(call, host, src, tag)
+        stream.begin([buffer])
+        if buffer.size:
+            stream.driver.copy_from_host(buffer.pointer, host, stream.handle)
+        stream.end(call, [buffer], host)
+        return source
+
+    # The end.
+
+    def abort(self, reason: str) -> None:  # noqa: D102
+        if self._abort_reason is None:
+            self._abort_reason = reason
+        self._inner.abort(reason)
+
+    def close(self) -> None:  # noqa: D102
+        self._inner.close()
+        self._streams.close()
+
+    # How it is done.
+
+    def _chunks(self, count: int, itemsize: int) -> Iterator[tuple[int, int]]:
+        """Yield the bounds of the steps over ``count`` elements; one, empty, when there are none:
+        empty calls meet the other members as well.
+        """
+        step = max(1, self._chunk // itemsize)
+        for lo in range(0, max(count, 1), step):
+            yield lo, min(lo + step, count)
+
+    def _vouched(self, call: Call, count: int, itemsize: int) -> Iterator[tuple[int, int]]:
+        """Yield steps where the header says that all members have the same sizes, else one step:
+        members that disagree must find out before anything is written.
+        """
+        header = call.header
+        agreed = header.elements or header.extra
+        return self._chunks(count, itemsize) if agreed else iter([(0, count)])
+
+    def _collective(self, call: Call, flats: Sequence[DeviceFlat], steps: Iterator[_Step]) -> None:
+        self._check_aborted()
+        check_one_device(flats)
+        stream = self._streams.get(flats[0], "collectives")
+        stream.begin(flats)
+        pipeline = _Pipeline(stream, self._slots, lambda event: self._await(call, event))
+        pipeline.run(steps)
+        stream.end(call, flats)
+
+    def _await(self, call: Call, event: Event) -> None:
+        if not wait_for_event(event, call.deadline, self._check_aborted):
+            raise CommunicatorTimeoutError(
+                f"{call.header}: waited {call.deadline.seconds:g} s for this rank's own device:"
+                " work that was put on the array's stream before the call has not ended",
+                None,
+            )
+
+    def _check_aborted(self) -> None:
+        if self._abort_reason is not None:
+            raise CommunicatorAbortedError(self._abort_reason)
+
+
+class _Pipeline:
+    """Steps in turn through two slots of pinned memory: loads run one step ahead."""
+
+    def __init__(
+        self, stream: DeviceStream, slots: list[Flat | None], wait: Callable[[Event], None]
+    ) -> None:
+        self._stream = stream
+        self._slots = slots
+        self._wait = wait
+
+    def run(self, steps: Iterator[_Step]) -> None:
+        waiting: deque[tuple[_Step, list[Flat], Event]] = deque()
+        for number, step in enumerate(steps):
+            waiting.append((step, *self._load(step, number % _SLOTS)))
+            if len(waiting) == _SLOTS:
+                self._carry_out(*waiting.popleft())
+        while waiting:
+            self._carry_out(*waiting.popleft())
+
+    def _load(self, step: _Step, slot: int) -> tuple[list[Flat], Event]:
+        host = self._host(step, slot)
+        driver, stream = self._stream.driver, self._stream.handle
+        for part, flat in zip(step.parts, host, strict=True):
+            if part.load and flat.size:
+                driver.copy_to_host(flat, part.flat.pointer, stream)
+        return host, self._stream.now()
+
+    def _carry_out(self, step: _Step, host: list[Flat], loaded: Event) -> None:
+        self._wait(loaded)
+        step.run(host)
+        driver, stream = self._stream.driver, self._stream.handle
+        for part, flat in zip(step.parts, host, strict=True):
+            if part.store and flat.size:
+                driver.copy_from_host(part.flat.pointer, flat, stream)
+
+    def _host(self, step: _Step, slot: int) -> list[Flat]:
+        """Return the host's places for the parts of ``step``, one behind the other in a slot.
+
+        What the slot held before is on its way back to the device at most, on this same stream.
+        A load into it comes behind that; a host call that writes into it waits for ``loaded``,
+        which is behind it as well.
+        """
+        starts: list[int] = []
+        end = 0
+        for part in step.parts:
+            starts.append(end)
+            end += -(-part.flat.nbytes // 64) * 64
+        memory = self._slots[slot]
+        if memory is None or memory.nbytes < end:
+            self._wait(self._stream.now())  # for copies from the memory that is given up
+            memory = self._stream.driver.pinned(end)
+            self._slots[slot] = memory
+        return [
+            memory[start : start + part.flat.nbytes].view(part.flat.dtype)
+            for start, part in zip(starts, step.parts, strict=True)
+        ]
+
+
+def _pinned(stream: DeviceStream, flat: DeviceFlat) -> Flat:
+    return stream.driver.pinned(flat.nbytes)[: flat.nbytes].view(flat.dtype)
+
+
+def make_communicator(
+    membership: Membership, cpu: CommunicatorFactory = TcpCommunicator
+) -> StagedCommunicator:
+    """Make a communicator that goes by way of the host and the transport ``cpu``."""
+    return StagedCommunicator(membership, cpu(membership))

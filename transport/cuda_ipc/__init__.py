@@ -1,0 +1,5 @@
+"""Collectives of ranks on one host whose GPUs read each other's memory."""
+
+from transport.cuda_ipc.communicator import CudaIpcCommunicator, make_communicator
+
+__all__ = ["CudaIpcCommunicator", "make_communicator"]

@@ -1,0 +1,333 @@
+"""Collectives by kernels that read the peers' memory, on one host, GPUs shared or not.
+
+Members exchange offers on the host (``offers.py``), and from there on all is on their streams.
+Each member has one counter in device memory. A step begins with raising one's own and holding the
+stream until everybody's is as high: so a buffer is read once its owner's stream has got to the
+call, and is its owner's again once everybody has read it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from transport.backends import CommunicatorFactory
+from transport.call import Call
+from transport.communicator import Communicator
+from transport.cuda.device_state import DeviceStream, check_one_device
+from transport.cuda.driver import Driver
+from transport.cuda.flat import DeviceFlat, StreamOrder
+from transport.cuda.staged import StagedCommunicator
+from transport.cuda.watch import Watch
+from transport.cuda_ipc.offers import Offers
+from transport.errors import CommunicatorAbortedError, DistBackendError, DistError
+from transport.flat import part_bounds
+from transport.reduce_op import RedOpType, ReduceOp, reduction_dtype
+from transport.runtime import Membership
+from transport.tcp import TcpCommunicator
+from transport.tcp.address import this_machine
+
+CLOSE_SECONDS = 5.0
+_FLAG_BYTES = 8
+
+
+class _Device:
+    """What there is once the members have met: a stream, everybody's counter, a stop flag."""
+
+    def __init__(self, inner: Communicator, call: Call, driver: Driver, device: int) -> None:
+        self.stream = DeviceStream(driver, device)
+        self.offers = Offers(inner, driver, device)
+        self.stop = driver.pinned(_FLAG_BYTES)
+        driver.set_flag(self.stop, 0)
+        self._step = 0
+        memory = driver.allocate(_FLAG_BYTES, device)
+        driver.keep(memory)  # a peer may look at it after this rank has left
+        self._own = memory.pointer
+        driver.signal(self._own, 0, self.stream.handle)
+        begin = self.stream.now()
+        order = StreamOrder(begin, lambda: self.stream.handle, memory)
+        flag = DeviceFlat(self._own, 1, np.dtype(np.uint64), device, driver, order)
+        size = inner.size
+        # The counter must be 0 before anybody hears of it.
+        while not begin.query():
+            if call.deadline.expired:
+                raise DistBackendError(f"{call.header}: the device did not begin in time")
+        flags = self.offers.exchange(call, [flag] * size, [_FLAG_BYTES] * size)
+        if flags is None:
+            raise DistBackendError(
+                "backend 'cuda_ipc' cannot share memory between these processes: the driver"
+                " refuses IPC handles (containers need a common IPC namespace); use 'cuda:staged'"
+            )
+        self._flags = flags
+
+    def step(self) -> None:
+        """Hold the stream until all members' streams are here."""
+        self._step += 1
+        driver, handle = self.stream.driver, self.stream.handle
+        driver.signal(self._own, self._step, handle)
+        stop = driver.device_pointer(self.stop)
+        driver.wait_value(self._flags, self._step, stop, handle)
+
+
+class CudaIpcCommunicator(Communicator[DeviceFlat]):
+    """A member of a group on one host. ``inner`` has the same members, and belongs to this one.
+
+    Messages, and what there is no kernel for, go by way of the host and ``inner``.
+    """
+
+    def __init__(self, membership: Membership, inner: Communicator) -> None:
+        super().__init__(membership)
+        self._inner = inner
+        self._staged = StagedCommunicator(membership, inner)
+        self._device: _Device | None = None
+        self._lock = threading.Lock()
+        self._abort_reason: str | None = None
+        name = f"meshlib-cuda-ipc-{membership.rank}"
+        self._watch = Watch(name, lambda: None, self._on_trouble)
+
+    # Collectives.
+
+    def barrier(self, call: Call) -> None:  # noqa: D102
+        self._inner.barrier(call)
+
+    def broadcast(self, call: Call, buffer: DeviceFlat, root: int) -> None:  # noqa: D102
+        is_root = root == self.rank
+        offered = [buffer if is_root else None] * self.size
+        wanted = [buffer.nbytes if peer == root else 0 for peer in range(self.size)]
+
+        def work(device: _Device, sources: list[int]) -> None:
+            if not is_root:
+                _copy(device, buffer, sources[root])
+
+        done = self._run(call, [buffer], offered, wanted, work)
+        if not done:
+            self._staged.broadcast(call, buffer, root)
+
+    def all_reduce(self, call: Call, buffer: DeviceFlat, op: ReduceOp) -> None:  # noqa: D102
+        if not self._can_fold(buffer, op, scales=True):
+            self._staged.all_reduce(call, buffer, op)
+            return
+        fold = ReduceOp.SUM if op.kind is RedOpType.PREMUL_SUM else op
+        parts = [buffer[slice(*part_bounds(buffer.size, self.size, i))] for i in range(self.size)]
+
+        def work(device: _Device, sources: list[int]) -> None:
+            # Each member folds one part of all, then fetches the others' parts. Nobody else
+            # reads what a member writes meanwhile.
+            mine = parts[self.rank]
+            offset = mine.pointer - buffer.pointer
+            _fold(device, mine, [source + offset for source in sources], fold)
+            device.step()
+            for peer, part in enumerate(parts):
+                if peer != self.rank:
+                    _copy(device, part, sources[peer] + part.pointer - buffer.pointer)
+
+        def prepare(device: _Device) -> None:
+            if op.kind is RedOpType.PREMUL_SUM and buffer.size:
+                at, stream = buffer.pointer, device.stream
+                stream.driver.scale(at, at, buffer.dtype, buffer.size, op.factor, stream.handle)
+
+        everybody = [buffer] * self.size
+        wanted = [buffer.nbytes] * self.size
+        if not self._run(call, [buffer], everybody, wanted, work, prepare):
+            self._staged.all_reduce(call, buffer, op)
+
+    def reduce(self, call: Call, buffer: DeviceFlat, op: ReduceOp, root: int) -> None:  # noqa: D102
+        if not self._can_fold(buffer, op):
+            self._staged.reduce(call, buffer, op, root)
+            return
+        is_root = root == self.rank
+        offered = [buffer if peer == root else None for peer in range(self.size)]
+        wanted = [buffer.nbytes if is_root else 0] * self.size
+
+        def work(device: _Device, sources: list[int]) -> None:
+            if is_root:
+                _fold(device, buffer, sources, op)
+
+        if not self._run(call, [buffer], offered, wanted, work):
+            self._staged.reduce(call, buffer, op, root)
+
+    def all_gather(  # noqa: D102
+        self, call: Call, outputs: Sequence[DeviceFlat], input_: DeviceFlat
+    ) -> None:
+        def work(device: _Device, sources: list[int]) -> None:
+            for output, source in zip(outputs, sources, strict=True):
+                _copy(device, output, source)
+
+        wanted = [output.nbytes for output in outputs]
+        flats = [input_, *outputs]
+        if not self._run(call, flats, [input_] * self.size, wanted, work):
+            self._staged.all_gather(call, outputs, input_)
+
+    def reduce_scatter(  # noqa: D102
+        self, call: Call, output: DeviceFlat, inputs: Sequence[DeviceFlat], op: ReduceOp
+    ) -> None:
+        if not self._can_fold(output, op):
+            self._staged.reduce_scatter(call, output, inputs, op)
+            return
+
+        def work(device: _Device, sources: list[int]) -> None:
+            _fold(device, output, sources, op)
+
+        wanted = [output.nbytes] * self.size
+        if not self._run(call, [output, *inputs], inputs, wanted, work):
+            self._staged.reduce_scatter(call, output, inputs, op)
+
+    def gather(  # noqa: D102
+        self, call: Call, outputs: Sequence[DeviceFlat] | None, input_: DeviceFlat, root: int
+    ) -> None:
+        outs = list(outputs or ())
+        offered = [input_ if peer == root else None for peer in range(self.size)]
+        wanted = [output.nbytes for output in outs] or [0] * self.size
+
+        def work(device: _Device, sources: list[int]) -> None:
+            for output, source in zip(outs, sources, strict=False):
+                _copy(device, output, source)
+
+        if not self._run(call, [input_, *outs], offered, wanted, work):
+            self._staged.gather(call, outputs, input_, root)
+
+    def scatter(  # noqa: D102
+        self, call: Call, output: DeviceFlat, inputs: Sequence[DeviceFlat] | None, root: int
+    ) -> None:
+        ins = list(inputs or ())
+        offered = ins or [None] * self.size
+        wanted = [output.nbytes if peer == root else 0 for peer in range(self.size)]
+
+        def work(device: _Device, sources: list[int]) -> None:
+            _copy(device, output, sources[root])
+
+        if not self._run(call, [output, *ins], offered, wanted, work):
+            self._staged.scatter(call, output, inputs, root)
+
+    def all_to_all(  # noqa: D102
+        self, call: Call, outputs: Sequence[DeviceFlat], inputs: Sequence[DeviceFlat]
+    ) -> None:
+        def work(device: _Device, sources: list[int]) -> None:
+            for output, source in zip(outputs, sources, strict=True):
+                _copy(device, output, source)
+
+        wanted = [output.nbytes for output in outputs]
+        if not self._run(call, [*outputs, *inputs], inputs, wanted, work):
+            self._staged.all_to_all(call, outputs, inputs)
+
+    # Point to point.
+
+    def send(self, call: Call, buffer: DeviceFlat, dst: int, tag: int) -> None:  # noqa: D102
+        self._staged.send(call, buffer, dst, tag)
+
+    def recv(self, call: Call, buffer: DeviceFlat, src: int | None, tag: int) -> int:  # noqa: D102
+        return self._staged.recv(call, buffer, src, tag)
+
+    # The end.
+
+    def abort(self, reason: str) -> None:  # noqa: D102
+        with self._lock:
+            if self._abort_reason is None:
+                self._abort_reason = reason
+            device = self._device
+        self._staged.abort(reason)
+        self._watch.fail(CommunicatorAbortedError(reason))
+        if device is not None:
+            device.stream.driver.set_flag(device.stop, 1)
+
+    def close(self) -> None:  # noqa: D102
+        with self._lock:
+            device, self._device = self._device, None
+        drained = self._watch.drain(CLOSE_SECONDS)
+        self._watch.close()
+        self._staged.close()
+        if device is not None:
+            if drained and self._abort_reason is None:
+                device.offers.close()
+            device.stream.driver.set_flag(device.stop, 1)
+            device.stream.close()
+
+    def _on_trouble(self, error: DistError) -> None:
+        self.abort(str(error))
+
+    # How it is done.
+
+    def _can_fold(self, flat: DeviceFlat, op: ReduceOp, scales: bool = False) -> bool:
+        """Whether there is a kernel. All members say the same of what they agree on."""
+        if op.kind is RedOpType.PREMUL_SUM:
+            # Scaled in its own memory, a small float would be rounded twice.
+            rounds_once = reduction_dtype(flat.dtype) == flat.dtype
+            if not (scales and rounds_once and np.ndim(op.factor) == 0):
+                return False
+        return flat.driver.can_fold(flat.dtype, self.size)
+
+    def _run(
+        self,
+        call: Call,
+        flats: Sequence[DeviceFlat],
+        offered: Sequence[DeviceFlat | None],
+        wanted: Sequence[int],
+        work: Callable[[_Device, list[int]], None],
+        prepare: Callable[[_Device], None] | None = None,
+    ) -> bool:
+        """Put a call on the stream; False, on all members, when memory cannot be shared."""
+        check_one_device(flats)
+        device = self._met(call, flats[0])
+        sources = device.offers.exchange(call, offered, wanted)
+        if sources is None:
+            return False
+        stream = device.stream
+        with stream.driver.on(stream.device):
+            stream.begin(flats)
+            if prepare is not None:
+                prepare(device)
+            device.step()
+            work(device, sources)
+            device.step()
+        self._watch.add(call, stream.end(call, flats))
+        return True
+
+    def _met(self, call: Call, flat: DeviceFlat) -> _Device:
+        if self._watch.trouble is not None:
+            raise self._watch.trouble
+        if self._abort_reason is not None:
+            raise CommunicatorAbortedError(self._abort_reason)
+        if self._device is None:
+            self._check_one_host(call)
+            device = _Device(self._inner, call, flat.driver, flat.device)
+            with self._lock:
+                self._device = device
+        if flat.device != self._device.stream.device:
+            raise ValueError(
+                f"an array is on cuda:{flat.device}, but this rank's calls on this group are on"
+                f" cuda:{self._device.stream.device}, the device of its first one; expected that"
+                " device: copy the array there"
+            )
+        return self._device
+
+    def _check_one_host(self, call: Call) -> None:
+        mine = np.frombuffer(this_machine().encode()[:64].ljust(64), np.uint8)
+        hosts = [np.empty(64, np.uint8) for _ in range(self.size)]
+        self._inner.all_gather(call, hosts, mine)
+        for peer, host in enumerate(hosts):
+            if not np.array_equal(host, mine):
+                raise DistBackendError(
+                    f"{self.membership.describe(peer)} is on another host, and backend 'cuda_ipc'"
+                    " is for the ranks of one; use 'cuda:nccl', or 'cuda:staged'"
+                )
+
+
+def _copy(device: _Device, into: DeviceFlat, source: int) -> None:
+    if into.size:
+        stream = device.stream
+        stream.driver.copy(into.pointer, source, into.nbytes, stream.handle)
+
+
+def _fold(device: _Device, into: DeviceFlat, sources: Sequence[int], op: ReduceOp) -> None:
+    if into.size:
+        stream = device.stream
+        stream.driver.fold(into.pointer, sources, into.dtype, into.size, op, stream.handle)
+
+
+def make_communicator(
+    membership: Membership, cpu: CommunicatorFactory = TcpCommunicator
+) -> CudaIpcCommunicator:
+    """Make a communicator whose members tell each other by the transport ``cpu`` what to read."""
+    return CudaIpcCommunicator(membership, cpu(membership))

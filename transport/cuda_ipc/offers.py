@@ -1,0 +1,135 @@
+"""What members tell each other before a call: where each may read what it needs.
+
+A handle names an allocation, and arrays are parts of one: an offer is a handle, an offset and a
+size. The cards with the offers travel on the host, by a collective of the CPU's transport, whose
+frames carry the call's header: members that disagree, are late or gone are found out there.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from transport.call import Call
+from transport.communicator import Communicator
+from transport.cuda.driver import Driver
+from transport.cuda.flat import DeviceFlat
+from transport.errors import DistBackendError, HeaderMismatchError
+
+# A handle (CUDA's have 64 bytes) and its length, the offset, the address, the size offered to this
+# member and the size wanted from it, the process, and whether the memory can be shared.
+_ENTRY = struct.Struct("<64sIQQQQQ?")
+_OPEN_AT_MOST = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What one member says to another: what may be read, and how much is wanted in return."""
+
+    handle: bytes
+    offset: int
+    address: int
+    nbytes: int
+    wanted: int
+    process: int
+    shared: bool
+
+    def pack(self) -> bytes:
+        """Return the offer as it travels."""
+        length = len(self.handle)
+        numbers = (self.offset, self.address, self.nbytes, self.wanted, self.process)
+        return _ENTRY.pack(self.handle, length, *numbers, self.shared)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Offer:
+        """Return the offer in ``data``."""
+        handle, length, offset, address, nbytes, wanted, process, shared = _ENTRY.unpack(data)
+        return cls(handle[:length], offset, address, nbytes, wanted, process, shared)
+
+
+class Offers:
+    """One member's side of the exchange, and the peers' memory that it has opened."""
+
+    def __init__(self, inner: Communicator, driver: Driver, device: int) -> None:
+        self._inner = inner
+        self._driver = driver
+        self._device = device
+        self._opened: OrderedDict[tuple[int, bytes], int] = OrderedDict()
+
+    def exchange(
+        self, call: Call, offered: Sequence[DeviceFlat | None], wanted: Sequence[int]
+    ) -> list[int] | None:
+        """Offer ``offered[i]`` to member i; return where ``wanted[i]`` bytes of each may be read.
+
+        None, on all members, when some memory cannot be shared. Raises HeaderMismatchError when a
+        member offers or wants another size.
+        """
+        size = self._inner.size
+        mine = b"".join(
+            self._offer(flat, nbytes).pack() for flat, nbytes in zip(offered, wanted, strict=True)
+        )
+        cards = [np.empty(len(mine), np.uint8) for _ in range(size)]
+        self._inner.all_gather(call, cards, np.frombuffer(mine, np.uint8))
+        table = [
+            [
+                Offer.unpack(card[i * _ENTRY.size : (i + 1) * _ENTRY.size].tobytes())
+                for i in range(size)
+            ]
+            for card in cards
+        ]
+        self._check(call, table, wanted)
+        if not all(offer.shared for offers in table for offer in offers):
+            return None
+        return [self._address(offers[self._inner.rank]) for offers in table]
+
+    def close(self) -> None:
+        """Let go of the peers' memory."""
+        for base in self._opened.values():
+            self._driver.close(base, self._device)
+        self._opened.clear()
+
+    def _offer(self, flat: DeviceFlat | None, wanted: int) -> Offer:
+        process = self._driver.process_id()
+        if flat is None or not flat.size:
+            return Offer(b"", 0, 0, 0, wanted, process, True)
+        try:
+            handle, offset = self._driver.share(flat.pointer)
+            shared = True
+        except DistBackendError:
+            handle, offset, shared = b"", 0, False
+        return Offer(handle, offset, flat.pointer, flat.nbytes, wanted, process, shared)
+
+    def _check(self, call: Call, table: list[list[Offer]], wanted: Sequence[int]) -> None:
+        rank, membership = self._inner.rank, self._inner.membership
+        for peer, offers in enumerate(table):
+            theirs, name = offers[rank], membership.describe(peer)
+            gives = table[rank][peer].nbytes
+            if theirs.nbytes != wanted[peer]:
+                text = f"{name} sent {theirs.nbytes} bytes in {call.header}"
+                text += f", expected {wanted[peer]} bytes"
+            elif theirs.wanted != gives:
+                text = f"{name} expects {theirs.wanted} bytes of this rank in {call.header},"
+                text += f" which has {gives} bytes"
+            else:
+                continue
+            raise HeaderMismatchError(text, peer, call.header, call.header)
+
+    def _address(self, offer: Offer) -> int:
+        if offer.process == self._driver.process_id() or not offer.nbytes:
+            return offer.address  # a process cannot open its own handles
+        key = (offer.process, offer.handle)
+        base = self._opened.get(key)
+        if base is None:
+            base = self._opened[key] = self._driver.open(offer.handle, self._device)
+        self._opened.move_to_end(key)
+        return base + offer.offset
+
+    def trim(self) -> None:
+        """Let go of memory that was not read for long; nothing may be under way."""
+        while len(self._opened) > _OPEN_AT_MOST:
+            _, base = self._opened.popitem(last=False)
+            self._driver.close(base, self._device)

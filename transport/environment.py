@@ -1,0 +1,61 @@
+"""The environment variables that connect a launcher with the ranks that it starts.
+
+The first group is torchrun's; the second is ours.
+"""
+
+from __future__ import annotations
+
+RANK = "RANK"
+WORLD_SIZE = "WORLD_SIZE"
+LOCAL_RANK = "LOCAL_RANK"
+LOCAL_WORLD_SIZE = "LOCAL_WORLD_SIZE"
+GROUP_RANK = "GROUP_RANK"
+GROUP_WORLD_SIZE = "GROUP_WORLD_SIZE"
+MASTER_ADDR = "MASTER_ADDR"
+MASTER_PORT = "MASTER_PORT"
+
+SECRET = "MESHLIB_SECRET"  # noqa: S105 (a variable's name)
+"""The job's secret, in hexadecimal; every connection of the job proves that it knows it."""
+
+TLS_CERT = "MESHLIB_TLS_CERT"
+"""A file with this process's certificate, in PEM; with the next two, all TCP is inside TLS."""
+
+TLS_KEY = "MESHLIB_TLS_KEY"
+"""A file with the private key of that certificate."""
+
+TLS_CA = "MESHLIB_TLS_CA"
+"""A file with the authority that has signed the certificates of all processes of the job."""
+
+AGENT_STORE = "MESHLIB_AGENT_STORE"
+"""``HOST:PORT`` of the store that the launcher serves: rank 0 is a client of it, too.
+
+It holds while MASTER_ADDR and MASTER_PORT say the same. A program that sets those itself, as many
+do, has rank 0 serve its store there.
+"""
+
+RUN_ID = "MESHLIB_RUN_ID"
+"""Names this launch; set by the launcher in every rank."""
+
+RESTART_COUNT = "MESHLIB_RESTART_COUNT"
+"""How often the launcher has restarted the ranks; keys in the store are prefixed with it."""
+
+MESH = "MESHLIB_MESH"
+"""The mesh that ``meshrun --mesh`` was given: ``dp=2,tp=2``, or the full path of a config file."""
+
+ERROR_FILE = "MESHLIB_ERROR_FILE"
+"""Where this rank writes the exception that ended it, as JSON, for the launcher to print."""
+
+TRACE_DIR = "MESHLIB_TRACE_DIR"
+"""The directory for flight-recorder dumps."""
+
+TRACE_CALLS = "MESHLIB_TRACE_CALLS"
+"""How many calls each rank's flight recorder keeps."""
+
+HOST = "MESHLIB_HOST"
+"""The address at which other ranks reach this one; default: the interface towards the store."""
+
+TUNING = "MESHLIB_TUNING"
+"""A file that ``meshlib tune`` wrote: where one algorithm gives way to another, on all ranks."""
+
+DEBUG = "MESHLIB_DEBUG"
+"""How much is logged: ``OFF``, ``INFO`` or ``DETAIL``."""

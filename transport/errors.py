@@ -1,0 +1,96 @@
+"""The exceptions of all three floors, under c10d's four names.
+
+They live on the lowest floor because a transport is where most of them begin.
+"""
+
+from __future__ import annotations
+
+
+class DistError(RuntimeError):
+    """Base of every error that meshlib raises on purpose about distributed state."""
+
+
+class DistBackendError(DistError):
+    """A collective or point-to-point call failed."""
+
+
+class DistNetworkError(DistError):
+    """A connection could not be made, was refused, or was lost."""
+
+
+class DistStoreError(DistError):
+    """A store could not be reached, or a key did not come in time."""
+
+
+class StoreTimeoutError(DistStoreError, TimeoutError):
+    """A wait on a store passed its deadline; the message names the keys and the store."""
+
+
+class StorePlaceError(DistStoreError):
+    """A store cannot be where it was asked to be, and waiting would not help."""
+
+
+class AuthenticationError(DistNetworkError):
+    """The other end of a connection could not prove that it knows the job's secret.
+
+    ``refused`` is false where it never answered: it may be gone, or no part of the job.
+    """
+
+    def __init__(self, message: str, refused: bool = True) -> None:
+        super().__init__(message)
+        self.refused = refused
+
+
+class PeerLostError(DistNetworkError):
+    """The connection to a member ended while it was needed.
+
+    ``peer`` is the member's rank in the group of the communicator that noticed.
+    """
+
+    def __init__(self, message: str, peer: int) -> None:
+        super().__init__(message)
+        self.peer = peer
+
+
+class CommunicatorTimeoutError(DistBackendError, TimeoutError):
+    """A transport waited past a call's deadline for ``peer`` (a group rank, or None for any)."""
+
+    def __init__(self, message: str, peer: int | None) -> None:
+        super().__init__(message)
+        self.peer = peer
+
+
+class CommunicatorAbortedError(DistBackendError):
+    """The communicator was aborted, by this rank or because of a report from another one."""
+
+
+class HeaderMismatchError(DistBackendError):
+    """A peer's frame does not belong to the call that this rank is in.
+
+    ``peer`` is its group rank; ``expected`` and ``received`` are ``CallHeader`` values.
+    """
+
+    def __init__(self, message: str, peer: int, expected: object, received: object) -> None:
+        super().__init__(message)
+        self.peer = peer
+        self.expected = expected
+        self.received = received
+
+
+class CollectiveMismatchError(DistBackendError):
+    """The members of a group did not all make the same call; the message has a row for each."""
+
+
+class CollectiveTimeoutError(DistBackendError, TimeoutError):
+    """A call passed its deadline; the message names who has not come and where each rank stands."""
+
+
+class RankFailedError(DistBackendError):
+    """A member died or left while others needed it.
+
+    ``rank`` is its global rank, or None when only the group could tell.
+    """
+
+    def __init__(self, message: str, rank: int | None = None) -> None:
+        super().__init__(message)
+        self.rank = rank

@@ -1,0 +1,165 @@
+"""A communicator for groups over several hosts."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from transport.algorithms.choice import Thresholds
+from transport.call import Call
+from transport.communicator import Collectives, Communicator
+from transport.errors import CommunicatorAbortedError
+from transport.hierarchical.hosts import Host, Placement, this_host
+from transport.hierarchical.inside import Inside, PartMembership
+from transport.hierarchical.levels import Levels
+from transport.hierarchical.roll_call import RollCall
+from transport.hierarchical.two_levels import TwoLevels
+from transport.link_communicator import LinkCommunicator
+from transport.reduce_op import Flat, ReduceOp
+from transport.runtime import Membership
+from transport.shm import ShmCommunicator
+from transport.tcp import TcpCommunicator
+
+
+class HierarchicalCommunicator(Communicator):
+    """Collectives inside each host by ``inside``, between hosts by ``across``.
+
+    Which members share a host is found out at the first collective, whatever their ranks are. Where
+    members of a host cannot share memory, ``across`` connects them as well; a group on one host
+    uses ``inside`` alone, one without two members on any host ``across`` alone. Messages go by
+    ``across``. The order of a reduction depends on the placement: it is the same in every run
+    that places ranks alike.
+
+    ``host`` is where this rank is taken to be (default: where it is), ``table`` chooses algorithms
+    (default: the job's tuning).
+    """
+
+    def __init__(
+        self,
+        membership: Membership,
+        table: Thresholds | None = None,
+        host: Host | None = None,
+        across: Callable[[Membership, Thresholds | None], LinkCommunicator] = TcpCommunicator,
+        inside: Callable[[Membership], Communicator] = ShmCommunicator,
+    ) -> None:
+        super().__init__(membership)
+        self._table = table
+        self.abort_reason: str | None = None
+        self._make_inside = inside
+        self._whole = across(membership, table)
+        # Guards what an abort from another thread must find.
+        self._lock = threading.Lock()
+        self._inside: Communicator | None = None
+        self._collectives: Collectives | None = None
+        self._roll_call = RollCall(membership, host or this_host())
+
+    # Collectives.
+
+    def barrier(self, call: Call) -> None:  # noqa: D102
+        self._meet(call).barrier(call)
+
+    def broadcast(self, call: Call, buffer: Flat, root: int) -> None:  # noqa: D102
+        self._meet(call).broadcast(call, buffer, root)
+
+    def all_reduce(self, call: Call, buffer: Flat, op: ReduceOp) -> None:  # noqa: D102
+        self._meet(call).all_reduce(call, buffer, op)
+
+    def reduce(self, call: Call, buffer: Flat, op: ReduceOp, root: int) -> None:  # noqa: D102
+        self._meet(call).reduce(call, buffer, op, root)
+
+    def all_gather(self, call: Call, outputs: Sequence[Flat], input_: Flat) -> None:  # noqa: D102
+        self._meet(call).all_gather(call, outputs, input_)
+
+    def reduce_scatter(  # noqa: D102
+        self, call: Call, output: Flat, inputs: Sequence[Flat], op: ReduceOp
+    ) -> None:
+        self._meet(call).reduce_scatter(call, output, inputs, op)
+
+    def gather(  # noqa: D102
+        self, call: Call, outputs: Sequence[Flat] | None, input_: Flat, root: int
+    ) -> None:
+        self._meet(call).gather(call, outputs, input_, root)
+
+    def scatter(  # noqa: D102
+        self, call: Call, output: Flat, inputs: Sequence[Flat] | None, root: int
+    ) -> None:
+        self._meet(call).scatter(call, output, inputs, root)
+
+    def all_to_all(  # noqa: D102
+        self, call: Call, outputs: Sequence[Flat], inputs: Sequence[Flat]
+    ) -> None:
+        self._meet(call).all_to_all(call, outputs, inputs)
+
+    def allocate(self, call: Call, count: int, dtype: np.dtype[np.generic]) -> Flat:
+        """See ``Communicator.allocate``: what the members on one host share."""
+        self.barrier(call)  # all hosts learn whether all members want the same
+        collectives = self._meet(call)
+        inside = collectives.inside if isinstance(collectives, TwoLevels) else collectives
+        if isinstance(inside, Inside):
+            return inside.allocate(call, count, dtype)
+        return np.empty(count, dtype)
+
+    # Point to point.
+
+    def send(self, call: Call, buffer: Flat, dst: int, tag: int) -> None:  # noqa: D102
+        self._whole.send(call, buffer, dst, tag)
+
+    def recv(self, call: Call, buffer: Flat, src: int | None, tag: int) -> int:  # noqa: D102
+        return self._whole.recv(call, buffer, src, tag)
+
+    # The end.
+
+    def abort(self, reason: str) -> None:  # noqa: D102
+        for level in self._stop(reason):
+            level.abort(reason)
+
+    def close(self) -> None:  # noqa: D102
+        for level in self._stop("the communicator was closed"):
+            level.close()
+
+    def _stop(self, reason: str) -> list[Communicator]:
+        with self._lock:
+            if self.abort_reason is None:
+                self.abort_reason = reason
+            levels: list[Communicator] = [self._whole]
+            if self._inside is not None:
+                levels.insert(0, self._inside)
+        self._roll_call.cancel(reason)
+        return levels
+
+    # Meeting.
+
+    def _meet(self, call: Call) -> Collectives:
+        """Return the collectives, once it is known where everybody is."""
+        if self.abort_reason is not None:
+            raise CommunicatorAbortedError(self.abort_reason)
+        if self._collectives is None:
+            self._collectives = self._arrange(self._roll_call.placement(call), call)
+        return self._collectives
+
+    def _arrange(self, placement: Placement, call: Call) -> Collectives:
+        levels = Levels(placement, self._whole, self._table, self.membership.runtime.tuning)
+        if len(levels.local) > 1 and placement.memory[levels.host]:
+            near = levels.inside
+            levels.inside = Inside(
+                self._open_inside(f"host-{levels.host}", levels.local), levels.local
+            )
+            # A member that left without having come so far would be waited for inside; here it
+            # is known to have left.
+            near.barrier(call)
+        if len(placement.hosts) == 1:
+            return levels.inside
+        if len(placement.hosts) == self.size:
+            return self._whole
+        return TwoLevels(levels)
+
+    def _open_inside(self, name: str, local: tuple[int, ...]) -> Communicator:
+        communicator = self._make_inside(PartMembership.of(self.membership, name, local))
+        with self._lock:
+            if self.abort_reason is None:
+                self._inside = communicator
+                return communicator
+        communicator.close()
+        raise CommunicatorAbortedError(self.abort_reason)

@@ -1,0 +1,90 @@
+"""A group over several hosts, seen from one member: whom it talks to on which level."""
+
+from __future__ import annotations
+
+from transport.algorithms.choice import Thresholds
+from transport.algorithms.tuning import Tuning
+from transport.communicator import Collectives
+from transport.flat import Scratch, part_bounds
+from transport.hierarchical.hosts import Placement
+from transport.hierarchical.selection import Selection
+from transport.link_communicator import LinkCommunicator
+from transport.reduce_op import Flat
+
+_LAP_SEGMENTS = 16
+
+
+class Levels:
+    """``inside`` reaches the members on this host; ``across`` gives those who cross the network.
+
+    Members inside are connected as the whole group is, unless ``inside`` is set to something
+    better. Data is cut into slices, and slice s crosses the network between the members who are
+    number s on their host; this rank is number ``index`` of ``local`` on ``host``.
+    """
+
+    def __init__(
+        self,
+        placement: Placement,
+        whole: LinkCommunicator,
+        table: Thresholds | None,
+        tuning: Tuning,
+    ) -> None:
+        self.rank = whole.rank
+        self.size = whole.size
+        self.hosts = placement.hosts
+        self.host, self.index = placement.find(whole.rank)
+        self.local = self.hosts[self.host]
+        self.whole = whole
+        self.table = table or tuning.thresholds("hierarchical", whole.size)
+        self.scratch = Scratch()
+        self.placement = placement
+        self._most_slices = min(len(ranks) for ranks in self.hosts)
+        self._given_table = table
+        self._tuning = tuning
+        self._selections: dict[tuple[int, ...], Selection] = {}
+        self.inside: Collectives = self.select(self.local)
+
+    @property
+    def lap_bytes(self) -> int:
+        """How much is worked on at a time where that takes scratch memory."""
+        return _LAP_SEGMENTS * self.table.segment
+
+    def slices(self, nbytes: int) -> int:
+        """Return into how many slices ``nbytes`` are cut: one, if they are few."""
+        return 1 if nbytes <= self.table.one_slice else self._most_slices
+
+    def across(self, number: int) -> Selection:
+        """Return the members, one a host, between whom slice ``number`` crosses the network.
+
+        This rank must be one of them. A member's place among them is the number of its host.
+        """
+        return self.select(tuple(ranks[number] for ranks in self.hosts))
+
+    def across_with(self, root: int) -> Selection:
+        """Return the same for the only slice of a call that has a root: it speaks for its host."""
+        return self.select(
+            tuple(root if root in ranks else ranks[0] for ranks in self.hosts),
+        )
+
+    def speaker(self, root: int) -> int:
+        """Return which member of this host ``across_with`` has."""
+        return self.local.index(root) if root in self.local else 0
+
+    def cut(self, buffer: Flat, slices: int) -> list[Flat]:
+        """Return what of ``buffer`` belongs to each member of this host: a slice, or nothing."""
+        parts = [buffer[slice(*part_bounds(buffer.size, slices, s))] for s in range(slices)]
+        return parts + [buffer[:0]] * (len(self.local) - slices)
+
+    def carried(self, host: int, slices: int, number: int) -> tuple[int, ...]:
+        """Return the members of ``host`` whose blocks slice ``number`` carries."""
+        ranks = self.hosts[host]
+        return ranks[slice(*part_bounds(len(ranks), slices, number))]
+
+    def select(self, members: tuple[int, ...]) -> Selection:
+        """Return ``members``, this rank among them, connected as the whole group is."""
+        selection = self._selections.get(members)
+        if selection is None:
+            table = self._given_table or self._tuning.thresholds(self.whole.tuned_as, len(members))
+            selection = Selection(self.whole, members, table, self.whole.scratch)
+            self._selections[members] = selection
+        return selection

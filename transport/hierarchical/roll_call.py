@@ -1,0 +1,111 @@
+"""How members learn where the others are: through the group's store."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from transport.call import Call
+from transport.errors import (
+    CommunicatorAbortedError,
+    CommunicatorTimeoutError,
+    DistError,
+    StoreTimeoutError,
+)
+from transport.hierarchical.hosts import Host, Placement
+from transport.runtime import Membership
+from transport.store.base import Store
+
+_PLACEMENT = "placement"
+# After so long it is worth some questions to the store to know who is missing.
+_PATIENCE_SECONDS = 0.2
+T = TypeVar("T")
+
+
+class RollCall:
+    """Publishes this rank's host at once; ``placement`` waits for all.
+
+    The last member to publish puts the whole together, so that each of the others reads one value,
+    not as many as there are members. Any thread may ``cancel``.
+    """
+
+    def __init__(self, membership: Membership, host: Host) -> None:
+        self._membership = membership
+        self._lock = threading.Lock()
+        self._waiting: set[Store] = set()
+        self._cancelled: str | None = None
+        store, size = membership.store, membership.size
+        store.set(_host_key(membership.rank), host.encode())
+        # A group that is made again after all have closed it counts on.
+        if store.add("hosts-known", 1) % size == 0:
+            found = store.multi_get([_host_key(rank) for rank in range(size)])
+            store.set(_PLACEMENT, Placement.of([Host.decode(data) for data in found]).encode())
+
+    def placement(self, call: Call) -> Placement:
+        """Return where all members are, waiting until they have said so.
+
+        Raises ``CommunicatorTimeoutError`` past the call's deadline, ``CommunicatorAbortedError``
+        after ``cancel``.
+        """
+        data = self._interruptibly(lambda store: self._read(store, call))
+        return Placement.decode(data, self._membership.size)
+
+    def cancel(self, reason: str) -> None:
+        """Break off all waits, now and later. Never blocks."""
+        with self._lock:
+            if self._cancelled is None:
+                self._cancelled = reason
+            waiting = list(self._waiting)
+        for store in waiting:
+            store.close()
+
+    def _interruptibly(self, wait: Callable[[Store], T]) -> T:
+        """Return ``wait(store)``, for a client of its own that ``cancel`` can close."""
+        self._check()
+        store = self._membership.store.clone()
+        try:
+            with self._lock:
+                self._check()
+                self._waiting.add(store)
+            return wait(store)
+        except DistError:
+            self._check()
+            raise
+        finally:
+            with self._lock:
+                self._waiting.discard(store)
+            store.close()
+
+    def _read(self, store: Store, call: Call) -> bytes:
+        left = call.deadline.remaining()
+        try:
+            return store.get(_PLACEMENT, min(left, _PATIENCE_SECONDS))
+        except StoreTimeoutError:
+            missing = self._first_missing(store)
+        call.waiting_for = missing
+        try:
+            data = store.get(_PLACEMENT, call.deadline.remaining())
+        except StoreTimeoutError as error:
+            missing = self._first_missing(store)
+            group = self._membership.group
+            name = "the last member" if missing is None else self._membership.describe(missing)
+            raise CommunicatorTimeoutError(
+                f"{call.header}: {name} has not entered the group {group!r} within"
+                f" {call.deadline.seconds:g} s",
+                missing,
+            ) from error
+        call.waiting_for = None
+        return data
+
+    def _first_missing(self, store: Store) -> int | None:
+        members = range(self._membership.size)
+        return next((rank for rank in members if not store.check([_host_key(rank)])), None)
+
+    def _check(self) -> None:
+        if self._cancelled is not None:
+            raise CommunicatorAbortedError(self._cancelled)
+
+
+def _host_key(rank: int) -> str:
+    return f"host/{rank}"

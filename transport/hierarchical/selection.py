@@ -1,0 +1,36 @@
+"""Some members of a group, over the links that the whole group has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from transport.algorithms.choice import Thresholds
+from transport.call import Call
+from transport.flat import Scratch
+from transport.link import Link
+from transport.link_collectives import LinkCollectives
+from transport.link_communicator import LinkCommunicator
+
+
+class Selection(LinkCollectives):
+    """The collectives of the ``members`` (ranks of ``whole``, this one among them) that are chosen.
+
+    A rank here is a member's place among them. Errors speak of the ranks of ``whole``. Making one
+    sends nothing, and links that were opened before are used again.
+    """
+
+    def __init__(
+        self, whole: LinkCommunicator, members: Sequence[int], table: Thresholds, scratch: Scratch
+    ) -> None:
+        self.rank = members.index(whole.rank)
+        self.size = len(members)
+        self.table = table
+        self.scratch = scratch
+        self._whole = whole
+        self._members = members
+
+    def link(self, peer: int, call: Call) -> Link:  # noqa: D102
+        return self._whole.link(self._members[peer], call)
+
+    def check_open(self) -> None:  # noqa: D102
+        self._whole.check_open()

@@ -1,0 +1,352 @@
+"""A transport whose ranks are threads of one process.
+
+Members meet in a ``_Hub``, an object that the group's store shares inside the process. Between
+each two of them there is a channel for each direction: a queue of frames. A small frame is copied
+into the queue; a large one, or any while the queue is full, is lent: it stays in the sender's
+memory until the receiver has copied it, so queues are bounded and large data moves once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from dataclasses import replace
+
+from transport.algorithms.choice import Thresholds
+from transport.call import Call, CallHeader
+from transport.deadline import Deadline
+from transport.errors import (
+    CommunicatorAbortedError,
+    CommunicatorTimeoutError,
+    PeerLostError,
+)
+from transport.link import Link, OnPiece, wrong_frame
+from transport.link_communicator import LinkCommunicator
+from transport.mailbox import Mailbox
+from transport.runtime import Membership
+
+EAGER_BYTES = 64 << 10
+HIGH_WATER = 1 << 20
+PIECE_BYTES = 256 << 10
+_FRAME_COST = 64
+"""What a frame counts in its queue besides its data, so that empty ones are bounded as well."""
+
+
+class _Frame:
+    """A frame in a queue; ``lent`` when ``data`` is the sender's own memory."""
+
+    __slots__ = ("data", "lent", "packed", "started", "taken")
+
+    def __init__(self, packed: bytes, data: memoryview | bytes, lent: bool) -> None:
+        self.packed = packed
+        self.data = data
+        self.lent = lent
+        self.started = False
+        self.taken = False
+
+
+class _Channel:
+    """Frames from one member to another. Its methods raise ``_Cut`` when an end is gone."""
+
+    def __init__(self, eager: int, high_water: int) -> None:
+        self._eager = eager
+        self._high_water = high_water
+        self._changed = threading.Condition()
+        self._frames: deque[_Frame] = deque()
+        self._queued = 0
+        self._cut = False
+        self._sender_left = False
+        self._receiver_left = False
+
+    def offer(self, call: Call, data: memoryview) -> _Frame:
+        """Queue a frame without waiting. One that is lent must be awaited with ``wait_taken``."""
+        with self._changed:
+            if self._cut or self._receiver_left:
+                raise _Cut
+            cost = data.nbytes + _FRAME_COST
+            lent = data.nbytes > self._eager or self._queued + cost > self._high_water
+            frame = _Frame(call.packed, data if lent else bytes(data), lent)
+            if not lent:
+                self._queued += cost
+            self._frames.append(frame)
+            self._changed.notify_all()
+            return frame
+
+    def wait_taken(self, frame: _Frame, deadline: Deadline) -> bool:
+        """Wait until a lent frame has been copied. False, and the frame is taken back, when the
+        deadline passes first.
+        """
+        with self._changed:
+            while not frame.taken:
+                # While the receiver copies, the memory must stay as it is, whatever happens.
+                if not frame.started and (self._cut or self._receiver_left):
+                    raise _Cut
+                if frame.started:
+                    self._changed.wait()
+                    continue
+                arrived = self._changed.wait(deadline.remaining())
+                if not arrived and deadline.expired and not frame.started:
+                    self._frames.remove(frame)
+                    return False
+        return True
+
+    def begin_take(self, deadline: Deadline) -> _Frame | None:
+        """Wait for the next frame; None when the deadline passes first."""
+        with self._changed:
+            while not self._frames:
+                if self._cut or self._sender_left:
+                    raise _Cut
+                if not self._changed.wait(deadline.remaining()) and deadline.expired:
+                    return None
+            if self._cut:
+                raise _Cut
+            frame = self._frames.popleft()
+            frame.started = True
+            return frame
+
+    def end_take(self, frame: _Frame) -> None:
+        """Give the frame's memory back to its sender."""
+        with self._changed:
+            frame.taken = True
+            if frame.lent:
+                self._changed.notify_all()
+            else:
+                self._queued -= len(frame.data) + _FRAME_COST
+
+    def cut(self) -> None:
+        """Wake both ends; nothing more arrives."""
+        with self._changed:
+            self._cut = True
+            self._changed.notify_all()
+
+    def leave(self, as_sender: bool) -> None:
+        """Let one end go; what it sent before still arrives."""
+        with self._changed:
+            if as_sender:
+                self._sender_left = True
+            else:
+                self._receiver_left = True
+            self._changed.notify_all()
+
+
+class _Cut(Exception):
+    """The other end of a channel, or this one, was aborted or closed."""
+
+
+class _Hub:
+    """Where the members of one group meet: channels and mailboxes, made at the first use."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._joined: set[int] = set()
+        self._aborted: set[int] = set()
+        self._left: set[int] = set()
+        self._channels: dict[tuple[int, int], _Channel] = {}
+        self._mailboxes: dict[int, Mailbox] = {}
+
+    def join(self, membership: Membership) -> Mailbox:
+        """Enter as the member ``membership.rank`` and return its mailbox."""
+        with self._lock:
+            if len(self._left) == membership.size:  # everybody has closed: start afresh
+                for members in (self._joined, self._aborted, self._left):
+                    members.clear()
+            if membership.rank in self._joined:
+                raise ValueError(
+                    f"rank {membership.rank} of group {membership.group!r} has joined already;"
+                    " expected one communicator for each rank"
+                )
+            self._joined.add(membership.rank)
+        return self.mailbox(membership, membership.rank)
+
+    def mailbox(self, membership: Membership, rank: int) -> Mailbox:
+        """Return the mailbox of member ``rank``, which need not have joined yet."""
+        with self._lock:
+            box = self._mailboxes.get(rank)
+            if box is None:
+                box = self._mailboxes[rank] = Mailbox(replace(membership, rank=rank))
+                for gone in self._left | self._aborted:
+                    box.fail(gone, PeerLostError(f"{membership.describe(gone)} has left", gone))
+            return box
+
+    def channel(self, src: int, dst: int, eager: int, high_water: int) -> _Channel:
+        """Return the channel from ``src`` to ``dst``."""
+        with self._lock:
+            channel = self._channels.get((src, dst))
+            if channel is None:
+                channel = self._channels[src, dst] = _Channel(eager, high_water)
+                if {src, dst} & self._aborted:
+                    channel.cut()
+                if src in self._left:
+                    channel.leave(as_sender=True)
+                if dst in self._left:
+                    channel.leave(as_sender=False)
+            return channel
+
+    def leave(self, membership: Membership, aborted: bool) -> None:
+        """Take the member out, waking everybody who waits for it."""
+        rank = membership.rank
+        how = "aborted" if aborted else "closed its communicator"
+        error = PeerLostError(f"{membership.describe(rank)} {how}", rank)
+        with self._lock:
+            (self._aborted if aborted else self._left).add(rank)
+            for (src, dst), channel in self._channels.items():
+                if rank in (src, dst):
+                    if aborted:
+                        channel.cut()
+                    else:
+                        channel.leave(as_sender=src == rank)
+            for other, box in self._mailboxes.items():
+                if other != rank:
+                    box.fail(rank, error)
+            if len(self._left) == membership.size:
+                self._channels.clear()
+                self._mailboxes.clear()
+
+
+class InprocLink(Link):
+    """A link over the two channels between this rank and ``peer``."""
+
+    def __init__(
+        self, owner: InprocCommunicator, peer: int, outward: _Channel, inward: _Channel
+    ) -> None:
+        self.peer = peer
+        self._owner = owner
+        self._outward = outward
+        self._inward = inward
+        self._name = owner.membership.describe(peer)
+
+    def send(self, call: Call, data: memoryview) -> None:  # noqa: D102
+        self._finish_send(call, self._offer(call, data))
+
+    def recv_into(self, call: Call, into: memoryview) -> None:  # noqa: D102
+        self._receive(call, into, None)
+
+    def exchange(  # noqa: D102
+        self,
+        call: Call,
+        data: memoryview,
+        source: Link,
+        into: memoryview,
+        on_piece: OnPiece | None = None,
+    ) -> None:
+        assert isinstance(source, InprocLink)
+        frame = self._offer(call, data)
+        source._receive(call, into, on_piece)
+        self._finish_send(call, frame)
+
+    def abort(self) -> None:  # noqa: D102
+        self._outward.cut()
+        self._inward.cut()
+
+    def close(self) -> None:  # noqa: D102
+        self._outward.leave(as_sender=True)
+        self._inward.leave(as_sender=False)
+
+    def _offer(self, call: Call, data: memoryview) -> _Frame:
+        try:
+            return self._outward.offer(call, data)
+        except _Cut:
+            raise self._gone() from None
+
+    def _finish_send(self, call: Call, frame: _Frame) -> None:
+        if not frame.lent:
+            return
+        call.waiting_for = self.peer
+        try:
+            taken = self._outward.wait_taken(frame, call.deadline)
+        except _Cut:
+            raise self._gone() from None
+        if not taken:
+            raise self._late(call, "to take data")
+        call.waiting_for = None
+
+    def _receive(self, call: Call, into: memoryview, on_piece: OnPiece | None) -> None:
+        call.waiting_for = self.peer
+        try:
+            frame = self._inward.begin_take(call.deadline)
+        except _Cut:
+            raise self._gone() from None
+        if frame is None:
+            raise self._late(call, "to send data")
+        call.waiting_for = None
+        try:
+            self._check(call, frame, into)
+            size = into.nbytes
+            for start in range(0, size, PIECE_BYTES):
+                stop = min(start + PIECE_BYTES, size)
+                into[start:stop] = frame.data[start:stop]
+                if on_piece is not None:
+                    on_piece(stop)
+        finally:
+            self._inward.end_take(frame)
+
+    def _check(self, call: Call, frame: _Frame, into: memoryview) -> None:
+        size = len(frame.data)
+        if frame.packed != call.packed or size != into.nbytes:
+            header = CallHeader.unpack(frame.packed)
+            raise wrong_frame(call, into.nbytes, self.peer, self._name, header, size)
+
+    def _late(self, call: Call, what: str) -> CommunicatorTimeoutError:
+        return CommunicatorTimeoutError(
+            f"{call.header}: waited {call.deadline.seconds:g} s for {self._name} {what}", self.peer
+        )
+
+    def _gone(self) -> CommunicatorAbortedError | PeerLostError:
+        if self._owner.abort_reason is not None:
+            return CommunicatorAbortedError(self._owner.abort_reason)
+        return PeerLostError(f"{self._name} is gone", self.peer)
+
+
+class InprocCommunicator(LinkCommunicator):
+    """A member of a group of threads. Its store must be one that lives in this process.
+
+    Frames of up to ``eager_bytes`` are queued, up to ``high_water`` bytes a channel.
+    """
+
+    tuned_as = "inproc"
+
+    def __init__(
+        self,
+        membership: Membership,
+        table: Thresholds | None = None,
+        eager_bytes: int = EAGER_BYTES,
+        high_water: int = HIGH_WATER,
+    ) -> None:
+        super().__init__(membership, table)
+        self._eager = eager_bytes
+        self._high_water = high_water
+        self._hub = membership.store.in_process("inproc", _Hub)
+        self.mailbox = self._hub.join(membership)
+        self._links: dict[int, InprocLink] = {}
+        self._closed = False
+
+    def link(self, peer: int, call: Call) -> InprocLink:  # noqa: D102
+        link = self._links.get(peer)
+        if link is None:
+            limits = (self._eager, self._high_water)
+            outward = self._hub.channel(self.rank, peer, *limits)
+            inward = self._hub.channel(peer, self.rank, *limits)
+            link = self._links[peer] = InprocLink(self, peer, outward, inward)
+        return link
+
+    def post(self, call: Call, data: memoryview, dst: int) -> None:  # noqa: D102
+        box = self._hub.mailbox(self.membership, dst)
+        try:
+            box.deliver(self.rank, call.header, data, call.deadline)
+        except CommunicatorAbortedError:
+            self.check_open()
+            name = self.membership.describe(dst)
+            raise PeerLostError(f"send to {name}: it is gone", dst) from None
+
+    def abort(self, reason: str) -> None:  # noqa: D102
+        if self.abort_reason is None:
+            super().abort(reason)
+            self._hub.leave(self.membership, aborted=True)
+
+    def close(self) -> None:  # noqa: D102
+        if self._closed:
+            return
+        self._closed = True
+        super().close()
+        self._hub.leave(self.membership, aborted=False)
+        self._links.clear()

@@ -1,0 +1,79 @@
+"""A link: an ordered, reliable channel between two members of one group.
+
+A link belongs to one (group, peer) pair, so nothing has to be demultiplexed and one slow peer
+blocks nobody else. It carries frames; each begins with the call's header (``transport.call``),
+which the receiver compares with its own call before it uses a byte.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+from transport.call import Call, CallHeader
+from transport.errors import HeaderMismatchError
+
+OnPiece = Callable[[int], None]
+"""Told, while a frame arrives, how many of its bytes are in the buffer so far (rising)."""
+
+
+def wrong_frame(
+    call: Call, expected: int, peer: int, name: str, header: CallHeader, size: int
+) -> HeaderMismatchError:
+    """Return the error for a frame that is not the one of ``call`` with ``expected`` bytes.
+
+    ``header`` and ``size`` are those of the frame, which ``peer`` sent; ``name`` is what messages
+    call it.
+    """
+    if header == call.header:
+        text = f"{name} sent {size} bytes, this rank expected {expected}; both are in {header}"
+    else:
+        text = f"this rank is in {call.header}, {name} in {header}"
+    return HeaderMismatchError(text, peer, call.header, header)
+
+
+class Link(ABC):
+    """One end of a channel to the member ``peer`` (a group rank).
+
+    Buffers are C-contiguous memoryviews of bytes (format ``B``), used in place. One thread at a
+    time uses a link, but any thread may ``abort`` it.
+
+    Every method raises ``CommunicatorTimeoutError`` past ``call.deadline``,
+    ``HeaderMismatchError`` when the peer's frame belongs to another call (its payload is then
+    not in ``into``, unless documented otherwise) or has another length, ``PeerLostError`` when the
+    peer's end is gone, ``CommunicatorAbortedError`` after ``abort``.
+    """
+
+    peer: int
+
+    @abstractmethod
+    def send(self, call: Call, data: memoryview) -> None:
+        """Send one frame. Returns when ``data`` may be reused; the peer may not have it yet."""
+
+    @abstractmethod
+    def recv_into(self, call: Call, into: memoryview) -> None:
+        """Receive the next frame into ``into``, whose length the frame must have exactly."""
+
+    @abstractmethod
+    def exchange(
+        self,
+        call: Call,
+        data: memoryview,
+        source: Link,
+        into: memoryview,
+        on_piece: OnPiece | None = None,
+    ) -> None:
+        """Send ``data`` here and receive from ``source`` at the same time. ``source`` is a link
+        of the same communicator, maybe this one.
+
+        Neither direction waits for the other, so a ring of exchanges cannot deadlock, however
+        large the frames. ``on_piece`` lets the caller reduce what has arrived meanwhile.
+        """
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Wake whoever is blocked on this link, now, on both ends. Any thread; idempotent."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of the channel; what was sent before still arrives. Idempotent."""

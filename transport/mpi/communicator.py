@@ -1,0 +1,77 @@
+"""Collectives and messages over MPI."""
+
+from __future__ import annotations
+
+import sys
+
+from transport.algorithms.choice import Thresholds
+from transport.call import Call
+from transport.errors import CommunicatorTimeoutError
+from transport.link_communicator import LinkCommunicator
+from transport.mailbox import Mailbox
+from transport.mpi.inbox import Inbox
+from transport.mpi.library import joined, wait
+from transport.mpi.link import Frame, MpiLink
+from transport.reduce_op import Flat
+from transport.runtime import Membership
+
+
+class MpiCommunicator(LinkCommunicator):
+    """A communicator whose members are processes of one MPI job; global ranks are MPI's.
+
+    All of them share one communicator of MPI and differ by tag: making a group needs no message
+    and no rank outside. ``abort`` wakes this rank; MPI has no channel that could be broken, so
+    peers learn from the job's log of events.
+    """
+
+    tuned_as = "mpi"
+
+    def __init__(self, membership: Membership, table: Thresholds | None = None) -> None:
+        super().__init__(membership, table)
+        self._process = joined()
+        store = membership.store
+        # A group may be made again after it was closed, or had failed: with another tag.
+        turn = store.add(f"mpi-joined/{self.rank}", 1)
+        self._tag = self._process.agree_on_tag(
+            lambda number: store.compare_set(f"mpi-tag/{turn}", "", number)
+        )
+        # MPI holds messages back, so the mailbox needs no limit.
+        self.mailbox = Mailbox(membership, limit=sys.maxsize)
+        self._inbox = Inbox(self._process, membership, self.mailbox, self._tag + 1)
+        self._links: dict[int, MpiLink] = {}
+
+    def link(self, peer: int, call: Call) -> MpiLink:  # noqa: D102
+        link = self._links.get(peer)
+        if link is None:
+            link = self._links[peer] = MpiLink(
+                self._process,
+                peer,
+                self.membership.ranks[peer],
+                self._tag,
+                self.membership.describe(peer),
+                lambda: self.abort_reason,
+            )
+        return link
+
+    def post(self, call: Call, data: memoryview, dst: int) -> None:  # noqa: D102
+        frame = Frame(self._process, call, data, self.membership.ranks[dst], self._tag + 1)
+        try:
+            if not wait(frame.requests, call.deadline, self.check_open):
+                raise CommunicatorTimeoutError(
+                    f"{call.header}: {self.membership.describe(dst)} did not take the message "
+                    f"within {call.deadline.seconds:g} s",
+                    dst,
+                )
+        except BaseException:
+            self._process.abandon(frame.requests, frame.buffers)
+            raise
+
+    def recv(self, call: Call, buffer: Flat, src: int | None, tag: int) -> int:  # noqa: D102
+        if src == self.rank:
+            return super().recv(call, buffer, src, tag)
+        with self._inbox.wanting(src):
+            return super().recv(call, buffer, src, tag)
+
+    def close(self) -> None:  # noqa: D102
+        super().close()
+        self._inbox.close()

@@ -1,0 +1,126 @@
+"""Taking point-to-point messages out of MPI, while somebody waits for one."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+from transport.call import CallHeader
+from transport.deadline import LONGEST_WAIT, Deadline
+from transport.errors import CommunicatorAbortedError, DistError, PeerLostError
+from transport.mailbox import Mailbox
+from transport.mpi.library import MpiProcess, wait
+from transport.mpi.link import INLINE_BYTES, PIECE_BYTES, HeadRoom
+from transport.runtime import Membership
+
+_PAUSE = 50e-6
+_LONGEST_PAUSE = 1e-3
+
+
+class Inbox:
+    """A thread that moves messages from MPI to a mailbox.
+
+    It takes them only from members that a receive waits for: all others stay with MPI, or with
+    their senders, so that nothing piles up here and nobody stands in another one's way.
+    """
+
+    def __init__(
+        self, process: MpiProcess, membership: Membership, mailbox: Mailbox, tag: int
+    ) -> None:
+        self._process = process
+        self._membership = membership
+        self._mailbox = mailbox
+        self._tag = tag
+        self._head = HeadRoom()
+        self._members = {rank: i for i, rank in enumerate(membership.ranks)}
+        self._wanted: Counter[int | None] = Counter()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    @contextmanager
+    def wanting(self, src: int | None) -> Generator[None]:
+        """Take messages from member ``src`` (None: from all) while the block runs."""
+        with self._changed:
+            self._wanted[src] += 1
+            if self._thread is None and not self._closed:
+                name = f"meshlib-mpi-inbox-{self._membership.group}"
+                self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+                self._thread.start()
+            self._changed.notify()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._wanted[src] -= 1
+                self._wanted += Counter()  # drops those that nobody wants
+
+    def close(self) -> None:
+        """End the thread."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(5.0)
+
+    def _run(self) -> None:
+        pause = _PAUSE
+        while True:
+            with self._changed:
+                while not self._wanted and not self._closed:
+                    self._changed.wait()
+                if self._closed:
+                    return
+                sources = [None] if None in self._wanted else list(self._wanted)
+            try:
+                moved = [self._take(src) for src in sources]
+            except CommunicatorAbortedError:
+                return
+            if any(moved):
+                pause = _PAUSE
+            else:
+                time.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _take(self, src: int | None) -> bool:
+        """Move one message that has arrived from ``src``, if there is one."""
+        process, mpi = self._process, self._process.mpi
+        source = mpi.ANY_SOURCE if src is None else self._membership.ranks[src]
+        status = mpi.Status()
+        message = process.comm.Improbe(source, self._tag, status)
+        if message is None:
+            return False
+        sender = self._members[status.Get_source()]
+        message.Recv([self._head.memory, mpi.BYTE])
+        header = CallHeader.unpack(self._head.header)
+        incoming = self._mailbox.begin(sender, header, self._head.size)
+        if self._head.size <= INLINE_BYTES:
+            incoming.buffer[:] = self._head.payload
+        else:
+            try:
+                self._fill(incoming.buffer, status.Get_source())
+            except DistError as error:
+                incoming.fail(PeerLostError(str(error), sender))
+                raise
+        incoming.complete()
+        return True
+
+    def _fill(self, memory: memoryview, source: int) -> None:
+        process = self._process
+        pieces = range(0, memory.nbytes, PIECE_BYTES)
+        requests: list[Any] = [
+            process.comm.Irecv(
+                [memory[start : start + PIECE_BYTES], process.mpi.BYTE], source, self._tag
+            )
+            for start in pieces
+        ]
+        # The sender has begun: the rest is on its way, unless it dies or gives up.
+        wait(requests, Deadline.after(LONGEST_WAIT), self._check_open)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise CommunicatorAbortedError("the communicator was closed")

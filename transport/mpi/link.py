@@ -1,0 +1,166 @@
+"""Frames between two members over MPI messages.
+
+A frame is one message with the call's header, the payload's size and a short payload; a longer
+one follows in pieces, straight from and to the memory where it belongs. MPI keeps the order of
+messages between two processes under one tag, which is all that a link needs.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any
+
+from transport.call import HEADER_BYTES, Call, CallHeader
+from transport.errors import CommunicatorAbortedError, CommunicatorTimeoutError
+from transport.link import Link, OnPiece, wrong_frame
+from transport.mpi.library import MpiProcess, wait
+
+_SIZE = struct.Struct("<Q")
+_HEAD_BYTES = HEADER_BYTES + _SIZE.size
+INLINE_BYTES = 4096
+PIECE_BYTES = 1 << 20
+
+
+class Frame:
+    """The sends that one frame consists of."""
+
+    def __init__(
+        self, process: MpiProcess, call: Call, data: memoryview, dst: int, tag: int
+    ) -> None:
+        inline = data.nbytes <= INLINE_BYTES
+        head = b"".join((call.packed, _SIZE.pack(data.nbytes), data if inline else b""))
+        isend = process.comm.Isend
+        self.buffers = (head, data)
+        self.requests: list[Any] = [isend([head, process.mpi.BYTE], dst, tag)]
+        if not inline:
+            for start in range(0, data.nbytes, PIECE_BYTES):
+                piece = data[start : start + PIECE_BYTES]
+                self.requests.append(isend([piece, process.mpi.BYTE], dst, tag))
+
+
+class HeadRoom:
+    """Memory for the first message of a frame."""
+
+    def __init__(self) -> None:
+        self.memory = memoryview(bytearray(_HEAD_BYTES + INLINE_BYTES))
+
+    @property
+    def header(self) -> memoryview:
+        """The call's header, packed."""
+        return self.memory[:HEADER_BYTES]
+
+    @property
+    def size(self) -> int:
+        """The payload's size in bytes."""
+        return _SIZE.unpack_from(self.memory, HEADER_BYTES)[0]
+
+    @property
+    def payload(self) -> memoryview:
+        """The payload, if it is short enough to be here."""
+        return self.memory[_HEAD_BYTES : _HEAD_BYTES + self.size]
+
+
+class MpiLink(Link):
+    """The link to the member ``peer``, the process ``process_rank`` of MPI's world."""
+
+    def __init__(
+        self,
+        process: MpiProcess,
+        peer: int,
+        process_rank: int,
+        tag: int,
+        name: str,
+        aborted: Callable[[], str | None],
+    ) -> None:
+        self.peer = peer
+        self._process = process
+        self._rank = process_rank
+        self._tag = tag
+        self._name = name
+        self._aborted = aborted
+        self._head = HeadRoom()
+
+    def send(self, call: Call, data: memoryview) -> None:  # noqa: D102
+        self._finish(call, self._begin(call, data))
+
+    def recv_into(self, call: Call, into: memoryview) -> None:  # noqa: D102
+        self._receive(call, into, None)
+
+    def exchange(  # noqa: D102
+        self,
+        call: Call,
+        data: memoryview,
+        source: Link,
+        into: memoryview,
+        on_piece: OnPiece | None = None,
+    ) -> None:
+        assert isinstance(source, MpiLink)
+        frame = self._begin(call, data)
+        try:
+            source._receive(call, into, on_piece)
+        except BaseException:
+            self._process.abandon(frame.requests, frame.buffers)
+            raise
+        self._finish(call, frame)
+
+    def abort(self) -> None:
+        """Do nothing: whoever waits asks the communicator, and MPI cannot break a channel."""
+
+    def close(self) -> None:
+        """Do nothing: a link holds nothing."""
+
+    def _begin(self, call: Call, data: memoryview) -> Frame:
+        self._check()
+        return Frame(self._process, call, data, self._rank, self._tag)
+
+    def _finish(self, call: Call, frame: Frame) -> None:
+        try:
+            self._wait(call, frame.requests, "to take data")
+        except BaseException:
+            self._process.abandon(frame.requests, frame.buffers)
+            raise
+
+    def _receive(self, call: Call, into: memoryview, on_piece: OnPiece | None) -> None:
+        self._check()
+        head = self._head
+        self._fill(call, head.memory)
+        if bytes(head.header) != call.packed or head.size != into.nbytes:
+            header = CallHeader.unpack(head.header)
+            raise wrong_frame(call, into.nbytes, self.peer, self._name, header, head.size)
+        if head.size <= INLINE_BYTES:
+            into[:] = head.payload
+            if on_piece is not None and head.size:
+                on_piece(head.size)
+            return
+        for start in range(0, into.nbytes, PIECE_BYTES):
+            piece = into[start : start + PIECE_BYTES]
+            self._fill(call, piece)
+            if on_piece is not None:
+                on_piece(start + piece.nbytes)
+
+    def _fill(self, call: Call, memory: memoryview) -> None:
+        """Receive one message into ``memory``."""
+        process = self._process
+        request = process.comm.Irecv([memory, process.mpi.BYTE], self._rank, self._tag)
+        try:
+            self._wait(call, [request], "to send data")
+        except BaseException:
+            # It must not take a later message.
+            request.Cancel()
+            request.Wait()
+            raise
+
+    def _wait(self, call: Call, requests: list[Any], what: str) -> None:
+        call.waiting_for = self.peer
+        if not wait(requests, call.deadline, self._check):
+            raise CommunicatorTimeoutError(
+                f"{call.header}: waited {call.deadline.seconds:g} s for {self._name} {what}",
+                self.peer,
+            )
+        call.waiting_for = None
+
+    def _check(self) -> None:
+        reason = self._aborted()
+        if reason is not None:
+            raise CommunicatorAbortedError(reason)

@@ -1,0 +1,176 @@
+"""Reduce operations: which dtypes they take, and what they do to two flat buffers."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from transport.call import OP_CODES
+
+Flat = npt.NDArray[Any]
+"""A flat typed buffer: a 1-D, C-contiguous, native-endian NumPy array over somebody's memory."""
+
+
+class RedOpType(enum.Enum):
+    """The kinds of reduction, by c10d's names."""
+
+    SUM = "SUM"
+    AVG = "AVG"
+    PRODUCT = "PRODUCT"
+    MIN = "MIN"
+    MAX = "MAX"
+    BAND = "BAND"
+    BOR = "BOR"
+    BXOR = "BXOR"
+    PREMUL_SUM = "PREMUL_SUM"
+
+
+_UFUNCS: dict[RedOpType, np.ufunc] = {
+    RedOpType.SUM: np.add,
+    RedOpType.AVG: np.add,
+    RedOpType.PREMUL_SUM: np.add,
+    RedOpType.PRODUCT: np.multiply,
+    RedOpType.MIN: np.minimum,
+    RedOpType.MAX: np.maximum,
+    RedOpType.BAND: np.bitwise_and,
+    RedOpType.BOR: np.bitwise_or,
+    RedOpType.BXOR: np.bitwise_xor,
+}
+_BITWISE = frozenset({RedOpType.BAND, RedOpType.BOR, RedOpType.BXOR})
+_SCALED = frozenset({RedOpType.AVG, RedOpType.PREMUL_SUM})
+_ORDERED = frozenset({RedOpType.MIN, RedOpType.MAX})
+
+
+class _Constants(type):
+    """Gives ``ReduceOp.SUM`` and its like as ready values, as c10d's enumeration does."""
+
+    SUM: ReduceOp
+    AVG: ReduceOp
+    PRODUCT: ReduceOp
+    MIN: ReduceOp
+    MAX: ReduceOp
+    BAND: ReduceOp
+    BOR: ReduceOp
+    BXOR: ReduceOp
+
+
+class ReduceOp(metaclass=_Constants):
+    """A reduction: ``ReduceOp.SUM``, ``AVG``, ``PRODUCT``, ``MIN``, ``MAX``, ``BAND``, ``BOR``,
+    ``BXOR``, or ``PREMUL_SUM`` as made by ``premul_sum(factor)``. Immutable, equal by value.
+    """
+
+    __slots__ = ("factor", "kind", "ufunc")
+    RedOpType = RedOpType
+    PREMUL_SUM = RedOpType.PREMUL_SUM
+
+    kind: RedOpType
+    factor: Any
+    ufunc: np.ufunc
+    """What combines two contributions, for those who call it very often; see ``combine``."""
+
+    def __init__(self, kind: RedOpType, factor: Any = None) -> None:
+        if (kind is RedOpType.PREMUL_SUM) != (factor is not None):
+            raise ValueError(f"factor belongs to PREMUL_SUM and to nothing else, got {kind.name}")
+        object.__setattr__(self, "kind", kind)
+        object.__setattr__(self, "factor", factor)
+        object.__setattr__(self, "ufunc", _UFUNCS[kind])
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError("ReduceOp is immutable")
+
+    def __reduce__(self) -> tuple[type[ReduceOp], tuple[RedOpType, Any]]:
+        return ReduceOp, (self.kind, self.factor)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, RedOpType):
+            return self.kind is other
+        return (
+            isinstance(other, ReduceOp)
+            and self.kind is other.kind
+            and bool(np.array_equal(self.factor, other.factor))
+        )
+
+    def __hash__(self) -> int:
+        return hash(self.kind)
+
+    def __repr__(self) -> str:
+        inside = "" if self.factor is None else f"({self.factor!r})"
+        return f"ReduceOp.{self.kind.name}{inside}"
+
+    @property
+    def code(self) -> int:
+        """The op's number on the wire."""
+        return OP_CODES[self.kind.name]
+
+    def check(self, dtype: np.dtype[np.generic]) -> None:
+        """Raise TypeError when this op has no meaning for ``dtype``."""
+        kind = dtype.kind
+        if self.kind in _BITWISE and kind not in "biu":
+            why = "bitwise operations are defined on integers and bool"
+        elif self.kind in _ORDERED and kind == "c":
+            why = "complex numbers have no order"
+        elif self.kind in _SCALED and kind in "biu":
+            why = "scaling an integer would round it"
+        else:
+            return
+        raise TypeError(f"op {self!r} does not apply to dtype {dtype.name}: {why}")
+
+    def combine(self, lower: Flat, upper: Flat, out: Flat) -> None:
+        """Write ``lower`` op ``upper`` into ``out``, which may be either of them.
+
+        ``lower`` must hold the contribution of the lower ranks: keeping operands in rank order
+        makes NaN payloads and signed zeros come out the same on every rank.
+        """
+        self.ufunc(lower, upper, out=out)
+
+    def prepare(self, buffer: Flat) -> None:
+        """Apply what comes before the reduction, in place: PREMUL_SUM scales the input."""
+        if self.kind is RedOpType.PREMUL_SUM:
+            np.multiply(buffer, self.factor, out=buffer, casting="same_kind")
+
+    def part(self, start: int, stop: int, count: int) -> ReduceOp:
+        """Return this op for elements ``start`` to ``stop`` of a flat buffer of ``count``: the same
+        unless ``factor`` is an array, of which it then has the matching part.
+        """
+        if self.factor is None or np.ndim(self.factor) == 0:
+            return self
+        return ReduceOp(self.kind, np.broadcast_to(self.factor, count)[start:stop])
+
+    @property
+    def plain(self) -> ReduceOp:
+        """What is left of this op between ``prepare`` and ``finish``: the one that combines."""
+        return ReduceOp.SUM if self.kind in _SCALED else self
+
+    def finish(self, buffer: Flat, size: int) -> None:
+        """Apply what comes after the reduction over ``size`` members, in place: AVG divides."""
+        if self.kind is RedOpType.AVG:
+            if buffer.dtype.kind == "c":  # complex division rounds more than once
+                buffer = buffer.view(np.real(buffer).dtype)
+            np.divide(buffer, size, out=buffer, casting="same_kind")
+
+
+for _type in set(RedOpType) - {RedOpType.PREMUL_SUM}:
+    setattr(ReduceOp, _type.name, ReduceOp(_type))
+
+
+def premul_sum(factor: Any) -> ReduceOp:
+    """Return the op that multiplies each rank's input by ``factor``, then sums.
+
+    ``factor`` is a number, or an array that broadcasts against the flat buffer. Raises TypeError
+    for anything else.
+    """
+    if np.asarray(factor).dtype.kind not in "biufcV":
+        raise TypeError(f"factor must be a number or an array of numbers, got {factor!r}")
+    return ReduceOp(RedOpType.PREMUL_SUM, factor)
+
+
+def reduction_dtype(dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:
+    """Return the dtype in which ``dtype`` is reduced: float32 for floats of 8 and 16 bits.
+
+    They are then rounded once, at the end, instead of at each addition.
+    """
+    is_small_float = dtype.itemsize <= 2 and dtype.kind in "fV"
+    return np.dtype(np.float32) if is_small_float else dtype

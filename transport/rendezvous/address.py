@@ -1,0 +1,89 @@
+"""A rendezvous' URL, read and checked once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+
+from transport.checks import to_whole_number
+
+
+@dataclass(frozen=True, slots=True)
+class RendezvousAddress:
+    """The parts of ``scheme://host:port/path?rank=R&world_size=N``. -1: not given.
+
+    ``host`` is without brackets, ``path`` decoded.
+    """
+
+    url: str
+    scheme: str
+    host: str
+    port: int
+    path: str
+    rank: int
+    world_size: int
+
+    @classmethod
+    def parse(cls, url: str) -> RendezvousAddress:
+        """Return the parts of ``url``; raise ValueError that names what is wrong in it."""
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+        except ValueError as error:
+            raise ValueError(f"init_method {url!r} is no URL: {error}") from None
+        if not parts.scheme:
+            raise ValueError(f"init_method must be a URL like 'tcp://host:port', got {url!r}")
+        query = dict(parse_qsl(parts.query))
+        return cls(
+            url,
+            parts.scheme,
+            parts.hostname or "",
+            -1 if port is None else port,
+            unquote(parts.path),
+            _number(url, query, "rank"),
+            _number(url, query, "world_size"),
+        )
+
+    def check_place(self, *, rank_needed: bool = True) -> None:
+        """Raise ValueError unless the world size, and the rank if needed, are given and fit."""
+        if self.world_size < 0:
+            raise ValueError(f"world_size is missing: give it as an argument or in {self.url!r}")
+        if self.world_size == 0:
+            raise ValueError(f"world_size must be at least 1, got 0 ({self.url!r})")
+        if rank_needed and self.rank < 0:
+            raise ValueError(f"rank is missing: give it as an argument or in {self.url!r}")
+        if self.rank >= self.world_size:
+            raise ValueError(
+                f"rank must be less than world_size={self.world_size}, got {self.rank}"
+                f" ({self.url!r})"
+            )
+
+
+def with_place(url: str, rank: int, world_size: int) -> str:
+    """Return ``url`` with rank and world size (-1: not given) in its query.
+
+    Raises ValueError when the query says something else already, TypeError for what is no number.
+    """
+    base, _, text = url.partition("?")
+    query = dict(parse_qsl(text))
+    for name, value in (("rank", rank), ("world_size", world_size)):
+        number = to_whole_number(value, name)
+        if number == -1:
+            continue
+        if number < -1:
+            raise ValueError(f"{name} must be >= 0, or -1 for not given; got {number}")
+        if query.setdefault(name, str(number)) != str(number):
+            raise ValueError(
+                f"{name}={number} was given, and {name}={query[name]} in {url!r}; expected one"
+            )
+    text = urlencode(query)
+    return f"{base}?{text}" if text else base
+
+
+def _number(url: str, query: dict[str, str], name: str) -> int:
+    text = query.get(name)
+    if text is None:
+        return -1
+    if not text.isdecimal():
+        raise ValueError(f"{name} must be a whole number >= 0, got {text!r} in {url!r}")
+    return int(text)

@@ -1,0 +1,79 @@
+"""The registry of rendezvous methods: a URL's scheme and what serves it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+from urllib.parse import urlsplit
+
+from transport.deadline import to_seconds
+from transport.rendezvous.address import with_place
+from transport.rendezvous.env import env_rendezvous
+from transport.rendezvous.file import file_rendezvous
+from transport.rendezvous.mpi import mpi_rendezvous
+from transport.rendezvous.static import Secret
+from transport.rendezvous.tcp import tcp_rendezvous
+from transport.store.base import DEFAULT_STORE_TIMEOUT, Store
+
+RendezvousHandler = Callable[..., Iterator[tuple[Store, int, int]]]
+"""Called as ``handler(url, timeout=seconds, group_name=..., secret=..., **others)``; rank and
+world size, where given, are in the URL's query. Yields (store, rank, world size)."""
+
+_HANDLERS: dict[str, RendezvousHandler] = {
+    "env": env_rendezvous,
+    "mpi": mpi_rendezvous,
+    "file": file_rendezvous,
+    "tcp": tcp_rendezvous,
+}
+
+
+def register_rendezvous_handler(scheme: str, handler: RendezvousHandler) -> None:
+    """Have ``handler`` serve the URLs that begin with ``scheme://``.
+
+    Raises ValueError when the scheme is taken.
+    """
+    if scheme in _HANDLERS:
+        raise ValueError(f"scheme {scheme!r} is registered already; expected a new one")
+    _HANDLERS[scheme] = handler
+
+
+def rendezvous(
+    url: str,
+    rank: int = -1,
+    world_size: int = -1,
+    *,
+    timeout: float | timedelta = DEFAULT_STORE_TIMEOUT,
+    group_name: str = "",
+    secret: Secret = ...,
+    **others: Any,
+) -> Iterator[tuple[Store, int, int]]:
+    """Return an iterator over (store, rank, world size), of which the first is what to use.
+
+    Args:
+        url: how the ranks find each other: ``env://``, ``tcp://host:port``, ``file:///path``, or
+            a registered scheme.
+        rank: this process' rank; -1: from the URL, the environment, or assigned.
+        world_size: the number of ranks; -1: from the URL or the environment.
+        timeout: how long to wait for the others, and the store's timeout; seconds or a timedelta.
+        group_name: tells apart jobs that meet at the same place.
+        secret: the job's secret; default: from the environment.
+        others: handed to the handler of a registered scheme.
+
+    Raises ValueError for an unknown scheme or a URL that lacks something; what the handlers raise
+    comes at the first ``next``.
+    """
+    if not isinstance(url, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"url must be a str, got {type(url).__name__}: {url!r}")
+    scheme = urlsplit(url).scheme
+    handler = _HANDLERS.get(scheme)
+    if handler is None:
+        known = ", ".join(f"{name}://" for name in sorted(_HANDLERS))
+        raise ValueError(f"scheme {scheme!r} of {url!r} is unknown; expected one of {known}")
+    return handler(
+        with_place(url, rank, world_size),
+        timeout=to_seconds(timeout),
+        group_name=group_name,
+        secret=secret,
+        **others,
+    )

@@ -1,0 +1,149 @@
+"""Symmetric memory: arrays that every member of a group has at the same place of a shared segment.
+
+Allocation is collective, and each decision is made from what all members know, so that all make the
+same one: which blocks exist, and which of them nobody refers to any more. An array's memory is
+given back when the last view of it is gone, on each member in its own time; it is used again when
+that has happened on all. Segments of which nothing is used are unmapped when a new one is needed.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from transport.reduce_op import Flat
+from transport.shm.layout import pages
+from transport.shm.segment import Segment
+
+_LEAST = 256 << 10
+"""The least that a member's part of a segment has."""
+
+_OFFSET_BITS = 40
+_ALIGNMENT = 64
+
+
+@dataclass(slots=True)
+class _Block:
+    """A piece of every member's part of segment ``number``.
+
+    ``held``: by this member, as far as it has noticed; ``used``: by any, when they last compared.
+    """
+
+    number: int
+    offset: int
+    nbytes: int
+    held: bool = False
+    used: bool = False
+
+
+class Arena:
+    """One member's view of the group's symmetric memory. One thread at a time."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self._rank = rank
+        self._size = size
+        self._segments: dict[int, tuple[Segment, int]] = {}
+        self._blocks: list[_Block] = []
+        self._next_number = 0
+        # Filled by finalizers, which run at any moment in any thread.
+        self._dropped: deque[_Block] = deque()
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing was ever allocated; equal on all members."""
+        return not self._segments
+
+    # Allocating, in the order in which all members do it.
+
+    def dropped(self) -> npt.NDArray[np.uint8]:
+        """Return, for each block, 1 where this member does not hold it."""
+        while self._dropped:
+            self._dropped.popleft().held = False
+        return np.array([not block.held for block in self._blocks], np.uint8)
+
+    def settle(self, free: npt.NDArray[np.uint8], nbytes: int) -> bool:
+        """Be told which blocks nobody uses. Return whether there is room for ``nbytes`` more;
+        otherwise a new segment is needed.
+        """
+        self._merge(free)
+        need = _round(nbytes)
+        if any(not block.used and block.nbytes >= need for block in self._blocks):
+            return True
+        parts = {number: part for number, (_, part) in self._segments.items()}
+        idle = {b.number for b in self._blocks if not b.used and b.nbytes == parts[b.number]}
+        self._blocks = [block for block in self._blocks if block.number not in idle]
+        for number in idle:
+            del self._segments[number]
+        return False
+
+    def new_segment(self, nbytes: int) -> tuple[int, int]:
+        """Return the number of the segment that comes next, and its size for ``nbytes``."""
+        return self._next_number, max(pages(_round(nbytes)), _LEAST) * self._size
+
+    def add(self, segment: Segment) -> None:
+        """Take in the next segment."""
+        part = segment.nbytes // self._size
+        self._segments[self._next_number] = (segment, part)
+        self._blocks.append(_Block(self._next_number, 0, part))
+        self._next_number += 1
+
+    def take(self, count: int, dtype: np.dtype[np.generic]) -> Flat:
+        """Return an array in the first of the smallest blocks that have room. There must be one."""
+        need = _round(count * dtype.itemsize)
+        fitting = [block for block in self._blocks if not block.used and block.nbytes >= need]
+        block = min(fitting, key=lambda block: block.nbytes)
+        if block.nbytes > need:
+            rest = _Block(block.number, block.offset + need, block.nbytes - need)
+            self._blocks.insert(self._blocks.index(block) + 1, rest)
+            block.nbytes = need
+        block.used = block.held = True
+        segment, part = self._segments[block.number]
+        start = self._rank * part + block.offset
+        # Every view keeps this array alive, since its own base is no array.
+        memory = np.frombuffer(segment.data, np.uint8, need, start)
+        weakref.finalize(memory, self._dropped.append, block).atexit = False
+        return memory[: count * dtype.itemsize].view(dtype)
+
+    def _merge(self, free: npt.NDArray[np.uint8]) -> None:
+        merged: list[_Block] = []
+        for block, unused in zip(self._blocks, free, strict=True):
+            last = merged[-1] if merged else None
+            joins = last is not None and not last.used and last.number == block.number
+            if unused and joins and last is not None:
+                last.nbytes += block.nbytes
+                continue
+            block.used = not unused
+            merged.append(block)
+        self._blocks = merged
+
+    # Finding.
+
+    def locate(self, buffer: Flat) -> int:
+        """Return where ``buffer`` lies in this member's symmetric memory, 0 if it does not.
+
+        The same number means the same place on every member.
+        """
+        address = buffer.ctypes.data
+        for number, (segment, part) in self._segments.items():
+            offset = address - segment.address - self._rank * part
+            if offset >= 0 and offset + buffer.nbytes <= part:
+                return (number << _OFFSET_BITS) + offset + 1
+        return 0
+
+    def view(self, rank: int, where: int, count: int, dtype: np.dtype[np.generic]) -> Flat:
+        """Return ``count`` elements of member ``rank`` at a place that its ``locate`` returned."""
+        number, offset = divmod(where - 1, 1 << _OFFSET_BITS)
+        segment, part = self._segments[number]
+        start = rank * part + offset
+        return segment.bytes[start : start + count * dtype.itemsize].view(dtype)
+
+
+def _round(nbytes: int) -> int:
+    """Return the bytes that an array of ``nbytes`` takes; whole pages for large ones."""
+    if nbytes >= _LEAST:
+        return pages(nbytes)
+    return max(_ALIGNMENT, -(-nbytes // _ALIGNMENT) * _ALIGNMENT)

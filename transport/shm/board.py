@@ -1,0 +1,263 @@
+"""The board: where the members of a group see which call each is in, and how far.
+
+Each member has a counter that only it writes and that only rises: the number of its call, and in
+the low bits a step within that call. A member that sees a peer's counter at a step sees everything
+that the peer wrote before (x86-64 keeps stores in order). Nothing is ever reset, so nothing can be
+missed.
+
+A member's cards say which call it is in (``Call.packed``) and hold notes about it. Everybody
+compares everybody's card with its own: at once where it waits for that member anyway, else in the
+next call in which all meet, at the latest before its next call but one. Cards and blocks are used
+in rotation. When a member begins a call, all others have begun the call before the last one; so
+what a call of one block put into its block may be overwritten three calls later with nothing to
+wait for. A call of several blocks ends with the step ``DONE``, and later calls wait for that before
+they use its blocks again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+from transport.call import HEADER_BYTES, Call, CallHeader
+from transport.errors import HeaderMismatchError, PeerLostError
+from transport.reduce_op import Flat
+from transport.runtime import Membership
+from transport.shm.futex import Fence
+from transport.shm.layout import BLOCKS, CARDS, WORD, Layout
+from transport.shm.patience import Patience
+from transport.shm.segment import Segment
+
+_STEP_BITS = 24
+_CALL = 1 << _STEP_BITS
+DONE = _CALL - 1
+_FIRST = 1
+
+Check = Callable[[Call, int], None]
+"""Raises when waiting for a member (a group rank) in a call has become pointless."""
+
+
+class Board:
+    """One member's view of the board. One thread at a time, except for ``wake_all``."""
+
+    def __init__(
+        self,
+        segment: Segment,
+        layout: Layout,
+        membership: Membership,
+        patience: Patience,
+        check: Check,
+    ) -> None:
+        self.segment = segment
+        self.layout = layout
+        self.size = layout.size
+        self.rank = rank = membership.rank
+        self.peers = [peer for peer in range(self.size) if peer != rank]
+        self.notes_at = [
+            [(layout.card(r, slot) + HEADER_BYTES) // WORD for slot in range(CARDS)]
+            for r in range(self.size)
+        ]
+        self.words = segment.words
+        self._membership = membership
+        self._patience = patience
+        self._check = check
+        self._futex = segment.futex
+        self._fence = Fence()
+        self._counters = [layout.counter(r) // WORD for r in range(self.size)]
+        self._mine = self._counters[rank]
+        first = layout.sleepers // WORD
+        self._sleeper_words = range(first, first + -(-self.size // WORD))
+        self._first_sleepers = first
+        self._few = self.size <= WORD
+        self._cards = [
+            [
+                segment.data[layout.card(r, slot) : layout.card(r, slot) + HEADER_BYTES]
+                for slot in range(CARDS)
+            ]
+            for r in range(self.size)
+        ]
+        self._blocks: dict[int, list[list[Flat]]] = {}
+        self._own_cards = self._cards[rank]
+        self._others = [(peer, self._cards[peer]) for peer in self.peers]
+        self._number = 0
+        self._base = 0
+        self._floor = 0
+        self._must_have_begun = 0
+        self._unchecked: deque[tuple[int, Call]] = deque()
+        self._free = [0] * BLOCKS
+
+    # A call's frame.
+
+    def begin(self, call: Call) -> int:
+        """Begin a call: write this member's card, which nobody sees before ``publish``.
+
+        Returns the slot of the call's first block, free of what earlier calls had in it.
+        """
+        if self._floor < self._must_have_begun or self._unchecked:
+            self._settle(call)
+        base = self._base
+        self._must_have_begun = base + _FIRST if base else 0
+        self._base = base = base + _CALL
+        self._number = number = self._number + 1
+        slot = number % BLOCKS
+        if self._floor < self._free[slot]:
+            self._reach_turn(call, self._free[slot])
+        # If the call has one block only; else ``close`` knows better.
+        self._free[slot] = base + _CALL + _FIRST
+        self._own_cards[slot][:] = call.packed
+        return slot
+
+    def publish(self, step: int) -> None:
+        """Show that this member has come to ``step`` of the call."""
+        self.words[self._mine] = self._base + step
+        self._fence()
+        if self._few:
+            if self.words[self._first_sleepers]:
+                self._futex.wake(self._mine)
+        elif any(self.words[word] for word in self._sleeper_words):
+            self._futex.wake(self._mine)
+
+    def reach(self, call: Call, peer: int, step: int) -> None:
+        """Return when ``peer`` has come to ``step`` of the call."""
+        turn = self._base + step
+        if self.words[self._counters[peer]] < turn:
+            self._wait(call, peer, turn)
+
+    def reach_all(self, call: Call, step: int) -> None:
+        """Return when all members have come to ``step`` of the call."""
+        turn = self._base + step
+        if self._floor < turn:
+            self._reach_turn(call, turn)
+
+    def meet(self, call: Call) -> None:
+        """Return when all members have come to the call's first step and have the same card."""
+        turn = self._base + _FIRST
+        slot = self._number % CARDS
+        packed = call.packed
+        self._reach_turn(call, turn)
+        for peer, cards in self._others:
+            if cards[slot].tobytes() != packed:
+                raise self._mismatch(call, peer, slot)
+        if self._unchecked:
+            self._compare_earlier(self._number)
+
+    def meet_one(self, call: Call, peer: int) -> None:
+        """Return when ``peer`` has come to the call's first step and has the same card."""
+        self.reach(call, peer, _FIRST)
+        slot = self._number % CARDS
+        if self._cards[peer][slot].tobytes() != call.packed:
+            raise self._mismatch(call, peer, slot)
+
+    def check_later(self, call: Call) -> None:
+        """Have all cards of the call compared when all members meet in the next one, at the latest
+        before the next but one begins.
+        """
+        self._unchecked.append((self._number, call))
+
+    def close(self) -> None:
+        """End a call of several blocks: this member reads no other's any more."""
+        self.publish(DONE)
+        self._free = [self._base + DONE] * BLOCKS
+
+    # Notes and blocks.
+
+    def notes(self, rank: int) -> int:
+        """Return the number of the word at which ``rank``'s notes about the call begin."""
+        return self.notes_at[rank][self._number % CARDS]
+
+    def claim(self, call: Call, lap: int) -> int:
+        """Return the slot of the block for ``lap``, free of what earlier calls had in it.
+
+        What this call had in it, ``BLOCKS`` laps ago, is the caller's business.
+        """
+        slot = (self._number + lap) % BLOCKS
+        if 0 < lap < BLOCKS and self._floor < self._free[slot]:
+            self._reach_turn(call, self._free[slot])
+        return slot
+
+    def slot(self, lap: int) -> int:
+        """Return the slot of the members' blocks for ``lap`` of the call."""
+        return (self._number + lap) % BLOCKS
+
+    def blocks(self, dtype: np.dtype[np.generic]) -> list[list[Flat]]:
+        """Return the blocks as arrays of ``dtype``, by member and slot."""
+        found = self._blocks.get(dtype.num)
+        if found is None:
+            usable = self.layout.block - self.layout.block % dtype.itemsize
+            found = self._blocks[dtype.num] = [
+                [
+                    self.segment.bytes[start : start + usable].view(dtype)
+                    for start in (self.layout.data(r, slot) for slot in range(BLOCKS))
+                ]
+                for r in range(self.size)
+            ]
+        return found
+
+    # Waiting.
+
+    def wake_all(self) -> None:
+        """Have everybody who sleeps here look again. Any thread."""
+        for counter in self._counters:
+            self._futex.wake(counter)
+
+    def _wait(self, call: Call, peer: int, turn: int) -> None:
+        call.waiting_for = peer
+        counter = self._counters[peer]
+        hope = partial(self._check, call, peer)
+        try:
+            self._patience.wait(
+                self.words, counter, turn, self._set_sleeping, self._futex, hope, call
+            )
+        except PeerLostError:
+            # Its last step may have become visible just before the news that it left.
+            if self.words[counter] < turn:
+                raise
+        call.waiting_for = None
+
+    def _set_sleeping(self, asleep: bool) -> None:
+        self.segment.data[self.layout.sleepers + self.rank] = asleep
+
+    def _reach_turn(self, call: Call, turn: int) -> None:
+        """Return when all members have come to ``turn``."""
+        words = self.words
+        missing = [peer for peer in self.peers if words[self._counters[peer]] < turn]
+        if len(missing) > 1:
+            call.waiting_for = missing[0]
+            counters = [self._counters[peer] for peer in missing]
+            if self._patience.gather(words, counters, turn):
+                call.waiting_for = None
+                missing = []
+        for peer in missing:
+            if words[self._counters[peer]] < turn:
+                self._wait(call, peer, turn)
+        self._floor = turn
+
+    def _settle(self, call: Call) -> None:
+        """See all members in the call before the last one, and compare the cards of that."""
+        if self._floor < self._must_have_begun:
+            self._reach_turn(call, self._must_have_begun)
+        self._compare_earlier(self._number)
+
+    def _compare_earlier(self, limit: int) -> None:
+        """Compare the cards of the calls before number ``limit`` that were left for later.
+
+        All members have begun them, and none has begun the fourth call after: the cards are there.
+        """
+        while self._unchecked and self._unchecked[0][0] < limit:
+            number, earlier = self._unchecked.popleft()
+            slot = number % CARDS
+            for peer in self.peers:
+                if self._cards[peer][slot].tobytes() != earlier.packed:
+                    raise self._mismatch(earlier, peer, slot)
+
+    def _mismatch(self, call: Call, peer: int, slot: int) -> HeaderMismatchError:
+        received = CallHeader.unpack(self._cards[peer][slot])
+        return HeaderMismatchError(
+            f"this rank is in {call.header}, {self._membership.describe(peer)} in {received}",
+            peer,
+            call.header,
+            received,
+        )

@@ -1,0 +1,351 @@
+"""Collectives and messages through shared memory, for members on one host."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import ParamSpec
+
+import numpy as np
+
+from transport.algorithms import alone
+from transport.call import Call
+from transport.communicator import Communicator
+from transport.errors import CommunicatorAbortedError, CommunicatorTimeoutError, PeerLostError
+from transport.flat import Scratch, as_bytes
+from transport.reduce_op import Flat, ReduceOp
+from transport.runtime import Membership
+from transport.shm.arena import Arena
+from transport.shm.board import Board
+from transport.shm.copies import Copies
+from transport.shm.directory import Directory
+from transport.shm.endpoint import ABORTED, DIED, LEFT, Endpoint
+from transport.shm.exchange import Exchange
+from transport.shm.futex import unsupported_reason
+from transport.shm.layout import DEFAULT_SIZES, Layout, Sizes
+from transport.shm.locality import this_place
+from transport.shm.messages import INBOX, Messages
+from transport.shm.neighbourhood import Neighbourhood
+from transport.shm.patience import Patience
+from transport.shm.quiet import quiet_runner
+from transport.shm.reductions import Reductions
+from transport.shm.segment import OwnedSegment, Segment
+
+P = ParamSpec("P")
+_BOARD = "board"
+
+
+@dataclass(frozen=True, slots=True)
+class _Meeting:
+    """What there is once all members have found each other."""
+
+    board: Board
+    arena: Arena
+    copies: Copies
+    reductions: Reductions
+
+
+class ShmCommunicator(Communicator):
+    """A communicator whose members share memory.
+
+    Members find each other at the first collective: group rank 0 makes the segment, the others
+    fetch it from its endpoint, and everybody keeps a connection to everybody, by which they learn
+    of each other's end. ``sizes`` must be equal on all members. ``directory`` knows where they
+    are; ``namespace`` is what it says of this rank instead of its network namespace.
+    """
+
+    def __init__(
+        self,
+        membership: Membership,
+        sizes: Sizes = DEFAULT_SIZES,
+        namespace: str | None = None,
+    ) -> None:
+        super().__init__(membership)
+        runtime = membership.runtime
+        self.abort_reason: str | None = None
+        self._sizes = sizes
+        self._quietly = quiet_runner()
+        self._scratch = Scratch()
+        # Guards what the endpoint's thread touches as well.
+        self._lock = threading.Lock()
+        self._owned: dict[str, OwnedSegment] = {}
+        self._gone: dict[int, PeerLostError] = {}
+        self._dead: set[int] = set()
+        self._meeting: _Meeting | None = None
+        self._failure: str | None = None
+        self._endpoint = runtime.shared("shm-endpoint", lambda: Endpoint(runtime.secret))
+        self._patience = Patience(self.size)
+        place = this_place(self._endpoint.address, unsupported_reason(), namespace)
+        self.directory = Directory(membership, place)
+        self._neighbourhood = Neighbourhood(
+            membership, self._endpoint, self.directory, self._patience
+        )
+        # Nothing here refers back to this object: its mappings go when it goes.
+        kick = partial(self._endpoint.kick, membership.group)
+        self.mailbox = Messages(
+            membership, self.directory, self._neighbourhood, kick, self._patience, sizes
+        )
+        self._owned[INBOX] = self.mailbox.inbox
+        self._endpoint.register(membership.group, self)
+        self.directory.publish()
+
+    # Collectives.
+
+    def barrier(self, call: Call) -> None:  # noqa: D102
+        if not self._is_alone():
+            self._run(self._members(call).copies.barrier, call)
+
+    def broadcast(self, call: Call, buffer: Flat, root: int) -> None:  # noqa: D102
+        if not self._is_alone():
+            self._run(self._members(call).copies.broadcast, call, buffer, root)
+
+    def all_reduce(self, call: Call, buffer: Flat, op: ReduceOp) -> None:  # noqa: D102
+        if self._is_alone():
+            self._reduce_alone(buffer, op)
+        else:
+            self._run(self._members(call).reductions.all_reduce, call, buffer, op)
+
+    def reduce(self, call: Call, buffer: Flat, op: ReduceOp, root: int) -> None:  # noqa: D102
+        if self._is_alone():
+            self._reduce_alone(buffer, op)
+        else:
+            self._run(self._members(call).reductions.reduce, call, buffer, op, root)
+
+    def all_gather(self, call: Call, outputs: Sequence[Flat], input_: Flat) -> None:  # noqa: D102
+        if self._is_alone():
+            np.copyto(outputs[0], input_)
+        else:
+            self._run(self._members(call).copies.all_gather, call, outputs, input_)
+
+    def reduce_scatter(  # noqa: D102
+        self, call: Call, output: Flat, inputs: Sequence[Flat], op: ReduceOp
+    ) -> None:
+        if self._is_alone():
+            np.copyto(output, inputs[0])
+            self._reduce_alone(output, op)
+        else:
+            self._run(self._members(call).reductions.reduce_scatter, call, output, inputs, op)
+
+    def gather(  # noqa: D102
+        self, call: Call, outputs: Sequence[Flat] | None, input_: Flat, root: int
+    ) -> None:
+        if not self._is_alone():
+            self._run(self._members(call).copies.gather, call, outputs, input_, root)
+        elif outputs is not None:
+            np.copyto(outputs[0], input_)
+
+    def scatter(  # noqa: D102
+        self, call: Call, output: Flat, inputs: Sequence[Flat] | None, root: int
+    ) -> None:
+        if not self._is_alone():
+            self._run(self._members(call).copies.scatter, call, output, inputs, root)
+        elif inputs is not None:
+            np.copyto(output, inputs[0])
+
+    def all_to_all(  # noqa: D102
+        self, call: Call, outputs: Sequence[Flat], inputs: Sequence[Flat]
+    ) -> None:
+        if self._is_alone():
+            np.copyto(outputs[0], inputs[0])
+        else:
+            self._run(self._members(call).copies.all_to_all, call, outputs, inputs)
+
+    def allocate(self, call: Call, count: int, dtype: np.dtype[np.generic]) -> Flat:
+        """See ``Communicator.allocate``: symmetric memory, given back when nobody refers to it."""
+        if self._is_alone():
+            return np.empty(count, dtype)
+        meeting, nbytes = self._members(call), count * dtype.itemsize
+        arena = meeting.arena
+        self._run(meeting.copies.barrier, call)
+        free = arena.dropped()
+        if free.size:
+            self._run(meeting.reductions.all_reduce, call, free, ReduceOp.MIN)
+        if not arena.settle(free, nbytes):
+            self._grow(call, meeting, nbytes)
+        return arena.take(count, dtype)
+
+    def _grow(self, call: Call, meeting: _Meeting, nbytes: int) -> None:
+        """Add a segment to the arena that has room for ``nbytes`` more on every member."""
+        number, size = meeting.arena.new_segment(nbytes)
+        name = f"arena-{number}"
+        if self.rank == 0:
+            segment = OwnedSegment(size, name)
+            with self._lock:
+                self._owned[name] = segment
+            self._run(meeting.copies.barrier, call)
+            meeting.arena.add(segment)
+            self._run(meeting.copies.barrier, call)
+            # All have it; what keeps the memory from now on are the mappings alone.
+            with self._lock:
+                del self._owned[name]
+            segment.close()
+        else:
+            self._run(meeting.copies.barrier, call)
+            meeting.arena.add(self._neighbourhood.fetch(0, name, call))
+            self._run(meeting.copies.barrier, call)
+
+    # Point to point.
+
+    def send(self, call: Call, buffer: Flat, dst: int, tag: int) -> None:  # noqa: D102
+        if self.abort_reason is not None:
+            raise CommunicatorAbortedError(self.abort_reason)
+        data = as_bytes(buffer)
+        if dst == self.rank:
+            self.mailbox.deliver(self.rank, call.header, data, call.deadline)
+        else:
+            self.mailbox.post(call, data, dst)
+
+    def recv(self, call: Call, buffer: Flat, src: int | None, tag: int) -> int:  # noqa: D102
+        if self.abort_reason is not None:
+            raise CommunicatorAbortedError(self.abort_reason)
+        return self.mailbox.recv(call, buffer, src, tag)
+
+    # The end.
+
+    def abort(self, reason: str) -> None:  # noqa: D102
+        self._stop(reason, f"{ABORTED}: {reason}")
+
+    def close(self) -> None:  # noqa: D102
+        self._stop("the communicator was closed", LEFT)
+        with self._lock:
+            owned = list(self._owned.values())
+            self._owned.clear()
+            self._meeting = None
+        for segment in owned:
+            segment.close()
+
+    def _stop(self, reason: str, how: str) -> None:
+        with self._lock:
+            if self.abort_reason is None:
+                self.abort_reason = reason
+            meeting = self._meeting
+        self.directory.cancel(reason)
+        self._endpoint.unregister(self.membership.group, how)
+        self.mailbox.abort(reason)
+        if meeting is not None:
+            meeting.board.wake_all()
+
+    # For the endpoint, in its thread.
+
+    def offer(self, what: str) -> int:
+        """Return a new descriptor of the memory ``what``; LookupError when there is none."""
+        with self._lock:
+            if self.abort_reason is not None:
+                raise LookupError(LEFT)
+            if what == _BOARD and self.rank == 0:
+                return os.dup(self._own_board().fd)
+            if what not in self._owned:
+                raise LookupError(f"has no memory called {what!r}")
+            return os.dup(self._owned[what].fd)
+
+    def on_gone(self, rank: int, how: str) -> None:
+        """Be told that member ``rank`` will not come again."""
+        error = PeerLostError(f"{self.membership.describe(rank)} {how}", rank)
+        with self._lock:
+            self._gone.setdefault(rank, error)
+            if how == DIED:
+                self._dead.add(rank)
+            meeting = self._meeting
+        self.mailbox.lose(rank, error)
+        if meeting is not None:
+            meeting.board.wake_all()
+
+    def on_kick(self) -> None:
+        """Be told that a sender waits for room in this rank's inbox."""
+        self.mailbox.carry()
+
+    # Meeting.
+
+    def meet(self, call: Call) -> None:
+        """Find all members and map the group's segment, as the first collective would.
+
+        Raises DistNetworkError when memory cannot be shared with all of them.
+        """
+        if not self._is_alone():
+            self._members(call)
+
+    def _is_alone(self) -> bool:
+        if self.abort_reason is not None or self._failure is not None:
+            raise CommunicatorAbortedError(self.abort_reason or self._failure or "")
+        return self.size == 1
+
+    def _members(self, call: Call) -> _Meeting:
+        return self._meeting or self._meet(call)
+
+    def _run(self, function: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Carry out a collective; after one that failed, the members are out of step for good."""
+        try:
+            self._quietly(function, *args, **kwargs)
+        except BaseException as error:
+            self._failure = f"an earlier call failed: {error!r}"
+            raise
+
+    def _reduce_alone(self, buffer: Flat, op: ReduceOp) -> None:
+        self._quietly(alone.reduce, self._scratch, buffer, op, self._sizes.piece)
+
+    def _own_board(self) -> OwnedSegment:
+        """Return the segment of the group, made at the first use. Under the lock."""
+        segment = self._owned.get(_BOARD)
+        if segment is None:
+            layout = Layout.choose(self.size, self._sizes)
+            segment = self._owned[_BOARD] = OwnedSegment(layout.nbytes, "board")
+            for word, value in enumerate(layout.head()):
+                segment.words[word] = value
+        return segment
+
+    def _meet(self, call: Call) -> _Meeting:
+        """Find all members and map the group's segment."""
+        neighbourhood = self._neighbourhood
+        for peer in range(self.size):
+            if peer != self.rank:
+                neighbourhood.watch(peer, call)
+        if self.rank == 0:
+            with self._lock:
+                self._check_open()
+                segment: Segment = self._own_board()
+        else:
+            try:
+                segment = neighbourhood.fetch(0, _BOARD, call)
+            except PeerLostError as error:
+                raise self._cause(0, error) from error
+        layout = Layout.read(segment.words, segment.nbytes)
+        board = Board(segment, layout, self.membership, self._patience, self._check)
+        sizes, arena = self._sizes, Arena(self.rank, self.size)
+        exchange = Exchange(board, self.membership, arena, sizes.piece)
+        meeting = _Meeting(
+            board,
+            arena,
+            Copies(board, exchange, arena, self.membership, sizes.piece),
+            Reductions(board, exchange, arena, sizes.direct, sizes.piece),
+        )
+        with self._lock:
+            self._check_open()
+            self._meeting = meeting
+        return meeting
+
+    def _check_open(self) -> None:
+        if self.abort_reason is not None:
+            raise CommunicatorAbortedError(self.abort_reason)
+
+    def _check(self, call: Call, peer: int) -> None:
+        """Raise when waiting for ``peer`` has become pointless."""
+        self._check_open()
+        if peer in self._gone:
+            raise self._cause(peer)
+        if call.deadline.expired:
+            raise CommunicatorTimeoutError(
+                f"{call.header}: waited {call.deadline.seconds:g} s for"
+                f" {self.membership.describe(peer)}",
+                peer,
+            )
+
+    def _cause(self, peer: int, error: PeerLostError | None = None) -> PeerLostError:
+        """Return why ``peer`` is lost: if others died, it may have gone because of that."""
+        died = [rank for rank in self._gone if rank in self._dead]
+        lost = error or self._gone[peer]
+        if died and peer not in died:
+            lost = self._gone[died[0]]
+        return PeerLostError(str(lost), lost.peer)

@@ -1,0 +1,205 @@
+"""The calls that only copy, through the board."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from transport.call import Call
+from transport.errors import HeaderMismatchError
+from transport.flat import laps_of
+from transport.reduce_op import Flat
+from transport.runtime import Membership
+from transport.shm.arena import Arena
+from transport.shm.board import Board
+from transport.shm.exchange import Exchange
+from transport.shm.layout import BLOCKS, LINE
+
+_SMALL = 16 << 10
+
+
+class _Spread:
+    """An exchange that only copies: ``inputs[i]`` to member i, whose own come to ``outputs[i]``."""
+
+    def __init__(self, outputs: Sequence[Flat], inputs: Sequence[Flat]) -> None:
+        self._outputs = outputs
+        self._inputs = inputs
+
+    def sources(self) -> Sequence[Flat]:
+        return self._inputs
+
+    def stage(self, into: Flat, peer: int, start: int, stop: int) -> None:
+        into[:] = self._inputs[peer][start:stop]
+
+    def take(self, arrived: list[Flat], start: int) -> None:
+        for output, part in zip(self._outputs, arrived, strict=True):
+            if part.size:
+                output[start : start + part.size] = part
+
+
+class Copies:
+    """The copying calls of one member of a group of at least two. One thread at a time.
+
+    ``piece`` (bytes) is how much a broadcast moves at a time: while the others copy one piece out,
+    the root copies the next one in.
+    """
+
+    def __init__(
+        self, board: Board, exchange: Exchange, arena: Arena, membership: Membership, piece: int
+    ) -> None:
+        self._board = board
+        self._exchange = exchange
+        self._arena = arena
+        self._membership = membership
+        self._piece = min(piece, board.layout.block)
+        self._rank = board.rank
+        self._size = board.size
+
+    def barrier(self, call: Call) -> None:
+        """See ``Communicator.barrier``."""
+        board = self._board
+        board.begin(call)
+        board.publish(1)
+        board.meet(call)
+
+    def broadcast(self, call: Call, buffer: Flat, root: int) -> None:
+        """See ``Communicator.broadcast``."""
+        board, rank = self._board, self._rank
+        blocks = board.blocks(buffer.dtype)
+        per_lap = max(1, self._piece // buffer.itemsize)
+        laps = laps_of(buffer.size, per_lap)
+        board.begin(call)
+        placed = laps > 1 and not self._arena.empty
+        if placed and rank == root:
+            board.words[board.notes(root)] = where = self._arena.locate(buffer)
+            if where:
+                board.publish(1)
+                board.meet(call)
+                board.reach_all(call, 2)
+                return
+        if rank != root:
+            board.publish(1)
+            board.meet_one(call, root)
+            where = board.words[board.notes(root)] if placed else 0
+            if where:
+                buffer[:] = self._arena.view(root, where, buffer.size, buffer.dtype)
+                board.publish(2)
+                board.check_later(call)
+                return
+        for lap in range(laps):
+            part = buffer[lap * per_lap : (lap + 1) * per_lap]
+            if rank == root:
+                if lap >= BLOCKS:
+                    board.reach_all(call, lap - BLOCKS + 2)
+                blocks[rank][board.claim(call, lap)][: part.size] = part
+                board.publish(lap + 1)
+            else:
+                board.reach(call, root, lap + 1)
+                part[:] = blocks[root][board.slot(lap)][: part.size]
+                if laps > 1:
+                    board.publish(lap + 2)
+        board.check_later(call)
+        if laps > 1:
+            board.close()
+
+    def all_gather(self, call: Call, outputs: Sequence[Flat], input_: Flat) -> None:
+        """See ``Communicator.all_gather``."""
+        rank = self._rank
+        own = outputs[rank]
+        if own is not input_ and (own.nbytes <= _SMALL or own.ctypes.data != input_.ctypes.data):
+            np.copyto(own, input_)
+        parts = _Spread(outputs, [input_] * self._size)
+        expects = [output.nbytes for output in outputs]
+        self._exchange.run(call, parts, input_.dtype, input_.itemsize, expects, same=True)
+
+    def all_to_all(self, call: Call, outputs: Sequence[Flat], inputs: Sequence[Flat]) -> None:
+        """See ``Communicator.all_to_all``."""
+        rank = self._rank
+        np.copyto(outputs[rank], inputs[rank])
+        dtype = outputs[0].dtype
+        expects = [part.nbytes for part in outputs]
+        self._exchange.run(call, _Spread(outputs, inputs), dtype, dtype.itemsize, expects)
+
+    def gather(self, call: Call, outputs: Sequence[Flat] | None, input_: Flat, root: int) -> None:
+        """See ``Communicator.gather``."""
+        board = self._board
+        per_lap = board.layout.block // input_.itemsize
+        blocks = board.blocks(input_.dtype)
+        board.begin(call)
+        if outputs is None:
+            notes = board.notes(self._rank)
+            board.words[notes] = input_.nbytes
+            for lap in range(laps_of(input_.size, per_lap)):
+                if lap == 1:
+                    board.meet_one(call, root)
+                if lap >= BLOCKS:
+                    board.reach(call, root, lap - BLOCKS + 2)
+                part = input_[lap * per_lap : (lap + 1) * per_lap]
+                blocks[self._rank][board.claim(call, lap)][: part.size] = part
+                board.publish(lap + 1)
+        else:
+            board.publish(1)
+            board.meet(call)
+            for peer in board.peers:
+                self._expect(call, peer, board.words[board.notes(peer)], outputs[peer].nbytes)
+            np.copyto(outputs[root], input_)
+            for lap in range(laps_of(max(output.size for output in outputs), per_lap)):
+                for peer in board.peers:
+                    part = outputs[peer][lap * per_lap : (lap + 1) * per_lap]
+                    if part.size:
+                        board.reach(call, peer, lap + 1)
+                        part[:] = blocks[peer][board.slot(lap)][: part.size]
+                board.publish(lap + 2)
+        board.check_later(call)
+        board.close()
+
+    def scatter(self, call: Call, output: Flat, inputs: Sequence[Flat] | None, root: int) -> None:
+        """See ``Communicator.scatter``."""
+        board, size = self._board, self._size
+        blocks = board.blocks(output.dtype)
+        # The root has a share of its block for every member, so that all copy at the same time.
+        share_bytes = board.layout.block // size // LINE * LINE or LINE
+        per_lap = share_bytes // output.itemsize
+        board.begin(call)
+        if inputs is not None:
+            notes = board.notes(root)
+            for peer in range(size):
+                board.words[notes + peer] = inputs[peer].nbytes
+            for lap in range(laps_of(max(part.size for part in inputs), per_lap)):
+                if lap == 1:
+                    board.meet(call)
+                if lap >= BLOCKS:
+                    for peer in board.peers:
+                        # A member whose part is done has nothing to read any more.
+                        if inputs[peer].size > (lap - BLOCKS) * per_lap:
+                            board.reach(call, peer, lap - BLOCKS + 2)
+                block = blocks[root][board.claim(call, lap)]
+                for peer in board.peers:
+                    part = inputs[peer][lap * per_lap : (lap + 1) * per_lap]
+                    block[peer * per_lap : peer * per_lap + part.size] = part
+                board.publish(lap + 1)
+            np.copyto(output, inputs[root])
+        else:
+            rank = self._rank
+            board.publish(1)
+            board.meet_one(call, root)
+            self._expect(call, root, board.words[board.notes(root) + rank], output.nbytes)
+            for lap in range(laps_of(output.size, per_lap)):
+                board.reach(call, root, lap + 1)
+                part = output[lap * per_lap : (lap + 1) * per_lap]
+                at = rank * per_lap
+                part[:] = blocks[root][board.slot(lap)][at : at + part.size]
+                board.publish(lap + 2)
+        board.check_later(call)
+        board.close()
+
+    def _expect(self, call: Call, peer: int, sent: int, expected: int) -> None:
+        if sent != expected:
+            raise HeaderMismatchError(
+                f"{self._membership.describe(peer)} sent {sent} bytes in {call.header}, expected"
+                f" {expected}",
+                peer,
+                call.header,
+                call.header,
+            )

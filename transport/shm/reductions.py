@@ -1,0 +1,261 @@
+"""Reductions through the board.
+
+``all_reduce`` has three ways. *Direct*: everybody stages its input and reduces everybody's for
+itself: one meeting for each block. *Shared*: of each block a member stages what others reduce,
+reduces its own share, and takes the results of the other shares: two meetings for each block, but
+each element is reduced once. *In place*, where all have the array at one place of the symmetric
+memory: each member reduces its share straight from the others' arrays, and writes the result into
+them. All reduce in rank order, and so give the same bits on every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from transport.call import Call
+from transport.flat import laps_of, part_bounds
+from transport.reduce_op import Flat, RedOpType, ReduceOp, reduction_dtype
+from transport.shm.arena import Arena
+from transport.shm.board import Board
+from transport.shm.exchange import Exchange
+from transport.shm.folding import Folding
+from transport.shm.layout import BLOCKS
+
+
+class Reductions:
+    """The reductions of one member of a group of at least two. One thread at a time."""
+
+    def __init__(
+        self, board: Board, exchange: Exchange, arena: Arena, direct: int, piece: int
+    ) -> None:
+        self._board = board
+        self._arena = arena
+        self._piece = piece
+        self._exchange = exchange
+        self._direct = direct
+        self._folding = Folding(board.size, piece)
+        self._rank = board.rank
+        self._size = board.size
+        # The blocks by dtype number, for dtypes that are reduced as they are.
+        self._plain: dict[int, list[list[Flat]]] = {}
+
+    def all_reduce(self, call: Call, buffer: Flat, op: ReduceOp) -> None:
+        """See ``Communicator.all_reduce``."""
+        blocks = self._plain.get(buffer.dtype.num)
+        if blocks is not None and op.factor is None and buffer.nbytes <= self._direct:
+            self._all_reduce_at_once(call, buffer, op, blocks)
+            return
+        if reduction_dtype(buffer.dtype) == buffer.dtype:
+            self._plain[buffer.dtype.num] = self._board.blocks(buffer.dtype)
+            if self._size == 2 or buffer.nbytes <= self._direct:
+                self._all_reduce_direct(call, buffer, op)
+                return
+        self._all_reduce_shared(call, buffer, op)
+
+    def _all_reduce_at_once(
+        self, call: Call, buffer: Flat, op: ReduceOp, blocks: list[list[Flat]]
+    ) -> None:
+        """The direct way for what fits one block, with no more steps than needed."""
+        board, count = self._board, buffer.size
+        slot = board.begin(call)
+        blocks[self._rank][slot][:count] = buffer
+        board.publish(1)
+        board.meet(call)
+        combine = op.ufunc
+        combine(blocks[0][slot][:count], blocks[1][slot][:count], out=buffer)
+        for rank in range(2, self._size):
+            combine(buffer, blocks[rank][slot][:count], out=buffer)
+        if op.kind is RedOpType.AVG:
+            op.finish(buffer, self._size)
+
+    def _all_reduce_direct(self, call: Call, buffer: Flat, op: ReduceOp) -> None:
+        board, folding = self._board, self._folding
+        blocks = board.blocks(folding.staged_dtype(buffer.dtype, op))
+        per_lap = blocks[0][0].size
+        laps = laps_of(buffer.size, per_lap)
+
+        def stage(lap: int, step: int) -> None:
+            start, stop = lap * per_lap, min((lap + 1) * per_lap, buffer.size)
+            into = blocks[self._rank][board.claim(call, lap)]
+            folding.stage(into[: stop - start], buffer, start, stop, op)
+            board.publish(step)
+
+        first = self._enter(call, buffer, op, stage)
+        if first is None:
+            return
+        for lap in range(laps):
+            # The block that this overwrites was read before its readers published the step before.
+            if lap + 1 < laps:
+                stage(lap + 1, first + lap + 1)
+            board.reach_all(call, first + lap)
+            start, stop = lap * per_lap, min((lap + 1) * per_lap, buffer.size)
+            slot = board.slot(lap)
+            parts = [blocks[rank][slot][: stop - start] for rank in range(self._size)]
+            folding.fold(parts, op, buffer[start:stop])
+        if laps > 1:
+            board.close()
+
+    def _all_reduce_shared(self, call: Call, buffer: Flat, op: ReduceOp) -> None:
+        board, folding, rank, size = self._board, self._folding, self._rank, self._size
+        blocks = board.blocks(folding.staged_dtype(buffer.dtype, op))
+        laps = laps_of(buffer.size, blocks[0][0].size)
+
+        def shares(lap: int) -> tuple[int, list[tuple[int, int]]]:
+            begin, end = part_bounds(buffer.size, laps, lap)
+            return begin, [part_bounds(end - begin, size, i) for i in range(size)]
+
+        def stage(lap: int, step: int) -> None:
+            begin, bounds = shares(lap)
+            block = blocks[rank][board.claim(call, lap)]
+            for low, high in (bounds[0][0], bounds[rank][0]), (bounds[rank][1], bounds[-1][1]):
+                if low < high:
+                    folding.stage(block[low:high], buffer, begin + low, begin + high, op)
+            board.publish(step)
+
+        first = self._enter(call, buffer, op, stage)
+        if first is None:
+            return
+        # Lap k is staged at step ``first + 2k - 1`` (the first at ``first``), and its result is
+        # there at step ``first + 2k + 2``.
+        for lap in range(laps):
+            # The block that this overwrites was read before its readers staged lap - 1.
+            if lap + 1 < laps:
+                stage(lap + 1, first + 2 * lap + 1)
+            board.reach_all(call, max(first, first + 2 * lap - 1))
+            begin, bounds = shares(lap)
+            slot = board.slot(lap)
+            low, high = bounds[rank]
+            parts = [blocks[r][slot][low:high] for r in range(size)]
+            result = parts[rank]
+            parts[rank] = folding.load(buffer, begin + low, begin + high, op)
+            folding.fold(parts, op, result)
+            board.publish(first + 2 * lap + 2)
+            board.reach_all(call, first + 2 * lap + 2)
+            for owner, (low, high) in enumerate(bounds):
+                buffer[begin + low : begin + high] = blocks[owner][slot][low:high]
+        board.close()
+
+    def _enter(
+        self, call: Call, buffer: Flat, op: ReduceOp, stage: Callable[[int, int], None]
+    ) -> int | None:
+        """Begin a large all_reduce, whose inputs are staged by ``stage(lap, step)``.
+
+        Returns the step at which lap 0 is staged on all members; None when all was done in place.
+        """
+        board, arena = self._board, self._arena
+        board.begin(call)
+        if arena.empty:
+            stage(0, 1)
+            board.meet(call)
+            return 1
+        # Scaled inputs would have to be written back to be reduced in place.
+        where = arena.locate(buffer) if op.factor is None else 0
+        board.words[board.notes(self._rank)] = where
+        if where:
+            board.publish(1)
+        else:
+            stage(0, 1)
+        board.meet(call)
+        places = [board.words[board.notes(rank)] for rank in range(self._size)]
+        if places.count(0) == self._size:
+            return 1
+        if where and places.count(where) == self._size:
+            self._reduce_in_place(call, buffer, op, where)
+            return None
+        if where:
+            stage(0, 2)
+        else:
+            board.publish(2)
+        return 2
+
+    def _reduce_in_place(self, call: Call, buffer: Flat, op: ReduceOp, where: int) -> None:
+        board, rank = self._board, self._rank
+        views = [self._arena.view(r, where, buffer.size, buffer.dtype) for r in range(self._size)]
+        low, high = part_bounds(buffer.size, self._size, rank)
+        step = max(1, self._piece // buffer.itemsize)
+        for start in range(low, high, step):
+            part = slice(start, min(start + step, high))
+            parts = [view[part] for view in views]
+            result = parts[rank]
+            self._folding.fold(parts, op, result)
+            for peer in board.peers:
+                parts[peer][:] = result
+        board.publish(2)
+        board.reach_all(call, 2)
+
+    def reduce(self, call: Call, buffer: Flat, op: ReduceOp, root: int) -> None:
+        """See ``Communicator.reduce``."""
+        board, folding, rank = self._board, self._folding, self._rank
+        blocks = board.blocks(folding.staged_dtype(buffer.dtype, op))
+        per_lap = blocks[0][0].size
+        laps = laps_of(buffer.size, per_lap)
+        board.begin(call)
+        if rank == root:
+            board.publish(1)
+            board.meet(call)
+        for lap in range(laps):
+            start, stop = lap * per_lap, min((lap + 1) * per_lap, buffer.size)
+            if rank == root:
+                board.reach_all(call, lap + 1)
+                slot = board.slot(lap)
+                parts = [blocks[r][slot][: stop - start] for r in range(self._size)]
+                own = folding.load(buffer, start, stop, op)
+                parts[rank] = own
+                folding.fold(parts, op, own if op.factor is None else buffer[start:stop])
+                if laps > 1:
+                    board.publish(lap + 2)
+            else:
+                if lap == 1:
+                    board.meet_one(call, root)
+                if lap >= BLOCKS:
+                    board.reach(call, root, lap - BLOCKS + 2)
+                into = blocks[rank][board.claim(call, lap)]
+                folding.stage(into[: stop - start], buffer, start, stop, op)
+                board.publish(lap + 1)
+        if rank != root:
+            board.check_later(call)
+        if laps > 1:
+            board.close()
+
+    def reduce_scatter(
+        self, call: Call, output: Flat, inputs: Sequence[Flat], op: ReduceOp
+    ) -> None:
+        """See ``Communicator.reduce_scatter``."""
+        staged = self._folding.staged_dtype(output.dtype, op)
+        parts = _Scattered(self._folding, self._rank, output, inputs, op)
+        expects = [output.nbytes] * self._size
+        # Scaled inputs are not what lies in anybody's memory.
+        placed = op.factor is None
+        self._exchange.run(call, parts, staged, output.itemsize, expects, placed=placed)
+
+
+class _Scattered:
+    """The parts of a reduce_scatter, reduced as they arrive."""
+
+    def __init__(
+        self, folding: Folding, rank: int, output: Flat, inputs: Sequence[Flat], op: ReduceOp
+    ) -> None:
+        self._folding = folding
+        self._rank = rank
+        self._output = output
+        self._inputs = inputs
+        self._op = op
+        # Folding must know whether it writes over a part that it still needs.
+        self._in_place = op.factor is None and inputs[rank].ctypes.data == output.ctypes.data
+
+    def sources(self) -> Sequence[Flat]:
+        return self._inputs
+
+    def stage(self, into: Flat, peer: int, start: int, stop: int) -> None:
+        self._folding.stage(into, self._inputs[peer], start, stop, self._op)
+
+    def take(self, arrived: list[Flat], start: int) -> None:
+        stop = start + max(part.size for part in arrived)
+        if start == stop:
+            return
+        out, own = self._output[start:stop], self._inputs[self._rank]
+        if self._in_place:
+            arrived[self._rank] = out
+        else:
+            arrived[self._rank] = self._folding.load(own, start, stop, self._op)
+        self._folding.fold(arrived, self._op, out)

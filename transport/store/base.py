@@ -1,0 +1,213 @@
+"""The store: a small key-value service through which ranks find each other.
+
+Keys are ``str``, values ``bytes``. The names and their meaning are c10d's.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import TypeVar
+
+from transport.deadline import to_seconds
+from transport.errors import DistStoreError, StoreTimeoutError
+
+DEFAULT_STORE_TIMEOUT = 300.0
+Value = bytes | bytearray | memoryview | str
+T = TypeVar("T")
+
+
+def to_bytes(value: Value) -> bytes:
+    """Return ``value`` as bytes (``str`` as UTF-8); raise TypeError for anything else."""
+    if isinstance(value, str):
+        return value.encode()
+    try:
+        return bytes(memoryview(value))
+    except TypeError:
+        raise TypeError(f"value must be bytes or str, got {type(value).__name__}") from None
+
+
+def to_key(key: str) -> bytes:
+    """Return ``key`` as it is stored; raise TypeError unless it is a ``str``."""
+    if not isinstance(key, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"key must be str, got {type(key).__name__}: {key!r}")
+    return key.encode("utf-8", "surrogateescape")
+
+
+def to_keys(keys: Sequence[str]) -> list[bytes]:
+    """Return ``keys`` as they are stored; raise TypeError unless it is a sequence of ``str``."""
+    if isinstance(keys, str):
+        raise TypeError(f"keys must be a list of str, got the str {keys!r}")
+    return [to_key(key) for key in keys]
+
+
+def check_offset(offset: int) -> int:
+    """Return ``offset`` when it is one; raise ValueError otherwise."""
+    if offset < 0:
+        raise ValueError(f"offset must be >= 0, got {offset}")
+    return offset
+
+
+def key_name(key: bytes) -> str:
+    """Return the name behind a stored key, for messages."""
+    return key.decode("utf-8", "backslashreplace")
+
+
+def same_length(keys: Sequence[str], values: Sequence[Value]) -> None:
+    """Raise ValueError unless there are as many ``values`` as ``keys``."""
+    if len(keys) != len(values):
+        raise ValueError(
+            f"keys and values must have the same length, got {len(keys)} and {len(values)}"
+        )
+
+
+def timeout_error(
+    store: str, what: str, missing: Sequence[bytes], seconds: float
+) -> StoreTimeoutError:
+    """Return the error for a wait in ``store`` for ``what`` of the keys that are ``missing``."""
+    shown = ", ".join(repr(key_name(key)) for key in missing[:8])
+    more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
+    return StoreTimeoutError(f"{store}: waited {seconds:g} s for {what} {shown}{more}")
+
+
+class Store(ABC):
+    """A key-value store shared by the ranks of a job.
+
+    All methods may be called from several threads. Every blocking method ends by the store's
+    timeout (seconds) at the latest, with a ``StoreTimeoutError`` that names the keys that did
+    not come and the store. Methods raise ``DistStoreError`` when the store cannot be reached.
+    """
+
+    def __init__(self, timeout: float | timedelta = DEFAULT_STORE_TIMEOUT) -> None:
+        self._timeout = to_seconds(timeout)
+
+    @property
+    def timeout(self) -> timedelta:
+        """The longest that a blocking method of this store waits."""
+        return timedelta(seconds=self._timeout)
+
+    def set_timeout(self, timeout: float | timedelta) -> None:
+        """Set the longest that a blocking method of this store waits."""
+        self._timeout = to_seconds(timeout)
+
+    def _seconds(self, timeout: float | timedelta | None) -> float:
+        """Return how long a call waits that was given ``timeout``."""
+        return self._timeout if timeout is None else to_seconds(timeout)
+
+    @property
+    def serves(self) -> bool:
+        """Whether other ranks' stores end when this one is closed."""
+        return False
+
+    @abstractmethod
+    def set(self, key: str, value: Value) -> None:
+        """Write ``value`` under ``key``, over whatever was there."""
+
+    @abstractmethod
+    def get(self, key: str, timeout: float | timedelta | None = None) -> bytes:
+        """Wait until ``key`` exists and return its value."""
+
+    @abstractmethod
+    def add(self, key: str, amount: int) -> int:
+        """Add ``amount`` to the counter under ``key`` (0 when missing); return the new value.
+
+        The counter is kept as decimal text. Raises ``DistStoreError`` when the value is none.
+        """
+
+    @abstractmethod
+    def append(self, key: str, value: Value) -> None:
+        """Add ``value`` behind the value of ``key``; create it when missing."""
+
+    @abstractmethod
+    def check(self, keys: Sequence[str]) -> bool:
+        """Return at once whether all ``keys`` exist."""
+
+    @abstractmethod
+    def compare_set(self, key: str, expected_value: Value, desired_value: Value) -> bytes:
+        """Write ``desired_value`` if ``key`` holds ``expected_value``, or is missing and
+        ``expected_value`` is empty. Return the value under ``key`` afterwards
+        (``expected_value`` when the key is still missing).
+        """
+
+    @abstractmethod
+    def delete_key(self, key: str) -> bool:
+        """Delete ``key``; return whether it was there."""
+
+    @abstractmethod
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """Wait until all ``keys`` exist and return their values."""
+
+    @abstractmethod
+    def multi_set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
+        """Write several keys at once; raise ValueError when the lengths differ."""
+
+    @abstractmethod
+    def num_keys(self) -> int:
+        """Return the number of keys in the store."""
+
+    @abstractmethod
+    def wait(self, keys: Sequence[str], timeout: float | timedelta | None = None) -> None:
+        """Wait until all ``keys`` exist."""
+
+    def has_extended_api(self) -> bool:
+        """Return True: every store has ``append``, ``multi_get``, ``multi_set`` and queues."""
+        return True
+
+    @abstractmethod
+    def queue_push(self, key: str, value: Value) -> None:
+        """Put ``value`` at the end of the queue ``key``."""
+
+    @abstractmethod
+    def queue_pop(
+        self, key: str, block: bool = True, timeout: float | timedelta | None = None
+    ) -> bytes:
+        """Take the first value of the queue ``key``, waiting for one when ``block``.
+
+        Raises ``DistStoreError`` when it is empty and ``block`` is false.
+        """
+
+    @abstractmethod
+    def queue_len(self, key: str) -> int:
+        """Return the number of values in the queue ``key``."""
+
+    @abstractmethod
+    def tail(self, key: str, offset: int, timeout: float | timedelta | None = None) -> bytes:
+        """Wait until the value of ``key`` is longer than ``offset`` bytes; return what is behind.
+
+        With ``append`` this makes a key a log that every rank can follow.
+        """
+
+    @abstractmethod
+    def set_will(self, key: str, value: Value) -> bool:
+        """Have ``value`` appended to ``key`` when this client is gone without ``close``.
+
+        Return False where the store has nobody to notice. One will a client: the last one holds.
+        """
+
+    @abstractmethod
+    def clone(self) -> Store:
+        """Return a store over the same data that blocks independently of this one.
+
+        A wait on one never delays a call on the other (a TCP client gets its own connection).
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of connections and files; waits under way end with ``DistStoreError``."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """Return what a person calls this store, for messages: ``TCPStore(host:port)``."""
+
+    def in_process(self, key: str, factory: Callable[[], T]) -> T:
+        """Return the one object that all users of this store in this process share under ``key``.
+
+        Only a store that lives in one process has such; the others raise ``DistStoreError``.
+        """
+        raise DistStoreError(
+            f"{self.describe()} cannot share {key!r} inside a process; expected a HashStore"
+        )
+
+    def __repr__(self) -> str:
+        return self.describe()

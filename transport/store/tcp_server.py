@@ -1,0 +1,331 @@
+"""The server of TCPStores: one thread, one selector, no blocking.
+
+Waits are kept here, so a client that waits costs nothing until its key comes, and hears of it at
+once. A client that is gone without a goodbye has its will appended for all who follow that key.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import logging
+import math
+import selectors
+import socket
+import threading
+import time
+from dataclasses import dataclass
+from functools import partial
+from types import EllipsisType
+
+from transport.acceptor import Acceptor
+from transport.deadline import LONGEST_WAIT
+from transport.errors import DistNetworkError, DistStoreError
+from transport.fork import close_in_forked_children
+from transport.sockets import LOOPBACK, format_address, listen
+from transport.store.commands import Commands, Fields, MakeWaiter
+from transport.store.table import Table, Waiter
+from transport.store.wire import (
+    REQUEST,
+    Frames,
+    Op,
+    Status,
+    WireError,
+    pack_reply,
+    unpack_fields,
+    unpack_number,
+)
+from transport.tls import Tls, tls_from_environment
+
+_LOGGER = logging.getLogger("meshlib.transport")
+_RECEIVE_BYTES = 1 << 18
+# A client that does not read its answers is not listened to until it has read some.
+_MAX_UNSENT = 1 << 26
+
+
+class _Client:
+    """An authenticated connection, and what the server owes it."""
+
+    __slots__ = ("closed", "events", "frames", "mute", "sock", "unsent", "waits", "will")
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.frames = Frames(REQUEST)
+        self.unsent = bytearray()
+        self.waits: dict[int, _Wait] = {}
+        self.will: tuple[bytes, bytes] | None = None
+        self.events = selectors.EVENT_READ
+        self.mute = False
+        self.closed = False
+
+
+@dataclass(slots=True, eq=False)
+class _Wait:
+    """A request that is answered later: by its table, at ``expires``, or never."""
+
+    client: _Client
+    number: int
+    table: Table
+    expires: float
+    waiter: Waiter | None = None
+
+
+class TCPStoreServer:
+    """Serves a store from a daemon thread of its own until ``close``.
+
+    ``host`` None is the loopback, or, with a ``secret``, all interfaces; ``""`` is all
+    interfaces. ``port`` 0 lets the kernel choose; ``.port`` tells. ``listener`` is a listening
+    socket to use instead of both. ``tls`` is by default the environment's. Raises DistNetworkError
+    when the port cannot be had.
+    """
+
+    def __init__(
+        self,
+        host: str | None = None,
+        port: int = 0,
+        *,
+        secret: bytes | None = None,
+        listener: socket.socket | None = None,
+        tls: Tls | EllipsisType | None = ...,
+    ) -> None:
+        if isinstance(tls, EllipsisType):
+            tls = tls_from_environment()
+        if listener is None:
+            listener = listen("" if host is None and secret else host, port)
+        elif not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            error = DistNetworkError(f"listener must be a listening socket, got {listener!r}")
+            listener.close()
+            raise error
+        self.host: str = listener.getsockname()[0]
+        self.port: int = listener.getsockname()[1]
+        self._reached_at = _reached_at(listener)
+        self._commands = Commands()
+        self._clients: set[_Client] = set()
+        self._dirty: dict[_Client, None] = {}
+        # (moment, tie breaker, wait); waits that were answered before linger, see _prune.
+        self._timers: list[tuple[float, int, _Wait]] = []
+        self._parked = 0
+        self._count = itertools.count()
+        self._stopping = False
+        self._selector = selectors.DefaultSelector()
+        self._waker, self._woken = socket.socketpair()
+        for end in (self._waker, self._woken):
+            end.setblocking(False)
+            close_in_forked_children(end)
+        self._selector.register(self._woken, selectors.EVENT_READ, self._on_woken)
+        self._acceptor = Acceptor(listener, secret, self._selector, self._welcome, tls)
+        self._thread = threading.Thread(
+            target=self._run, name=f"meshlib-store-server-{self.port}", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where this process reaches the server."""
+        return self._reached_at, self.port
+
+    def close(self) -> None:
+        """Stop serving: clients' calls fail with ``DistStoreError``. Idempotent."""
+        if not self._stopping:
+            self._stopping = True
+            with contextlib.suppress(OSError):  # the loop has ended already
+                self._waker.send(b"!")
+        # Garbage is collected in any thread, also in the server's own.
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def __repr__(self) -> str:
+        return f"TCPStoreServer({format_address(self.host, self.port)})"
+
+    # The loop.
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                for key, events in self._selector.select(self._seconds_to_wait()):
+                    key.data(events)
+                self._acceptor.expire()
+                if self._timers:
+                    self._expire_waits()
+        except Exception:
+            _LOGGER.exception("%r failed", self)
+            raise
+        finally:
+            self._acceptor.close()
+            for client in self._clients:
+                client.sock.close()
+            self._clients.clear()
+            self._selector.close()
+            self._woken.close()
+            self._waker.close()
+
+    def _seconds_to_wait(self) -> float | None:
+        seconds = self._acceptor.seconds_to_wait()
+        if self._timers:
+            left = min(max(0.0, self._timers[0][0] - time.monotonic()), LONGEST_WAIT)
+            return left if seconds is None else min(seconds, left)
+        return seconds
+
+    def _on_woken(self, _events: int) -> None:
+        self._woken.recv(1)
+
+    def _welcome(self, sock: socket.socket) -> None:
+        client = _Client(sock)
+        self._clients.add(client)
+        self._selector.register(sock, selectors.EVENT_READ, partial(self._on_client, client))
+
+    def _on_client(self, client: _Client, events: int) -> None:
+        if client.closed:
+            return
+        if events & selectors.EVENT_READ:
+            self._read(client)
+        else:
+            self._dirty[client] = None
+        while self._dirty:
+            self._flush(self._dirty.popitem()[0])
+
+    def _read(self, client: _Client) -> None:
+        try:
+            data = client.sock.recv(_RECEIVE_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._drop(client)
+            return
+        try:
+            for frame in client.frames.feed(data):
+                self._handle(client, frame)
+                if client.closed:
+                    return
+        except WireError as error:
+            _LOGGER.warning("%r dropped a client: %s", self, error)
+            self._drop(client)
+
+    def _handle(self, client: _Client, frame: bytes) -> None:
+        _, number, op, timeout = REQUEST.unpack_from(frame)
+        fields = unpack_fields(frame, REQUEST.size, len(frame))
+        commands = self._commands
+        try:
+            if op in commands.at_once:
+                answer = commands.at_once[op](fields)
+                if answer is not None:
+                    self._reply(client, number, Status.OK, answer)
+                    return
+            if op in commands.waits:
+                self._park(client, number, timeout, *commands.waits[op](fields))
+            elif op == Op.SET_WILL:
+                key, value = fields
+                client.will = (key, value)
+                self._reply(client, number, Status.OK, ())
+            elif op == Op.CANCEL:
+                self._cancel(client, unpack_number(*fields))
+            elif op == Op.GOODBYE:
+                client.will = None
+                self._drop(client)
+            else:
+                raise WireError(f"opcode {op} is none of ours")
+        except DistStoreError as error:
+            self._reply(client, number, Status.ERROR, (str(error).encode(),))
+        except (TypeError, ValueError) as error:
+            raise WireError(f"request with opcode {op}: {error}") from error
+
+    def _reply(self, client: _Client, number: int, status: Status, fields: Fields) -> None:
+        if not client.mute:
+            client.unsent += pack_reply(number, status, fields)
+            self._dirty[client] = None
+
+    def _flush(self, client: _Client) -> None:
+        if client.closed:
+            return
+        unsent = client.unsent
+        if unsent:
+            try:
+                sent = client.sock.send(unsent)
+            except (BlockingIOError, InterruptedError):
+                sent = 0
+            except OSError:
+                # It does not hear us any more. What it said before, maybe goodbye, still counts.
+                client.mute = True
+                sent = len(unsent)
+            del unsent[:sent]
+        events = selectors.EVENT_READ
+        if unsent:
+            events = selectors.EVENT_WRITE
+            if len(unsent) < _MAX_UNSENT:
+                events |= selectors.EVENT_READ
+        if events != client.events:
+            client.events = events
+            self._selector.modify(client.sock, events, partial(self._on_client, client))
+
+    def _drop(self, client: _Client) -> None:
+        client.closed = True
+        self._clients.discard(client)
+        self._dirty.pop(client, None)
+        self._selector.unregister(client.sock)
+        client.sock.close()
+        for number in list(client.waits):
+            self._cancel(client, number)
+        if client.will is not None:
+            key, value = client.will
+            self._commands.table.append(key, value)
+
+    # Waits.
+
+    def _park(
+        self, client: _Client, number: int, timeout: float, table: Table, make: MakeWaiter
+    ) -> None:
+        if number in client.waits or not timeout >= 0:
+            raise WireError(f"request {number} with timeout {timeout} cannot wait")
+        wait = _Wait(client, number, table, time.monotonic() + timeout)
+        wait.waiter = waiter = make(partial(self._deliver, wait))
+        client.waits[number] = wait
+        self._parked += 1
+        if not table.submit(waiter) and timeout < math.inf:
+            heapq.heappush(self._timers, (wait.expires, next(self._count), wait))
+            self._prune()
+
+    def _cancel(self, client: _Client, number: int) -> None:
+        wait = client.waits.get(number)
+        if wait is not None and wait.waiter is not None:
+            wait.table.withdraw(wait.waiter)
+            self._forget(wait)
+
+    def _deliver(self, wait: _Wait, waiter: Waiter) -> None:
+        self._reply(wait.client, wait.number, Status.OK, waiter.values)
+        self._forget(wait)
+
+    def _forget(self, wait: _Wait) -> None:
+        if wait.client.waits.pop(wait.number, None) is not None:
+            self._parked -= 1
+        wait.waiter = None
+
+    def _expire_waits(self) -> None:
+        now = time.monotonic()
+        while self._timers and self._timers[0][0] <= now:
+            wait = heapq.heappop(self._timers)[2]
+            if wait.waiter is None:
+                continue
+            missing = wait.waiter.missing(wait.table)
+            wait.table.withdraw(wait.waiter)
+            self._forget(wait)
+            self._reply(wait.client, wait.number, Status.TIMEOUT, missing)
+        while self._dirty:
+            self._flush(self._dirty.popitem()[0])
+
+    def _prune(self) -> None:
+        """Keep the heap within a constant factor of the waits that there are."""
+        if len(self._timers) > 64 + 2 * self._parked:
+            self._timers = [entry for entry in self._timers if entry[2].waiter is not None]
+            heapq.heapify(self._timers)
+
+
+def _reached_at(listener: socket.socket) -> str:
+    """Return the host at which this machine reaches ``listener``."""
+    host = str(listener.getsockname()[0])
+    if host == "::":
+        alone = listener.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY)
+        return "::1" if alone else LOOPBACK
+    return LOOPBACK if host == "0.0.0.0" else host  # noqa: S104 (compared, not bound)

@@ -1,0 +1,313 @@
+"""A store served over TCP."""
+
+from __future__ import annotations
+
+import threading
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from types import EllipsisType
+
+from transport.auth import HandshakeInterruptedError, authenticate, secret_from_environment
+from transport.deadline import Deadline
+from transport.errors import DistStoreError
+from transport.sockets import connect, format_address
+from transport.store.base import (
+    DEFAULT_STORE_TIMEOUT,
+    Store,
+    Value,
+    check_offset,
+    same_length,
+    timeout_error,
+    to_bytes,
+    to_key,
+    to_keys,
+)
+from transport.store.serving import ServerLease, lease_server
+from transport.store.tcp_client import StoreConnection
+from transport.store.wire import NUMBER, Op, Status
+from transport.tls import Tls, tls_from_environment
+
+_CLONE_SECONDS = 10.0
+_PAUSE_SECONDS = 0.05
+_HANDSHAKE_SECONDS = 30.0
+
+
+class TCPStore(Store):
+    """A client of a store server, and, with ``is_master``, the server too.
+
+    Args:
+        host_name: where the server is. The master listens on this address (an address literal, or
+            a name; a name that is not the loopback's means all interfaces when there is a secret).
+        port: the server's port; 0, for the master only, lets the kernel choose (see ``port``).
+        world_size: the number of stores that will connect, the master included; None: unknown.
+        is_master: whether to serve.
+        timeout: how long to wait for the connection, and the longest of every later wait; seconds
+            or a timedelta.
+        wait_for_workers: whether the master waits until ``world_size`` stores have connected.
+        multi_tenant: masters of this process with the same port share one server.
+        master_listen_fd: a listening socket's descriptor for the master to serve, which it owns
+            from then on; the port is the socket's.
+        use_libuv: accepted for c10d's sake; there is one kind of server here.
+        secret: the job's secret; default: from the environment, see ``transport.environment``.
+        tls: what to speak TLS with; default: from the environment.
+
+    One object may be used by several threads; their waits do not hold each other up. Raises
+    DistNetworkError when the server cannot be reached or the port is taken, AuthenticationError
+    when the secrets differ, StoreTimeoutError when workers do not come.
+    """
+
+    def __init__(
+        self,
+        host_name: str,
+        port: int,
+        world_size: int | None = None,
+        is_master: bool = False,
+        timeout: float | timedelta = DEFAULT_STORE_TIMEOUT,
+        wait_for_workers: bool = True,
+        multi_tenant: bool = False,
+        master_listen_fd: int | None = None,
+        use_libuv: bool = True,
+        *,
+        secret: bytes | EllipsisType | None = ...,
+        tls: Tls | EllipsisType | None = ...,
+    ) -> None:
+        super().__init__(timeout)
+        _check_arguments(host_name, port, world_size, is_master, master_listen_fd)
+        self._host = host_name
+        self._secret = secret_from_environment() if isinstance(secret, EllipsisType) else secret
+        self._tls = tls_from_environment() if isinstance(tls, EllipsisType) else tls
+        self._world_size = world_size
+        self._close_lock = threading.Lock()
+        self._closed = True
+        self._lease: ServerLease | None = None
+        deadline = Deadline.after(timeout)
+        address = (host_name, port)
+        if is_master:
+            self._lease = lease_server(
+                host_name,
+                port,
+                self._secret,
+                self._tls,
+                shared=multi_tenant,
+                listen_fd=master_listen_fd,
+            )
+            address = self._lease.address
+        self._address = address
+        try:
+            self._connection = self._connect(deadline)
+            try:
+                self._join(deadline, wait=is_master and wait_for_workers)
+            except BaseException:
+                self._connection.close()
+                raise
+        except BaseException:
+            if self._lease is not None:
+                self._lease.close()
+            raise
+        self._closed = False
+
+    @property
+    def host(self) -> str:
+        """The host that the store was made with."""
+        return self._host
+
+    @property
+    def serves(self) -> bool:
+        """See ``Store``: true for a master."""
+        return self._lease is not None
+
+    @property
+    def port(self) -> int:
+        """The port on which the server listens."""
+        return self._address[1]
+
+    @property
+    def world_size(self) -> int | None:
+        """The number of stores that were said to connect."""
+        return self._world_size
+
+    def set(self, key: str, value: Value) -> None:
+        """See ``Store``."""
+        self._call(Op.SET, (to_key(key), to_bytes(value)))
+
+    def get(self, key: str, timeout: float | timedelta | None = None) -> bytes:
+        """See ``Store``."""
+        return self._wait(Op.GET, (to_key(key),), timeout)[0]
+
+    def add(self, key: str, amount: int) -> int:
+        """See ``Store``."""
+        return int(self._call(Op.ADD, (to_key(key), b"%d" % amount))[0])
+
+    def append(self, key: str, value: Value) -> None:
+        """See ``Store``."""
+        self._call(Op.APPEND, (to_key(key), to_bytes(value)))
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """See ``Store``."""
+        return self._call(Op.CHECK, to_keys(keys))[0] == b"1"
+
+    def compare_set(self, key: str, expected_value: Value, desired_value: Value) -> bytes:
+        """See ``Store``."""
+        values = to_bytes(expected_value), to_bytes(desired_value)
+        return self._call(Op.COMPARE_SET, (to_key(key), *values))[0]
+
+    def delete_key(self, key: str) -> bool:
+        """See ``Store``."""
+        return self._call(Op.DELETE, (to_key(key),))[0] == b"1"
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """See ``Store``."""
+        return self._wait(Op.MULTI_GET, to_keys(keys), None)
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
+        """See ``Store``."""
+        same_length(keys, values)
+        fields: list[bytes] = []
+        for key, value in zip(to_keys(keys), values, strict=True):
+            fields += (key, to_bytes(value))
+        self._call(Op.MULTI_SET, fields)
+
+    def num_keys(self) -> int:
+        """Return the number of keys that users have set; the store has none of its own."""
+        return int(self._call(Op.NUM_KEYS, ())[0])
+
+    def wait(self, keys: Sequence[str], timeout: float | timedelta | None = None) -> None:
+        """See ``Store``."""
+        self._wait(Op.WAIT, to_keys(keys), timeout)
+
+    def queue_push(self, key: str, value: Value) -> None:
+        """See ``Store``."""
+        self._call(Op.PUSH, (to_key(key), to_bytes(value)))
+
+    def queue_pop(
+        self, key: str, block: bool = True, timeout: float | timedelta | None = None
+    ) -> bytes:
+        """See ``Store``."""
+        if block:
+            return self._wait(Op.POP, (to_key(key),), timeout, "a value in queue")[0]
+        found = self._call(Op.TRY_POP, (to_key(key),))
+        if not found:
+            raise DistStoreError(f"{self.describe()}: queue {key!r} is empty")
+        return found[0]
+
+    def queue_len(self, key: str) -> int:
+        """See ``Store``."""
+        return int(self._call(Op.QUEUE_LEN, (to_key(key),))[0])
+
+    def tail(self, key: str, offset: int, timeout: float | timedelta | None = None) -> bytes:
+        """See ``Store``."""
+        fields = to_key(key), NUMBER.pack(check_offset(offset))
+        return self._wait(Op.TAIL, fields, timeout, "more at the end of key")[0]
+
+    def set_will(self, key: str, value: Value) -> bool:
+        """See ``Store``. The server notices within milliseconds when this process dies."""
+        self._call(Op.SET_WILL, (to_key(key), to_bytes(value)))
+        return True
+
+    def clone(self) -> TCPStore:
+        """See ``Store``: a client with a connection of its own (and no part of the server)."""
+        if self._closed:
+            raise DistStoreError(f"{self.describe()} is closed")
+        # The server is known to listen: a refused connection is soon an error.
+        seconds = min(self._timeout, _CLONE_SECONDS)
+        other = TCPStore(*self._address, timeout=seconds, secret=self._secret, tls=self._tls)
+        other.set_timeout(self._timeout)
+        other._host = self._host
+        return other
+
+    def close(self) -> None:
+        """See ``Store``. A master's server ends too, unless other tenants use it."""
+        with self._close_lock:
+            if self._closed:
+                return
+            self._closed = True
+        self._connection.close()
+        if self._lease is not None:
+            self._lease.close()
+
+    def describe(self) -> str:
+        """See ``Store``."""
+        return f"TCPStore({format_address(self._host, self._address[1])})"
+
+    def __enter__(self) -> TCPStore:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self, _warn: Callable[..., None] = warnings.warn) -> None:
+        if getattr(self, "_closed", True):
+            return
+        _warn(f"unclosed {self.describe()}", ResourceWarning, source=self)
+        self._closed = True
+        # Not a goodbye: a process that dies of an exception may come past here, too.
+        self._connection.close(goodbye=False)
+        if self._lease is not None:
+            self._lease.close()
+
+    def _connect(self, deadline: Deadline) -> StoreConnection:
+        while True:
+            sock = connect(*self._address, deadline)
+            try:
+                if self._tls is not None:
+                    sock = self._tls.client(sock)
+                # Whoever accepts and then says nothing for so long is no store.
+                handshake = Deadline.after(min(deadline.remaining(), _HANDSHAKE_SECONDS))
+                authenticate(sock, self._secret, handshake, initiator=True)
+                return StoreConnection(sock, self.describe())
+            except HandshakeInterruptedError:
+                # Strangers crowded us out, or the server before ours is just closing.
+                sock.close()
+                if deadline.remaining() <= _PAUSE_SECONDS:
+                    raise
+                time.sleep(_PAUSE_SECONDS)
+            except BaseException:
+                sock.close()
+                raise
+
+    def _join(self, deadline: Deadline, *, wait: bool) -> None:
+        if self._world_size is None:
+            return
+        joined = int(self._call(Op.JOIN, ())[0])
+        if not wait or joined >= self._world_size:
+            return
+        fields = (NUMBER.pack(self._world_size),)
+        seconds = deadline.remaining()
+        status, _ = self._connection.request(Op.WAIT_WORKERS, fields, seconds)
+        if status == Status.TIMEOUT:
+            joined = int(self._call(Op.NUM_WORKERS, ())[0])
+            error = timeout_error(self.describe(), "workers", [], deadline.seconds)
+            raise type(error)(f"{error}: {joined} of {self._world_size} have connected")
+
+    def _call(self, op: Op, fields: Sequence[bytes]) -> list[bytes]:
+        return self._connection.request(op, fields, self._timeout)[1]
+
+    def _wait(
+        self,
+        op: Op,
+        fields: Sequence[bytes],
+        timeout: float | timedelta | None,
+        what: str = "key",
+    ) -> list[bytes]:
+        seconds = self._seconds(timeout)
+        status, answer = self._connection.request(op, fields, seconds)
+        if status == Status.TIMEOUT:
+            raise timeout_error(self.describe(), what, answer, seconds)
+        return answer
+
+
+def _check_arguments(
+    host_name: str, port: int, world_size: int | None, is_master: bool, listen_fd: int | None
+) -> None:
+    if not isinstance(host_name, str) or not host_name:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(f"host_name must be a host's name or address, got {host_name!r}")
+    if not 0 <= port <= 65535:
+        raise ValueError(f"port must be from 0 to 65535, got {port}")
+    if port == 0 and not is_master:
+        raise ValueError("port must be the master's port; 0 (any) is for the master itself")
+    if listen_fd is not None and not is_master:
+        raise ValueError(f"master_listen_fd is for the master, got {listen_fd} without is_master")
+    if world_size is not None and world_size < 1:
+        raise ValueError(f"world_size must be at least 1 or None, got {world_size}")

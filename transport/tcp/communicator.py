@@ -1,0 +1,274 @@
+"""Collectives and messages over TCP."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections import defaultdict
+from contextlib import suppress
+
+from transport.algorithms.choice import Thresholds
+from transport.call import Call
+from transport.deadline import Deadline
+from transport.errors import (
+    AuthenticationError,
+    CommunicatorAbortedError,
+    CommunicatorTimeoutError,
+    PeerLostError,
+)
+from transport.link_communicator import LinkCommunicator
+from transport.mailbox import Mailbox
+from transport.reduce_op import Flat
+from transport.runtime import Membership
+from transport.tcp.address import listening_host
+from transport.tcp.conversation import Conversation
+from transport.tcp.dial import Dial, publish
+from transport.tcp.endpoint import Endpoint
+from transport.tcp.hello import WELCOME, Channel, Hello
+from transport.tcp.link import TcpLink
+
+# After so long without the connection that a peer is to make, this rank looks whether it lives.
+_PATIENCE_SECONDS = 0.2
+
+
+class TcpCommunicator(LinkCommunicator):
+    """A communicator whose members are connected by TCP, two by two, when they first talk.
+
+    Of two members that make collectives together, the one with the higher rank connects. For
+    messages there is a connection of its own, a ``Conversation``, made by whoever sends or receives
+    first: a receiver that waits for a member notices in this way when it is gone. ``mailbox`` is
+    where messages come to, where another transport delivers there as well.
+    """
+
+    tuned_as = "tcp"
+
+    def __init__(
+        self,
+        membership: Membership,
+        table: Thresholds | None = None,
+        mailbox: Mailbox | None = None,
+    ) -> None:
+        super().__init__(membership, table, mailbox)
+        runtime = membership.runtime
+        # Guards everything below. Nobody waits for another rank while holding it.
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._arrived: dict[int, socket.socket] = {}
+        self._links: dict[int, TcpLink] = {}
+        # The one for sending by peer, and all: two members may call each other at the same time.
+        self._conversations: dict[int, Conversation] = {}
+        self._all_conversations: set[Conversation] = set()
+        self._opening: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)
+        self._ends: dict[int, PeerLostError] = {}
+        self._gone: dict[int, PeerLostError] = {}
+        self._dials: set[Dial] = set()
+        self._endpoint = runtime.shared(
+            "tcp-endpoint",
+            lambda: Endpoint(runtime.secret, listening_host(membership), tls=runtime.tls),
+        )
+        publish(membership, self._endpoint.address)
+        self._endpoint.register(membership.group, self._deliver)
+
+    def link(self, peer: int, call: Call) -> TcpLink:  # noqa: D102
+        link = self._links.get(peer)
+        return self._open_link(peer, call) if link is None else link
+
+    def post(self, call: Call, data: memoryview, dst: int) -> None:  # noqa: D102
+        self._converse(dst, call).send(call, data)
+
+    def recv(self, call: Call, buffer: Flat, src: int | None, tag: int) -> int:  # noqa: D102
+        if src is not None and src != self.rank and src not in self._gone:
+            with suppress(PeerLostError):  # The mailbox has what it sent before it left, and knows.
+                self._converse(src, call)
+        return super().recv(call, buffer, src, tag)
+
+    def abort(self, reason: str) -> None:  # noqa: D102
+        super().abort(reason)
+        links, conversations = self._shut(reason)
+        for channel in (*links, *conversations):
+            channel.abort(reason)
+
+    def close(self) -> None:  # noqa: D102
+        super().close()
+        self._endpoint.unregister(self.membership.group)
+        links, conversations = self._shut("the communicator was closed")
+        for channel in (*links, *conversations):
+            channel.close()
+        for conversation in conversations:
+            conversation.join()
+
+    def _shut(self, reason: str) -> tuple[list[TcpLink], list[Conversation]]:
+        """Wake those who wait for a connection, and refuse those who are still to come.
+
+        ``abort_reason`` is set. Returns the connections that there are.
+        """
+        with self._lock:
+            unclaimed = list(self._arrived.values())
+            self._arrived.clear()
+            dials = list(self._dials)
+            links, conversations = list(self._links.values()), list(self._all_conversations)
+            self._changed.notify_all()
+        for dial in dials:
+            dial.cancel(reason)
+        for sock in unclaimed:
+            sock.close()
+        return links, conversations
+
+    # Opening.
+
+    def _open_link(self, peer: int, call: Call) -> TcpLink:
+        call.waiting_for = peer
+        if peer < self.rank:
+            sock = self._dial(peer, Channel.COLLECTIVE, call)
+        else:
+            sock = self._await_arrival(peer, call)
+        link = TcpLink(sock, peer, self.membership.describe(peer))
+        with self._lock:
+            if self.abort_reason is None:
+                self._links[peer] = link
+                return link
+        link.close()
+        raise CommunicatorAbortedError(self.abort_reason)
+
+    def _await_arrival(self, peer: int, call: Call) -> socket.socket:
+        patience = Deadline.after(min(_PATIENCE_SECONDS, call.deadline.remaining()))
+        sock = self._wait_for_arrival(peer, patience)
+        if sock is None and not call.deadline.expired:
+            # The answer may be that it has left; if it lives, we are told when it goes.
+            self._converse(peer, call)
+            sock = self._wait_for_arrival(peer, call.deadline)
+        if sock is None:
+            raise CommunicatorTimeoutError(
+                f"{call.header}: {self.membership.describe(peer)} has not connected within"
+                f" {call.deadline.seconds:g} s",
+                peer,
+            )
+        return sock
+
+    def _wait_for_arrival(self, peer: int, deadline: Deadline) -> socket.socket | None:
+        with self._lock:
+            while peer not in self._arrived:
+                self._check_unbroken()
+                if peer in self._gone:
+                    raise PeerLostError(str(self._gone[peer]), peer)
+                if not self._changed.wait(deadline.remaining()) and deadline.expired:
+                    return None
+            return self._arrived.pop(peer)
+
+    def _converse(self, peer: int, call: Call) -> Conversation:
+        """Return the conversation with ``peer``, opening it at the first use."""
+        conversation = self._conversations.get(peer)
+        if conversation is not None:
+            return conversation
+        try:
+            return self._open_conversation(peer, call)
+        except (PeerLostError, AuthenticationError) as error:
+            conversation = self._conversations.get(peer)
+            if conversation is not None or isinstance(error, PeerLostError):
+                self._note_end(peer, PeerLostError(str(error), peer))
+            if conversation is None:
+                raise
+            # It has called meanwhile, and left in the middle of our handshake.
+            return conversation
+
+    def _open_conversation(self, peer: int, call: Call) -> Conversation:
+        call.waiting_for = peer
+        opening = self._opening[peer]
+        if not opening.acquire(timeout=call.deadline.remaining()):
+            raise CommunicatorTimeoutError(
+                f"{call.header}: another thread has been connecting to"
+                f" {self.membership.describe(peer)} for all of {call.deadline.seconds:g} s",
+                peer,
+            )
+        try:
+            with self._lock:  # which _accept may hold, about to welcome the peer
+                if peer in self._conversations:
+                    return self._conversations[peer]
+            sock = self._dial(peer, Channel.POINT_TO_POINT, call)
+            with self._lock:
+                if self.abort_reason is None:
+                    return self._begin_conversation(peer, sock)
+            sock.close()
+            raise CommunicatorAbortedError(self.abort_reason)
+        finally:
+            opening.release()
+            self._miss_if_silent(peer)
+
+    def _begin_conversation(self, peer: int, sock: socket.socket) -> Conversation:
+        """Make a conversation of a connection. Under the lock."""
+        conversation = Conversation(
+            sock, peer, self.membership.describe(peer), self.mailbox, self._on_conversation_end
+        )
+        self._all_conversations.add(conversation)
+        # Messages to one member must not overtake each other: the first connection is used.
+        return self._conversations.setdefault(peer, conversation)
+
+    def _on_conversation_end(self, ended: Conversation, error: PeerLostError) -> None:
+        with self._lock:
+            self._all_conversations.discard(ended)
+        self._note_end(ended.peer, error)
+
+    def _note_end(self, peer: int, error: PeerLostError) -> None:
+        """Note that ``peer`` has ended one connection or refused one, as it does when it leaves."""
+        with self._lock:
+            self._ends.setdefault(peer, error)
+        self._miss_if_silent(peer)
+
+    def _miss_if_silent(self, peer: int) -> None:
+        """Tell those who wait for ``peer`` that nothing more comes from it, if that is so.
+
+        Something may come as long as there is a connection, or one is being opened: if the peer
+        has accepted that already, it may have sent, and left.
+        """
+        with self._lock:
+            error = self._ends.get(peer)
+            talking = any(other.peer == peer for other in self._all_conversations)
+            if error is None or talking or self._opening[peer].locked():
+                return
+            self._gone.setdefault(peer, error)
+            self._changed.notify_all()
+        self.mailbox.fail(peer, error)
+
+    def _dial(self, peer: int, channel: Channel, call: Call) -> socket.socket:
+        dial = Dial(self.membership, peer, channel)
+        with self._lock:
+            self._check_unbroken()
+            self._dials.add(dial)
+        try:
+            return dial.connect(call)
+        finally:
+            with self._lock:
+                self._dials.discard(dial)
+
+    def _check_unbroken(self) -> None:
+        if self.abort_reason is not None:
+            raise CommunicatorAbortedError(self.abort_reason)
+
+    def _deliver(self, hello: Hello, sock: socket.socket) -> None:
+        """Take a connection from the endpoint."""
+        with self._lock:
+            superfluous = self._accept(hello, sock)
+        if superfluous is not None:
+            superfluous.close()
+
+    def _accept(self, hello: Hello, sock: socket.socket) -> socket.socket | None:
+        """Keep a connection, and welcome it; return the one that is to be closed. Under the lock,
+        so that the peer's leaving cannot be noticed before its connection is known.
+        """
+        peer = hello.rank
+        if self.abort_reason is not None or peer >= self.size or peer == self.rank:
+            return sock
+        if hello.channel != Channel.POINT_TO_POINT and (peer < self.rank or peer in self._links):
+            return sock
+        try:
+            sock.send(WELCOME)
+        except OSError:
+            return sock
+        if hello.channel == Channel.POINT_TO_POINT:
+            self._begin_conversation(peer, sock)
+            return None
+        # A peer that gave up and tried again means the newer connection.
+        older = self._arrived.get(peer)
+        self._arrived[peer] = sock
+        self._changed.notify_all()
+        return older

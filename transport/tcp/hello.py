@@ -1,0 +1,47 @@
+"""What the side that connects says first, once both sides have proved themselves."""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import struct
+from typing import NamedTuple
+
+_LAYOUT = struct.Struct("<16s32sIB")
+HELLO_BYTES = _LAYOUT.size
+
+
+WELCOME = b"\x01"
+"""The answer to a hello, when the connection has been given to the group's communicator there."""
+
+
+class Channel(enum.IntEnum):
+    """What a connection carries."""
+
+    COLLECTIVE = 1
+    POINT_TO_POINT = 2
+
+
+class Hello(NamedTuple):
+    """The token of the endpoint that is meant, the group's digest, the sender's group rank, and
+    the channel.
+    """
+
+    token: bytes
+    group: bytes
+    rank: int
+    channel: int
+
+    def pack(self) -> bytes:
+        """Return the ``HELLO_BYTES`` bytes that travel."""
+        return _LAYOUT.pack(*self)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Hello:
+        """Return the hello in ``HELLO_BYTES`` bytes."""
+        return cls(*_LAYOUT.unpack(data))
+
+
+def digest_of(group: str) -> bytes:
+    """Return a group's name as 32 bytes."""
+    return hashlib.sha256(group.encode()).digest()
