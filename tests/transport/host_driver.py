@@ -43,9 +43,9 @@ class HostMachine:
         self.devices = devices
         self.lock = threading.RLock()
         self.streams: dict[int, _Stream] = {}
-        self.allocations: weakref.WeakValueDictionary[int, HostMemory] = (
-            weakref.WeakValueDictionary()
-        )
+        # By address. Not weak values: those change while a thread iterates, when another
+        # thread drops the last reference. Each memory takes itself out.
+        self.allocations: dict[int, weakref.ref[HostMemory]] = {}
         self.opened: list[int] = []
         self.kept: list[HostMemory] = []
         self.failure: str | None = None
@@ -86,13 +86,18 @@ class HostMachine:
         with self.lock:
             self.streams[stream].held = False
 
+    def living(self) -> list[tuple[int, HostMemory]]:
+        """The memory that is allocated now, by address."""
+        found = [(start, ref()) for start, ref in self.allocations.copy().items()]
+        return [(start, memory) for start, memory in found if memory is not None]
+
     def view(self, pointer: int, dtype: Any, count: int) -> Flat:
         """The memory behind an address; AssertionError unless it is living device memory."""
         nbytes = np.dtype(dtype).itemsize * count
         with self.lock:
             inside = any(
                 start <= pointer and pointer + nbytes <= start + memory.nbytes
-                for start, memory in self.allocations.items()
+                for start, memory in self.living()
             )
         assert inside or not nbytes, f"access to {nbytes} bytes at {pointer:#x}: not allocated"
         raw = (ctypes.c_uint8 * nbytes).from_address(pointer)
@@ -106,9 +111,11 @@ class HostMemory:
         self._bytes = np.full(self.nbytes, POISON, np.uint8)
         self.pointer = self._bytes.ctypes.data
         with machine.lock:
-            machine.allocations[self.pointer] = self
+            machine.allocations[self.pointer] = weakref.ref(self)
+        self._allocations = machine.allocations
 
     def __del__(self) -> None:
+        self._allocations.pop(self.pointer, None)  # No lock: this may run in any thread.
         self._bytes[:] = POISON
 
 
@@ -159,7 +166,7 @@ class HostDriver:
     def device_of(self, pointer: int) -> int:
         return next(
             memory.device
-            for start, memory in self.machine.allocations.items()
+            for start, memory in self.machine.living()
             if start <= pointer < start + max(memory.nbytes, 1)
         )
 
@@ -285,7 +292,7 @@ class HostDriver:
 
     def share(self, pointer: int) -> tuple[bytes, int]:
         with self.machine.lock:
-            for start, memory in self.machine.allocations.items():
+            for start, memory in self.machine.living():
                 if start <= pointer < start + memory.nbytes:
                     return start.to_bytes(8, "little"), pointer - start
         raise DistBackendError(f"no allocation at {pointer:#x}")
