@@ -6,9 +6,11 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import nvrtc
 import pytest
 
 from transport.cuda.kernel_source import FLAGS, PRELUDE, dtype_names, source_of
+from transport.cuda.kernels import OPTIONS
 
 ALL = PRELUDE + "".join(source_of(name) for name in dtype_names())
 
@@ -26,6 +28,34 @@ def test_the_kernels_compile_with_nvcc(tmp_path: Path, source: str) -> None:
     text = Path(f"{file}.ptx").read_text()
     for entry in ("fold_bfloat16_AVG", "scale_complex64") if source is ALL else ("signal_flag",):
         assert f".entry {entry}" in text
+
+
+def need_nvrtc(architecture: int) -> None:
+    if nvrtc.load() is None:
+        pytest.skip("no NVRTC here: pip install nvidia-cuda-nvrtc-cu12 (or nvidia-cuda-nvrtc)")
+    if architecture not in nvrtc.architectures():
+        pytest.skip(f"NVRTC {nvrtc.version()} does not compile for sm_{architecture}")
+
+
+# With the options that CuPy gets, and one module for each dtype, as at run time.
+@pytest.mark.parametrize("architecture", [80, 90, 100])
+@pytest.mark.parametrize("name", ["flags", *dtype_names()])
+def test_the_kernels_compile_to_machine_code_with_nvrtc(name: str, architecture: int) -> None:
+    need_nvrtc(architecture)
+    source = FLAGS if name == "flags" else PRELUDE + source_of(name)
+    log, code = nvrtc.compile_for(source, architecture, *OPTIONS)
+    assert code, log
+    assert not log, log
+    for entry in ("signal_flag", "wait_for_flags") if name == "flags" else (f"fold_{name}_SUM",):
+        assert entry.encode() in code
+
+
+def test_nvrtc_refuses_what_is_wrong() -> None:
+    """So that the tests above can fail."""
+    need_nvrtc(90)
+    log, code = nvrtc.compile_for(FLAGS.replace("st.release", "st.relaese"), 90, *OPTIONS)
+    assert not code
+    assert "relaese" in log or "ptxas" in log.lower()
 
 
 def test_there_is_a_kernel_for_each_operation_that_a_dtype_has() -> None:

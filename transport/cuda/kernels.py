@@ -21,7 +21,7 @@ from transport.reduce_op import ReduceOp
 
 _THREADS = 256
 _MOST_BLOCKS = 1024
-_OPTIONS = ("--std=c++14",)
+OPTIONS = ("--std=c++14",)
 
 
 class Kernels:
@@ -76,7 +76,7 @@ class Kernels:
     def _module(self, key: str, source: str) -> Any:
         with self._lock:
             if key not in self._modules:
-                self._modules[key] = self._cupy.RawModule(code=source, options=_OPTIONS)
+                self._modules[key] = self._cupy.RawModule(code=source, options=OPTIONS)
             return self._modules[key]
 
 
