@@ -14,6 +14,7 @@ import numpy as np
 
 from meshlib.adapted import Adapted, ArrayLibrary
 from meshlib.device_arrays import CudaArrays, JaxOnGpu
+from transport.reduce_op import Flat
 
 
 class _NumPy:
@@ -24,7 +25,7 @@ class _NumPy:
 
     def source(self, array: np.ndarray[Any, Any], name: str) -> Adapted:
         flat = array.reshape(-1) if array.flags.c_contiguous else array.flatten()
-        return Adapted(flat.view(np.ndarray), array.shape, "cpu", lambda: array)
+        return Adapted(_plain(flat), array.shape, "cpu", lambda: array)
 
     def target(self, array: np.ndarray[Any, Any], name: str, *, keep: bool) -> Adapted:
         flags = array.flags
@@ -34,7 +35,7 @@ class _NumPy:
                 "expected a writable one to put the result into"
             )
         if flags.c_contiguous:
-            return Adapted(array.reshape(-1).view(np.ndarray), array.shape, "cpu", lambda: array)
+            return Adapted(_plain(array.reshape(-1)), array.shape, "cpu", lambda: array)
         flat = array.flatten() if keep else np.empty(array.size, array.dtype)
 
         def finish() -> np.ndarray[Any, Any]:
@@ -42,6 +43,11 @@ class _NumPy:
             return array
 
         return Adapted(flat, array.shape, "cpu", finish)
+
+
+def _plain(flat: np.ndarray[Any, Any]) -> Flat:
+    """Return ``flat`` without the behaviour of a subclass (``np.matrix``, masked arrays …)."""
+    return flat if type(flat) is np.ndarray else flat.view(np.ndarray)
 
 
 class _NumPyScalar:

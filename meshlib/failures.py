@@ -308,7 +308,7 @@ def timeout_message(
 ) -> str:
     """Return who has not come to the call, and where each member stands."""
     sequence = record.header.sequence
-    seconds = record.call.deadline.seconds if record.call else time.monotonic() - record.issued
+    seconds = record.deadline.seconds if record.started else time.monotonic() - record.issued
     if record.peer >= 0:
         receiver = group.ranks[record.peer]
         return (

@@ -19,14 +19,16 @@ class Lane:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._changed = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._queue: deque[Callable[[], None]] = deque()
         self._busy = False
+        self._draining = 0
         self._thread: threading.Thread | None = None
 
     def try_enter(self) -> bool:
         """Take an idle lane for the calling thread; it must then ``leave``. False if busy."""
-        with self._changed:
+        with self._lock:
             if self._busy or self._queue:
                 return False
             self._busy = True
@@ -34,28 +36,32 @@ class Lane:
 
     def leave(self) -> None:
         """End what ``try_enter`` began."""
-        with self._changed:
+        with self._lock:
             self._busy = False
             if self._queue:
                 self._wake()
-            else:
+            elif self._draining:
                 self._changed.notify_all()
 
     def submit(self, task: Callable[[], None]) -> None:
         """Append ``task``; it runs on the lane's thread when all before it have ended."""
-        with self._changed:
+        with self._lock:
             self._queue.append(task)
             if not self._busy:
                 self._wake()
 
     def drain(self, timeout: float) -> bool:
         """Wait until nothing is queued or running; return whether that came in time (seconds)."""
-        with self._changed:
-            return self._changed.wait_for(lambda: not self._busy and not self._queue, timeout)
+        with self._lock:
+            self._draining += 1
+            try:
+                return self._changed.wait_for(lambda: not self._busy and not self._queue, timeout)
+            finally:
+                self._draining -= 1
 
     def join(self, timeout: float) -> None:
         """Let the thread end as soon as it is idle, and wait for that (seconds)."""
-        with self._changed:
+        with self._lock:
             thread, self._thread = self._thread, None
             self._changed.notify_all()
         if thread is not None and thread is not threading.current_thread():
@@ -71,7 +77,7 @@ class Lane:
     def _run(self) -> None:
         me = threading.current_thread()
         while True:
-            with self._changed:
+            with self._lock:
                 ready = self._changed.wait_for(
                     lambda: (self._queue and not self._busy) or self._thread is not me,
                     IDLE_SECONDS,
@@ -86,7 +92,7 @@ class Lane:
                 self._busy = True
             task()
             del task  # its arrays must not live until the next task comes
-            with self._changed:
+            with self._lock:
                 self._busy = False
-                if not self._queue:
+                if self._draining and not self._queue:
                     self._changed.notify_all()

@@ -6,8 +6,9 @@ Order, deadlines, recording and failure are handled in ``ProcessGroup.issue`` an
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from copy import copy
 from datetime import timedelta
 from typing import Any, Protocol
@@ -18,9 +19,8 @@ from meshlib.failures import Reporter, abort_event, publish
 from meshlib.lane import Lane
 from meshlib.recorder import COLLECTIVE, FlightRecorder, Record
 from meshlib.work import Work
-from transport.call import NO_ROOT, Call, CallHeader, Kind
+from transport.call import NO_ROOT, Call, CallHeader, Kind, pack_header
 from transport.communicator import Communicator
-from transport.cuda.flat import Completion
 from transport.deadline import Deadline, to_seconds
 from transport.errors import (
     CollectiveMismatchError,
@@ -206,25 +206,27 @@ class ProcessGroup(Collectives):
         with self._lock:
             if self._failure is not None or self._destroyed:
                 raise self._unusable()
-            lane = self._collectives if peer == COLLECTIVE else self._peer_lane(kind, peer, extra)
             if peer == COLLECTIVE:
+                lane = self._collectives
                 self._sequence = sequence = self._sequence + 1
             else:
+                lane = self._peer_lane(kind, peer, extra)
                 self._peer_sequence = sequence = self._peer_sequence + 1
-            header = CallHeader(sequence, elements, root, kind, dtype, op, 0, 0, extra)
-            record = self.world.recorder.open(self.id, header, nbytes, peer, not async_op)
+            packed = pack_header(sequence, elements, root, kind, dtype, op, 0, 0, extra)
+            record = self.world.recorder.open(self.id, packed, nbytes, peer, not async_op, seconds)
             if self.world.log.detailed:
-                self.world.log.debug("%s on %s, %s", header, self, record.site)
+                run = self._logged(run, record)
             inline = not async_op and lane.try_enter()
-            work = None if inline else self._enqueue(lane, run, record, device, seconds)
+            work = None if inline else self._enqueue(lane, run, record, device)
         if work is not None:
             return work if async_op else work.outcome()
+        record.started = record.issued
         try:
-            result, completion = self._run(run, record, device, seconds)
+            result = self._run(run, record, device)
         finally:
             lane.leave()
-        if completion is not None:
-            completion.join()
+        if record.completion is not None:
+            record.completion.join()
         return result
 
     def _peer_lane(self, kind: Kind, peer: int, tag: int) -> Lane:
@@ -236,41 +238,38 @@ class ProcessGroup(Collectives):
             lane = self._peer_lanes[key] = Lane(name)
         return lane
 
-    def _enqueue(
-        self,
-        lane: Lane,
-        run: Run,
-        record: Record,
-        device: str,
-        seconds: float,
-    ) -> Work:
-        work = Work(f"{record.header} on {self}")
+    def _enqueue(self, lane: Lane, run: Run, record: Record, device: str) -> Work:
+        work = Work(lambda: f"{record.header} on {self}")
 
         def task() -> None:
             try:
-                work.finish(*self._run(run, record, device, seconds))
+                record.start()
+                work.finish(self._run(run, record, device), record.completion)
             except BaseException as error:  # noqa: BLE001 (it belongs to whoever waits)
                 work.fail(error)
 
         lane.submit(task)
         return work
 
-    def _run(
-        self, run: Run, record: Record, device: str, seconds: float
-    ) -> tuple[Any, Completion | None]:
-        """Make the call; return its result, and the end of what a device still does for it."""
+    def _run(self, run: Run, record: Record, device: str) -> Any:
+        """Make the call, whose turn has come; return its result.
+
+        ``record.completion`` is the end of what a device still does for it.
+        """
         if self._failure is not None:
             record.end("the group was broken before its turn came")
             raise self._unusable()
-        call = Call(record.header, Deadline.after(seconds))
-        record.start(call)
         if self._absent and self._break_if_deserted(record):
             record.end(str(self._failure))
             raise self._unusable()
         try:
+            communicator = self._communicators.get(device) or self._communicator(device)
             annotate = self.world.recorder.annotate
-            with nullcontext() if annotate is None else annotate(record.title):
-                result = run(self._communicator(device), call)
+            if annotate is None:
+                result = run(communicator, record)
+            else:
+                with annotate(record.title):
+                    result = run(communicator, record)
         except BaseException as error:
             seen = self._seen_by_user(record, error)
             record.end(str(seen))
@@ -279,10 +278,20 @@ class ProcessGroup(Collectives):
             # Where a transport noticed says nothing to the user; it stays in __context__.
             raise seen from None
         record.end(None)
-        if self.world.log.detailed:
-            took = 1e3 * (record.ended - record.started)
-            self.world.log.debug("%s on %s: done in %.3f ms", record.header, self, took)
-        return result, call.completion
+        return result
+
+    def _logged(self, run: Run, record: Record) -> Run:
+        """Return ``run`` that tells when it is done; tell of the call now."""
+        log = self.world.log
+        log.debug("%s on %s, %s", record.header, self, record.site)
+
+        def logged(communicator: Communicator, call: Call) -> Any:
+            result = run(communicator, call)
+            took = 1e3 * (time.monotonic() - record.started)
+            log.debug("%s on %s: done in %.3f ms", record.header, self, took)
+            return result
+
+        return logged
 
     # ------------------------------------------------------------------ failure
 

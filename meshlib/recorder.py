@@ -6,7 +6,6 @@ formatting to the moment somebody asks.
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 import threading
@@ -17,9 +16,11 @@ from contextlib import AbstractContextManager, contextmanager
 from types import CodeType
 from typing import Any
 
-from transport.call import Call, CallHeader, Kind
+from transport.call import Call, Kind
+from transport.deadline import Deadline
 
 CAPACITY = 1000
+_MOST_FILES = 4096
 COLLECTIVE = -1
 """The ``peer`` of a record that is a collective's; others are group ranks or ``ANY_SOURCE``."""
 ANY_SOURCE = -2
@@ -30,44 +31,55 @@ OWN_FOLDERS = tuple(os.path.join(_ROOT, package, "") for package in OWN_PACKAGES
 # So are those of JAX, between a jitted function's caller and a call inside of it.
 _JAX = os.path.join("site-packages", "jax", "")
 
+_getframe = sys._getframe  # pyright: ignore[reportPrivateUsage]
 _monotonic = time.monotonic
 _get_ident = threading.get_ident
 
 
-@functools.lru_cache(maxsize=4096)
-def _is_own(code: CodeType) -> bool:
-    return code.co_filename.startswith(OWN_FOLDERS) or _JAX in code.co_filename
+class _OwnFiles(dict[str, bool]):
+    """Whether a file's frames are skipped, by its name; found out once for each."""
+
+    def __missing__(self, filename: str) -> bool:
+        if len(self) >= _MOST_FILES:  # a notebook's every cell is one
+            self.clear()
+        self[filename] = own = filename.startswith(OWN_FOLDERS) or _JAX in filename
+        return own
 
 
-class Record:
-    """One call: what it was, where it was made, and how far it got (monotonic seconds)."""
+class Record(Call):
+    """A call as the recorder keeps it: where it was made, and how far it got (monotonic seconds).
+
+    ``deadline`` counts from ``started``, the moment of the call's turn.
+    """
 
     # Defaults live in the class: a record is made for every call, and most stay as they are.
-    call: Call | None = None
     error: str | None = None
     label: str | None = None
     started = 0.0
     ended = 0.0
+    code: CodeType
+    instruction: int
 
-    def __init__(self, group: str, header: CallHeader, nbytes: int, peer: int, sync: bool) -> None:
+    def __init__(
+        self, group: str, packed: bytes, nbytes: int, peer: int, sync: bool, seconds: float
+    ) -> None:
+        # Not through Call's: there is no header, only what is packed.
+        self.packed = packed
+        self.waiting_for = None
+        self.completion = None
         self.group = group
-        self.header = header
         self.nbytes = nbytes
         self.peer = peer
         self.sync = sync
         self.thread = _get_ident()
-        self.issued = _monotonic()
-        frame = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
-        while _is_own(frame.f_code) and frame.f_back is not None:
-            frame = frame.f_back
-        # The line is looked up when somebody asks for it.
-        self.code: CodeType = frame.f_code
-        self.instruction: int = frame.f_lasti
+        self.issued = now = _monotonic()
+        self.deadline = Deadline(now + seconds, seconds)
 
-    def start(self, call: Call) -> None:
-        """Note that the call's turn has come."""
-        self.call = call
-        self.started = _monotonic()
+    def start(self) -> None:
+        """Note that the turn has come of a call that had to wait for it."""
+        self.started = now = _monotonic()
+        seconds = self.deadline.seconds
+        self.deadline = Deadline(now + seconds, seconds)
 
     def end(self, error: str | None) -> None:
         """Note that the call is over, with ``error`` or well."""
@@ -106,13 +118,13 @@ class Record:
 
     def as_json(self) -> dict[str, Any]:
         """Return the record for reports and dumps."""
-        call = self.call
+        header = self.header
         return {
             "group": self.group,
-            "sequence": self.header.sequence,
-            "call": str(self.header),
-            "kind": self.header.kind,
-            "header": list(self.header),
+            "sequence": header.sequence,
+            "call": str(header),
+            "kind": header.kind,
+            "header": list(header),
             "bytes": self.nbytes,
             "peer": self.peer,
             "site": self.site,
@@ -122,7 +134,7 @@ class Record:
             "started": self.started,
             "ended": self.ended,
             "error": self.error,
-            "waiting_for": call.waiting_for if call is not None and not self.ended else None,
+            "waiting_for": None if self.ended else self.waiting_for,
         }
 
 
@@ -144,18 +156,25 @@ class FlightRecorder:
 
     def __init__(self, capacity: int = CAPACITY) -> None:
         self._ring: deque[Record] = deque(maxlen=capacity)
+        self._own = _OwnFiles()
         self._naming = _Naming()
         self._followers: tuple[list[Record], ...] = ()
         self.annotate: Annotate | None = None
 
     def open(
-        self, group: str, header: CallHeader, nbytes: int, peer: int = COLLECTIVE, sync: bool = True
+        self, group: str, packed: bytes, nbytes: int, peer: int, sync: bool, seconds: float
     ) -> Record:
         """Record that a call was issued, by the nearest caller outside of this project.
 
-        ``sync``: the issuing thread waits for its end.
+        ``packed`` is its header, ``seconds`` what it may take from its turn on. ``sync``: the
+        issuing thread waits for its end.
         """
-        record = Record(group, header, nbytes, peer, sync)
+        record = Record(group, packed, nbytes, peer, sync, seconds)
+        frame, own = _getframe(2), self._own
+        while own[frame.f_code.co_filename] and (caller := frame.f_back) is not None:
+            frame = caller
+        # The line is looked up when somebody asks for it.
+        record.code, record.instruction = frame.f_code, frame.f_lasti
         record.label = self._naming.label
         self._ring.append(record)
         for follower in self._followers:

@@ -46,13 +46,13 @@ class Future:
 
         Raises ``WaitTimeoutError`` when the time is over first.
         """
-        self.block(timeout, "the future")
+        self.block(timeout, lambda: "the future")
         if self._exception is not None:
             raise self._exception
         return self._value
 
-    def block(self, timeout: float | timedelta | None, what: str) -> None:
-        """Wait for the outcome without looking at it; ``what`` names it in the error.
+    def block(self, timeout: float | timedelta | None, what: Callable[[], str]) -> None:
+        """Wait for the outcome without looking at it; ``what()`` names it in the error.
 
         An outcome on a device is waited for by the caller's current stream, not by the host,
         unless there is a ``timeout``.
@@ -64,11 +64,11 @@ class Future:
             while not self._done:
                 # Without a timeout the wait still ends: the call that fills this has a deadline.
                 if deadline is not None and deadline.expired:
-                    raise WaitTimeoutError(f"{what} is not done after {deadline.seconds:g} s")
+                    raise WaitTimeoutError(f"{what()} is not done after {deadline.seconds:g} s")
                 self._ready.wait(None if deadline is None else deadline.remaining())
         if self._completion is not None:
             if deadline is not None and not self._completion.wait(deadline):
-                raise WaitTimeoutError(f"{what} is not done after {deadline.seconds:g} s")
+                raise WaitTimeoutError(f"{what()} is not done after {deadline.seconds:g} s")
             self._completion.join()
 
     def value(self) -> Any:
@@ -145,10 +145,10 @@ class Message(NamedTuple):
 
 
 class Work:
-    """A collective or point-to-point call under way."""
+    """A collective or point-to-point call under way; ``describe()`` says which."""
 
-    def __init__(self, description: str) -> None:
-        self._description = description
+    def __init__(self, describe: Callable[[], str]) -> None:
+        self._describe = describe
         self._future = Future()
         self._outcome: Any = None
 
@@ -171,7 +171,7 @@ class Work:
         ``WaitTimeoutError``, and the call goes on. None and 0 mean no bound, as in c10d.
         """
         bound = None if timeout is None or to_seconds(timeout) == 0 else timeout
-        self._future.block(bound, self._description)
+        self._future.block(bound, self._describe)
         exception = self._future.exception()
         if exception is not None:
             raise exception
@@ -192,7 +192,7 @@ class Work:
         """
         outcome = self.outcome()
         if not isinstance(outcome, Message):
-            raise ValueError(f"source_rank() of {self._description}: only a receive has a source")
+            raise ValueError(f"source_rank() of {self._describe()}: only a receive has a source")
         return outcome.source
 
     def get_future(self) -> Future:
@@ -223,7 +223,7 @@ class Work:
             state = "under way"
         else:
             state = "done" if self.is_success() else f"failed: {self.exception()!r}"
-        return f"<Work {self._description}: {state}>"
+        return f"<Work {self._describe()}: {state}>"
 
 
 def _how_it_ended(future: Future) -> WorkResult:

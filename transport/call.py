@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 _LAYOUT = struct.Struct("<QQiHHBBHI")
 HEADER_BYTES = _LAYOUT.size
 NO_ROOT = -1
+pack_header = _LAYOUT.pack
+"""``pack_header(*header)`` is ``CallHeader(*header).pack()``, for those who make no header."""
 
 
 class Kind(enum.IntEnum):
@@ -61,7 +63,7 @@ class CallHeader(NamedTuple):
 
     def pack(self) -> bytes:
         """Return the header as the ``HEADER_BYTES`` bytes that travel."""
-        return _LAYOUT.pack(*self)
+        return pack_header(*self)
 
     @classmethod
     def unpack(cls, data: bytes | bytearray | memoryview) -> CallHeader:
@@ -92,19 +94,24 @@ class CallHeader(NamedTuple):
 class Call:
     """One call under way on a communicator: its header, its deadline, and whom it waits for.
 
+    ``packed`` is the header as it travels; nothing else of it is kept.
     ``waiting_for`` is written by links before they block, so that another thread can tell where
     this rank stands without asking it. ``completion`` is set where the call goes on on a device
     after it returned.
     """
 
-    __slots__ = ("completion", "deadline", "header", "packed", "waiting_for")
+    __slots__ = ("completion", "deadline", "packed", "waiting_for")
 
     def __init__(self, header: CallHeader, deadline: Deadline) -> None:
-        self.header = header
         self.packed = header.pack()
         self.deadline = deadline
         self.waiting_for: int | None = None
         self.completion: Completion | None = None
+
+    @property
+    def header(self) -> CallHeader:
+        """The header, made anew from ``packed``: for messages, not for each call."""
+        return CallHeader.unpack(self.packed)
 
 
 # Codes are part of the wire format: append, never renumber.

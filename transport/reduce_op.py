@@ -42,6 +42,13 @@ _UFUNCS: dict[RedOpType, np.ufunc] = {
 _BITWISE = frozenset({RedOpType.BAND, RedOpType.BOR, RedOpType.BXOR})
 _SCALED = frozenset({RedOpType.AVG, RedOpType.PREMUL_SUM})
 _ORDERED = frozenset({RedOpType.MIN, RedOpType.MAX})
+# The kinds of dtype that each takes; V is that of bfloat16 and its like.
+_TAKES: dict[RedOpType, str] = (
+    dict.fromkeys(RedOpType, "biufcV")
+    | dict.fromkeys(_BITWISE, "biu")
+    | dict.fromkeys(_ORDERED, "biufV")
+    | dict.fromkeys(_SCALED, "fcV")
+)
 
 
 class _Constants(type):
@@ -62,7 +69,7 @@ class ReduceOp(metaclass=_Constants):
     ``BXOR``, or ``PREMUL_SUM`` as made by ``premul_sum(factor)``. Immutable, equal by value.
     """
 
-    __slots__ = ("factor", "kind", "ufunc")
+    __slots__ = ("_takes", "code", "factor", "kind", "ufunc")
     RedOpType = RedOpType
     PREMUL_SUM = RedOpType.PREMUL_SUM
 
@@ -70,6 +77,9 @@ class ReduceOp(metaclass=_Constants):
     factor: Any
     ufunc: np.ufunc
     """What combines two contributions, for those who call it very often; see ``combine``."""
+    code: int
+    """The op's number on the wire."""
+    _takes: str
 
     def __init__(self, kind: RedOpType, factor: Any = None) -> None:
         if (kind is RedOpType.PREMUL_SUM) != (factor is not None):
@@ -77,6 +87,8 @@ class ReduceOp(metaclass=_Constants):
         object.__setattr__(self, "kind", kind)
         object.__setattr__(self, "factor", factor)
         object.__setattr__(self, "ufunc", _UFUNCS[kind])
+        object.__setattr__(self, "code", OP_CODES[kind.name])
+        object.__setattr__(self, "_takes", _TAKES[kind])
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError("ReduceOp is immutable")
@@ -100,22 +112,16 @@ class ReduceOp(metaclass=_Constants):
         inside = "" if self.factor is None else f"({self.factor!r})"
         return f"ReduceOp.{self.kind.name}{inside}"
 
-    @property
-    def code(self) -> int:
-        """The op's number on the wire."""
-        return OP_CODES[self.kind.name]
-
     def check(self, dtype: np.dtype[np.generic]) -> None:
         """Raise TypeError when this op has no meaning for ``dtype``."""
-        kind = dtype.kind
-        if self.kind in _BITWISE and kind not in "biu":
-            why = "bitwise operations are defined on integers and bool"
-        elif self.kind in _ORDERED and kind == "c":
-            why = "complex numbers have no order"
-        elif self.kind in _SCALED and kind in "biu":
-            why = "scaling an integer would round it"
-        else:
+        if dtype.kind in self._takes:
             return
+        if self.kind in _BITWISE:
+            why = "bitwise operations are defined on integers and bool"
+        elif self.kind in _ORDERED:
+            why = "complex numbers have no order"
+        else:
+            why = "scaling an integer would round it"
         raise TypeError(f"op {self!r} does not apply to dtype {dtype.name}: {why}")
 
     def combine(self, lower: Flat, upper: Flat, out: Flat) -> None:

@@ -48,7 +48,7 @@ def test_an_outcome_is_set_once_and_asked_for_when_it_is_there():
 
 
 def test_work_tells_how_it_stands():
-    work = Work("call #1")
+    work = Work(lambda: "call #1")
     assert not work.is_completed()
     assert not work.is_success()
     with pytest.raises(WaitTimeoutError, match=r"call #1 is not done after 0\.01 s"):
@@ -63,7 +63,7 @@ def test_work_tells_how_it_stands():
 
 
 def test_work_raises_what_the_call_raised():
-    work = Work("call #2")
+    work = Work(lambda: "call #2")
     work.fail(OSError("gone"))
     assert work.is_completed()
     assert not work.is_success()
@@ -73,7 +73,7 @@ def test_work_raises_what_the_call_raised():
 
 
 def test_a_receive_has_a_source():
-    work = Work("recv")
+    work = Work(lambda: "recv")
     work.finish(Message("data", 3))
     assert work.source_rank() == 3
     assert work.result() == "data"
@@ -89,7 +89,7 @@ def test_a_receive_has_a_source():
     ],
 )
 def test_how_a_call_ended_as_a_number(error, result):
-    work = Work("call #3")
+    work = Work(lambda: "call #3")
     future = work.get_future_result()
     if error is None:
         work.finish(1)
@@ -99,7 +99,7 @@ def test_how_a_call_ended_as_a_number(error, result):
 
 
 def test_a_wait_of_0_has_no_bound():
-    work = Work("call #4")
+    work = Work(lambda: "call #4")
     timer = threading.Timer(0.1, work.finish, [None])
     timer.start()
     assert work.wait(timedelta(0))

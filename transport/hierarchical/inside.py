@@ -50,10 +50,9 @@ class PartCall(Call):
     __slots__ = ("_members", "_whole")
 
     def __init__(self, whole: Call, members: Sequence[int]) -> None:
-        # Not through Call's: the header was packed already.
+        # Not through Call's: the header is packed already.
         self._whole = whole
         self._members = members
-        self.header = whole.header
         self.packed = whole.packed
         self.deadline = whole.deadline
 
