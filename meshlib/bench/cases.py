@@ -1,71 +1,139 @@
 """What is measured: one collective each, on float32, with a result that is known in advance.
 
-Written against c10d's names, which every library here has. Values are small integers, so sums are
-exact and the check can be, too.
+A case holds the arrays and knows the right result; how the call is made is the library's affair.
+Position ``i`` of rank ``r``'s input is ``i % 251 + r``: small integers, so sums are exact and the
+check can be, too.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float32]
-Wrap = Callable[[Floats], Any]
-"""Makes a library's array over the memory of a NumPy array."""
+Empty = Callable[[int, int], Floats]
+"""Makes an array of so many float32 in the memory that a library wants; and the most that any rank
+makes at this moment."""
 
+ROOT = 0
 _PERIOD = 251
+_TILE_COUNT = _PERIOD * 256
+_PATTERN: Floats = (np.arange(_TILE_COUNT + _PERIOD) % _PERIOD).astype(np.float32)
 
 
-def _values(count: int, rank: int) -> Floats:
-    return (np.arange(count) % _PERIOD + rank).astype(np.float32)
+@dataclass(frozen=True, slots=True)
+class Run:
+    """``count`` values from the pattern's ``position`` on, times ``scale``, plus ``shift``."""
+
+    position: int
+    count: int
+    scale: int = 1
+    shift: int = 0
+
+    def tile(self) -> Floats:
+        """Return the first of these values, as many as one tile has; then they repeat."""
+        start = self.position % _PERIOD
+        count = min(self.count, _TILE_COUNT)
+        return _PATTERN[start : start + count] * np.float32(self.scale) + np.float32(self.shift)
+
+
+def _pieces(array: Floats, runs: Sequence[Run]) -> list[tuple[Floats, Floats]]:
+    """Return ``array`` in pieces that stay in the cache, each with its values: ``runs`` in turn."""
+    pieces: list[tuple[Floats, Floats]] = []
+    start = 0
+    for run in runs:
+        tile, stop = run.tile(), start + run.count
+        for at in range(start, stop, _TILE_COUNT):
+            end = min(at + _TILE_COUNT, stop)
+            pieces.append((array[at:end], tile[: end - at]))
+        start = stop
+    assert start == array.size
+    return pieces
 
 
 class Case(ABC):
     """One collective at one size on one rank of ``size``.
 
-    ``nbytes`` is the size of each rank's input (of the root's for a broadcast), rounded up to
-    whole elements for each rank. ``run`` is what is timed; ``reset`` comes before it, ``is_right``
-    after.
+    ``nbytes`` is the size of each rank's input (of the root's for a broadcast and a scatter),
+    rounded up to whole elements for each rank. ``each`` is one rank's part, in elements, of an
+    input or an output that has a part for each rank; else the input's elements.
     """
 
     name: ClassVar[str]
+    is_sized: ClassVar[bool] = True
+    """Whether the case is measured at several sizes."""
 
-    def __init__(self, nbytes: int, rank: int, size: int, wrap: Wrap) -> None:
-        each = max(1, -(-nbytes // (4 * size))) if self._split else max(1, -(-nbytes // 4))
-        self.rank = rank
-        self.size = size
-        self.each = each
-        self._source = _values(each * size if self._split else each, rank)
-        self.input = self._source.copy()
-        self.input_array = wrap(self.input)
-        self.output = self._make_output()
-        self.output_array = wrap(self.output)
+    has_output: ClassVar[bool] = False
+    """Whether the result goes into another array than the input, which stays as it is."""
 
     _split: ClassVar[bool] = False
     """Whether the input has a part for each rank."""
 
-    def _make_output(self) -> Floats:
-        return self.input
+    def __init__(self, nbytes: int, rank: int, size: int, empty: Empty) -> None:
+        self.each = max(1, -(-nbytes // (4 * size))) if self._split else max(1, -(-nbytes // 4))
+        self.rank = rank
+        self.size = size
+        self.input = self._allocate(self._input_count, empty)
+        self.output = self._allocate(self._output_count, empty) if self.has_output else self.input
+        self._source = _pieces(self.input, [Run(0, self.input.size, shift=rank)])
+        self.clear()
+
+    def _allocate(self, count_of: Callable[[int], int], empty: Empty) -> Floats:
+        return empty(count_of(self.rank), max(map(count_of, range(self.size))))
+
+    @staticmethod
+    def traffic(nbytes: int, size: int) -> tuple[float, float]:
+        """Return S and the bus factor of nccl-tests' ``PERFORMANCE.md``.
+
+        Algorithm bandwidth is S over the time, bus bandwidth that times the factor, which makes it
+        comparable to the hardware's whatever the collective and the number of ranks.
+        """
+        return float(nbytes), 1.0
+
+    @staticmethod
+    def memory(nbytes: int, size: int) -> int:
+        """Return the bytes that the arrays of all ranks take."""
+        return nbytes * size
+
+    def _input_count(self, rank: int) -> int:
+        return self.each * self.size if self._split else self.each
+
+    def _output_count(self, rank: int) -> int:
+        return self.each
+
+    def clear(self) -> None:
+        """Fill the input, and the output with what no call leaves there."""
+        self.output.fill(np.nan)
+        self._fill_input()
 
     def reset(self) -> None:
-        """Bring the input back to what it was."""
-        np.copyto(self.input, self._source)
+        """Bring the input back to what it was, if a call changes it."""
+        if not self.has_output:
+            self._fill_input()
+
+    def _fill_input(self) -> None:
+        for piece, values in self._source:
+            np.copyto(piece, values)
+
+    def parts(self, array: Floats) -> list[Floats]:
+        """Return ``array``'s part for each rank."""
+        return [array[rank * self.each : (rank + 1) * self.each] for rank in range(self.size)]
 
     @abstractmethod
-    def run(self, dist: Any) -> None:
-        """Make the call, with ``dist`` in the role of ``torch.distributed``."""
-
-    @abstractmethod
-    def expected(self) -> Floats:
-        """Return what ``output`` must hold after ``run``."""
+    def expected(self) -> list[Run] | None:
+        """Return what ``output`` must hold after a call; None if this rank gets no result."""
 
     def is_right(self) -> bool:
-        """Return whether the last ``run`` gave the right result."""
-        return np.array_equal(self.output, self.expected())
+        """Return whether the last call gave the right result."""
+        expected = self.expected()
+        return expected is None or all(
+            np.array_equal(piece, values) for piece, values in _pieces(self.output, expected)
+        )
 
 
 class AllReduce(Case):
@@ -73,107 +141,181 @@ class AllReduce(Case):
 
     name = "all_reduce"
 
-    def run(self, dist: Any) -> None:  # noqa: D102
-        dist.all_reduce(self.input_array)
+    @staticmethod
+    def traffic(nbytes: int, size: int) -> tuple[float, float]:  # noqa: D102
+        return float(nbytes), 2 * (size - 1) / size
 
-    def expected(self) -> Floats:  # noqa: D102
-        others = sum(range(self.size))
-        return _values(self.each, 0) * np.float32(self.size) + np.float32(others)
+    def expected(self) -> list[Run] | None:  # noqa: D102
+        return [Run(0, self.each, self.size, sum(range(self.size)))]
 
 
 class Broadcast(Case):
-    """From rank 0."""
+    """From the root, in place."""
 
     name = "broadcast"
 
-    def run(self, dist: Any) -> None:  # noqa: D102
-        dist.broadcast(self.input_array, 0)
+    def expected(self) -> list[Run] | None:  # noqa: D102
+        return [Run(0, self.each, shift=ROOT)]
 
-    def expected(self) -> Floats:  # noqa: D102
-        return _values(self.each, 0)
+
+class Reduce(Case):
+    """Sums, in place on the root; what the others' arrays hold then is undefined."""
+
+    name = "reduce"
+
+    def expected(self) -> list[Run] | None:  # noqa: D102
+        if self.rank != ROOT:
+            return None
+        return [Run(0, self.each, self.size, sum(range(self.size)))]
 
 
 class AllGather(Case):
     """Into one array."""
 
     name = "all_gather"
+    has_output = True
 
-    def _make_output(self) -> Floats:
-        return np.zeros(self.each * self.size, np.float32)
+    @staticmethod
+    def traffic(nbytes: int, size: int) -> tuple[float, float]:  # noqa: D102
+        return float(nbytes * size), (size - 1) / size
 
-    def run(self, dist: Any) -> None:  # noqa: D102
-        dist.all_gather_into_tensor(self.output_array, self.input_array)
+    @staticmethod
+    def memory(nbytes: int, size: int) -> int:  # noqa: D102
+        return nbytes * size * (1 + size)
 
-    def expected(self) -> Floats:  # noqa: D102
-        return np.concatenate([_values(self.each, rank) for rank in range(self.size)])
+    def _output_count(self, rank: int) -> int:
+        return self.each * self.size
+
+    def expected(self) -> list[Run] | None:  # noqa: D102
+        return [Run(0, self.each, shift=rank) for rank in range(self.size)]
+
+
+class Gather(AllGather):
+    """Into one array of the root."""
+
+    name = "gather"
+
+    @staticmethod
+    def memory(nbytes: int, size: int) -> int:  # noqa: D102
+        return nbytes * size * 2
+
+    def _output_count(self, rank: int) -> int:
+        return self.each * self.size if rank == ROOT else 0
+
+    def expected(self) -> list[Run] | None:  # noqa: D102
+        return super().expected() if self.rank == ROOT else None
 
 
 class ReduceScatter(Case):
     """Sums of one array's parts."""
 
     name = "reduce_scatter"
+    has_output = True
     _split = True
 
-    def _make_output(self) -> Floats:
-        return np.zeros(self.each, np.float32)
+    @staticmethod
+    def traffic(nbytes: int, size: int) -> tuple[float, float]:  # noqa: D102
+        return float(nbytes), (size - 1) / size
 
-    def run(self, dist: Any) -> None:  # noqa: D102
-        dist.reduce_scatter_tensor(self.output_array, self.input_array)
+    @staticmethod
+    def memory(nbytes: int, size: int) -> int:  # noqa: D102
+        return nbytes * (size + 1)
 
-    def expected(self) -> Floats:  # noqa: D102
-        begin = self.rank * self.each
-        whole = _values(self.each * self.size, 0) * np.float32(self.size)
-        return whole[begin : begin + self.each] + np.float32(sum(range(self.size)))
+    def expected(self) -> list[Run] | None:  # noqa: D102
+        return [Run(self.rank * self.each, self.each, self.size, sum(range(self.size)))]
+
+
+class Scatter(ReduceScatter):
+    """Parts of the root's array."""
+
+    name = "scatter"
+
+    def _input_count(self, rank: int) -> int:
+        return self.each * self.size if rank == ROOT else 0
+
+    def expected(self) -> list[Run] | None:  # noqa: D102
+        return [Run(self.rank * self.each, self.each, shift=ROOT)]
 
 
 class AllToAll(Case):
     """Equal parts of one array."""
 
     name = "all_to_all"
+    has_output = True
     _split = True
 
-    def _make_output(self) -> Floats:
-        return np.zeros(self.each * self.size, np.float32)
+    @staticmethod
+    def traffic(nbytes: int, size: int) -> tuple[float, float]:  # noqa: D102
+        return float(nbytes), (size - 1) / size
 
-    def run(self, dist: Any) -> None:  # noqa: D102
-        dist.all_to_all_single(self.output_array, self.input_array)
+    @staticmethod
+    def memory(nbytes: int, size: int) -> int:  # noqa: D102
+        return nbytes * size * 2
 
-    def expected(self) -> Floats:  # noqa: D102
-        part = slice(self.rank * self.each, (self.rank + 1) * self.each)
-        whole = _values(self.each * self.size, 0)
-        return np.concatenate([whole[part] + np.float32(rank) for rank in range(self.size)])
+    def _output_count(self, rank: int) -> int:
+        return self.each * self.size
+
+    def expected(self) -> list[Run] | None:  # noqa: D102
+        return [Run(self.rank * self.each, self.each, shift=rank) for rank in range(self.size)]
 
 
 class PingPong(Case):
-    """A message from rank 0 to rank 1 and back; the other ranks look on."""
+    """A message from rank 0 to rank 1 and back; the other ranks look on.
+
+    The answer comes from another array than the one the message was received in, so that both
+    ways are checked: rank 1 sends back its own input.
+    """
 
     name = "ping_pong"
+    has_output = True
 
-    def run(self, dist: Any) -> None:  # noqa: D102
-        if self.rank == 0:
-            dist.send(self.input_array, 1)
-            dist.recv(self.input_array, 1)
-        elif self.rank == 1:
-            dist.recv(self.input_array, 0)
-            dist.send(self.input_array, 0)
+    @staticmethod
+    def traffic(nbytes: int, size: int) -> tuple[float, float]:  # noqa: D102
+        return 2.0 * nbytes, 1.0
 
-    def expected(self) -> Floats:  # noqa: D102
-        return _values(self.each, 0 if self.rank < 2 else self.rank)
+    @staticmethod
+    def memory(nbytes: int, size: int) -> int:  # noqa: D102
+        return nbytes * 4
+
+    def _input_count(self, rank: int) -> int:
+        return self.each if rank < 2 else 0
+
+    def _output_count(self, rank: int) -> int:
+        return self._input_count(rank)
+
+    def expected(self) -> list[Run] | None:  # noqa: D102
+        return [Run(0, self.each, shift=1 - self.rank)] if self.rank < 2 else None
 
 
 class Barrier(Case):
     """Moves no data."""
 
     name = "barrier"
+    is_sized = False
 
-    def run(self, dist: Any) -> None:  # noqa: D102
-        dist.barrier()
+    @staticmethod
+    def traffic(nbytes: int, size: int) -> tuple[float, float]:  # noqa: D102
+        return 0.0, 0.0
 
-    def expected(self) -> Floats:  # noqa: D102
-        return self._source
+    def expected(self) -> list[Run] | None:  # noqa: D102
+        return None
 
 
 CASES: dict[str, type[Case]] = {
     case.name: case
-    for case in (AllReduce, Broadcast, AllGather, ReduceScatter, AllToAll, PingPong, Barrier)
+    for case in (
+        AllReduce,
+        Broadcast,
+        AllGather,
+        ReduceScatter,
+        AllToAll,
+        Reduce,
+        Gather,
+        Scatter,
+        Barrier,
+        PingPong,
+    )
 }
+
+Bound = Callable[[], Any]
+"""One call of a case in a library, ready to be timed."""

@@ -10,10 +10,11 @@ from pathlib import Path
 
 from meshlib.bench.cases import CASES
 from meshlib.bench.job import BenchmarkError
-from meshlib.bench.libraries import LIBRARIES
+from meshlib.bench.libraries import LIBRARIES, OWN
 from meshlib.bench.predict import Network, comparison, cost_of, extrapolation
-from meshlib.bench.report import OWN, as_json, header, row
-from meshlib.bench.run import Plan, Result, run
+from meshlib.bench.progress import Progress
+from meshlib.bench.report import as_json, header, rows
+from meshlib.bench.run import Plan, Result, Skipped, run
 from meshlib.bench.setup_peers import python_of
 from meshlib.bench.sizes import parse_size
 from meshlib.command_line import USAGE_ERROR, OneLineParser
@@ -21,6 +22,9 @@ from transport.algorithms.tuning import Tuning, from_environment
 from transport.hierarchical.cost import Shape
 
 _DEFAULT_SIZES = "8,1K,64K,1M,16M,64M"
+_BACKENDS = {"auto": "meshlib", "shm": "meshlib-shm", "tcp": "meshlib-tcp"}
+_MODELLED = {"meshlib": "shm", "meshlib-shm": "shm", "meshlib-tcp": "tcp"}
+"""The transport that each of our columns goes over, ranks being on one host."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,28 +33,39 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = {key: str(value) for key, value in vars(args).items()}
     try:
         tuning = _tuning() if args.predict else None
-        pythons = {OWN: sys.executable, **{peer: python_of(peer) for peer in args.vs}}
+        own = [_BACKENDS[backend] for backend in args.backend]
+        own += ["meshlib-symmetric"] if args.symmetric else []
+        pythons = dict.fromkeys(own, sys.executable) | {peer: python_of(peer) for peer in args.vs}
     except ValueError as error:
         sys.stderr.write(f"meshlib bench: {error}\n")
         return USAGE_ERROR
     plan = Plan(args.collectives, args.sizes, args.ranks, pythons, args.rounds)
     results: list[Result] = []
     sys.stdout.write(header(list(pythons)) + "\n")
+    progress = Progress()
     try:
-        for found in run(plan, _progress):
-            _progress("")
-            sys.stdout.write(row(found) + "\n")
+        for found in run(plan, progress):
+            progress.clear()
+            if isinstance(found, Skipped):
+                sys.stdout.write(f"{found}\n")
+            else:
+                sys.stdout.write(rows(found, list(pythons)) + "\n")
+                results += found
             sys.stdout.flush()
-            results += found
     except BenchmarkError as error:
+        progress.clear()
         sys.stderr.write(f"meshlib bench: {error}\n")
         return 1
+    finally:
+        progress.clear()
     if args.json is not None:
         args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_text(as_json(results, settings))
     if tuning is not None:
-        own = [result for result in results if result.library == OWN]
-        sys.stdout.write("\n" + comparison(own, tuning, "tcp") + "\n")
+        for name, transport in _MODELLED.items():
+            measured = [result for result in results if result.library == name]
+            if measured:
+                sys.stdout.write("\n" + comparison(measured, tuning, transport) + "\n")
         sys.stdout.write(extrapolation(args.collectives, args.sizes, tuning, _network(args)))
     return 0
 
@@ -60,17 +75,11 @@ def _network(args: argparse.Namespace) -> Network:
     return Network(shape, 1e-6 * args.network_latency, 1e9 * args.network_bandwidth)
 
 
-def _progress(text: str) -> None:
-    if sys.stderr.isatty():
-        sys.stderr.write(f"\r\x1b[2K{text}")
-        sys.stderr.flush()
-
-
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = OneLineParser(
         prog="meshlib bench",
-        description="Measure collectives on float32 arrays over TCP on this machine: medians of"
-        " the slowest rank's time, a barrier before each call, libraries taking turns.",
+        description="Measure collectives on float32 arrays on this machine: medians of the slowest"
+        " rank's time, a barrier before each call, libraries taking turns.",
     )
     parser.add_argument(
         "--collectives",
@@ -91,6 +100,18 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument(
         "--vs", type=_peers, default=[], metavar="NAMES", help=f"peers: {', '.join(_PEERS)}"
+    )
+    parser.add_argument(
+        "--backend",
+        type=_backends,
+        default=["auto"],
+        metavar="NAMES",
+        help=f"what our own calls go over: {', '.join(_BACKENDS)} (default: auto)",
+    )
+    parser.add_argument(
+        "--symmetric",
+        action="store_true",
+        help="measure arrays from group.empty() as well, as library meshlib-symmetric",
     )
     parser.add_argument("--rounds", type=_positive, default=8, help="turns of each library (8)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
@@ -133,7 +154,7 @@ def _amount(text: str) -> float:
     return value
 
 
-_PEERS = [name for name in LIBRARIES if name != OWN]
+_PEERS = [name for name in LIBRARIES if name not in OWN]
 
 
 def _chosen(text: str, known: Sequence[str], what: str) -> list[str]:
@@ -148,6 +169,10 @@ def _chosen(text: str, known: Sequence[str], what: str) -> list[str]:
 
 def _collectives(text: str) -> list[str]:
     return list(CASES) if text == "all" else _chosen(text, list(CASES), "collective")
+
+
+def _backends(text: str) -> list[str]:
+    return _chosen(text, list(_BACKENDS), "backend")
 
 
 def _peers(text: str) -> list[str]:

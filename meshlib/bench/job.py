@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import selectors
-import subprocess
 import tempfile
+import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,11 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import meshlib
+from meshlib.bench.libraries import LIBRARIES
+from meshlib.bench.rank_processes import RankProcesses
 from transport.deadline import Deadline
 
 _START_SECONDS = 120.0
 _MEASURE_SECONDS = 300.0
 _LEAVE_SECONDS = 10.0
+_LOOK_SECONDS = 0.5
 _ROOT = Path(meshlib.__file__).parents[1]
 
 # One thread a rank, as launchers set it, and the loopback for all.
@@ -41,12 +43,15 @@ class Block:
 
     seconds: list[list[float]]
     right: bool
+    turn: float
+    """Seconds that the block took in all."""
 
 
 class Job:
     """``size`` ranks of ``library``, run by the interpreter ``python``. Made by ``running_job``.
 
-    Each runs ``module``, which speaks as ``meshlib.bench.worker`` does.
+    Each runs ``module``, which speaks as ``meshlib.bench.worker`` does. ``folder`` is for its pipes
+    and what it prints.
     """
 
     def __init__(
@@ -54,46 +59,53 @@ class Job:
         library: str,
         python: str,
         size: int,
-        log: Path,
+        folder: Path,
         module: str = "meshlib.bench.worker",
     ) -> None:
         self.library = library
         self.size = size
-        self._log = log
-        self._selector = selectors.DefaultSelector()
         self._lines: list[bytes] = [b""] * size
-        self._workers: list[subprocess.Popen[bytes]] = []
+        program = [python, "-m", module, "--library", library, "--size", str(size)]
         variables = {**os.environ, **_ENVIRONMENT, "PYTHONPATH": str(_ROOT)}
-        for rank in range(size):
-            command = [python, "-m", module]
-            command += ["--library", library, "--rank", str(rank), "--size", str(size)]
-            with log.open("ab") as errors:
-                worker = subprocess.Popen(
-                    command,
-                    env=variables,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=errors,
-                )
-            self._workers.append(worker)
-            assert worker.stdout is not None
-            os.set_blocking(worker.stdout.fileno(), False)
-            self._selector.register(worker.stdout, selectors.EVENT_READ, rank)
+        known = LIBRARIES.get(library)
+        launcher, variable = (known.launcher, known.rank_variable) if known else ((), "")
+        self.processes = RankProcesses(program, size, folder, variables, launcher, variable)
+        self._selector = selectors.DefaultSelector()
+        for rank, fd in enumerate(self.processes.answers):
+            self._selector.register(fd, selectors.EVENT_READ, rank)
 
     def start(self) -> str:
         """Have the ranks find each other; return the library's version."""
         deadline = Deadline.after(_START_SECONDS)
         port = self._answers(range(1), deadline)[0]
         self._tell(range(1, self.size), port)
-        return self._answers(range(self.size), deadline)[0]["ready"]
+        answers = self._answers(range(self.size), deadline)
+        self.processes.pids = [answer["pid"] for answer in answers if "pid" in answer]
+        return answers[0]["ready"]
 
-    def measure(self, case: str, nbytes: int, repetitions: int, warmup: int) -> Block:
-        """Run one block of repetitions, after ``warmup`` that are not counted."""
+    def measure(
+        self, case: str, nbytes: int, repetitions: int, warmup: int, *, keep: bool = True
+    ) -> Block:
+        """Run one block of repetitions, after ``warmup`` that are not counted.
+
+        The ranks keep their arrays for the next block of the same case if ``keep``.
+        """
+        began = time.perf_counter()
         answers = self.ask(
-            {"case": case, "bytes": nbytes, "repetitions": repetitions, "warmup": warmup}
+            {
+                "case": case,
+                "nbytes": nbytes,
+                "repetitions": repetitions,
+                "warmup": warmup,
+                "keep": keep,
+            }
         )
         by_rank = [answer["seconds"] for answer in answers]
-        return Block([list(times) for times in zip(*by_rank, strict=True)], answers[0]["right"])
+        return Block(
+            [list(times) for times in zip(*by_rank, strict=True)],
+            all(answer["right"] for answer in answers),
+            time.perf_counter() - began,
+        )
 
     def ask(self, request: dict[str, Any]) -> list[dict[str, Any]]:
         """Send ``request`` to all ranks; return their answers, by rank."""
@@ -103,55 +115,38 @@ class Job:
     def end(self, *, orderly: bool) -> None:
         """Let the ranks leave, or kill them; wait for all."""
         self._selector.close()
-        for worker in self._workers:
-            assert worker.stdin is not None
-            if not orderly:
-                worker.kill()
-            with contextlib.suppress(OSError):
-                worker.stdin.close()
-        deadline = Deadline.after(_LEAVE_SECONDS)
-        for worker in self._workers:
-            try:
-                worker.wait(deadline.remaining())
-            except subprocess.TimeoutExpired:
-                worker.kill()
-                worker.wait()
-            assert worker.stdout is not None
-            worker.stdout.close()
+        if not orderly:
+            self.processes.kill()
+        self.processes.hang_up()
+        self.processes.end(_LEAVE_SECONDS)
 
     def _tell(self, ranks: Sequence[int], message: dict[str, Any]) -> None:
         line = json.dumps(message).encode() + b"\n"
         for rank in ranks:
-            stdin = self._workers[rank].stdin
-            assert stdin is not None
-            try:
-                stdin.write(line)
-                stdin.flush()
-            except OSError as error:
-                raise self._failure(f"rank {rank} has ended") from error
+            os.write(self.processes.requests[rank], line)
 
     def _answers(self, ranks: Sequence[int], deadline: Deadline) -> list[dict[str, Any]]:
         """Read one line from each of ``ranks``."""
-        found: dict[int, dict[str, Any]] = {}
-        while len(found) < len(ranks):
-            ready = self._selector.select(deadline.remaining())
+        while missing := [rank for rank in ranks if b"\n" not in self._lines[rank]]:
+            ready = self._selector.select(min(deadline.remaining(), _LOOK_SECONDS))
             if not ready and deadline.expired:
-                missing = sorted(set(ranks) - set(found))
                 raise self._failure(f"no answer from ranks {missing} in {deadline.seconds:g} s")
+            if not ready and self.processes.has_ended():
+                raise self._failure(f"a process has ended; no answer from ranks {missing}")
             for key, _ in ready:
                 rank: int = key.data
                 data = os.read(key.fd, 1 << 16)
                 if not data:
                     raise self._failure(f"rank {rank} has ended")
                 self._lines[rank] += data
-                line, newline, rest = self._lines[rank].partition(b"\n")
-                if newline:
-                    self._lines[rank] = rest
-                    found[rank] = json.loads(line)
-        return [found[rank] for rank in ranks]
+        return [self._take_line(rank) for rank in ranks]
+
+    def _take_line(self, rank: int) -> dict[str, Any]:
+        line, _, self._lines[rank] = self._lines[rank].partition(b"\n")
+        return json.loads(line)
 
     def _failure(self, reason: str) -> BenchmarkError:
-        printed = self._log.read_text(errors="replace")[-4000:]
+        printed = self.processes.log.read_text(errors="replace")[-4000:]
         return BenchmarkError(f"{self.library}, {self.size} ranks: {reason}\n{printed}")
 
 
@@ -161,7 +156,7 @@ def running_job(
 ) -> Generator[Job]:
     """Give a job that runs until the block ends; nothing of it is left afterwards."""
     with tempfile.TemporaryDirectory(prefix="meshlib-bench-") as folder:
-        job = Job(library, python, size, Path(folder) / "errors.txt", module)
+        job = Job(library, python, size, Path(folder), module)
         orderly = False
         try:
             yield job

@@ -5,35 +5,64 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from meshlib.bench.libraries import OWN
 from meshlib.bench.run import Result
 from meshlib.bench.sizes import format_size
 
-OWN = "meshlib"
+MPI = ("openmpi", "mpich")
+BEST_MPI = "best MPI"
+
+
+def references(libraries: Iterable[str]) -> list[str]:
+    """Return what our times are set against: each peer, and the faster one of two MPIs."""
+    peers = [library for library in libraries if library not in OWN]
+    return [*peers, BEST_MPI] if all(mpi in peers for mpi in MPI) else peers
+
+
+def ratio(results: Sequence[Result], library: str, reference: str) -> float | None:
+    """Return ``library``'s median over ``reference``'s; None where one was not measured."""
+    medians = {result.library: result.median for result in results}
+    if reference == BEST_MPI:
+        found = [medians[mpi] for mpi in MPI if mpi in medians]
+        other = min(found) if found else None
+    else:
+        other = medians.get(reference)
+    own = medians.get(library)
+    return None if own is None or other is None else own / other
 
 
 def header(libraries: Sequence[str]) -> str:
     """Return the table's first line."""
-    columns = [f"{library} µs" for library in libraries]
-    columns += [f"/ {library}" for library in libraries if library != OWN]
-    return f"{'collective':15}{'ranks':>6}{'size':>10}" + "".join(f"{c:>13}" for c in columns)
+    line = f"{'collective':15}{'ranks':>6}{'size':>10}  {'library':18}{'time µs':>11}"
+    line += f"{'algbw GB/s':>12}{'busbw GB/s':>12}"
+    return line + "".join(f"{'/ ' + name:>11}" for name in references(libraries))
 
 
-def row(results: Sequence[Result]) -> str:
-    """Return one line: the medians, and our time over each other library's."""
+def rows(results: Sequence[Result], libraries: Sequence[str]) -> str:
+    """Return a line for each library; ours have their time over each other's."""
     first = results[0]
-    line = f"{first.case:15}{first.ranks:>6}{format_size(first.nbytes):>10}"
-    line += "".join(f"{1e6 * result.median:>13,.1f}" for result in results)
-    own = next((result for result in results if result.library == OWN), None)
+    size = format_size(first.nbytes) if first.nbytes else ""
+    start = f"{first.case:15}{first.ranks:>6}{size:>10}"
+    lines: list[str] = []
     for result in results:
-        if own is not None and result is not own:
-            line += f"{own.median / result.median:>13.2f}"
-    return line
+        line = f"{start}  {result.library:18}{1e6 * result.median:>11,.1f}"
+        if first.nbytes:
+            line += f"{1e-9 * result.algorithm_bandwidth:>12.3f}"
+            line += f"{1e-9 * result.bus_bandwidth:>12.3f}"
+        else:
+            line += f"{'':24}"
+        for reference in references(libraries) if result.library in OWN else []:
+            value = ratio(results, result.library, reference)
+            line += f"{'' if value is None else f'{value:.2f}':>11}"
+        lines.append(line.rstrip())
+        start = " " * len(start)
+    return "\n".join(lines)
 
 
 def as_json(results: Sequence[Result], settings: dict[str, Any]) -> str:
@@ -61,11 +90,13 @@ def _result_as_json(result: Result) -> dict[str, Any]:
         "ranks": result.ranks,
         "library": result.library,
         "version": result.version,
-        "right": result.right,
+        "rounds": len(result.rounds),
         "repetitions": len(result.seconds),
         "median_us": round(1e6 * result.median, 3),
         "tenth_us": round(1e6 * result.quantile(1), 3),
         "ninth_tenth_us": round(1e6 * result.quantile(9), 3),
+        "algorithm_bandwidth_gb_s": round(1e-9 * result.algorithm_bandwidth, 6),
+        "bus_bandwidth_gb_s": round(1e-9 * result.bus_bandwidth, 6),
     }
 
 

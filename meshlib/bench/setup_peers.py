@@ -1,6 +1,6 @@
 """Environments for the libraries to compare with: each has its own, beside the project's.
 
-    python -m meshlib.bench.setup_peers [PEER …]
+python -m meshlib.bench.setup_peers [PEER …]
 """
 
 from __future__ import annotations

@@ -2,36 +2,72 @@
 
 It runs in the library's own environment, which needs nothing of ours but NumPy. Requests and
 answers are JSON, one a line. Rank 0 begins with ``{"port": …}``, the others are told; each then
-says ``{"ready": version}`` and answers requests until its input ends.
+says ``{"ready": version}`` and answers requests until its input ends. Between requests it is in a
+read, and uses no processor.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import json
 import os
 import sys
 import time
 from typing import Any
 
-from meshlib.bench.cases import CASES, Case
+from meshlib.bench.cases import CASES, Bound, Case
 from meshlib.bench.libraries import LIBRARIES, Library
 
 
-def measure(case: Case, library: Library, repetitions: int, warmup: int) -> dict[str, Any]:
-    """Return the seconds of each repetition, and whether the last results were right."""
-    dist = library.dist
-    seconds: list[float] = []
-    for turn in range(-warmup, repetitions):
-        case.reset()
-        dist.barrier()
-        began = time.perf_counter()
-        case.run(dist)
-        took = time.perf_counter() - began
-        if turn >= 0:
-            seconds.append(took)
-    return {"seconds": seconds, "right": case.is_right()}
+class Bench:
+    """What a rank measures with: one case at a time, whose arrays stay until another's come."""
+
+    def __init__(self, library: Library, rank: int, size: int) -> None:
+        self._library = library
+        self._rank = rank
+        self._size = size
+        self._key: tuple[str, int] | None = None
+        self._case: Case | None = None
+
+    def measure(
+        self, case: str, nbytes: int, repetitions: int, warmup: int, keep: bool
+    ) -> dict[str, Any]:
+        """Return the seconds of each repetition, and whether the last result was right.
+
+        The arrays are kept for the next request of the same case if ``keep``.
+        """
+        made, call = self._make(case, nbytes)
+        library, seconds = self._library, list[float]()
+        clock, barrier = time.perf_counter, library.barrier
+        made.clear()
+        gc.collect()
+        gc.disable()
+        for turn in range(-warmup, repetitions):
+            made.reset()
+            barrier()
+            began = clock()
+            call()
+            took = clock() - began
+            if turn >= 0:
+                seconds.append(took)
+        gc.enable()
+        right = made.is_right()
+        if not keep:
+            self._drop()
+        return {"seconds": seconds, "right": right}
+
+    def _make(self, case: str, nbytes: int) -> tuple[Case, Bound]:
+        if self._case is None or self._key != (case, nbytes):
+            self._drop()  # its memory goes before the next one's comes
+            library = self._library
+            self._case = CASES[case](nbytes, self._rank, self._size, library.empty)
+            self._key = case, nbytes
+        return self._case, self._library.bind(self._case)
+
+    def _drop(self) -> None:
+        self._case = None
 
 
 def main() -> None:
@@ -56,17 +92,13 @@ def main() -> None:
     else:
         port = json.loads(sys.stdin.readline())["port"]
     library.join(port, args.rank, args.size)
-    answer({"ready": library.version()})
-    case: Case | None = None
-    made = None
+    answer({"ready": library.version(), "pid": os.getpid()})
+    gc.collect()
+    gc.freeze()  # what the libraries' modules hold need not be looked through again
+    bench = Bench(library, args.rank, args.size)
     for line in sys.stdin:
-        request = json.loads(line)
-        key = request["case"], request["bytes"]
-        if case is None or made != key:
-            case = None  # its memory goes before the next one's comes
-            case = CASES[key[0]](key[1], args.rank, args.size, library.wrap)
-            made = key
-        answer(measure(case, library, request["repetitions"], request["warmup"]))
+        answer(bench.measure(**json.loads(line)))
+    del bench
     with contextlib.suppress(RuntimeError):  # a peer that left first is no failure here
         library.leave()
 

@@ -1,0 +1,37 @@
+"""A bar on the terminal that says what is being measured, and how long it will still take."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+_CELLS = 24
+
+
+class Progress:
+    """The bar; nothing is written where standard error is no terminal."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._shown = sys.stderr.isatty()
+
+    def __call__(self, what: str, share: float) -> None:
+        """Show that ``what`` is being done when ``share`` of all is done already."""
+        if not self._shown:
+            return
+        full = int(share * _CELLS)
+        left = ""
+        if share > 0:
+            seconds = (time.monotonic() - self._began) * (1 - share) / share
+            left = f", {int(seconds) // 60}:{int(seconds) % 60:02} left"
+        bar = "█" * full + "░" * (_CELLS - full)
+        self._write(f"{bar} {share:4.0%}{left}  {what}")
+
+    def clear(self) -> None:
+        """Take the bar away, so that something else can be printed."""
+        if self._shown:
+            self._write("")
+
+    def _write(self, text: str) -> None:
+        sys.stderr.write(f"\r\x1b[2K{text}")
+        sys.stderr.flush()
