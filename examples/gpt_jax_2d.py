@@ -302,15 +302,17 @@ def main() -> None:
 
     if dist.get_rank(mesh["dp"]) == 0:
         sample = config["sample"]
-        prompt = jnp.array([text.alphabet.index(character) for character in sample["prompt"]])
-        tokens = generate(
-            params,
-            prompt,
-            jax.random.key(config["train"]["seed"]),
-            sample["temperature"],
-            length=sample["length"],
-            context=config["model"]["context"],
-            tp=mesh["tp"],
+        prompt = np.array([text.alphabet.index(character) for character in sample["prompt"]])
+        tokens = np.asarray(
+            generate(
+                params,
+                prompt,
+                jax.random.key(config["train"]["seed"]),
+                sample["temperature"],
+                length=sample["length"],
+                context=config["model"]["context"],
+                tp=mesh["tp"],
+            )
         )
         written = sample["prompt"] + "".join(text.alphabet[token] for token in tokens)
         if dist.get_rank() == 0:

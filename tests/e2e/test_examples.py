@@ -1,5 +1,6 @@
 """Every example runs under ``meshrun``, with real processes, and says what it should."""
 
+import os
 import re
 import subprocess
 import sys
@@ -16,11 +17,18 @@ DEADLINE = 50
 pytestmark = pytest.mark.processes
 
 
+# Ranks that are processes need no more threads than XLA takes by itself; and a program of a few
+# steps is sooner done than optimized.
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "NPROC"}
+ENVIRONMENT["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
+
+
 def meshrun(cwd, *arguments, code=0):
     """Run the launcher in ``cwd``; check how it ended, and return what rank 0 printed."""
     done = subprocess.run(
         [MESHRUN, *map(str, arguments)],
         cwd=cwd,
+        env=ENVIRONMENT,
         capture_output=True,
         text=True,
         timeout=DEADLINE,
