@@ -21,6 +21,9 @@ Empty = Callable[[int, int], Floats]
 makes at this moment."""
 
 ROOT = 0
+COPY = "copy"
+"""The case that is no collective."""
+
 _PERIOD = 251
 _TILE_COUNT = _PERIOD * 256
 _PATTERN: Floats = (np.arange(_TILE_COUNT + _PERIOD) % _PERIOD).astype(np.float32)
@@ -96,6 +99,16 @@ class Case(ABC):
         return float(nbytes), 1.0
 
     @staticmethod
+    def moved(nbytes: int, size: int) -> int:
+        """Return the bytes that all ranks together must at least read and write.
+
+        Each input is read once and each result written once, and no more: a sum that stays in a
+        register, with inputs that all ranks can reach. For a sum on all ranks, in place: each of
+        the ``size`` arrays is read and written once.
+        """
+        return 2 * nbytes * size
+
+    @staticmethod
     def memory(nbytes: int, size: int) -> int:
         """Return the bytes that the arrays of all ranks take."""
         return nbytes * size
@@ -126,13 +139,13 @@ class Case(ABC):
 
     @abstractmethod
     def expected(self) -> list[Run] | None:
-        """Return what ``output`` must hold after a call; None if this rank gets no result."""
+        """Return what the result must hold; None if this rank gets no result."""
 
-    def is_right(self) -> bool:
-        """Return whether the last call gave the right result."""
+    def is_right(self, result: Floats) -> bool:
+        """Return whether ``result`` is what a call must give on this rank."""
         expected = self.expected()
         return expected is None or all(
-            np.array_equal(piece, values) for piece, values in _pieces(self.output, expected)
+            np.array_equal(piece, values) for piece, values in _pieces(result, expected)
         )
 
 
@@ -154,6 +167,10 @@ class Broadcast(Case):
 
     name = "broadcast"
 
+    @staticmethod
+    def moved(nbytes: int, size: int) -> int:  # noqa: D102
+        return 2 * nbytes * (size - 1)
+
     def expected(self) -> list[Run] | None:  # noqa: D102
         return [Run(0, self.each, shift=ROOT)]
 
@@ -162,6 +179,10 @@ class Reduce(Case):
     """Sums, in place on the root; what the others' arrays hold then is undefined."""
 
     name = "reduce"
+
+    @staticmethod
+    def moved(nbytes: int, size: int) -> int:  # noqa: D102
+        return nbytes * (size + 1)
 
     def expected(self) -> list[Run] | None:  # noqa: D102
         if self.rank != ROOT:
@@ -186,6 +207,10 @@ class AllGather(Case):
     def _output_count(self, rank: int) -> int:
         return self.each * self.size
 
+    @staticmethod
+    def moved(nbytes: int, size: int) -> int:  # noqa: D102
+        return 2 * nbytes * size * size
+
     def expected(self) -> list[Run] | None:  # noqa: D102
         return [Run(0, self.each, shift=rank) for rank in range(self.size)]
 
@@ -201,6 +226,10 @@ class Gather(AllGather):
 
     def _output_count(self, rank: int) -> int:
         return self.each * self.size if rank == ROOT else 0
+
+    @staticmethod
+    def moved(nbytes: int, size: int) -> int:  # noqa: D102
+        return 2 * nbytes * size
 
     def expected(self) -> list[Run] | None:  # noqa: D102
         return super().expected() if self.rank == ROOT else None
@@ -221,6 +250,10 @@ class ReduceScatter(Case):
     def memory(nbytes: int, size: int) -> int:  # noqa: D102
         return nbytes * (size + 1)
 
+    @staticmethod
+    def moved(nbytes: int, size: int) -> int:  # noqa: D102
+        return nbytes * (size + 1)
+
     def expected(self) -> list[Run] | None:  # noqa: D102
         return [Run(self.rank * self.each, self.each, self.size, sum(range(self.size)))]
 
@@ -232,6 +265,10 @@ class Scatter(ReduceScatter):
 
     def _input_count(self, rank: int) -> int:
         return self.each * self.size if rank == ROOT else 0
+
+    @staticmethod
+    def moved(nbytes: int, size: int) -> int:  # noqa: D102
+        return 2 * nbytes
 
     def expected(self) -> list[Run] | None:  # noqa: D102
         return [Run(self.rank * self.each, self.each, shift=ROOT)]
@@ -254,6 +291,10 @@ class AllToAll(Case):
 
     def _output_count(self, rank: int) -> int:
         return self.each * self.size
+
+    @staticmethod
+    def moved(nbytes: int, size: int) -> int:  # noqa: D102
+        return 2 * nbytes * size
 
     def expected(self) -> list[Run] | None:  # noqa: D102
         return [Run(self.rank * self.each, self.each, shift=rank) for rank in range(self.size)]
@@ -283,6 +324,10 @@ class PingPong(Case):
     def _output_count(self, rank: int) -> int:
         return self._input_count(rank)
 
+    @staticmethod
+    def moved(nbytes: int, size: int) -> int:  # noqa: D102
+        return 4 * nbytes
+
     def expected(self) -> list[Run] | None:  # noqa: D102
         return [Run(0, self.each, shift=1 - self.rank)] if self.rank < 2 else None
 
@@ -297,8 +342,34 @@ class Barrier(Case):
     def traffic(nbytes: int, size: int) -> tuple[float, float]:  # noqa: D102
         return 0.0, 0.0
 
+    @staticmethod
+    def moved(nbytes: int, size: int) -> int:  # noqa: D102
+        return 0
+
     def expected(self) -> list[Run] | None:  # noqa: D102
         return None
+
+
+class Copy(Case):
+    """No collective: every rank copies its input, all at once. What the memory can do."""
+
+    name = COPY
+    has_output = True
+
+    @staticmethod
+    def traffic(nbytes: int, size: int) -> tuple[float, float]:  # noqa: D102
+        return float(2 * nbytes * size), 1.0
+
+    @staticmethod
+    def memory(nbytes: int, size: int) -> int:  # noqa: D102
+        return 2 * nbytes * size
+
+    def expected(self) -> list[Run] | None:  # noqa: D102
+        return [Run(0, self.each, shift=self.rank)]
+
+    def copy(self) -> None:
+        """Do it."""
+        np.copyto(self.output, self.input)
 
 
 CASES: dict[str, type[Case]] = {
@@ -314,8 +385,10 @@ CASES: dict[str, type[Case]] = {
         Scatter,
         Barrier,
         PingPong,
+        Copy,
     )
 }
+COLLECTIVES = [name for name in CASES if name != COPY]
 
 Bound = Callable[[], Any]
 """One call of a case in a library, ready to be timed."""

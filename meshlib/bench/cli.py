@@ -8,13 +8,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from meshlib.bench.cases import CASES
+from meshlib.bench.cases import CASES, COLLECTIVES
 from meshlib.bench.job import BenchmarkError
 from meshlib.bench.libraries import LIBRARIES, OWN
 from meshlib.bench.predict import Network, comparison, cost_of, extrapolation
 from meshlib.bench.progress import Progress
-from meshlib.bench.report import as_json, header, rows
-from meshlib.bench.run import Plan, Result, Skipped, run
+from meshlib.bench.report import as_json, copy_bandwidth, header, rows
+from meshlib.bench.run import Plan, Result, Skipped, grid, run
 from meshlib.bench.setup_peers import python_of
 from meshlib.bench.sizes import parse_size
 from meshlib.command_line import USAGE_ERROR, OneLineParser
@@ -23,8 +23,6 @@ from transport.hierarchical.cost import Shape
 
 _DEFAULT_SIZES = "8,1K,64K,1M,16M,64M"
 _BACKENDS = {"auto": "meshlib", "shm": "meshlib-shm", "tcp": "meshlib-tcp"}
-_MODELLED = {"meshlib": "shm", "meshlib-shm": "shm", "meshlib-tcp": "tcp"}
-"""The transport that each of our columns goes over, ranks being on one host."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,13 +31,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = {key: str(value) for key, value in vars(args).items()}
     try:
         tuning = _tuning() if args.predict else None
-        own = [_BACKENDS[backend] for backend in args.backend]
+        # The model knows what goes over links.
+        backends = args.backend or (["tcp"] if args.predict else ["auto"])
+        own = [_BACKENDS[backend] for backend in backends]
         own += ["meshlib-symmetric"] if args.symmetric else []
         pythons = dict.fromkeys(own, sys.executable) | {peer: python_of(peer) for peer in args.vs}
     except ValueError as error:
         sys.stderr.write(f"meshlib bench: {error}\n")
         return USAGE_ERROR
-    plan = Plan(args.collectives, args.sizes, args.ranks, pythons, args.rounds)
+    cells = grid(args.collectives, args.sizes, args.ranks, list(pythons))
+    plan = Plan(cells, pythons, args.rounds)
     results: list[Result] = []
     sys.stdout.write(header(list(pythons)) + "\n")
     progress = Progress()
@@ -49,8 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             if isinstance(found, Skipped):
                 sys.stdout.write(f"{found}\n")
             else:
-                sys.stdout.write(rows(found, list(pythons)) + "\n")
                 results += found
+                memory = copy_bandwidth(results, found[0].ranks)
+                sys.stdout.write(rows(found, list(pythons), memory) + "\n")
             sys.stdout.flush()
     except BenchmarkError as error:
         progress.clear()
@@ -62,10 +64,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_text(as_json(results, settings))
     if tuning is not None:
-        for name, transport in _MODELLED.items():
-            measured = [result for result in results if result.library == name]
-            if measured:
-                sys.stdout.write("\n" + comparison(measured, tuning, transport) + "\n")
+        measured = [result for result in results if result.library == _BACKENDS["tcp"]]
+        if measured:
+            sys.stdout.write("\n" + comparison(measured, tuning, "tcp") + "\n")
         sys.stdout.write(extrapolation(args.collectives, args.sizes, tuning, _network(args)))
     return 0
 
@@ -104,9 +105,10 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--backend",
         type=_backends,
-        default=["auto"],
+        default=[],
         metavar="NAMES",
-        help=f"what our own calls go over: {', '.join(_BACKENDS)} (default: auto)",
+        help=f"what our own calls go over: {', '.join(_BACKENDS)} (default: auto, or tcp with"
+        " --predict)",
     )
     parser.add_argument(
         "--symmetric",
@@ -168,7 +170,7 @@ def _chosen(text: str, known: Sequence[str], what: str) -> list[str]:
 
 
 def _collectives(text: str) -> list[str]:
-    return list(CASES) if text == "all" else _chosen(text, list(CASES), "collective")
+    return COLLECTIVES if text == "all" else _chosen(text, list(CASES), "collective")
 
 
 def _backends(text: str) -> list[str]:

@@ -9,6 +9,7 @@ from meshlib.bench.c10d_libraries import (
     MeshlibTcp,
     TorchGloo,
 )
+from meshlib.bench.jax_library import JaxGloo
 from meshlib.bench.library import Library
 from meshlib.bench.mpi_libraries import Mpich, OpenMpi
 
@@ -20,5 +21,5 @@ OWN: dict[str, type[Library]] = {
 """This library, over each of its transports."""
 
 LIBRARIES: dict[str, type[Library]] = OWN | {
-    library.name: library for library in (TorchGloo, OpenMpi, Mpich)
+    library.name: library for library in (TorchGloo, OpenMpi, Mpich, JaxGloo)
 }

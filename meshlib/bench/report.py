@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from meshlib.bench.cases import COPY
 from meshlib.bench.libraries import OWN
-from meshlib.bench.run import Result
+from meshlib.bench.run import MEMORY_BOUND, Result
 from meshlib.bench.sizes import format_size
 
 MPI = ("openmpi", "mpich")
@@ -40,12 +41,15 @@ def ratio(results: Sequence[Result], library: str, reference: str) -> float | No
 def header(libraries: Sequence[str]) -> str:
     """Return the table's first line."""
     line = f"{'collective':15}{'ranks':>6}{'size':>10}  {'library':18}{'time µs':>11}"
-    line += f"{'algbw GB/s':>12}{'busbw GB/s':>12}"
+    line += f"{'algbw GB/s':>12}{'busbw GB/s':>12}{'memory':>8}"
     return line + "".join(f"{'/ ' + name:>11}" for name in references(libraries))
 
 
-def rows(results: Sequence[Result], libraries: Sequence[str]) -> str:
-    """Return a line for each library; ours have their time over each other's."""
+def rows(results: Sequence[Result], libraries: Sequence[str], memory: float | None) -> str:
+    """Return a line for each library; ours have their time over each other's.
+
+    ``memory`` is the bytes a second that the ranks copy, if that is known.
+    """
     first = results[0]
     size = format_size(first.nbytes) if first.nbytes else ""
     start = f"{first.case:15}{first.ranks:>6}{size:>10}"
@@ -55,14 +59,22 @@ def rows(results: Sequence[Result], libraries: Sequence[str]) -> str:
         if first.nbytes:
             line += f"{1e-9 * result.algorithm_bandwidth:>12.3f}"
             line += f"{1e-9 * result.bus_bandwidth:>12.3f}"
+            known = memory is not None and result.nbytes >= MEMORY_BOUND
+            line += f"{result.moved / memory:>8.0%}" if known and memory else f"{'':8}"
         else:
-            line += f"{'':24}"
+            line += f"{'':32}"
         for reference in references(libraries) if result.library in OWN else []:
             value = ratio(results, result.library, reference)
             line += f"{'' if value is None else f'{value:.2f}':>11}"
         lines.append(line.rstrip())
         start = " " * len(start)
     return "\n".join(lines)
+
+
+def copy_bandwidth(results: Iterable[Result], ranks: int) -> float | None:
+    """Return the bytes a second that ``ranks`` ranks copied together, if that was measured."""
+    found = [result.moved for result in results if (result.case, result.ranks) == (COPY, ranks)]
+    return found[-1] if found else None
 
 
 def as_json(results: Sequence[Result], settings: dict[str, Any]) -> str:
@@ -97,6 +109,7 @@ def _result_as_json(result: Result) -> dict[str, Any]:
         "ninth_tenth_us": round(1e6 * result.quantile(9), 3),
         "algorithm_bandwidth_gb_s": round(1e-9 * result.algorithm_bandwidth, 6),
         "bus_bandwidth_gb_s": round(1e-9 * result.bus_bandwidth, 6),
+        "moved_gb_s": round(1e-9 * result.moved, 6),
     }
 
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from meshlib.bench.cases import CASES
+from meshlib.bench.cases import CASES, COPY
 from meshlib.bench.job import BenchmarkError, Job, running_job
 from meshlib.bench.libraries import LIBRARIES
 from meshlib.bench.sizes import format_size
 
-_TURN_SECONDS = 0.1
+MEMORY_BOUND = 1 << 20
+COPY_BYTES = 64 << 20
+
+_SLOW_SECONDS = 0.25
 _FEWEST_CALLS = 8
 _MOST_IN_A_TURN = 50
 _KEPT_SHARE, _LARGEST_SHARE = 0.25, 0.6
@@ -23,26 +27,61 @@ Progress = Callable[[str, float], None]
 
 
 @dataclass(frozen=True, slots=True)
+class Cell:
+    """One case at one size among so many ranks, in each of ``libraries``."""
+
+    case: str
+    nbytes: int
+    ranks: int
+    libraries: tuple[str, ...]
+
+    def __str__(self) -> str:
+        size = f" {format_size(self.nbytes)}" if self.nbytes else ""
+        return f"{self.case}{size}, {self.ranks} ranks"
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
-    """What to measure: every case at every size, with each number of ranks.
+    """What to measure. Cells of the same number of ranks come one after the other.
 
     ``pythons`` gives for each library the interpreter of its environment; ``rounds`` is how often
-    each library gets its turn for each case and size.
+    each library gets its turn in each cell, ``turn`` about how many seconds a turn is.
     """
 
-    cases: Sequence[str]
-    sizes: Sequence[int]
-    ranks: Sequence[int]
+    cells: Sequence[Cell]
     pythons: dict[str, str]
     rounds: int
+    turn: float = 0.1
 
-    def cells(self) -> list[tuple[str, int]]:
-        """Return each case with each of its sizes."""
-        return [
-            (case, nbytes)
-            for case in self.cases
-            for nbytes in (self.sizes if CASES[case].is_sized else [0])
-        ]
+
+def grid(
+    cases: Sequence[str], sizes: Sequence[int], ranks: Sequence[int], libraries: Sequence[str]
+) -> list[Cell]:
+    """Return a cell for each case, size and number of ranks; our own library comes first.
+
+    Where memory is moved in earnest, a cell that measures the memory itself goes ahead.
+    """
+    cells: list[Cell] = []
+    for count in ranks:
+        if max(sizes) >= MEMORY_BOUND and COPY not in cases:
+            cells.append(copy_cell(count, libraries[0]))
+        for case in cases:
+            able = tuple(name for name in libraries if _has(name, case, libraries[0]))
+            for nbytes in sizes if CASES[case].is_sized else [0]:
+                cells.append(Cell(case, nbytes, count, able))
+    return cells
+
+
+def copy_cell(ranks: int, library: str) -> Cell:
+    """Return the cell that measures how fast all ranks copy at once."""
+    return Cell(COPY, COPY_BYTES, ranks, (library,))
+
+
+def _has(library: str, case: str, first: str) -> bool:
+    if case == COPY:
+        return library == first
+    cases = LIBRARIES[library].cases
+    return cases is None or case in cases
 
 
 @dataclass(slots=True)
@@ -74,6 +113,11 @@ class Result:
         return statistics.quantiles(self.seconds, n=10, method="inclusive")[tenth - 1]
 
     @property
+    def moved(self) -> float:
+        """Bytes a second that the ranks must have read and written, all of them together."""
+        return CASES[self.case].moved(self.nbytes, self.ranks) / self.median
+
+    @property
     def algorithm_bandwidth(self) -> float:
         """Bytes a second, as nccl-tests count them."""
         return CASES[self.case].traffic(self.nbytes, self.ranks)[0] / self.median
@@ -92,11 +136,6 @@ class Contender:
     version: str
     seconds_a_call: float = 0.0
 
-    def has(self, case: str) -> bool:
-        """Return whether the library has this case."""
-        cases = LIBRARIES[self.job.library].cases
-        return cases is None or case in cases
-
     def measure(
         self, case: str, nbytes: int, repetitions: int, warmup: int, keep: bool
     ) -> list[float]:
@@ -109,61 +148,56 @@ class Contender:
         self.seconds_a_call = block.turn / (repetitions + warmup)
         return [max(times) for times in block.seconds]
 
-    def repetitions(self, rounds: int) -> int:
+    def repetitions(self, rounds: int, turn: float) -> int:
         """Return how many calls fit into the next turn, by what the last one took."""
-        fewest = -(-_FEWEST_CALLS // rounds)
-        return max(fewest, min(_MOST_IN_A_TURN, int(_TURN_SECONDS / self.seconds_a_call)))
+        fewest = -(-_FEWEST_CALLS // rounds) if self.seconds_a_call < _SLOW_SECONDS else 1
+        return max(fewest, min(_MOST_IN_A_TURN, int(turn / self.seconds_a_call)))
 
 
 @dataclass(slots=True)
 class Skipped:
-    """A case that was not measured, and why."""
+    """A cell that was not measured, and why."""
 
-    case: str
-    nbytes: int
-    ranks: int
+    cell: Cell
     reason: str
 
     def __str__(self) -> str:
-        size = format_size(self.nbytes)
-        return f"{self.case:15}{self.ranks:>6}{size:>10}  not measured: {self.reason}"
+        return f"{self.cell}: not measured: {self.reason}"
 
 
 def run(plan: Plan, progress: Progress) -> Iterator[list[Result] | Skipped]:
-    """Yield the results of each case and size, a list with one for each library that has it."""
-    cells = plan.cells()
-    total, done = len(cells) * len(plan.ranks), 0
-    for size in plan.ranks:
+    """Yield the results of each cell, a list with one for each library."""
+    done = 0
+    for size, group in itertools.groupby(plan.cells, lambda cell: cell.ranks):
+        cells = list(group)
         with ExitStack() as stack:
-            contenders: list[Contender] = []
+            contenders: dict[str, Contender] = {}
             for library, python in plan.pythons.items():
-                progress(f"starting {size} ranks of {library}", done / total)
-                job = stack.enter_context(running_job(library, python, size))
-                contenders.append(Contender(job, job.start()))
-            for case, nbytes in cells:
-                progress(f"{case} {format_size(nbytes)}, {size} ranks", done / total)
-                yield _measure(plan.rounds, contenders, case, nbytes)
+                if any(library in cell.libraries for cell in cells):
+                    progress(f"starting {size} ranks of {library}", done / len(plan.cells))
+                    job = stack.enter_context(running_job(library, python, size))
+                    contenders[library] = Contender(job, job.start())
+            for cell in cells:
+                progress(str(cell), done / len(plan.cells))
+                yield _measure(plan, cell, [contenders[name] for name in cell.libraries])
                 done += 1
 
 
-def _measure(
-    rounds: int, contenders: Sequence[Contender], case: str, nbytes: int
-) -> list[Result] | Skipped:
-    able = [contender for contender in contenders if contender.has(case)]
-    ranks = contenders[0].job.size
-    needed, available = CASES[case].memory(nbytes, ranks), _available_memory()
+def _measure(plan: Plan, cell: Cell, contenders: Sequence[Contender]) -> list[Result] | Skipped:
+    case, nbytes, rounds = cell.case, cell.nbytes, plan.rounds
+    needed, available = CASES[case].memory(nbytes, cell.ranks), _available_memory()
     if needed > _LARGEST_SHARE * available:
         reason = f"needs {needed / 2**30:.1f} GiB of memory, {available / 2**30:.1f} are there"
-        return Skipped(case, nbytes, ranks, reason)
-    keep = needed * len(able) <= _KEPT_SHARE * available
-    results = [Result(case, nbytes, ranks, one.job.library, one.version) for one in able]
-    for contender in able:  # finds out how long a call takes
+        return Skipped(cell, reason)
+    keep = needed * len(contenders) <= _KEPT_SHARE * available
+    results = [Result(case, nbytes, cell.ranks, it.job.library, it.version) for it in contenders]
+    for contender in contenders:  # finds out how long a call takes
         contender.measure(case, nbytes, 1, 1, keep)
     for round_ in range(rounds):
-        pairs = list(zip(able, results, strict=True))
+        pairs = list(zip(contenders, results, strict=True))
         # Whoever comes second finds the caches as the first has left them: take turns in that.
         for contender, result in pairs if round_ % 2 == 0 else reversed(pairs):
-            repetitions = contender.repetitions(rounds)
+            repetitions = contender.repetitions(rounds, plan.turn)
             warmup = 1 if repetitions < _FEWEST_CALLS else 2
             last = round_ == rounds - 1
             times = contender.measure(case, nbytes, repetitions, warmup, keep and not last)
