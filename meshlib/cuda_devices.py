@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import warnings
+from typing import Any
 
 import numpy as np
 
 from meshlib.availability import get_node_local_rank
+from meshlib.nccl_splits import connect
 from meshlib.world import World
 from transport import environment
 from transport.cuda.driver import Driver, load_driver
@@ -28,7 +31,7 @@ def choose_cuda_device(world: World, driver: Driver | None = None) -> str | None
     trouble: DistBackendError | None = None
     shares = True
     try:
-        shares = _choose(driver or load_driver())
+        shares = _choose(driver or load_driver(), world.cuda_device)
     except DistBackendError as error:
         trouble = error
     state = np.array([trouble is None, not shares and has_provider()], np.int8)
@@ -43,8 +46,51 @@ def choose_cuda_device(world: World, driver: Driver | None = None) -> str | None
     return NCCL_BACKEND if state[1] else None
 
 
-def _choose(driver: Driver) -> bool:
-    """Choose the device by LOCAL_RANK; return whether another rank of this host has the same."""
+def bind_cuda_device(world: World, device_id: Any, driver: Driver | None = None) -> None:
+    """Make ``device_id`` this rank's GPU, and connect all ranks if the default backend is NCCL.
+
+    Every rank of ``world`` calls. ``"cpu"`` binds nothing. Raises ValueError for what is no
+    device, or none that this process has.
+    """
+    device = _number_of(device_id)
+    if device is None:
+        return
+    driver = driver or load_driver()
+    count = driver.device_count()
+    if device >= count:
+        raise ValueError(
+            f"device_id is {device_id!r}, but rank {world.rank} sees {count} GPUs; expected one of"
+            f" cuda:0 to cuda:{count - 1} (see CUDA_VISIBLE_DEVICES and LOCAL_RANK)"
+        )
+    driver.choose_device(device)
+    world.cuda_device = device
+    connect(world.default_group, driver, device)
+
+
+def _number_of(device_id: Any) -> int | None:
+    """Return the number of the GPU that ``device_id`` names, None for the CPU."""
+    if isinstance(device_id, str):
+        if device_id == "cpu":
+            return None
+        kind, _, text = device_id.partition(":")
+        number = int(text) if kind == "cuda" and text.isdecimal() else None
+    else:
+        # CuPy's devices have an id, torch's an index.
+        given = getattr(device_id, "id", getattr(device_id, "index", device_id))
+        try:
+            number = operator.index(given)
+        except TypeError:
+            number = None
+    if number is None or number < 0:
+        raise ValueError(
+            f"device_id is {device_id!r}; expected the number of a GPU, 'cuda:NUMBER', 'cpu', or"
+            " an object with id or index"
+        )
+    return number
+
+
+def _choose(driver: Driver, bound: int | None) -> bool:
+    """Choose the device ``bound``, or by LOCAL_RANK; return whether ranks of this host share it."""
     count = driver.device_count()
     if count == 0:
         raise DistBackendError(
@@ -53,7 +99,7 @@ def _choose(driver: Driver) -> bool:
         )
     local_rank = get_node_local_rank(fallback_rank=0)
     ranks = int(os.environ.get(environment.LOCAL_WORLD_SIZE, local_rank + 1))
-    driver.choose_device(local_rank % count)
+    driver.choose_device(local_rank % count if bound is None else bound)
     # A launcher may show each rank a GPU of its own, and no other.
     own = count == 1 and _named_apart()
     if ranks > count and not own:

@@ -52,7 +52,10 @@ def init_process_group(
     instead of it, an explicit ``store`` with ``rank`` and ``world_size``. ``timeout`` (seconds or
     timedelta, 30 minutes by default) bounds this call and is the default deadline of all others.
     ``group_name`` keeps jobs apart that share a store. With ``backend="inproc"`` the calling
-    thread alone becomes the rank.
+    thread alone becomes the rank. ``device_id`` (a number, ``"cuda:1"``, or an object with ``id``
+    or ``index``) binds this rank to a GPU: it becomes the calling thread's current one, and NCCL,
+    if it is a backend, connects all ranks here, not at the first call; groups that all ranks make
+    together then need no connections of their own.
 
     Raises ValueError for arguments that do not fit or when there is a default group already,
     ``DistStoreError`` that names who is missing when not all ranks come in time.
@@ -102,6 +105,19 @@ def init_process_group(
 
 def _tls() -> Tls | None:
     # Cryptography is not needed where ranks are threads.
+    if device_id is not None:
+        try:
+            _bind(world, device_id)
+        except BaseException:
+            destroy_process_group()
+            raise
+
+
+def _bind(world: World, device_id: Any) -> None:
+    # No GPU is needed where nobody names one.
+    from meshlib.cuda_devices import bind_cuda_device
+
+    bind_cuda_device(world, device_id)
     from transport.tls import tls_from_environment
 
     return tls_from_environment()

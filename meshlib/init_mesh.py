@@ -11,7 +11,10 @@ from meshlib.mesh_config import MeshConfig, ensure_world
 from meshlib.mesh_names import DimKey, Timeout
 from meshlib.mesh_spec import check_dim_names, check_shape, describe_dims, infer_sizes
 from meshlib.mesh_value import check_device_type
+from meshlib.nccl_splits import split_mesh
+from meshlib.world import current_world
 from transport import environment
+from transport.cuda.driver import load_driver
 
 
 def init_device_mesh(
@@ -34,7 +37,9 @@ def init_device_mesh(
     With ``device_type="cuda"`` the GPU number ``LOCAL_RANK`` becomes the current one of the
     calling thread. Where there are fewer GPUs than ranks on a host, ranks share them, with a
     warning, and arrays travel by way of the host; else, unless ``backend`` says otherwise, by
-    NCCL. Raises DistBackendError that says what to do when there is no GPU, driver or CuPy.
+    NCCL. With a ``device_id`` (see ``init_process_group``) that is the GPU, and the groups of
+    NCCL along all dims are connected here, not at their first calls. Raises DistBackendError
+    that says what to do when there is no GPU, driver or CuPy.
 
     Raises ValueError, before anything is started where possible, when the shape does not fit the
     world size; for a mesh over some of the ranks use ``DeviceMesh``.
@@ -54,11 +59,11 @@ def init_device_mesh(
         for argument, value in options.items():
             if value is not None:
                 raise ValueError(f"{argument} is given without mesh_shape; expected both")
-        return _started_with().build(device_type)
+        return _bound(_started_with().build(device_type))
     shape = check_shape(mesh_shape)
     names = check_dim_names(mesh_dim_names, len(shape))
     sizes = infer_sizes(shape, ensure_world().size, f"mesh_shape {describe_dims(names, shape)}")
-    return DeviceMesh.from_shape(
+    mesh = DeviceMesh.from_shape(
         device_type,
         sizes,
         mesh_dim_names=mesh_dim_names,
@@ -67,6 +72,15 @@ def init_device_mesh(
         backend_override=backend_override,
         timeout_override=timeout_override,
     )
+    return _bound(mesh)
+
+
+def _bound(mesh: DeviceMesh) -> DeviceMesh:
+    """Return ``mesh``; where ranks are bound to their GPUs, its groups are connected at once."""
+    device = current_world().cuda_device
+    if mesh.device_type == "cuda" and device is not None:
+        split_mesh(mesh, load_driver(), device)
+    return mesh
 
 
 def _started_with() -> MeshConfig:

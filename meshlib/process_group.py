@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from copy import copy
 from datetime import timedelta
+from functools import partial
 from typing import Any, Protocol
 
 from meshlib.collectives import Collectives
@@ -309,6 +310,8 @@ class ProcessGroup(Collectives):
 
     def abort(self, reason: str) -> None:
         """Break the group on all members: they raise ``DistBackendError`` with ``reason``.
+        if record.completion is not None:
+            record.completion.explain_by(partial(self._explain, record))
 
         For whoever cannot make calls any more that the others wait for. Idempotent.
         """
@@ -420,3 +423,27 @@ class ProcessGroup(Collectives):
             communicator.close()
         for lane in lanes:
             lane.join(1.0)
+    def _explain(self, record: Record, error: Exception, at_fault: CallHeader | None) -> Exception:
+        """Return what the user sees for the ``error`` of a device's work for ``record``.
+
+        ``at_fault`` is the call that went wrong, if it was another one.
+        """
+        if known := self.await_failure(0):
+            return known
+        if at_fault is not None and at_fault != record.header:
+            mine = self.world.recorder.records(self.id)
+            record = next((r for r in mine if r.header == at_fault), record)
+        seen = self._seen_by_user(record, error)
+        return seen if isinstance(seen, Exception) else error
+
+    def has_communicator(self, device: str) -> bool:
+        """Whether the communicator for arrays on ``device`` was made already."""
+        return device in self._communicators
+
+    def communicator(self, device: str) -> Communicator:
+        """Return the communicator for arrays on ``device``, making it if there is none yet.
+
+        Only ``issue`` makes calls on it.
+        """
+        return self._communicator(device)
+

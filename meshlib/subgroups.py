@@ -10,6 +10,7 @@ from typing import Any
 from meshlib.backend import parse_backend
 from meshlib.functions import Group, resolve_group
 from meshlib.groups import new_group
+from meshlib.nccl_splits import split
 from meshlib.process_group import ProcessGroup
 from meshlib.world import current_world
 from transport import environment
@@ -81,7 +82,9 @@ def split_group(
 
     The lists are of ranks in ``parent_pg``. ``timeout`` and ``backend`` are the parent's unless
     given; ``backend`` may keep some of the parent's devices and must agree with it. Costs no
-    message. Raises ValueError for lists that overlap or have ranks that are not in the parent.
+    message, except that with a ``device_id`` (see ``init_process_group``) all members of the
+    parent meet, and NCCL splits the parent's communicator. Raises ValueError for lists that
+    overlap or have ranks that are not in the parent.
     """
     parent = _parent(parent_pg, "split_group")
     if split_ranks is None:
@@ -99,11 +102,14 @@ def split_group(
     if strange:
         raise ValueError(f"backend {backend!r} is not among the parent's, {parent.backend!r}")
     own = next((ranks for ranks in split_ranks if parent.rank() in ranks), None)
-    if own is None:
-        return None
-    members = [parent.ranks[rank] for rank in own]
-    granted = parent.timeout if timeout is None else timeout
-    return new_group(members, granted, chosen, pg_options, group_desc=group_desc)
+    child: ProcessGroup | None = None
+    if own is not None:
+        members = [parent.ranks[rank] for rank in own]
+        granted = parent.timeout if timeout is None else timeout
+        child = new_group(members, granted, chosen, pg_options, group_desc=group_desc)
+    if current_world().cuda_device is not None:
+        split(parent, child, split_ranks)
+    return child
 
 
 def _parent(group: Group, function: str) -> ProcessGroup:

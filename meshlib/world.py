@@ -82,6 +82,8 @@ class World:
         self.runtime = runtime
         self.backends = dict(backends)
         self.timeout = timeout
+        self.cuda_device: int | None = None
+        """The GPU that this rank was bound to from the start, if it was."""
         self.log = RankLog(rank)
         self.recorder = FlightRecorder(_recorder_capacity())
         self.entered = _Entered()

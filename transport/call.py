@@ -41,6 +41,7 @@ class Kind(enum.IntEnum):
     SEND = 10
     RECV = 11
     ALLOCATE = 12
+    SPLIT = 13
 
 
 class CallHeader(NamedTuple):

@@ -1,7 +1,7 @@
 """NCCL in the memory of a ``HostMachine``: as asynchronous, and as strict about its callers.
 
 A call takes part when its stream gets there, and is done when all members' have. Members whose
-calls differ are told (NCCL itself would hang or write somewhere).
+calls differ hang, as NCCL may, until the communicator is aborted; it cannot be destroyed then.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from transport.inproc import InprocCommunicator
 from transport.nccl import NcclCommunicator
 from transport.nccl import library as nccl
 from transport.runtime import Membership
+from transport.store.prefix_store import PrefixStore
 
 DTYPES = {
     code: np.dtype(np.uint16 if name == "bfloat16" else name) for name, code in nccl.DTYPES.items()
@@ -51,19 +54,30 @@ class _Clique:
         self.messages: dict[tuple[int, int], deque[np.ndarray]] = {}
         self.aborted = False
         self.error: str | None = None
+        self.disputes: list[str] = []
+        self.colors: dict[int, tuple[int, int]] = {}
+        self.parts: dict[tuple[int, int], _Clique] = {}
+        self.splits = [0] * size
 
     def arrive(self, number: int, rank: int, parts: list[tuple[Any, ...]]) -> bool:
         if self.aborted:
             return True
         call = self.calls.setdefault(number, _Call())
         call.parts[rank] = parts
-        if len(call.parts) == self.size and not call.done:
+        if len(call.parts) == self.size and not call.done and not self.disputes:
             self._perform(call.parts)
-            call.done = True
+            call.done = not self.disputes
         return call.done
 
     def _perform(self, parts: dict[int, list[tuple[Any, ...]]]) -> None:
+        if len({len(items) for items in parts.values()}) > 1:
+            self.disputes.append("members make groups of different length")
+            return
         for together in zip(*(parts[rank] for rank in range(self.size)), strict=True):
+            same = [(item[0], *item[3:]) for item in together]
+            if len(set(same)) > 1:
+                self.disputes.append(f"members make different calls: {same}")
+                return
             self._collective(together)
 
     def send(self, rank: int, source: int, count: int, dtype: int, peer: int) -> None:
@@ -75,8 +89,6 @@ class _Clique:
 
     def _collective(self, items: tuple[tuple[Any, ...], ...]) -> None:
         kind = items[0][0]
-        same = [(item[0], *item[3:]) for item in items]
-        assert len(set(same)) == 1, f"members make different calls: {same}"
         count, dtype = items[0][3:5]
         if kind == "broadcast":
             data = self._view(items[items[0][5]][1], dtype, count).copy()
@@ -154,8 +166,14 @@ class FakeComm:
             for args in sends:
                 clique.send(rank, *args)
 
+        def fits(into: int, count: int, dtype: int, peer: int) -> bool:
+            waiting = clique.messages.get((peer, rank))
+            if waiting and waiting[0].size != count:
+                clique.disputes.append(f"{waiting[0].size} elements come, {count} are expected")
+            return bool(waiting) and waiting[0].size == count
+
         def ready() -> bool:
-            return clique.aborted or all(clique.messages.get((args[3], rank)) for args in receives)
+            return clique.aborted or all(fits(*args) for args in receives)
 
         def receive() -> None:
             for args in receives:
@@ -164,6 +182,28 @@ class FakeComm:
 
         clique.machine.put(stream, send)
         clique.machine.put(stream, receive, ready)
+
+    def split(self, color: int, key: int) -> FakeComm | None:
+        assert self.state == "open"
+        clique = self._clique
+        assert all(call.done for call in clique.calls.values()), "work is under way"
+        clique.colors[self._rank] = color, key
+        clique.barrier.wait()
+        mine = sorted(
+            (clique.colors[rank][1], rank)
+            for rank in range(clique.size)
+            if clique.colors[rank][0] == color
+        )
+        with clique.machine.lock:
+            turn = (clique.splits[self._rank], color)
+            part = clique.parts.setdefault(turn, _Clique(clique.machine, len(mine)))
+            clique.splits[self._rank] += 1
+        clique.barrier.wait()
+        if color == nccl.NO_COLOR:
+            return None
+        comm = FakeComm(self._library, part, mine.index((key, self._rank)))
+        self._library.comms.append(comm)
+        return comm
 
     def async_error(self) -> str | None:
         return self._clique.error
@@ -175,6 +215,7 @@ class FakeComm:
 
     def destroy(self) -> None:
         assert self.state == "open"
+        assert not self._clique.disputes, self._clique.disputes
         self.state = "destroyed"
 
 
@@ -186,6 +227,8 @@ class FakeNccl:
     def __init__(self, driver: HostDriver, version: int = 22703) -> None:
         self.driver = driver
         self._version = version
+        self.can_split = version >= nccl.SPLITS
+        self.joins = 0
         self._cliques: dict[bytes, _Clique] = driver.machine.__dict__.setdefault("cliques", {})
         self._group = threading.local()
         self.comms: list[FakeComm] = []
@@ -201,6 +244,7 @@ class FakeNccl:
         with machine.lock:
             clique = self._cliques.setdefault(unique_id, _Clique(machine, size))
         clique.barrier.wait()
+        self.joins += 1
         comm = FakeComm(self, clique, rank)
         self.comms.append(comm)
         return comm
@@ -224,6 +268,13 @@ class FakeNccl:
             gathered.append((comm, stream, part))
 
 
+def channel(membership: Membership) -> Callable[[], InprocCommunicator]:
+    """What the members compare their calls by."""
+    store = PrefixStore("ledger", membership.store)
+    beside = replace(membership, group=f"{membership.group}/ledger", store=store)
+    return lambda: InprocCommunicator(beside)
+
+
 def make_nccl(membership: Membership, table: Thresholds) -> OnDevice:
     """A rank with a device of its own, on a machine that all ranks of the group share."""
     machine = membership.store.in_process("machine", lambda: HostMachine(membership.size))
@@ -232,5 +283,5 @@ def make_nccl(membership: Membership, table: Thresholds) -> OnDevice:
     def fallback() -> StagedCommunicator:
         return StagedCommunicator(membership, InprocCommunicator(membership, table), 48)
 
-    comm = NcclCommunicator(membership, fallback, FakeNccl(driver))
+    comm = NcclCommunicator(membership, fallback, channel(membership), FakeNccl(driver))
     return OnDevice(comm, driver, membership.rank)

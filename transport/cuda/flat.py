@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from transport.call import CallHeader
 from transport.cuda.driver import Driver, Event
 from transport.deadline import Deadline
 
@@ -40,17 +41,36 @@ class Completion:
         self._current = current
         self._owners: tuple[object, ...] = tuple(owners)
         self._failure: Exception | None = None
+        self._at_fault: CallHeader | None = None
         self._verify: Callable[[], Exception | None] = lambda: None
+        self._settled: Callable[[], bool] = lambda: True
+        self._explain: Callable[[Exception, CallHeader | None], Exception] | None = None
         self._event = driver.create_event(device)
         self._event.record(stream)
 
-    def fail(self, error: Exception) -> None:
-        """Say that the call did not do what it should have: who asks for its end raises this."""
-        self._failure = error
+    def fail(self, error: Exception, at_fault: CallHeader | None = None) -> None:
+        """Say that the call did not do what it should have: who asks for its end raises this.
+
+        ``at_fault`` is the call that went wrong, if it was another one.
+        """
+        self._failure, self._at_fault = error, at_fault
 
     def verify_by(self, verify: Callable[[], Exception | None]) -> None:
         """Have ``verify()`` asked, once the device is done, whether it did what it should have."""
         self._verify = verify
+
+    def settle_by(self, settled: Callable[[], bool]) -> None:
+        """Count the call as done only once ``settled()`` says so, too."""
+        self._settled = settled
+
+    def explain_by(self, explain: Callable[[Exception, CallHeader | None], Exception]) -> None:
+        """Raise ``explain(error, at_fault)`` in the place of the ``error`` that ``fail`` gave."""
+        self._explain = explain
+
+    def tell(self) -> None:
+        """Have a failure explained now, not when somebody asks: others wait for the news."""
+        if self._failure is not None and self._explain is not None:
+            self._explain(self._failure, self._at_fault)
 
     def extend(self) -> None:
         """Include the work that was put on ``stream`` since."""
@@ -69,10 +89,14 @@ class Completion:
     def done(self) -> bool:
         """Whether the device has done it. Raises DistBackendError when it could not."""
         self._raise_failure()
-        if not self._event.query():
+        if not self.ended():
             return False
         self._raise_failure(self._verify())
         return True
+
+    def ended(self) -> bool:
+        """Whether the call is settled and the device has no more to do with it, well or not."""
+        return self._event.query() and self._settled()
 
     def over(self) -> bool:
         """Whether the device has no more to do with it, whether it went well or not."""
@@ -83,7 +107,7 @@ class Completion:
 
         ``check`` is called now and then; what it raises ends the wait.
         """
-        ended = wait_for_event(self._event, deadline, check or self._raise_failure)
+        ended = _wait_until(self.ended, deadline, check or self._raise_failure)
         self._raise_failure(self._verify() if ended else None)
         return ended
 
@@ -91,6 +115,9 @@ class Completion:
         if self._failure is None:
             self._failure = found
         if self._failure is not None:
+            if self._explain is not None:
+                # What this thread noticed says less than the report; it stays in __context__.
+                raise self._explain(self._failure, self._at_fault) from None
             raise self._failure
 
 
@@ -98,8 +125,14 @@ def wait_for_event(
     event: Event, deadline: Deadline, check: Callable[[], None] | None = None
 ) -> bool:
     """Hold the calling host thread until ``event``; False when the deadline passes first."""
+    return _wait_until(event.query, deadline, check)
+
+
+def _wait_until(
+    ready: Callable[[], bool], deadline: Deadline, check: Callable[[], None] | None
+) -> bool:
     pause = _FIRST_PAUSE
-    while not event.query():
+    while not ready():
         if check is not None:
             check()
         if deadline.expired:

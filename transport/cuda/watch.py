@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 
-from transport.call import Call
+from transport.call import Call, CallHeader
 from transport.cuda.flat import Completion
-from transport.errors import CommunicatorTimeoutError, DistBackendError, DistError
+from transport.errors import (
+    CommunicatorAbortedError,
+    CommunicatorTimeoutError,
+    DistBackendError,
+    DistError,
+)
 
 _SECONDS = 0.02
 _IDLE_SECONDS = 5.0
@@ -34,12 +39,13 @@ class Watch:
         self._thread: threading.Thread | None = None
         self._closed = False
         self.trouble: DistError | None = None
+        self._at_fault: CallHeader | None = None
 
     def add(self, call: Call, completion: Completion) -> None:
         """Look after ``call`` until ``completion``."""
         with self._changed:
             if self.trouble is not None:
-                completion.fail(self.trouble)
+                completion.fail(self.trouble, self._at_fault)
                 return
             completion.verify_by(self._verify)
             self._calls.append((call, completion))
@@ -49,15 +55,29 @@ class Watch:
             else:
                 self._changed.notify_all()
 
-    def fail(self, error: DistError) -> None:
-        """Make all calls under way raise ``error``, without ``on_trouble``. Idempotent."""
+    def check_for(self, call: Call) -> None:
+        """Raise the trouble if there is one; for another call than the one that went wrong,
+        CommunicatorAbortedError that says it.
+        """
+        if self.trouble is not None:
+            if self._at_fault is None or self._at_fault == call.header:
+                raise self.trouble
+            raise CommunicatorAbortedError(str(self.trouble))
+
+    def fail(self, error: DistError, at_fault: CallHeader | None = None) -> list[Completion]:
+        """Make all calls under way raise ``error``, without ``on_trouble``. Idempotent.
+
+        ``at_fault`` is the call that went wrong, if one did. Returns the ends of those calls.
+        """
         with self._changed:
             if self.trouble is None:
-                self.trouble = error
-            for _, completion in self._calls:
-                completion.fail(self.trouble)
+                self.trouble, self._at_fault = error, at_fault
+            failed = [completion for _, completion in self._calls]
+            for completion in failed:
+                completion.fail(self.trouble, self._at_fault)
             self._calls.clear()
             self._changed.notify_all()
+            return failed
 
     def drain(self, seconds: float) -> bool:
         """Wait until nothing is under way; return whether that came in time."""
@@ -80,11 +100,12 @@ class Watch:
                 if self._closed or not self._calls:
                     self._thread = None
                     return
-            error = self._look()
-            if error is not None:
-                self.fail(error)
+            found = self._look()
+            if found is not None:
+                failed = self.fail(*found)
                 with suppress(DistError):  # the trouble itself is what everybody gets to see
-                    self._on_trouble(error)
+                    self._on_trouble(found[0])
+                tell_one(failed)
             with self._changed:
                 if self._calls and not self._closed:
                     self._changed.wait(_SECONDS)
@@ -96,13 +117,16 @@ class Watch:
         trouble = self._check()
         return None if trouble is None else DistBackendError(trouble)
 
-    def _look(self) -> DistError | None:
+    def _look(self) -> tuple[DistError, CallHeader | None] | None:
+        """Return what is wrong, and with which call."""
+        header: CallHeader | None = None
         try:
             with self._changed:
                 calls = list(self._calls)
             done = 0
             for call, completion in calls:
-                if completion.done():
+                header = call.header
+                if completion.ended():
                     done += 1
                     continue
                 if call.deadline.expired:
@@ -111,12 +135,22 @@ class Watch:
                         f" {call.deadline.seconds:g} s: a member has not made the call, or work"
                         " before it on the array's stream has not ended",
                         None,
-                    )
+                    ), header
                 break  # they end in order
+            trouble = self._verify()
+            if trouble is not None:
+                return trouble, header
             with self._changed:
                 for _ in range(min(done, len(self._calls))):
                     self._calls.popleft()
                 self._changed.notify_all()
-            return self._verify()
+            return None
         except DistError as error:
-            return error
+            return error, header
+
+
+def tell_one(completions: Iterable[Completion]) -> None:
+    """Have the failure of the first call explained: that breaks its group on all members."""
+    first = next(iter(completions), None)
+    if first is not None:
+        first.tell()

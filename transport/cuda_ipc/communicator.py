@@ -220,6 +220,13 @@ class CudaIpcCommunicator(Communicator[DeviceFlat]):
     def recv(self, call: Call, buffer: DeviceFlat, src: int | None, tag: int) -> int:  # noqa: D102
         return self._staged.recv(call, buffer, src, tag)
 
+    def lose(self, peer: int, reason: str) -> None:  # noqa: D102
+        self._staged.lose(peer, reason)
+
+    @property
+    def receiving(self) -> bool:  # noqa: D102
+        return self._staged.receiving
+
     # The end.
 
     def abort(self, reason: str) -> None:  # noqa: D102
@@ -285,8 +292,7 @@ class CudaIpcCommunicator(Communicator[DeviceFlat]):
         return True
 
     def _met(self, call: Call, flat: DeviceFlat) -> _Device:
-        if self._watch.trouble is not None:
-            raise self._watch.trouble
+        self._watch.check_for(call)
         if self._abort_reason is not None:
             raise CommunicatorAbortedError(self._abort_reason)
         if self._device is None:

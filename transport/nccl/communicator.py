@@ -5,27 +5,37 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 
 from transport.backends import CommunicatorFactory
 from transport.call import Call
 from transport.communicator import Communicator
 from transport.cuda.device_state import DeviceStream, check_one_device
-from transport.cuda.driver import DeviceMemory
+from transport.cuda.driver import DeviceMemory, Driver
 from transport.cuda.flat import DeviceFlat
 from transport.cuda.staged import make_communicator as make_staged
 from transport.cuda.watch import Watch
-from transport.errors import CommunicatorAbortedError, DistBackendError, DistError
+from transport.errors import (
+    CommunicatorAbortedError,
+    CommunicatorTimeoutError,
+    DistBackendError,
+    DistError,
+)
 from transport.nccl import library as nccl
 from transport.nccl.dtypes import plan_copy, plan_reduction
+from transport.nccl.ledger import Entry, Ledger
 from transport.nccl.library import NcclComm, NcclLibrary, load_nccl
-from transport.nccl.meeting import join
+from transport.nccl.meeting import in_time, join
 from transport.reduce_op import RedOpType, ReduceOp
 from transport.runtime import Membership
+from transport.store.prefix_store import PrefixStore
 from transport.tcp import TcpCommunicator
 
 Fallback = Callable[[], Communicator[DeviceFlat]]
+Channel = Callable[[], Communicator]
 CLOSE_SECONDS = 5.0
+IN_USE_SECONDS = 1.0
 
 
 class NcclCommunicator(Communicator[DeviceFlat]):
@@ -37,29 +47,38 @@ class NcclCommunicator(Communicator[DeviceFlat]):
 
     What NCCL does not have goes by ``fallback``: messages with tags, dtypes and operations that it
     does not know (all members come to the same conclusion, from what they must agree on), and the
-    barrier.
+    barrier. NCCL does not compare what its members call; that is done behind the calls, over
+    ``channel`` (``ledger.py``).
     """
 
     def __init__(
         self,
         membership: Membership,
         fallback: Fallback,
+        channel: Channel,
         library: NcclLibrary | None = None,
     ) -> None:
         super().__init__(membership)
         self._library = library or load_nccl()
         self._make_fallback = fallback
+        self._make_channel = channel
+        self._ledger: Ledger | None = None
         self._lock = threading.Lock()
         self._fallback: Communicator[DeviceFlat] | None = None
+        self._lost: dict[int, str] = {}
         self._comm: NcclComm | None = None
         self._stream: DeviceStream | None = None
+        self._can_split = False
         self._abort_reason: str | None = None
+        # Held by who uses the communicator: NCCL's abort lets go of its memory.
+        self._in_use = threading.Lock()
         self._watch = Watch(f"meshlib-nccl-{membership.rank}", self._async_error, self._abort_nccl)
 
     # Collectives.
 
     def barrier(self, call: Call) -> None:  # noqa: D102
-        self._other().barrier(call)
+        with self._by_host(call) as other:
+            other.barrier(call)
 
     def broadcast(self, call: Call, buffer: DeviceFlat, root: int) -> None:  # noqa: D102
         plan = plan_copy(buffer.dtype)
@@ -70,7 +89,8 @@ class NcclCommunicator(Communicator[DeviceFlat]):
     def all_reduce(self, call: Call, buffer: DeviceFlat, op: ReduceOp) -> None:  # noqa: D102
         plan = plan_reduction(buffer.dtype, op)
         if plan is None:
-            self._other().all_reduce(call, buffer, op)
+            with self._by_host(call) as other:
+                other.all_reduce(call, buffer, op)
             return
         with self._run(call, [buffer]) as (comm, stream):
             at = buffer.pointer
@@ -80,7 +100,8 @@ class NcclCommunicator(Communicator[DeviceFlat]):
     def reduce(self, call: Call, buffer: DeviceFlat, op: ReduceOp, root: int) -> None:  # noqa: D102
         plan = plan_reduction(buffer.dtype, op)
         if plan is None:
-            self._other().reduce(call, buffer, op, root)
+            with self._by_host(call) as other:
+                other.reduce(call, buffer, op, root)
             return
         owners: list[object] = []
         with self._run(call, [buffer], owners) as (comm, stream):
@@ -118,7 +139,8 @@ class NcclCommunicator(Communicator[DeviceFlat]):
     ) -> None:
         plan = plan_reduction(output.dtype, op)
         if plan is None:
-            self._other().reduce_scatter(call, output, inputs, op)
+            with self._by_host(call) as other:
+                other.reduce_scatter(call, output, inputs, op)
             return
         owners: list[object] = []
         with self._run(call, [output, *inputs], owners) as (comm, stream):
@@ -146,7 +168,9 @@ class NcclCommunicator(Communicator[DeviceFlat]):
         self, call: Call, outputs: Sequence[DeviceFlat] | None, input_: DeviceFlat, root: int
     ) -> None:
         outs = list(outputs or ())
-        with self._run(call, [input_, *outs]) as (comm, stream):
+        gives = [input_.nbytes if peer == root else 0 for peer in range(self.size)]
+        wants = [output.nbytes for output in outs] or [0] * self.size
+        with self._run(call, [input_, *outs], (), gives, wants) as (comm, stream):
             if root != self.rank:
                 self._exchange(comm, stream, {root: input_}, {})
                 return
@@ -158,7 +182,9 @@ class NcclCommunicator(Communicator[DeviceFlat]):
         self, call: Call, output: DeviceFlat, inputs: Sequence[DeviceFlat] | None, root: int
     ) -> None:
         ins = list(inputs or ())
-        with self._run(call, [output, *ins]) as (comm, stream):
+        gives = [part.nbytes for part in ins] or [0] * self.size
+        wants = [output.nbytes if peer == root else 0 for peer in range(self.size)]
+        with self._run(call, [output, *ins], (), gives, wants) as (comm, stream):
             if root != self.rank:
                 self._exchange(comm, stream, {}, {root: output})
                 return
@@ -169,7 +195,8 @@ class NcclCommunicator(Communicator[DeviceFlat]):
     def all_to_all(  # noqa: D102
         self, call: Call, outputs: Sequence[DeviceFlat], inputs: Sequence[DeviceFlat]
     ) -> None:
-        with self._run(call, [*outputs, *inputs]) as (comm, stream):
+        gives, wants = [part.nbytes for part in inputs], [part.nbytes for part in outputs]
+        with self._run(call, [*outputs, *inputs], (), gives, wants) as (comm, stream):
             mine = inputs[self.rank]
             _copy(stream, mine, outputs[self.rank].pointer, mine.pointer)
             others = [peer for peer in range(self.size) if peer != self.rank]
@@ -180,6 +207,56 @@ class NcclCommunicator(Communicator[DeviceFlat]):
                 {peer: outputs[peer] for peer in others},
             )
 
+    # Groups.
+
+    def connect(self, call: Call, driver: Driver, device: int) -> None:
+        """Meet the other members now, on ``device``, not at the first call on an array."""
+        self._post(call)
+        if self._comm is None:
+            self._join(call, driver, device)
+
+    def split(
+        self, call: Call, part: Membership | None, like: Communicator[DeviceFlat] | None
+    ) -> bool:
+        """Give ``like``, the communicator of ``part``, what it needs out of this one's.
+
+        All members call; the parts, which do not overlap, are some of them, in any order. None
+        is for members of no part. The new communicator connects nothing anew. Waits for the calls
+        that are under way. False, on all members, if nothing was done: this one is not connected,
+        or NCCL is older than 2.18.
+        """
+        self._post(call)
+        if self._comm is None or self._stream is None or not self._can_split:
+            return False
+        comm, device = self._comm, self._stream.device
+        if not self._watch.drain(call.deadline.remaining()):
+            raise CommunicatorTimeoutError(
+                f"{call.header}: the calls before it were not done within"
+                f" {call.deadline.seconds:g} s",
+                None,
+            )
+        color, key = nccl.NO_COLOR, 0
+        if part is not None:
+            color, key = self.membership.ranks.index(part.ranks[0]), part.rank
+        with self._in_use:
+            self._check_open(call)
+            found = in_time(
+                lambda: comm.split(color, key),
+                self._stream.driver,
+                device,
+                call,
+                lambda: self._abort_reason,
+            )
+        if found is not None:
+            assert isinstance(like, NcclCommunicator)
+            like.adopt(found, DeviceStream(self._stream.driver, device))
+        return True
+
+    def adopt(self, comm: NcclComm, stream: DeviceStream) -> None:
+        """Be connected by ``comm``, which has the members of this one."""
+        with self._lock:
+            self._comm, self._stream, self._can_split = comm, stream, True
+
     # Point to point: NCCL has neither tags nor receives from anybody.
 
     def send(self, call: Call, buffer: DeviceFlat, dst: int, tag: int) -> None:  # noqa: D102
@@ -188,6 +265,18 @@ class NcclCommunicator(Communicator[DeviceFlat]):
     def recv(self, call: Call, buffer: DeviceFlat, src: int | None, tag: int) -> int:  # noqa: D102
         return self._other().recv(call, buffer, src, tag)
 
+    def lose(self, peer: int, reason: str) -> None:  # noqa: D102
+        with self._lock:
+            self._lost[peer] = reason
+            fallback = self._fallback
+        if fallback is not None:
+            fallback.lose(peer, reason)
+
+    @property
+    def receiving(self) -> bool:  # noqa: D102
+        fallback = self._fallback
+        return fallback is not None and fallback.receiving
+
     # The end.
 
     def abort(self, reason: str) -> None:  # noqa: D102
@@ -195,9 +284,11 @@ class NcclCommunicator(Communicator[DeviceFlat]):
             first = self._abort_reason is None
             if first:
                 self._abort_reason = reason
-            fallback = self._fallback
+            fallback, ledger = self._fallback, self._ledger
         if fallback is not None:
             fallback.abort(reason)
+        if ledger is not None:
+            ledger.abort(reason)
         if first:
             # NCCL's own abort waits for its kernels to end.
             threading.Thread(
@@ -207,6 +298,9 @@ class NcclCommunicator(Communicator[DeviceFlat]):
     def close(self) -> None:  # noqa: D102
         if self._comm is not None and not self._watch.drain(CLOSE_SECONDS):
             self._stop("the communicator was closed while the device was at work")
+        # The others may not have compared this member's last calls yet.
+        if self._ledger is not None and self._abort_reason is None:
+            self._ledger.drain(CLOSE_SECONDS)
         with self._lock:
             # The watch may be aborting it at this moment: who takes it ends it.
             comm, self._comm = self._comm, None
@@ -214,6 +308,9 @@ class NcclCommunicator(Communicator[DeviceFlat]):
                 self._abort_reason = "the communicator was closed"
             fallback, self._fallback = self._fallback, None
             stream, self._stream = self._stream, None
+            ledger, self._ledger = self._ledger, None
+        if ledger is not None:
+            ledger.close()
         if comm is not None:
             comm.destroy()
         self._watch.close()
@@ -234,23 +331,70 @@ class NcclCommunicator(Communicator[DeviceFlat]):
                 self._abort_reason = str(error)
             comm, self._comm = self._comm, None
         if comm is not None:
-            comm.abort()
+            # A call that NCCL itself holds up ends by the abort alone.
+            free = self._in_use.acquire(timeout=IN_USE_SECONDS)
+            try:
+                comm.abort()
+            finally:
+                if free:
+                    self._in_use.release()
+
+    def _on_dispute(self, call: Call, error: DistError) -> None:
+        """End everything: members disagree in ``call``, or one has not made it."""
+        self._watch.fail(error, call.header)
+        with self._lock:
+            fallback = self._fallback
+        if fallback is not None:
+            fallback.abort(str(error))
+        self._abort_nccl(error)
+        if call.completion is not None:
+            call.completion.tell()
 
     # How it is done.
 
+    def _post(self, call: Call, gives: Sequence[int] = (), wants: Sequence[int] = ()) -> Entry:
+        """Have ``call`` compared with the other members'; see ``Ledger.post``."""
+        with self._lock:
+            self._check_open(call)
+            if self._ledger is None:
+                self._ledger = Ledger(self._make_channel(), self._on_dispute)
+            return self._ledger.post(call, gives, wants)
+
+    @contextmanager
+    def _by_host(self, call: Call) -> Generator[Communicator[DeviceFlat]]:
+        """Give what a collective is made with that NCCL does not have."""
+        self._post(call)
+        try:
+            yield self._other()
+        except CommunicatorAbortedError:
+            self._watch.check_for(call)  # if there is trouble, that is why it was aborted
+            raise
+
     @contextmanager
     def _run(
-        self, call: Call, flats: Sequence[DeviceFlat], owners: Sequence[object] = ()
+        self,
+        call: Call,
+        flats: Sequence[DeviceFlat],
+        owners: Sequence[object] = (),
+        gives: Sequence[int] = (),
+        wants: Sequence[int] = (),
     ) -> Generator[tuple[NcclComm, DeviceStream]]:
         """Give what a call is made with, in order behind ``flats``; leave its end with them.
 
-        What the block adds to ``owners`` lives until then.
+        What the block adds to ``owners`` lives until then. ``gives`` and ``wants`` are the bytes
+        for and of each member where their numbers are not in the header.
         """
         check_one_device(flats)
-        comm, stream = self._joined(call, flats[0])
+        entry = self._post(call, gives, wants)
+        try:
+            comm, stream = self._joined(call, flats[0])
+        except CommunicatorAbortedError:
+            self._watch.check_for(call)
+            raise
         stream.begin(flats)
         try:
-            with stream.driver.on(stream.device):
+            with self._in_use, stream.driver.on(stream.device):
+                self._check_open(call)
                 yield comm, stream
         except DistError:
             raise
@@ -258,27 +402,15 @@ class NcclCommunicator(Communicator[DeviceFlat]):
             raise DistBackendError(
                 f"NCCL failed in {call.header}: {error}; NCCL_DEBUG=WARN tells more"
             ) from error
-        self._watch.add(call, stream.end(call, flats, *owners))
+        completion = stream.end(call, flats, *owners)
+        completion.settle_by(lambda: entry.compared)
+        self._watch.add(call, completion)
 
     def _joined(self, call: Call, flat: DeviceFlat) -> tuple[NcclComm, DeviceStream]:
-        self._check_open()
+        self._check_open(call)
         if self._comm is None or self._stream is None:
-            stream = DeviceStream(flat.driver, flat.device)
-            comm = join(
-                self.membership,
-                self._library,
-                flat.driver,
-                flat.device,
-                call,
-                lambda: self._abort_reason,
-            )
-            with self._lock:
-                self._stream = stream
-                if self._abort_reason is None:
-                    self._comm = comm
-            if self._comm is None:
-                comm.abort()
-            self._check_open()
+            self._join(call, flat.driver, flat.device)
+        assert self._stream is not None
         if flat.device != self._stream.device:
             raise ValueError(
                 f"an array is on cuda:{flat.device}, but this rank's calls on this group are on"
@@ -287,6 +419,19 @@ class NcclCommunicator(Communicator[DeviceFlat]):
             )
         assert self._comm is not None
         return self._comm, self._stream
+
+    def _join(self, call: Call, driver: Driver, device: int) -> None:
+        stream = DeviceStream(driver, device)
+        joined = join(
+            self.membership, self._library, driver, device, call, lambda: self._abort_reason
+        )
+        with self._lock:
+            self._stream = stream
+            if self._abort_reason is None:
+                self._comm, self._can_split = joined.comm, joined.can_split
+        if self._comm is None:
+            joined.comm.abort()
+        self._check_open(call)
 
     @contextmanager
     def _grouped(self) -> Generator[None]:
@@ -326,17 +471,23 @@ class NcclCommunicator(Communicator[DeviceFlat]):
                 raise CommunicatorAbortedError(self._abort_reason)
             if self._fallback is None:
                 self._fallback = self._make_fallback()
+                for peer, reason in self._lost.items():
+                    self._fallback.lose(peer, reason)
             return self._fallback
 
-    def _check_open(self) -> None:
-        if self._watch.trouble is not None:
-            raise self._watch.trouble
+    def _check_open(self, call: Call) -> None:
+        self._watch.check_for(call)
         if self._abort_reason is not None:
             raise CommunicatorAbortedError(self._abort_reason)
 
     def _async_error(self) -> str | None:
-        comm = self._comm
-        error = None if comm is None else comm.async_error()
+        if not self._in_use.acquire(blocking=False):
+            return None  # asked again soon
+        try:
+            comm = self._comm
+            error = None if comm is None else comm.async_error()
+        finally:
+            self._in_use.release()
         return None if error is None else f"NCCL reports {error}; NCCL_DEBUG=WARN tells more"
 
 
@@ -376,4 +527,9 @@ def make_communicator(
     membership: Membership, cpu: CommunicatorFactory = TcpCommunicator
 ) -> NcclCommunicator:
     """Make a communicator whose fallback goes by way of the host and the transport ``cpu``."""
-    return NcclCommunicator(membership, lambda: make_staged(membership, cpu))
+    beside = replace(
+        membership,
+        group=f"{membership.group}/ledger",
+        store=PrefixStore("ledger", membership.store),
+    )
+    return NcclCommunicator(membership, lambda: make_staged(membership, cpu), lambda: cpu(beside))

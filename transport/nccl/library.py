@@ -15,6 +15,10 @@ from transport.errors import DistBackendError
 
 OLDEST = 21000
 """2.10: the first with bfloat16 and the average; as NCCL writes it, major * 10000 + minor * 100."""
+SPLITS = 21800
+"""2.18: the first with ``ncclCommSplit``."""
+NO_COLOR = -1
+"""The color of members that enter no part of a communicator that is split."""
 
 SUM, PROD, MAX, MIN, AVG = range(5)
 UINT8 = 1
@@ -71,6 +75,12 @@ class NcclComm(Protocol):
         """Receive from ``peer``."""
         ...
 
+    def split(self, color: int, key: int) -> NcclComm | None:
+        """Return the communicator of the members with this ``color``, in the order of ``key``;
+        None for ``NO_COLOR``. All members call, with no work under way. Blocks until they have.
+        """
+        ...
+
     def async_error(self) -> str | None:
         """Return what went wrong since, or None."""
         ...
@@ -88,6 +98,7 @@ class NcclLibrary(Protocol):
     """A provider of NCCL."""
 
     name: str
+    can_split: bool
 
     def version(self) -> int:
         """Return the version of NCCL, as NCCL writes it."""
@@ -111,8 +122,9 @@ class NcclLibrary(Protocol):
 
 
 class _CupyComm:
-    def __init__(self, module: Any, size: int, rank: int, unique_id: bytes) -> None:
-        self._comm: Any = module.NcclCommunicator(size, unique_id, rank)
+    def __init__(self, module: Any, comm: Any) -> None:
+        self._comm = comm
+        self._module = module
         self.all_reduce = self._comm.allReduce
         self.reduce = self._comm.reduce
         self.broadcast = self._comm.broadcast
@@ -123,6 +135,10 @@ class _CupyComm:
         self.abort = self._comm.abort
         self.destroy = self._comm.destroy
         self._failed: type[Exception] = module.NcclError
+
+    def split(self, color: int, key: int) -> NcclComm | None:
+        comm = self._comm.commSplit(color, key)
+        return None if comm is None else _CupyComm(self._module, comm)
 
     def async_error(self) -> str | None:
         try:
@@ -143,10 +159,12 @@ class CupyNccl:
         self.unique_id = self._module.get_unique_id
         self.group_start = self._module.groupStart
         self.group_end = self._module.groupEnd
+        has_it = hasattr(self._module.NcclCommunicator, "commSplit")
+        self.can_split = has_it and self.version() >= SPLITS
 
     def join(self, size: int, rank: int, unique_id: bytes) -> NcclComm:
         """Enter on the calling thread's current device. Blocks until all members have."""
-        return _CupyComm(self._module, size, rank, unique_id)
+        return _CupyComm(self._module, self._module.NcclCommunicator(size, unique_id, rank))
 
 
 class _Nccl4PyComm:
@@ -186,6 +204,10 @@ class _Nccl4PyComm:
     def recv(self, into: int, count: int, dtype: int, peer: int, stream: int) -> None:
         self._bindings.recv(into, count, dtype, peer, self._comm, stream)
 
+    def split(self, color: int, key: int) -> NcclComm | None:
+        comm = self._bindings.comm_split(self._comm, color, key, 0)
+        return None if color == NO_COLOR else _Nccl4PyComm(self._bindings, comm)
+
     def async_error(self) -> str | None:
         code = int(self._bindings.comm_get_async_error(self._comm))
         return None if code in self._FINE else self._bindings.get_error_string(code)
@@ -208,6 +230,7 @@ class Nccl4Py:
         self.version = self._bindings.get_version
         self.group_start = self._bindings.group_start
         self.group_end = self._bindings.group_end
+        self.can_split = self.version() >= SPLITS
 
     def unique_id(self) -> bytes:
         """Return what names a new communicator."""

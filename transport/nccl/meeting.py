@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from transport.call import Call
@@ -20,6 +21,16 @@ from transport.runtime import Membership
 from transport.tcp.address import this_machine
 
 _SLICE_SECONDS = 0.05
+# The store's server wakes who waits, so that only an abort is noticed late by this.
+_LOOK_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A member's communicator, and whether all members' NCCL can split it."""
+
+    comm: NcclComm
+    can_split: bool
 
 
 def join(
@@ -29,13 +40,18 @@ def join(
     device: int,
     call: Call,
     aborted: Callable[[], str | None],
-) -> NcclComm:
+) -> Joined:
     """Meet the other members within the deadline of ``call`` and return this one's communicator.
 
     Raises DistBackendError when two members share a GPU, which NCCL refuses, or have different
     versions of NCCL; CommunicatorTimeoutError that names who has not come.
     """
-    me = {"host": this_machine(), "gpu": driver.device_id(device), "nccl": library.version()}
+    me = {
+        "host": this_machine(),
+        "gpu": driver.device_id(device),
+        "nccl": library.version(),
+        "splits": library.can_split,
+    }
     store, rank = membership.store, membership.rank
     # A group may be closed and made again by all its members: what lies there then is old.
     turn = store.add(f"turns/{rank}", 1)
@@ -43,26 +59,36 @@ def join(
         store.set(f"id/{turn}", library.unique_id())
     store.set(f"place/{turn}/{rank}", json.dumps(me))
     places = [
-        json.loads(_wait_for(membership, f"place/{turn}/{peer}", peer, call))
+        json.loads(_wait_for(membership, f"place/{turn}/{peer}", peer, call, aborted))
         for peer in range(membership.size)
     ]
     _check(membership, places)
-    unique_id = _wait_for(membership, f"id/{turn}", 0, call)
-    return _enter(membership, library, driver, device, unique_id, call, aborted)
+    unique_id = _wait_for(membership, f"id/{turn}", 0, call, aborted)
+    size = membership.size
+    comm = in_time(lambda: library.join(size, rank, unique_id), driver, device, call, aborted)
+    assert comm is not None
+    return Joined(comm, all(place["splits"] for place in places))
 
 
-def _wait_for(membership: Membership, key: str, peer: int, call: Call) -> bytes:
+def _wait_for(
+    membership: Membership, key: str, peer: int, call: Call, aborted: Callable[[], str | None]
+) -> bytes:
     call.waiting_for = peer
-    try:
-        value = membership.store.get(key, timeout=call.deadline.remaining())
-    except StoreTimeoutError as error:
-        raise CommunicatorTimeoutError(
-            f"{call.header}: waited {call.deadline.seconds:g} s for {membership.describe(peer)} to"
-            " come to NCCL's first call",
-            peer,
-        ) from error
-    call.waiting_for = None
-    return value
+    while True:
+        try:
+            value = membership.store.get(key, timeout=min(_LOOK_SECONDS, call.deadline.remaining()))
+        except StoreTimeoutError as error:
+            if (reason := aborted()) is not None:
+                raise CommunicatorAbortedError(reason) from None
+            if call.deadline.expired:
+                raise CommunicatorTimeoutError(
+                    f"{call.header}: waited {call.deadline.seconds:g} s for"
+                    f" {membership.describe(peer)} to come to NCCL's first call",
+                    peer,
+                ) from error
+        else:
+            call.waiting_for = None
+            return value
 
 
 def _check(membership: Membership, places: list[dict[str, Any]]) -> None:
@@ -86,33 +112,35 @@ def _check(membership: Membership, places: list[dict[str, Any]]) -> None:
             )
 
 
-def _enter(
-    membership: Membership,
-    library: NcclLibrary,
+def in_time(
+    enter: Callable[[], NcclComm | None],
     driver: Driver,
     device: int,
-    unique_id: bytes,
     call: Call,
     aborted: Callable[[], str | None],
-) -> NcclComm:
-    """Enter in a thread of its own: NCCL waits for the others without an end."""
+) -> NcclComm | None:
+    """Return ``enter()``, made in a thread of its own: NCCL waits for the others without an end.
+
+    Raises CommunicatorTimeoutError past the deadline of ``call``, CommunicatorAbortedError once
+    ``aborted()`` gives a reason, DistBackendError for NCCL's own errors.
+    """
     done = threading.Event()
-    outcome: list[NcclComm | Exception] = []
+    outcome: list[NcclComm | Exception | None] = []
     given_up = threading.Event()
 
-    def enter() -> None:
+    def body() -> None:
         try:
             with driver.on(device):
-                comm = library.join(membership.size, membership.rank, unique_id)
+                comm = enter()
             outcome.append(comm)
-            if given_up.is_set():
+            if given_up.is_set() and comm is not None:
                 comm.abort()
         except Exception as error:  # noqa: BLE001 (it belongs to the caller)
             outcome.append(error)
         finally:
             done.set()
 
-    threading.Thread(target=enter, name="meshlib-nccl-join", daemon=True).start()
+    threading.Thread(target=body, name="meshlib-nccl-join", daemon=True).start()
     while not done.wait(min(_SLICE_SECONDS, call.deadline.remaining())):
         if (reason := aborted()) is not None:
             given_up.set()
