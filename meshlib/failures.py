@@ -31,7 +31,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import FrameType
 from typing import Any, Protocol
 
-from meshlib.recorder import COLLECTIVE, OWN_FOLDERS, Record
+from meshlib.recorder import ANY_SOURCE, COLLECTIVE, OWN_FOLDERS, Record
 from transport.call import CallHeader
 from transport.deadline import Deadline
 from transport.errors import (
@@ -55,6 +55,11 @@ class Group(Protocol):
     id: str
     ranks: tuple[int, ...]
     global_rank: int
+
+    @property
+    def departed(self) -> tuple[int, ...]:
+        """The global ranks of members that have left the job in good order."""
+        ...
 
     def await_failure(self, timeout: float) -> DistError | None:
         """Return the error that broke the group, waiting for it up to ``timeout`` seconds."""
@@ -195,8 +200,10 @@ class Reporter:
         Blocks for at most ``REPORT_SECONDS`` or so; breaks the group.
         """
         group = self._group
-        if isinstance(error, PeerLostError) and (news := group.await_failure(NEWS_SECONDS)):
-            return news
+        if isinstance(error, PeerLostError) and group.ranks[error.peer] not in group.departed:
+            news = group.await_failure(NEWS_SECONDS)
+            if news is not None:
+                return news
         mine = secrets.token_hex(8)
         try:
             key = f"failure/{group.id}"
@@ -259,9 +266,12 @@ class Reporter:
         publish(self._store, query)
         deadline = Deadline.after(ANSWER_SECONDS)
         found: dict[int, dict[str, Any]] = {}
+        departed = group.departed
         for rank in group.ranks:
             if group.await_failure(0):
                 break
+            if rank in departed:
+                continue
             grace = deadline.remaining()
             if rank == doubtful:
                 grace = min(grace, DOUBTFUL_SECONDS)
@@ -335,7 +345,12 @@ def lost_message(
 ) -> str:
     """Return that ``lost`` is gone (or has closed its end), and during what."""
     said = statements.get(lost)
-    if said is None:
+    if record.peer == ANY_SOURCE:
+        others = _join([rank for rank in group.ranks if rank != group.global_rank])
+        what = f"all that could send have left {group} (ranks {others})"
+    elif lost in group.departed:
+        what = f"rank {lost} has left the job"
+    elif said is None:
         what = f"rank {lost} is gone: its connection closed and it does not answer"
     else:
         what = (

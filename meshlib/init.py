@@ -49,7 +49,8 @@ def init_process_group(
 
     ``init_method`` is a URL (``env://`` by default, ``tcp://host:port``, ``file:///path``;
     ``mpi://``, where MPI knows the ranks, is the default of ``backend="mpi"``);
-    instead of it, an explicit ``store`` with ``rank`` and ``world_size``. ``timeout`` (seconds or
+    instead of it, an explicit ``store`` with ``rank`` and ``world_size``, on which waits then end
+    with ``RankFailedError`` when a rank is lost. ``timeout`` (seconds or
     timedelta, 30 minutes by default) bounds this call and is the default deadline of all others.
     ``group_name`` keeps jobs apart that share a store. With ``backend="inproc"`` the calling
     thread alone becomes the rank. ``device_id`` (a number, ``"cuda:1"``, or an object with ``id``
@@ -73,6 +74,7 @@ def init_process_group(
     rank = to_whole_number(rank, "rank")
     world_size = to_whole_number(world_size, "world_size")
     tls = None if thread_only else _tls()
+    users_store = store
     if store is None:
         url = init_method or ("mpi://" if "mpi" in chosen.values() else DEFAULT_INIT_METHOD)
         store, rank, world_size = _rendezvous(url, rank, world_size, seconds, group_name)
@@ -100,11 +102,9 @@ def init_process_group(
         tuning=tuning,
     )
     world = World(store, rank, world_size, runtime=runtime, backends=chosen, timeout=seconds)
+    if users_store is not None:
+        world.tell(users_store)
     install(world, thread_only=thread_only)
-
-
-def _tls() -> Tls | None:
-    # Cryptography is not needed where ranks are threads.
     if device_id is not None:
         try:
             _bind(world, device_id)
@@ -118,6 +118,10 @@ def _bind(world: World, device_id: Any) -> None:
     from meshlib.cuda_devices import bind_cuda_device
 
     bind_cuda_device(world, device_id)
+
+
+def _tls() -> Tls | None:
+    # Cryptography is not needed where ranks are threads.
     from transport.tls import tls_from_environment
 
     return tls_from_environment()

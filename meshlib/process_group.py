@@ -35,10 +35,13 @@ from transport.errors import (
     RankFailedError,
 )
 from transport.store.base import Store
+from transport.store.prefix_store import PrefixStore
 
 Run = Callable[[Communicator, Call], Any]
 Observer = Callable[[CallHeader, str], None]
 DRAIN_SECONDS = 5.0
+# A receive that nobody has sent to by then is given up when its group closes.
+UNMATCHED_SECONDS = 0.2
 
 
 class Host(Protocol):
@@ -94,6 +97,8 @@ class ProcessGroup(Collectives):
         self._failure: DistError | None = None
         self._failed = threading.Event()
         self._absent: tuple[int, ...] = ()
+        self._left: tuple[int, ...] = ()
+        self._users_store: Store | None = None
         self._destroyed = False
 
     # ------------------------------------------------------------------ who
@@ -130,6 +135,11 @@ class ProcessGroup(Collectives):
         """The deadline of calls that bring none of their own."""
         return timedelta(seconds=self._timeout)
 
+    @property
+    def departed(self) -> tuple[int, ...]:
+        """The global ranks of members that have left the job in good order."""
+        return tuple(self.ranks[place] for place in self._left)
+
     def reached(self) -> int:
         """Return the number of the last collective that this rank issued."""
         return self._sequence
@@ -142,6 +152,27 @@ class ProcessGroup(Collectives):
     def set_timeout(self, timeout: float | timedelta) -> None:
         """Set the deadline of calls that bring none of their own (seconds or timedelta)."""
         self._timeout = to_seconds(timeout)
+
+    def get_group_store(self) -> Store:
+        """Return this group's own part of the job's store, for the user's keys.
+
+        Waits on it end when the group breaks: with ``RankFailedError`` when a member is lost.
+        Raises ValueError on a rank that is no member, and after the group was destroyed.
+        """
+        if self._rank < 0:
+            raise ValueError(f"rank {self.global_rank} is no member of {self}")
+        with self._making:
+            store = self._users_store
+            if store is None:
+                store = PrefixStore(f"users/{self.id}", self.world.store.clone())
+                with self._lock:
+                    self._users_store, failure = store, self._failure
+                if failure is not None:
+                    store.end_waits(failure)
+        if self._destroyed:
+            store.close()
+            raise ValueError(f"{self} was destroyed; make a new one")
+        return store
 
     def group_rank(self, global_rank: int) -> int:
         """Return the place of ``global_rank`` in the group; raise ValueError for a stranger."""
@@ -279,6 +310,8 @@ class ProcessGroup(Collectives):
             # Where a transport noticed says nothing to the user; it stays in __context__.
             raise seen from None
         record.end(None)
+        if record.completion is not None:
+            record.completion.explain_by(partial(self._explain, record))
         return result
 
     def _logged(self, run: Run, record: Record) -> Run:
@@ -302,7 +335,10 @@ class ProcessGroup(Collectives):
             if self._failure is None:
                 self._failure = error
             communicators = list(self._communicators.values())
+            users_store = self._users_store
         self._failed.set()
+        if users_store is not None:
+            users_store.end_waits(error)
         self.world.log.info("%s is broken: %s", self, error)
         self.world.note_failure(error)
         for communicator in communicators:
@@ -310,8 +346,6 @@ class ProcessGroup(Collectives):
 
     def abort(self, reason: str) -> None:
         """Break the group on all members: they raise ``DistBackendError`` with ``reason``.
-        if record.completion is not None:
-            record.completion.explain_by(partial(self._explain, record))
 
         For whoever cannot make calls any more that the others wait for. Idempotent.
         """
@@ -320,20 +354,31 @@ class ProcessGroup(Collectives):
             # The others learn the reason before they see this rank's channels close.
             self._break(DistBackendError(message))
 
-    def do_without(self, rank: int) -> None:
-        """Note that global rank ``rank`` has left the job, and never made a call on this group.
+    def do_without(self, rank: int, joined: bool) -> None:
+        """Note that global rank ``rank`` has left the job; ``joined``: it made calls on this group.
 
-        Calls that need it raise ``RankFailedError``, those under way too; others go on.
+        If it did not, calls that need it raise ``RankFailedError``, those under way too; others
+        go on. If it did, its channels tell who needs it. What it sent is still received.
         """
         place = self._positions.get(rank)
         if place is None:
             return
         with self._lock:
-            self._absent = (*self._absent, place)
+            self._left = (*self._left, place)
+            if not joined:
+                self._absent = (*self._absent, place)
+            communicators = list(self._communicators.values())
+        for communicator in communicators:
+            self._lose(communicator, place)
+        if joined:
+            return
         # A call that starts from now on sees for itself who is absent.
         for record in self.world.recorder.records(self.id):
             if record.started and not record.ended:
                 self._break_if_deserted(record)
+
+    def _lose(self, communicator: Communicator, place: int) -> None:
+        communicator.lose(place, f"rank {self.ranks[place]} has left the job")
 
     def _break_if_deserted(self, record: Record) -> bool:
         """Break the group if ``record``'s call needs a member that is absent; say whether."""
@@ -384,45 +429,6 @@ class ProcessGroup(Collectives):
         self.fail(reporter.explain(record, RankFailedError(left, self.global_rank)))
         return error
 
-    def _unusable(self) -> Exception:
-        if self._failure is not None:
-            return copy(self._failure)
-        return ValueError(f"{self} was destroyed; make a new one")
-
-    # ------------------------------------------------------------------ parts
-
-    def _communicator(self, device: str) -> Communicator:
-        communicator = self._communicators.get(device)
-        if communicator is not None:
-            return communicator
-        # Lanes run side by side, and a member must join its group once.
-        with self._making:
-            communicator = self._communicators.get(device)
-            if communicator is None:
-                communicator = self.world.make_communicator(self, device)
-                with self._lock:
-                    self._communicators[device] = communicator
-                    failure = self._failure
-                if failure is not None:
-                    communicator.abort(str(failure))
-            return communicator
-
-    def close(self, drain: float = DRAIN_SECONDS) -> None:
-        """Let calls that were issued end (at most ``drain`` seconds), then let go of everything."""
-        with self._lock:
-            if self._destroyed:
-                return
-            lanes = [self._collectives, *self._peer_lanes.values()]
-        deadline = Deadline.after(0 if self._failure is not None else drain)
-        idle = min(lane.drain(deadline.remaining()) for lane in lanes)
-        self._destroyed = True
-        communicators = list(self._communicators.values())
-        for communicator in communicators:
-            if not idle:
-                communicator.abort("the group was destroyed")
-            communicator.close()
-        for lane in lanes:
-            lane.join(1.0)
     def _explain(self, record: Record, error: Exception, at_fault: CallHeader | None) -> Exception:
         """Return what the user sees for the ``error`` of a device's work for ``record``.
 
@@ -436,6 +442,13 @@ class ProcessGroup(Collectives):
         seen = self._seen_by_user(record, error)
         return seen if isinstance(seen, Exception) else error
 
+    def _unusable(self) -> Exception:
+        if self._failure is not None:
+            return copy(self._failure)
+        return ValueError(f"{self} was destroyed; make a new one")
+
+    # ------------------------------------------------------------------ parts
+
     def has_communicator(self, device: str) -> bool:
         """Whether the communicator for arrays on ``device`` was made already."""
         return device in self._communicators
@@ -447,3 +460,51 @@ class ProcessGroup(Collectives):
         """
         return self._communicator(device)
 
+    def _communicator(self, device: str) -> Communicator:
+        communicator = self._communicators.get(device)
+        if communicator is not None:
+            return communicator
+        # Lanes run side by side, and a member must join its group once.
+        with self._making:
+            communicator = self._communicators.get(device)
+            if communicator is None:
+                communicator = self.world.make_communicator(self, device)
+                with self._lock:
+                    self._communicators[device] = communicator
+                    failure, left = self._failure, self._left
+                for place in left:
+                    self._lose(communicator, place)
+                if failure is not None:
+                    communicator.abort(str(failure))
+            return communicator
+
+    def close(self, drain: float = DRAIN_SECONDS) -> None:
+        """Let calls that were issued end (at most ``drain`` seconds), then let go of everything."""
+        with self._lock:
+            if self._destroyed:
+                return
+            lanes = [self._collectives, *self._peer_lanes.values()]
+            receives = [lane for key, lane in self._peer_lanes.items() if key[0] == Kind.RECV]
+            users_store = self._users_store
+        deadline = Deadline.after(0 if self._failure is not None else drain)
+        idle = min(lane.drain(deadline.remaining()) for lane in lanes if lane not in receives)
+        idle = self._drain_receives(receives, deadline) and idle
+        self._destroyed = True
+        if users_store is not None:
+            users_store.close()
+        communicators = list(self._communicators.values())
+        for communicator in communicators:
+            if not idle:
+                communicator.abort("the group was destroyed")
+            communicator.close()
+        for lane in lanes:
+            lane.join(1.0)
+
+    def _drain_receives(self, lanes: list[Lane], deadline: Deadline) -> bool:
+        """Let receives end whose messages come; return whether there are no others."""
+        while True:
+            soon = Deadline.after(min(UNMATCHED_SECONDS, deadline.remaining()))
+            if all(lane.drain(soon.remaining()) for lane in lanes):
+                return True
+            if deadline.expired or not any(c.receiving for c in self._communicators.values()):
+                return False

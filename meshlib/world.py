@@ -96,6 +96,7 @@ class World:
         self._lost: dict[int, DistError] = {}
         self._joined: set[str] = set()
         self._left: dict[int, frozenset[str]] = {}
+        self._users_stores: tuple[Store, ...] = ()
         self._closers: list[Callable[[], None]] = []
         self._trouble: str | None = None
         self._dumping = threading.Lock()
@@ -220,12 +221,12 @@ class World:
             known = self._failures.get(group_id) or next(
                 (error for rank, error in self._lost.items() if rank in members), None
             )
-            absent = [r for r, joined in self._left.items() if group_id not in joined]
+            left = [(rank, group_id in joined) for rank, joined in self._left.items()]
         self.log.info("%s has id %s, backends %s, timeout %g s", group, group_id, chosen, seconds)
         if known is not None:
             group.fail(known)
-        for rank in absent:
-            group.do_without(rank)
+        for rank, joined in left:
+            group.do_without(rank, joined)
         return group
 
     # ------------------------------------------------------------------ events
@@ -252,17 +253,20 @@ class World:
             rank, joined = event["rank"], frozenset(event["joined"])
             with self._lock:
                 self._left[rank] = joined
-                groups = [g for g in self._groups.values() if g.id not in joined]
+                groups = list(self._groups.values())
             for group in groups:
-                group.do_without(rank)
+                group.do_without(rank, group.id in joined)
         elif kind == "rank_exit" and event["rank"] != self.rank:
             rank = event["rank"]
             error = RankFailedError(f"rank {rank} {event['how']}", rank)
             with self._lock:
                 self._lost.setdefault(rank, error)
                 broken = [g for g in self._groups.values() if rank in g.ranks]
+                stores = self._users_stores
             for group in broken:
                 group.fail(error)
+            for store in stores:
+                store.end_waits(error)
             self._bad_news.set()
             # Who still waits for all to come waits in vain.
             with suppress(DistStoreError):
@@ -329,6 +333,13 @@ class World:
                 lost = next(iter(self._lost.values()), None)
             raise lost or DistBackendError("a rank was lost before all had come")
 
+    def tell(self, store: Store) -> None:
+        """Have waits on ``store``, an object of the user's, end when a rank of this job is lost."""
+        with self._lock:
+            self._users_stores = (*self._users_stores, store)
+            lost = next(iter(self._lost.values()), None)
+        store.end_waits(lost)
+
     def on_close(self, closer: Callable[[], None]) -> None:
         """Have ``closer()`` called when this World closes, the last registered first."""
         self._closers.append(closer)
@@ -348,6 +359,8 @@ class World:
             lost = len(self._lost)
         self._stalls.close()
         self._watcher.close()
+        for store in self._users_stores:
+            store.end_waits(None)
         with suppress(DistStoreError):
             publish(self.store, leave_event(self.rank, sorted(self._joined)))
             if self.store.add("left", 1) + lost >= self.size:

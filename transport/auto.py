@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -128,6 +129,19 @@ class AutoCommunicator(Communicator):
                 return near.recv(call, buffer, src, tag)
             return self._open_far().recv(call, buffer, src, tag)
         return self._towards(src, call).recv(call, buffer, src, tag)
+
+    def lose(self, peer: int, reason: str) -> None:  # noqa: D102
+        near, place = self._near, self._directory.find(peer)
+        if near is not None and (place is None or self._directory.place.may_share_with(place)):
+            near.lose(peer, reason)
+        elif self.abort_reason is None:
+            # Not by way of the memory, which knows nothing of what is on its way by TCP.
+            with suppress(CommunicatorAbortedError):
+                self._open_far().lose(peer, reason)
+
+    @property
+    def receiving(self) -> bool:  # noqa: D102
+        return any(part is not None and part.receiving for part in (self._near, self._far))
 
     # The end.
 

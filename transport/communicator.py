@@ -119,6 +119,18 @@ class Communicator(Collectives[Buffer], Generic[Buffer]):
         that says both; the message is consumed, ``buffer`` unchanged.
         """
 
+    def lose(self, peer: int, reason: str) -> None:
+        """Be told that member ``peer`` has left the job: what it sent is all that comes from it.
+
+        A receive that only it could still satisfy raises ``PeerLostError`` with ``reason``. Any
+        thread; collectives notice by themselves when a channel closes.
+        """
+
+    @property
+    def receiving(self) -> bool:
+        """Whether a receive is under way whose message has begun to arrive."""
+        return False
+
     @abstractmethod
     def abort(self, reason: str) -> None:
         """Wake every thread in a call of this communicator, here and, through broken channels,

@@ -8,7 +8,7 @@ from typing import ClassVar
 from transport.algorithms.choice import Thresholds
 from transport.call import Call
 from transport.communicator import Communicator
-from transport.errors import CommunicatorAbortedError
+from transport.errors import CommunicatorAbortedError, PeerLostError
 from transport.flat import Scratch, as_bytes
 from transport.link_collectives import LinkCollectives
 from transport.mailbox import Mailbox
@@ -75,6 +75,13 @@ class LinkCommunicator(LinkCollectives, Communicator):
 
     def recv(self, call: Call, buffer: Flat, src: int | None, tag: int) -> int:  # noqa: D102
         return self.mailbox.recv(call, buffer, src, tag)
+
+    def lose(self, peer: int, reason: str) -> None:  # noqa: D102
+        self.mailbox.fail(peer, PeerLostError(reason, peer))
+
+    @property
+    def receiving(self) -> bool:  # noqa: D102
+        return self.mailbox.receiving
 
     def check_open(self) -> None:  # noqa: D102
         if self.abort_reason is not None:

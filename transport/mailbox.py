@@ -102,6 +102,10 @@ class Receive:
         self.incoming: Incoming | None = None
         self.error: Exception | None = None
 
+    def is_settled(self) -> bool:
+        """Whether there is nothing to wait for any more."""
+        return self.error is not None or (self.incoming is not None and self.incoming.done)
+
     def mismatch(self, incoming_header: CallHeader, nbytes: int) -> bool:
         """Whether a message is not what this receive has room for."""
         return (
@@ -129,7 +133,13 @@ class Mailbox:
         self._receives: list[Receive] = []
         self._asleep: set[threading.Condition] = set()
         self._lost: dict[int, Exception] = {}
+        self._arriving = 0
         self._aborted: str | None = None
+
+    @property
+    def receiving(self) -> bool:
+        """Whether a receive has its message, and waits for the rest of it."""
+        return self._arriving > 0
 
     # What transports call.
 
@@ -205,6 +215,11 @@ class Mailbox:
             for wake in self._asleep:
                 wake.notify_all()
             self._room.notify_all()
+
+    def awaits(self, src: int) -> bool:
+        """Whether a receive waits for a message that ``src`` may send."""
+        with self._lock:
+            return any(receive.src is None or receive.src == src for receive in self._receives)
 
     # What ranks call.
 
@@ -336,12 +351,16 @@ class Mailbox:
 
     def _await_bytes(self, call: Call, receive: Receive, incoming: Incoming) -> None:
         incoming.wake = receive.wake
+        receive.incoming = incoming
+        self._arriving += 1
         try:
             while not incoming.done:
                 self._sleep(call, receive)
         except CommunicatorTimeoutError:
             self._release(incoming)
             raise
+        finally:
+            self._arriving -= 1
 
     def _sleep(self, call: Call, receive: Receive) -> None:
         """Wait for a notification; raise when the deadline has passed without, or on abort."""

@@ -2,12 +2,14 @@
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 import meshlib as dist
 from meshlib.testing import run_ranks
+from meshlib.world import current_world
 
 
 def failures(program, size, **kwargs):
@@ -252,3 +254,82 @@ def test_the_others_go_on_where_they_do_not_need_the_one_that_left(backend):
         return dist.new_group([0, 2]).all_reduce(x)[0]
 
     assert run_ranks(program, 3, backend=backend, timeout=20) == [5.0, 0.0, 5.0]
+
+
+@pytest.mark.parametrize("backend", ["inproc", "tcp", "shm", "auto"])
+@pytest.mark.parametrize("calls", [0, 1])
+def test_a_receive_from_any_ends_when_all_others_have_left(calls, backend):
+    def program():
+        for _ in range(calls):
+            dist.barrier()
+        if dist.get_rank() == 1:
+            dist.send(np.full(3, 7.0), 0)
+        if dist.get_rank():
+            return None
+        x = np.zeros(3)
+        assert dist.recv(x) == 1
+        assert list(x) == [7, 7, 7]
+        with pytest.raises(dist.RankFailedError, match=r"all that could send .*ranks 1, 2"):
+            dist.recv(x)
+        return "told"
+
+    assert run_ranks(program, 3, backend=backend) == ["told", None, None]
+
+
+@pytest.mark.parametrize("backend", ["inproc", "shm"])
+def test_a_receive_that_nobody_sends_to_does_not_hold_the_end(backend):
+    def program():
+        dist.barrier()
+        receives = [dist.irecv(np.ones(1)), dist.irecv(np.ones(1), 1 - dist.get_rank(), tag=4)]
+        started = time.monotonic()
+        dist.destroy_process_group()
+        for work in receives:
+            with pytest.raises(dist.DistError, match=r"was destroyed while|have left"):
+                work.wait()
+        return time.monotonic() - started
+
+    # Calls that others take part in would get 5 s.
+    assert max(run_ranks(program, 2, backend=backend)) < 4
+
+
+def test_waits_on_the_groups_store_end_when_a_member_is_lost():
+    def program():
+        store = dist.group.WORLD.get_group_store()
+        store.set(f"here/{dist.get_rank()}", b"")
+        store.wait([f"here/{rank}" for rank in range(3)])
+        rest = dist.new_group([0, 1]) if dist.get_rank() < 2 else None
+        if dist.get_rank() == 2:
+            raise RuntimeError("out of luck")
+        with pytest.raises(dist.RankFailedError, match="rank 2") as caught:
+            store.get("never")
+        assert caught.value.rank == 2
+        store.set("still/works", b"1")
+        # A group that the lost rank was no member of is whole, and so is its store.
+        own = rest.get_group_store()
+        own.set(f"mine/{dist.get_rank()}", b"yes")
+        return own.get(f"mine/{1 - dist.get_rank()}")
+
+    seen = []
+    with pytest.raises(RuntimeError, match="out of luck"):
+        run_ranks(lambda: seen.append(program()), 3)
+    assert seen == [b"yes", b"yes"]
+
+
+def test_waits_on_the_store_that_the_job_was_given_end_when_a_rank_is_lost():
+    store = dist.HashStore()
+
+    def member(rank):
+        dist.init_process_group("inproc", store=store, rank=rank, world_size=2)
+        if rank == 1:
+            current_world().announce_exit("is out of luck")
+        else:
+            with pytest.raises(dist.RankFailedError, match="rank 1 is out of luck"):
+                store.get("never", timeout=20)
+        dist.destroy_process_group()
+        return store.check(["never"])
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(member, range(2))) == [False, False]
+    # The store is the user's: it waits again when the job has ended.
+    with pytest.raises(dist.DistStoreError, match="waited"):
+        store.get("never", timeout=0.01)

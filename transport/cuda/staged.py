@@ -218,6 +218,13 @@ class StagedCommunicator(Communicator[DeviceFlat]):
         stream.end(call, [buffer], host)
         return source
 
+    def lose(self, peer: int, reason: str) -> None:  # noqa: D102
+        self._inner.lose(peer, reason)
+
+    @property
+    def receiving(self) -> bool:  # noqa: D102
+        return self._inner.receiving
+
     # The end.
 
     def abort(self, reason: str) -> None:  # noqa: D102

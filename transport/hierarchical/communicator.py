@@ -109,6 +109,13 @@ class HierarchicalCommunicator(Communicator):
     def recv(self, call: Call, buffer: Flat, src: int | None, tag: int) -> int:  # noqa: D102
         return self._whole.recv(call, buffer, src, tag)
 
+    def lose(self, peer: int, reason: str) -> None:  # noqa: D102
+        self._whole.lose(peer, reason)
+
+    @property
+    def receiving(self) -> bool:  # noqa: D102
+        return self._whole.receiving
+
     # The end.
 
     def abort(self, reason: str) -> None:  # noqa: D102

@@ -203,6 +203,13 @@ class ShmCommunicator(Communicator):
             raise CommunicatorAbortedError(self.abort_reason)
         return self.mailbox.recv(call, buffer, src, tag)
 
+    def lose(self, peer: int, reason: str) -> None:  # noqa: D102
+        self.mailbox.lose(peer, PeerLostError(reason, peer))
+
+    @property
+    def receiving(self) -> bool:  # noqa: D102
+        return self.mailbox.receiving
+
     # The end.
 
     def abort(self, reason: str) -> None:  # noqa: D102

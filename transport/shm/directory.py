@@ -43,9 +43,18 @@ class Directory:
             self._places[peer] = place
         return place
 
+    def find(self, peer: int) -> Place | None:
+        """Return where ``peer`` is, None if it has not said so yet."""
+        if peer not in self._places:
+            store, key = self._membership.store, _place_key(peer)
+            if not store.check([key]):
+                return None
+            self._places[peer] = Place.decode(store.get(key))
+        return self._places[peer]
+
     def is_known(self, peer: int) -> bool:
         """Whether ``peer`` has said where it is."""
-        return peer in self._places or self._membership.store.check([_place_key(peer)])
+        return self.find(peer) is not None
 
     def is_near(self, peer: int, call: Call) -> bool:
         """Whether memory can be shared with ``peer``, as far as can be told; see ``look_up``."""

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from copy import copy
 from datetime import timedelta
 from typing import TypeVar
 
 from transport.deadline import to_seconds
-from transport.errors import DistStoreError, StoreTimeoutError
+from transport.errors import DistError, DistStoreError, StoreTimeoutError
 
 DEFAULT_STORE_TIMEOUT = 300.0
 Value = bytes | bytearray | memoryview | str
@@ -78,6 +79,8 @@ class Store(ABC):
     timeout (seconds) at the latest, with a ``StoreTimeoutError`` that names the keys that did
     not come and the store. Methods raise ``DistStoreError`` when the store cannot be reached.
     """
+
+    _waits_end: DistError | None = None
 
     def __init__(self, timeout: float | timedelta = DEFAULT_STORE_TIMEOUT) -> None:
         self._timeout = to_seconds(timeout)
@@ -191,6 +194,21 @@ class Store(ABC):
 
         A wait on one never delays a call on the other (a TCP client gets its own connection).
         """
+
+    def end_waits(self, error: DistError | None) -> None:
+        """Have the waits on this object that are under way, and later ones for what is not there,
+        raise ``error``: whoever should write it is known to be gone. None: wait again.
+
+        Any thread. Clones, and other users of the data, are not concerned.
+        """
+        self._waits_end = error
+
+    def _waited_in_vain(self, what: str, missing: Sequence[bytes], seconds: float) -> DistError:
+        """Return the error of a wait that has ended without what it waited for."""
+        if self._waits_end is not None:
+            # A copy, because each thread that raises it adds a traceback of its own.
+            return copy(self._waits_end)
+        return timeout_error(self.describe(), what, missing, seconds)
 
     @abstractmethod
     def close(self) -> None:

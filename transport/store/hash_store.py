@@ -9,14 +9,13 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from transport.deadline import Deadline
-from transport.errors import DistStoreError
+from transport.errors import DistError, DistStoreError
 from transport.store.base import (
     DEFAULT_STORE_TIMEOUT,
     Store,
     Value,
     check_offset,
     same_length,
-    timeout_error,
     to_bytes,
     to_key,
     to_keys,
@@ -154,6 +153,13 @@ class HashStore(Store):
         with self._open():
             return HashStore(self._timeout, _shared=self._shared)
 
+    def end_waits(self, error: DistError | None) -> None:
+        """See ``Store``."""
+        with self._lock:
+            self._waits_end = error
+            for event in self._waits.values() if error is not None else ():
+                event.set()
+
     def close(self) -> None:
         """End the waits on this object. The data lives while any clone does."""
         with self._lock:
@@ -201,6 +207,8 @@ class HashStore(Store):
             if self._table.submit(waiter):
                 return waiter.values
             self._waits[waiter] = event
+            if self._waits_end is not None:
+                event.set()
         try:
             while not event.wait(deadline.remaining()):
                 if deadline.expired:
@@ -213,5 +221,5 @@ class HashStore(Store):
                 self._waits.pop(waiter, None)
         self._check_open()
         if unfinished:
-            raise timeout_error(self.describe(), waiter.what, missing, deadline.seconds)
+            raise self._waited_in_vain(waiter.what, missing, deadline.seconds)
         return waiter.values

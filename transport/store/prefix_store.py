@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TypeVar
 
+from transport.errors import DistError
 from transport.store.base import Store, Value, to_key
 
 T = TypeVar("T")
@@ -119,6 +120,10 @@ class PrefixStore(Store):
     def clone(self) -> PrefixStore:
         """See ``Store``: the same prefix over a clone of the wrapped store."""
         return PrefixStore(self._prefix, self._store.clone())
+
+    def end_waits(self, error: DistError | None) -> None:
+        """See ``Store``: of all who use the wrapped object."""
+        self._store.end_waits(error)
 
     def close(self) -> None:
         """Close the wrapped store."""

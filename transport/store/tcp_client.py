@@ -50,6 +50,7 @@ class StoreConnection:
         self._pid = os.getpid()
         self._send_lock = threading.Lock()
         self._next_id = 0
+        self._waits_end = False
         self._state = threading.Condition(threading.Lock())
         self._frames = Frames(REPLY)
         self._expected: set[int] = set()
@@ -83,6 +84,23 @@ class StoreConnection:
         if status == Status.ERROR:
             raise DistStoreError(f"{self._name}: {answer[0].decode()}")
         return status, answer
+
+    def end_waits(self, end: bool) -> None:
+        """Have the waits that are under way, and later ones, time out at once; or no longer."""
+        # A thread may be stuck in sending to a server that does not read: nor would this be read.
+        locked = self._send_lock.acquire(timeout=_GOODBYE_SECONDS)
+        try:
+            self._waits_end = end
+            with self._state:
+                waiting = list(self._expected) if end and locked and not self._failure else []
+            try:
+                for number in waiting:
+                    self._sock.sendall(pack_request(0, Op.CANCEL, 0.0, (NUMBER.pack(number),)))
+            except OSError as error:
+                self._fail(f"sending failed: {error}")
+        finally:
+            if locked:
+                self._send_lock.release()
 
     def close(self, *, goodbye: bool = True) -> None:
         """Hang up, after a ``goodbye`` or as if this process had died.
@@ -134,7 +152,7 @@ class StoreConnection:
     def _send(self, op: Op, fields: Sequence[bytes], seconds: float) -> int:
         with self._send_lock:
             number = self._next_id = (self._next_id + 1) % _IDS
-            data = pack_request(number, op, seconds, fields)
+            data = pack_request(number, op, 0.0 if self._waits_end else seconds, fields)
             with self._state:
                 self._check()
                 self._expected.add(number)

@@ -221,7 +221,7 @@ class TCPStoreServer:
                 client.will = (key, value)
                 self._reply(client, number, Status.OK, ())
             elif op == Op.CANCEL:
-                self._cancel(client, unpack_number(*fields))
+                self._end_wait(client, unpack_number(*fields))
             elif op == Op.GOODBYE:
                 client.will = None
                 self._drop(client)
@@ -293,6 +293,14 @@ class TCPStoreServer:
             wait.table.withdraw(wait.waiter)
             self._forget(wait)
 
+    def _end_wait(self, client: _Client, number: int) -> None:
+        """Answer that what the wait waits for has not come."""
+        wait = client.waits.get(number)
+        if wait is not None and wait.waiter is not None:
+            missing = wait.waiter.missing(wait.table)
+            self._cancel(client, number)
+            self._reply(client, number, Status.TIMEOUT, missing)
+
     def _deliver(self, wait: _Wait, waiter: Waiter) -> None:
         self._reply(wait.client, wait.number, Status.OK, waiter.values)
         self._forget(wait)
@@ -308,10 +316,7 @@ class TCPStoreServer:
             wait = heapq.heappop(self._timers)[2]
             if wait.waiter is None:
                 continue
-            missing = wait.waiter.missing(wait.table)
-            wait.table.withdraw(wait.waiter)
-            self._forget(wait)
-            self._reply(wait.client, wait.number, Status.TIMEOUT, missing)
+            self._end_wait(wait.client, wait.number)
         while self._dirty:
             self._flush(self._dirty.popitem()[0])
 

@@ -9,9 +9,14 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from types import EllipsisType
 
-from transport.auth import HandshakeInterruptedError, authenticate, secret_from_environment
+from transport.auth import (
+    HANDSHAKE_SECONDS,
+    HandshakeInterruptedError,
+    authenticate,
+    secret_from_environment,
+)
 from transport.deadline import Deadline
-from transport.errors import DistStoreError
+from transport.errors import AuthenticationError, DistError, DistStoreError
 from transport.sockets import connect, format_address
 from transport.store.base import (
     DEFAULT_STORE_TIMEOUT,
@@ -31,7 +36,6 @@ from transport.tls import Tls, tls_from_environment
 
 _CLONE_SECONDS = 10.0
 _PAUSE_SECONDS = 0.05
-_HANDSHAKE_SECONDS = 30.0
 
 
 class TCPStore(Store):
@@ -217,6 +221,11 @@ class TCPStore(Store):
         other._host = self._host
         return other
 
+    def end_waits(self, error: DistError | None) -> None:
+        """See ``Store``."""
+        self._waits_end = error
+        self._connection.end_waits(error is not None)
+
     def close(self) -> None:
         """See ``Store``. A master's server ends too, unless other tenants use it."""
         with self._close_lock:
@@ -250,16 +259,25 @@ class TCPStore(Store):
     def _connect(self, deadline: Deadline) -> StoreConnection:
         while True:
             sock = connect(*self._address, deadline)
+            # Whoever accepts and then says nothing for so long is no store.
+            handshake = Deadline.after(min(deadline.remaining(), HANDSHAKE_SECONDS))
             try:
                 if self._tls is not None:
                     sock = self._tls.client(sock)
-                # Whoever accepts and then says nothing for so long is no store.
-                handshake = Deadline.after(min(deadline.remaining(), _HANDSHAKE_SECONDS))
                 authenticate(sock, self._secret, handshake, initiator=True)
                 return StoreConnection(sock, self.describe())
-            except HandshakeInterruptedError:
-                # Strangers crowded us out, or the server before ours is just closing.
+            except AuthenticationError as error:
                 sock.close()
+                if isinstance(error.__cause__, TimeoutError) and handshake.expired:
+                    where = format_address(*self._address)
+                    raise AuthenticationError(
+                        f"{error}. It accepted the connection: perhaps another program than this"
+                        f" job's store has the address {where}",
+                        refused=False,
+                    ) from error.__cause__
+                # Strangers crowded us out, or the server before ours is just closing.
+                if not isinstance(error, HandshakeInterruptedError):
+                    raise
                 if deadline.remaining() <= _PAUSE_SECONDS:
                     raise
                 time.sleep(_PAUSE_SECONDS)
@@ -294,7 +312,7 @@ class TCPStore(Store):
         seconds = self._seconds(timeout)
         status, answer = self._connection.request(op, fields, seconds)
         if status == Status.TIMEOUT:
-            raise timeout_error(self.describe(), what, answer, seconds)
+            raise self._waited_in_vain(what, answer, seconds)
         return answer
 
 

@@ -25,6 +25,7 @@ from transport.tcp.conversation import Conversation
 from transport.tcp.dial import Dial, publish
 from transport.tcp.endpoint import Endpoint
 from transport.tcp.hello import WELCOME, Channel, Hello
+from transport.tcp.inbox import Inbox
 from transport.tcp.link import TcpLink
 
 # After so long without the connection that a peer is to make, this rank looks whether it lives.
@@ -48,7 +49,9 @@ class TcpCommunicator(LinkCommunicator):
         table: Thresholds | None = None,
         mailbox: Mailbox | None = None,
     ) -> None:
-        super().__init__(membership, table, mailbox)
+        inbox = Inbox(membership) if mailbox is None else None
+        super().__init__(membership, table, mailbox or inbox)
+        self._on_speak = _ignore if inbox is None else inbox.hear
         runtime = membership.runtime
         # Guards everything below. Nobody waits for another rank while holding it.
         self._lock = threading.Lock()
@@ -81,6 +84,9 @@ class TcpCommunicator(LinkCommunicator):
             with suppress(PeerLostError):  # The mailbox has what it sent before it left, and knows.
                 self._converse(src, call)
         return super().recv(call, buffer, src, tag)
+
+    def lose(self, peer: int, reason: str) -> None:  # noqa: D102
+        self._note_end(peer, PeerLostError(reason, peer))
 
     def abort(self, reason: str) -> None:  # noqa: D102
         super().abort(reason)
@@ -197,7 +203,12 @@ class TcpCommunicator(LinkCommunicator):
     def _begin_conversation(self, peer: int, sock: socket.socket) -> Conversation:
         """Make a conversation of a connection. Under the lock."""
         conversation = Conversation(
-            sock, peer, self.membership.describe(peer), self.mailbox, self._on_conversation_end
+            sock,
+            peer,
+            self.membership.describe(peer),
+            self.mailbox,
+            self._on_speak,
+            self._on_conversation_end,
         )
         self._all_conversations.add(conversation)
         # Messages to one member must not overtake each other: the first connection is used.
@@ -272,3 +283,7 @@ class TcpCommunicator(LinkCommunicator):
         self._arrived[peer] = sock
         self._changed.notify_all()
         return older
+
+
+def _ignore(conversation: Conversation) -> None:
+    """Have the conversation's own thread read: receivers wait in the mailbox's way."""

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from transport.errors import DistStoreError, StoreTimeoutError
+from transport.errors import DistStoreError, RankFailedError, StoreTimeoutError
 from transport.store import HashStore, Store
 
 MakeStore = Callable[[], Store]
@@ -407,3 +407,44 @@ def _outcome(store: Store, method: str, arguments: list[object]) -> object:
         return getattr(store, method)(*arguments)
     except DistStoreError as error:
         return type(error)
+
+
+class TestEndedWaits:
+    def test_a_wait_under_way_ends(self, make_store: MakeStore) -> None:
+        store, other = make_store(), make_store()
+        with ThreadPoolExecutor(4) as pool:
+            waits = [
+                pool.submit(store.get, "never"),
+                pool.submit(store.wait, ["one", "never"]),
+                pool.submit(store.queue_pop, "queue"),
+                pool.submit(store.tail, "log", 0),
+            ]
+            while sum(not wait.running() for wait in waits):
+                time.sleep(0.001)
+            later(0.02, lambda: store.end_waits(RankFailedError("rank 1 is gone", 1)))
+            for wait in waits:
+                with pytest.raises(RankFailedError, match="rank 1 is gone") as caught:
+                    wait.result(SOON)
+                assert caught.value.rank == 1
+        # What a wait that was ended would have taken is still there for others.
+        other.queue_push("queue", b"value")
+        assert other.queue_pop("queue", timeout=SOON) == b"value"
+
+    def test_later_waits_find_what_is_there(self, make_store: MakeStore) -> None:
+        store, other = make_store(), make_store()
+        store.end_waits(RankFailedError("rank 1 is gone", 1))
+        with pytest.raises(RankFailedError):
+            store.get("key")
+        other.set("key", b"value")
+        assert store.get("key") == b"value"
+        assert store.multi_get(["key"]) == [b"value"]
+        assert store.add("n", 1) == 1
+        store.end_waits(None)
+        with pytest.raises(StoreTimeoutError):
+            store.wait(["never"], timeout=0.02)
+
+    def test_other_objects_wait_on(self, make_store: MakeStore) -> None:
+        store, other = make_store(), make_store()
+        store.end_waits(RankFailedError("rank 1 is gone", 1))
+        later(0.02, lambda: store.set("key", b"value"))
+        assert other.get("key", timeout=SOON) == b"value"
