@@ -22,11 +22,14 @@ from typing import Any, Protocol
 
 from meshlib.failures import publish, table
 from meshlib.recorder import COLLECTIVE, FlightRecorder, Record
-from transport.errors import CollectiveMismatchError, DistStoreError
+from transport.deadline import Deadline
+from transport.errors import CollectiveMismatchError, DistStoreError, StoreTimeoutError
 from transport.store.base import Store
 
 TICK_SECONDS = 0.15
 STALLED_SECONDS = 0.3
+# What the rest gets to say where it stands, once a tangle is sure.
+REST_SECONDS = 0.2
 # Beyond this many ranks nobody looks any further; deadlines still name who is missing.
 MOST_RANKS = 256
 
@@ -206,13 +209,27 @@ class StallDetector:
             ahead += [r for r in other.ranks if r not in found]
         return found
 
+    def _standings_beside(self, tangle: Mapping[int, Standing]) -> dict[int, Standing | None]:
+        """Return where the other members of the tangle's groups stand, for those who say so soon.
+
+        They may have come a little later than the tangle's ranks, and so be about to post.
+        """
+        members = {rank for one in tangle.values() for rank in one.ranks} - set(tangle)
+        beside: dict[int, Standing | None] = dict.fromkeys(sorted(members)[:MOST_RANKS])
+        deadline = Deadline.after(REST_SECONDS)
+        for rank in beside:
+            with suppress(StoreTimeoutError):
+                text = self._store.get(_key(rank), timeout=deadline.remaining())
+                beside[rank] = Standing.unpack(text)
+        return beside
+
     def _report(self, tangle: Mapping[int, Standing]) -> None:
         groups = sorted({one.group for one in tangle.values()})
         # All ranks of the tangle find it; one of them tells.
         mine = f"tangle seen by {self._rank}".encode()
         if self._store.compare_set(f"failure/{groups[0]}", "", mine) != mine:
             return
-        message = tangle_message(tangle)
+        message = tangle_message(tangle, self._standings_beside(tangle))
         for group in groups:
             publish(
                 self._store,
@@ -226,9 +243,16 @@ class StallDetector:
             )
 
 
-def tangle_message(tangle: Mapping[int, Standing]) -> str:
-    """Return the table of what each rank of a tangle waits in."""
-    rows: list[tuple[Any, ...]] = [(str(r), one.call, one.site) for r, one in tangle.items()]
+def tangle_message(tangle: Mapping[int, Standing], beside: Mapping[int, Standing | None]) -> str:
+    """Return the table of what each rank of a tangle waits in, and where those ``beside`` it stand
+    (None: nobody knows).
+    """
+    rows: list[tuple[Any, ...]] = []
+    for rank, one in sorted({**beside, **tangle}.items()):
+        if one is None:
+            rows.append((str(rank), "in no call for as long (it computes, or has left)", ""))
+        else:
+            rows.append((str(rank), one.call, one.site))
     return (
         f"ranks {sorted(tangle)} wait for each other in different calls: none of them can go on\n"
         + table(("rank", "call", "where"), rows)

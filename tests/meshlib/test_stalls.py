@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import meshlib as dist
-from meshlib.stalls import Standing, find_tangle
+from meshlib.stalls import Standing, find_tangle, tangle_message
 from meshlib.testing import run_ranks
 
 
@@ -48,6 +48,18 @@ def test_different_headers_in_one_call_contradict():
     a = stand(0, "A", 1, (0, 1), {"A": 1}, header=(1,))
     b = stand(1, "A", 1, (0, 1), {"A": 1}, header=(2,))
     assert find_tangle({0: a, 1: b}) == [0, 1]
+
+
+def test_the_table_has_those_beside_a_tangle_too():
+    a = stand(0, "A", 1, (0, 1, 2, 3), {"A": 1})
+    b = stand(1, "B", 1, (0, 1, 2, 3), {"B": 1})
+    c = stand(2, "C", 7, (0, 1, 2, 3), {"C": 7})
+    text = tangle_message({0: a, 1: b}, {2: c, 3: None})
+    assert "ranks [0, 1] wait for each other" in text
+    rows = [line.split() for line in text.splitlines()[1:]]
+    assert [row[0] for row in rows] == ["rank", "0", "1", "2", "3"]
+    assert rows[3][1] == "call"
+    assert "in no call" in text.splitlines()[-1]
 
 
 def both_raise(program, size=2):
