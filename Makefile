@@ -47,7 +47,8 @@ bench: $(STAMP)  ## all_reduce beside Gloo, in one run
 	$(BIN)/python -m meshlib.bench --vs gloo --json out/bench.json
 
 chaos: $(STAMP)  ## every fault on every transport, 2, 3 and 5 ranks
-	$(BIN)/python tests/chaos/run.py --transports tcp,shm,auto --repeat 3 --table out/reliability-table.md
+	$(BIN)/python tests/chaos/run.py --transports tcp,shm,auto --repeat 3 \
+		--results out/reliability.jsonl --table out/reliability-table.md
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

@@ -1,7 +1,13 @@
 """Runs each fault against each transport and checks what the ranks say and what is left.
 
-    make chaos              # everything: over 400 runs; writes out/reliability-table.md
+    make chaos              # everything: over 500 runs; writes out/reliability-table.md
     python tests/chaos/run.py --transports tcp --ranks 3 --faults kill
+
+With ``--results FILE`` each outcome is written there as soon as it is known, and ``--table`` shows
+all that the file has: a run that was interrupted leaves its part, and ``--append`` adds to it::
+
+    python tests/chaos/run.py --transports tcp --results out/chaos.jsonl --table out/chaos.md
+    python tests/chaos/run.py --transports shm --results out/chaos.jsonl --append
 
 The ranks are processes without a launcher: nobody but the library tells them anything.
 """
@@ -19,7 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +182,8 @@ def select(options: argparse.Namespace) -> Iterator[tuple[str, int, int, int]]:
 def table(outcomes: list[Outcome]) -> str:
     """Return the outcomes as a Markdown table: a row a fault, a column a transport and size."""
     columns = sorted({(o.transport, o.ranks) for o in outcomes})
+    if not outcomes:
+        return "(no runs)"
     lines = [
         "| fault | " + " | ".join(f"{t}, {n} ranks" for t, n in columns) + " |",
         "|---|" + "---|" * len(columns),
@@ -195,6 +203,40 @@ def table(outcomes: list[Outcome]) -> str:
     return "\n".join(lines)
 
 
+class Results:
+    """The outcomes so far, kept in a file of JSON lines and shown as a table in another."""
+
+    def __init__(self, file: Path | None, table_file: Path | None, *, append: bool) -> None:
+        self._file = file
+        self._table_file = table_file
+        self.outcomes: list[Outcome] = []
+        for path in (file, table_file):
+            if path is not None:
+                path.parent.mkdir(parents=True, exist_ok=True)
+        if file is not None and append and file.exists():
+            for line in file.read_text().splitlines():
+                kept = json.loads(line)
+                self.outcomes.append(Outcome(**{**kept, "problems": tuple(kept["problems"])}))
+        elif file is not None:
+            file.write_text("")
+
+    def add(self, outcome: Outcome) -> None:
+        """Keep ``outcome``, and show it."""
+        self.outcomes.append(outcome)
+        if self._file is not None:
+            with self._file.open("a") as lines:
+                lines.write(json.dumps(asdict(outcome)) + "\n")
+        if self._table_file is not None:
+            self._table_file.write_text(self.describe() + "\n")
+
+    def describe(self) -> str:
+        """Return the table and, in a sentence, how many runs were as they must be."""
+        good = sum(not o.problems for o in self.outcomes)
+        return (
+            f"{len(self.outcomes)} faulted runs, {good} named and clean\n\n{table(self.outcomes)}"
+        )
+
+
 def main() -> int:
     """Run what was asked for; return 1 if anything was not as it must be."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -202,27 +244,31 @@ def main() -> int:
     parser.add_argument("--ranks", default="2,3,5")
     parser.add_argument("--faults", default="", help="only those whose name contains this")
     parser.add_argument("--repeat", type=int, default=1)
-    parser.add_argument("--table", type=Path, help="write the table into this file")
+    parser.add_argument("--results", type=Path, help="write outcomes into this file, one a line")
+    parser.add_argument("--append", action="store_true", help="keep what --results has already")
+    parser.add_argument("--table", type=Path, help="write the table of all results into this file")
     options = parser.parse_args()
     multiprocessing.set_forkserver_preload(["meshlib", "faults", "ranks"])
+    before = left_behind()
     runs = list(select(options))
-    outcomes: list[Outcome] = []
+    results = Results(options.results, options.table, append=options.append)
+    bad = 0
+    begin = time.monotonic()
     for i, (transport, size, number, victim) in enumerate(runs, 1):
         outcome = run_fault(transport, size, number, victim)
-        outcomes.append(outcome)
+        results.add(outcome)
+        bad += bool(outcome.problems)
         state = "ok" if not outcome.problems else "WRONG: " + "; ".join(outcome.problems)
         print(
             f"{i}/{len(runs)} {transport} {size} ranks, {outcome.fault}: "
             f"{outcome.seconds:.2f} s {state}",
             flush=True,
         )
-    bad = sum(bool(o.problems) for o in outcomes)
-    print(f"{len(outcomes)} faulted runs, {len(outcomes) - bad} named and clean")
-    print(table(outcomes))
-    if options.table:
-        options.table.parent.mkdir(parents=True, exist_ok=True)
-        options.table.write_text(table(outcomes) + "\n")
-    return 1 if bad else 0
+    print(f"{time.monotonic() - begin:.0f} s for {len(runs)} runs")
+    print(results.describe())
+    remains = sorted(left_behind() - before)
+    print(f"left behind by all of them: {', '.join(remains) or 'nothing'}")
+    return 1 if bad or remains or not runs else 0
 
 
 if __name__ == "__main__":
