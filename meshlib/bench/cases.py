@@ -169,7 +169,7 @@ class Broadcast(Case):
 
     @staticmethod
     def moved(nbytes: int, size: int) -> int:  # noqa: D102
-        return 2 * nbytes * (size - 1)
+        return nbytes * size
 
     def expected(self) -> list[Run] | None:  # noqa: D102
         return [Run(0, self.each, shift=ROOT)]
@@ -209,7 +209,7 @@ class AllGather(Case):
 
     @staticmethod
     def moved(nbytes: int, size: int) -> int:  # noqa: D102
-        return 2 * nbytes * size * size
+        return nbytes * size * (1 + size)
 
     def expected(self) -> list[Run] | None:  # noqa: D102
         return [Run(0, self.each, shift=rank) for rank in range(self.size)]

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from meshlib.bench import job as job_module
 from meshlib.bench import setup_peers
-from meshlib.bench.cases import CASES
+from meshlib.bench.c10d_libraries import bind_c10d
+from meshlib.bench.cases import CASES, COLLECTIVES, ROOT, Floats
 from meshlib.bench.cli import main
 from meshlib.bench.job import BenchmarkError, Job, running_job
-from meshlib.bench.report import header, row
-from meshlib.bench.run import Result
+from meshlib.bench.libraries import LIBRARIES
+from meshlib.bench.report import copy_bandwidth, header, ratio, references, rows
+from meshlib.bench.run import Result, grid
+from meshlib.bench.setup_peers import PEERS, python_of
 from meshlib.bench.sizes import format_size, parse_size
+from meshlib.bench.targets import AIMS, plan_cells, table
 from meshlib.testing import run_ranks
 
 
@@ -36,43 +40,120 @@ def test_wrong_sizes_are_named(text: str) -> None:
         parse_size(text)
 
 
-@pytest.mark.parametrize("name", CASES)
+def _empty(count: int, most: int) -> Floats:
+    assert count <= most
+    return np.empty(count, np.float32)
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
 @pytest.mark.parametrize("size", [2, 3])
 def test_each_case_is_right_and_again_after_reset(name: str, size: int) -> None:
     def body() -> None:
         import meshlib as dist
 
-        case = CASES[name](1000, dist.get_rank(), size, lambda array: array)
+        case = CASES[name](1000, dist.get_rank(), size, _empty)
+        call = bind_c10d(dist, case, lambda array: array)
         for _ in range(2):
             case.reset()
-            case.run(dist)
-            assert case.is_right()
+            call()
+            assert case.is_right(case.output)
 
     run_ranks(body, size)
 
 
-class _Idle:
-    """A library whose calls do nothing."""
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *_: None
-
-
-@pytest.mark.parametrize("name", sorted(set(CASES) - {"barrier", "ping_pong"}))
-def test_a_library_that_does_nothing_is_found_out(name: str) -> None:
-    case = CASES[name](1000, 1, 2, lambda array: array)
-    case.reset()
-    case.run(_Idle())
-    assert not case.is_right()
-
-
 @pytest.mark.parametrize("name", sorted(set(CASES) - {"barrier"}))
-def test_a_single_wrong_value_is_found_out(name: str) -> None:
-    case = CASES[name](1000, 1, 2, lambda array: array)
-    np.copyto(case.output, case.expected())
-    assert case.is_right()
-    case.output[-1] += 1
-    assert not case.is_right()
+def test_no_call_and_a_single_wrong_value_are_found_out(name: str) -> None:
+    found = 0
+    for rank in range(2):
+        case = CASES[name](300_000, rank, 2, _empty)  # longer than a tile
+        expected = case.expected()
+        if expected is None or (name == "broadcast" and rank == ROOT):
+            continue
+        assert not case.is_right(case.output)
+        case.output[:] = np.concatenate(
+            [
+                np.arange(r.position, r.position + r.count) % 251 * r.scale + r.shift
+                for r in expected
+            ]
+        )
+        assert case.is_right(case.output)
+        case.output[-1] += 1
+        assert not case.is_right(case.output)
+        found += 1
+    assert found
+
+
+def test_bandwidths_are_those_of_nccl_tests() -> None:
+    # 4 ranks, 1000 bytes, a microsecond: S and factor as in nccl-tests' PERFORMANCE.md.
+    expected = {
+        "all_reduce": (1.0, 1.5),
+        "broadcast": (1.0, 1.0),
+        "reduce": (1.0, 1.0),
+        "all_gather": (4.0, 3.0),
+        "gather": (4.0, 3.0),
+        "reduce_scatter": (1.0, 0.75),
+        "scatter": (1.0, 0.75),
+        "all_to_all": (1.0, 0.75),
+        "ping_pong": (2.0, 2.0),
+    }
+    for case, (algorithm, bus) in expected.items():
+        result = Result(case, 1000, 4, "meshlib", "", [[1e-6]])
+        assert result.algorithm_bandwidth == pytest.approx(algorithm * 1e9)
+        assert result.bus_bandwidth == pytest.approx(bus * 1e9)
+
+
+def test_bytes_moved_are_each_input_and_each_result_once() -> None:
+    for name in set(COLLECTIVES) - {"barrier", "ping_pong", "broadcast"}:
+        cases = [CASES[name](4800, rank, 3, _empty) for rank in range(3)]
+        read = sum(case.input.nbytes for case in cases)
+        written = sum(case.output.nbytes for case in cases if case.expected() is not None)
+        assert CASES[name].moved(4800, 3) == read + written, name
+    assert CASES["broadcast"].moved(4800, 3) == (1 + 2) * 4800  # one reads, two write
+
+
+def test_the_median_is_of_rounds_and_ratios_are_of_medians() -> None:
+    # Two slow rounds of five calls weigh no more than three quick ones of one.
+    own = Result("all_reduce", 8, 2, "meshlib", "", [[9.0] * 5, [1e-5], [2e-5], [2e-5], [9.0] * 5])
+    gloo = Result("all_reduce", 8, 2, "gloo", "", [[1e-4, 8e-5, 5e-5]])
+    openmpi = Result("all_reduce", 8, 2, "openmpi", "", [[1e-5]])
+    mpich = Result("all_reduce", 8, 2, "mpich", "", [[4e-5]])
+    results, names = [own, gloo, openmpi, mpich], ["meshlib", "gloo", "openmpi", "mpich"]
+    assert [ratio(results, "meshlib", name) for name in references(names)] == pytest.approx(
+        [0.25, 2.0, 0.5, 2.0]
+    )
+    assert ratio([own, gloo], "meshlib", "best MPI") is None
+    assert header(names).endswith("/ gloo  / openmpi    / mpich / best MPI")
+    lines = rows(results, names, None).splitlines()
+    assert lines[0].split()[:5] == ["all_reduce", "2", "8", "B", "meshlib"]
+    assert lines[0].split()[-4:] == ["0.25", "2.00", "0.50", "2.00"]
+    assert lines[1].split() == ["gloo", "80.0", "0.000", "0.000"]
+
+
+def test_the_share_of_the_memory_is_that_of_bytes_moved() -> None:
+    copied = Result("copy", 64 << 20, 2, "meshlib", "", [[0.02]])
+    reduced = Result("all_reduce", 64 << 20, 2, "meshlib", "", [[0.04]])
+    memory = copy_bandwidth([copied, reduced], 2)
+    assert memory == (4 * 64 << 20) / 0.02
+    assert "50%" in rows([reduced], ["meshlib"], memory)
+    assert copy_bandwidth([reduced], 2) is None
+
+
+def test_a_grid_measures_the_memory_before_large_cells() -> None:
+    small = grid(["all_reduce", "barrier"], [8, 64], [2], ["meshlib", "openmpi"])
+    assert [(cell.case, cell.nbytes) for cell in small] == [
+        ("all_reduce", 8),
+        ("all_reduce", 64),
+        ("barrier", 0),
+    ]
+    assert all(cell.libraries == ("meshlib", "openmpi") for cell in small)
+    large = grid(["reduce"], [1 << 20], [2, 4], ["meshlib", "jax"])
+    assert [(cell.case, cell.ranks) for cell in large] == [
+        ("copy", 2),
+        ("reduce", 2),
+        ("copy", 4),
+        ("reduce", 4),
+    ]
+    assert all(cell.libraries == ("meshlib",) for cell in large)  # JAX has no reduce
 
 
 @pytest.mark.processes
@@ -81,25 +162,62 @@ def test_a_run_prints_a_table_and_writes_json(
 ) -> None:
     file = tmp_path / "out" / "bench.json"
     arguments = ["--collectives", "all", "--sizes", "8,100K", "--ranks", "2", "--rounds", "1"]
-    assert main([*arguments, "--json", str(file)]) == 0
+    assert main([*arguments, "--symmetric", "--json", str(file)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 1 + 2 * (len(CASES) - 1) + 1  # a barrier has no size
+    cells = 2 * (len(COLLECTIVES) - 1) + 1  # a barrier has no size
+    assert len(lines) == 1 + 2 * cells
     report = json.loads(file.read_text())
     assert report["machine"]["cores"] >= 1
     assert report["settings"]["rounds"] == "1"
-    assert {result["case"] for result in report["results"]} == set(CASES)
+    assert {result["case"] for result in report["results"]} == set(COLLECTIVES)
+    assert {result["library"] for result in report["results"]} == {"meshlib", "meshlib-symmetric"}
     for result in report["results"]:
-        assert result["right"]
-        assert result["library"] == "meshlib"
-        assert result["repetitions"] >= 3
+        assert result["repetitions"] >= 1
         assert 0 < result["tenth_us"] <= result["median_us"] <= result["ninth_tenth_us"]
 
 
-def test_ratios_are_of_medians() -> None:
-    own = Result("all_reduce", 8, 2, "meshlib", "", seconds=[1e-5, 2e-5, 9.0])
-    peer = Result("all_reduce", 8, 2, "gloo", "", seconds=[1e-4, 8e-5, 5e-5])
-    assert header(["meshlib", "gloo"]).split()[-2:] == ["/", "gloo"]
-    assert row([own, peer]).split() == ["all_reduce", "2", "8", "B", "20.0", "80.0", "0.25"]
+@pytest.mark.processes
+@pytest.mark.parametrize("peer", PEERS)
+def test_a_peer_that_is_installed_gives_right_results(peer: str) -> None:
+    if not setup_peers.is_set_up(peer):
+        pytest.skip(f"{peer} is not set up")
+    with running_job(peer, python_of(peer), 2) as job:
+        job.start()
+        for case in LIBRARIES[peer].cases or COLLECTIVES:
+            assert job.measure(case, 1000, 2, 1).right, case
+    _none_is_left(job)
+
+
+def test_aims_are_measured_once_and_judged_by_their_ratios() -> None:
+    aims = [aim for aim in AIMS if aim.row in (1, 7)]
+    libraries = ["meshlib", "meshlib-symmetric", "openmpi", "mpich"]
+    cells = plan_cells(aims, [2], libraries)
+    assert len({(cell.case, cell.nbytes) for cell in cells}) == len(cells)
+    large = [cell for cell in cells if cell.nbytes == 64 << 20]
+    assert [cell.case for cell in large] == ["copy", "all_reduce"]
+    assert set(large[1].libraries) == set(libraries)
+
+    def result(case: str, nbytes: int, library: str, seconds: float) -> Result:
+        return Result(case, nbytes, 2, library, "", [[seconds]])
+
+    results = [
+        result("copy", 64 << 20, "meshlib", 0.020),
+        result("all_reduce", 64 << 20, "meshlib", 0.016),
+        result("all_reduce", 64 << 20, "meshlib-symmetric", 0.040),
+        result("all_reduce", 64 << 20, "openmpi", 0.030),
+        result("all_reduce", 64 << 20, "mpich", 0.020),
+        result("all_reduce", 64 << 10, "meshlib", 1e-5),
+        result("all_reduce", 64 << 10, "openmpi", 1e-5),
+        result("all_reduce", 64 << 10, "mpich", 9.0),
+    ]
+    lines = table(aims, [2], results).splitlines()
+    assert (
+        "| 1 | all_reduce, private | 2 | 64 KiB | 10.0 | openmpi | 10.0 | 1.00 | ≤ 1 | reached |"
+        in lines
+    )
+    assert lines[-2].endswith("| 16,000.0 | mpich | 20,000.0 | 0.80 | ≤ 0.75 | **not reached** |")
+    assert lines[-1].endswith("| copying | 13.4 GB/s | 0.50 | ≥ 0.7 | **not reached** |")
+    assert sum("not measured" in line for line in lines) == 3  # 1, 4 and 16 MiB
 
 
 @pytest.mark.parametrize(
@@ -110,7 +228,8 @@ def test_ratios_are_of_medians() -> None:
         (["--ranks", "two"], "'two'"),
         (["--rounds", "0"], "at least 1"),
         (["--collectives", "all_reduce,gathr"], "'gathr' is unknown; expected all_reduce"),
-        (["--vs", "nccl"], "'nccl' is unknown; expected gloo"),
+        (["--vs", "nccl"], "'nccl' is unknown; expected gloo, openmpi, mpich, jax"),
+        (["--backend", "pigeon"], "'pigeon' is unknown; expected auto, shm, tcp"),
     ],
 )
 def test_wrong_arguments_are_one_line(
@@ -132,8 +251,34 @@ def test_a_peer_that_is_not_installed_is_named(
     assert "setup_peers gloo" in capsys.readouterr().err
 
 
-def _processes(job: Job) -> list[subprocess.Popen[bytes]]:
-    return job._workers
+def test_an_environment_that_fails_does_not_stop_the_others(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def create(folder: Path, **_: object) -> None:
+        folder.mkdir()
+
+    def install(command: list[str], *, check: bool) -> None:
+        assert check
+        if "mpich" in command:
+            raise subprocess.CalledProcessError(1, command)
+
+    monkeypatch.setattr(setup_peers, "FOLDER", tmp_path)
+    monkeypatch.setattr(setup_peers.venv, "create", create)
+    monkeypatch.setattr(setup_peers.subprocess, "run", install)
+    assert setup_peers.main(["openmpi", "mpich", "jax"]) == 1
+    assert "mpich: not installed" in capsys.readouterr().err
+    assert [setup_peers.is_set_up(peer) for peer in ("openmpi", "mpich", "jax")] == [1, 0, 1]
+
+
+def _exit_codes(job: Job) -> list[int | None]:
+    return [process.returncode for process in job.processes.started]
+
+
+def _none_is_left(job: Job) -> None:
+    assert None not in _exit_codes(job)
+    for pid in job.processes.pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
 
 
 @pytest.mark.processes
@@ -144,20 +289,20 @@ def test_a_worker_that_fails_is_reported_with_what_it_printed() -> None:
         running_job("gloo", sys.executable, 2) as job,
     ):
         job.start()
-    assert all(process.returncode is not None for process in _processes(job))
+    _none_is_left(job)
 
 
 @pytest.mark.processes
 def test_a_worker_that_is_stuck_is_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(job_module, "_MEASURE_SECONDS", 0.2)
-    job = Job("meshlib", sys.executable, 2, tmp_path / "errors.txt")
+    job = Job("meshlib", sys.executable, 2, tmp_path)
     try:
         job.start()
         with pytest.raises(BenchmarkError, match=r"no answer from ranks \[0, 1\] in 0.2 s"):
             job.measure("all_reduce", 8, 10_000_000, 0)
     finally:
         job.end(orderly=False)
-    assert all(process.returncode == -9 for process in _processes(job))
+    assert _exit_codes(job) == [-9, -9]
 
 
 @pytest.mark.processes
@@ -165,4 +310,4 @@ def test_a_job_that_ends_well_leaves_by_itself() -> None:
     with running_job("meshlib", sys.executable, 2) as job:
         assert job.start().startswith("meshlib")
         assert len(job.measure("all_reduce", 8, 4, 1).seconds) == 4
-    assert all(process.returncode == 0 for process in _processes(job))
+    assert _exit_codes(job) == [0, 0]

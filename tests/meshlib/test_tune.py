@@ -179,8 +179,8 @@ TUNING = Tuning(
 
 
 def test_model_and_measurement_stand_side_by_side() -> None:
-    small = Result("all_reduce", 1 << 10, 4, "meshlib", "", seconds=[4e-5])
-    other = Result("ping_pong", 1 << 10, 2, "meshlib", "", seconds=[1.0])
+    small = Result("all_reduce", 1 << 10, 4, "meshlib", "", [[4e-5]])
+    other = Result("ping_pong", 1 << 10, 2, "meshlib", "", [[1.0]])
     lines = comparison([small, other], TUNING, "tcp").splitlines()
     model = 1e6 * 2 * (1e-5 + 1024 * (1e-9 + 1e-10))
     assert lines[-1].split() == [
