@@ -5,19 +5,45 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from io import TextIOWrapper
-from typing import NoReturn
+from typing import Any, NoReturn
+
+from meshlib.mesh_spec import did_you_mean
 
 USAGE_ERROR = 2
+_UNKNOWN = "unrecognized arguments: "
+_MISSING = "the following arguments are required"
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """An ArgumentParser that does not repeat its usage before each error."""
+    """An ArgumentParser whose errors are one line, which says what a misspelt option may mean."""
+
+    _given: Sequence[str] = ()
+
+    def parse_known_args(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """See the base."""
+        self._given = sys.argv[1:] if args is None else args
+        return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         """Print one line and exit."""
+        if message.startswith(_UNKNOWN):
+            message += self._suggest(message.removeprefix(_UNKNOWN).split())
+        elif message.startswith(_MISSING):
+            # An option that is none may have been meant to take a value, which was taken for more.
+            message += self._suggest(self._given)
         self.exit(USAGE_ERROR, f"{self.prog}: {message} (try {self.prog} --help)\n")
+
+    def _suggest(self, words: Sequence[str]) -> str:
+        known = self._option_string_actions
+        for word in words:
+            name = word.partition("=")[0]
+            if name.startswith("--") and name not in known:
+                return did_you_mean(name.replace("_", "-"), known)
+        return ""
 
 
 def print_result(prog: str, make: Callable[[], str]) -> int:
@@ -29,7 +55,7 @@ def print_result(prog: str, make: Callable[[], str]) -> int:
     try:
         text = make()
     except (ValueError, OSError, ImportError) as error:
-        sys.stderr.write(f"{prog}: {' '.join(_told(error).split())}\n")
+        sys.stderr.write(f"{prog}: {' '.join(told(error).split())}\n")
         return USAGE_ERROR
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without × is no reason to fail
@@ -42,7 +68,8 @@ def print_result(prog: str, make: Callable[[], str]) -> int:
     return 0
 
 
-def _told(error: Exception) -> str:
+def told(error: Exception) -> str:
+    """Return what ``error`` says, without the number of an error of the system."""
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
     return str(error)

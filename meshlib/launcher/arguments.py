@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from meshlib.command_line import OneLineParser, told
 from meshlib.launcher.devices import count_cpus, count_gpus
 from meshlib.launcher.node_options import DEFAULT_PORT, node_options
 from meshlib.launcher.options import LaunchOptions, NodeOptions, Program
@@ -36,12 +37,12 @@ def parse(argv: Sequence[str] | None = None) -> LaunchOptions:
     try:
         return _launch_options(given)
     except (ValueError, OSError) as error:
-        parser.error(str(error))
+        parser.error(told(error))
 
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of ``meshrun``'s command line."""
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog="meshrun",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -233,8 +234,11 @@ def _ranks_and_mesh(
     from meshlib.mesh_config import MeshConfig
 
     is_file = mesh.endswith(_CONFIG_ENDINGS)
-    config = MeshConfig.load(mesh) if is_file else MeshConfig.from_string(mesh)
-    told = os.path.abspath(mesh) if is_file else mesh
+    try:
+        config = MeshConfig.load(mesh) if is_file else MeshConfig.from_string(mesh)
+    except OSError as error:
+        raise ValueError(f"--mesh {told(error)} (in {os.getcwd()})") from None
+    path_or_text = os.path.abspath(mesh) if is_file else mesh
     if nodes.least != nodes.most:
         raise ValueError(
             f"--mesh {mesh} needs a fixed number of ranks, but --nnodes is"
@@ -242,7 +246,7 @@ def _ranks_and_mesh(
         )
     if ranks is not None:
         config.resolve(ranks * nodes.most)
-        return ranks, told
+        return ranks, path_or_text
     if config.world_size is None:
         raise ValueError(
             f"--mesh {mesh} has a dim of size -1 to be inferred: expected --nproc-per-node with it"
@@ -252,7 +256,7 @@ def _ranks_and_mesh(
             f"--mesh {mesh} has {config.world_size} ranks, which {nodes.most} nodes cannot share"
             " equally; expected --nproc-per-node with it"
         )
-    return config.world_size // nodes.most, told
+    return config.world_size // nodes.most, path_or_text
 
 
 def _rank_count(text: str) -> int:

@@ -177,3 +177,25 @@ LOGGED = Route(console=True, file=True, inherited=False, prefix=True)
 )
 def test_where_standard_output_goes(options, local_rank, ranks, terminal, route):
     assert options.route(local_rank, 1, ranks, terminal) == route
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--nproc-per-nod", "2", "train.py"], "did you mean '--nproc-per-node'?"),
+        (["--max_restart=3"], "did you mean '--max-restarts'?"),
+        (["--mesh", "nofile.toml", "train.py"], "--mesh nofile.toml: No such file or directory"),
+    ],
+)
+def test_a_mistake_is_one_line_that_helps(script, capsys, arguments, said):
+    with pytest.raises(SystemExit, match="2"):
+        parse(arguments)
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert said in err
+    assert "Errno" not in err
+
+
+def test_the_programs_own_options_are_not_taken_for_misspelt_ones(script):
+    options = parse([script, "--max-restart", "3"])
+    assert options.program.arguments == ("--max-restart", "3")
