@@ -28,13 +28,14 @@ _NO_SYNCHRONISATION = -1
 
 
 @functools.cache
-def _cuda() -> Driver:
+def cuda_driver() -> Driver:
+    """Return this process' driver for CUDA. Raises DistBackendError that says what is missing."""
     return load_driver()
 
 
 def _driver_of(array: Any) -> Driver:
     """Return the driver of the array's memory: CUDA's, unless its class brings another one."""
-    return getattr(array, "__meshlib_driver__", None) or _cuda()
+    return getattr(array, "__meshlib_driver__", None) or cuda_driver()
 
 
 class CudaArrays:

@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from meshlib.device_arrays import cuda_driver
 from meshlib.group_of_ranks import GroupOfRanks
 from transport.call import Call, Kind, dtype_code, dtype_name
 from transport.communicator import Communicator
+from transport.cuda.device_communicator import DeviceCommunicator
 from transport.reduce_op import Flat
 
 _MOST_DIMS = 64
@@ -27,7 +29,8 @@ class SymmetricMemory(GroupOfRanks):
         shape: int | Sequence[int],
         dtype: npt.DTypeLike = np.float32,
         timeout: float | timedelta | None = None,
-    ) -> npt.NDArray[Any] | None:
+        device: str = "cpu",
+    ) -> Any:
         """Return a NumPy array for which this group's collectives need no copy to be staged.
 
         Every member calls, with the same shape and dtype, and gets an array of its own; the
@@ -35,6 +38,10 @@ class SymmetricMemory(GroupOfRanks):
         collective on them, or on the same contiguous part of them, works in place. Elsewhere they
         are ordinary arrays. Any use of an array is allowed; others' collectives see nothing of it
         until this member calls one as well.
+
+        With ``device="cuda"`` (the current GPU; ``"cuda:1"``, another one) it is a CuPy array. Over
+        ``cuda_ipc`` the members exchange its handles here, once, and never again; with other
+        backends it is an ordinary array. Its memory stays with the process, for later arrays.
 
         The memory is used again when the array and its views are gone on all members. Returns None
         on a rank that is no member. Raises ValueError, on all members, when they ask for different
@@ -48,14 +55,15 @@ class SymmetricMemory(GroupOfRanks):
         wanted = np.dtype(dtype)
         code = dtype_code(wanted)
         count = math.prod(dims)
+        place = _Place(device)
 
-        def run(communicator: Communicator, call: Call) -> Flat | list[str]:
-            mine = _describe(code, dims)
+        def run(communicator: Communicator, call: Call) -> Flat | list[str] | None:
+            mine = _describe(code, dims, place.on_cpu)
             asked = np.empty((len(group.ranks), mine.size), mine.dtype)
             communicator.all_gather(call, list(asked), mine)
-            if (asked == mine).all():
-                return communicator.allocate(call, count, wanted)
-            return [_show(row) for row in asked]
+            if not (asked == mine).all():
+                return [_show(row) for row in asked]
+            return communicator.allocate(call, count, wanted) if place.on_cpu else None
 
         result = group.issue(
             Kind.ALLOCATE,
@@ -65,8 +73,47 @@ class SymmetricMemory(GroupOfRanks):
         )
         if isinstance(result, np.ndarray):
             return result.reshape(dims)
+        if result is None:
+            return self._on_gpu(place, dims, wanted, timeout)
         rows = "".join(f"\n  rank {r}: {a}" for r, a in zip(group.ranks, result, strict=True))
         raise ValueError(f"the members of {group} ask for different symmetric arrays:{rows}")
+
+    def _on_gpu(
+        self,
+        place: _Place,
+        dims: tuple[int, ...],
+        dtype: np.dtype[Any],
+        timeout: float | timedelta | None,
+    ) -> Any:
+        nbytes = math.prod(dims) * dtype.itemsize
+        driver, number = place.driver, place.number
+
+        def run(communicator: Communicator[Any], call: Call) -> Any:
+            if isinstance(communicator, DeviceCommunicator):
+                memory = communicator.allocate_on(call, driver, number, nbytes)
+            else:  # a third party's
+                memory = driver.allocate(nbytes, number)
+            return driver.array(memory.pointer, dims, dtype, number, memory)
+
+        return self.process_group.issue(
+            Kind.ALLOCATE, run, device="cuda", nbytes=nbytes, timeout=self.call_timeout(timeout)
+        )
+
+
+class _Place:
+    """Where an array is to be: on the CPU, or on the GPU ``number`` of ``driver``."""
+
+    def __init__(self, device: str) -> None:
+        kind, colon, text = str(device).partition(":")
+        if kind not in ("cpu", "cuda") or (colon and not (kind == "cuda" and text.isdecimal())):
+            raise ValueError(f"device is {device!r}; expected 'cpu', 'cuda' or 'cuda:NUMBER'")
+        self.on_cpu = kind == "cpu"
+        if not self.on_cpu:
+            self.driver = cuda_driver()
+            count = self.driver.device_count()
+            self.number = int(text) if colon else self.driver.current_device()
+            if self.number >= count:
+                raise ValueError(f"device is {device!r}, but this process sees {count} GPUs")
 
 
 def _check_shape(shape: int | Sequence[int]) -> tuple[int, ...]:
@@ -85,13 +132,14 @@ def _check_shape(shape: int | Sequence[int]) -> tuple[int, ...]:
     return dims
 
 
-def _describe(code: int, dims: tuple[int, ...]) -> npt.NDArray[np.int64]:
-    row = np.zeros(2 + _MOST_DIMS, np.int64)
-    row[0], row[1] = code, len(dims)
-    row[2 : 2 + len(dims)] = dims
+def _describe(code: int, dims: tuple[int, ...], on_cpu: bool) -> npt.NDArray[np.int64]:
+    row = np.zeros(3 + _MOST_DIMS, np.int64)
+    row[:3] = code, on_cpu, len(dims)
+    row[3 : 3 + len(dims)] = dims
     return row
 
 
 def _show(row: npt.NDArray[np.int64]) -> str:
-    dims = tuple(int(dim) for dim in row[2 : 2 + int(row[1])])
-    return f"shape {dims}, dtype {dtype_name(int(row[0]))}"
+    dims = tuple(int(dim) for dim in row[3 : 3 + int(row[2])])
+    where = "" if row[1] else ", on a GPU"
+    return f"shape {dims}, dtype {dtype_name(int(row[0]))}{where}"

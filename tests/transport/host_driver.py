@@ -9,12 +9,14 @@ allocated and when it is freed, and every access is checked to be inside living 
 from __future__ import annotations
 
 import ctypes
+import math
 import random
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -199,6 +201,15 @@ class HostDriver:
 
     def allocate(self, nbytes: int, device: int) -> HostMemory:
         return HostMemory(self.machine, nbytes, device)
+
+    def array(
+        self, pointer: int, shape: tuple[int, ...], dtype: np.dtype[Any], device: int, owner: object
+    ) -> Any:
+        from fake_gpu import FakeArray
+
+        nbytes = math.prod(shape) * dtype.itemsize
+        memory = SimpleNamespace(pointer=pointer, nbytes=nbytes, device=device, owner=owner)
+        return FakeArray(self, memory, shape, dtype)
 
     def pinned(self, nbytes: int) -> Flat:
         return np.full(nbytes, POISON, np.uint8)

@@ -152,7 +152,7 @@ def test_a_call_that_a_member_does_not_make_ends_at_its_deadline() -> None:
         if member.rank == 0:
             _, completion = issue(member, 0.3)
             with pytest.raises(
-                CommunicatorTimeoutError, match="has not made the call|not all members"
+                CommunicatorTimeoutError, match=r"has not made the call|not all members"
             ):
                 completion.wait(Deadline.after(LONG))
             with pytest.raises(CommunicatorTimeoutError):

@@ -6,6 +6,7 @@ Loaded only where CuPy is installed; see ``transport/cuda/driver.py`` for the co
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -169,6 +170,14 @@ class CupyDriver:
 
     def allocate(self, nbytes: int, device: int) -> _Memory:  # noqa: D102
         return _Memory(nbytes, device)
+
+    def array(  # noqa: D102
+        self, pointer: int, shape: tuple[int, ...], dtype: np.dtype[Any], device: int, owner: object
+    ) -> Any:
+        nbytes = math.prod(shape) * dtype.itemsize
+        with _errors(), cupy.cuda.Device(device):
+            memory = cupy.cuda.UnownedMemory(pointer, nbytes, owner, device)
+            return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0))
 
     def pinned(self, nbytes: int) -> Flat:  # noqa: D102
         with _errors():

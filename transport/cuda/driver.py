@@ -92,6 +92,15 @@ class Driver(Protocol):
         """Return ``nbytes`` of device memory with undefined contents."""
         ...
 
+    def array(
+        self, pointer: int, shape: tuple[int, ...], dtype: np.dtype[Any], device: int, owner: object
+    ) -> Any:
+        """Return an array (C order) over device memory that lives as long as ``owner`` does.
+
+        It has ``__cuda_array_interface__`` and keeps ``owner``.
+        """
+        ...
+
     def pinned(self, nbytes: int) -> Flat:
         """Return page-locked host memory (uint8), freed with the last view of it."""
         ...

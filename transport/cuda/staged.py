@@ -17,6 +17,7 @@ import numpy as np
 from transport.backends import CommunicatorFactory
 from transport.call import Call
 from transport.communicator import Communicator
+from transport.cuda.device_communicator import DeviceCommunicator
 from transport.cuda.device_state import DeviceStream, DeviceStreams, check_one_device
 from transport.cuda.driver import Event
 from transport.cuda.flat import DeviceFlat, wait_for_event
@@ -46,7 +47,7 @@ class _Step:
     run: Callable[[list[Flat]], None]
 
 
-class StagedCommunicator(Communicator[DeviceFlat]):
+class StagedCommunicator(DeviceCommunicator):
     """Carries calls on device memory through ``inner``, a communicator for the CPU.
 
     ``inner`` has the same members and belongs to this communicator. ``chunk`` is the number of

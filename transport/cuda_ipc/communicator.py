@@ -16,12 +16,14 @@ import numpy as np
 from transport.backends import CommunicatorFactory
 from transport.call import Call
 from transport.communicator import Communicator
+from transport.cuda.device_communicator import DeviceCommunicator
 from transport.cuda.device_state import DeviceStream, check_one_device
-from transport.cuda.driver import Driver
+from transport.cuda.driver import DeviceMemory, Driver
 from transport.cuda.flat import DeviceFlat, StreamOrder
 from transport.cuda.staged import StagedCommunicator
 from transport.cuda.watch import Watch
 from transport.cuda_ipc.offers import Offers
+from transport.cuda_ipc.segments import Segments
 from transport.errors import CommunicatorAbortedError, DistBackendError, DistError
 from transport.flat import part_bounds
 from transport.reduce_op import RedOpType, ReduceOp, reduction_dtype
@@ -38,7 +40,8 @@ class _Device:
 
     def __init__(self, inner: Communicator, call: Call, driver: Driver, device: int) -> None:
         self.stream = DeviceStream(driver, device)
-        self.offers = Offers(inner, driver, device)
+        self.segments = Segments(inner, driver, device)
+        self.offers = Offers(inner, driver, device, self.segments)
         self.stop = driver.pinned(_FLAG_BYTES)
         driver.set_flag(self.stop, 0)
         self._step = 0
@@ -71,7 +74,7 @@ class _Device:
         driver.wait_value(self._flags, self._step, stop, handle)
 
 
-class CudaIpcCommunicator(Communicator[DeviceFlat]):
+class CudaIpcCommunicator(DeviceCommunicator):
     """A member of a group on one host. ``inner`` has the same members, and belongs to this one.
 
     Messages, and what there is no kernel for, go by way of the host and ``inner``.
@@ -212,6 +215,11 @@ class CudaIpcCommunicator(Communicator[DeviceFlat]):
         if not self._run(call, [*outputs, *inputs], inputs, wanted, work):
             self._staged.all_to_all(call, outputs, inputs)
 
+    # Memory.
+
+    def allocate_on(self, call: Call, driver: Driver, device: int, nbytes: int) -> DeviceMemory:  # noqa: D102
+        return self._met(call, driver, device).segments.allocate(call, nbytes)
+
     # Point to point.
 
     def send(self, call: Call, buffer: DeviceFlat, dst: int, tag: int) -> None:  # noqa: D102
@@ -248,6 +256,7 @@ class CudaIpcCommunicator(Communicator[DeviceFlat]):
         if device is not None:
             if drained and self._abort_reason is None:
                 device.offers.close()
+                device.segments.close()
             device.stream.driver.set_flag(device.stop, 1)
             device.stream.close()
 
@@ -276,7 +285,7 @@ class CudaIpcCommunicator(Communicator[DeviceFlat]):
     ) -> bool:
         """Put a call on the stream; False, on all members, when memory cannot be shared."""
         check_one_device(flats)
-        device = self._met(call, flats[0])
+        device = self._met(call, flats[0].driver, flats[0].device)
         sources = device.offers.exchange(call, offered, wanted)
         if sources is None:
             return False
@@ -291,18 +300,18 @@ class CudaIpcCommunicator(Communicator[DeviceFlat]):
         self._watch.add(call, stream.end(call, flats))
         return True
 
-    def _met(self, call: Call, flat: DeviceFlat) -> _Device:
+    def _met(self, call: Call, driver: Driver, number: int) -> _Device:
         self._watch.check_for(call)
         if self._abort_reason is not None:
             raise CommunicatorAbortedError(self._abort_reason)
         if self._device is None:
             self._check_one_host(call)
-            device = _Device(self._inner, call, flat.driver, flat.device)
+            device = _Device(self._inner, call, driver, number)
             with self._lock:
                 self._device = device
-        if flat.device != self._device.stream.device:
+        if number != self._device.stream.device:
             raise ValueError(
-                f"an array is on cuda:{flat.device}, but this rank's calls on this group are on"
+                f"an array is on cuda:{number}, but this rank's calls on this group are on"
                 f" cuda:{self._device.stream.device}, the device of its first one; expected that"
                 " device: copy the array there"
             )

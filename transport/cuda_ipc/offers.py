@@ -18,19 +18,28 @@ from transport.call import Call
 from transport.communicator import Communicator
 from transport.cuda.driver import Driver
 from transport.cuda.flat import DeviceFlat
+from transport.cuda_ipc.segments import Segments
 from transport.errors import DistBackendError, HeaderMismatchError
 
-# A handle (CUDA's have 64 bytes) and its length, the offset, the address, the size offered to this
-# member and the size wanted from it, the process, and whether the memory can be shared.
-_ENTRY = struct.Struct("<64sIQQQQQ?")
+# A handle (CUDA's have 64 bytes) and its length, the segment, the offset, the address, the size
+# offered to this member and the size wanted from it, the process, whether the memory can be shared.
+_ENTRY = struct.Struct("<64sIiQQQQQ?")
+_NO_SEGMENT = -1
 _OPEN_AT_MOST = 128
+
+# A handle, a segment, an offset, and whether the memory can be shared.
+_Place = tuple[bytes, int, int, bool]
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What one member says to another: what may be read, and how much is wanted in return."""
+    """What one member says to another: what may be read, and how much is wanted in return.
+
+    The memory is in a ``segment`` of symmetric memory, or else behind ``handle``.
+    """
 
     handle: bytes
+    segment: int
     offset: int
     address: int
     nbytes: int
@@ -42,20 +51,23 @@ class Offer:
         """Return the offer as it travels."""
         length = len(self.handle)
         numbers = (self.offset, self.address, self.nbytes, self.wanted, self.process)
-        return _ENTRY.pack(self.handle, length, *numbers, self.shared)
+        return _ENTRY.pack(self.handle, length, self.segment, *numbers, self.shared)
 
     @classmethod
     def unpack(cls, data: bytes) -> Offer:
         """Return the offer in ``data``."""
-        handle, length, offset, address, nbytes, wanted, process, shared = _ENTRY.unpack(data)
-        return cls(handle[:length], offset, address, nbytes, wanted, process, shared)
+        handle, length, *rest = _ENTRY.unpack(data)
+        return cls(handle[:length], *rest)
 
 
 class Offers:
     """One member's side of the exchange, and the peers' memory that it has opened."""
 
-    def __init__(self, inner: Communicator, driver: Driver, device: int) -> None:
+    def __init__(
+        self, inner: Communicator, driver: Driver, device: int, segments: Segments
+    ) -> None:
         self._inner = inner
+        self._segments = segments
         self._driver = driver
         self._device = device
         self._opened: OrderedDict[tuple[int, bytes], int] = OrderedDict()
@@ -69,8 +81,10 @@ class Offers:
         member offers or wants another size.
         """
         size = self._inner.size
+        places: dict[tuple[int, int], _Place] = {}
         mine = b"".join(
-            self._offer(flat, nbytes).pack() for flat, nbytes in zip(offered, wanted, strict=True)
+            self._offer(flat, nbytes, places).pack()
+            for flat, nbytes in zip(offered, wanted, strict=True)
         )
         cards = [np.empty(len(mine), np.uint8) for _ in range(size)]
         self._inner.all_gather(call, cards, np.frombuffer(mine, np.uint8))
@@ -84,7 +98,7 @@ class Offers:
         self._check(call, table, wanted)
         if not all(offer.shared for offers in table for offer in offers):
             return None
-        return [self._address(offers[self._inner.rank]) for offers in table]
+        return [self._address(peer, offers[self._inner.rank]) for peer, offers in enumerate(table)]
 
     def close(self) -> None:
         """Let go of the peers' memory."""
@@ -92,16 +106,32 @@ class Offers:
             self._driver.close(base, self._device)
         self._opened.clear()
 
-    def _offer(self, flat: DeviceFlat | None, wanted: int) -> Offer:
+    def _offer(
+        self,
+        flat: DeviceFlat | None,
+        wanted: int,
+        places: dict[tuple[int, int], _Place],
+    ) -> Offer:
+        """Return what is said of ``flat``; ``places`` are those known in this call, by address."""
         process = self._driver.process_id()
         if flat is None or not flat.size:
-            return Offer(b"", 0, 0, 0, wanted, process, True)
+            return Offer(b"", _NO_SEGMENT, 0, 0, 0, wanted, process, True)
+        key = (flat.pointer, flat.nbytes)
+        place = places.get(key)
+        if place is None:
+            place = places[key] = self._place_of(flat)
+        handle, segment, offset, shared = place
+        return Offer(handle, segment, offset, flat.pointer, flat.nbytes, wanted, process, shared)
+
+    def _place_of(self, flat: DeviceFlat) -> _Place:
+        found = self._segments.find(flat.pointer, flat.nbytes)
+        if found is not None:
+            return b"", *found, True
         try:
             handle, offset = self._driver.share(flat.pointer)
-            shared = True
         except DistBackendError:
-            handle, offset, shared = b"", 0, False
-        return Offer(handle, offset, flat.pointer, flat.nbytes, wanted, process, shared)
+            return b"", _NO_SEGMENT, 0, False
+        return handle, _NO_SEGMENT, offset, True
 
     def _check(self, call: Call, table: list[list[Offer]], wanted: Sequence[int]) -> None:
         rank, membership = self._inner.rank, self._inner.membership
@@ -118,7 +148,9 @@ class Offers:
                 continue
             raise HeaderMismatchError(text, peer, call.header, call.header)
 
-    def _address(self, offer: Offer) -> int:
+    def _address(self, peer: int, offer: Offer) -> int:
+        if offer.segment != _NO_SEGMENT:
+            return self._segments.address(peer, offer.segment) + offer.offset
         if offer.process == self._driver.process_id() or not offer.nbytes:
             return offer.address  # a process cannot open its own handles
         key = (offer.process, offer.handle)

@@ -11,6 +11,7 @@ from itertools import pairwise
 from transport.backends import CommunicatorFactory
 from transport.call import Call
 from transport.communicator import Communicator
+from transport.cuda.device_communicator import DeviceCommunicator
 from transport.cuda.device_state import DeviceStream, check_one_device
 from transport.cuda.driver import DeviceMemory, Driver
 from transport.cuda.flat import DeviceFlat
@@ -38,7 +39,7 @@ CLOSE_SECONDS = 5.0
 IN_USE_SECONDS = 1.0
 
 
-class NcclCommunicator(Communicator[DeviceFlat]):
+class NcclCommunicator(DeviceCommunicator):
     """A member of a group in which every rank has a GPU of its own.
 
     Members meet at the first call on an array, whose device is from then on this rank's. Calls
