@@ -108,6 +108,16 @@ class Case(ABC):
         """
         return 2 * nbytes * size
 
+    @classmethod
+    def written(cls, nbytes: int, size: int) -> int:
+        """Return the part of ``moved`` that is written: the results of all ranks."""
+        return cls.moved(nbytes, size) - cls._inputs(nbytes, size)
+
+    @staticmethod
+    def _inputs(nbytes: int, size: int) -> int:
+        """Return the bytes of input that matter to the result."""
+        return nbytes * size
+
     @staticmethod
     def memory(nbytes: int, size: int) -> int:
         """Return the bytes that the arrays of all ranks take."""
@@ -170,6 +180,10 @@ class Broadcast(Case):
     @staticmethod
     def moved(nbytes: int, size: int) -> int:  # noqa: D102
         return nbytes * size
+
+    @staticmethod
+    def _inputs(nbytes: int, size: int) -> int:
+        return nbytes
 
     def expected(self) -> list[Run] | None:  # noqa: D102
         return [Run(0, self.each, shift=ROOT)]
@@ -270,6 +284,10 @@ class Scatter(ReduceScatter):
     def moved(nbytes: int, size: int) -> int:  # noqa: D102
         return 2 * nbytes
 
+    @staticmethod
+    def _inputs(nbytes: int, size: int) -> int:
+        return nbytes
+
     def expected(self) -> list[Run] | None:  # noqa: D102
         return [Run(self.rank * self.each, self.each, shift=ROOT)]
 
@@ -328,6 +346,10 @@ class PingPong(Case):
     def moved(nbytes: int, size: int) -> int:  # noqa: D102
         return 4 * nbytes
 
+    @staticmethod
+    def _inputs(nbytes: int, size: int) -> int:
+        return 2 * nbytes
+
     def expected(self) -> list[Run] | None:  # noqa: D102
         return [Run(0, self.each, shift=1 - self.rank)] if self.rank < 2 else None
 
@@ -344,6 +366,10 @@ class Barrier(Case):
 
     @staticmethod
     def moved(nbytes: int, size: int) -> int:  # noqa: D102
+        return 0
+
+    @staticmethod
+    def _inputs(nbytes: int, size: int) -> int:
         return 0
 
     def expected(self) -> list[Run] | None:  # noqa: D102

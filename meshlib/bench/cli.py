@@ -5,18 +5,23 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from meshlib.bench.cases import CASES, COLLECTIVES
+from meshlib.bench.counts import Count, as_records, count
+from meshlib.bench.counts import header as counts_header
+from meshlib.bench.counts import row as count_row
 from meshlib.bench.job import BenchmarkError
 from meshlib.bench.libraries import LIBRARIES, OWN
+from meshlib.bench.plot import check_can_plot, plot
 from meshlib.bench.predict import Network, comparison, cost_of, extrapolation
 from meshlib.bench.progress import Progress
 from meshlib.bench.report import as_json, copy_bandwidth, header, rows
-from meshlib.bench.run import Plan, Result, Skipped, grid, run
+from meshlib.bench.run import Cell, Plan, Result, Skipped, grid, run
 from meshlib.bench.setup_peers import python_of
 from meshlib.bench.sizes import parse_size
+from meshlib.bench.system_calls import CannotCountError
 from meshlib.command_line import USAGE_ERROR, OneLineParser
 from transport.algorithms.tuning import Tuning, from_environment
 from transport.hierarchical.cost import Shape
@@ -31,6 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = {key: str(value) for key, value in vars(args).items()}
     try:
         tuning = _tuning() if args.predict else None
+        if args.plot is not None:
+            check_can_plot(args.plot)
         # The model knows what goes over links.
         backends = args.backend or (["tcp"] if args.predict else ["auto"])
         own = [_BACKENDS[backend] for backend in backends]
@@ -60,15 +67,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     finally:
         progress.clear()
+    counts = list(_count(cells)) if args.count else []
     if args.json is not None:
         args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(as_json(results, settings))
+        args.json.write_text(as_json(results, settings, as_records(counts)))
+    if args.plot is not None:
+        args.plot.parent.mkdir(parents=True, exist_ok=True)
+        plot(results, args.plot)
+        sys.stdout.write(f"{args.plot}: written\n")
     if tuning is not None:
         measured = [result for result in results if result.library == _BACKENDS["tcp"]]
         if measured:
             sys.stdout.write("\n" + comparison(measured, tuning, "tcp") + "\n")
         sys.stdout.write(extrapolation(args.collectives, args.sizes, tuning, _network(args)))
     return 0
+
+
+def _count(cells: Sequence[Cell]) -> Iterator[Count]:
+    sys.stdout.write(f"\n{counts_header()}\n")
+    for found in count(cells):
+        if isinstance(found, CannotCountError):
+            sys.stdout.write(f"no system calls: {found}\n")
+        else:
+            sys.stdout.write(f"{count_row(found)}\n")
+            yield found
 
 
 def _network(args: argparse.Namespace) -> Network:
@@ -117,6 +139,15 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--rounds", type=_positive, default=8, help="turns of each library (8)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE", help="draw the times over the sizes into FILE (.png)"
+    )
+    parser.add_argument(
+        "--count",
+        action="store_true",
+        help="then count, in runs of their own, the bytes that our calls copy and their system"
+        " calls",
+    )
     parser.add_argument(
         "--predict",
         action="store_true",

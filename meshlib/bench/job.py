@@ -7,6 +7,7 @@ import os
 import selectors
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -46,12 +47,15 @@ class Block:
     turn: float
     """Seconds that the block took in all."""
 
+    counted: Counter[str]
+    """What the ranks have counted since they began, all together, where they count."""
+
 
 class Job:
     """``size`` ranks of ``library``, run by the interpreter ``python``. Made by ``running_job``.
 
-    Each runs ``module``, which speaks as ``meshlib.bench.worker`` does. ``folder`` is for its pipes
-    and what it prints.
+    Each runs ``module`` (or the file of that path), which speaks as ``meshlib.bench.worker`` does.
+    ``folder`` is for its pipes and what it prints.
     """
 
     def __init__(
@@ -65,7 +69,8 @@ class Job:
         self.library = library
         self.size = size
         self._lines: list[bytes] = [b""] * size
-        program = [python, "-m", module, "--library", library, "--size", str(size)]
+        runnable = [module] if module.endswith(".py") else ["-m", module]
+        program = [python, *runnable, "--library", library, "--size", str(size)]
         variables = {**os.environ, **_ENVIRONMENT, "PYTHONPATH": str(_ROOT)}
         known = LIBRARIES.get(library)
         launcher, variable = (known.launcher, known.rank_variable) if known else ((), "")
@@ -84,11 +89,19 @@ class Job:
         return answers[0]["ready"]
 
     def measure(
-        self, case: str, nbytes: int, repetitions: int, warmup: int, *, keep: bool = True
+        self,
+        case: str,
+        nbytes: int,
+        repetitions: int,
+        warmup: int,
+        *,
+        keep: bool = True,
+        synchronised: bool = True,
     ) -> Block:
         """Run one block of repetitions, after ``warmup`` that are not counted.
 
-        The ranks keep their arrays for the next block of the same case if ``keep``.
+        The ranks keep their arrays for the next block of the same case if ``keep``. A barrier
+        comes before each repetition if ``synchronised``.
         """
         began = time.perf_counter()
         answers = self.ask(
@@ -98,6 +111,7 @@ class Job:
                 "repetitions": repetitions,
                 "warmup": warmup,
                 "keep": keep,
+                "synchronised": synchronised,
             }
         )
         by_rank = [answer["seconds"] for answer in answers]
@@ -105,6 +119,7 @@ class Job:
             [list(times) for times in zip(*by_rank, strict=True)],
             all(answer["right"] for answer in answers),
             time.perf_counter() - began,
+            sum((Counter(answer.get("counted")) for answer in answers), Counter[str]()),
         )
 
     def ask(self, request: dict[str, Any]) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import gc
 import json
 import os
@@ -32,11 +33,18 @@ class Bench:
         self._case: Case | None = None
 
     def measure(
-        self, case: str, nbytes: int, repetitions: int, warmup: int, keep: bool
+        self,
+        case: str,
+        nbytes: int,
+        repetitions: int,
+        warmup: int,
+        keep: bool,
+        synchronised: bool = True,
     ) -> dict[str, Any]:
         """Return the seconds of each repetition, and whether the last result was right.
 
-        The arrays are kept for the next request of the same case if ``keep``.
+        The arrays are kept for the next request of the same case if ``keep``. A barrier comes
+        before each repetition if ``synchronised``.
         """
         made, call = self._make(case, nbytes)
         library, seconds = self._library, list[float]()
@@ -46,7 +54,8 @@ class Bench:
         gc.disable()
         for turn in range(-warmup, repetitions):
             made.reset()
-            barrier()
+            if synchronised:
+                barrier()
             began = clock()
             call()
             took = clock() - began
@@ -71,8 +80,8 @@ class Bench:
         self._case = None
 
 
-def main() -> None:
-    """Run as a worker process."""
+def main(counted: Any = None) -> None:
+    """Run as a worker process; ``counted`` has numbers that go into the answers, by name."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--library", choices=LIBRARIES, required=True)
     parser.add_argument("--rank", type=int, required=True)
@@ -98,7 +107,8 @@ def main() -> None:
     gc.freeze()  # what the libraries' modules hold need not be looked through again
     bench = Bench(library, args.rank, args.size)
     for line in sys.stdin:
-        answer(bench.measure(**json.loads(line)))
+        found = bench.measure(**json.loads(line))
+        answer(found if counted is None else found | {"counted": dataclasses.asdict(counted)})
     del bench
     with contextlib.suppress(RuntimeError):  # a peer that left first is no failure here
         library.leave()
