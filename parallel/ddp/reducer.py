@@ -140,14 +140,18 @@ class Reducer:
         self._live = live
         self._start_over()
 
-    def _build(self, order: Sequence[int]) -> None:
-        groups = assign_buckets(
+    def _assign(self, order: Sequence[int]) -> list[list[int]]:
+        """Group the parameters ``order`` into buckets, in the order of reduction."""
+        return assign_buckets(
             order,
             [int(parameter.data.nbytes) for parameter in self._parameters],
             self._bucket_keys(),
             self._options.first_bytes,
             self._options.cap_bytes,
         )
+
+    def _build(self, order: Sequence[int]) -> None:
+        groups = self._assign(order)
         group = self._group if self._options.symmetric_memory else None
         self._buckets = [
             Bucket(i, numbers, [self._parameters[number] for number in numbers], group)
@@ -225,6 +229,13 @@ class Reducer:
         Raises RuntimeError when gradients are missing and unused parameters were not allowed, and
         what the communication raised.
         """
+        absent = self._seal()
+        for bucket in self._buckets:
+            self._settle(bucket, absent, scale)
+        self._close()
+
+    def _seal(self) -> set[int]:
+        """End the pass: no gradient will come any more. Return those that came on no rank."""
         if not self._idle:
             missing = {number for number in self._live if not self._ready[number]}
             self._unused |= missing
@@ -233,12 +244,17 @@ class Reducer:
                 self._mark_ready(number)
             self._rules.learn(self._unused)
         self._active = False
-        absent = self._rules.absent_everywhere(self._present(), namespace(self._parameters[0].data))
-        for bucket, future in zip(self._buckets, self._futures, strict=True):
-            self._store(bucket, future)
-            if scale != 1.0:
-                bucket.buffer *= scale
-            self._deliver(bucket, absent)
+        return self._rules.absent_everywhere(self._present(), namespace(self._parameters[0].data))
+
+    def _settle(self, bucket: Bucket, absent: set[int], scale: float = 1.0) -> None:
+        """Wait for a bucket and hand out what it holds."""
+        self._store(bucket, self._futures[bucket.index])
+        if scale != 1.0:
+            bucket.buffer *= scale
+        self._deliver(bucket, absent)
+
+    def _close(self) -> None:
+        """Note what the pass, all of whose buckets are settled, says about the next."""
         if self._rebuild_due:
             # Unused parameters close their buckets last, where they delay nothing.
             self._rebuild_order = sorted(self._arrived, key=lambda number: number in self._unused)

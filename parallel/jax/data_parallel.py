@@ -237,9 +237,21 @@ class DistributedDataParallel:
 
     def _finish(self, grads: list[jax.Array], extra: list[jax.Array]) -> list[jax.Array]:
         aliases = tuple((number, number) for number in range(len(grads)))
-        return host_call(
-            self._exchange.finish, self._specs, *grads, *extra, ordered=True, aliases=aliases
+        grads = host_call(
+            self._exchange.seal, self._specs, *grads, *extra, ordered=True, aliases=aliases
         )
+        portions = self._reducer.portions()
+        for numbers in portions:
+            averages = host_call(
+                self._exchange.collection(numbers, last=numbers is portions[-1]),
+                [self._specs[number] for number in numbers],
+                *(grads[number] for number in numbers),
+                ordered=True,
+                aliases=aliases[: len(numbers)],
+            )
+            for number, average in zip(numbers, averages, strict=True):
+                grads[number] = average
+        return grads
 
 
 def _own_group(group: ProcessGroup) -> ProcessGroup:

@@ -1,23 +1,25 @@
 """The host side of a synchronised backward pass: gradients come out of XLA one by one.
 
 XLA calls ``begin``, then ``arrival(i)`` as soon as gradient i has been computed, on whatever
-thread it computes on, and ``finish`` when all are there. The reducer is the one of NumPy modules:
-it starts a bucket's all-reduce once the bucket is full, in the order of the buckets.
+thread it computes on, ``seal`` when all are there, and ``collection(numbers)`` for one bucket after
+the other: what the program does with the averages of the first ones, such as updating parameters,
+goes on while the last ones are under way. The reducer is the one of NumPy modules: it starts a
+bucket's all-reduce once the bucket is full, in the order of the buckets.
 
 A large gradient is a bucket of its own and is reduced where XLA has put it, with no copy, while
 XLA computes the next ones: to XLA the call's result, which is that memory, is not used by anybody
-before ``finish``. This rests on the result of ``arrival`` and the operand of ``finish`` being the
-same memory, which XLA decides once, when it compiles. So the first run of a program copies, and
-compares the addresses; later runs work in place if they were the same (and still compare). And
-it rests on nobody else ending the program in between, when XLA would free the memory: a program
-with callbacks of the user's, which may raise, is always run with copies.
+before its collection. This rests on the results of ``arrival`` and ``seal`` and the operand of the
+collection being the same memory, which XLA decides once, when it compiles. So the first run of a
+program copies, and compares the addresses; later runs work in place if they were the same (and
+still compare). And it rests on nobody else ending the program in between, when XLA would free the
+memory: a program with callbacks of the user's, which may raise, is always run with copies.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -54,7 +56,7 @@ class XlaReducer(Reducer):
         self.in_place = False
         self.share_in_place = 0.0
         super().__init__([(path, _stand_in(spec)) for path, spec in named], group, options)
-        self._total_bytes = sum(int(parameter.data.nbytes) for parameter in self._parameters)
+        self._total_bytes = self._nbytes(range(len(named)))
 
     def begin(self) -> None:
         """Prepare for a pass in which every parameter's gradient will come."""
@@ -73,19 +75,41 @@ class XlaReducer(Reducer):
         """Whether the gradient of one parameter has come in this pass."""
         return self._ready[number]
 
-    def deliver(self, outputs: Sequence[HostArray]) -> None:
-        """Wait for all buckets, and put the averages into ``outputs``."""
-        for parameter, output in zip(self._parameters, outputs, strict=True):
-            parameter.grad = output
-        self.finish()
+    def seal(self) -> None:
+        """Note that every gradient has come."""
+        self._seal()
+
+    def collect(self, outputs: Mapping[int, HostArray]) -> None:
+        """Wait for the parameters' buckets, and put the averages into ``outputs``.
+
+        One of ``portions``.
+        """
+        for number, output in outputs.items():
+            self._parameters[number].grad = output
+        for index in sorted({self._where[number][0].index for number in outputs}):
+            self._settle(self._buckets[index], set())
+
+    def close(self) -> None:
+        """End a pass, all of whose gradients were collected."""
+        self._close()
         self._forget()
+
+    def portions(self) -> list[list[int]]:
+        """Return the parameters as they may be collected, in about the order of reduction.
+
+        Each large one is by itself, the small ones, whose buckets may change, are together.
+        """
+        large = [bucket.numbers for bucket in self._buckets if self._is_large(bucket)]
+        alone = {number for numbers in large for number in numbers}
+        small = [number for number in range(len(self._parameters)) if number not in alone]
+        return [*large, small] if small else large
 
     def let_go(self, error: BaseException) -> None:
         """Return when no call works on XLA's memory any more; the group has been broken."""
         self.fail(error)
         for future in self._futures:
             try:
-                future.block(_LET_GO_SECONDS, "a reduction that was broken off")
+                future.block(_LET_GO_SECONDS, lambda: "a reduction that was broken off")
             except WaitTimeoutError:
                 continue
         self._forget()
@@ -98,6 +122,16 @@ class XlaReducer(Reducer):
             if self._is_large(bucket):
                 bucket.buffer, bucket.views = None, [None]
         self._futures = []
+
+    def _assign(self, order: Sequence[int]) -> list[list[int]]:
+        # XLA's order changes from run to run, and a bucket of small gradients from all over the
+        # model is complete late. Elsewhere than at the end, where it is soon reduced, large ones
+        # that are complete would wait for it.
+        groups = super()._assign(order)
+        return sorted(groups, key=lambda numbers: self._nbytes(numbers) < self._large_bytes)
+
+    def _nbytes(self, numbers: Sequence[int]) -> int:
+        return sum(int(self._parameters[number].data.nbytes) for number in numbers)
 
     def _bucket_keys(self) -> list[Hashable]:
         # A large gradient shares its bucket with no other, so that it can stay where it is.
@@ -125,7 +159,7 @@ class XlaReducer(Reducer):
 
     def _write_back(self, parameter: Parameter, average: Array) -> None:
         target = parameter.grad
-        assert target is not None, "deliver() has set it"
+        assert target is not None, "collect() has set it"
         if address(target) != address(average):
             target[...] = average
 
@@ -141,6 +175,8 @@ class GradientExchange:
         self._same_memory: WeakKeyDictionary[Program, bool] = WeakKeyDictionary()
         self._addresses: dict[int, int] = {}
         self._begun = 0.0
+        self._computed = 0.0
+        self._same = True
         self._running: Program | None = None
 
     def begin(self, outputs: Sequence[HostArray], _: Sequence[HostArray], program: Program) -> None:
@@ -170,17 +206,19 @@ class GradientExchange:
 
         return arrive
 
-    def finish(
+    def seal(
         self, outputs: Sequence[HostArray], inputs: Sequence[HostArray], program: Program
     ) -> None:
-        """Replace the gradients by the averages.
+        """Note that all gradients are there; returns at once.
 
         ``inputs`` are the gradients and, if there are any, what was accumulated before: arrivals
         have that in them already.
         """
-        computed = time.perf_counter()
         with self._lock:
-            self._compare_memory(outputs, inputs, program)
+            self._computed = time.perf_counter()
+            self._same = True
+            for number in self._addresses:
+                self._compare_memory(number, inputs[number], outputs[number])
             accumulated = inputs[len(outputs) :]
             for number, gradient in enumerate(outputs):
                 if self.reducer.arrived(number):
@@ -188,27 +226,43 @@ class GradientExchange:
                 # The loss does not depend on this parameter.
                 if accumulated:
                     np.add(gradient, accumulated[number], out=gradient)
+                self._addresses[number] = address(gradient)
                 self.reducer.arrive(number, gradient)
-            self.reducer.stopwatch.add_backward(computed - self._begun)
-            self.reducer.deliver(outputs)
-            self.statistics = self.reducer.stopwatch.finish(computed)
-            begun, self._running = self._running, None
+            self.reducer.stopwatch.add_backward(self._computed - self._begun)
+            self.reducer.seal()
+
+    def collection(self, numbers: Sequence[int], *, last: bool) -> HostFunction:
+        """Return what replaces the gradients ``numbers`` by the averages, once they are there."""
+
+        def collect(
+            outputs: Sequence[HostArray], inputs: Sequence[HostArray], program: Program
+        ) -> None:
+            with self._lock:
+                for number, before, after in zip(numbers, inputs, outputs, strict=True):
+                    self._compare_memory(number, before, after)
+                self.reducer.collect(dict(zip(numbers, outputs, strict=True)))
+                if last:
+                    self._end(program)
+
+        return collect
+
+    def _end(self, program: Program) -> None:
+        self.reducer.close()
+        self._same_memory[program] = self._same
+        self.statistics = self.reducer.stopwatch.finish(self._computed)
+        begun, self._running = self._running, None
         if begun is not None:
             begun.unguard(self._abandon)
 
-    def _compare_memory(
-        self, outputs: Sequence[HostArray], inputs: Sequence[HostArray], program: Program
-    ) -> None:
-        same = all(
-            address(inputs[number]) == address(outputs[number]) == there
-            for number, there in self._addresses.items()
-        )
-        if self.reducer.in_place and not same:
+    def _compare_memory(self, number: int, before: HostArray, after: HostArray) -> None:
+        if address(before) == address(after) == self._addresses[number]:
+            return
+        self._same = False
+        if self.reducer.in_place:
             raise RuntimeError(
                 "XLA moved a gradient while it was being reduced, which it did not in this "
                 "program's first run; its values cannot be trusted"
             )
-        self._same_memory[program] = same
 
     def _abandon(self, error: BaseException) -> None:
         """Stop all work on XLA's memory: the program has failed, and XLA will free it."""

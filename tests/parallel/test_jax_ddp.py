@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 import threading
 import time
@@ -32,11 +33,15 @@ KIB = 1 / 1024  # in MiB
 
 
 @pytest.fixture(autouse=True)
-def double_precision():
-    before = jax.config.read("jax_enable_x64")
-    jax.config.update("jax_enable_x64", True)
+def jax_settings():
+    # Without most optimizations programs compile faster; what they call is the same.
+    settings = {"jax_enable_x64": True, "jax_disable_most_optimizations": True}
+    before = {name: jax.config.read(name) for name in settings}
+    for name, value in settings.items():
+        jax.config.update(name, value)
     yield
-    jax.config.update("jax_enable_x64", before)
+    for name, value in before.items():
+        jax.config.update(name, value)
 
 
 class Head(NamedTuple):
@@ -129,7 +134,8 @@ def train(params, step, x, y):
     return [np.asarray(leaf) for leaf in leaves]
 
 
-def one_process(dtype, step=None):
+@functools.cache
+def one_process(dtype):
     x, y = make_data(dtype)
 
     def gradients(params, x, y):
@@ -137,7 +143,7 @@ def one_process(dtype, step=None):
         grads = jax.grad(lambda leaves: loss(join(leaves), x, y))(leaves)
         return arrays_to_grads(params, grads)
 
-    return train(make_params(dtype), step or gradients, x, y)
+    return train(make_params(dtype), gradients, x, y)
 
 
 def arrays_to_grads(params, grads):
