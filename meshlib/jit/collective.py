@@ -69,7 +69,7 @@ def _compiled(x: jax.Array, *, collective: InJit) -> jax.Array:
         collective.run(outputs[0], inputs[0])
 
     aliases = ((0, 0),) if collective.in_place else ()
-    return host_call(run, [result], x, ordered=True, aliases=aliases)[0]
+    return host_call(run, [result], x, ordered=True, aliases=aliases, on_gpu=True)[0]
 
 
 def _abstract_eval(x: Any, *, collective: InJit) -> Any:

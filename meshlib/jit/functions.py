@@ -224,7 +224,7 @@ def barrier(group: Group = None) -> None:
     """
     calls = _calls_group(group)
     if calls.size() > 1:
-        host_call(kinds.barrier(calls), [], ordered=True)
+        host_call(kinds.barrier(calls), [], ordered=True, on_gpu=True)
 
 
 def _calls_group(group: Group) -> ProcessGroup:

@@ -9,7 +9,8 @@ from one to the next, in the order of the Python program, through ``jit``, ``sca
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import jax
@@ -19,12 +20,20 @@ from jax._src import config, core, dispatch, effects, ffi
 from jax._src.interpreters import mlir
 from jax.extend.core import Primitive
 
+from meshlib.jit.device_buffers import on_program_stream
+
 HostArray = npt.NDArray[Any]
 HostFunction = Callable[[Sequence[HostArray], Sequence[HostArray], "Program"], None]
 """``function(outputs, inputs, program)``: writes ``outputs`` in place. ``inputs`` must not be
 changed, except those whose memory is an output's (see ``aliases``)."""
 
-_TARGET = "xla_buffer_python_cpu_callback"
+Views = Callable[[Any, Sequence[Any]], AbstractContextManager[list[HostArray]]]
+"""``views(context, buffers)`` gives arrays over what XLA passes, while the call is made."""
+
+_TARGETS = {
+    "cpu": "xla_buffer_python_cpu_callback",
+    "cuda": "xla_buffer_python_gpu_callback",
+}
 
 
 class _HostCallEffect(effects.Effect):
@@ -69,6 +78,7 @@ def host_call(
     *operands: jax.Array,
     ordered: bool,
     aliases: tuple[tuple[int, int], ...] = (),
+    on_gpu: bool = False,
 ) -> list[jax.Array]:
     """Call ``function`` when the program gets here, and return what it put into its outputs.
 
@@ -77,6 +87,10 @@ def host_call(
     the other, in the order of the Python program; an unordered one whenever its operands are
     there, on any thread, so it must not wait for another one.
 
+    With ``on_gpu`` a program may also be compiled for a GPU. There ``function`` gets CuPy arrays,
+    and is called when the program's stream, which is CuPy's current one, has got the work before
+    the call: what it puts on that stream comes behind that, and before the program's later work.
+
     An exception in ``function`` ends the program; whoever dispatched it, or reads its results,
     gets a ``jax.errors.JaxRuntimeError`` that ends with the exception's type and text.
 
@@ -84,7 +98,12 @@ def host_call(
     """
     avals = tuple(core.ShapedArray(result.shape, result.dtype) for result in results)
     return _host_call_p.bind(
-        *operands, function=function, avals=avals, ordered=ordered, aliases=aliases
+        *operands,
+        function=function,
+        avals=avals,
+        ordered=ordered,
+        aliases=aliases,
+        on_gpu=on_gpu,
     )
 
 
@@ -129,28 +148,37 @@ class Program:
 
 
 class _Callback:
-    """What XLA calls: hands the function NumPy views of the program's buffers."""
+    """What XLA calls: hands the function views of the program's buffers, NumPy's or CuPy's."""
 
     def __init__(
-        self, function: HostFunction, program: Program, tokens: int, operands: int
+        self,
+        function: HostFunction,
+        program: Program,
+        tokens: int,
+        operands: int,
+        views: Views,
     ) -> None:
         self.program = program
         self._function = function
+        self._views = views
         # The buffers that XLA passes: a token, the operands, a token, the results.
         self._inputs = slice(tokens, tokens + operands)
         self._outputs = slice(tokens + operands + tokens, None)
 
-    def __call__(self, _: Any, *buffers: Any) -> tuple[()]:
+    def __call__(self, context: Any, *buffers: Any) -> tuple[()]:
+        outputs, inputs = buffers[self._outputs], buffers[self._inputs]
         try:
-            self._function(
-                [np.asarray(buffer) for buffer in buffers[self._outputs]],
-                [np.asarray(buffer) for buffer in buffers[self._inputs]],
-                self.program,
-            )
+            with self._views(context, (*outputs, *inputs)) as views:
+                self._function(views[: len(outputs)], views[len(outputs) :], self.program)
         except BaseException as error:
             self.program.fail(error)
             raise
         return ()
+
+
+@contextmanager
+def _on_host(_: Any, buffers: Sequence[Any]) -> Generator[list[HostArray]]:
+    yield [np.asarray(buffer) for buffer in buffers]
 
 
 def _program_of(module: mlir.ModuleContext) -> Program:
@@ -167,14 +195,20 @@ def _lower(
     avals: tuple[core.ShapedArray, ...],
     ordered: bool,
     aliases: tuple[tuple[int, int], ...],
+    on_gpu: bool,
 ) -> Any:
     del avals
     tokens = 1 if ordered else 0
     module = ctx.module_context
-    module.add_host_callback(_Callback(function, _program_of(module), tokens, len(operands)))
+    (platform,) = module.platforms
+    if platform == "cuda" and not on_gpu:
+        _refuse(ctx)
+    views = on_program_stream if platform == "cuda" else _on_host
+    program = _program_of(module)
+    module.add_host_callback(_Callback(function, program, tokens, len(operands), views))
     index = np.uint64(len(module.host_callbacks) - 1)
     rule: Any = ffi.ffi_lowering(
-        _TARGET,
+        _TARGETS[platform],
         has_side_effect=True,
         operand_output_aliases={tokens + i: tokens + o for i, o in aliases},
     )
@@ -192,10 +226,13 @@ def _lower(
 def _refuse(ctx: mlir.LoweringRuleContext, *_: Any, **__: Any) -> Any:
     platforms = ", ".join(ctx.module_context.platforms)
     raise NotImplementedError(
-        f"meshlib's calls inside jax.jit run on the CPU; this program is compiled for {platforms}. "
-        "Put it on jax.devices('cpu')[0], or make the calls outside of jit."
+        "this call inside jax.jit has no form for the platforms that the program is compiled for"
+        f" ({platforms}): meshlib's collectives have one for 'cpu' and one for 'cuda', each in a"
+        " program of its own, parallel.DistributedDataParallel one for 'cpu'. Put the program on"
+        " jax.devices('cpu')[0], or make the calls outside of jit."
     )
 
 
 mlir.register_lowering(_host_call_p, _refuse)
-mlir.register_lowering(_host_call_p, _lower, platform="cpu", cacheable=False)
+for _platform in _TARGETS:
+    mlir.register_lowering(_host_call_p, _lower, platform=_platform, cacheable=False)

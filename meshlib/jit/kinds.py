@@ -10,12 +10,13 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from meshlib.device_arrays import device_flat
 from meshlib.jit.collective import InJit, bind, front
 from meshlib.jit.host_call import HostArray
 from transport.call import NO_ROOT, Call, Kind, dtype_code
@@ -26,11 +27,22 @@ _LINEAR = (RedOpType.SUM, RedOpType.AVG)
 
 
 def _flat(array: HostArray) -> HostArray:
+    """Return the buffer that communicators take, over the memory of ``array``."""
+    if _device(array) == "cuda":
+        # In the place of NumPy's, which has its attributes and slices alike.
+        return cast(HostArray, device_flat(array))
     return array.reshape(-1)
 
 
 def _rows(array: HostArray) -> list[HostArray]:
-    return [row.reshape(-1) for row in array]
+    """Return a buffer for each of the rows of ``array``."""
+    flat, rows = _flat(array), len(array)
+    size = flat.size // rows if rows else 0
+    return [flat[i * size : (i + 1) * size] for i in range(rows)]
+
+
+def _device(array: HostArray) -> str:
+    return "cuda" if hasattr(array, "__cuda_array_interface__") else "cpu"
 
 
 @dataclass(frozen=True)
@@ -43,6 +55,7 @@ class _Issuing(InJit):
         self.group.issue(
             kind,
             run,
+            device=_device(x),
             elements=elements,
             dtype=dtype_code(x.dtype),
             op=op,
@@ -97,7 +110,7 @@ class AllReduce(_SameShape):
         def run(communicator: Communicator, call: Call) -> None:
             communicator.all_reduce(call, flat, op)
 
-        self._issue(Kind.ALL_REDUCE, run, flat, flat.size, op.code)
+        self._issue(Kind.ALL_REDUCE, run, output, flat.size, op.code)
 
     def transposed(self) -> InJit | None:
         return self if self.op.kind in _LINEAR else None
@@ -130,7 +143,7 @@ class Broadcast(_SameShape):
         def run(communicator: Communicator, call: Call) -> None:
             communicator.broadcast(call, flat, root)
 
-        self._issue(Kind.BROADCAST, run, flat, flat.size, root=root)
+        self._issue(Kind.BROADCAST, run, output, flat.size, root=root)
 
     def transposed(self) -> InJit:
         return Reduce(self.group, self.root)
@@ -148,9 +161,9 @@ class Reduce(_SameShape):
         def run(communicator: Communicator, call: Call) -> None:
             communicator.reduce(call, flat, ReduceOp.SUM, root)
 
-        self._issue(Kind.REDUCE, run, flat, flat.size, ReduceOp.SUM.code, root)
+        self._issue(Kind.REDUCE, run, output, flat.size, ReduceOp.SUM.code, root)
         if self.group.rank() != root:
-            flat.fill(0)
+            output.fill(0)
 
     def transposed(self) -> InJit:
         return Broadcast(self.group, self.root)
@@ -204,7 +217,7 @@ class _AveragingGather(_OneToMembers):
 
     def run(self, output: HostArray, x: HostArray) -> None:
         AllGather(self.group).run(output, x)
-        ReduceOp.AVG.finish(_flat(output), self._size)
+        ReduceOp.AVG.finish(output.reshape(-1), self._size)
 
     def transposed(self) -> InJit:
         return ReduceScatter(self.group, ReduceOp.AVG)
@@ -286,7 +299,7 @@ class Permute(_Issuing):
         return x
 
     def run(self, output: HostArray, x: HostArray) -> None:
-        me, nothing = self.group.rank(), np.empty(0, x.dtype)
+        me, nothing = self.group.rank(), _flat(x)[:0]
         outputs, inputs = [nothing] * self._size, [nothing] * self._size
         for source, destination in self.pairs:
             if source == me:
@@ -302,6 +315,7 @@ class Permute(_Issuing):
         self.group.issue(
             Kind.ALL_TO_ALL,
             run,
+            device=_device(x),
             elements=x.size,
             dtype=dtype_code(x.dtype),
             extra=zlib.crc32(repr(sorted(self.pairs)).encode()),
@@ -325,7 +339,7 @@ class Send(_SameShape):
         def run(communicator: Communicator, call: Call) -> None:
             communicator.send(call, flat, peer, tag)
 
-        _point_to_point(self, Kind.SEND, run, flat)
+        _point_to_point(self, Kind.SEND, run, output)
 
     def transposed(self) -> InJit:
         return _ReceiveAndAdd(self.group, self.peer, self.tag)
@@ -344,7 +358,7 @@ class Receive(_SameShape):
         def run(communicator: Communicator, call: Call) -> None:
             communicator.recv(call, flat, peer, tag)
 
-        _point_to_point(self, Kind.RECV, run, flat)
+        _point_to_point(self, Kind.RECV, run, output)
 
     def transposed(self) -> InJit:
         return _SendAndForget(self.group, self.peer, self.tag)
@@ -381,15 +395,16 @@ class _SendAndForget(_SameShape):
         return Receive(self.group, self.peer, self.tag)
 
 
-def _point_to_point(call: Send | Receive, kind: Kind, run: Any, flat: HostArray) -> None:
+def _point_to_point(call: Send | Receive, kind: Kind, run: Any, array: HostArray) -> None:
     call.group.issue(
         kind,
         run,
-        elements=flat.size,
-        dtype=dtype_code(flat.dtype),
+        device=_device(array),
+        elements=array.size,
+        dtype=dtype_code(array.dtype),
         extra=call.tag,
         peer=call.peer,
-        nbytes=flat.nbytes,
+        nbytes=array.nbytes,
     )
 
 

@@ -6,6 +6,7 @@ stream, ``copy``, item assignment; and, as CuPy's, every operation is only put o
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,38 @@ class FakeArray:
         """The array in host memory: for work that is on a stream."""
         whole = self.driver.machine.view(self.memory.pointer, np.uint8, self.memory.nbytes)
         return np.ndarray(self.shape, self.dtype, whole.data, 0, self.strides)
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.itemsize
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def fill(self, value: Any) -> None:
+        self[...] = value
+
+    def reshape(self, count: int) -> FakeArray:
+        assert count == -1
+        return FakeArray(self.driver, self.memory, (self.size,), self.dtype)
+
+    def __iadd__(self, other: FakeArray) -> FakeArray:
+        self._put(lambda: np.add(self.view(), other.view(), out=self.view()), other)
+        return self
+
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        assert function is np.empty_like
+        return empty(self.driver, self.shape, self.dtype, self.memory.device)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        (out,), (_, number) = kwargs.pop("out"), inputs
+        assert inputs[0] is out is self
+        self._put(lambda: ufunc(self.view(), number, out=self.view(), **kwargs))
+        return self
 
     def copy(self, order: str = "C") -> FakeArray:
         assert order == "C"
