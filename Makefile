@@ -42,9 +42,10 @@ check: $(STAMP)  ## lint, format, types, import floors
 	$(BIN)/lint-imports
 	$(BIN)/pyright
 
-bench: $(STAMP)  ## all_reduce beside Gloo, in one run
-	$(BIN)/python -m meshlib.bench.setup_peers
-	$(BIN)/python -m meshlib.bench --vs gloo --json out/bench.json
+bench: $(STAMP)  ## every collective beside Gloo, Open MPI, MPICH and JAX, in one run
+	-$(BIN)/python -m meshlib.bench.setup_peers
+	$(BIN)/python -m meshlib.bench --vs gloo,openmpi,mpich,jax --collectives all --symmetric \
+		--backend auto,tcp --rounds 4 --count --json out/bench.json --plot out/bench.png
 
 chaos: $(STAMP)  ## every fault on every transport, 2, 3 and 5 ranks
 	$(BIN)/python tests/chaos/run.py --transports tcp,shm,auto --repeat 3 \

@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         backends = args.backend or (["tcp"] if args.predict else ["auto"])
         own = [_BACKENDS[backend] for backend in backends]
         own += ["meshlib-symmetric"] if args.symmetric else []
-        pythons = dict.fromkeys(own, sys.executable) | {peer: python_of(peer) for peer in args.vs}
+        pythons = dict.fromkeys(own, sys.executable) | _peers_there(args.vs)
     except ValueError as error:
         sys.stderr.write(f"meshlib bench: {error}\n")
         return USAGE_ERROR
@@ -81,6 +81,25 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.write("\n" + comparison(measured, tuning, "tcp") + "\n")
         sys.stdout.write(extrapolation(args.collectives, args.sizes, tuning, _network(args)))
     return 0
+
+
+def _peers_there(wanted: Sequence[str]) -> dict[str, str]:
+    """Return the interpreters of the peers that are set up; say which are not.
+
+    Raises ValueError when none is.
+    """
+    found: dict[str, str] = {}
+    missing: list[str] = []
+    for peer in wanted:
+        try:
+            found[peer] = python_of(peer)
+        except ValueError as error:
+            missing.append(str(error))
+    if missing and not found:
+        raise ValueError("; ".join(missing))
+    for complaint in missing:
+        sys.stderr.write(f"meshlib bench: without it: {complaint}\n")
+    return found
 
 
 def _count(cells: Sequence[Cell]) -> Iterator[Count]:

@@ -25,7 +25,7 @@ import numpy as np
 
 _PACKAGE = "transport"
 _ON_SOCKETS = {"send", "sendmsg", "recv_into", "recvmsg_into"}
-_NAME = "__meshlib_bench_counting__"
+NAME = "__meshlib_bench_counting__"
 
 
 @dataclass(slots=True)
@@ -97,8 +97,14 @@ class _Rewriter(ast.NodeTransformer):
         return ast.copy_location(call, node)
 
 
+def rewritten(source: bytes, path: str) -> CodeType:
+    """Return the code of a module in which ``NAME`` must be a ``Counter``."""
+    tree = _Rewriter().visit(ast.parse(source))
+    return compile(ast.fix_missing_locations(tree), path, "exec", dont_inherit=True)
+
+
 def _counters(name: str) -> ast.Attribute:
-    return ast.Attribute(ast.Name(_NAME, ast.Load()), name, ast.Load())
+    return ast.Attribute(ast.Name(NAME, ast.Load()), name, ast.Load())
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
@@ -110,11 +116,10 @@ class _Loader(importlib.machinery.SourceFileLoader):
 
     def get_code(self, fullname: str) -> CodeType:
         path = self.get_filename(fullname)
-        tree = _Rewriter().visit(ast.parse(self.get_data(path)))
-        return compile(ast.fix_missing_locations(tree), path, "exec", dont_inherit=True)
+        return rewritten(self.get_data(path), path)
 
     def exec_module(self, module: ModuleType) -> None:
-        setattr(module, _NAME, self._counter)
+        setattr(module, NAME, self._counter)
         super().exec_module(module)
 
 

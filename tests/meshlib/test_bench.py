@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,17 +12,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from meshlib.bench import counting, counts, setup_peers
 from meshlib.bench import job as job_module
-from meshlib.bench import setup_peers
 from meshlib.bench.c10d_libraries import bind_c10d
 from meshlib.bench.cases import CASES, COLLECTIVES, ROOT, Floats
 from meshlib.bench.cli import main
+from meshlib.bench.counts import Count, count
 from meshlib.bench.job import BenchmarkError, Job, running_job
 from meshlib.bench.libraries import LIBRARIES
+from meshlib.bench.plot import check_can_plot, plot
 from meshlib.bench.report import copy_bandwidth, header, ratio, references, rows
-from meshlib.bench.run import Result, grid
-from meshlib.bench.setup_peers import PEERS, python_of
+from meshlib.bench.run import Cell, Result, grid
+from meshlib.bench.setup_peers import python_of
 from meshlib.bench.sizes import format_size, parse_size
+from meshlib.bench.system_calls import CannotCountError, system_calls
 from meshlib.bench.targets import AIMS, plan_cells, table
 from meshlib.testing import run_ranks
 
@@ -161,11 +165,10 @@ def test_a_run_prints_a_table_and_writes_json(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     file = tmp_path / "out" / "bench.json"
-    arguments = ["--collectives", "all", "--sizes", "8,100K", "--ranks", "2", "--rounds", "1"]
+    arguments = ["--collectives", "all", "--sizes", "100K", "--ranks", "2", "--rounds", "1"]
     assert main([*arguments, "--symmetric", "--json", str(file)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    cells = 2 * (len(COLLECTIVES) - 1) + 1  # a barrier has no size
-    assert len(lines) == 1 + 2 * cells
+    assert len(lines) == 1 + 2 * len(COLLECTIVES)
     report = json.loads(file.read_text())
     assert report["machine"]["cores"] >= 1
     assert report["settings"]["rounds"] == "1"
@@ -176,8 +179,84 @@ def test_a_run_prints_a_table_and_writes_json(
         assert 0 < result["tenth_us"] <= result["median_us"] <= result["ninth_tenth_us"]
 
 
+def test_copies_are_counted_where_they_happen() -> None:
+    source = b"""
+def work(a, b, ends):
+    a[:3] = b[:3]                   # 12 bytes
+    a[0] = 7                        # a control word, not counted
+    a[a > 100] = 0                  # none is
+    np.copyto(a, b)                 # 40
+    np.add(a, b, out=a)             # reduced: 40
+    memory = memoryview(bytearray(8))
+    memory[2:6] = b"abcd"           # 4
+    table = {}
+    table["x"] = 1
+    ends[0].send(b"12345")          # 5
+    ends[1].recv_into(memory[:5])   # and 5
+    return a, table, bytes(memory)
+"""
+    counter = counting.Counter()
+    module = {"np": np, counting.NAME: counter}
+    exec(counting.rewritten(source, "work.py"), module)
+    ends = socket.socketpair()
+    a, table, memory = module["work"](np.zeros(10, np.float32), np.arange(10, dtype="f4"), ends)
+    for end in ends:
+        end.close()
+    assert counter.counted == counting.Counted(copied=56, reduced=40, sockets=10)
+    assert a.tolist() == (2 * np.arange(10)).tolist()  # and the work is done
+    assert table == {"x": 1}
+    assert memory == b"12345d\0\0"
+
+
 @pytest.mark.processes
-@pytest.mark.parametrize("peer", PEERS)
+def test_what_calls_cost_is_counted() -> None:
+    *others, found = count([Cell("all_reduce", 1 << 20, 2, ("meshlib-tcp", "gloo"))])
+    assert isinstance(found, Count)
+    # Each rank reduces at least half, and sends and receives as much as the array in all.
+    assert found.reduced >= 1 << 20
+    assert 4 << 20 <= found.sockets <= (4 << 20) + 10_000
+    if others:
+        assert isinstance(others[0], CannotCountError)
+        assert found.system_calls is None
+    else:
+        assert found.system_calls is not None
+        assert found.system_calls > 0
+    assert f"{found.sockets:,.0f}" in counts.row(found)
+    assert counts.as_records([found])[0]["reduced"] == found.reduced
+
+
+def test_a_machine_without_perf_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with (
+        pytest.raises(CannotCountError, match="perf is not installed"),
+        system_calls([1], tmp_path),
+    ):
+        pass
+    perf = tmp_path / "perf"
+    perf.write_text("#!/bin/sh\necho 'no permission' >&2\nexit 1\n")
+    perf.chmod(0o755)
+    with pytest.raises(CannotCountError, match="no permission"), system_calls([1], tmp_path):
+        pass
+
+
+def test_a_plot_is_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    file = tmp_path / "bench.png"
+    plot(
+        [
+            Result("all_reduce", nbytes, 2, library, "", [[1e-9 * nbytes]])
+            for nbytes in (8, 1 << 20)
+            for library in ("meshlib", "gloo")
+        ],
+        file,
+    )
+    assert file.read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(ValueError, match=r"expected a .png, .svg or .pdf file, got 'x.gif'"):
+        check_can_plot(Path("x.gif"))
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("peer", ["openmpi", "mpich", "jax"])  # Gloo's calls are named as ours are
 def test_a_peer_that_is_installed_gives_right_results(peer: str) -> None:
     if not setup_peers.is_set_up(peer):
         pytest.skip(f"{peer} is not set up")
@@ -247,7 +326,7 @@ def test_a_peer_that_is_not_installed_is_named(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(setup_peers, "FOLDER", tmp_path)
-    assert main(["--vs", "gloo"]) == 2
+    assert main(["--vs", "gloo"]) == 2  # nothing is left to compare with
     assert "setup_peers gloo" in capsys.readouterr().err
 
 
