@@ -17,8 +17,10 @@ the order in which the first ones end, which is the same on all ranks.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -30,7 +32,6 @@ from parallel.arrays import Array, namespace
 from parallel.ddp.buckets import GradBucket
 from parallel.ddp.comm_hooks import allreduce_hook
 from parallel.groups import Ranks, resolve
-from parallel.nn.parameter import Parameter
 
 
 class PowerSGDState:
@@ -45,7 +46,9 @@ class PowerSGDState:
         use_error_feedback: add to each gradient what was left out before. Takes one array of the
             parameter's size; without it training may not converge.
         warm_start: begin with the last step's Q; without it with a random one.
-        random_seed: of the first Q; equal on all ranks.
+        random_seed: of the Q that are drawn; equal on all ranks.
+
+    ``state_dict`` has what a resumed run needs to go on exactly: each rank saves and loads its own.
 
     ``bytes_before`` and ``bytes_sent`` count, over all steps, what the gradients take and what was
     averaged in their place.
@@ -81,9 +84,9 @@ class PowerSGDState:
         self.iteration = 0
         self.bytes_before = 0
         self.bytes_sent = 0
-        self._rng = np.random.default_rng(random_seed)
-        self._errors: dict[Parameter, Array] = {}
-        self._factors: dict[Parameter, Array] = {}
+        self.random_seed = random_seed
+        self._errors: dict[str, Array] = {}
+        self._factors: dict[str, Array] = {}
 
     def rank_for(self, shape: Sequence[int]) -> int:
         """Return r for a gradient of ``shape``, 0 for one that is not compressed."""
@@ -93,33 +96,71 @@ class PowerSGDState:
         r = min(n, m, self.matrix_approximation_rank)
         return r if r * (n + m) * self.min_compression_rate < n * m else 0
 
-    def factor(self, parameter: Parameter, matrix: Array, r: int) -> Array:
-        """Return the Q (m × r) to begin with. Equal on all ranks, which ask in the same order."""
-        kept = self._factors.get(parameter) if self.warm_start else None
+    def factor(self, path: str, matrix: Array, r: int, iteration: int) -> Array:
+        """Return the Q (m × r) that the parameter ``path`` begins with in step ``iteration``.
+
+        Equal on all ranks. Raises ValueError when the one that was kept has another shape.
+        """
+        shape = (matrix.shape[1], r)
+        kept = self._factors.get(path) if self.warm_start else None
         if kept is not None:
-            return kept
-        drawn = self._rng.standard_normal((matrix.shape[1], r))
-        return namespace(matrix).asarray(drawn, dtype=matrix.dtype)
+            _check_shape(kept, shape, f"Q of {path}")
+            return namespace(matrix).asarray(kept)
+        # Of step and parameter alone: neither the order of buckets nor a resume changes it.
+        rng = np.random.default_rng([self.random_seed, iteration, zlib.crc32(path.encode())])
+        return namespace(matrix).asarray(rng.standard_normal(shape), dtype=matrix.dtype)
 
-    def add_error(self, parameter: Parameter, matrix: Array) -> None:
+    def add_error(self, path: str, matrix: Array) -> None:
         """Add to ``matrix`` what earlier steps left out of this parameter's gradient."""
-        error = self._errors.get(parameter)
+        error = self._errors.get(path)
         if error is not None:
-            matrix += error
+            _check_shape(error, matrix.shape, f"the error of {path}")
+            matrix += namespace(matrix).asarray(error)
 
-    def keep(self, parameter: Parameter, factor: Array, error: Array) -> None:
+    def keep(self, path: str, factor: Array, error: Array) -> None:
         """Keep what the next step begins with."""
         if self.warm_start:
-            self._factors[parameter] = factor
+            self._factors[path] = factor
         if self.use_error_feedback:
-            self._errors[parameter] = error
+            self._errors[path] = error
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where this rank stands, to be loaded with the model's and the optimizer's state.
+
+        ``"errors"`` (what this rank left out: every rank has its own) and ``"factors"`` (Q, equal
+        on all ranks) are arrays by the parameters' paths. On another number of ranks, load rank 0's
+        without its errors: what was left out so far is then lost.
+        """
+        return {
+            "iteration": self.iteration,
+            "bytes_before": self.bytes_before,
+            "bytes_sent": self.bytes_sent,
+            "random_seed": self.random_seed,
+            "matrix_approximation_rank": self.matrix_approximation_rank,
+            "errors": dict(self._errors),
+            "factors": dict(self._factors),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what ``state_dict`` returned on this rank, in this process or another.
+
+        Raises ValueError, naming both, when the seed or the rank of the approximation differ.
+        """
+        for name in ("random_seed", "matrix_approximation_rank"):
+            if state[name] != getattr(self, name):
+                raise ValueError(
+                    f"cannot resume: {name} was {state[name]} and is {getattr(self, name)} now"
+                )
+        self.iteration = int(state["iteration"])
+        self.bytes_before, self.bytes_sent = int(state["bytes_before"]), int(state["bytes_sent"])
+        self._errors, self._factors = dict(state["errors"]), dict(state["factors"])
 
 
 @dataclass
 class _Compressed:
     """One gradient on its way: ``matrix`` is M; ``left`` and ``right`` are what travels."""
 
-    parameter: Parameter
+    path: str
     gradient: Array
     matrix: Array
     left: Array  # P, n × r
@@ -130,26 +171,27 @@ def powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> Future:
     """Average the bucket approximately, in far fewer bytes; see the module."""
     buffer = bucket.buffer()
     state.bytes_before += buffer.nbytes
-    warming_up = state.iteration < state.start_powerSGD_iter
+    iteration = state.iteration
+    warming_up = iteration < state.start_powerSGD_iter
     if bucket.is_last():
         state.iteration += 1
     compresses = any(state.rank_for(parameter.shape) for parameter in bucket.parameters())
     if warming_up or not compresses:
         state.bytes_sent += buffer.nbytes
         return allreduce_hook(state.process_group, bucket)
-    return _Exchange(state, bucket).start()
+    return _Exchange(state, bucket, iteration).start()
 
 
 class _Exchange:
     """One bucket's way through the algorithm."""
 
-    def __init__(self, state: PowerSGDState, bucket: GradBucket) -> None:
+    def __init__(self, state: PowerSGDState, bucket: GradBucket, iteration: int) -> None:
         self._state = state
         self._buffer = buffer = bucket.buffer()
         self._xp = xp = namespace(buffer)
         # Products are computed in at least 32 bits; what travels has the bucket's dtype.
         self._compute = np.dtype(np.float32) if buffer.dtype.itemsize < 4 else buffer.dtype
-        pairs = list(zip(bucket.parameters(), bucket.gradients(), strict=True))
+        pairs = list(zip(bucket.paths(), bucket.gradients(), strict=True))
         ranks = [state.rank_for(gradient.shape) for _, gradient in pairs]
         self._plain = [g for (_, g), r in zip(pairs, ranks, strict=True) if not r]
         chosen = [(p, g, r) for (p, g), r in zip(pairs, ranks, strict=True) if r]
@@ -160,7 +202,7 @@ class _Exchange:
             for (p, g, _), left, right in zip(chosen, lefts, rights, strict=True)
         ]
         for item, (_, _, r) in zip(self._compressed, chosen, strict=True):
-            item.left[...] = item.matrix @ state.factor(item.parameter, item.matrix, r)
+            item.left[...] = item.matrix @ state.factor(item.path, item.matrix, r, iteration)
         self._rest = (
             xp.concatenate([gradient.reshape(-1) for gradient in self._plain])
             if self._plain
@@ -189,7 +231,7 @@ class _Exchange:
                 right = item.right.astype(self._compute)
                 approximation = item.left @ right.T
                 item.matrix -= approximation
-                self._state.keep(item.parameter, right, item.matrix)
+                self._state.keep(item.path, right, item.matrix)
                 item.gradient[...] = approximation.reshape(item.gradient.shape)
             return self._buffer
 
@@ -204,10 +246,10 @@ class _Exchange:
             for shape, end in zip(shapes, ends, strict=True)
         ]
 
-    def _matrix(self, parameter: Parameter, gradient: Array) -> Array:
+    def _matrix(self, path: str, gradient: Array) -> Array:
         # A copy: it becomes the error, and the bucket may be rewritten before the next step.
         matrix = gradient.reshape(gradient.shape[0], -1).astype(self._compute, copy=True)
-        self._state.add_error(parameter, matrix)
+        self._state.add_error(path, matrix)
         return matrix
 
     def _write_plain(self, rest: Array) -> None:
@@ -215,6 +257,14 @@ class _Exchange:
         for gradient in self._plain:
             gradient[...] = rest[begin : begin + gradient.size].reshape(gradient.shape)
             begin += gradient.size
+
+
+def _check_shape(kept: Array, shape: tuple[int, ...], what: str) -> None:
+    if kept.shape != shape:
+        raise ValueError(
+            f"PowerSGD's state: {what} has shape {list(kept.shape)}; expected {list(shape)}. Is it "
+            "the state of another model?"
+        )
 
 
 def _average(flat: Array, group: ProcessGroup) -> Future:

@@ -51,15 +51,17 @@ def assign_buckets(
 class Bucket:
     """A flat buffer that holds the gradients of some parameters, one after the other.
 
-    ``numbers`` are the parameters' numbers in the reducer, ``views`` the parts of ``buffer`` in the
-    parameters' shapes. ``pending`` counts the gradients that have not come in this backward pass.
-    With a ``group`` the buffer is in its symmetric memory: all members make equal buckets then.
+    ``numbers`` are the parameters' numbers in the reducer, ``paths`` their names in the model,
+    ``views`` the parts of ``buffer`` in their shapes. ``pending`` counts the gradients that have
+    not come in this backward pass. With a ``group`` the buffer is in its symmetric memory: all
+    members make equal buckets then.
     """
 
     def __init__(
         self,
         index: int,
         numbers: Sequence[int],
+        paths: Sequence[str],
         parameters: Sequence[Parameter],
         group: ProcessGroup | None = None,
     ) -> None:
@@ -67,6 +69,7 @@ class Bucket:
         sizes = [parameter.size for parameter in parameters]
         self.index = index
         self.numbers = list(numbers)
+        self.paths = list(paths)
         self.parameters = list(parameters)
         self.offsets = [0, *itertools.accumulate(sizes)]
         self.buffer: Array = allocate(sum(sizes), first, group)
@@ -98,8 +101,8 @@ def allocate(size: int, like: Array, group: ProcessGroup | None) -> Array:
 class GradBucket:
     """What a communication hook is given: one bucket whose gradients are all there.
 
-    Methods as in c10d. The hook may change the buffer in place; what is written back into the
-    parameters is the value of the future that the hook returns.
+    Methods as in c10d, and ``paths``. The hook may change the buffer in place; what is written back
+    into the parameters is the value of the future that the hook returns.
     """
 
     def __init__(self, bucket: Bucket, is_last: bool) -> None:
@@ -129,6 +132,13 @@ class GradBucket:
     def parameters(self) -> list[Parameter]:
         """Return the parameters, in the buffer's order."""
         return list(self._bucket.parameters)
+
+    def paths(self) -> list[str]:
+        """Return the parameters' paths in the model, in the buffer's order.
+
+        Unlike ``index`` they mean the same in every step and every run: for what a hook keeps.
+        """
+        return list(self._bucket.paths)
 
     def set_buffer(self, buffer: Array) -> None:
         """Make ``buffer`` what ``buffer()`` returns from now on.

@@ -154,7 +154,13 @@ class Reducer:
         groups = self._assign(order)
         group = self._group if self._options.symmetric_memory else None
         self._buckets = [
-            Bucket(i, numbers, [self._parameters[number] for number in numbers], group)
+            Bucket(
+                i,
+                numbers,
+                [self._paths[number] for number in numbers],
+                [self._parameters[number] for number in numbers],
+                group,
+            )
             for i, numbers in enumerate(groups)
         ]
         self._where = {

@@ -1,14 +1,20 @@
 """Communication hooks: what they send, how exact it is, and that training still works."""
 
+import pickle
+
 import ml_dtypes
 import numpy as np
 import pytest
-from training import assert_close, make_model, parameters, train
+from training import assert_close, batch, make_model, parameters, train
 
 import meshlib as dist
 from meshlib.testing import run_ranks
 from parallel import DistributedDataParallel, nn, optim
-from parallel.averaging import PeriodicModelAverager, PostLocalSGDOptimizer
+from parallel.averaging import (
+    HierarchicalModelAverager,
+    PeriodicModelAverager,
+    PostLocalSGDOptimizer,
+)
 from parallel.comm_hooks import (
     PostLocalSGDState,
     PowerSGDState,
@@ -124,7 +130,7 @@ def test_powersgd_feeds_back_what_it_left_out():
         for step in range(steps):
             mine = gradient(dist.get_rank(), step, (20, 15))
             applied.append(set_gradient(model, mine).copy())
-        kept = dist.all_reduce(state._errors[model.module.weight], op=dist.ReduceOp.AVG)
+        kept = dist.all_reduce(state.state_dict()["errors"]["weight"], op=dist.ReduceOp.AVG)
         assert state.bytes_before == steps * 300 * 8
         assert state.bytes_sent == (2 * 300 + (steps - 2) * 35) * 8
         return applied, kept
@@ -137,6 +143,71 @@ def test_powersgd_feeds_back_what_it_left_out():
     np.testing.assert_allclose(sum(applied) + kept, sum(averages), atol=1e-12)
     for other, _ in results[1:]:
         np.testing.assert_array_equal(applied, other)
+
+
+@pytest.mark.parametrize("warm", [True, False])
+def test_powersgd_resumes_exactly(warm):
+    """The resumed run begins with other buckets; and each rank has errors of its own."""
+
+    def made():
+        state = PowerSGDState(
+            matrix_approximation_rank=2,
+            start_powerSGD_iter=2,
+            min_compression_rate=1,
+            warm_start=warm,
+        )
+        return state, wrapped(powerSGD_hook, lambda: state)
+
+    def steps(model, first, last):
+        loss = nn.CrossEntropyLoss()
+        for step in range(first, last):
+            x, y = (part[dist.get_rank() :: 2] for part in batch(step))
+            model.zero_grad()
+            loss(model(x), y)
+            model.backward(loss.backward())
+            for parameter in model.parameters():
+                parameter.data -= 0.1 * parameter.grad
+
+    def job():
+        state, model = made()
+        steps(model, 0, 5)
+        saved = pickle.dumps((state.state_dict(), model.module.state_dict()))
+        steps(model, 5, 8)
+        hook, values = pickle.loads(saved)
+        resumed, again = made()
+        again.module.load_state_dict(values)
+        resumed.load_state_dict(hook)
+        steps(again, 5, 8)
+        for path, value in parameters(model).items():
+            np.testing.assert_array_equal(value, parameters(again)[path], path)
+        whole, other = state.state_dict(), resumed.state_dict()
+        assert whole.keys() == other.keys()
+        for kind in ("errors", "factors"):
+            assert whole[kind].keys() == other[kind].keys()
+            for path, value in whole.pop(kind).items():
+                np.testing.assert_array_equal(value, other[kind][path])
+            other.pop(kind)
+        assert whole == other
+        return hook["errors"]
+
+    first, second = run_ranks(job, 2)
+    assert any((first[path] != second[path]).any() for path in first)
+
+
+def test_powersgds_state_of_another_run_is_refused():
+    def job():
+        state = PowerSGDState(start_powerSGD_iter=0)
+        with pytest.raises(ValueError, match="matrix_approximation_rank was 2 and is 1 now"):
+            state.load_state_dict(PowerSGDState(None, 2).state_dict())
+        model = DistributedDataParallel(linear(20, 15))
+        model.register_comm_hook(state, powerSGD_hook)
+        other = {"errors": {"weight": np.zeros((20, 14))}, "factors": {}}
+        state.load_state_dict(state.state_dict() | other)
+        message = r"the error of weight has shape \[20, 14\]; expected \[20, 15\]"
+        with pytest.raises(ValueError, match=message):
+            set_gradient(model, gradient(0, 0, (20, 15)))
+
+    run_ranks(job, 1)
 
 
 def test_powersgds_warm_start_is_a_power_iteration():
@@ -251,6 +322,46 @@ def test_model_averaging_every_few_steps():
 
     # Steps 1, 3 and 5 average; the others drift apart by one.
     assert run_ranks(job, 2) == [([1, 3, 4, 6, 7, 9], -3.0), ([2, 3, 5, 6, 8, 9], -3.0)]
+
+
+def test_hierarchical_model_averaging():
+    def job():
+        mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp_replicate", "dp_shard"))
+        averager = HierarchicalModelAverager(
+            {2: mesh["dp_shard"], 4: mesh["dp_replicate", "dp_shard"]}, warmup_steps=1
+        )
+        weight = nn.Parameter(np.array([10.0 ** dist.get_rank()]))
+        seen = []
+        for _ in range(6):
+            averager.average_parameters([weight])
+            seen.append(float(weight.data[0]))
+            weight.data += dist.get_rank()
+        return seen
+
+    results = run_ranks(job, 4)
+    own = np.array([1.0, 10.0, 100.0, 1000.0])
+    for step in range(6):
+        if step in (1, 5):
+            own[:] = own.mean()
+        elif step == 3:
+            own = own.reshape(2, 2).mean(axis=1).repeat(2)
+        np.testing.assert_allclose([seen[step] for seen in results], own, rtol=1e-14)
+        own += np.arange(4)
+
+
+def test_bad_hierarchies():
+    def job():
+        mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+        for periods, text in (
+            ({}, "period_group_dict is empty"),
+            ({0: mesh}, "period must be at least 1, got 0"),
+            ({4: mesh["a"], 2: mesh}, r"growing periods, got \[4, 2\]"),
+            ({2: mesh["a"], 4: mesh["b"]}, r"lacks ranks \[\d\] of"),
+        ):
+            with pytest.raises(ValueError, match=text):
+                HierarchicalModelAverager(periods)
+
+    run_ranks(job, 4)
 
 
 def test_bad_numbers_for_local_sgd():
