@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
@@ -17,10 +17,12 @@ from transport.algorithms import (
     pairwise,
     recursive,
     ring,
+    star,
     tree,
 )
 from transport.algorithms.choice import Algorithm, Thresholds
 from transport.algorithms.operand import WHOLE, Operand, store
+from transport.algorithms.team import Team
 from transport.call import Call
 from transport.communicator import Collectives
 from transport.flat import Scratch
@@ -28,6 +30,7 @@ from transport.link import Link
 from transport.reduce_op import Flat, RedOpType, ReduceOp, reduction_dtype
 
 _SMALL = 16 << 10
+_AllReduce = Callable[[Team, Call, Flat, ReduceOp], None]
 
 
 class LinkCollectives(Collectives):
@@ -56,7 +59,8 @@ class LinkCollectives(Collectives):
 
     def barrier(self, call: Call) -> None:  # noqa: D102
         self.check_open()
-        dissemination.barrier(self, call)
+        star_shaped = self.table.barrier(self.size) is Algorithm.STAR
+        (star if star_shaped else dissemination).barrier(self, call)
 
     def broadcast(self, call: Call, buffer: Flat, root: int) -> None:  # noqa: D102
         self.check_open()
@@ -73,8 +77,9 @@ class LinkCollectives(Collectives):
                 alone.reduce(self.scratch, buffer, op, self.table.segment)
                 return
             algorithm = self.table.all_reduce(buffer.nbytes, self.size, narrow)
-            if algorithm is Algorithm.DOUBLING:
-                self._all_reduce_doubling(call, buffer, op, narrow)
+            if algorithm is Algorithm.STAR or algorithm is Algorithm.DOUBLING:
+                module = star if algorithm is Algorithm.STAR else recursive
+                self._all_reduce_whole(module.all_reduce, call, buffer, op, narrow)
             elif narrow:
                 pairwise.all_reduce(self, call, buffer, op)
             else:
@@ -84,14 +89,17 @@ class LinkCollectives(Collectives):
                 module = pairwise if algorithm is Algorithm.PAIRWISE else ring
                 module.all_reduce(self, call, buffer, op)
 
-    def _all_reduce_doubling(self, call: Call, buffer: Flat, op: ReduceOp, narrow: bool) -> None:
+    def _all_reduce_whole(
+        self, reduce: _AllReduce, call: Call, buffer: Flat, op: ReduceOp, narrow: bool
+    ) -> None:
+        """Reduce all of ``buffer`` at once, by a function that neither prepares nor finishes."""
         if narrow:
             operand = Operand(self.scratch, op, buffer.dtype, WHOLE)
             total = operand.load(buffer, 0, buffer.size)
         else:
             total = buffer
             op.prepare(total)
-        recursive.all_reduce(self, call, total, op)
+        reduce(self, call, total, op)
         op.finish(total, self.size)
         if narrow:
             store(buffer, total)
@@ -112,6 +120,8 @@ class LinkCollectives(Collectives):
             return
         total = sum(output.nbytes for output in outputs)
         match self.table.all_gather(total, self.size):
+            case Algorithm.STAR:
+                star.all_gather(self, call, outputs)
             case Algorithm.BRUCK:
                 bruck.all_gather(self, call, outputs)
             case Algorithm.PAIRWISE:
@@ -131,6 +141,8 @@ class LinkCollectives(Collectives):
                 alone.reduce(self.scratch, output, op, self.table.segment)
                 return
             match self.table.reduce_scatter(total, self.size, narrow):
+                case Algorithm.STAR:
+                    star.reduce_scatter(self, call, output, inputs, op)
                 case Algorithm.DOUBLING:
                     recursive.reduce_scatter(self, call, output, inputs, op)
                 case Algorithm.PAIRWISE:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import threading
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -50,8 +51,16 @@ class Authority:
         return files
 
 
-@cache
+_MAKING = threading.Lock()
+
+
 def tls_of_the_tests() -> Tls:
-    """What all ranks of a test may share."""
+    """What all ranks of a test may share; several of them may ask first, at the same time."""
+    with _MAKING:
+        return _make_tls()
+
+
+@cache
+def _make_tls() -> Tls:
     with tempfile.TemporaryDirectory() as folder:
         return Authority(Path(folder)).issue("rank").tls()

@@ -27,6 +27,8 @@ LONG = 30.0
 
 # Thresholds so small that every algorithm and several laps run on a few dozen elements.
 TINY = Thresholds(
+    star=12,
+    star_ranks=4,
     all_reduce_doubling=24,
     reduce_scatter_doubling=48,
     all_gather_doubling=48,

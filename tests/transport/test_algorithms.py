@@ -35,7 +35,8 @@ def counted(n: int, body: Callable[[Member], Any], table: Thresholds) -> Count:
 
 F32, BF16 = np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)
 SMALL, LARGE = 5, 1003
-TABLE = replace(TINY, segment=256)
+TABLE = replace(TINY, segment=256, star_ranks=0)
+STAR = replace(TABLE, star=SMALL * 8 * 4, star_ranks=5)
 
 
 def doubling_frames(n: int) -> int:
@@ -130,6 +131,39 @@ def test_reduce_scatter(n: int, dtype: np.dtype[Any], op: ReduceOp) -> None:
         assert scatter(small) == Count(n * (n - 1), (n - 1) * sum(small) * wire)
     laps = ceil(max(large) * 4 / TABLE.segment)
     assert scatter(large) == Count(n * (n - 1) * laps, (n - 1) * sum(large) * wire)
+
+
+@pytest.mark.parametrize("n", [3, 4, 5])
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+def test_star(n: int, dtype: np.dtype[Any]) -> None:
+    """Everything meets at rank 0; parts of different sizes too."""
+    sizes = [SMALL * (i % 3) for i in range(n)]
+    op = premul_sum(2.0)
+
+    def gather(m: Member) -> None:
+        outputs = [np.empty(size, dtype) for size in sizes]
+        own = np.full(sizes[m.rank], m.rank, dtype)
+        m.comm.all_gather(m.call(Kind.ALL_GATHER, dtype), outputs, own)
+        assert [output.tolist() for output in outputs] == [[i] * sizes[i] for i in range(n)]
+
+    def scatter(m: Member) -> None:
+        inputs = [np.full(size, i, dtype) for i, size in enumerate(sizes)]
+        output = np.empty(sizes[m.rank], dtype)
+        m.comm.reduce_scatter(m.call(Kind.REDUCE_SCATTER, dtype, op=op), output, inputs, op)
+        assert output.tolist() == [2 * n * m.rank] * sizes[m.rank]
+
+    def reduce(m: Member) -> None:
+        buffer = np.full(SMALL, m.rank, dtype)
+        m.all_reduce(buffer, op)
+        assert buffer.tolist() == [n * (n - 1)] * SMALL
+
+    frames, all_bytes = 2 * (n - 1), sum(sizes) * dtype.itemsize
+    assert counted(n, lambda m: m.barrier(), STAR) == Count(frames, 0)
+    assert counted(n, reduce, STAR) == Count(frames, frames * SMALL * 4)
+    own = sizes[0] * dtype.itemsize
+    assert counted(n, gather, STAR) == Count(frames, all_bytes - own + (n - 1) * all_bytes)
+    wide = 4 * sum(sizes)
+    assert counted(n, scatter, STAR) == Count(frames, (n - 1) * wide + wide - 4 * sizes[0])
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5])

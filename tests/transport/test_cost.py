@@ -24,7 +24,7 @@ from transport.reduce_op import ReduceOp
 F32, BF16 = np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)
 SIZES = (0, 60, 240, 6000)
 """Elements that every group here divides, so that all parts are equal; some for each algorithm."""
-TABLE = replace(TINY, segment=256)
+TABLE = replace(TINY, segment=256, star=240)
 KINDS = [Kind(number) for number in range(Kind.BARRIER, Kind.SEND)]
 ROOTED = {Kind.BROADCAST, Kind.REDUCE, Kind.GATHER, Kind.SCATTER}
 
@@ -110,11 +110,16 @@ def test_seconds_are_the_path_or_the_work_over_the_lanes() -> None:
 
 
 def test_the_all_reduce_of_the_docs() -> None:
-    """log2 n (alpha + beta N + gamma N) by doubling; 2 (n-1) L alpha + 2 N (n-1)/n beta + … ."""
+    """log2 n (alpha + beta N + gamma N) by doubling, (n-1) (2 alpha + 2 beta N + gamma N) by a
+    star; 2 (n-1) L alpha + 2 N (n-1)/n beta + … .
+    """
     cost, n = Cost(1e-5, 1e-9, 1e-10, 1e9), 8
-    small = 4096
+    small, no_stars = 4096, replace(DEFAULT, star_ranks=0)
     expected = 3 * (cost.alpha + small * (cost.beta + cost.gamma))
-    assert cost.seconds(work_of(Kind.ALL_REDUCE, small, n, DEFAULT)) == pytest.approx(expected)
+    assert cost.seconds(work_of(Kind.ALL_REDUCE, small, n, no_stars)) == pytest.approx(expected)
+    expected = 7 * (2 * cost.alpha + small * (2 * cost.beta + cost.gamma))
+    stars = replace(DEFAULT, star_ranks=n, star=small)
+    assert cost.seconds(work_of(Kind.ALL_REDUCE, small, n, stars)) == pytest.approx(expected)
     large = 64 << 20
     laps = ceil(large / (n * DEFAULT.segment))
     share = large * (n - 1) / n

@@ -10,6 +10,7 @@ class Algorithm(enum.Enum):
     """The ways of carrying out a collective, one module of this package each."""
 
     DISSEMINATION = "dissemination"
+    STAR = "star"
     TREE = "tree"
     CHAIN = "chain"
     DOUBLING = "doubling"
@@ -25,6 +26,14 @@ class Thresholds:
 
     The defaults were measured over loopback TCP with 2 and 4 ranks on a 2-core machine.
     """
+
+    star: int = 16 << 10
+    """all_reduce, and all parts together of all_gather and reduce_scatter: by way of one member
+    up to here, in groups from 3 to ``star_ranks``.
+    """
+
+    star_ranks: int = 8
+    """The most ranks whose small data, and barriers, go by way of one member."""
 
     all_reduce_doubling: int = 256 << 10
     """all_reduce: recursive doubling (few steps) up to here, then pairwise or a ring."""
@@ -62,6 +71,10 @@ class Thresholds:
     piece: int = 64 << 10
     """How much of an arriving segment is reduced at a time: small enough to be still in cache."""
 
+    def barrier(self, size: int) -> Algorithm:
+        """Return how ``size`` members wait for each other."""
+        return Algorithm.STAR if self._star(0, size) else Algorithm.DISSEMINATION
+
     def broadcast(self, nbytes: int, size: int) -> Algorithm:
         """Return how ``nbytes`` are broadcast among ``size`` members."""
         large = nbytes > self.broadcast_tree and self.chain_pays(nbytes, size)
@@ -76,21 +89,30 @@ class Thresholds:
         """Return how ``nbytes`` are reduced to all of ``size`` members. ``narrow``: their dtype is
         reduced in a wider one.
         """
+        if self._star(nbytes, size):
+            return Algorithm.STAR
         if nbytes <= self.all_reduce_doubling:
             return Algorithm.DOUBLING
         return self._large(size, narrow)
 
     def all_gather(self, total: int, size: int) -> Algorithm:
         """Return how ``total`` bytes are gathered to all of ``size`` members."""
+        if self._star(total, size):
+            return Algorithm.STAR
         if size >= self.doubling_ranks and total <= self.all_gather_doubling:
             return Algorithm.BRUCK
         return self._large(size, narrow=False)
 
     def reduce_scatter(self, total: int, size: int, narrow: bool) -> Algorithm:
         """Return how ``total`` bytes of input are reduced to parts for ``size`` members."""
+        if self._star(total, size):
+            return Algorithm.STAR
         if size >= self.doubling_ranks and total <= self.reduce_scatter_doubling:
             return Algorithm.DOUBLING
         return self._large(size, narrow)
+
+    def _star(self, nbytes: int, size: int) -> bool:
+        return 2 < size <= self.star_ranks and nbytes <= self.star
 
     def _large(self, size: int, narrow: bool) -> Algorithm:
         pairs = narrow or size <= self.pairwise_ranks

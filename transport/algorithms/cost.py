@@ -69,6 +69,8 @@ def work_of(kind: Kind, nbytes: int, size: int, table: Thresholds, widening: int
 
 
 def _barrier(nbytes: int, n: int, table: Thresholds, widening: int) -> Work:
+    if table.barrier(n) is Algorithm.STAR:
+        return _star(0, 0, n)
     steps = _ceil_log2(n)
     return Work(Algorithm.DISSEMINATION, steps, n * steps, 0, 0)
 
@@ -95,6 +97,8 @@ def _reduce(nbytes: int, n: int, table: Thresholds, widening: int) -> Work:
 def _all_reduce(nbytes: int, n: int, table: Thresholds, widening: int) -> Work:
     algorithm = table.all_reduce(nbytes, n, narrow=widening > 1)
     wide = nbytes * widening
+    if algorithm is Algorithm.STAR:
+        return _star(wide, wide, n, wide)
     if algorithm is Algorithm.DOUBLING:
         return _doubling(wide, n)
     laps = laps_of(wide, table.segment * n)
@@ -106,6 +110,8 @@ def _all_reduce(nbytes: int, n: int, table: Thresholds, widening: int) -> Work:
 def _reduce_scatter(nbytes: int, n: int, table: Thresholds, widening: int) -> Work:
     algorithm = table.reduce_scatter(nbytes, n, narrow=widening > 1)
     wide = nbytes * widening
+    if algorithm is Algorithm.STAR:
+        return _star(wide, wide / n, n, wide)
     if algorithm is Algorithm.DOUBLING:
         return _doubling(wide, n)
     steps = (n - 1) * laps_of(-(-wide // n), table.segment)
@@ -115,6 +121,8 @@ def _reduce_scatter(nbytes: int, n: int, table: Thresholds, widening: int) -> Wo
 
 def _all_gather(nbytes: int, n: int, table: Thresholds, widening: int) -> Work:
     algorithm = table.all_gather(nbytes * n, n)
+    if algorithm is Algorithm.STAR:
+        return _star(nbytes, nbytes * n, n)
     steps = _ceil_log2(n) if algorithm is Algorithm.BRUCK else n - 1
     return Work(algorithm, steps, n * steps, (n - 1) * nbytes, n * (n - 1) * nbytes)
 
@@ -132,6 +140,13 @@ def _scatter(nbytes: int, n: int, table: Thresholds, widening: int) -> Work:
 def _all_to_all(nbytes: int, n: int, table: Thresholds, widening: int) -> Work:
     total = (n - 1) * nbytes
     return Work(Algorithm.PAIRWISE, n - 1, n * (n - 1), total / n, total)
+
+
+def _star(asked: float, answered: float, n: int, reduced: float = 0.0) -> Work:
+    """``asked`` bytes from each member, ``answered`` ones to each; all pass the centre."""
+    frames, nbytes = 2 * (n - 1), (n - 1) * (asked + answered)
+    arithmetic = (n - 1) * reduced
+    return Work(Algorithm.STAR, frames, frames, nbytes, nbytes, arithmetic, arithmetic)
 
 
 def _doubling(wide: int, n: int) -> Work:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from transport.flat import Scratch
@@ -47,6 +49,22 @@ class Operand:
 def store(into: Flat, value: Flat) -> None:
     """Write a reduced ``value`` to ``into``, rounding once where that is narrower."""
     np.copyto(into, value, casting="unsafe")
+
+
+def pack(scratch: Scratch, op: ReduceOp, inputs: Sequence[Flat]) -> tuple[Flat, list[Flat]]:
+    """Return all of ``inputs`` as operands of ``op``, one behind the other, and the part of each;
+    in scratch memory (``TOTAL``; ``LOADED`` is used as well).
+    """
+    operand = Operand(scratch, op, inputs[0].dtype)
+    total = scratch.flat(TOTAL, operand.dtype, sum(part.size for part in inputs))
+    places: list[Flat] = []
+    start = 0
+    for part in inputs:
+        place = total[start : start + part.size]
+        np.copyto(place, operand.load(part, 0, part.size))
+        places.append(place)
+        start += part.size
+    return total, places
 
 
 class Arrival:

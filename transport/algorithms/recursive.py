@@ -11,9 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
-from transport.algorithms.operand import ARRIVING, LOADED, TOTAL, Operand, store
+from transport.algorithms.operand import ARRIVING, pack, store
 from transport.algorithms.team import Team
 from transport.call import Call
 from transport.flat import as_bytes
@@ -57,16 +55,8 @@ def reduce_scatter(
     team: Team, call: Call, output: Flat, inputs: Sequence[Flat], op: ReduceOp
 ) -> None:
     """Reduce all ``inputs``, packed, everywhere; keep what belongs to ``output``."""
-    operand = Operand(team.scratch, op, output.dtype, LOADED)
-    packed = team.scratch.flat(TOTAL, operand.dtype, sum(part.size for part in inputs))
-    start = 0
-    own = packed
-    for member, part in enumerate(inputs):
-        place = packed[start : start + part.size]
-        np.copyto(place, operand.load(part, 0, part.size))
-        start += part.size
-        if member == team.rank:
-            own = place
-    all_reduce(team, call, packed, op)
+    total, parts = pack(team.scratch, op, inputs)
+    own = parts[team.rank]
+    all_reduce(team, call, total, op)
     op.finish(own, team.size)
     store(output, own)

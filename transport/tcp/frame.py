@@ -23,8 +23,12 @@ SMALL_BYTES = 16 << 10
 STAGING_BYTES = PREFIX_BYTES + SMALL_BYTES
 """The memory that receiving needs beside the arrays."""
 
-NOW = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
+# Plain numbers: Python's flags take a microsecond each time they are combined.
+NOW = int(socket.MSG_DONTWAIT) | int(socket.MSG_NOSIGNAL)
 """Flags of a send or recv that does what it can at once, and raises BlockingIOError else."""
+
+ALL = int(socket.MSG_WAITALL)
+"""The flag of a recv that waits for all that it has room for."""
 
 STEP_BYTES = 1 << 20
 """The most that is moved one way before the other way gets its turn."""
@@ -54,7 +58,7 @@ class Outgoing:
         prefix = call.packed + _LENGTH.pack(size)
         if size <= SMALL_BYTES:
             self._head = b""
-            self._rest = memoryview(prefix + data)
+            self._rest: bytes | memoryview = prefix + data
         else:
             self._head = prefix
             self._rest = data
@@ -77,7 +81,7 @@ class Outgoing:
         if sent == len(rest):
             self.done = True
         else:
-            self._rest = rest[sent:]
+            self._rest = memoryview(rest)[sent:]
 
 
 class Incoming:
@@ -124,15 +128,16 @@ class Incoming:
         """
         if not self._in_place:
             # Were the frame another one, shorter than ours, waiting for all of ours would hang.
-            flags &= ~socket.MSG_WAITALL
+            flags &= ~ALL
         rest = self._rest
         count = sock.recv_into(rest, min(limit, len(rest)), flags)
         if count == 0:
             raise ConnectionResetError(errno.ECONNRESET, "it hung up")
+        left = len(rest) - count
         self._rest = rest[count:]
         if self._in_place:
             self.received += count
-            self.done = not self._rest
+            self.done = not left
             return
         self._staged += count
         if self._staged >= PREFIX_BYTES:
@@ -141,7 +146,7 @@ class Incoming:
             if len(self.into) > SMALL_BYTES:
                 self._rest = self.into
                 self._in_place = True
-            elif not self._rest:
+            elif not left:
                 self.into[:] = self._staging[PREFIX_BYTES : self._staged]
                 self.received = len(self.into)
                 self.done = True

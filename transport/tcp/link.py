@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import select
 import socket
 import struct
 import threading
 import time
+from collections.abc import Callable
 
 from transport.call import Call
 from transport.errors import (
@@ -24,11 +24,11 @@ from transport.errors import (
     PeerLostError,
 )
 from transport.link import Link, OnPiece, wrong_frame
-from transport.tcp.frame import NOW, STAGING_BYTES, STEP_BYTES, Incoming, Outgoing, WrongFrame
+from transport.tcp.frame import ALL, NOW, STAGING_BYTES, STEP_BYTES, Incoming, Outgoing, WrongFrame
+from transport.tcp.look_out import LookOut
 
 _SLICE_SECONDS = 1
-_LOOK_OUT_SECONDS = 100e-6
-_MOST_MISSED = 63
+_STALLED_MILLISECONDS = 2
 # Between processes of one machine the kernel lets megabytes pile up, which fall out of the caches
 # before the receiver copies them; this is a third faster. Elsewhere the kernel knows better.
 _LOCAL_SEND_BUFFER = 512 << 10
@@ -40,11 +40,20 @@ class TcpLink(Link):
     """A link over ``sock``, a connected stream socket, which belongs to the link from now on.
 
     ``name`` is what messages call the peer. Several threads may call ``send``; they take turns.
+    ``on_stall`` is called when the peer takes nothing of what ``send`` has for it, which may be
+    because it waits for this rank to take something.
     """
 
-    def __init__(self, sock: socket.socket, peer: int, name: str) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        peer: int,
+        name: str,
+        on_stall: Callable[[], None] | None = None,
+    ) -> None:
         self.peer = peer
         self._name = name
+        self._on_stall = on_stall
         self._sock = sock
         # Held while a thread uses the socket: its descriptor must not be closed, and given to
         # another file, under a system call.
@@ -53,9 +62,7 @@ class TcpLink(Link):
         self._peer_left = False
         self._closing = False
         self._held = False
-        # How many receives go to sleep at once, and how many did when looking out was last in vain.
-        self._asleep = 0
-        self._missed = 0
+        self._look_out = LookOut()
         self._staging = memoryview(bytearray(STAGING_BYTES))
         sock.settimeout(None)
         slice_ = struct.pack("@ll", _SLICE_SECONDS, 0)
@@ -212,9 +219,9 @@ class TcpLink(Link):
                 self._await_room(call)
 
     def _receive(self, call: Call, incoming: Incoming, on_piece: OnPiece | None) -> None:
-        flags = socket.MSG_WAITALL if on_piece is None else 0
+        flags = ALL if on_piece is None else 0
         if not incoming.begun:
-            self._look_out(incoming)
+            self._look_out.until(lambda: self._pull(incoming, NOW))
         while True:
             if on_piece is not None and incoming.received:
                 on_piece(incoming.received)
@@ -224,25 +231,6 @@ class TcpLink(Link):
                 self._pull(incoming, flags)
             elif not self._pull(incoming, NOW):
                 self._poll(call, {self: select.POLLIN})
-
-    def _look_out(self, incoming: Incoming) -> None:
-        """Look for the frame for a moment before sleeping, giving way to whoever wants the core.
-
-        A rank that is woken by another tends to be put on the other's core, where both then wait
-        for each other: not sleeping halves the time of a small exchange.
-        """
-        if self._asleep:
-            self._asleep -= 1
-            return
-        until = time.perf_counter() + _LOOK_OUT_SECONDS
-        while not self._pull(incoming, NOW):
-            os.sched_yield()
-            if time.perf_counter() > until:
-                # The peer is busy, or the cores are: then it is better to be woken.
-                self._missed = min(2 * self._missed + 1, _MOST_MISSED)
-                self._asleep = self._missed
-                return
-        self._missed = 0
 
     def _push(self, outgoing: Outgoing) -> bool:
         """Send what fits; return whether anything did."""
@@ -269,6 +257,12 @@ class TcpLink(Link):
         return True
 
     def _await_room(self, call: Call) -> None:
+        if self._on_stall is not None:
+            poller = select.poll()
+            poller.register(self._sock, select.POLLOUT)
+            if poller.poll(_STALLED_MILLISECONDS):
+                return
+            self._on_stall()
         for _, events in self._poll(call, {self: select.POLLOUT | select.POLLRDHUP}):
             if not events & select.POLLOUT:
                 raise self._lost("it hung up before it had received everything")

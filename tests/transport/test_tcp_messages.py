@@ -1,0 +1,206 @@
+"""Messages over TCP whose receivers read the connection themselves, by turns with its thread."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from rank_threads import LONG, Member, Transport, run_group, run_threads
+
+from transport.errors import CommunicatorAbortedError, CommunicatorTimeoutError, PeerLostError
+from transport.tcp import TcpCommunicator
+
+SOON = LONG / 3
+TCP = Transport("tcp", TcpCommunicator)
+LARGE = 3_000_000
+
+
+def number(value: float) -> np.ndarray:
+    return np.array([value], np.float64)
+
+
+def ping_pong(member: Member, rounds: int = 5) -> None:
+    """Play until receivers read for themselves."""
+    ball, other = number(0), 1 - member.rank
+    for i in range(rounds):
+        if member.rank == i % 2:
+            member.send(number(i), other)
+        else:
+            member.recv(ball, other)
+            assert ball[0] == i
+
+
+def reader_of(member: Member) -> Any:
+    """The conversation on which the other rank of two sends."""
+    comm: Any = member.comm
+    return comm.mailbox._speaking[1 - member.rank]
+
+
+def run_two(zero: Callable[[Member], Any], one: Callable[[Member], Any]) -> None:
+    """Run one function on each of two ranks that have talked before."""
+    gate = threading.Barrier(2, timeout=LONG)
+
+    def body(member: Member) -> None:
+        ping_pong(member)
+        gate.wait()
+        (one if member.rank else zero)(member)
+        gate.wait()
+
+    run_group(TCP, 2, body)
+
+
+def test_a_receiver_reads_for_itself() -> None:
+    def zero(member: Member) -> None:
+        for _ in range(3):
+            member.recv(number(0), 1)
+            member.send(number(0), 1)
+
+    def one(member: Member) -> None:
+        conversation = reader_of(member)
+        assert conversation.take_turn(), "the thread reads although a receiver did just now"
+        read = threading.Event()
+        advance = conversation._advance
+
+        def noted(flags: int) -> bool:
+            assert threading.current_thread() is not conversation._thread or read.is_set()
+            return advance(flags)
+
+        conversation._advance = noted
+        conversation._turn.release()
+        for _ in range(3):
+            member.send(number(1), 0)
+            member.recv(number(0), 0)
+        read.set()
+
+    run_two(zero, one)
+
+
+def test_the_thread_reads_again_when_nobody_receives() -> None:
+    """Both send more than the sockets take before either receives."""
+
+    def side(member: Member) -> None:
+        other = 1 - member.rank
+        for i in range(3):
+            member.send(np.full(LARGE, i + member.rank, np.uint8), other)
+            got = np.zeros(LARGE, np.uint8)
+            member.recv(got, other)
+            assert (got == i + other).all()
+
+    run_two(side, side)
+
+
+def test_who_reads_delivers_to_everybody() -> None:
+    tags = range(1, 6)
+
+    def zero(member: Member) -> None:
+        for i in range(10):
+            for tag in reversed(tags):
+                member.send(number(100 * tag + i), 1, tag)
+
+    def one(member: Member) -> None:
+        def receive(tag: int) -> None:
+            got = number(0)
+            for i in range(10):
+                member.recv(got, 0 if tag % 2 else None, tag)
+                assert got[0] == 100 * tag + i
+
+        run_threads([lambda tag=tag: receive(tag) for tag in tags])
+
+    run_two(zero, one)
+
+
+@pytest.mark.parametrize("src", [0, None])
+def test_a_receiver_that_leaves_hands_the_reading_on(src: int | None) -> None:
+    waiting = threading.Event()
+
+    def zero(member: Member) -> None:
+        waiting.wait(LONG)
+        member.send(number(1), 1, tag=1)
+        time.sleep(0.05)
+        member.send(number(2), 1, tag=2)
+
+    def one(member: Member) -> None:
+        def first() -> None:
+            member.recv(number(0), 0, tag=1)
+
+        def second() -> None:
+            deadline = time.monotonic() + LONG
+            while reader_of(member)._turn.acquire(blocking=False):  # until the first one reads
+                reader_of(member)._turn.release()
+                assert time.monotonic() < deadline
+                time.sleep(0.001)
+            threading.Timer(0.05, waiting.set).start()
+            got = number(0)
+            assert member.recv(got, src, tag=2) == 0
+            assert got[0] == 2
+
+        run_threads([first, second], SOON)
+
+    run_two(zero, one)
+
+
+def test_a_deadline_in_the_middle_of_a_message_loses_no_other() -> None:
+    late = threading.Event()
+
+    def zero(member: Member) -> None:
+        comm: Any = member.comm
+        conversation = comm._conversations[1]
+        send = conversation._sending._sock.send
+
+        class Slow:
+            """The socket, that keeps back the end of what it is given."""
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(sock, name)
+
+            def sendmsg(self, buffers: Any, ancillary: Any, flags: int) -> int:
+                return sock.sendmsg([bytes(buffers[0]), bytes(buffers[1][:1000])], (), flags)
+
+            def send(self, data: Any, flags: int = 0) -> int:
+                late.wait(LONG)
+                return send(data, flags)
+
+        sock = conversation._sending._sock
+        conversation._sending._sock = Slow()
+        member.send(np.full(LARGE, 7, np.uint8), 1)
+        conversation._sending._sock = sock
+        member.send(number(8), 1)
+
+    def one(member: Member) -> None:
+        with pytest.raises(CommunicatorTimeoutError, match="rank 0"):
+            member.recv(np.zeros(LARGE, np.uint8), 0, timeout=0.2)
+        late.set()
+        got = number(0)
+        member.recv(got, 0, timeout=SOON)
+        assert got[0] == 8
+
+    run_two(zero, one)
+
+
+@pytest.mark.parametrize("how", ["abort", "close"])
+@pytest.mark.parametrize("whose", ["own", "peer"])
+def test_whoever_reads_learns_of_the_end(how: str, whose: str) -> None:
+    reading = threading.Event()
+
+    def zero(member: Member) -> None:
+        reading.wait(LONG)
+        time.sleep(0.05)
+        if whose == "peer":
+            member.comm.abort("enough") if how == "abort" else member.comm.close()
+
+    def one(member: Member) -> None:
+        reading.set()
+        if whose == "own":
+            end = member.comm.close if how == "close" else lambda: member.comm.abort("enough")
+            threading.Timer(0.1, end).start()
+        expected = CommunicatorAbortedError if whose == "own" else PeerLostError
+        began = time.monotonic()
+        with pytest.raises(expected):
+            member.recv(number(0), 0)
+        assert time.monotonic() - began < SOON
+
+    run_two(zero, one)

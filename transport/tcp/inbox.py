@@ -1,0 +1,44 @@
+"""The mailbox of a rank whose messages all come by TCP."""
+
+from __future__ import annotations
+
+from transport.call import Call
+from transport.mailbox import Mailbox, Receive
+from transport.runtime import Membership
+from transport.tcp.conversation import Conversation
+
+
+class Inbox(Mailbox):
+    """A mailbox whose receivers read their sender's connection themselves while they wait."""
+
+    def __init__(self, membership: Membership) -> None:
+        super().__init__(membership)
+        # By peer, the one of our connections that it uses.
+        self._speaking: dict[int, Conversation] = {}
+
+    def hear(self, conversation: Conversation) -> None:
+        """Be told on which connection its peer sends: it uses no other."""
+        self._speaking[conversation.peer] = conversation
+
+    def _sleep(self, call: Call, receive: Receive) -> None:
+        conversation = None if receive.src is None else self._speaking.get(receive.src)
+        if conversation is None:
+            # It may come from anyone, and nobody else may be reading.
+            for other in self._speaking.values():
+                other.resume()
+            super()._sleep(call, receive)
+            return
+        if not conversation.take_turn():
+            super()._sleep(call, receive)
+            return
+        self._lock.release()
+        try:
+            conversation.carry(receive.is_settled, call.deadline)
+        finally:
+            self._lock.acquire()
+            if self._receives or not receive.is_settled():
+                conversation.resume()
+        self._check_aborted()
+        if not receive.is_settled():
+            # It takes the thread to end the conversation.
+            super()._sleep(call, receive)
