@@ -38,7 +38,7 @@ from transport.store.base import Store
 from transport.store.prefix_store import PrefixStore
 
 Run = Callable[[Communicator, Call], Any]
-Observer = Callable[[CallHeader, str], None]
+Observer = Callable[["ProcessGroup", CallHeader, str], None]
 DRAIN_SECONDS = 5.0
 # A receive that nobody has sent to by then is given up when its group closes.
 UNMATCHED_SECONDS = 0.2
@@ -51,6 +51,8 @@ class Host(Protocol):
     store: Store
     recorder: FlightRecorder
     log: RankLog
+    observers: dict[str, Observer]
+    """By the id of the group on whose behalf they look: see ``ProcessGroup.observed``."""
 
     def make_communicator(self, group: ProcessGroup, device: str) -> Communicator:
         """Make the communicator of ``group`` for arrays on ``device``."""
@@ -93,7 +95,6 @@ class ProcessGroup(Collectives):
         self._peer_lanes: dict[tuple[Kind, int, int], Lane] = {}
         self._sequence = 0
         self._peer_sequence = 0
-        self._observer: Observer | None = None
         self._failure: DistError | None = None
         self._failed = threading.Event()
         self._absent: tuple[int, ...] = ()
@@ -190,18 +191,20 @@ class ProcessGroup(Collectives):
 
     @contextmanager
     def observed(self, observer: Observer) -> Generator[None]:
-        """Call ``observer(header, device)`` before each collective is issued, in this context.
+        """Call ``observer(group, header, device)`` before each collective, in this context.
 
-        The header has no sequence number yet. The observer may make collectives of this group
-        itself (and is then called for them, too). Raises RuntimeError if there is one already.
+        Before each that this rank issues, on this group or any other. The header has no sequence
+        number yet. The observer may make collectives itself (and is then called for them, too).
+        Raises RuntimeError if somebody observes on behalf of this group already.
         """
-        if self._observer is not None:
+        observers = self.world.observers
+        if self.id in observers:
             raise RuntimeError(f"the calls of {self} are observed already; only one can do so")
-        self._observer = observer
+        observers[self.id] = observer
         try:
             yield
         finally:
-            self._observer = None
+            del observers[self.id]
 
     def issue(
         self,
@@ -232,8 +235,10 @@ class ProcessGroup(Collectives):
             raise ValueError(
                 f"{self} has no backend for arrays on {device!r}; it has {self.backend!r}"
             )
-        if self._observer is not None and peer == COLLECTIVE:
-            self._observer(CallHeader(0, elements, root, kind, dtype, op, extra=extra), device)
+        if self.world.observers and peer == COLLECTIVE:
+            header = CallHeader(0, elements, root, kind, dtype, op, extra=extra)
+            for observer in list(self.world.observers.values()):
+                observer(self, header, device)
         seconds = self._timeout if timeout is None else to_seconds(timeout)
         with self._lock:
             if self._failure is not None or self._destroyed:

@@ -29,7 +29,7 @@ from meshlib.failures import (
     register_log,
     statement,
 )
-from meshlib.process_group import DRAIN_SECONDS, ProcessGroup
+from meshlib.process_group import DRAIN_SECONDS, Observer, ProcessGroup
 from meshlib.recorder import CAPACITY, FlightRecorder
 from meshlib.stalls import StallDetector
 from meshlib.trace import dump
@@ -86,6 +86,7 @@ class World:
         """The GPU that this rank was bound to from the start, if it was."""
         self.log = RankLog(rank)
         self.recorder = FlightRecorder(_recorder_capacity())
+        self.observers: dict[str, Observer] = {}
         self.entered = _Entered()
         self.thread_id = threading.get_ident()
         self.breakpoints: dict[tuple[str, int], int] = {}

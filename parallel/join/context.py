@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+import zlib
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, Self
 
+from meshlib.process_group import ProcessGroup
+from meshlib.world import World
 from parallel.join.attendance import Attendance, Event, global_ranks
 from parallel.join.joinable import Joinable, JoinHook
 from parallel.join.shadow import check_shadowable, shadow_call
@@ -14,6 +18,7 @@ from transport.call import CallHeader, Kind
 
 _USERS_CALL = 0  # in an event; joinables are numbered from 1
 _EVENT_LENGTH = 8
+_OWN_GROUP = 0  # at the end of a call's event; else what stands for the group
 
 
 class Join:
@@ -28,13 +33,16 @@ class Join:
 
     - those of the joinables: ``DistributedDataParallel`` (also under ``no_sync``, with any
       communication hook and all options), ``ZeroRedundancyOptimizer``, or a ``Joinable`` of yours;
-    - the user's own, on the joinables' group (``mesh["dp"].all_reduce(loss)``): all_reduce and
-      reduce (a rank without inputs counts as zero in a sum, as infinity in a minimum …; AVG still
-      divides by all), broadcast (from a rank that has inputs) and barrier.
+    - the user's own, on the joinables' group (``mesh["dp"].all_reduce(loss)``) or another that has
+      all its ranks (the whole mesh): all_reduce and reduce (a rank without inputs counts as zero in
+      a sum, as infinity in a minimum …; AVG still divides by all), broadcast (from a rank that has
+      inputs) and barrier.
 
     Before each of these, ranks tell each other in a small all-reduce who has inputs and what comes;
-    that is the cost. A call on another group is not noticed: let it be one whose members run out of
-    inputs together, such as ``mesh["tp"]``.
+    that is the cost. A call on a group that has no other rank of the joinables' one, such as
+    ``mesh["tp"]``, needs nobody here; its members run out of inputs together. One on a group with
+    some of the ranks raises RuntimeError, and so does one of another thread, such as inside
+    ``jax.jit``.
 
     Args:
         joinables: what communicates in the loop, all over the same group, in the same order on all
@@ -72,6 +80,7 @@ class Join:
         self._attendance = Attendance(self._group, _EVENT_LENGTH)
         self._hooks: list[JoinHook] = []
         self._announced = False
+        self._thread = 0
         self._leaving = ExitStack()
 
     @property
@@ -92,6 +101,7 @@ class Join:
             if joinable.join_context is not None:
                 raise ValueError(f"this {type(joinable).__name__} is in another Join already")
         self._attendance = Attendance(self._group, _EVENT_LENGTH)
+        self._thread = threading.get_ident()
         with ExitStack() as stack:
             stack.enter_context(self._group.observed(self._on_call))
             for joinable in self._joinables:
@@ -138,14 +148,37 @@ class Join:
 
     # ------------------------------------------------------------------ ranks with inputs
 
-    def _on_call(self, header: CallHeader, device: str) -> None:
-        """Announce a call of the group that is about to be made, unless its phase was."""
+    def _on_call(self, group: ProcessGroup, header: CallHeader, device: str) -> None:
+        """Announce a call that is about to be made if others are needed for it.
+
+        Nothing is to be said in a phase, which was announced itself.
+        """
         if self._announced:
             return
-        check_shadowable(header, device, self._attendance.active, self._group)
-        self._announce(_event(header))
+        lacking = sorted(set(self._group.ranks) - set(group.ranks))
+        if len(lacking) == self._group.size() - 1:
+            return
+        what = f"{Kind(header.kind).name.lower()} on {group} inside Join"
+        if lacking:
+            raise RuntimeError(
+                f"{what}: the group has some ranks of {self._group}, but not {lacking}, so they "
+                "cannot be told what to do when they are out of inputs. Use a group with all of "
+                "them, or none but this one"
+            )
+        if threading.get_ident() != self._thread:
+            raise RuntimeError(
+                f"{what}: it comes from another thread than the loop's (inside jax.jit it always "
+                "does), so ranks that are out of inputs cannot know when. Make it in the loop"
+            )
+        self._check_shadowable(group, header, device)
+        self._announce(self._event(group, header))
         # Again: the source of a broadcast may have been missed just now.
-        check_shadowable(header, device, self._attendance.active, self._group)
+        self._check_shadowable(group, header, device)
+
+    def _check_shadowable(self, group: ProcessGroup, header: CallHeader, device: str) -> None:
+        absent = global_ranks(self._group, self._attendance.absent)
+        active = [place for place, rank in enumerate(group.ranks) if rank not in absent]
+        check_shadowable(header, device, active, group)
 
     def _announce(self, event: Event) -> None:
         self._announced = True
@@ -174,9 +207,9 @@ class Join:
             last = False
             self._check_all_here()
             if event[0] == _USERS_CALL:
-                header = _header(event)
-                check_shadowable(header, "cpu", self._attendance.active, self._group)
-                shadow_call(header, self._group)
+                group, header = self._group_of(event), _header(event)
+                self._check_shadowable(group, header, "cpu")
+                shadow_call(header, group)
             else:
                 self._hooks[event[0] - 1].main_hook(event[1])
         for hook in self._hooks:
@@ -184,22 +217,43 @@ class Join:
 
     def _describe(self, event: Event) -> str:
         if event[0] == _USERS_CALL:
-            return str(_header(event)).partition(" ")[2].partition(" ")[2]
+            text = str(_header(event)).partition(" ")[2].partition(" ")[2]
+            return text if event[-1] == _OWN_GROUP else f"{text} on {self._group_of(event)}"
         joinable = self._joinables[event[0] - 1]
         return f"{joinable.phase_name(event[1])} of {type(joinable).__name__}"
 
+    def _event(self, group: ProcessGroup, header: CallHeader) -> Event:
+        return (
+            _USERS_CALL,
+            int(header.kind),
+            header.elements,
+            header.root,
+            header.dtype,
+            header.op,
+            header.extra,
+            _OWN_GROUP if group is self._group else _tag(group),
+        )
 
-def _event(header: CallHeader) -> Event:
-    return (
-        _USERS_CALL,
-        int(header.kind),
-        header.elements,
-        header.root,
-        header.dtype,
-        header.op,
-        header.extra,
-        0,
-    )
+    def _group_of(self, event: Event) -> ProcessGroup:
+        """Return the group of a call of the user's."""
+        if event[-1] == _OWN_GROUP:
+            return self._group
+        world = self._group.world
+        assert isinstance(world, World)
+        for group in world.groups():
+            if _tag(group) == event[-1]:
+                return group
+        raise RuntimeError(
+            f"inside Join, ranks {global_ranks(self._group, self._attendance.active)} call "
+            f"{Kind(event[1]).name.lower()} on a group that rank {self._group.global_rank} "
+            "has not used so far; it is out of inputs and has to take part. Make a call on that "
+            "group before the loop"
+        )
+
+
+def _tag(group: ProcessGroup) -> int:
+    """Return a number that stands for ``group`` on all its members; its square fits 64 bits."""
+    return zlib.crc32(group.id.encode()) % (1 << 24) + 1
 
 
 def _header(event: Event) -> CallHeader:

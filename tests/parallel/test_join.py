@@ -1,5 +1,6 @@
 """Uneven inputs: equality with one process, the user's own calls, and what cannot be done."""
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 
 import ml_dtypes
@@ -245,6 +246,74 @@ def test_the_users_own_collectives():
     assert one == [all_three]
     assert two == [(*all_three[:5], [6, -3], 3), last_two, last]
     assert three == [all_three, (*last_two[:5], None, 2)]
+
+
+def test_calls_on_the_whole_mesh_and_on_another_group_of_the_same_ranks():
+    def job():
+        mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        dp, tp = mesh["dp"].get_local_rank(), mesh["tp"].get_local_rank()
+        mesh.barrier()
+        model = DistributedDataParallel(make_model(), mesh["dp"])
+        second = dist.new_group(mesh["dp"].process_group.ranks)
+        seen = []
+        with model.join():
+            for step in range((1, 3)[dp]):
+                total = mesh.all_reduce(np.ones(1))[0]
+                x, y = share(dp, step)
+                nn_loss = nn.CrossEntropyLoss()
+                nn_loss(model(x), y)
+                model.backward(nn_loss.backward())
+                extreme = second.all_reduce(np.full(1, dp), op=dist.ReduceOp.MIN)[0]
+                # Global rank 2 is the one with dp = 1 and tp = 0.
+                sent = mesh.broadcast(np.full(1, 10 * dp + tp), src=2)[0]
+                seen.append((total, extreme, sent))
+        return seen
+
+    both, late = (4, 0, 10), (2, 1, 10)
+    assert run_ranks(job, 4) == [[both]] * 2 + [[both, late, late]] * 2
+
+
+def test_a_group_with_some_of_the_ranks_is_refused():
+    def job():
+        rank = dist.get_rank()
+        model = DistributedDataParallel(make_model())
+        group = dist.new_group([0, 1])
+        alone = dist.new_group([rank])
+
+        def loop():
+            with model.join():
+                alone.all_reduce(np.ones(1))
+                if rank == 2:
+                    raise RuntimeError("leaves")
+                group.all_reduce(np.ones(1))
+
+        text = "leaves" if rank == 2 else r"has some ranks of .*, but not \[2\]"
+        with pytest.raises(RuntimeError, match=text):
+            loop()
+
+    run_ranks(job, 3)
+
+
+def test_a_call_of_another_thread_is_refused():
+    def job():
+        model = DistributedDataParallel(make_model())
+        with model.join(), ThreadPoolExecutor(1) as pool:
+            call = pool.submit(model.process_group.all_reduce, np.ones(1))
+            with pytest.raises(RuntimeError, match="from another thread than the loop's"):
+                call.result()
+
+    run_ranks(job, 2)
+
+
+def test_a_group_that_a_rank_without_inputs_does_not_know_is_said():
+    def job():
+        model = DistributedDataParallel(make_model())
+        with model.join():
+            if dist.get_rank() == 0:
+                dist.new_group([0, 1]).all_reduce(np.ones(1))
+
+    with pytest.raises(RankError, match=r"ranks \[0\] call all_reduce on a group that rank 1 has"):
+        run_ranks(job, 2)
 
 
 @pytest.mark.parametrize("dtype", ["?", "i1", "u8", "f2", "f4", ml_dtypes.bfloat16, "c8"])
