@@ -43,6 +43,9 @@ class Block:
     """Some repetitions of one case: for each, the seconds that each rank took (by rank)."""
 
     seconds: list[list[float]]
+    after_last: list[float]
+    """For each, the seconds from when the last rank entered to when the last one left."""
+
     right: bool
     turn: float
     """Seconds that the block took in all."""
@@ -114,9 +117,13 @@ class Job:
                 "synchronised": synchronised,
             }
         )
-        by_rank = [answer["seconds"] for answer in answers]
+        seconds = _by_call(answers, "seconds")
         return Block(
-            [list(times) for times in zip(*by_rank, strict=True)],
+            seconds,
+            [
+                max(map(sum, zip(entries, times, strict=True))) - max(entries)
+                for entries, times in zip(_by_call(answers, "entered"), seconds, strict=True)
+            ],
             all(answer["right"] for answer in answers),
             time.perf_counter() - began,
             sum((Counter(answer.get("counted")) for answer in answers), Counter[str]()),
@@ -163,6 +170,11 @@ class Job:
     def _failure(self, reason: str) -> BenchmarkError:
         printed = self.processes.log.read_text(errors="replace")[-4000:]
         return BenchmarkError(f"{self.library}, {self.size} ranks: {reason}\n{printed}")
+
+
+def _by_call(answers: Sequence[dict[str, Any]], name: str) -> list[list[float]]:
+    """Return for each call what the ranks say of it, by rank."""
+    return [list(values) for values in zip(*(answer[name] for answer in answers), strict=True)]
 
 
 @contextmanager

@@ -101,6 +101,7 @@ def as_json(
 
 
 def _result_as_json(result: Result) -> dict[str, Any]:
+    after_last = result.median_after_last
     return {
         "case": result.case,
         "bytes": result.nbytes,
@@ -110,6 +111,7 @@ def _result_as_json(result: Result) -> dict[str, Any]:
         "rounds": len(result.rounds),
         "repetitions": len(result.seconds),
         "median_us": round(1e6 * result.median, 3),
+        "after_last_us": None if after_last is None else round(1e6 * after_last, 3),
         "tenth_us": round(1e6 * result.quantile(1), 3),
         "ninth_tenth_us": round(1e6 * result.quantile(9), 3),
         "algorithm_bandwidth_gb_s": round(1e-9 * result.algorithm_bandwidth, 6),

@@ -9,8 +9,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from meshlib.bench.cases import CASES, COPY
-from meshlib.bench.job import BenchmarkError, Job, running_job
+from meshlib.bench.job import BenchmarkError, Block, Job, running_job
 from meshlib.bench.libraries import LIBRARIES
 from meshlib.bench.sizes import format_size
 
@@ -97,6 +99,8 @@ class Result:
     library: str
     version: str
     rounds: list[list[float]] = field(default_factory=list[list[float]])
+    after_last: list[list[float]] = field(default_factory=list[list[float]])
+    """The same, from when the last rank entered to when the last one left."""
 
     @property
     def seconds(self) -> list[float]:
@@ -106,11 +110,16 @@ class Result:
     @property
     def median(self) -> float:
         """The median of the rounds' medians."""
-        return statistics.median(map(statistics.median, self.rounds))
+        return _median(self.rounds)
+
+    @property
+    def median_after_last(self) -> float | None:
+        """The same of ``after_last``; None where that was not measured."""
+        return _median(self.after_last) if self.after_last else None
 
     def quantile(self, tenth: int) -> float:
         """Return the ``tenth`` tenth's upper bound of ``seconds``."""
-        return statistics.quantiles(self.seconds, n=10, method="inclusive")[tenth - 1]
+        return float(np.quantile(self.seconds, tenth / 10))
 
     @property
     def moved(self) -> float:
@@ -128,6 +137,10 @@ class Result:
         return self.algorithm_bandwidth * CASES[self.case].traffic(self.nbytes, self.ranks)[1]
 
 
+def _median(rounds: Sequence[Sequence[float]]) -> float:
+    return statistics.median(map(statistics.median, rounds))
+
+
 @dataclass(slots=True)
 class Contender:
     """A job that takes turns with others."""
@@ -136,9 +149,7 @@ class Contender:
     version: str
     seconds_a_call: float = 0.0
 
-    def measure(
-        self, case: str, nbytes: int, repetitions: int, warmup: int, keep: bool
-    ) -> list[float]:
+    def measure(self, case: str, nbytes: int, repetitions: int, warmup: int, keep: bool) -> Block:
         """Take a turn; raise BenchmarkError when the result is wrong."""
         block = self.job.measure(case, nbytes, repetitions, warmup, keep=keep)
         if not block.right:
@@ -146,7 +157,7 @@ class Contender:
                 f"{self.job.library}: {case} of {nbytes} bytes gave a wrong result"
             )
         self.seconds_a_call = block.turn / (repetitions + warmup)
-        return [max(times) for times in block.seconds]
+        return block
 
     def repetitions(self, rounds: int, turn: float) -> int:
         """Return how many calls fit into the next turn, by what the last one took."""
@@ -200,8 +211,9 @@ def _measure(plan: Plan, cell: Cell, contenders: Sequence[Contender]) -> list[Re
             repetitions = contender.repetitions(rounds, plan.turn)
             warmup = 1 if repetitions < _FEWEST_CALLS else 2
             last = round_ == rounds - 1
-            times = contender.measure(case, nbytes, repetitions, warmup, keep and not last)
-            result.rounds.append(times)
+            block = contender.measure(case, nbytes, repetitions, warmup, keep and not last)
+            result.rounds.append([max(times) for times in block.seconds])
+            result.after_last.append(block.after_last)
     return results
 
 

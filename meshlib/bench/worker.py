@@ -41,13 +41,14 @@ class Bench:
         keep: bool,
         synchronised: bool = True,
     ) -> dict[str, Any]:
-        """Return the seconds of each repetition, and whether the last result was right.
+        """Return the seconds of each repetition, when (on the machine's clock) each was entered,
+        and whether the last result was right.
 
         The arrays are kept for the next request of the same case if ``keep``. A barrier comes
         before each repetition if ``synchronised``.
         """
         made, call = self._make(case, nbytes)
-        library, seconds = self._library, list[float]()
+        library, seconds, entered = self._library, list[float](), list[float]()
         clock, barrier = time.perf_counter, library.barrier
         made.clear()
         gc.collect()
@@ -61,11 +62,12 @@ class Bench:
             took = clock() - began
             if turn >= 0:
                 seconds.append(took)
+                entered.append(began)
         gc.enable()
         right = made.is_right(library.result(made))
         if not keep:
             self._drop()
-        return {"seconds": seconds, "right": right}
+        return {"seconds": seconds, "entered": entered, "right": right}
 
     def _make(self, case: str, nbytes: int) -> tuple[Case, Bound]:
         if self._case is None or self._key != (case, nbytes):

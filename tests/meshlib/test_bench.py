@@ -176,6 +176,7 @@ def test_a_run_prints_a_table_and_writes_json(
     assert {result["library"] for result in report["results"]} == {"meshlib", "meshlib-symmetric"}
     for result in report["results"]:
         assert result["repetitions"] >= 1
+        assert 0 < result["after_last_us"] <= result["ninth_tenth_us"]
         assert 0 < result["tenth_us"] <= result["median_us"] <= result["ninth_tenth_us"]
 
 
