@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from transport.reduce_op import Flat
+from transport.shm.copying import address
 from transport.shm.layout import pages
 from transport.shm.segment import Segment
 
@@ -127,9 +128,11 @@ class Arena:
 
         The same number means the same place on every member.
         """
-        address = buffer.ctypes.data
+        if not self._segments:
+            return 0
+        start = address(buffer)
         for number, (segment, part) in self._segments.items():
-            offset = address - segment.address - self._rank * part
+            offset = start - segment.address - self._rank * part
             if offset >= 0 and offset + buffer.nbytes <= part:
                 return (number << _OFFSET_BITS) + offset + 1
         return 0

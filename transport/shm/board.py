@@ -65,7 +65,7 @@ class Board:
         self._patience = patience
         self._check = check
         self._futex = segment.futex
-        self._fence = Fence()
+        self._fence = Fence().lock
         self._counters = [layout.counter(r) // WORD for r in range(self.size)]
         self._mine = self._counters[rank]
         first = layout.sleepers // WORD
@@ -81,7 +81,10 @@ class Board:
         ]
         self._blocks: dict[int, list[list[Flat]]] = {}
         self._own_cards = self._cards[rank]
-        self._others = [(peer, self._cards[peer]) for peer in self.peers]
+        self._peer_counters = [self._counters[peer] for peer in self.peers]
+        self._peer_cards = [
+            [self._cards[peer][slot] for peer in self.peers] for slot in range(CARDS)
+        ]
         self._number = 0
         self._base = 0
         self._floor = 0
@@ -112,12 +115,14 @@ class Board:
 
     def publish(self, step: int) -> None:
         """Show that this member has come to ``step`` of the call."""
-        self.words[self._mine] = self._base + step
-        self._fence()
+        words = self.words
+        words[self._mine] = self._base + step
+        with self._fence:
+            pass
         if self._few:
-            if self.words[self._first_sleepers]:
+            if words[self._first_sleepers]:
                 self._futex.wake(self._mine)
-        elif any(self.words[word] for word in self._sleeper_words):
+        elif any(words[word] for word in self._sleeper_words):
             self._futex.wake(self._mine)
 
     def reach(self, call: Call, peer: int, step: int) -> None:
@@ -130,17 +135,28 @@ class Board:
         """Return when all members have come to ``step`` of the call."""
         turn = self._base + step
         if self._floor < turn:
-            self._reach_turn(call, turn)
+            words = self.words
+            for counter in self._peer_counters:
+                if words[counter] < turn:
+                    self._reach_turn(call, turn)
+                    return
+            self._floor = turn
 
     def meet(self, call: Call) -> None:
         """Return when all members have come to the call's first step and have the same card."""
         turn = self._base + _FIRST
         slot = self._number % CARDS
         packed = call.packed
-        self._reach_turn(call, turn)
-        for peer, cards in self._others:
-            if cards[slot].tobytes() != packed:
-                raise self._mismatch(call, peer, slot)
+        words = self.words
+        for counter in self._peer_counters:
+            if words[counter] < turn:
+                self._reach_turn(call, turn)
+                break
+        else:
+            self._floor = turn
+        for card in self._peer_cards[slot]:
+            if card.tobytes() != packed:
+                raise self._mismatch(call, slot)
         if self._unchecked:
             self._compare_earlier(self._number)
 
@@ -149,7 +165,7 @@ class Board:
         self.reach(call, peer, _FIRST)
         slot = self._number % CARDS
         if self._cards[peer][slot].tobytes() != call.packed:
-            raise self._mismatch(call, peer, slot)
+            raise self._mismatch(call, slot, peer)
 
     def check_later(self, call: Call) -> None:
         """Have all cards of the call compared when all members meet in the next one, at the latest
@@ -249,11 +265,15 @@ class Board:
         while self._unchecked and self._unchecked[0][0] < limit:
             number, earlier = self._unchecked.popleft()
             slot = number % CARDS
-            for peer in self.peers:
-                if self._cards[peer][slot].tobytes() != earlier.packed:
-                    raise self._mismatch(earlier, peer, slot)
+            for card in self._peer_cards[slot]:
+                if card.tobytes() != earlier.packed:
+                    raise self._mismatch(earlier, slot)
 
-    def _mismatch(self, call: Call, peer: int, slot: int) -> HeaderMismatchError:
+    def _mismatch(self, call: Call, slot: int, peer: int | None = None) -> HeaderMismatchError:
+        """Return the error for the card of ``peer`` (None: of the first that differs)."""
+        if peer is None:
+            cards = self._cards
+            peer = next(peer for peer in self.peers if cards[peer][slot].tobytes() != call.packed)
         received = CallHeader.unpack(self._cards[peer][slot])
         return HeaderMismatchError(
             f"this rank is in {call.header}, {self._membership.describe(peer)} in {received}",

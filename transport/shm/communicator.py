@@ -30,9 +30,11 @@ from transport.shm.locality import this_place
 from transport.shm.messages import INBOX, Messages
 from transport.shm.neighbourhood import Neighbourhood
 from transport.shm.patience import Patience
+from transport.shm.places import Places
 from transport.shm.quiet import quiet_runner
 from transport.shm.reductions import Reductions
 from transport.shm.segment import OwnedSegment, Segment
+from transport.shm.single_copy import agree
 
 P = ParamSpec("P")
 _BOARD = "board"
@@ -44,6 +46,7 @@ class _Meeting:
 
     board: Board
     arena: Arena
+    places: Places
     copies: Copies
     reductions: Reductions
 
@@ -75,6 +78,7 @@ class ShmCommunicator(Communicator):
         self._gone: dict[int, PeerLostError] = {}
         self._dead: set[int] = set()
         self._meeting: _Meeting | None = None
+        self._ready: _Meeting | None = None
         self._failure: str | None = None
         self._endpoint = runtime.shared("shm-endpoint", lambda: Endpoint(runtime.secret))
         self._patience = Patience(self.size)
@@ -220,7 +224,7 @@ class ShmCommunicator(Communicator):
         with self._lock:
             owned = list(self._owned.values())
             self._owned.clear()
-            self._meeting = None
+            self._meeting = self._ready = None
         for segment in owned:
             segment.close()
 
@@ -271,8 +275,8 @@ class ShmCommunicator(Communicator):
 
         Raises DistNetworkError when memory cannot be shared with all of them.
         """
-        if not self._is_alone():
-            self._members(call)
+        if not self._is_alone() and self._meeting is None:
+            self._meet(call)
 
     def _is_alone(self) -> bool:
         if self.abort_reason is not None or self._failure is not None:
@@ -280,7 +284,7 @@ class ShmCommunicator(Communicator):
         return self.size == 1
 
     def _members(self, call: Call) -> _Meeting:
-        return self._meeting or self._meet(call)
+        return self._ready or self._get_ready(call)
 
     def _run(self, function: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
         """Carry out a collective; after one that failed, the members are out of step for good."""
@@ -321,16 +325,32 @@ class ShmCommunicator(Communicator):
         layout = Layout.read(segment.words, segment.nbytes)
         board = Board(segment, layout, self.membership, self._patience, self._check)
         sizes, arena = self._sizes, Arena(self.rank, self.size)
-        exchange = Exchange(board, self.membership, arena, sizes.piece)
+        places = Places(arena, sizes.single)
+        exchange = Exchange(board, self.membership, arena, places, sizes.piece)
         meeting = _Meeting(
             board,
             arena,
-            Copies(board, exchange, arena, self.membership, sizes.piece),
+            places,
+            Copies(board, exchange, places, self.membership, sizes.piece),
             Reductions(board, exchange, arena, sizes.direct, sizes.piece),
         )
         with self._lock:
             self._check_open()
             self._meeting = meeting
+        return meeting
+
+    def _get_ready(self, call: Call) -> _Meeting:
+        """Do what comes before the first collective, once all members are known to share memory."""
+        meeting = self._meeting or self._meet(call)
+
+        def learn() -> None:
+            memory = agree(meeting.board, self.membership, call)
+            meeting.places.memory = self.mailbox.memory = memory
+
+        self._run(learn)
+        with self._lock:
+            self._check_open()
+            self._ready = meeting
         return meeting
 
     def _check_open(self) -> None:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from transport.call import Call
 from transport.errors import HeaderMismatchError
 from transport.flat import laps_of
 from transport.reduce_op import Flat
 from transport.runtime import Membership
-from transport.shm.arena import Arena
-from transport.shm.board import Board
+from transport.shm.board import DONE, Board
+from transport.shm.copying import address, copy
 from transport.shm.exchange import Exchange
 from transport.shm.layout import BLOCKS, LINE
+from transport.shm.places import Places
 
 _SMALL = 16 << 10
 
@@ -23,6 +22,7 @@ class _Spread:
     """An exchange that only copies: ``inputs[i]`` to member i, whose own come to ``outputs[i]``."""
 
     def __init__(self, outputs: Sequence[Flat], inputs: Sequence[Flat]) -> None:
+        self.outputs: Sequence[Flat] | None = outputs
         self._outputs = outputs
         self._inputs = inputs
 
@@ -30,12 +30,12 @@ class _Spread:
         return self._inputs
 
     def stage(self, into: Flat, peer: int, start: int, stop: int) -> None:
-        into[:] = self._inputs[peer][start:stop]
+        copy(into, self._inputs[peer][start:stop])
 
     def take(self, arrived: list[Flat], start: int) -> None:
         for output, part in zip(self._outputs, arrived, strict=True):
             if part.size:
-                output[start : start + part.size] = part
+                copy(output[start : start + part.size], part)
 
 
 class Copies:
@@ -46,11 +46,11 @@ class Copies:
     """
 
     def __init__(
-        self, board: Board, exchange: Exchange, arena: Arena, membership: Membership, piece: int
+        self, board: Board, exchange: Exchange, places: Places, membership: Membership, piece: int
     ) -> None:
         self._board = board
         self._exchange = exchange
-        self._arena = arena
+        self._places = places
         self._membership = membership
         self._piece = min(piece, board.layout.block)
         self._rank = board.rank
@@ -70,9 +70,9 @@ class Copies:
         per_lap = max(1, self._piece // buffer.itemsize)
         laps = laps_of(buffer.size, per_lap)
         board.begin(call)
-        placed = laps > 1 and not self._arena.empty
+        placed = laps > 1 and self._places.possible(buffer.nbytes)
         if placed and rank == root:
-            board.words[board.notes(root)] = where = self._arena.locate(buffer)
+            board.words[board.notes(root)] = where = self._places.locate(buffer)
             if where:
                 board.publish(1)
                 board.meet(call)
@@ -83,7 +83,7 @@ class Copies:
             board.meet_one(call, root)
             where = board.words[board.notes(root)] if placed else 0
             if where:
-                buffer[:] = self._arena.view(root, where, buffer.size, buffer.dtype)
+                self._places.fetch(root, where, buffer)
                 board.publish(2)
                 board.check_later(call)
                 return
@@ -92,11 +92,11 @@ class Copies:
             if rank == root:
                 if lap >= BLOCKS:
                     board.reach_all(call, lap - BLOCKS + 2)
-                blocks[rank][board.claim(call, lap)][: part.size] = part
+                copy(blocks[rank][board.claim(call, lap)][: part.size], part)
                 board.publish(lap + 1)
             else:
                 board.reach(call, root, lap + 1)
-                part[:] = blocks[root][board.slot(lap)][: part.size]
+                copy(part, blocks[root][board.slot(lap)][: part.size])
                 if laps > 1:
                     board.publish(lap + 2)
         board.check_later(call)
@@ -107,8 +107,8 @@ class Copies:
         """See ``Communicator.all_gather``."""
         rank = self._rank
         own = outputs[rank]
-        if own is not input_ and (own.nbytes <= _SMALL or own.ctypes.data != input_.ctypes.data):
-            np.copyto(own, input_)
+        if own is not input_ and (own.nbytes <= _SMALL or address(own) != address(input_)):
+            copy(own, input_)
         parts = _Spread(outputs, [input_] * self._size)
         expects = [output.nbytes for output in outputs]
         self._exchange.run(call, parts, input_.dtype, input_.itemsize, expects, same=True)
@@ -116,7 +116,7 @@ class Copies:
     def all_to_all(self, call: Call, outputs: Sequence[Flat], inputs: Sequence[Flat]) -> None:
         """See ``Communicator.all_to_all``."""
         rank = self._rank
-        np.copyto(outputs[rank], inputs[rank])
+        copy(outputs[rank], inputs[rank])
         dtype = outputs[0].dtype
         expects = [part.nbytes for part in outputs]
         self._exchange.run(call, _Spread(outputs, inputs), dtype, dtype.itemsize, expects)
@@ -127,30 +127,41 @@ class Copies:
         per_lap = board.layout.block // input_.itemsize
         blocks = board.blocks(input_.dtype)
         board.begin(call)
+        places, laps = self._places, laps_of(input_.size, per_lap)
         if outputs is None:
             notes = board.notes(self._rank)
             board.words[notes] = input_.nbytes
-            for lap in range(laps_of(input_.size, per_lap)):
+            board.words[notes + 1] = where = places.locate(input_) if laps > 1 else 0
+            for lap in range(0 if where else laps):
                 if lap == 1:
                     board.meet_one(call, root)
                 if lap >= BLOCKS:
                     board.reach(call, root, lap - BLOCKS + 2)
                 part = input_[lap * per_lap : (lap + 1) * per_lap]
-                blocks[self._rank][board.claim(call, lap)][: part.size] = part
+                copy(blocks[self._rank][board.claim(call, lap)][: part.size], part)
                 board.publish(lap + 1)
+            if where:
+                board.publish(1)
+                board.reach(call, root, DONE)
         else:
             board.publish(1)
             board.meet(call)
+            staged: list[int] = []
             for peer in board.peers:
                 self._expect(call, peer, board.words[board.notes(peer)], outputs[peer].nbytes)
-            np.copyto(outputs[root], input_)
-            for lap in range(laps_of(max(output.size for output in outputs), per_lap)):
-                for peer in board.peers:
+                if not board.words[board.notes(peer) + 1]:
+                    staged.append(peer)
+            copy(outputs[root], input_)
+            for lap in range(laps_of(max((outputs[r].size for r in staged), default=0), per_lap)):
+                for peer in staged:
                     part = outputs[peer][lap * per_lap : (lap + 1) * per_lap]
                     if part.size:
                         board.reach(call, peer, lap + 1)
-                        part[:] = blocks[peer][board.slot(lap)][: part.size]
+                        copy(part, blocks[peer][board.slot(lap)][: part.size])
                 board.publish(lap + 2)
+            for peer in board.peers:
+                if where := board.words[board.notes(peer) + 1]:
+                    places.fetch(peer, where, outputs[peer])
         board.check_later(call)
         board.close()
 
@@ -164,9 +175,23 @@ class Copies:
         board.begin(call)
         if inputs is not None:
             notes = board.notes(root)
+            most = max(part.size for part in inputs)
+            laps = laps_of(most, per_lap)
+            wheres = [0] * size
+            if laps > 1:
+                wheres = [self._places.locate(part, most * output.itemsize) for part in inputs]
+            placed = all(wheres)
             for peer in range(size):
                 board.words[notes + peer] = inputs[peer].nbytes
-            for lap in range(laps_of(max(part.size for part in inputs), per_lap)):
+                board.words[notes + size + peer] = wheres[peer] if placed else 0
+            if placed:
+                board.publish(1)
+                copy(output, inputs[root])
+                board.meet(call)
+                board.reach_all(call, DONE)
+                board.close()
+                return
+            for lap in range(laps):
                 if lap == 1:
                     board.meet(call)
                 if lap >= BLOCKS:
@@ -177,19 +202,23 @@ class Copies:
                 block = blocks[root][board.claim(call, lap)]
                 for peer in board.peers:
                     part = inputs[peer][lap * per_lap : (lap + 1) * per_lap]
-                    block[peer * per_lap : peer * per_lap + part.size] = part
+                    copy(block[peer * per_lap : peer * per_lap + part.size], part)
                 board.publish(lap + 1)
-            np.copyto(output, inputs[root])
+            copy(output, inputs[root])
         else:
             rank = self._rank
             board.publish(1)
             board.meet_one(call, root)
-            self._expect(call, root, board.words[board.notes(root) + rank], output.nbytes)
-            for lap in range(laps_of(output.size, per_lap)):
+            notes = board.notes(root)
+            self._expect(call, root, board.words[notes + rank], output.nbytes)
+            where = board.words[notes + size + rank]
+            if where:
+                self._places.fetch(root, where, output)
+            for lap in range(0 if where else laps_of(output.size, per_lap)):
                 board.reach(call, root, lap + 1)
                 part = output[lap * per_lap : (lap + 1) * per_lap]
                 at = rank * per_lap
-                part[:] = blocks[root][board.slot(lap)][at : at + part.size]
+                copy(part, blocks[root][board.slot(lap)][at : at + part.size])
                 board.publish(lap + 2)
         board.check_later(call)
         board.close()

@@ -15,15 +15,21 @@ from transport.runtime import Membership
 from transport.shm.arena import Arena
 from transport.shm.board import Board
 from transport.shm.layout import LINE
+from transport.shm.places import Places
 
 _PLACED, _LAPS, _FIRST_LIST = 0, 1, 2
-"""Where a card's notes have: whether the parts are in symmetric memory, the number of laps, and
-then three lists by member: bytes sent, bytes expected, and places in symmetric memory.
+"""Where a card's notes have: whether the parts are read in place, the number of laps, and then
+three lists by member: bytes sent, bytes expected, and places.
 """
 
 
 class Parts(Protocol):
     """One member's side of an exchange."""
+
+    @property
+    def outputs(self) -> Sequence[Flat] | None:
+        """Where what comes from each member goes as it is; None: it goes to ``take``."""
+        ...
 
     def sources(self) -> Sequence[Flat]:
         """Return what this member has for each member."""
@@ -41,13 +47,16 @@ class Parts(Protocol):
 class Exchange:
     """All to all in laps, for sizes that may differ by sender and receiver.
 
-    Where all members' parts lie in symmetric memory, the receivers read them there.
+    Where all members' parts lie where others can read them, the receivers read them there.
     """
 
-    def __init__(self, board: Board, membership: Membership, arena: Arena, piece: int) -> None:
+    def __init__(
+        self, board: Board, membership: Membership, arena: Arena, places: Places, piece: int
+    ) -> None:
         self._board = board
         self._membership = membership
         self._arena = arena
+        self._places = places
         self._piece = piece
 
     def run(
@@ -67,7 +76,7 @@ class Exchange:
         all get the same, which is staged once (with this rank as ``peer``). ``placed``: false
         where a part must not be read before it is staged.
         """
-        board, arena = self._board, self._arena
+        board = self._board
         rank, size = board.rank, board.size
         sources = parts.sources()
         sends = [source.nbytes for source in sources]
@@ -90,8 +99,8 @@ class Exchange:
 
         board.begin(call)
         places = [0] * size
-        if placed and laps > 1 and not arena.empty:
-            places = [arena.locate(source) for source in (sources[:1] if same else sources)]
+        if placed and laps > 1:
+            places = self._locate(parts, sources[:1] if same else sources)
             places *= size // len(places)
         in_place = all(places)
         self._write_notes(in_place, laps, sends, expects, places)
@@ -103,7 +112,12 @@ class Exchange:
         laps = self._compare(call, laps, sends, expects)
         everywhere = [board.words[board.notes(peer) + _PLACED] for peer in range(size)]
         if all(everywhere):
-            self._read_in_place(call, parts, expected, staged)
+            if parts.outputs is None:
+                self._take_in_place(parts, expected, staged)
+            else:
+                self._copy_in_place(parts.outputs)
+            board.publish(2)
+            board.reach_all(call, 2)
             return
         first = 1
         if any(everywhere):
@@ -144,20 +158,34 @@ class Exchange:
             words[at + size + i] = expects[i]
             words[at + 2 * size + i] = places[i]
 
-    def _read_in_place(
-        self, call: Call, parts: Parts, expected: Sequence[int], dtype: np.dtype[np.generic]
+    def _locate(self, parts: Parts, sources: Sequence[Flat]) -> list[int]:
+        """Return the places of ``sources``, 0 for those that must be staged."""
+        if parts.outputs is None:
+            return [self._arena.locate(source) for source in sources]
+        nbytes = max(source.nbytes for source in sources)
+        return [self._places.locate(source, nbytes) for source in sources]
+
+    def _place(self, peer: int) -> int:
+        """Return where ``peer`` has what is for this member."""
+        board = self._board
+        at = board.notes(peer) + _FIRST_LIST + 2 * board.size + board.rank
+        return board.words[at]
+
+    def _copy_in_place(self, outputs: Sequence[Flat]) -> None:
+        rank, size = self._board.rank, self._board.size
+        for peer in (*range(rank + 1, size), *range(rank)):  # not all from one at a time
+            self._places.fetch(peer, self._place(peer), outputs[peer])
+
+    def _take_in_place(
+        self, parts: Parts, expected: Sequence[int], dtype: np.dtype[np.generic]
     ) -> None:
-        board, rank, size = self._board, self._board.rank, self._board.size
         views: list[Flat] = []
-        for peer in range(size):
-            where = board.words[board.notes(peer) + _FIRST_LIST + 2 * size + rank]
-            count = expected[peer] if peer != rank else 0
-            views.append(self._arena.view(peer, where, count, dtype))
+        for peer in range(self._board.size):
+            count = expected[peer] if peer != self._board.rank else 0
+            views.append(self._arena.view(peer, self._place(peer), count, dtype))
         step = max(1, self._piece // dtype.itemsize)
         for start in range(0, max(view.size for view in views), step):
             parts.take([view[start : start + step] for view in views], start)
-        board.publish(2)
-        board.reach_all(call, 2)
 
     def _compare(self, call: Call, laps: int, sends: Sequence[int], expects: Sequence[int]) -> int:
         """Return the group's number of laps; raise HeaderMismatchError where sizes disagree."""

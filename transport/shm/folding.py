@@ -8,6 +8,7 @@ import numpy as np
 
 from transport.flat import Scratch
 from transport.reduce_op import Flat, RedOpType, ReduceOp, reduction_dtype
+from transport.shm.copying import copy
 
 _TOTAL, _WIDENED, _LOADED = 0, 1, 2
 
@@ -35,8 +36,10 @@ class Folding:
     @staticmethod
     def stage(into: Flat, source: Flat, start: int, stop: int, op: ReduceOp) -> None:
         """Write elements ``start`` to ``stop`` of ``source``, ready to be folded, to ``into``."""
-        into[:] = source[start:stop]
-        if op.factor is not None:
+        if op.factor is None:
+            copy(into, source[start:stop])
+        else:
+            into[:] = source[start:stop]
             op.part(start, stop, source.size).prepare(into)
 
     def load(self, source: Flat, start: int, stop: int, op: ReduceOp) -> Flat:

@@ -86,14 +86,13 @@ class Fence:
     is always free.
     """
 
-    __slots__ = ("_acquire", "_release")
+    __slots__ = ("lock",)
 
     def __init__(self) -> None:
-        lock = threading.Lock()
-        self._acquire = lock.acquire
-        self._release = lock.release
+        self.lock = threading.Lock()
+        """For those who call it very often: ``with lock: pass`` is the fence."""
 
     def __call__(self) -> None:
         """Return when all earlier stores of this thread are visible."""
-        self._acquire()
-        self._release()
+        with self.lock:
+            pass

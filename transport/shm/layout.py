@@ -33,13 +33,15 @@ class Sizes:
     ``block`` is the most that a member stages at a time (0: chosen by the number of members);
     ``direct`` the most that every member reduces for itself from all others' blocks, instead of
     its share; ``ring`` what lies between a sender and a receiver of messages; ``piece`` how much is
-    worked on at a time so that it stays in a core's cache.
+    worked on at a time so that it stays in a core's cache; ``single`` from how much on others read
+    a private array themselves, where the kernel lets them.
     """
 
     block: int = 0
     direct: int = 16 << 10
     ring: int = 0
     piece: int = 256 << 10
+    single: int = 4 << 20
 
 
 DEFAULT_SIZES = Sizes()

@@ -15,11 +15,14 @@ import itertools
 import threading
 from collections.abc import Callable
 
+import numpy as np
+
 from transport.call import Call
 from transport.errors import CommunicatorTimeoutError, DistBackendError, PeerLostError
 from transport.mailbox import Mailbox, Receive
 from transport.reduce_op import Flat
 from transport.runtime import Membership
+from transport.shm.copying import address
 from transport.shm.directory import Directory
 from transport.shm.futex import Fence
 from transport.shm.layout import WORD, Sizes, lines, pages
@@ -27,6 +30,7 @@ from transport.shm.neighbourhood import Neighbourhood
 from transport.shm.patience import SLICE_SECONDS, Patience
 from transport.shm.ring import CONTROL_LINES, RingReader, RingWriter
 from transport.shm.segment import LINE, OwnedSegment, Segment
+from transport.shm.single_copy import PeerMemory
 
 _MOST_RINGS = 4 << 20
 _LOW_HALF = 2**32 - 1
@@ -85,7 +89,8 @@ class Outbox:
 class Messages(Mailbox):
     """The mailbox of one member, with the rings that lead to it and from it.
 
-    ``shared``: another transport delivers messages of other members here.
+    ``shared``: another transport delivers messages of other members here. ``memory``: how other
+    members' memory is read, once all have found out that they can.
     """
 
     def __init__(
@@ -103,11 +108,13 @@ class Messages(Mailbox):
         self.inbox = OwnedSegment(layout.nbytes, "inbox")
         self.inbox.words[_CAPACITY] = layout.capacity
         self.shared = False
+        self.memory: PeerMemory | None = None
         self._directory = directory
         self._neighbourhood = neighbourhood
         self._kick = kick
         self._patience = patience
         self._piece = sizes.piece
+        self._single = sizes.single
         self._rank, self._size = rank, size
         self._rings = {
             src: RingReader(self.inbox, *layout.ring(src), src, sizes.piece)
@@ -146,6 +153,9 @@ class Messages(Mailbox):
         piece = min(self._piece, ring.capacity // 2) // LINE * LINE
         if dst in self._gone or ring.broken:
             self._check_receiver(call, dst, outbox)
+        if self.memory is not None and size >= self._single:
+            self._offer(call, data, dst, outbox)
+            return
         self._await_room(call, dst, outbox, LINE + min(lines(size), piece))
         ring.head(call.packed, size)
         try:
@@ -160,6 +170,17 @@ class Messages(Mailbox):
             raise
         finally:
             outbox.publish()
+
+    def _offer(self, call: Call, data: memoryview, dst: int, outbox: Outbox) -> None:
+        """Say where a message is, and wait until the receiver has taken it from there."""
+        ring, size = outbox.ring, len(data)
+        self._await_room(call, dst, outbox, LINE)
+        ring.head(call.packed, size, address(np.frombuffer(data, np.uint8)))
+        try:
+            self._await_room(call, dst, outbox, ring.capacity)
+        except BaseException:
+            ring.give_up()
+            raise
 
     def _await_room(self, call: Call, dst: int, outbox: Outbox, nbytes: int) -> None:
         ring = outbox.ring
@@ -325,7 +346,7 @@ class Messages(Mailbox):
         """Move up to a piece from each ring; return whether anything was there."""
         moved = False
         for src, ring in self._rings.items():
-            if ring.pull(self):
+            if ring.pull(self, self.memory):
                 moved = True
                 self._fence()
                 if ring.sender_sleeps():

@@ -16,7 +16,8 @@ from transport.call import Call
 from transport.flat import laps_of, part_bounds
 from transport.reduce_op import Flat, RedOpType, ReduceOp, reduction_dtype
 from transport.shm.arena import Arena
-from transport.shm.board import Board
+from transport.shm.board import DONE, Board
+from transport.shm.copying import LONG, address, copy
 from transport.shm.exchange import Exchange
 from transport.shm.folding import Folding
 from transport.shm.layout import BLOCKS
@@ -36,48 +37,72 @@ class Reductions:
         self._folding = Folding(board.size, piece)
         self._rank = board.rank
         self._size = board.size
-        # The blocks by dtype number, for dtypes that are reduced as they are.
-        self._plain: dict[int, list[list[Flat]]] = {}
+        # The parts of blocks that the last small call used, by slot, and what it was.
+        self._ready: list[list[Flat]] = []
+        self._ready_for: tuple[int, int] = (-1, -1)
 
     def all_reduce(self, call: Call, buffer: Flat, op: ReduceOp) -> None:
         """See ``Communicator.all_reduce``."""
-        blocks = self._plain.get(buffer.dtype.num)
-        if blocks is not None and op.factor is None and buffer.nbytes <= self._direct:
-            self._all_reduce_at_once(call, buffer, op, blocks)
-            return
-        if reduction_dtype(buffer.dtype) == buffer.dtype:
-            self._plain[buffer.dtype.num] = self._board.blocks(buffer.dtype)
-            if self._size == 2 or buffer.nbytes <= self._direct:
-                self._all_reduce_direct(call, buffer, op)
-                return
-        self._all_reduce_shared(call, buffer, op)
+        if (buffer.dtype.num, buffer.size) == self._ready_for and op.factor is None:
+            self._all_reduce_at_once(call, buffer, op)
+        elif op.factor is not None or reduction_dtype(buffer.dtype) != buffer.dtype:
+            self._all_reduce_shared(call, buffer, op)
+        elif buffer.nbytes <= self._direct:
+            self._get_ready(buffer)
+            self._all_reduce_at_once(call, buffer, op)
+        elif self._size == 2:
+            self._all_reduce_direct(call, buffer, op)
+        else:
+            self._all_reduce_shared(call, buffer, op)
 
-    def _all_reduce_at_once(
-        self, call: Call, buffer: Flat, op: ReduceOp, blocks: list[list[Flat]]
-    ) -> None:
+    def _get_ready(self, buffer: Flat) -> None:
+        """Prepare for more calls like this one, whose ``buffer`` fits a block."""
+        blocks, count = self._board.blocks(buffer.dtype), buffer.size
+        self._ready = [
+            [blocks[r][slot][:count] for r in range(self._size)] for slot in range(BLOCKS)
+        ]
+        self._ready_for = (buffer.dtype.num, count)
+
+    def _all_reduce_at_once(self, call: Call, buffer: Flat, op: ReduceOp) -> None:
         """The direct way for what fits one block, with no more steps than needed."""
-        board, count = self._board, buffer.size
-        slot = board.begin(call)
-        blocks[self._rank][slot][:count] = buffer
+        board = self._board
+        parts = self._ready[board.begin(call)]
+        if buffer.nbytes < LONG:
+            parts[self._rank][:] = buffer
+        else:
+            copy(parts[self._rank], buffer)
         board.publish(1)
         board.meet(call)
-        combine = op.ufunc
-        combine(blocks[0][slot][:count], blocks[1][slot][:count], out=buffer)
-        for rank in range(2, self._size):
-            combine(buffer, blocks[rank][slot][:count], out=buffer)
+        self._combine(parts, buffer, op)
+
+    def _combine(self, parts: list[Flat], own: Flat, op: ReduceOp) -> None:
+        """Reduce all members' ``parts`` into ``own``, which is what this member's was staged from.
+
+        What is near this core is read from ``own`` where it is reduced first.
+        """
+        combine, rank = op.ufunc, self._rank
+        if rank == 0:
+            combine(own, parts[1], out=own)
+        elif rank == 1:
+            combine(parts[0], own, out=own)
+        else:
+            combine(parts[0], parts[1], out=own)
+        if self._size > 2:
+            for part in parts[2:]:
+                combine(own, part, out=own)
         if op.kind is RedOpType.AVG:
-            op.finish(buffer, self._size)
+            op.finish(own, self._size)
 
     def _all_reduce_direct(self, call: Call, buffer: Flat, op: ReduceOp) -> None:
-        board, folding = self._board, self._folding
-        blocks = board.blocks(folding.staged_dtype(buffer.dtype, op))
-        per_lap = blocks[0][0].size
+        board = self._board
+        blocks = board.blocks(buffer.dtype)
+        own = blocks[self._rank]
+        per_lap = own[0].size
         laps = laps_of(buffer.size, per_lap)
 
         def stage(lap: int, step: int) -> None:
-            start, stop = lap * per_lap, min((lap + 1) * per_lap, buffer.size)
-            into = blocks[self._rank][board.claim(call, lap)]
-            folding.stage(into[: stop - start], buffer, start, stop, op)
+            part = buffer[lap * per_lap : (lap + 1) * per_lap]
+            copy(own[board.claim(call, lap)][: part.size], part)
             board.publish(step)
 
         first = self._enter(call, buffer, op, stage)
@@ -88,10 +113,8 @@ class Reductions:
             if lap + 1 < laps:
                 stage(lap + 1, first + lap + 1)
             board.reach_all(call, first + lap)
-            start, stop = lap * per_lap, min((lap + 1) * per_lap, buffer.size)
-            slot = board.slot(lap)
-            parts = [blocks[rank][slot][: stop - start] for rank in range(self._size)]
-            folding.fold(parts, op, buffer[start:stop])
+            part, slot = buffer[lap * per_lap : (lap + 1) * per_lap], board.slot(lap)
+            self._combine([block[slot][: part.size] for block in blocks], part, op)
         if laps > 1:
             board.close()
 
@@ -132,7 +155,7 @@ class Reductions:
             board.publish(first + 2 * lap + 2)
             board.reach_all(call, first + 2 * lap + 2)
             for owner, (low, high) in enumerate(bounds):
-                buffer[begin + low : begin + high] = blocks[owner][slot][low:high]
+                copy(buffer[begin + low : begin + high], blocks[owner][slot][low:high])
         board.close()
 
     def _enter(
@@ -179,7 +202,7 @@ class Reductions:
             result = parts[rank]
             self._folding.fold(parts, op, result)
             for peer in board.peers:
-                parts[peer][:] = result
+                copy(parts[peer], result)
         board.publish(2)
         board.reach_all(call, 2)
 
@@ -193,29 +216,54 @@ class Reductions:
         if rank == root:
             board.publish(1)
             board.meet(call)
-        for lap in range(laps):
-            start, stop = lap * per_lap, min((lap + 1) * per_lap, buffer.size)
-            if rank == root:
-                board.reach_all(call, lap + 1)
-                slot = board.slot(lap)
-                parts = [blocks[r][slot][: stop - start] for r in range(self._size)]
-                own = folding.load(buffer, start, stop, op)
-                parts[rank] = own
-                folding.fold(parts, op, own if op.factor is None else buffer[start:stop])
-                if laps > 1:
-                    board.publish(lap + 2)
-            else:
+            self._reduce_at_root(call, buffer, op, blocks)
+        else:
+            # Scaled inputs would have to be written back to be read in place.
+            placed = laps > 1 and op.factor is None
+            where = self._arena.locate(buffer) if placed else 0
+            board.words[board.notes(rank)] = where
+            for lap in range(0 if where else laps):
                 if lap == 1:
                     board.meet_one(call, root)
                 if lap >= BLOCKS:
                     board.reach(call, root, lap - BLOCKS + 2)
+                start, stop = lap * per_lap, min((lap + 1) * per_lap, buffer.size)
                 into = blocks[rank][board.claim(call, lap)]
                 folding.stage(into[: stop - start], buffer, start, stop, op)
                 board.publish(lap + 1)
-        if rank != root:
+            if where:
+                board.publish(1)
+                board.reach(call, root, DONE)
             board.check_later(call)
         if laps > 1:
             board.close()
+
+    def _reduce_at_root(
+        self, call: Call, buffer: Flat, op: ReduceOp, blocks: list[list[Flat]]
+    ) -> None:
+        board, folding, rank = self._board, self._folding, self._rank
+        per_lap = blocks[0][0].size
+        laps = laps_of(buffer.size, per_lap)
+        views: dict[int, Flat] = {}
+        for peer in board.peers:
+            if where := board.words[board.notes(peer)]:
+                views[peer] = self._arena.view(peer, where, buffer.size, buffer.dtype)
+        for lap in range(laps):
+            start, stop = lap * per_lap, min((lap + 1) * per_lap, buffer.size)
+            slot = board.slot(lap)
+            own = folding.load(buffer, start, stop, op)
+            parts: list[Flat] = []
+            for peer in range(self._size):
+                if peer == rank:
+                    parts.append(own)
+                elif peer in views:
+                    parts.append(views[peer][start:stop])
+                else:
+                    board.reach(call, peer, lap + 1)
+                    parts.append(blocks[peer][slot][: stop - start])
+            folding.fold(parts, op, own if op.factor is None else buffer[start:stop])
+            if laps > 1:
+                board.publish(lap + 2)
 
     def reduce_scatter(
         self, call: Call, output: Flat, inputs: Sequence[Flat], op: ReduceOp
@@ -241,7 +289,8 @@ class _Scattered:
         self._inputs = inputs
         self._op = op
         # Folding must know whether it writes over a part that it still needs.
-        self._in_place = op.factor is None and inputs[rank].ctypes.data == output.ctypes.data
+        self.outputs = None
+        self._in_place = op.factor is None and address(inputs[rank]) == address(output)
 
     def sources(self) -> Sequence[Flat]:
         return self._inputs

@@ -1,21 +1,26 @@
 """A ring buffer between one sender and one receiver of messages, in the receiver's memory.
 
 Two counters of bytes that only rise: how many the sender has written, how many the receiver has
-taken. A message is a line with ``Call.packed`` and its size, then its bytes, rounded up to lines;
-one that is larger than the ring flows through it.
+taken. A message is a line with ``Call.packed``, its size and 0, then its bytes, rounded up to
+lines; one that is larger than the ring flows through it. Or the line has, instead of the 0, where
+the bytes are in the sender's memory, who waits until the receiver has taken them from there.
 """
 
 from __future__ import annotations
 
 import struct
 
+import numpy as np
+
 from transport.call import HEADER_BYTES, CallHeader
 from transport.errors import CommunicatorAbortedError, PeerLostError
 from transport.mailbox import Incoming, Mailbox
+from transport.shm.copying import copy_bytes
 from transport.shm.layout import WORD, lines
 from transport.shm.segment import LINE, Segment
+from transport.shm.single_copy import PeerMemory
 
-_SIZE = struct.Struct("<Q")
+_SIZE_AND_ADDRESS = struct.Struct("<QQ")
 CONTROL_LINES = 2
 _BROKEN, _SENDER_SLEEPS = 1, 2  # words of the sender's line, after its counter
 
@@ -40,17 +45,17 @@ class Ring:
         """Write ``data`` (at most ``capacity`` bytes) at a position of the stream."""
         at = position % self.capacity
         first = min(len(data), self.capacity - at)
-        self._data[at : at + first] = data[:first]
+        copy_bytes(self._data[at : at + first], data[:first])
         if first < len(data):
-            self._data[: len(data) - first] = data[first:]
+            copy_bytes(self._data[: len(data) - first], data[first:])
 
     def copy_out(self, position: int, into: memoryview) -> None:
         """Read bytes at a position of the stream."""
         at = position % self.capacity
         first = min(len(into), self.capacity - at)
-        into[:first] = self._data[at : at + first]
+        copy_bytes(into[:first], self._data[at : at + first])
         if first < len(into):
-            into[first:] = self._data[: len(into) - first]
+            copy_bytes(into[first:], self._data[: len(into) - first])
 
 
 class RingWriter(Ring):
@@ -60,9 +65,10 @@ class RingWriter(Ring):
         super().__init__(segment, control, start, capacity)
         self.position = self.words[self.written]
 
-    def head(self, packed: bytes, nbytes: int) -> None:
+    def head(self, packed: bytes, nbytes: int, address: int = 0) -> None:
         """Write the line that announces a message. Room for it must be there."""
-        self.copy_in(self.position, memoryview(packed + _SIZE.pack(nbytes)))
+        line = packed + _SIZE_AND_ADDRESS.pack(nbytes, address)
+        self.copy_in(self.position, memoryview(line))
         self.position += LINE
 
     def body(self, piece: memoryview) -> None:
@@ -99,6 +105,7 @@ class RingReader(Ring):
         self._piece = max(LINE, piece)
         self._incoming: Incoming | None = None
         self._filled = 0
+        self._address = 0
         self._closed = False
         self.stalled = False
 
@@ -114,16 +121,18 @@ class RingReader(Ring):
         """Whether the sender wants to be woken. To be asked behind a fence."""
         return bool(self.words[self.written + _SENDER_SLEEPS])
 
-    def pull(self, mailbox: Mailbox) -> bool:
+    def pull(self, mailbox: Mailbox, memory: PeerMemory | None) -> bool:
         """Move what is there, at most one piece of a message, and make room; return whether
         anything was moved. Nothing is while the mailbox has no room for the next message.
+
+        ``memory`` reads what is still the sender's; None: not known yet.
         """
         available = self.words[self.written] - self.position
         if available == 0 or self._closed:
             return False
         if self._incoming is None:
             try:
-                self._begin(mailbox)
+                self._begin(mailbox, memory)
             except CommunicatorAbortedError:
                 self._closed = True  # nobody will receive from this member any more
         incoming = self._incoming
@@ -132,14 +141,37 @@ class RingReader(Ring):
             return False
         available = self.words[self.written] - self.position
         left = incoming.buffer.nbytes - self._filled
+        if self._address and memory is not None:
+            return self._fetch(incoming, memory)
         count = min(left, available, self._piece)
         self.copy_out(self.position, incoming.buffer[self._filled : self._filled + count])
-        self._filled += count
         self.position += lines(count)
+        self._filled += count
         self.words[self.taken] = self.position
         if count == left:
             self._incoming = None
             incoming.complete()
+        return True
+
+    def _fetch(self, incoming: Incoming, memory: PeerMemory) -> bool:
+        """Take the bytes of a message from its sender's memory, and let the sender go on.
+
+        Returns False where the sender gave up; then the message is left for ``end``.
+        """
+        error: PeerLostError | None = None
+        try:
+            memory.read(self.src, self._address, np.frombuffer(incoming.buffer, np.uint8))
+        except PeerLostError as lost:
+            error = lost
+        self.words[self.taken] = self.position
+        # The sender says that it gives up before it uses that memory for anything else.
+        if self.broken:
+            return False
+        self._incoming = None
+        if error is None:
+            incoming.complete()
+        else:
+            incoming.fail(error)
         return True
 
     def end(self, error: PeerLostError) -> bool:
@@ -153,10 +185,12 @@ class RingReader(Ring):
             self._incoming = None
         return True
 
-    def _begin(self, mailbox: Mailbox) -> None:
-        head = bytearray(HEADER_BYTES + _SIZE.size)
+    def _begin(self, mailbox: Mailbox, memory: PeerMemory | None) -> None:
+        head = bytearray(HEADER_BYTES + _SIZE_AND_ADDRESS.size)
         self.copy_out(self.position, memoryview(head))
-        (nbytes,) = _SIZE.unpack_from(head, HEADER_BYTES)
+        nbytes, self._address = _SIZE_AND_ADDRESS.unpack_from(head, HEADER_BYTES)
+        if self._address and memory is None:
+            return
         incoming = mailbox.try_begin(self.src, CallHeader.unpack(head), nbytes)
         if incoming is not None:
             self.position += LINE

@@ -1,0 +1,46 @@
+"""Where a member's data lies that others read there, without its being staged."""
+
+from __future__ import annotations
+
+from transport.reduce_op import Flat
+from transport.shm.arena import Arena
+from transport.shm.copying import address, copy
+from transport.shm.single_copy import PeerMemory
+
+_PRIVATE = 1 << 63
+
+
+class Places:
+    """Finds and reads such data: in symmetric memory, or in large private arrays.
+
+    The latter where ``memory`` is set, to what reads it, and from ``least`` bytes on. A place is a
+    number that means the same to all members; 0 is none.
+    """
+
+    def __init__(self, arena: Arena, least: int) -> None:
+        self.memory: PeerMemory | None = None
+        self._arena = arena
+        self._least = least
+
+    def possible(self, nbytes: int) -> bool:
+        """Whether ``locate`` may find a place for so many bytes; equal on all members."""
+        return not self._arena.empty or self._reads(nbytes)
+
+    def locate(self, buffer: Flat, nbytes: int | None = None) -> int:
+        """Return the place of ``buffer``, which is part of a transfer of ``nbytes`` (None: all)."""
+        where = self._arena.locate(buffer)
+        if not where and self._reads(buffer.nbytes if nbytes is None else nbytes):
+            where = _PRIVATE + address(buffer)
+        return where
+
+    def fetch(self, peer: int, where: int, into: Flat) -> None:
+        """Copy what member ``peer`` has at ``where`` into ``into``."""
+        if not into.size:
+            return
+        if where < _PRIVATE:
+            copy(into, self._arena.view(peer, where, into.size, into.dtype))
+        elif self.memory is not None:
+            self.memory.read(peer, where - _PRIVATE, into)
+
+    def _reads(self, nbytes: int) -> bool:
+        return self.memory is not None and nbytes >= self._least

@@ -1,0 +1,110 @@
+"""Reading other members' private memory: one copy instead of two, where the kernel allows it.
+
+``process_vm_readv`` copies from another process's memory into this one's. The kernel asks that both
+belong to one user and that no security module objects (Yama's ``ptrace_scope``, a container's
+seccomp filter). Nobody ever writes into another's memory: a member that leaves a call early, by an
+error, may use its array again at once, and the others, which then read nonsense, fail with it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import secrets
+
+import numpy as np
+
+from transport.call import Call
+from transport.errors import PeerLostError
+from transport.reduce_op import Flat
+from transport.runtime import Membership
+from transport.shm.board import Board
+from transport.shm.copying import address
+
+_PID, _ADDRESS, _NONCE = 0, 1, 2
+_NONCE_WORDS = 4
+_NONCE_BITS = 63
+
+
+class _Piece(ctypes.Structure):
+    _fields_ = (("address", ctypes.c_void_p), ("nbytes", ctypes.c_size_t))
+
+
+class PeerMemory:
+    """Reads the private memory of the members whose processes are ``pids``. Any thread."""
+
+    def __init__(self, membership: Membership, pids: dict[int, int]) -> None:
+        self._membership = membership
+        self._pids = pids
+        libc = ctypes.CDLL(None, use_errno=True)
+        self._readv = libc.process_vm_readv
+        self._readv.restype = ctypes.c_ssize_t
+        piece, count = ctypes.POINTER(_Piece), ctypes.c_ulong
+        self._readv.argtypes = (ctypes.c_int, piece, count, piece, count, count)
+
+    def read(self, peer: int, where: int, into: Flat) -> None:
+        """Copy what member ``peer`` has at address ``where`` into ``into``.
+
+        The peer must keep it there until it is told that this is done. Raises ``PeerLostError``
+        when the process or the memory is not there any more.
+        """
+        start, nbytes, done = address(into), into.nbytes, 0
+        while done < nbytes:
+            here = _Piece(start + done, nbytes - done)
+            there = _Piece(where + done, nbytes - done)
+            count = self._readv(self._pids[peer], here, 1, there, 1, 0)
+            if count <= 0:
+                why = os.strerror(ctypes.get_errno())
+                name = self._membership.describe(peer)
+                raise PeerLostError(f"the memory of {name} cannot be read: {why}", peer)
+            done += count
+
+
+def is_possible() -> bool:
+    """Whether this process may try: the C library knows the call."""
+    return hasattr(ctypes.CDLL(None), "process_vm_readv")
+
+
+def _own_pid() -> int:
+    return os.getpid()
+
+
+def agree(board: Board, membership: Membership, call: Call) -> PeerMemory | None:
+    """Find out, before the first call, whether all members can read each other's memory.
+
+    Each shows where it has a random number; who reads that number there has the right process.
+    Returns None, on all members, where one of them cannot. Raises what ``Board.meet`` raises.
+    """
+    nonce = np.array([secrets.randbits(_NONCE_BITS) for _ in range(_NONCE_WORDS)], np.uint64)
+    words = board.words
+    board.begin(call)
+    mine = board.notes(board.rank)
+    possible = is_possible()
+    words[mine + _PID] = _own_pid() if possible else 0
+    words[mine + _ADDRESS] = address(nonce)
+    for i in range(_NONCE_WORDS):
+        words[mine + _NONCE + i] = int(nonce[i])
+    board.publish(1)
+    board.meet(call)
+    memory = None
+    if possible:
+        notes = {peer: board.notes(peer) for peer in board.peers}
+        memory = PeerMemory(membership, {peer: words[at + _PID] for peer, at in notes.items()})
+        for peer, at in notes.items():
+            if not _proves_right(memory, peer, words[at : at + _NONCE + _NONCE_WORDS].tolist()):
+                memory = None
+                break
+    board.begin(call)
+    words[board.notes(board.rank)] = memory is not None
+    board.publish(1)
+    board.meet(call)
+    return memory if all(words[board.notes(rank)] for rank in range(board.size)) else None
+
+
+def _proves_right(memory: PeerMemory, peer: int, notes: list[int]) -> bool:
+    found = np.empty(_NONCE_WORDS, np.uint64)
+    try:
+        memory.read(peer, notes[_ADDRESS], found)
+    except PeerLostError:
+        return False
+    return notes[_PID] > 0 and found.tolist() == notes[_NONCE:]
