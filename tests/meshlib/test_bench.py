@@ -373,6 +373,19 @@ def test_a_worker_that_fails_is_reported_with_what_it_printed() -> None:
 
 
 @pytest.mark.processes
+def test_a_worker_that_is_stuck_ends_some_time_after_its_driver() -> None:
+    program = (
+        "import threading; from meshlib.bench import worker; worker._LEAVE_SECONDS = 0.01;"
+        "threading.Thread(target=worker._end_with_driver, daemon=True).start();"
+        "threading.Event().wait(30)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait(20) == 1
+
+
+@pytest.mark.processes
 def test_a_worker_that_is_stuck_is_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(job_module, "_MEASURE_SECONDS", 0.2)
     job = Job("meshlib", sys.executable, 2, tmp_path)
