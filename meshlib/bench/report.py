@@ -26,16 +26,21 @@ def references(libraries: Iterable[str]) -> list[str]:
     return [*peers, BEST_MPI] if all(mpi in peers for mpi in MPI) else peers
 
 
-def ratio(results: Sequence[Result], library: str, reference: str) -> float | None:
-    """Return ``library``'s median over ``reference``'s; None where one was not measured."""
-    medians = {result.library: result.median for result in results}
-    if reference == BEST_MPI:
-        found = [medians[mpi] for mpi in MPI if mpi in medians]
-        other = min(found) if found else None
-    else:
-        other = medians.get(reference)
+def ratio(
+    results: Sequence[Result], library: str, reference: str, *, after_last: bool = False
+) -> float | None:
+    """Return ``library``'s median over ``reference``'s; None where one was not measured.
+
+    With ``after_last`` it is that of the times from the last rank's entry on.
+    """
+    medians = {
+        result.library: result.median_after_last if after_last else result.median
+        for result in results
+    }
+    names = MPI if reference == BEST_MPI else (reference,)
+    others = [median for name in names if (median := medians.get(name)) is not None]
     own = medians.get(library)
-    return None if own is None or other is None else own / other
+    return None if own is None or not others else own / min(others)
 
 
 def header(libraries: Sequence[str]) -> str:

@@ -104,8 +104,8 @@ def plan_cells(aims: Sequence[Aim], ranks: Sequence[int], installed: Sequence[st
 def table(aims: Sequence[Aim], ranks: Sequence[int], results: Sequence[Result]) -> str:
     """Return a Markdown table: a line for each cell of each aim."""
     lines = [
-        "| row | what | ranks | size | ours µs | against | µs | ratio | aim | |",
-        "|---:|---|---:|---:|---:|---|---:|---:|---:|---|",
+        "| row | what | ranks | size | ours µs | against | µs | ratio | aim | | after last |",
+        "|---:|---|---:|---:|---:|---|---:|---:|---:|---|---:|",
     ]
     lines += [
         _line(aim, count, case, nbytes, results)
@@ -127,11 +127,13 @@ def _line(aim: Aim, ranks: int, case: str, nbytes: int, results: Sequence[Result
     reached, other, against = _reached(aim, cell, copy_bandwidth(results, ranks))
     sign = "≥" if aim.reference == MEMORY else "≤"
     if reached is None or aim.library not in medians:
-        return f"{start} – | {against} | – | – | {sign} {aim.bound:g} | not measured |"
+        return f"{start} – | {against} | – | – | {sign} {aim.bound:g} | not measured | – |"
+    after = ratio(cell, aim.library, aim.reference, after_last=True)
     met = reached >= aim.bound if aim.reference == MEMORY else reached <= aim.bound
     return (
         f"{start} {1e6 * medians[aim.library]:,.1f} | {against} | {other} | {reached:.2f} |"
         f" {sign} {aim.bound:g} | {'reached' if met else '**not reached**'} |"
+        f" {'–' if after is None else f'{after:.2f}'} |"
     )
 
 

@@ -278,7 +278,7 @@ def test_aims_are_measured_once_and_judged_by_their_ratios() -> None:
     assert set(large[1].libraries) == set(libraries)
 
     def result(case: str, nbytes: int, library: str, seconds: float) -> Result:
-        return Result(case, nbytes, 2, library, "", [[seconds]])
+        return Result(case, nbytes, 2, library, "", [[seconds]], [[seconds / len(library)]])
 
     results = [
         result("copy", 64 << 20, "meshlib", 0.020),
@@ -291,12 +291,12 @@ def test_aims_are_measured_once_and_judged_by_their_ratios() -> None:
         result("all_reduce", 64 << 10, "mpich", 9.0),
     ]
     lines = table(aims, [2], results).splitlines()
-    assert (
-        "| 1 | all_reduce, private | 2 | 64 KiB | 10.0 | openmpi | 10.0 | 1.00 | ≤ 1 | reached |"
-        in lines
+    start = "| 1 | all_reduce, private | 2 | 64 KiB |"
+    assert f"{start} 10.0 | openmpi | 10.0 | 1.00 | ≤ 1 | reached | 1.00 |" in lines
+    assert lines[-2].endswith(
+        "| 16,000.0 | mpich | 20,000.0 | 0.80 | ≤ 0.75 | **not reached** | 0.57 |"
     )
-    assert lines[-2].endswith("| 16,000.0 | mpich | 20,000.0 | 0.80 | ≤ 0.75 | **not reached** |")
-    assert lines[-1].endswith("| copying | 13.4 GB/s | 0.50 | ≥ 0.7 | **not reached** |")
+    assert lines[-1].endswith("| copying | 13.4 GB/s | 0.50 | ≥ 0.7 | **not reached** | – |")
     assert sum("not measured" in line for line in lines) == 3  # 1, 4 and 16 MiB
 
 
