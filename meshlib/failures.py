@@ -79,6 +79,11 @@ NEWS_SECONDS = 0.4
 # What the others grant the reporter, beyond which they raise what they saw themselves.
 REPORT_SECONDS = 3.0
 CALLS_IN_STATEMENT = 3
+# How far back a statement goes from the call that was asked about: an earlier one may differ.
+CALLS_BEFORE = 16
+# A rank that has not come to the call gets this long, so that the table has its call too.
+ARRIVAL_SECONDS = 0.25
+_ARRIVAL_PAUSE = 0.02
 STACK_LINES = 12
 _STDLIB = sysconfig.get_path("stdlib")
 
@@ -150,7 +155,12 @@ def statement(
     mine = [r for r in records if r.group == group]
     recent = mine[-CALLS_IN_STATEMENT:]
     # Behind many asynchronous calls, the one that was asked about is not among the last.
-    recent = [r for r in mine if r.header.sequence == asked and r not in recent] + recent
+    recent = [
+        r
+        for r in mine
+        if r in recent
+        or (r.peer == COLLECTIVE and asked - CALLS_BEFORE <= r.header.sequence <= asked)
+    ]
     return {
         "rank": rank,
         "pid": os.getpid(),
@@ -232,6 +242,7 @@ class Reporter:
         lost: int | None = None
         if isinstance(error, HeaderMismatchError):
             kind = CollectiveMismatchError
+            self._await_arrivals(record.header.sequence, statements)
             message = mismatch_message(group, record, error, statements)
         elif isinstance(error, CommunicatorTimeoutError):
             kind = CollectiveTimeoutError
@@ -255,6 +266,15 @@ class Reporter:
             "lost": lost,
             "from": group.global_rank,
         }
+
+    def _await_arrivals(self, sequence: int, statements: dict[int, dict[str, Any]]) -> None:
+        """Ask again, for a moment, until all members that answer have come to the collective."""
+        deadline = Deadline.after(ARRIVAL_SECONDS)
+        while not deadline.expired and not self._group.await_failure(0):
+            if all(_has_come(said, sequence) for said in statements.values()):
+                return
+            time.sleep(_ARRIVAL_PAUSE)
+            statements.update(self._ask(secrets.token_hex(8), sequence, None))
 
     def _ask(self, ticket: str, sequence: int, doubtful: int | None) -> dict[int, dict[str, Any]]:
         """Return the statements of the members that answer in time, by global rank.
@@ -295,21 +315,28 @@ def mismatch_message(
     statements: Mapping[int, Mapping[str, Any]],
 ) -> str:
     """Return the table of what each member called."""
-    sequence = record.header.sequence
+    sequence = _first_difference(statements.values(), record.header.sequence)
+    received = error.received
+    noticed = f"noticed by rank {group.global_rank}: {error}"
+    if isinstance(received, CallHeader) and received.what == record.header.what != received:
+        noticed = (
+            f"noticed by rank {group.global_rank} in {record.header}: the members had made"
+            " different calls before it"
+        )
     rows: list[tuple[str, str, str]] = []
     for rank in group.ranks:
         said = statements.get(rank)
         call = _call_at(said, sequence) if said else None
         if call is not None:
             rows.append((str(rank), call["call"], call["site"]))
-        elif rank == group.ranks[error.peer] and isinstance(error.received, CallHeader):
-            rows.append((str(rank), str(error.received), "(from its message)"))
+        elif rank == group.ranks[error.peer] and isinstance(received, CallHeader):
+            rows.append((str(rank), str(received), "(from its message)"))
         else:
             rows.append((str(rank), "no such call yet" if said else "no answer", ""))
     return (
         f"the members of {group} made different calls (#{sequence} of this group)\n"
         f"{table(('rank', 'call', 'where'), rows)}\n"
-        f"noticed by rank {group.global_rank}: {error}"
+        f"{noticed}"
     )
 
 
@@ -358,6 +385,15 @@ def lost_message(
             f"{said['host']}): it has left {group}"
         )
     return f"{what}; rank {group.global_rank} noticed in {record.header} on {group}, {record.site}"
+
+
+def _first_difference(statements: Iterable[Mapping[str, Any]], sequence: int) -> int:
+    """Return the number of the first collective up to ``sequence`` that differs between ranks."""
+    for number in range(max(1, sequence - CALLS_BEFORE), sequence):
+        calls = [call for said in statements if (call := _call_at(said, number)) is not None]
+        if len({CallHeader(*call["header"]).what for call in calls}) > 1:
+            return number
+    return sequence
 
 
 def _has_come(said: Mapping[str, Any] | None, sequence: int) -> bool:

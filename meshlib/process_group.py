@@ -20,7 +20,7 @@ from meshlib.failures import Reporter, abort_event, publish
 from meshlib.lane import Lane
 from meshlib.recorder import COLLECTIVE, FlightRecorder, Record
 from meshlib.work import Work
-from transport.call import NO_ROOT, Call, CallHeader, Kind, pack_header
+from transport.call import NO_ROOT, Call, CallHeader, Kind, history_after, pack_header
 from transport.communicator import Communicator
 from transport.deadline import Deadline, to_seconds
 from transport.errors import (
@@ -95,6 +95,7 @@ class ProcessGroup(Collectives):
         self._peer_lanes: dict[tuple[Kind, int, int], Lane] = {}
         self._sequence = 0
         self._peer_sequence = 0
+        self._history = 0
         self._failure: DistError | None = None
         self._failed = threading.Event()
         self._absent: tuple[int, ...] = ()
@@ -246,10 +247,14 @@ class ProcessGroup(Collectives):
             if peer == COLLECTIVE:
                 lane = self._collectives
                 self._sequence = sequence = self._sequence + 1
+                history = self._history
             else:
                 lane = self._peer_lane(kind, peer, extra)
                 self._peer_sequence = sequence = self._peer_sequence + 1
-            packed = pack_header(sequence, elements, root, kind, dtype, op, 0, 0, extra)
+                history = 0
+            packed = pack_header(sequence, elements, root, kind, dtype, op, 0, history, extra)
+            if peer == COLLECTIVE:
+                self._history = history_after(packed)
             record = self.world.recorder.open(self.id, packed, nbytes, peer, not async_op, seconds)
             if self.world.log.detailed:
                 run = self._logged(run, record)
@@ -263,7 +268,8 @@ class ProcessGroup(Collectives):
         finally:
             lane.leave()
         if record.completion is not None:
-            record.completion.join()
+            completion, record.completion = record.completion, None  # the record outlives it
+            completion.join()
         return result
 
     def _peer_lane(self, kind: Kind, peer: int, tag: int) -> Lane:
@@ -281,7 +287,9 @@ class ProcessGroup(Collectives):
         def task() -> None:
             try:
                 record.start()
-                work.finish(self._run(run, record, device), record.completion)
+                result = self._run(run, record, device)
+                completion, record.completion = record.completion, None
+                work.finish(result, completion)
             except BaseException as error:  # noqa: BLE001 (it belongs to whoever waits)
                 work.fail(error)
 

@@ -28,6 +28,8 @@ from transport.store.base import Store
 
 TICK_SECONDS = 0.15
 STALLED_SECONDS = 0.3
+# How many of its last calls a rank posts: where ranks went different ways may lie some calls back.
+CALLS_POSTED = 8
 # What the rest gets to say where it stands, once a tangle is sure.
 REST_SECONDS = 0.2
 # Beyond this many ranks nobody looks any further; deadlines still name who is missing.
@@ -40,7 +42,8 @@ class Standing:
 
     ``group`` and ``sequence`` tell the collective that it is in, ``ranks`` that group's members,
     ``reached`` the number of its last call in each of its groups, ``beat`` how often it has
-    confirmed this.
+    confirmed this. ``calls`` are its last collectives in the group, up to this one, each as
+    (sequence, header without history, call, site).
     """
 
     rank: int
@@ -52,6 +55,7 @@ class Standing:
     call: str
     site: str
     beat: int = 0
+    calls: Sequence[tuple[int, Sequence[int], str, str]] = ()
 
     def pack(self) -> str:
         """Return the standing as JSON."""
@@ -67,9 +71,22 @@ class Standing:
         return other.rank in self.ranks and other.reached.get(self.group, 0) < self.sequence
 
     def contradicts(self, other: Standing) -> bool:
-        """Whether both are in one call of one group and it is not the same call."""
-        same = (self.group, self.sequence) == (other.group, other.sequence)
-        return same and list(self.header) != list(other.header)
+        """Whether both have come to a call of one group and it is not the same call."""
+        return self.first_difference(other) is not None
+
+    def first_difference(self, other: Standing) -> int | None:
+        """Return the number of the first call that both have made in one group differently."""
+        if self.group != other.group:
+            return None
+        theirs = {sequence: list(header) for sequence, header, *_ in other.history()}
+        for sequence, header, *_ in self.history():
+            if list(header) != theirs.get(sequence, list(header)):
+                return sequence
+        return None
+
+    def history(self) -> Sequence[tuple[int, Sequence[int], str, str]]:
+        """Return the last calls, in order, this one at the end."""
+        return self.calls or [(self.sequence, self.header, self.call, self.site)]
 
 
 def find_tangle(standings: Mapping[int, Standing]) -> list[int] | None:
@@ -188,6 +205,12 @@ class StallDetector:
             call=f"{record.header} on {group}",
             site=record.site,
             beat=beat,
+            calls=[
+                (r.header.sequence, list(r.header.what), f"{r.header} on {group}", r.site)
+                for r in self._recorder.records(record.group)
+                if r.peer == COLLECTIVE
+                and 0 <= record.header.sequence - r.header.sequence < CALLS_POSTED
+            ],
         )
         self._store.set(_key(self._rank), standing.pack())
         self._posted = standing
@@ -248,11 +271,17 @@ def tangle_message(tangle: Mapping[int, Standing], beside: Mapping[int, Standing
     (None: nobody knows).
     """
     rows: list[tuple[Any, ...]] = []
-    for rank, one in sorted({**beside, **tangle}.items()):
+    everybody = {**beside, **tangle}
+    known = [one for one in everybody.values() if one is not None]
+    differences = [one.first_difference(other) for one in tangle.values() for other in known]
+    first = min((number for number in differences if number is not None), default=0)
+    for rank, one in sorted(everybody.items()):
         if one is None:
             rows.append((str(rank), "in no call for as long (it computes, or has left)", ""))
         else:
-            rows.append((str(rank), one.call, one.site))
+            here = one.call, one.site
+            calls = (tuple(rest) for number, _, *rest in one.history() if number == first)
+            rows.append((str(rank), *next(calls, here)))
     return (
         f"ranks {sorted(tangle)} wait for each other in different calls: none of them can go on\n"
         + table(("rank", "call", "where"), rows)

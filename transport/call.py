@@ -11,6 +11,7 @@ import enum
 import functools
 import struct
 from typing import TYPE_CHECKING, NamedTuple
+from zlib import crc32
 
 import numpy as np
 
@@ -24,6 +25,11 @@ HEADER_BYTES = _LAYOUT.size
 NO_ROOT = -1
 pack_header = _LAYOUT.pack
 """``pack_header(*header)`` is ``CallHeader(*header).pack()``, for those who make no header."""
+
+
+def history_after(packed: bytes) -> int:
+    """Return the ``history`` of the collective after the one whose header is ``packed``."""
+    return crc32(packed) & 0xFFFF
 
 
 class Kind(enum.IntEnum):
@@ -50,6 +56,8 @@ class CallHeader(NamedTuple):
     ``elements`` is the number of elements where all members must agree on one (0 where sizes may
     differ by rank), ``root`` a group rank or ``NO_ROOT``, ``dtype`` a code of ``dtype_code``,
     ``op`` a ``ReduceOp`` code (0: none), ``extra`` whatever else must agree (a hash; 0: nothing).
+    ``history`` is a hash of the collectives before it (see ``history_after``): where members made
+    different ones and exchanged no frame in them, the next frame that they do exchange tells.
     """
 
     sequence: int
@@ -59,8 +67,13 @@ class CallHeader(NamedTuple):
     dtype: int
     op: int
     flags: int = 0
-    reserved: int = 0
+    history: int = 0
     extra: int = 0
+
+    @property
+    def what(self) -> CallHeader:
+        """The header without what came before."""
+        return self._replace(history=0)
 
     def pack(self) -> bytes:
         """Return the header as the ``HEADER_BYTES`` bytes that travel."""

@@ -64,6 +64,33 @@ def test_a_mismatch_raises_on_every_rank_with_the_table(case, size):
     assert "test_failures.py" in text
 
 
+@pytest.mark.parametrize("backend", ["inproc", "shm"])
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        # Each rank's own part ends well, and no frame of one call reaches who is in the other.
+        (lambda g: g.reduce(np.ones(4), 1), lambda g: g.broadcast(np.ones(4), 1)),
+        # Rank 1 waits for rank 2 in the first call, while the others wait for it in the next.
+        (lambda g: g.reduce(np.ones(4), 0), lambda g: g.reduce(np.ones(4), 1)),
+    ],
+)
+def test_a_mismatch_that_no_frame_shows_is_found_behind_it(wrong, right, backend):
+    def program():
+        group = dist.group.WORLD
+        group.barrier()
+        (wrong if dist.get_rank() == 2 else right)(group)
+        group.barrier()
+
+    errors = failures(program, 3, backend=backend)
+    assert {type(error) for error in errors} == {dist.CollectiveMismatchError}
+    rows = [line.split() for line in str(errors[0]).splitlines()]
+    calls = {
+        row[0]: " ".join(row[1:4]) for row in rows if row[:1] != ["rank"] and "call" in row[1:2]
+    }
+    assert calls.keys() == {"0", "1", "2"}
+    assert all(call.startswith("call #2 ") for call in calls.values())
+
+
 def test_a_broken_group_says_so_and_others_go_on():
     def program():
         other = dist.new_group()
