@@ -7,11 +7,12 @@ for what holds for all.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
 from meshlib import arrays
+from meshlib.adapted import Adapted
 from meshlib.arguments import (
     adapt_sources,
     adapt_targets,
@@ -25,7 +26,7 @@ from meshlib.arguments import (
     split_evenly,
 )
 from meshlib.point_to_point import PointToPoint
-from transport.call import Call, Kind
+from transport.call import NO_ROOT, Call, Kind
 from transport.communicator import Communicator
 from transport.reduce_op import ReduceOp
 
@@ -34,6 +35,39 @@ Timeout = float | timedelta | None
 
 class ArrayCollectives(PointToPoint):
     """The collectives on arrays of one group of ranks."""
+
+    def _issue(
+        self,
+        kind: Kind,
+        run: Callable[[Communicator, Call], Any],
+        like: Adapted,
+        dtype: int,
+        async_op: bool,
+        timeout: Timeout,
+        *,
+        elements: int = 0,
+        op: int = 0,
+        root: int = NO_ROOT,
+        extra: int = 0,
+        nbytes: int | None = None,
+    ) -> Any:
+        """Make a call on arrays that are ``like`` one of them; see ``ProcessGroup.issue``.
+
+        ``dtype`` is its code; ``nbytes`` is what ``elements`` take, unless given.
+        """
+        return self.process_group.issue(
+            kind,
+            run,
+            device=like.device,
+            elements=elements,
+            dtype=dtype,
+            op=op,
+            root=root,
+            extra=extra,
+            nbytes=elements * like.flat.itemsize if nbytes is None else nbytes,
+            async_op=async_op,
+            timeout=self.call_timeout(timeout),
+        )
 
     def all_reduce(
         self,
@@ -57,16 +91,8 @@ class ArrayCollectives(PointToPoint):
             communicator.all_reduce(call, x.flat, op)
             return x.finish()
 
-        return group.issue(
-            Kind.ALL_REDUCE,
-            run,
-            device=x.device,
-            elements=x.flat.size,
-            dtype=code,
-            op=op.code,
-            nbytes=x.flat.nbytes,
-            async_op=async_op,
-            timeout=self.call_timeout(timeout),
+        return self._issue(
+            Kind.ALL_REDUCE, run, x, code, async_op, timeout, elements=x.flat.size, op=op.code
         )
 
     def broadcast(
@@ -84,21 +110,14 @@ class ArrayCollectives(PointToPoint):
         root = self.resolve_rank(src, group_src, "src")
         is_root = root == group.rank()
         x = arrays.source(tensor, "tensor") if is_root else arrays.target(tensor, "tensor")
+        code = check_dtype(x, "tensor")
 
         def run(communicator: Communicator, call: Call) -> Any:
             communicator.broadcast(call, x.flat, root)
             return x.finish()
 
-        return group.issue(
-            Kind.BROADCAST,
-            run,
-            device=x.device,
-            elements=x.flat.size,
-            dtype=check_dtype(x, "tensor"),
-            root=root,
-            nbytes=x.flat.nbytes,
-            async_op=async_op,
-            timeout=self.call_timeout(timeout),
+        return self._issue(
+            Kind.BROADCAST, run, x, code, async_op, timeout, elements=x.flat.size, root=root
         )
 
     def reduce(
@@ -127,17 +146,16 @@ class ArrayCollectives(PointToPoint):
             communicator.reduce(call, x.flat, op, root)
             return x.finish()
 
-        return group.issue(
+        return self._issue(
             Kind.REDUCE,
             run,
-            device=x.device,
+            x,
+            code,
+            async_op,
+            timeout,
             elements=x.flat.size,
-            dtype=code,
             op=op.code,
             root=root,
-            nbytes=x.flat.nbytes,
-            async_op=async_op,
-            timeout=self.call_timeout(timeout),
         )
 
     def all_gather(
@@ -171,16 +189,7 @@ class ArrayCollectives(PointToPoint):
             communicator.all_gather(call, flats, x.flat)
             return [out.finish() for out in outs]
 
-        return group.issue(
-            Kind.ALL_GATHER,
-            run,
-            device=x.device,
-            elements=total,
-            dtype=code,
-            nbytes=total * x.flat.itemsize,
-            async_op=async_op,
-            timeout=self.call_timeout(timeout),
-        )
+        return self._issue(Kind.ALL_GATHER, run, x, code, async_op, timeout, elements=total)
 
     def all_gather_into_tensor(
         self,
@@ -212,16 +221,7 @@ class ArrayCollectives(PointToPoint):
             communicator.all_gather(call, flats, x.flat)
             return out.finish()
 
-        return group.issue(
-            Kind.ALL_GATHER,
-            run,
-            device=x.device,
-            elements=out.flat.size,
-            dtype=code,
-            nbytes=out.flat.nbytes,
-            async_op=async_op,
-            timeout=self.call_timeout(timeout),
-        )
+        return self._issue(Kind.ALL_GATHER, run, x, code, async_op, timeout, elements=out.flat.size)
 
     def reduce_scatter(
         self,
@@ -254,16 +254,8 @@ class ArrayCollectives(PointToPoint):
             communicator.reduce_scatter(call, out.flat, flats, op)
             return out.finish()
 
-        return group.issue(
-            Kind.REDUCE_SCATTER,
-            run,
-            device=out.device,
-            elements=total,
-            dtype=code,
-            op=op.code,
-            nbytes=total * out.flat.itemsize,
-            async_op=async_op,
-            timeout=self.call_timeout(timeout),
+        return self._issue(
+            Kind.REDUCE_SCATTER, run, out, code, async_op, timeout, elements=total, op=op.code
         )
 
     def reduce_scatter_tensor(
@@ -296,16 +288,8 @@ class ArrayCollectives(PointToPoint):
             communicator.reduce_scatter(call, out.flat, flats, op)
             return out.finish()
 
-        return group.issue(
-            Kind.REDUCE_SCATTER,
-            run,
-            device=out.device,
-            elements=x.flat.size,
-            dtype=code,
-            op=op.code,
-            nbytes=x.flat.nbytes,
-            async_op=async_op,
-            timeout=self.call_timeout(timeout),
+        return self._issue(
+            Kind.REDUCE_SCATTER, run, out, code, async_op, timeout, elements=x.flat.size, op=op.code
         )
 
     def gather(
@@ -345,15 +329,8 @@ class ArrayCollectives(PointToPoint):
             communicator.gather(call, flats, x.flat, root)
             return None if outs is None else [out.finish() for out in outs]
 
-        return group.issue(
-            Kind.GATHER,
-            run,
-            device=x.device,
-            dtype=code,
-            root=root,
-            nbytes=x.flat.nbytes,
-            async_op=async_op,
-            timeout=self.call_timeout(timeout),
+        return self._issue(
+            Kind.GATHER, run, x, code, async_op, timeout, root=root, nbytes=x.flat.nbytes
         )
 
     def scatter(
@@ -392,15 +369,8 @@ class ArrayCollectives(PointToPoint):
             communicator.scatter(call, out.flat, flats, root)
             return out.finish()
 
-        return group.issue(
-            Kind.SCATTER,
-            run,
-            device=out.device,
-            dtype=code,
-            root=root,
-            nbytes=out.flat.nbytes,
-            async_op=async_op,
-            timeout=self.call_timeout(timeout),
+        return self._issue(
+            Kind.SCATTER, run, out, code, async_op, timeout, root=root, nbytes=out.flat.nbytes
         )
 
     def all_to_all(
@@ -434,14 +404,14 @@ class ArrayCollectives(PointToPoint):
             communicator.all_to_all(call, out_flats, in_flats)
             return [out.finish() for out in outs]
 
-        return group.issue(
+        return self._issue(
             Kind.ALL_TO_ALL,
             run,
-            device=ins[0].device,
-            dtype=code,
+            ins[0],
+            code,
+            async_op,
+            timeout,
             nbytes=sum(flat.nbytes for flat in in_flats),
-            async_op=async_op,
-            timeout=self.call_timeout(timeout),
         )
 
     def all_to_all_single(
@@ -473,12 +443,4 @@ class ArrayCollectives(PointToPoint):
             communicator.all_to_all(call, outs, ins)
             return out.finish()
 
-        return group.issue(
-            Kind.ALL_TO_ALL,
-            run,
-            device=x.device,
-            dtype=code,
-            nbytes=x.flat.nbytes,
-            async_op=async_op,
-            timeout=self.call_timeout(timeout),
-        )
+        return self._issue(Kind.ALL_TO_ALL, run, x, code, async_op, timeout, nbytes=x.flat.nbytes)

@@ -65,17 +65,16 @@ class CoalescedCollectives(ArrayCollectives):
             communicator.all_reduce(call, flat, op)
             return _unpack(flat, xs)
 
-        return group.issue(
+        return self._issue(
             Kind.ALL_REDUCE,
             run,
-            device=device,
+            xs[0],
+            code,
+            async_op,
+            timeout,
             elements=sum(sizes),
-            dtype=code,
             op=op.code,
             extra=_fingerprint(sizes),
-            nbytes=sum(x.flat.nbytes for x in xs),
-            async_op=async_op,
-            timeout=self.call_timeout(timeout),
         )
 
     def all_gather_coalesced(
@@ -123,16 +122,15 @@ class CoalescedCollectives(ArrayCollectives):
             communicator.all_gather(call, flats, np.concatenate([x.flat for x in ins]))
             return [_unpack(flat, row) for flat, row in zip(flats, outs, strict=True)]
 
-        return group.issue(
+        return self._issue(
             Kind.ALL_GATHER,
             run,
-            device=device,
+            ins[0],
+            code,
+            async_op,
+            timeout,
             elements=sum(map(sum, sizes)),
-            dtype=code,
             extra=_fingerprint(size for row in sizes for size in (len(row), *row)),
-            nbytes=sum(x.flat.nbytes for x in ins) * len(group.ranks),
-            async_op=async_op,
-            timeout=self.call_timeout(timeout),
         )
 
 

@@ -15,84 +15,80 @@ IDLE_SECONDS = 5.0
 
 
 class Lane:
-    """One ordered sequence of tasks. A task must not raise: it reports through its Work."""
+    """One ordered sequence of tasks. A task must not raise: it reports through its Work.
+
+    ``try_enter`` and ``submit`` are the order of issue: their caller makes them one at a time.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
+        # Held by whoever runs a task. What is queued leaves the queue after that is taken, so the
+        # lane is idle when the queue is empty and this is free, looked at in this order.
+        self._turn = threading.Lock()
         self._queue: deque[Callable[[], None]] = deque()
-        self._busy = False
+        # Of the queue, for the lane's thread; of the lane's being idle, for those who drain it.
+        self._changed = threading.Condition(threading.Lock())
         self._draining = 0
         self._thread: threading.Thread | None = None
 
     def try_enter(self) -> bool:
         """Take an idle lane for the calling thread; it must then ``leave``. False if busy."""
-        with self._lock:
-            if self._busy or self._queue:
-                return False
-            self._busy = True
-            return True
+        return not self._queue and self._turn.acquire(False)
 
     def leave(self) -> None:
         """End what ``try_enter`` began."""
-        with self._lock:
-            self._busy = False
-            if self._queue:
-                self._wake()
-            elif self._draining:
-                self._changed.notify_all()
+        self._turn.release()
+        if self._draining:
+            self._notify()
 
     def submit(self, task: Callable[[], None]) -> None:
         """Append ``task``; it runs on the lane's thread when all before it have ended."""
-        with self._lock:
+        with self._changed:
             self._queue.append(task)
-            if not self._busy:
-                self._wake()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
+                self._thread.start()
+            else:
+                self._changed.notify_all()
 
     def drain(self, timeout: float) -> bool:
         """Wait until nothing is queued or running; return whether that came in time (seconds)."""
-        with self._lock:
+        with self._changed:
             self._draining += 1
             try:
-                return self._changed.wait_for(lambda: not self._busy and not self._queue, timeout)
+                return self._changed.wait_for(self._is_idle, timeout)
             finally:
                 self._draining -= 1
 
     def join(self, timeout: float) -> None:
         """Let the thread end as soon as it is idle, and wait for that (seconds)."""
-        with self._lock:
+        with self._changed:
             thread, self._thread = self._thread, None
             self._changed.notify_all()
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout)
 
-    def _wake(self) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
-            self._thread.start()
-        else:
+    def _is_idle(self) -> bool:
+        return not self._queue and not self._turn.locked()
+
+    def _notify(self) -> None:
+        with self._changed:
             self._changed.notify_all()
 
     def _run(self) -> None:
         me = threading.current_thread()
         while True:
-            with self._lock:
-                ready = self._changed.wait_for(
-                    lambda: (self._queue and not self._busy) or self._thread is not me,
-                    IDLE_SECONDS,
-                )
-                if not self._queue or self._busy:
-                    if self._thread is me and not ready:
+            with self._changed:
+                self._changed.wait_for(lambda: self._queue or self._thread is not me, IDLE_SECONDS)
+                if not self._queue:
+                    if self._thread is me:
                         self._thread = None
-                    if self._thread is not me:
-                        return
-                    continue
-                task = self._queue.popleft()
-                self._busy = True
-            task()
-            del task  # its arrays must not live until the next task comes
-            with self._lock:
-                self._busy = False
-                if self._draining and not self._queue:
-                    self._changed.notify_all()
+                    return
+            with self._turn:
+                # A thread that was joined and one that came after it may both have seen a task.
+                task = self._queue.popleft() if self._queue else None
+                if task is not None:
+                    task()
+                del task  # its arrays must not live until the next task comes
+            if self._draining:
+                self._notify()

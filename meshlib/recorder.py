@@ -170,7 +170,8 @@ class FlightRecorder:
         issuing thread waits for its end.
         """
         record = Record(group, packed, nbytes, peer, sync, seconds)
-        frame, own = _getframe(2), self._own
+        # Below the third are this, the door and the collective's method.
+        frame, own = _getframe(3), self._own
         while own[frame.f_code.co_filename] and (caller := frame.f_back) is not None:
             frame = caller
         # The line is looked up when somebody asks for it.

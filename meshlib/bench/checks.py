@@ -1,102 +1,112 @@
-"""What the always-on checks cost a small all_reduce, in the same processes, block by block.
+"""What the always-on checks cost a small all_reduce between two ranks.
 
     python -m meshlib.bench.checks [BACKEND]
 
-Off means: no flight record (no search for the user's line, no times), and a constant header in
-place of the call's own. The comparison of 32 bytes in each frame cannot be taken out; it is part
-of both. Blocks alternate; the ratio of each pair of neighbours is taken, and their median printed.
+Each of some jobs has two pairs of ranks, one with the checks and one without them (see
+``meshlib.bench.unchecked``), that call by turns: while one pair measures, the other waits for the
+store and uses no processor. Whatever else happens on the machine so meets both alike. The pairs are
+processes of their own, because Python runs code that was replaced while it ran more slowly; and
+there are several jobs, because two ranks can fall into a rhythm (who waits for whom, and whether
+asleep) that lasts. Time is that of the clock, and of the processor (the mean of both ranks).
 """
 
 from __future__ import annotations
 
+import argparse
+import gc
+import json
+import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import meshlib as dist
-from meshlib.recorder import FlightRecorder, Record
+from meshlib.bench import unchecked
 from meshlib.world import current_world
-from transport.call import Call, CallHeader
+from transport import environment
 
-CALLS = 400
-PAIRS = 40
-RANK_FLAG = "--as-a-rank"
-
-
-class _Unrecorded(Record):
-    """A record that notes nothing but the header, which the call needs."""
-
-    def __init__(self, header: CallHeader) -> None:
-        self.header = header
-        self.peer = -1
-        self.call = None
-
-    def start(self, call: Call) -> None:
-        """Note nothing."""
-
-    def end(self, error: str | None) -> None:
-        """Note nothing."""
-
-
-class _NoRecorder(FlightRecorder):
-    """Keeps nothing."""
-
-    def open(self, group: str, header: CallHeader, *_: Any, **__: Any) -> Record:
-        """Return a record that is not kept."""
-        return _Unrecorded(header)
+JOBS = 4
+TURNS = 150
+WARMUP = 20
+CALLS = 200
+_PAIRS = ((0, 1), (2, 3))
+_JOB_SECONDS = 120.0
 
 
 def main() -> None:
-    """Start two ranks that measure, or be one of them."""
-    if RANK_FLAG in sys.argv:
-        _measure()
+    """Start the jobs, or be a rank of one."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("backend", nargs="?")
+    parser.add_argument("--results", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.results is not None:
+        _measure(args.backend, args.results)
         return
-    launcher = [sys.executable, "-m", "meshlib.launcher.cli", "--nproc-per-node", "2"]
-    rank = ["-m", "meshlib.bench.checks", RANK_FLAG, *sys.argv[1:]]
-    subprocess.run([*launcher, *rank], check=True)
-
-
-def _measure() -> None:
-    backend = sys.argv[-1] if sys.argv[-1] != RANK_FLAG else None
-    dist.init_process_group(backend)
-    world = current_world()
-    with_checks, without = world.recorder, _NoRecorder()
-    packed = CallHeader(0, 0, 0, 0, 0, 0).pack()
-    own_pack = CallHeader.pack
-
-    def constant(self: CallHeader) -> bytes:
-        return packed
-
-    x = np.zeros(2, np.float32)
-
-    def block(recorder: FlightRecorder, pack: Callable[[CallHeader], bytes]) -> float:
-        dist.barrier()
-        world.recorder = recorder
-        setattr(CallHeader, "pack", pack)  # noqa: B010 (a method is not assignable)
-        start = time.perf_counter()
-        for _ in range(CALLS):
-            dist.all_reduce(x)
-        seconds = time.perf_counter() - start
-        world.recorder = with_checks
-        setattr(CallHeader, "pack", own_pack)  # noqa: B010
-        return seconds / CALLS
-
-    block(with_checks, own_pack)
-    pairs = [(block(with_checks, own_pack), block(without, constant)) for _ in range(PAIRS)]
-    if dist.get_rank() == 0:
-        on, off = (statistics.median(times) * 1e6 for times in zip(*pairs, strict=True))
-        ratio = statistics.median(a / b for a, b in pairs)
+    jobs = np.array([_run_job(args.backend) for _ in range(JOBS)])  # [job, pair, turn, which time]
+    for i, name in enumerate(("clock", "processor")):
+        on, off = (jobs[:, pair, :, i].ravel() for pair in range(2))
+        low, middle, high = statistics.quantiles(on / off, n=4)
         sys.stdout.write(
-            f"all_reduce of 8 bytes, 2 ranks, {dist.get_backend()}: {on:.1f} us with checks, "
-            f"{off:.1f} us without; median ratio {ratio:.3f}\n"
+            f"{name:9}: {statistics.median(on):6.2f} us with checks, "
+            f"{statistics.median(off):6.2f} us without; ratio {middle:.3f} "
+            f"(quartiles {low:.3f}, {high:.3f})\n"
         )
-    dist.barrier()
+
+
+def _run_job(backend: str | None) -> list[Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        results = Path(folder, "results.json")
+        command = [sys.executable, "-m", "meshlib.launcher.cli", "--nproc-per-node", "4"]
+        command += ["-m", "meshlib.bench.checks", "--results", str(results)]
+        if backend is not None:
+            command.append(backend)
+        subprocess.run(command, check=True, timeout=_JOB_SECONDS)
+        return json.loads(results.read_text())
+
+
+def _measure(backend: str | None, results: Path) -> None:
+    """Be a rank; the first one writes what all have measured."""
+    rank = int(os.environ[environment.RANK])
+    number = next(i for i, pair in enumerate(_PAIRS) if rank in pair)
+    if number == 1:
+        unchecked.install()
+    dist.init_process_group(backend)
+    store = current_world().store
+    group = dist.new_group(_PAIRS[number])
+    x = np.zeros(2, np.float32)
+    times: list[tuple[float, float]] = []
+    gc.collect()
+    gc.freeze()
+    for turn in range(TURNS):
+        if before := turn * 2 + number:
+            store.wait([f"checks/{before - 1}/{peer}" for peer in _PAIRS[1 - number]])
+        times.append(_one_turn(group, x))
+        store.set(f"checks/{turn * 2 + number}/{rank}", b"")
+    store.set(f"checks/times/{rank}", json.dumps(times).encode())
+    if rank == 0:
+        by_rank = [
+            json.loads(store.get(f"checks/times/{peer}")) for pair in _PAIRS for peer in pair
+        ]
+        by_pair = np.array(by_rank).reshape(len(_PAIRS), 2, TURNS, 2).mean(axis=1)
+        results.write_text(json.dumps(by_pair.tolist()))
     dist.destroy_process_group()
+
+
+def _one_turn(group: dist.ProcessGroup, x: np.ndarray[Any, Any]) -> tuple[float, float]:
+    """Return what a call takes by the clock and of this rank's processor, in microseconds."""
+    for _ in range(WARMUP):
+        dist.all_reduce(x, group=group)
+    began, ran = time.perf_counter(), time.process_time()
+    for _ in range(CALLS):
+        dist.all_reduce(x, group=group)
+    ran, took = time.process_time() - ran, time.perf_counter() - began
+    return took / CALLS * 1e6, ran / CALLS * 1e6
 
 
 if __name__ == "__main__":

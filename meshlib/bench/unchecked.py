@@ -10,6 +10,7 @@ themselves, which a TCP frame compares together with its length.
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -59,7 +60,7 @@ class UncheckedGroup(ProcessGroup):
         """See ``ProcessGroup.issue``: this is what it would be without checks."""
         if device not in self.backends:
             raise ValueError(f"{self} has no backend for arrays on {device!r}")
-        if self._observer is not None:
+        if self.world.observers:
             raise RuntimeError("unchecked calls cannot be observed")
         seconds = self._timeout if timeout is None else to_seconds(timeout)
         lane = self._collectives
@@ -69,8 +70,11 @@ class UncheckedGroup(ProcessGroup):
             self._sequence += 1
             if async_op or peer != COLLECTIVE or not lane.try_enter():
                 raise RuntimeError("unchecked calls are synchronous collectives of one thread")
+            if self.world.log.detailed:
+                raise RuntimeError("unchecked calls are not logged")
+        deadline = Deadline(time.monotonic() + seconds, seconds)
         try:
-            result = self._run_unchecked(run, _UncheckedCall(Deadline.after(seconds)), device)
+            result = self._run_unchecked(run, _UncheckedCall(deadline), device)
         finally:
             lane.leave()
         return result

@@ -47,6 +47,32 @@ def test_a_lane_that_was_joined_leaves_no_thread_and_can_be_used_again():
         assert threading.active_count() == before
 
 
+def test_draining_waits_for_the_caller_that_is_inside():
+    lane, drained = Lane("lane"), threading.Event()
+    assert lane.try_enter()
+    assert not lane.drain(0.01)
+    waiter = threading.Thread(target=lambda: lane.drain(WAIT) and drained.set(), daemon=True)
+    waiter.start()
+    assert not drained.wait(0.05)
+    lane.leave()
+    assert drained.wait(WAIT)
+    waiter.join(WAIT)
+
+
+def test_what_waits_behind_a_caller_survives_a_join():
+    lane, seen, done = Lane("lane"), [], threading.Event()
+    assert lane.try_enter()
+    lane.submit(lambda: seen.append(1))
+    lane.join(0.01)
+    lane.submit(lambda: seen.append(2))
+    lane.submit(done.set)
+    lane.leave()
+    assert done.wait(WAIT)
+    assert seen == [1, 2]
+    assert lane.drain(WAIT)
+    lane.join(WAIT)
+
+
 def test_many_threads_share_a_lane_without_overlap():
     lane, inside, worst = Lane("lane"), [0], [0]
     lock = threading.Lock()
