@@ -14,6 +14,7 @@ from pathlib import Path
 
 _EVENTS = ("raw_syscalls:sys_enter", "context-switches")
 _ANSWER_SECONDS = 10.0
+_COMPLAINT = 200  # characters
 
 
 class CannotCountError(RuntimeError):
@@ -76,8 +77,9 @@ def _tell(process: subprocess.Popen[bytes], ends: Sequence[int], command: bytes)
     if not ready:
         process.kill()
         assert process.stderr is not None
-        complaint = process.stderr.read().decode(errors="replace").strip().partition("\n")[0]
-        raise CannotCountError(f"perf does not count here: {complaint or 'it does not answer'}")
+        complaint = " ".join(process.stderr.read().decode(errors="replace").split())
+        reason = complaint[:_COMPLAINT] or "it does not answer"
+        raise CannotCountError(f"perf does not count here: {reason}")
     os.read(ends[1], 64)
 
 
