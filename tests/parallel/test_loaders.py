@@ -123,6 +123,8 @@ def test_pytorchs_loader_with_batches_and_with_a_view():
 @pytest.mark.parametrize("workers", [0, 2])
 def test_grains_loader(workers):
     grain = pytest.importorskip("grain.python")
+    # Its workers read absl's flags, which a program of absl's would have parsed.
+    pytest.importorskip("absl.flags").FLAGS.mark_as_parsed()
 
     def read(sampler, batch):
         loader = grain.DataLoader(
