@@ -150,8 +150,7 @@ def names(fault: Fault, text: str, victim: int, size: int) -> bool:
         return f"rank {victim} " in text
     rows = [line.split() for line in text.splitlines()]
     listed = {int(row[0]) for row in rows if row and row[0].isdigit() and "call" in row}
-    # Calls on two groups are told by those who stand in a circle, which need not be everybody.
-    return victim in listed and len(listed) >= (2 if "group" in fault.name else size)
+    return listed == set(range(size))
 
 
 def left_behind() -> set[str]:
