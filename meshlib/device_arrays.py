@@ -76,7 +76,7 @@ class CudaArrays:
                 return array
             with flat.driver.on(flat.device, completion.stream):
                 array[...] = held
-            completion.extend()
+            completion.extend(flat.order.current, array, held)
             return array
 
         adapted.finish = finish

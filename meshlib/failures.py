@@ -318,7 +318,8 @@ def mismatch_message(
     sequence = _first_difference(statements.values(), record.header.sequence)
     received = error.received
     noticed = f"noticed by rank {group.global_rank}: {error}"
-    if isinstance(received, CallHeader) and received.what == record.header.what != received:
+    same = isinstance(received, CallHeader) and received.what == record.header.what
+    if same and received != record.header:
         noticed = (
             f"noticed by rank {group.global_rank} in {record.header}: the members had made"
             " different calls before it"

@@ -173,6 +173,29 @@ def test_memory_lives_until_the_call_has_ended() -> None:
     run(body)
 
 
+@pytest.mark.parametrize("backend", ["inproc", "cpu:inproc,cuda:cuda_ipc"])
+def test_memory_is_given_back_soon_after(backend: str) -> None:
+    """The flight record has all these calls, and the Works are there still."""
+
+    def body(driver: HostDriver) -> None:
+        works = []
+        for i in range(40):
+            x = fake_gpu.transposed(driver, np.ones((4, 4), np.float32))
+            if i % 2:
+                dist.all_reduce(x)
+            else:
+                works.append(dist.all_reduce(x, async_op=True))
+                works[-1].wait()
+            assert (x.get() == N).all()
+        del x
+        assert all(work.is_completed() for work in works)
+        dist.all_reduce(fake_gpu.array(driver, np.ones(2, np.float32)))
+        dist.barrier()
+        assert len(driver.machine.living()) < 40 * N
+
+    run(body, backend=backend)
+
+
 def test_host_and_device_arrays_do_not_mix_in_one_call() -> None:
     def body(driver: HostDriver) -> None:
         x = fake_gpu.array(driver, np.ones(2, np.float32))

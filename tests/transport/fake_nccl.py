@@ -228,6 +228,7 @@ class FakeNccl:
         self.driver = driver
         self._version = version
         self.can_split = version >= nccl.SPLITS
+        self.errors = (RuntimeError,)
         self.joins = 0
         self._cliques: dict[bytes, _Clique] = driver.machine.__dict__.setdefault("cliques", {})
         self._group = threading.local()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import warnings
 
 import numpy as np
 import pytest
@@ -32,7 +33,7 @@ from transport.errors import (
     CommunicatorTimeoutError,
     DistBackendError,
 )
-from transport.nccl import NcclCommunicator
+from transport.nccl import NcclCommunicator, library
 from transport.nccl.library import check_version, has_provider, load_nccl, version_text
 from transport.reduce_op import ReduceOp
 from transport.runtime import Membership
@@ -105,6 +106,50 @@ def test_members_with_different_releases_of_nccl_are_told() -> None:
             member.all_reduce(np.ones(3, np.float32), ReduceOp.SUM)
 
     run_group(Transport("versions", make), 2, body)
+
+
+def test_an_error_of_the_provider_says_in_which_call() -> None:
+    class OwnError(Exception):
+        """No RuntimeError, as nccl4py's is none."""
+
+    def body(member: Member) -> None:
+        member.all_reduce(np.ones(3, np.float32), ReduceOp.SUM)
+        provider = nccl(member)._library
+        provider.errors = (OwnError,)
+
+        def broken(*_: object) -> None:
+            raise OwnError("UnhandledCudaError (1)")
+
+        provider.comms[0].all_reduce = broken
+        provider.comms[0].destroy = broken
+        with pytest.raises(DistBackendError, match="NCCL failed in call #2 all_reduce"):
+            member.all_reduce(np.ones(3, np.float32), ReduceOp.SUM)
+
+    run_group(NCCL, 1, body)
+
+
+@pytest.mark.parametrize("name", ["Nccl4Py", "CupyNccl"])
+def test_the_providers_load_without_a_gpu_where_they_are_installed(name: str) -> None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            provider = getattr(library, name)()
+    except Exception as missing:  # noqa: BLE001 (as load_nccl does)
+        pytest.skip(f"not installed here: {missing}")
+    check_version(provider)
+    assert len(provider.unique_id()) == 128
+    if not gpus():
+        with pytest.raises(provider.errors, match=r"(?i)cuda"):
+            provider.join(1, 0, provider.unique_id())
+
+
+def gpus() -> int:
+    from transport.cuda import load_driver
+
+    try:
+        return load_driver().device_count()
+    except DistBackendError:
+        return 0
 
 
 def test_an_nccl_that_is_too_old_is_refused() -> None:

@@ -151,7 +151,8 @@ class CupyDriver:
         return stack
 
     def current_stream(self, device: int) -> int:  # noqa: D102
-        return cupy.cuda.get_current_stream(device).ptr
+        with _errors():
+            return cupy.cuda.get_current_stream(device).ptr
 
     def create_stream(self, device: int) -> int:  # noqa: D102
         with _errors(), cupy.cuda.Device(device):
@@ -261,5 +262,10 @@ class CupyDriver:
 
     def _libcuda(self) -> Any:
         if self._cuda is None:
-            self._cuda = ctypes.CDLL("libcuda.so.1")
+            try:
+                self._cuda = ctypes.CDLL("libcuda.so.1")
+            except OSError as error:
+                raise DistBackendError(
+                    f"CUDA: {error} (this host has no NVIDIA driver; install one)"
+                ) from error
         return self._cuda

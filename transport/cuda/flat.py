@@ -8,6 +8,7 @@ unless it asks to.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -25,7 +26,8 @@ _LONGEST_PAUSE = 1e-3
 class Completion:
     """The end of a call on a device: an event on the stream that carries the call.
 
-    Keeps ``owners`` (whatever holds the memory) until it is dropped itself.
+    Keeps ``owners`` (whatever holds the memory) until it is seen that it has come, or until it is
+    dropped itself.
     """
 
     def __init__(
@@ -38,7 +40,8 @@ class Completion:
     ) -> None:
         self.stream = stream
         self._driver = driver
-        self._current = current
+        self._lock = threading.Lock()
+        self._current: Callable[[], int] | None = current
         self._owners: tuple[object, ...] = tuple(owners)
         self._failure: Exception | None = None
         self._at_fault: CallHeader | None = None
@@ -66,19 +69,30 @@ class Completion:
     def explain_by(self, explain: Callable[[Exception, CallHeader | None], Exception]) -> None:
         """Raise ``explain(error, at_fault)`` in the place of the ``error`` that ``fail`` gave."""
         self._explain = explain
+        self.tell()
 
     def tell(self) -> None:
         """Have a failure explained now, not when somebody asks: others wait for the news."""
         if self._failure is not None and self._explain is not None:
             self._explain(self._failure, self._at_fault)
 
-    def extend(self) -> None:
-        """Include the work that was put on ``stream`` since."""
-        self._event.record(self.stream)
+    def extend(self, current: Callable[[], int], *owners: object) -> None:
+        """Include the work that was put on ``stream`` since, and keep ``owners`` until its end.
+
+        ``current`` as at the beginning.
+        """
+        with self._lock:
+            self._current = current
+            self._owners = (*self._owners, *owners)
+            self._event.record(self.stream)
 
     def join(self) -> None:
         """Make later work on the calling thread's current stream wait for the call."""
-        self.join_stream(self._current())
+        current = self._current
+        if current is None:
+            self._raise_failure()
+        else:
+            self.join_stream(current())
 
     def join_stream(self, stream: int) -> None:
         """Make later work on ``stream`` wait for the call."""
@@ -96,11 +110,17 @@ class Completion:
 
     def ended(self) -> bool:
         """Whether the call is settled and the device has no more to do with it, well or not."""
-        return self._event.query() and self._settled()
+        return self.over() and self._settled()
 
     def over(self) -> bool:
         """Whether the device has no more to do with it, whether it went well or not."""
-        return self._event.query()
+        with self._lock:
+            if not self._event.query():
+                return False
+            # Whoever asks for the result later must not keep all this memory, and has nothing to
+            # wait for.
+            self._owners, self._current = (), None
+            return True
 
     def wait(self, deadline: Deadline, check: Callable[[], None] | None = None) -> bool:
         """Hold the calling host thread until it is done; False when the deadline passes first.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import pairwise
 
@@ -313,7 +313,8 @@ class NcclCommunicator(DeviceCommunicator):
         if ledger is not None:
             ledger.close()
         if comm is not None:
-            comm.destroy()
+            with suppress(*self._library.errors):
+                comm.destroy()
         self._watch.close()
         if fallback is not None:
             fallback.close()
@@ -335,21 +336,23 @@ class NcclCommunicator(DeviceCommunicator):
             # A call that NCCL itself holds up ends by the abort alone.
             free = self._in_use.acquire(timeout=IN_USE_SECONDS)
             try:
-                comm.abort()
+                # One that is broken says so when it is let go of: it is known.
+                with suppress(*self._library.errors):
+                    comm.abort()
             finally:
                 if free:
                     self._in_use.release()
 
-    def _on_dispute(self, call: Call, error: DistError) -> None:
-        """End everything: members disagree in ``call``, or one has not made it."""
-        self._watch.fail(error, call.header)
+    def _on_dispute(self, entry: Entry, error: DistError) -> None:
+        """End everything: members disagree in a call, or one has not made it."""
+        self._watch.fail(error, entry.call.header)
         with self._lock:
             fallback = self._fallback
         if fallback is not None:
             fallback.abort(str(error))
         self._abort_nccl(error)
-        if call.completion is not None:
-            call.completion.tell()
+        if entry.completion is not None:
+            entry.completion.tell()
 
     # How it is done.
 
@@ -399,12 +402,13 @@ class NcclCommunicator(DeviceCommunicator):
                 yield comm, stream
         except DistError:
             raise
-        except RuntimeError as error:  # both providers' errors are
+        except self._library.errors as error:
             raise DistBackendError(
                 f"NCCL failed in {call.header}: {error}; NCCL_DEBUG=WARN tells more"
             ) from error
         completion = stream.end(call, flats, *owners)
         completion.settle_by(lambda: entry.compared)
+        entry.completion = completion
         self._watch.add(call, completion)
 
     def _joined(self, call: Call, flat: DeviceFlat) -> tuple[NcclComm, DeviceStream]:
@@ -487,6 +491,8 @@ class NcclCommunicator(DeviceCommunicator):
         try:
             comm = self._comm
             error = None if comm is None else comm.async_error()
+        except self._library.errors as raised:
+            error = str(raised)
         finally:
             self._in_use.release()
         return None if error is None else f"NCCL reports {error}; NCCL_DEBUG=WARN tells more"

@@ -21,6 +21,7 @@ import numpy as np
 
 from transport.call import HEADER_BYTES, NO_ROOT, Call, CallHeader, Kind, dtype_code
 from transport.communicator import Communicator
+from transport.cuda.flat import Completion
 from transport.deadline import Deadline
 from transport.errors import (
     CommunicatorAbortedError,
@@ -34,27 +35,30 @@ _BLOCK_BYTES = 8 + _BATCH * HEADER_BYTES
 _BYTE = dtype_code(np.dtype(np.uint8))
 _IDLE_SECONDS = 5.0
 
-Dispute = Callable[[Call, DistError], None]
-
 
 class Entry:
     """One posted call. ``gives[i]`` bytes go to member i, ``wants[i]`` are expected from it."""
 
-    __slots__ = ("call", "compared", "gives", "wants")
+    __slots__ = ("call", "compared", "completion", "gives", "wants")
 
     def __init__(self, call: Call, gives: Sequence[int], wants: Sequence[int]) -> None:
         self.call = call
         self.gives = gives
         self.wants = wants
+        self.completion: Completion | None = None
+        """The end of the call on the device, once it is there."""
         self.compared = False
         """Whether all members have made this call, and it was the same one."""
+
+
+Dispute = Callable[[Entry, DistError], None]
 
 
 class Ledger:
     """One member's side of the comparison.
 
-    ``channel`` has the same members and belongs to the ledger. ``on_dispute(call, error)`` is
-    called once, in the ledger's thread: ``HeaderMismatchError`` when members disagree in ``call``,
+    ``channel`` has the same members and belongs to the ledger. ``on_dispute(entry, error)`` is
+    called once, in the ledger's thread: ``HeaderMismatchError`` when members disagree in a call,
     another DistError when one of them has not made it by its deadline, or is gone. The thread
     lives while there is something to compare.
     """
@@ -146,7 +150,7 @@ class Ledger:
                     self._thread = None
                     self._changed.notify_all()
                 if not (given_up and isinstance(error, CommunicatorAbortedError)):
-                    self._on_dispute(current.call, _in_terms_of(current.call, error))
+                    self._on_dispute(current, _in_terms_of(current.call, error))
                 return
 
     def _exchange(self, fresh: Sequence[bytes], deadline: Deadline) -> None:

@@ -99,6 +99,8 @@ class NcclLibrary(Protocol):
 
     name: str
     can_split: bool
+    errors: tuple[type[Exception], ...]
+    """What its functions raise when NCCL reports an error."""
 
     def version(self) -> int:
         """Return the version of NCCL, as NCCL writes it."""
@@ -161,6 +163,7 @@ class CupyNccl:
         self.group_end = self._module.groupEnd
         has_it = hasattr(self._module.NcclCommunicator, "commSplit")
         self.can_split = has_it and self.version() >= SPLITS
+        self.errors = (self._module.NcclError,)
 
     def join(self, size: int, rank: int, unique_id: bytes) -> NcclComm:
         """Enter on the calling thread's current device. Blocks until all members have."""
@@ -231,6 +234,7 @@ class Nccl4Py:
         self.group_start = self._bindings.group_start
         self.group_end = self._bindings.group_end
         self.can_split = self.version() >= SPLITS
+        self.errors = (self._bindings.NCCLError,)
 
     def unique_id(self) -> bytes:
         """Return what names a new communicator."""
@@ -255,7 +259,7 @@ def load_nccl() -> NcclLibrary:
         try:
             library = provider()
             check_version(library)
-        except (ImportError, OSError, RuntimeError, AttributeError) as error:
+        except Exception as error:  # noqa: BLE001 (each has ways of its own to miss something)
             reasons.append(f"{provider.name}: {error}")
         else:
             return library
