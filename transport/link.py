@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import ClassVar
 
 from transport.call import Call, CallHeader
 from transport.errors import HeaderMismatchError
@@ -45,6 +46,11 @@ class Link(ABC):
     """
 
     peer: int
+
+    eager_bytes: ClassVar[int] = -1
+    """``send`` takes a frame up to this size at once, whatever the peer does, as long as it has
+    received all but one of the frames before. -1: not even an empty one.
+    """
 
     @abstractmethod
     def send(self, call: Call, data: memoryview) -> None:

@@ -33,21 +33,39 @@ def all_to_all(team: Team, call: Call, outputs: Sequence[Flat], inputs: Sequence
     """Copy ``inputs[j]`` of member i into ``outputs[i]`` of member j. Sizes may all differ."""
     rank, size = team.rank, team.size
     store(outputs[rank], inputs[rank])
-    for step in range(1, size):
-        target, source = (rank + step) % size, (rank - step) % size
-        team.link(target, call).exchange(
-            call, as_bytes(inputs[target]), team.link(source, call), as_bytes(outputs[source])
-        )
+    _swap(
+        team,
+        call,
+        [as_bytes(inputs[(rank + step) % size]) for step in range(1, size)],
+        [as_bytes(outputs[(rank - step) % size]) for step in range(1, size)],
+    )
 
 
 def all_gather(team: Team, call: Call, outputs: Sequence[Flat]) -> None:
     """Send ``outputs[rank]``, which is in place already, to all. Sizes may differ."""
     rank, size = team.rank, team.size
     own = as_bytes(outputs[rank])
-    for step in range(1, size):
-        target, source = (rank + step) % size, (rank - step) % size
-        onward, behind = team.link(target, call), team.link(source, call)
-        onward.exchange(call, own, behind, as_bytes(outputs[source]))
+    arriving = [as_bytes(outputs[(rank - step) % size]) for step in range(1, size)]
+    _swap(team, call, [own] * (size - 1), arriving)
+
+
+def _swap(
+    team: Team, call: Call, sent: Sequence[memoryview], arriving: Sequence[memoryview]
+) -> None:
+    """Carry out steps 1, 2, …, each of which has an item in ``sent`` and one in ``arriving``."""
+    rank, size = team.rank, team.size
+    onward = [team.link((rank + step) % size, call) for step in range(1, size)]
+    behind = [team.link((rank - step) % size, call) for step in range(1, size)]
+    # On each link the same frames pass in the same order, whichever way its two ends choose.
+    if all(len(data) <= link.eager_bytes for data, link in zip(sent, onward, strict=True)):
+        # Nobody is waited for before the others have what they wait for.
+        for data, link in zip(sent, onward, strict=True):
+            link.send(call, data)
+        for into, link in zip(arriving, behind, strict=True):
+            link.recv_into(call, into)
+        return
+    for data, link, into, source in zip(sent, onward, arriving, behind, strict=True):
+        link.exchange(call, data, source, into)
 
 
 def all_reduce(team: Team, call: Call, buffer: Flat, op: ReduceOp) -> None:

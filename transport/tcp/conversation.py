@@ -94,12 +94,12 @@ class Conversation:
         """
         try:
             while self._failure is None and not settled():
-                if self._advance(NOW) or self._look_out.until(self._advance_now):
+                if self._look_out.until(self._advance_now):
                     continue
                 remaining = deadline.remaining()
-                if remaining <= 0:
-                    break
                 self._poller.poll(math.ceil(1000 * min(remaining, _SLICE_SECONDS)))
+                if not self._advance(NOW) and remaining <= 0:
+                    break
                 self._carried = True
         except Exception as error:  # noqa: BLE001 (the thread deals with it)
             self._failure = error

@@ -24,7 +24,16 @@ from transport.errors import (
     PeerLostError,
 )
 from transport.link import Link, OnPiece, wrong_frame
-from transport.tcp.frame import ALL, NOW, STAGING_BYTES, STEP_BYTES, Incoming, Outgoing, WrongFrame
+from transport.tcp.frame import (
+    ALL,
+    NOW,
+    SMALL_BYTES,
+    STAGING_BYTES,
+    STEP_BYTES,
+    Incoming,
+    Outgoing,
+    WrongFrame,
+)
 from transport.tcp.look_out import LookOut
 
 _SLICE_SECONDS = 1
@@ -43,6 +52,9 @@ class TcpLink(Link):
     ``on_stall`` is called when the peer takes nothing of what ``send`` has for it, which may be
     because it waits for this rank to take something.
     """
+
+    # No kernel has less room for a connection than twice that, at both ends together.
+    eager_bytes = SMALL_BYTES
 
     def __init__(
         self,
