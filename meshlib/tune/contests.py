@@ -9,6 +9,9 @@ from transport.algorithms.choice import DEFAULT, Thresholds
 from transport.call import Kind
 
 _NEVER, _ALWAYS = -1, 1 << 62
+# Where a star is taken for small data, the others cannot be compared.
+_NO_STARS = replace(DEFAULT, star_ranks=0)
+_ALL_STARS = replace(DEFAULT, star_ranks=1 << 20)
 KIB, MIB = 1 << 10, 1 << 20
 
 
@@ -19,27 +22,30 @@ def _powers(first: int, last: int) -> tuple[int, ...]:
 @dataclass(frozen=True, slots=True)
 class Contest:
     """``field`` is the size (of all members' parts together, where they have parts) up to which
-    ``below`` is better than ``above``; ``least_ranks`` are needed for a difference.
+    ``below`` is better than ``above``; ``least_ranks`` are needed for a difference; ``others`` has
+    all other fields.
     """
 
     field: str
     kind: Kind
     sizes: tuple[int, ...]
     least_ranks: int = 2
+    others: Thresholds = _NO_STARS
 
     @property
     def below(self) -> Thresholds:
         """The table that always takes the algorithm for small data."""
-        return replace(DEFAULT, **{self.field: _ALWAYS})
+        return replace(self.others, **{self.field: _ALWAYS})
 
     @property
     def above(self) -> Thresholds:
         """The table that never does."""
-        return replace(DEFAULT, **{self.field: _NEVER})
+        return replace(self.others, **{self.field: _NEVER})
 
 
 CONTESTS: dict[str, Sequence[Contest]] = {
     "tcp": (
+        Contest("star", Kind.ALL_REDUCE, _powers(8, 256 * KIB), 3, _ALL_STARS),
         Contest("all_reduce_doubling", Kind.ALL_REDUCE, _powers(8 * KIB, 4 * MIB)),
         Contest(
             "reduce_scatter_doubling",
