@@ -15,12 +15,13 @@ from meshlib.bench.cases import CASES, COPY
 from meshlib.bench.job import BenchmarkError, Block, Job, running_job
 from meshlib.bench.libraries import LIBRARIES
 from meshlib.bench.sizes import format_size
+from transport.deadline import Deadline
 
 MEMORY_BOUND = 1 << 20
 COPY_BYTES = 64 << 20
 
 _SLOW_SECONDS = 0.25
-_FEWEST_CALLS = 8
+_FEWEST_CALLS, _FEWEST_ROUNDS = 8, 2
 _MOST_IN_A_TURN = 50
 _KEPT_SHARE, _LARGEST_SHARE = 0.25, 0.6
 
@@ -47,13 +48,15 @@ class Plan:
     """What to measure. Cells of the same number of ranks come one after the other.
 
     ``pythons`` gives for each library the interpreter of its environment; ``rounds`` is how often
-    each library gets its turn in each cell, ``turn`` about how many seconds a turn is.
+    each library gets its turn in each cell, ``turn`` about how many seconds a turn is. A cell that
+    has taken ``patience`` seconds has no more rounds once it has had two.
     """
 
     cells: Sequence[Cell]
     pythons: dict[str, str]
     rounds: int
     turn: float = 0.1
+    patience: float = 30.0
 
 
 def grid(
@@ -159,10 +162,15 @@ class Contender:
         self.seconds_a_call = block.turn / (repetitions + warmup)
         return block
 
-    def repetitions(self, rounds: int, turn: float) -> int:
-        """Return how many calls fit into the next turn, by what the last one took."""
-        fewest = -(-_FEWEST_CALLS // rounds) if self.seconds_a_call < _SLOW_SECONDS else 1
-        return max(fewest, min(_MOST_IN_A_TURN, int(turn / self.seconds_a_call)))
+    def repetitions(self, rounds: int, turn: float) -> tuple[int, int]:
+        """Return how many calls the next turn has, by what the last one took, and how many before
+        them that do not count.
+        """
+        if self.seconds_a_call > _SLOW_SECONDS:
+            return 1, 0
+        fewest = -(-_FEWEST_CALLS // rounds)
+        repetitions = max(fewest, min(_MOST_IN_A_TURN, int(turn / self.seconds_a_call)))
+        return repetitions, 1 if repetitions < _FEWEST_CALLS else 2
 
 
 @dataclass(slots=True)
@@ -203,15 +211,16 @@ def _measure(plan: Plan, cell: Cell, contenders: Sequence[Contender]) -> list[Re
     keep = needed * len(contenders) <= _KEPT_SHARE * available
     results = [Result(case, nbytes, cell.ranks, it.job.library, it.version) for it in contenders]
     for contender in contenders:  # finds out how long a call takes
-        contender.measure(case, nbytes, 1, 1, keep)
+        contender.measure(case, nbytes, 1, 0, keep)
+    deadline = Deadline.after(plan.patience)
     for round_ in range(rounds):
+        if round_ >= _FEWEST_ROUNDS and deadline.expired:
+            break
         pairs = list(zip(contenders, results, strict=True))
         # Whoever comes second finds the caches as the first has left them: take turns in that.
         for contender, result in pairs if round_ % 2 == 0 else reversed(pairs):
-            repetitions = contender.repetitions(rounds, plan.turn)
-            warmup = 1 if repetitions < _FEWEST_CALLS else 2
-            last = round_ == rounds - 1
-            block = contender.measure(case, nbytes, repetitions, warmup, keep and not last)
+            repetitions, warmup = contender.repetitions(rounds, plan.turn)
+            block = contender.measure(case, nbytes, repetitions, warmup, keep)
             result.rounds.append([max(times) for times in block.seconds])
             result.after_last.append(block.after_last)
     return results

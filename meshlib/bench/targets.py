@@ -30,6 +30,7 @@ MEMORY = "memory"
 
 _PRIVATE, _SYMMETRIC, _TCP = "meshlib", "meshlib-symmetric", "meshlib-tcp"
 _ANY = (2, 4, 8)
+_PATIENCE = 10.0  # seconds a cell
 _MOVERS = ("broadcast", "all_gather", "reduce_scatter", "all_to_all", "ping_pong")
 
 
@@ -161,7 +162,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     peers = [peer for peer in ("gloo", *MPI) if is_set_up(peer)]
     pythons = dict.fromkeys((_PRIVATE, _SYMMETRIC, _TCP), sys.executable)
     pythons |= {peer: python_of(peer) for peer in peers}
-    plan = Plan(plan_cells(aims, args.ranks, list(pythons)), pythons, args.rounds, args.turn)
+    cells = plan_cells(aims, args.ranks, list(pythons))
+    plan = Plan(cells, pythons, args.rounds, args.turn, _PATIENCE)
     results: list[Result] = []
     progress, began, load = Progress(), time.monotonic(), os.getloadavg()[0]
     try:
