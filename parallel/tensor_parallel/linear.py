@@ -11,11 +11,13 @@ shards are exactly those of the layer on one process.
 
 from __future__ import annotations
 
-from typing import Self
+from abc import abstractmethod
+from typing import ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from meshlib.process_group import ProcessGroup
 from parallel.arrays import Array
 from parallel.groups import Ranks, resolve
 from parallel.nn.linear import Linear, check_last
@@ -24,7 +26,49 @@ from parallel.nn.parameter import Parameter
 from parallel.tensor_parallel.regions import gather, part_size, reduce, split, start_reduce
 
 
-class ColwiseParallel(Module):
+class _ShardedLinear(Module):
+    """What both layers do alike: begin as a whole ``Linear``, of which each rank keeps its part.
+
+    ``split`` names the size that is divided by the number of ranks.
+    """
+
+    split: ClassVar[str]
+    group: ProcessGroup
+
+    def _cut(
+        self,
+        sizes: tuple[int, int],
+        mesh: Ranks | None,
+        bias: bool,
+        rng: np.random.Generator,
+        dtype: npt.DTypeLike,
+    ) -> None:
+        """Draw a layer of ``sizes``, (in_features, out_features), and keep this rank's part."""
+        self.group = resolve(mesh, "mesh")
+        # Before a whole matrix is drawn in vain.
+        part_size(sizes[self.split == "out_features"], self.group, self.split)
+        self._keep(Linear(*sizes, bias, rng=rng, dtype=dtype))
+
+    @classmethod
+    def _part_of(cls, linear: Linear, mesh: Ranks | None) -> Self:
+        """Return a layer that holds this rank's part of a copy of ``linear``."""
+        layer = cls.__new__(cls)
+        Module.__init__(layer)
+        layer.group = resolve(mesh, "mesh")
+        layer._keep(linear)
+        return layer
+
+    def _own_features(self, whole: Linear) -> slice:
+        """Return which of the features that are split are this rank's."""
+        width = part_size(getattr(whole, self.split), self.group, self.split)
+        return slice(self.group.rank() * width, (self.group.rank() + 1) * width)
+
+    @abstractmethod
+    def _keep(self, whole: Linear) -> None:
+        """Take over this rank's part of ``whole``, as a copy."""
+
+
+class ColwiseParallel(_ShardedLinear):
     """A Linear whose output features are split: rank i computes the i-th block of columns of y.
 
     Args:
@@ -41,6 +85,8 @@ class ColwiseParallel(Module):
         ValueError: when out_features does not divide by the number of ranks.
     """
 
+    split = "out_features"
+
     def __init__(
         self,
         in_features: int,
@@ -53,29 +99,24 @@ class ColwiseParallel(Module):
         dtype: npt.DTypeLike = np.float32,
     ) -> None:
         super().__init__()
-        part_size(out_features, resolve(mesh, "mesh"), "out_features")
-        whole = Linear(in_features, out_features, bias, rng=rng, dtype=dtype)
-        self._shard(whole, mesh, gather_output)
+        self.gather_output = gather_output
+        self._cut((in_features, out_features), mesh, bias, rng, dtype)
 
     @classmethod
     def from_linear(
         cls, linear: Linear, mesh: Ranks | None = None, *, gather_output: bool = False
     ) -> Self:
         """Return the layer that holds this rank's part of a copy of ``linear``."""
-        layer = cls.__new__(cls)
-        Module.__init__(layer)
-        layer._shard(linear, mesh, gather_output)
+        layer = cls._part_of(linear, mesh)
+        layer.gather_output = gather_output
         return layer
 
-    def _shard(self, whole: Linear, mesh: Ranks | None, gather_output: bool) -> None:
-        self.group = resolve(mesh, "mesh")
-        width = part_size(whole.out_features, self.group, "out_features")
-        rows = slice(self.group.rank() * width, (self.group.rank() + 1) * width)
+    def _keep(self, whole: Linear) -> None:
+        rows = self._own_features(whole)
         self.linear = Linear.holding(
             whole.weight.data[rows].copy(),
             None if whole.bias is None else whole.bias.data[rows].copy(),
         )
-        self.gather_output = gather_output
 
     def to_linear(self) -> Linear:
         """Return the whole layer, a copy, on every rank. A collective."""
@@ -104,7 +145,7 @@ class ColwiseParallel(Module):
         return input_grad
 
 
-class RowwiseParallel(Module):
+class RowwiseParallel(_ShardedLinear):
     """A Linear whose input features are split: each rank holds a block of columns of the weight.
 
     Args:
@@ -122,6 +163,7 @@ class RowwiseParallel(Module):
         ValueError: when in_features does not divide by the number of ranks.
     """
 
+    split = "in_features"
     bias: Parameter | None
 
     def __init__(
@@ -136,27 +178,22 @@ class RowwiseParallel(Module):
         dtype: npt.DTypeLike = np.float32,
     ) -> None:
         super().__init__()
-        part_size(in_features, resolve(mesh, "mesh"), "in_features")
-        whole = Linear(in_features, out_features, bias, rng=rng, dtype=dtype)
-        self._shard(whole, mesh, input_is_parallel)
+        self.input_is_parallel = input_is_parallel
+        self._cut((in_features, out_features), mesh, bias, rng, dtype)
 
     @classmethod
     def from_linear(
         cls, linear: Linear, mesh: Ranks | None = None, *, input_is_parallel: bool = True
     ) -> Self:
         """Return the layer that holds this rank's part of a copy of ``linear``."""
-        layer = cls.__new__(cls)
-        Module.__init__(layer)
-        layer._shard(linear, mesh, input_is_parallel)
+        layer = cls._part_of(linear, mesh)
+        layer.input_is_parallel = input_is_parallel
         return layer
 
-    def _shard(self, whole: Linear, mesh: Ranks | None, input_is_parallel: bool) -> None:
-        self.group = resolve(mesh, "mesh")
-        width = part_size(whole.in_features, self.group, "in_features")
-        columns = slice(self.group.rank() * width, (self.group.rank() + 1) * width)
+    def _keep(self, whole: Linear) -> None:
+        columns = self._own_features(whole)
         self.linear = Linear.holding(whole.weight.data[:, columns].copy(), None)
         self.bias = None if whole.bias is None else Parameter(whole.bias.data.copy())
-        self.input_is_parallel = input_is_parallel
 
     def to_linear(self) -> Linear:
         """Return the whole layer, a copy, on every rank. A collective."""
