@@ -228,8 +228,9 @@ def _refuse(ctx: mlir.LoweringRuleContext, *_: Any, **__: Any) -> Any:
     raise NotImplementedError(
         "this call inside jax.jit has no form for the platforms that the program is compiled for"
         f" ({platforms}): meshlib's collectives have one for 'cpu' and one for 'cuda', each in a"
-        " program of its own, parallel.DistributedDataParallel one for 'cpu'. Put the program on"
-        " jax.devices('cpu')[0], or make the calls outside of jit."
+        " program of its own, and parallel.DistributedDataParallel the one of the device that its"
+        " parameters were on. Put the program on jax.devices('cpu')[0], or make the calls outside"
+        " of jit."
     )
 
 

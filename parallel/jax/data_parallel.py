@@ -20,6 +20,7 @@ from parallel.ddp.reducer import ReducerOptions
 from parallel.ddp.statistics import PassStatistics
 from parallel.groups import Ranks, resolve
 from parallel.jax.gradients import GradientExchange, XlaReducer
+from parallel.jax.on_gpu import average_in_program, is_on_gpu
 from parallel.jax.trees import TreeOfParameters, check_same_tree, copies_of_rank_0
 
 Tree = Any
@@ -87,7 +88,8 @@ class DistributedDataParallel:
         if init_sync:
             trained = copies_of_rank_0(trained, self.process_group)
         self.params = self._tree.join(trained, others)
-        cap = int(bucket_cap_mb * MIB)
+        self._on_gpu = is_on_gpu([leaf for leaf in trained if isinstance(leaf, jax.Array)])
+        cap = self._cap = int(bucket_cap_mb * MIB)
         options = ReducerOptions(first_bytes=min(FIRST_BUCKET_BYTES, cap), cap_bytes=cap)
         self._reducer = XlaReducer(named, self.process_group, options)
         self._exchange = GradientExchange(self._reducer, self.process_group)
@@ -120,7 +122,7 @@ class DistributedDataParallel:
             self._tree.check(params, "params")
             trained, others = self._tree.split(params)
             synchronise = self._sync and self.process_group.size() > 1
-            ticket = self._begin() if synchronise else None
+            ticket = self._begin() if synchronise and not self._on_gpu else None
 
             def loss(trained: list[jax.Array]) -> Any:
                 if ticket is not None:
@@ -135,6 +137,8 @@ class DistributedDataParallel:
                 grads = self._finish(grads, extra or [])
             elif extra is not None:
                 grads = [grad + more for grad, more in zip(grads, extra, strict=True)]
+            if synchronise and self._on_gpu:
+                grads = average_in_program(grads, self.process_group, self._cap)
             return value, self._tree.join(grads, [None] * len(others))
 
         return value_and_grad
@@ -146,7 +150,10 @@ class DistributedDataParallel:
         inside ``jit``. Nothing is hidden behind the backward pass.
         """
         leaves = self._tree.leaves_of(grads, "grads")
-        if self.process_group.size() > 1:
+        if self.process_group.size() > 1 and self._on_gpu:
+            arrays = [jnp.asarray(leaf) for leaf in leaves]
+            leaves = average_in_program(arrays, self.process_group, self._cap)
+        elif self.process_group.size() > 1:
             self._begin()
             leaves = self._finish([jnp.asarray(leaf) for leaf in leaves], [])
         return self._tree.join(leaves, [None] * len(self._tree.specs))
@@ -170,10 +177,16 @@ class DistributedDataParallel:
         """Reduce each bucket with ``hook(state, bucket)`` instead of the plain average.
 
         The hook runs on the host, inside the step; its ``GradBucket``'s buffer is a NumPy array,
-        which it must not keep. See ``parallel.DistributedDataParallel.register_comm_hook``.
+        which it must not keep. See ``parallel.DistributedDataParallel.register_comm_hook``. Raises
+        RuntimeError for parameters on a GPU.
         """
         if not callable(hook):
             raise TypeError(f"hook must be callable, got {type(hook).__qualname__}")
+        if self._on_gpu:
+            raise RuntimeError(
+                "the parameters are on a GPU, where programs average gradients themselves;"
+                " expected parameters on the CPU, or an average of your own by meshlib.jit"
+            )
         if self._custom_hook:
             raise RuntimeError("a communication hook was registered already; only one can be")
         self._custom_hook = True

@@ -26,7 +26,7 @@ def test_the_kernels_compile_with_nvcc(tmp_path: Path, source: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     text = Path(f"{file}.ptx").read_text()
-    for entry in ("fold_bfloat16_AVG", "scale_complex64") if source is ALL else ("signal_flag",):
+    for entry in ("fold_bfloat16_AVG", "scale_complex64") if source is ALL else ("signal_flags",):
         assert f".entry {entry}" in text
 
 
@@ -46,7 +46,7 @@ def test_the_kernels_compile_to_machine_code_with_nvrtc(name: str, architecture:
     log, code = nvrtc.compile_for(source, architecture, *OPTIONS)
     assert code, log
     assert not log, log
-    for entry in ("signal_flag", "wait_for_flags") if name == "flags" else (f"fold_{name}_SUM",):
+    for entry in ("signal_flags", "wait_for_flags") if name == "flags" else (f"fold_{name}_SUM",):
         assert entry.encode() in code
 
 

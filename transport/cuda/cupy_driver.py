@@ -28,6 +28,7 @@ _EVENT_WITHOUT_TIME = 2
 _STREAM_NON_BLOCKING = 1
 _HOST_PORTABLE, _HOST_MAPPED = 1, 2
 _NOT_READY = 600
+_AT_LEAST = 0
 
 
 def _explained(error: Exception) -> DistBackendError:
@@ -118,6 +119,7 @@ class CupyDriver:
     def __init__(self) -> None:
         self._kernels = Kernels(cupy)
         self._cuda: Any = None
+        self._front_end_waits = hasattr(self._libcuda_or_none(), "cuStreamWaitValue64_v2")
         self._kept: list[Any] = []
 
     def device_count(self) -> int:  # noqa: D102
@@ -221,20 +223,24 @@ class CupyDriver:
         with _errors(), _external(stream):
             self._kernels.scale(out, pointer, dtype, count, factor)
 
-    def signal(self, address: int, value: int, stream: int) -> None:  # noqa: D102
+    def signal(self, addresses: Sequence[int], value: int, stream: int) -> None:  # noqa: D102
         with _errors(), _external(stream):
-            self._kernels.signal(address, value)
+            self._kernels.signal(addresses, value)
 
-    def wait_value(self, addresses: Sequence[int], value: int, stop: int, stream: int) -> None:  # noqa: D102
+    def wait_value(self, addresses: Sequence[int], value: int, stream: int) -> None:  # noqa: D102
+        # The device's front end waits, and lets other processes have the GPU meanwhile; a kernel
+        # that waits keeps it for its whole share of time.
+        if self._front_end_waits:
+            wait: Any = self._libcuda().cuStreamWaitValue64_v2
+            for address in addresses:
+                arguments = ctypes.c_uint64(address), ctypes.c_uint64(value)
+                if wait(ctypes.c_void_p(stream), *arguments, _AT_LEAST):
+                    self._front_end_waits = False
+                    break
+            else:
+                return
         with _errors(), _external(stream):
-            self._kernels.wait_value(addresses, value, stop)
-
-    def set_flag(self, flag: Flat, value: int) -> None:  # noqa: D102
-        flag.view(np.uint64)[0] = value
-
-    def device_pointer(self, flag: Flat) -> int:  # noqa: D102
-        # With unified addressing, which every 64-bit system has, both sides see one address.
-        return flag.ctypes.data
+            self._kernels.wait_value(addresses, value)
 
     def process_id(self) -> int:  # noqa: D102
         return os.getpid()
@@ -259,6 +265,12 @@ class CupyDriver:
     def close(self, base: int, device: int) -> None:  # noqa: D102
         with _errors(), cupy.cuda.Device(device):
             _runtime.ipcCloseMemHandle(base)
+
+    def _libcuda_or_none(self) -> Any:
+        try:
+            return self._libcuda()
+        except DistBackendError:
+            return None
 
     def _libcuda(self) -> Any:
         if self._cuda is None:

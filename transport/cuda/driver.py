@@ -143,28 +143,26 @@ class Driver(Protocol):
         """Multiply by the number ``factor`` in the reduction's dtype, and round."""
         ...
 
-    def signal(self, address: int, value: int, stream: int) -> None:
-        """Write ``value`` to the 64-bit flag at ``address``, visible after all work before it."""
+    def signal(self, addresses: Sequence[int], value: int, stream: int) -> None:
+        """Raise the 64-bit flags at ``addresses`` to ``value``, visible after all work before it.
+
+        A flag that is higher already stays as it is.
+        """
         ...
 
-    def wait_value(self, addresses: Sequence[int], value: int, stop: int, stream: int) -> None:
-        """Hold ``stream`` until all flags are >= ``value``, or the flag at ``stop`` is not 0."""
-        ...
-
-    def set_flag(self, flag: Flat, value: int) -> None:
-        """Write a flag that lies in ``pinned`` memory, from the host, at once."""
-        ...
-
-    def device_pointer(self, flag: Flat) -> int:
-        """Return the address at which devices see ``pinned`` memory."""
+    def wait_value(self, addresses: Sequence[int], value: int, stream: int) -> None:
+        """Hold ``stream`` until all flags, in memory of this process' own, are >= ``value``."""
         ...
 
     def process_id(self) -> int:
         """Return what differs between processes of one host: memory is shared among these."""
         ...
 
-    def keep(self, memory: DeviceMemory) -> None:
-        """Hold ``memory`` until the process ends: others may look at it for as long."""
+    def keep(self, memory: object) -> None:
+        """Hold ``memory``, on a device or ``pinned``, until the process ends.
+
+        Others may look at it for as long.
+        """
         ...
 
     def share(self, pointer: int) -> tuple[bytes, int]:

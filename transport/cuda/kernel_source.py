@@ -169,21 +169,29 @@ extern "C" __global__ void NAME(u64 out, u64 input, u64 count, double re, double
 _FLAGS = r"""
 typedef unsigned long long u64;
 
-// One thread. All that the stream did before is visible to whoever sees the value.
-extern "C" __global__ void signal_flag(u64 flag, u64 value) {
+// One thread for each flag. All that the stream did before is visible to whoever sees the value.
+// A flag is raised by one peer, and by its owner only to let go of all that waits for it.
+extern "C" __global__ void signal_flags(PARAMETERS, int flags, u64 value) {
+    const u64 flag[] = {ARGUMENTS};
+    if (threadIdx.x >= flags) return;
+    u64 seen;
+    asm volatile("ld.acquire.sys.global.u64 %0, [%1];"
+                 : "=l"(seen) : "l"(flag[threadIdx.x]) : "memory");
+    if (seen >= value) return;
     __threadfence_system();
-    asm volatile("st.release.sys.global.u64 [%0], %1;" :: "l"(flag), "l"(value) : "memory");
+    asm volatile("st.release.sys.global.u64 [%0], %1;"
+                 :: "l"(flag[threadIdx.x]), "l"(value) : "memory");
 }
 
 // One thread for each flag. Other processes may need this GPU to get there: sleep in between.
-extern "C" __global__ void wait_for_flags(PARAMETERS, int flags, u64 value, u64 stop) {
+extern "C" __global__ void wait_for_flags(PARAMETERS, int flags, u64 value) {
     const u64 flag[] = {ARGUMENTS};
     if (threadIdx.x >= flags) return;
     for (;;) {
         u64 seen;
         asm volatile("ld.acquire.sys.global.u64 %0, [%1];"
                      : "=l"(seen) : "l"(flag[threadIdx.x]) : "memory");
-        if (seen >= value || *(volatile u64*)stop) break;
+        if (seen >= value) break;
         __nanosleep(500);
     }
 }

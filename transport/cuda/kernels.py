@@ -48,17 +48,19 @@ class Kernels:
         arguments = (np.uint64(out), np.uint64(pointer), np.uint64(count), *parts)
         self._launch(kernel, dtype, count, arguments)
 
-    def signal(self, address: int, value: int) -> None:
-        """Write a flag."""
-        kernel = self._module("", FLAGS).get_function("signal_flag")
-        kernel((1,), (1,), (np.uint64(address), np.uint64(value)))
+    def signal(self, addresses: Sequence[int], value: int) -> None:
+        """Raise flags; see ``Driver.signal``."""
+        self._on_flags("signal_flags", addresses, value)
 
-    def wait_value(self, addresses: Sequence[int], value: int, stop: int) -> None:
+    def wait_value(self, addresses: Sequence[int], value: int) -> None:
         """Wait for flags; see ``Driver.wait_value``."""
-        kernel = self._module("", FLAGS).get_function("wait_for_flags")
+        self._on_flags("wait_for_flags", addresses, value)
+
+    def _on_flags(self, name: str, addresses: Sequence[int], value: int) -> None:
+        kernel = self._module("", FLAGS).get_function(name)
         for start in range(0, len(addresses), MAX_INPUTS):
             some = addresses[start : start + MAX_INPUTS]
-            arguments = (np.int32(len(some)), np.uint64(value), np.uint64(stop))
+            arguments = (np.int32(len(some)), np.uint64(value))
             kernel((1,), (MAX_INPUTS,), (*_padded(some), *arguments))
 
     def _launch(

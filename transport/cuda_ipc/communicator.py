@@ -1,9 +1,9 @@
 """Collectives by kernels that read the peers' memory, on one host, GPUs shared or not.
 
 Members exchange offers on the host (``offers.py``), and from there on all is on their streams.
-Each member has one counter in device memory. A step begins with raising one's own and holding the
-stream until everybody's is as high: so a buffer is read once its owner's stream has got to the
-call, and is its owner's again once everybody has read it.
+Each member has a counter for each member in its device memory. A step begins with raising one's
+own at everybody and holding the stream until all one's counters are as high: so a buffer is read
+once its owner's stream has got to the call, and is its owner's again once everybody has read it.
 """
 
 from __future__ import annotations
@@ -33,31 +33,38 @@ from transport.tcp.address import this_machine
 
 CLOSE_SECONDS = 5.0
 _FLAG_BYTES = 8
+_ABOVE_ALL = 1 << 62
 
 
 class _Device:
-    """What there is once the members have met: a stream, everybody's counter, a stop flag."""
+    """What there is once the members have met: a stream, and the members' counters."""
 
     def __init__(self, inner: Communicator, call: Call, driver: Driver, device: int) -> None:
         self.stream = DeviceStream(driver, device)
         self.segments = Segments(inner, driver, device)
         self.offers = Offers(inner, driver, device, self.segments)
-        self.stop = driver.pinned(_FLAG_BYTES)
-        driver.set_flag(self.stop, 0)
         self._step = 0
-        memory = driver.allocate(_FLAG_BYTES, device)
-        driver.keep(memory)  # a peer may look at it after this rank has left
-        self._own = memory.pointer
-        driver.signal(self._own, 0, self.stream.handle)
+        size = inner.size
+        memory = driver.allocate(size * _FLAG_BYTES, device)
+        driver.keep(memory)  # a peer may write to it after this rank has left
+        own = range(memory.pointer, memory.pointer + size * _FLAG_BYTES, _FLAG_BYTES)
+        self._own = list(own)
+        self._values = driver.pinned(size * _FLAG_BYTES).view(np.uint64)
+        driver.keep(self._values)  # it is copied from when nobody refers to it any more
+        self._values[:] = 0
+        driver.copy_from_host(memory.pointer, self._values, self.stream.handle)
         begin = self.stream.now()
         order = StreamOrder(begin, lambda: self.stream.handle, memory)
-        flag = DeviceFlat(self._own, 1, np.dtype(np.uint64), device, driver, order)
-        size = inner.size
-        # The counter must be 0 before anybody hears of it.
+        counters = DeviceFlat(memory.pointer, size, np.dtype(np.uint64), device, driver, order)
+        # The counters must be 0 before anybody hears of them.
         while not begin.query():
             if call.deadline.expired:
                 raise DistBackendError(f"{call.header}: the device did not begin in time")
-        flags = self.offers.exchange(call, [flag] * size, [_FLAG_BYTES] * size)
+        # Nobody holds the stream that lets go of them.
+        self._release = driver.create_stream(device)
+        flags = self.offers.exchange(
+            call, [counters[peer : peer + 1] for peer in range(size)], [_FLAG_BYTES] * size
+        )
         if flags is None:
             raise DistBackendError(
                 "backend 'cuda_ipc' cannot share memory between these processes: the driver"
@@ -69,9 +76,20 @@ class _Device:
         """Hold the stream until all members' streams are here."""
         self._step += 1
         driver, handle = self.stream.driver, self.stream.handle
-        driver.signal(self._own, self._step, handle)
-        stop = driver.device_pointer(self.stop)
-        driver.wait_value(self._flags, self._step, stop, handle)
+        driver.signal(self._flags, self._step, handle)
+        driver.wait_value(self._own, self._step, handle)
+
+    def let_go(self) -> None:
+        """End all waiting of this member's stream, now and later: the group is broken."""
+        driver = self.stream.driver
+        with driver.on(self.stream.device):
+            self._values[:] = _ABOVE_ALL
+            driver.copy_from_host(self._own[0], self._values, self._release)
+
+    def close(self) -> None:
+        """Let go of the streams; work that is on them still runs."""
+        self.stream.driver.destroy_stream(self._release, self.stream.device)
+        self.stream.close()
 
 
 class CudaIpcCommunicator(DeviceCommunicator):
@@ -245,7 +263,7 @@ class CudaIpcCommunicator(DeviceCommunicator):
         self._staged.abort(reason)
         self._watch.fail(CommunicatorAbortedError(reason))
         if device is not None:
-            device.stream.driver.set_flag(device.stop, 1)
+            device.let_go()
 
     def close(self) -> None:  # noqa: D102
         with self._lock:
@@ -257,8 +275,8 @@ class CudaIpcCommunicator(DeviceCommunicator):
             if drained and self._abort_reason is None:
                 device.offers.close()
                 device.segments.close()
-            device.stream.driver.set_flag(device.stop, 1)
-            device.stream.close()
+            device.let_go()
+            device.close()
 
     def _on_trouble(self, error: DistError) -> None:
         self.abort(str(error))

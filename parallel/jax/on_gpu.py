@@ -1,0 +1,57 @@
+"""Averaging gradients in a program for a GPU: collectives of the program's own, on its stream.
+
+On the CPU gradients are handed to a thread of the host's as they come. On a GPU the program's host
+thread is done long before the GPU is, and nothing needs a thread: the collectives are put on the
+stream behind the gradients. All gradients of one dtype share buckets, as elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+import meshlib.jit as mj
+from meshlib import ReduceOp
+from meshlib.process_group import ProcessGroup
+from parallel.ddp.buckets import MIB
+
+
+def is_on_gpu(leaves: Sequence[jax.Array]) -> bool:
+    """Whether arrays are on a GPU, so that programs with them are compiled for it."""
+    return any(device.platform in ("gpu", "cuda") for leaf in leaves for device in leaf.devices())
+
+
+def average_in_program(
+    gradients: Sequence[jax.Array], group: ProcessGroup, cap_bytes: int = 25 * MIB
+) -> list[jax.Array]:
+    """Return the averages of ``gradients`` over ``group``, inside of a program.
+
+    Buckets hold up to ``cap_bytes``, the last gradients first: these are computed first.
+    """
+    averages = list(gradients)
+    for numbers in _buckets(gradients, cap_bytes):
+        flat = jnp.concatenate([gradients[number].reshape(-1) for number in numbers])
+        average = mj.all_reduce(flat, ReduceOp.AVG, group)
+        start = 0
+        for number in numbers:
+            size = gradients[number].size
+            averages[number] = average[start : start + size].reshape(gradients[number].shape)
+            start += size
+    return averages
+
+
+def _buckets(gradients: Sequence[jax.Array], cap_bytes: int) -> list[list[int]]:
+    found: list[list[int]] = []
+    filling: dict[jnp.dtype, tuple[list[int], int]] = {}
+    for number in reversed(range(len(gradients))):
+        gradient = gradients[number]
+        nbytes = gradient.size * gradient.dtype.itemsize
+        bucket, filled = filling.get(gradient.dtype, ([], 0))
+        if not bucket or filled + nbytes > cap_bytes:
+            bucket, filled = [], 0
+            found.append(bucket)
+        bucket.append(number)
+        filling[gradient.dtype] = bucket, filled + nbytes
+    return found
