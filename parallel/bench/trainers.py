@@ -12,26 +12,17 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from meshlib.bench.libraries import Library, MeshlibTcp, TorchGloo
+from meshlib.bench.c10d_libraries import C10dLibrary, Meshlib, TorchGloo
 
 LAYERS = 4
 LEARNING_RATE = 1e-4
-
-
-class Meshlib(MeshlibTcp):
-    """This library as it comes: over whatever transport the default backend chooses."""
-
-    backend = None
-
-    def version(self) -> str:  # noqa: D102
-        return f"meshlib {self.dist.__version__}, {self.dist.get_backend()}"
 
 
 class Trainer(ABC):
     """A model of float32 parameters (67 MB at width 2048), the same on all ranks at first."""
 
     name: ClassVar[str]
-    library: Library
+    library: C10dLibrary
 
     @abstractmethod
     def build(self, rank: int, width: int, batch: int) -> None:
