@@ -7,6 +7,7 @@ calls are read from the source of the files that make them.
 from __future__ import annotations
 
 import ast
+import gc
 import re
 import warnings
 from importlib import import_module
@@ -114,6 +115,18 @@ def test_what_is_used_of_nccl4py_exists() -> None:
     if find_spec("nccl") is None:
         pytest.skip("no nccl4py here: pip install 'nccl4py[cu12]' (a GPU is not needed)")
     assert check(("transport/nccl/library.py",), NCCL4PY_NAMES) > 10
+
+
+def test_a_stream_by_its_handle_is_not_destroyed_with_its_wrapper(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """CuPy destroys its own ones that nobody refers to, and complains where it cannot."""
+    if find_spec("cupy") is None:
+        pytest.skip("no CuPy here: pip install cupy-cuda12x (a GPU is not needed)")
+    external = import_module("transport.cuda.cupy_driver")._external
+    assert external(77, 0).ptr == 77
+    gc.collect()
+    assert "streamDestroy" not in capfd.readouterr().err
 
 
 def test_missing_names_and_wrong_arguments_are_noticed(tmp_path: Path) -> None:
