@@ -94,8 +94,11 @@ def test_a_contest_is_between_two_algorithms() -> None:
     for contest in CONTESTS["tcp"]:
         largest = contest.sizes[-1]
         small, large = (chosen[contest.kind](t, largest) for t in (contest.below, contest.above))
-        assert small in (Algorithm.DOUBLING, Algorithm.BRUCK, Algorithm.TREE)
-        assert large in (Algorithm.PAIRWISE, Algorithm.CHAIN)
+        if contest.field == "star":
+            assert (small, large) == (Algorithm.STAR, Algorithm.DOUBLING)
+        else:
+            assert small in (Algorithm.DOUBLING, Algorithm.BRUCK, Algorithm.TREE)
+            assert large in (Algorithm.PAIRWISE, Algorithm.CHAIN)
 
 
 def test_ranks_measure_and_decide_alike(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,9 +185,9 @@ def test_model_and_measurement_stand_side_by_side() -> None:
     small = Result("all_reduce", 1 << 10, 4, "meshlib", "", [[4e-5]])
     other = Result("ping_pong", 1 << 10, 2, "meshlib", "", [[1.0]])
     lines = comparison([small, other], TUNING, "tcp").splitlines()
-    model = 1e6 * 2 * (1e-5 + 1024 * (1e-9 + 1e-10))
+    model = 1e6 * 3 * (2 * 1e-5 + 1024 * (2 * 1e-9 + 1e-10))
     assert lines[-1].split() == [
-        *("all_reduce", "4", "1", "KiB", "doubling", f"{model:.1f}", "40.0", f"{model / 40:.2f}")
+        *("all_reduce", "4", "1", "KiB", "star", f"{model:.1f}", "40.0", f"{model / 40:.2f}")
     ]
     assert "ping_pong" not in "\n".join(lines)
 
