@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from meshlib.trace.dump import CallDump, RankDump
+
+# How a rank's end is told: by itself, and by the others (see ``rank_exit_event``).
+_ENDED = re.compile(r"(?:ended with|raised) .*")
+_LOST = re.compile(r"rank (\d+) ((?:ended with|raised|was killed|was lost|is gone)\b.*)")
 
 
 @dataclass(frozen=True)
@@ -80,6 +85,10 @@ def verdict(dumps: Sequence[RankDump]) -> str:
                 f"The members of {one.description} made different calls at #{one.sequence}: "
                 f"{views}.{silent}"
             )
+    ended = _ended(dumps)
+    if ended is not None:
+        rank, how = ended
+        return f"Rank {rank} {how}.{_doing(dumps, [rank])}{silent}"
     stuck = [one for one in merged if any(call.state != "done" for call in one.calls.values())]
     for one in stuck:
         # A member whose ring has forgotten the call has made later ones: it did come.
@@ -94,13 +103,29 @@ def verdict(dumps: Sequence[RankDump]) -> str:
     failed = [(dump.written, dump) for dump in dumps if dump.error]
     if failed:
         first = min(failed, key=lambda pair: pair[0])[1]
-        reason = (first.error or "").splitlines()[0]
+        reason = _first_line(first.error)
         return f"Rank {first.rank} was the first to fail: {reason}.{silent}"
     if stuck:
         one = stuck[0]
         call = next(call for call in one.calls.values() if call.state != "done")
         return f"{call.call} on {one.description} began on all members and did not end.{silent}"
     return f"All {len(merged)} collectives in the records ended well.{silent}"
+
+
+def _ended(dumps: Sequence[RankDump]) -> tuple[int, str] | None:
+    """Return the rank that was gone before the others raised, and how it went; None if none was."""
+    for dump in dumps:
+        if _ENDED.match(_first_line(dump.error)):
+            return dump.rank, _first_line(dump.error)
+    for dump in dumps:
+        lost = _LOST.match(_first_line(dump.error))
+        if lost is not None:
+            return int(lost[1]), lost[2]
+    return None
+
+
+def _first_line(text: str | None) -> str:
+    return (text or "").partition("\n")[0]
 
 
 def _went_past(dumps: Sequence[RankDump], rank: int, one: Collective) -> bool:

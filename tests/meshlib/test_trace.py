@@ -120,7 +120,12 @@ def test_records_are_written_when_a_rank_raises(tmp_path, monkeypatch):
 
     with pytest.raises(RankError):
         run_ranks(program, 2)
-    assert verdict(dump.read(tmp_path)).startswith("Rank 1 never came to call #2 barrier")
+    said = verdict(dump.read(tmp_path))
+    assert said.startswith("Rank 1 raised KeyError: 'x'. Rank 1's last call was call #1 barrier")
+    # The others know as much of one that could not write its record.
+    (tmp_path / "rank1.json").unlink()
+    said = verdict(dump.read(tmp_path))
+    assert said == "Rank 1 raised KeyError: 'x'. There is no record of rank 1."
 
 
 def test_the_command_writes_a_page_and_a_trace(tmp_path, capsys):
