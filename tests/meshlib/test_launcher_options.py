@@ -199,3 +199,35 @@ def test_a_mistake_is_one_line_that_helps(script, capsys, arguments, said):
 def test_the_programs_own_options_are_not_taken_for_misspelt_ones(script):
     options = parse([script, "--max-restart", "3"])
     assert options.program.arguments == ("--max-restart", "3")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["missing.py"], ["'missing.py'", "does not exist"]),
+        (["--nproc-per-node", "0", "train.py"], ["--nproc-per-node", ">= 1", "'0'"]),
+        (["--nproc-per-node", "many", "train.py"], ["--nproc-per-node", "auto", "'many'"]),
+        (["--mesh", "dp=2,tp=2", "--nproc-per-node", "3", "train.py"], ["4", "3"]),
+        (["--mesh", "dp=-1,tp=2", "train.py"], ["dp=-1,tp=2", "--nproc-per-node"]),
+        (["--mesh", "dp", "train.py"], ["dp"]),
+        (["--mesh", "none.toml", "train.py"], ["none.toml"]),
+        (["--max-restarts", "-1", "train.py"], ["--max-restarts", ">= 0", "'-1'"]),
+        (["--grace-period", "soon", "train.py"], ["--grace-period", "seconds", "'soon'"]),
+        (["--tee", "3", "train.py"], ["--tee", "--log-dir"]),
+        (["--log-dir", "x", "--tee", "4", "train.py"], ["--tee", "0:1,1:3", "'4'"]),
+        (["--log-dir", "x", "-r", "5:1", "train.py"], ["--redirects", "5:1", "0 to 0"]),
+        (["--local-ranks-filter", "1", "train.py"], ["--local-ranks-filter", "'1'"]),
+        (["--no-python", "no-such-program"], ["no-such-program"]),
+        (["--no-python", "-m", "train"], ["not allowed with"]),
+        (["--nproc-per-nod", "2", "train.py"], ["--nproc-per-nod"]),
+        ([], ["PROGRAM"]),
+    ],
+)
+def test_bad_usage_is_one_line_and_exit_code_2(script, capsys, arguments, words):
+    with pytest.raises(SystemExit, match="2"):
+        parse(arguments)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("meshrun: ")
+    assert err.count("\n") == 1
+    assert all(word in err for word in words), err
