@@ -3,6 +3,8 @@ they are staged."""
 
 from __future__ import annotations
 
+import mmap
+import os
 import threading
 from collections.abc import Sequence
 
@@ -14,11 +16,12 @@ from test_shm_symmetric import allocate, untouched
 from transport.call import Kind
 from transport.errors import CommunicatorTimeoutError, PeerLostError
 from transport.reduce_op import Flat, ReduceOp
-from transport.runtime import Membership
+from transport.runtime import Membership, Runtime
 from transport.shm import ShmCommunicator, single_copy
 from transport.shm.copying import copy, copy_bytes
 from transport.shm.layout import Sizes
 from transport.shm.single_copy import PeerMemory
+from transport.store.hash_store import HashStore
 
 SIZES = Sizes(block=1 << 10, direct=64, ring=1 << 11, piece=256, single=1 << 13)
 N = 3
@@ -110,7 +113,7 @@ def refuse_in_rank_1() -> bool:
     return threading.current_thread().name != "rank-1"
 
 
-def refuse(self: PeerMemory, peer: int, where: int, into: Flat) -> None:
+def refuse(self: PeerMemory, peer: int, where: int, into: Flat, **_: bool) -> None:
     raise PeerLostError("not permitted", peer)
 
 
@@ -163,13 +166,50 @@ def test_who_gives_up_sending_is_not_read_any_more() -> None:
             with pytest.raises(CommunicatorTimeoutError):
                 member.send(message, 1, timeout=0.2)
             gate.wait()
+            gate.wait()
         else:
             gate.wait()
             member.recv(small, 0)
-            with pytest.raises(PeerLostError, match="broke off"):
+            with pytest.raises(PeerLostError, match="rank 0 broke off"):
                 member.recv(message, 0)
+            gate.wait()
 
     run_group(SHM, 2, body)
+
+
+def test_a_core_to_spare_reads_a_half(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(single_copy, "_WORTH_A_THREAD", 1 << 13)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: range(N))
+
+    def body(member: Member) -> None:
+        copy_everything(member, private)
+        message = np.arange(COUNT) if member.rank == 0 else np.zeros(COUNT, np.int64)
+        if member.rank == 0:
+            member.send(message, 1)
+        elif member.rank == 1:
+            member.recv(message, 0)
+            assert np.array_equal(message, np.arange(COUNT))
+
+    run_group(SHM, N, body)
+    assert not [t for t in threading.enumerate() if t.name == "meshlib-shm-read"]
+
+
+def test_a_helper_that_cannot_read_says_whose_memory() -> None:
+    membership = Membership("group", 0, (0, 1), HashStore(), Runtime(None))
+    memory = PeerMemory(membership, {1: os.getpid()})
+    memory._cores_to_spare = True
+    size = 16 << 20
+    fd = os.memfd_create("test")
+    os.ftruncate(fd, size)
+    source = np.frombuffer(mmap.mmap(fd, size), np.uint8)
+    into = np.ones(size, np.uint8)
+    memory.read(1, source.ctypes.data, into, alone=True)
+    assert not into.any()
+    os.ftruncate(fd, size * 3 // 4)  # what is in the second half is gone
+    os.close(fd)
+    with pytest.raises(PeerLostError, match="the memory of rank 1 cannot be read") as lost:
+        memory.read(1, source.ctypes.data, into, alone=True)
+    assert lost.value.peer == 1
 
 
 @pytest.mark.parametrize("shift", [0, 16, 1000])

@@ -83,7 +83,7 @@ class Copies:
             board.meet_one(call, root)
             where = board.words[board.notes(root)] if placed else 0
             if where:
-                self._places.fetch(root, where, buffer)
+                self._places.fetch(root, where, buffer, alone=self._size == 2)
                 board.publish(2)
                 board.check_later(call)
                 return
@@ -161,7 +161,7 @@ class Copies:
                 board.publish(lap + 2)
             for peer in board.peers:
                 if where := board.words[board.notes(peer) + 1]:
-                    places.fetch(peer, where, outputs[peer])
+                    places.fetch(peer, where, outputs[peer], alone=True)
         board.check_later(call)
         board.close()
 
@@ -213,7 +213,7 @@ class Copies:
             self._expect(call, root, board.words[notes + rank], output.nbytes)
             where = board.words[notes + size + rank]
             if where:
-                self._places.fetch(root, where, output)
+                self._places.fetch(root, where, output, alone=self._size == 2)
             for lap in range(0 if where else laps_of(output.size, per_lap)):
                 board.reach(call, root, lap + 1)
                 part = output[lap * per_lap : (lap + 1) * per_lap]

@@ -33,14 +33,17 @@ class Places:
             where = _PRIVATE + address(buffer)
         return where
 
-    def fetch(self, peer: int, where: int, into: Flat) -> None:
-        """Copy what member ``peer`` has at ``where`` into ``into``."""
+    def fetch(self, peer: int, where: int, into: Flat, *, alone: bool = False) -> None:
+        """Copy what member ``peer`` has at ``where`` into ``into``.
+
+        ``alone``: no other member does anything in this call meanwhile.
+        """
         if not into.size:
             return
         if where < _PRIVATE:
             copy(into, self._arena.view(peer, where, into.size, into.dtype))
         elif self.memory is not None:
-            self.memory.read(peer, where - _PRIVATE, into)
+            self.memory.read(peer, where - _PRIVATE, into, alone=alone)
 
     def _reads(self, nbytes: int) -> bool:
         return self.memory is not None and nbytes >= self._least

@@ -160,7 +160,8 @@ class RingReader(Ring):
         """
         error: PeerLostError | None = None
         try:
-            memory.read(self.src, self._address, np.frombuffer(incoming.buffer, np.uint8))
+            into = np.frombuffer(incoming.buffer, np.uint8)
+            memory.read(self.src, self._address, into, alone=True)
         except PeerLostError as lost:
             error = lost
         self.words[self.taken] = self.position

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import os
 import secrets
+import threading
 
 import numpy as np
 
@@ -20,10 +21,12 @@ from transport.reduce_op import Flat
 from transport.runtime import Membership
 from transport.shm.board import Board
 from transport.shm.copying import address
+from transport.shm.segment import PAGE
 
 _PID, _ADDRESS, _NONCE = 0, 1, 2
 _NONCE_WORDS = 4
 _NONCE_BITS = 63
+_WORTH_A_THREAD = 8 << 20
 
 
 class _Piece(ctypes.Structure):
@@ -36,19 +39,44 @@ class PeerMemory:
     def __init__(self, membership: Membership, pids: dict[int, int]) -> None:
         self._membership = membership
         self._pids = pids
+        self._cores_to_spare = membership.size <= len(os.sched_getaffinity(0))
         libc = ctypes.CDLL(None, use_errno=True)
         self._readv = libc.process_vm_readv
         self._readv.restype = ctypes.c_ssize_t
         piece, count = ctypes.POINTER(_Piece), ctypes.c_ulong
         self._readv.argtypes = (ctypes.c_int, piece, count, piece, count, count)
 
-    def read(self, peer: int, where: int, into: Flat) -> None:
+    def read(self, peer: int, where: int, into: Flat, *, alone: bool = False) -> None:
         """Copy what member ``peer`` has at address ``where`` into ``into``.
 
-        The peer must keep it there until it is told that this is done. Raises ``PeerLostError``
-        when the process or the memory is not there any more.
+        The peer must keep it there until it is told that this is done. ``alone``: it does nothing
+        else meanwhile, and nobody else reads; then its core may help. Raises ``PeerLostError`` when
+        the process or the memory is not there any more.
         """
-        start, nbytes, done = address(into), into.nbytes, 0
+        start, nbytes = address(into), into.nbytes
+        if not (alone and self._cores_to_spare) or nbytes < _WORTH_A_THREAD:
+            self._read(peer, where, start, nbytes)
+            return
+        errors: list[PeerLostError] = []
+
+        def read_rest() -> None:
+            try:
+                self._read(peer, where + half, start + half, nbytes - half)
+            except PeerLostError as error:
+                errors.append(error)
+
+        half = nbytes // 2 // PAGE * PAGE
+        helper = threading.Thread(target=read_rest, name="meshlib-shm-read", daemon=True)
+        helper.start()
+        try:
+            self._read(peer, where, start, half)
+        finally:
+            helper.join()
+        if errors:
+            raise errors[0]
+
+    def _read(self, peer: int, where: int, start: int, nbytes: int) -> None:
+        done = 0
         while done < nbytes:
             here = _Piece(start + done, nbytes - done)
             there = _Piece(where + done, nbytes - done)
