@@ -1,6 +1,6 @@
 """The flight recorder: a ring of a rank's last calls, always on.
 
-Opening a record costs well under a microsecond: it keeps numbers and references, and leaves
+Opening a record costs about a microsecond: it keeps numbers and references, and leaves
 formatting to the moment somebody asks.
 """
 
