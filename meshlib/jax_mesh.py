@@ -59,9 +59,11 @@ def _initialize(world: World) -> None:
     config: Any = jax.config
     if config.jax_cpu_collectives_implementation in (None, "none"):
         config.update("jax_cpu_collectives_implementation", "gloo")
+    # Its waits end when a rank is lost.
+    store = world.default_group.get_group_store()
     if world.rank == 0:
-        world.store.set(_ADDRESS_KEY, _free_address(world).encode())
-    address = world.store.get(_ADDRESS_KEY).decode()
+        store.set(_ADDRESS_KEY, _free_address(world).encode())
+    address = store.get(_ADDRESS_KEY).decode()
     jax.distributed.initialize(
         address,
         world.size,
