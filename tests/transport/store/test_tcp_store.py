@@ -260,6 +260,19 @@ class TestConnection:
                 store.get("k")
             done.result(SOON)
 
+    def test_a_stranger_that_accepts_and_says_nothing(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        # Its time is the handshake's, not the store's.
+        monkeypatch.setattr("transport.store.tcp_store.HANDSHAKE_SECONDS", 0.1)
+        with listen() as listener:
+            host, port = listener.getsockname()
+            with pytest.raises(AuthenticationError, match=r"said nothing for 0\.1 s") as caught:
+                TCPStore(host, port, timeout=SOON, secret=b"s")
+        assert "It accepted the connection: perhaps another program" in str(caught.value)
+        assert f"{host}:{port}" in str(caught.value)
+        assert not caught.value.refused
+
     def test_a_silent_server(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("transport.store.tcp_client.GRACE_SECONDS", 0.1)
         with listen() as listener, ThreadPoolExecutor(1) as pool:
