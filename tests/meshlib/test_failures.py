@@ -311,7 +311,7 @@ def test_a_receive_that_nobody_sends_to_does_not_hold_the_end(backend):
         started = time.monotonic()
         dist.destroy_process_group()
         for work in receives:
-            with pytest.raises(dist.DistError, match=r"was destroyed while|have left"):
+            with pytest.raises(dist.DistError, match=r"was destroyed while|ha(s|ve) left"):
                 work.wait()
         return time.monotonic() - started
 
