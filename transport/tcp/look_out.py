@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable
 
@@ -14,18 +15,23 @@ class LookOut:
     """One receiver's way of waiting, which learns from how often looking out was in vain.
 
     A rank that is woken by another tends to be put on the other's core, where both then wait for
-    each other: not sleeping halves the time of a small exchange.
+    each other: not sleeping halves the time of a small exchange. Looking holds the interpreter's
+    lock, so it is for the main thread alone: another one (a group's own, or a rank that is a
+    thread) would starve whoever computes.
     """
 
-    __slots__ = ("_asleep", "_missed")
+    __slots__ = ("_asleep", "_main", "_missed")
 
     def __init__(self) -> None:
+        self._main = threading.main_thread().ident
         # How many waits go to sleep at once, and how many did when looking out was last in vain.
         self._asleep = 0
         self._missed = 0
 
     def until(self, ready: Callable[[], bool]) -> bool:
         """Return whether ``ready()`` came true soon, giving way to whoever wants the core."""
+        if threading.get_ident() != self._main:
+            return False
         if self._asleep:
             self._asleep -= 1
             return False
