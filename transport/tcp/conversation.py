@@ -94,19 +94,20 @@ class Conversation:
         """
         try:
             while self._failure is None and not settled():
+                # What was read already must be used before the socket is asked for more.
                 if self._look_out.until(self._advance_now):
                     continue
                 remaining = deadline.remaining()
                 self._poller.poll(math.ceil(1000 * min(remaining, _SLICE_SECONDS)))
                 if not self._advance(NOW) and remaining <= 0:
                     break
-                self._carried = True
         except Exception as error:  # noqa: BLE001 (the thread deals with it)
             self._failure = error
         except BaseException:
             self._failure = ConnectionAbortedError(errno.ECONNABORTED, "a receiver was interrupted")
             raise
         finally:
+            self._carried = True
             self._turn.release()
 
     def resume(self) -> None:
@@ -134,7 +135,9 @@ class Conversation:
         while self._failure is None:
             self._stay_away()
             with self._turn:
-                self._read()
+                # A receiver may have had the turn for long, and gone only now.
+                if not self._left_to_receivers():
+                    self._read()
         match self._failure:
             case CommunicatorAbortedError():
                 reason = "this rank aborted"
@@ -147,12 +150,15 @@ class Conversation:
 
     def _stay_away(self) -> None:
         """Return when no receiver has read for a while, or somebody wants the thread to."""
-        if not self._carried or self._mailbox.awaits(self.peer):
+        if not self._left_to_receivers():
             return
         with self._away:
             while self._carried:
                 self._carried = False
                 self._away.wait(_AWAY_SECONDS)
+
+    def _left_to_receivers(self) -> bool:
+        return self._carried and not self._mailbox.awaits(self.peer)
 
     def _read(self) -> None:
         """Wait for a message, and read until there is none begun. Under the turn."""

@@ -29,22 +29,21 @@ class LookOut:
         self._missed = 0
 
     def until(self, ready: Callable[[], bool]) -> bool:
-        """Return whether ``ready()`` came true soon, giving way to whoever wants the core."""
+        """Return whether ``ready()`` is true, or comes true soon; others get the core in between."""
+        if ready():
+            return True
         if threading.get_ident() != self._main:
             return False
         if self._asleep:
             self._asleep -= 1
             return False
-        until = 0.0
-        while not ready():
+        give_up = time.perf_counter() + _SECONDS
+        while time.perf_counter() < give_up:
             os.sched_yield()
-            now = time.perf_counter()
-            if not until:
-                until = now + _SECONDS
-            elif now > until:
-                # The peer is busy, or the cores are: then it is better to be woken.
-                self._missed = min(2 * self._missed + 1, _MOST_MISSED)
-                self._asleep = self._missed
-                return False
-        self._missed = 0
-        return True
+            if ready():
+                self._missed = 0
+                return True
+        # The peer is busy, or the cores are: then it is better to be woken.
+        self._missed = min(2 * self._missed + 1, _MOST_MISSED)
+        self._asleep = self._missed
+        return False
