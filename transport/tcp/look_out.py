@@ -29,7 +29,7 @@ class LookOut:
         self._missed = 0
 
     def until(self, ready: Callable[[], bool]) -> bool:
-        """Return whether ``ready()`` is true, or comes true soon; others get the core in between."""
+        """Return whether ``ready()`` is true, or comes true soon; others may run in between."""
         if ready():
             return True
         if threading.get_ident() != self._main:
