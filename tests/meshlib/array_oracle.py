@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import ml_dtypes
@@ -54,6 +54,7 @@ MOVES = (
     "objects",
 )
 FACTOR = 0.5
+FEW_VALUES = 1000  # so few are kept
 
 
 def applies(op: str, dtype: np.dtype[Any]) -> bool:
@@ -82,8 +83,12 @@ class Spec:
 
     def value(self, *place: int, shape: tuple[int, ...] | None = None) -> Array:
         """The values that belong to ``place`` (ranks and parts): the same whoever asks."""
-        rng = np.random.default_rng([self.seed, *place])
         shape = self.shape if shape is None else shape
+        draw = _drawn if np.prod(shape) < FEW_VALUES else _drawn.__wrapped__
+        return draw(self, place, shape).copy()
+
+    def draw(self, place: tuple[int, ...], shape: tuple[int, ...]) -> Array:
+        rng = np.random.default_rng([self.seed, *place])
         dtype = self.dtype
         if dtype.kind == "b":
             return np.asarray(rng.integers(0, 2, shape)).astype(dtype)
@@ -119,6 +124,11 @@ class Spec:
         return (
             dist.premul_sum(FACTOR) if self.op == "PREMUL_SUM" else getattr(dist.ReduceOp, self.op)
         )
+
+
+@lru_cache(maxsize=1 << 16)  # every group and every transport asks for the same ones
+def _drawn(spec: Spec, place: tuple[int, ...], shape: tuple[int, ...]) -> Array:
+    return spec.draw(place, shape)
 
 
 def reduced(values: Sequence[Array], op: str) -> Array:
