@@ -78,10 +78,14 @@ def check(size: int, cases: list[Spec], async_op: bool, backend: str) -> None:
     assert run_ranks(program, size, backend=backend, timeout=50) == [len(cases)] * size
 
 
-@pytest.mark.parametrize("async_op", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7])
-def test_inproc_gives_what_the_oracle_gives(size, async_op):
-    check(size, all_cases(), async_op, "inproc")
+def test_inproc_gives_what_the_oracle_gives(size):
+    check(size, all_cases(), False, "inproc")
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_async_calls_give_what_the_oracle_gives(size):
+    check(size, all_cases(), True, "inproc")
 
 
 @pytest.mark.parametrize("async_op", [False, True], ids=["sync", "async"])

@@ -262,8 +262,10 @@ def test_every_collective_gives_what_the_oracle_gives(transport: Transport, n: i
     cases = table(n)
     if transport.name == "inproc-unbuffered" and n >= 5:
         cases = cases[::3]  # values were seen with buffers; this is about who waits for whom
+    if transport.tls:
+        cases = cases[::3]  # values were seen over tcp; this is about other ways to read and write
     if transport.on_device:
-        cases = cases[::n]  # every work item is a step in Python
+        cases = cases[:: 2 * n]  # every work item is a step in Python
 
     def body(member: Member) -> int:
         for case, wanted in cases:
@@ -287,6 +289,8 @@ def test_results_are_the_same_bits_on_every_rank_and_in_a_second_run(
     transport: Transport, n: int
 ) -> None:
     dtypes = [np.float16, np.float32, np.float64, np.complex64, ml_dtypes.bfloat16]
+    if transport.on_device:
+        dtypes = dtypes[n % 2 :: 2]  # every work item is a step in Python
 
     def body(member: Member) -> list[bytes]:
         results: list[bytes] = []
