@@ -49,10 +49,14 @@ def all_cases() -> list[Spec]:
     return cases
 
 
+def main_cases() -> list[Spec]:
+    """Each kind with some dtypes."""
+    return [spec for spec in all_cases() if spec.dtype in FEW_DTYPES]
+
+
 def few_cases() -> list[Spec]:
     """Each kind with some dtypes and shapes, and large arrays, which take other algorithms."""
-    cases = [spec for spec in all_cases() if spec.dtype in FEW_DTYPES][::3]
-    return cases + large_cases()
+    return main_cases()[::3] + large_cases()
 
 
 def large_cases() -> list[Spec]:
@@ -80,10 +84,11 @@ def check(size: int, cases: list[Spec], async_op: bool, backend: str) -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7])
 def test_inproc_gives_what_the_oracle_gives(size):
-    check(size, all_cases(), False, "inproc")
+    # Arithmetic does not depend on how many members there are.
+    check(size, all_cases() if size in {2, 3, 5} else main_cases(), False, "inproc")
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("size", [1, 2, 3])
 def test_async_calls_give_what_the_oracle_gives(size):
     check(size, all_cases(), True, "inproc")
 
