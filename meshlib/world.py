@@ -267,7 +267,7 @@ class World:
             for group in broken:
                 group.fail(error)
             for store in stores:
-                store.end_waits(error)
+                store.end_waits(error, self)
             self._bad_news.set()
             # Who still waits for all to come waits in vain.
             with suppress(DistStoreError):
@@ -339,7 +339,7 @@ class World:
         with self._lock:
             self._users_stores = (*self._users_stores, store)
             lost = next(iter(self._lost.values()), None)
-        store.end_waits(lost)
+        store.end_waits(lost, self)
 
     def on_close(self, closer: Callable[[], None]) -> None:
         """Have ``closer()`` called when this World closes, the last registered first."""
@@ -361,7 +361,7 @@ class World:
         self._stalls.close()
         self._watcher.close()
         for store in self._users_stores:
-            store.end_waits(None)
+            store.end_waits(None, self)
         with suppress(DistStoreError):
             publish(self.store, leave_event(self.rank, sorted(self._joined)))
             if self.store.add("left", 1) + lost >= self.size:

@@ -11,7 +11,7 @@ from copy import copy
 from datetime import timedelta
 from typing import TypeVar
 
-from transport.deadline import to_seconds
+from transport.deadline import Deadline, to_seconds
 from transport.errors import DistError, DistStoreError, StoreTimeoutError
 
 DEFAULT_STORE_TIMEOUT = 300.0
@@ -80,10 +80,10 @@ class Store(ABC):
     not come and the store. Methods raise ``DistStoreError`` when the store cannot be reached.
     """
 
-    _waits_end: DistError | None = None
-
     def __init__(self, timeout: float | timedelta = DEFAULT_STORE_TIMEOUT) -> None:
         self._timeout = to_seconds(timeout)
+        self._ends: dict[object, DistError] = {}
+        self._last_end: DistError | None = None
 
     @property
     def timeout(self) -> timedelta:
@@ -195,20 +195,25 @@ class Store(ABC):
         A wait on one never delays a call on the other (a TCP client gets its own connection).
         """
 
-    def end_waits(self, error: DistError | None) -> None:
+    def end_waits(self, error: DistError | None, by: object = None) -> None:
         """Have the waits on this object that are under way, and later ones for what is not there,
         raise ``error``: whoever should write it is known to be gone. None: wait again.
 
-        Any thread. Clones, and other users of the data, are not concerned.
+        Ranks that are threads may share the object: each takes back, as the hashable ``by``, only
+        what it said itself. Any thread. Clones, and other users of the data, are not concerned.
         """
-        self._waits_end = error
+        if error is None:
+            self._ends.pop(by, None)
+        else:
+            self._ends[by] = self._last_end = error
 
-    def _waited_in_vain(self, what: str, missing: Sequence[bytes], seconds: float) -> DistError:
+    def _waited_in_vain(self, what: str, missing: Sequence[bytes], deadline: Deadline) -> DistError:
         """Return the error of a wait that has ended without what it waited for."""
-        if self._waits_end is not None:
+        # One that ended early was ended, though whoever did so may have taken it back since.
+        if self._last_end is not None and (self._ends or not deadline.expired):
             # A copy, because each thread that raises it adds a traceback of its own.
-            return copy(self._waits_end)
-        return timeout_error(self.describe(), what, missing, seconds)
+            return copy(self._last_end)
+        return timeout_error(self.describe(), what, missing, deadline.seconds)
 
     @abstractmethod
     def close(self) -> None:

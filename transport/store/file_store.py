@@ -238,7 +238,7 @@ class FileStore(Store):
         pause = _FIRST_PAUSE
         seen, looked = -1, 0.0
         while True:
-            expired = deadline.expired or self._waits_end is not None
+            expired = deadline.expired or bool(self._ends)
             size = self._size()
             if size != seen or expired or time.monotonic() - looked >= _LOCKED_LOOK_SECONDS:
                 seen, looked = size, time.monotonic()
@@ -246,7 +246,7 @@ class FileStore(Store):
                     return waiter.values
             if expired:
                 missing = waiter.missing(self._log.table)
-                raise self._waited_in_vain(waiter.what, missing, deadline.seconds)
+                raise self._waited_in_vain(waiter.what, missing, deadline)
             # Closing ends the wait.
             self._closing.wait(min(pause, deadline.remaining()))
             pause = min(pause * 1.5, _LONGEST_PAUSE)

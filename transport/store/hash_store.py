@@ -153,10 +153,10 @@ class HashStore(Store):
         with self._open():
             return HashStore(self._timeout, _shared=self._shared)
 
-    def end_waits(self, error: DistError | None) -> None:
+    def end_waits(self, error: DistError | None, by: object = None) -> None:
         """See ``Store``."""
         with self._lock:
-            self._waits_end = error
+            super().end_waits(error, by)
             for event in self._waits.values() if error is not None else ():
                 event.set()
 
@@ -207,7 +207,7 @@ class HashStore(Store):
             if self._table.submit(waiter):
                 return waiter.values
             self._waits[waiter] = event
-            if self._waits_end is not None:
+            if self._ends:
                 event.set()
         try:
             while not event.wait(deadline.remaining()):
@@ -221,5 +221,5 @@ class HashStore(Store):
                 self._waits.pop(waiter, None)
         self._check_open()
         if unfinished:
-            raise self._waited_in_vain(waiter.what, missing, deadline.seconds)
+            raise self._waited_in_vain(waiter.what, missing, deadline)
         return waiter.values

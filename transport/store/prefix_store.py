@@ -121,9 +121,9 @@ class PrefixStore(Store):
         """See ``Store``: the same prefix over a clone of the wrapped store."""
         return PrefixStore(self._prefix, self._store.clone())
 
-    def end_waits(self, error: DistError | None) -> None:
+    def end_waits(self, error: DistError | None, by: object = None) -> None:
         """See ``Store``: of all who use the wrapped object."""
-        self._store.end_waits(error)
+        self._store.end_waits(error, by)
 
     def close(self) -> None:
         """Close the wrapped store."""

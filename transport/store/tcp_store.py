@@ -221,10 +221,10 @@ class TCPStore(Store):
         other._host = self._host
         return other
 
-    def end_waits(self, error: DistError | None) -> None:
+    def end_waits(self, error: DistError | None, by: object = None) -> None:
         """See ``Store``."""
-        self._waits_end = error
-        self._connection.end_waits(error is not None)
+        super().end_waits(error, by)
+        self._connection.end_waits(bool(self._ends))
 
     def close(self) -> None:
         """See ``Store``. A master's server ends too, unless other tenants use it."""
@@ -309,10 +309,10 @@ class TCPStore(Store):
         timeout: float | timedelta | None,
         what: str = "key",
     ) -> list[bytes]:
-        seconds = self._seconds(timeout)
-        status, answer = self._connection.request(op, fields, seconds)
+        deadline = Deadline.after(self._seconds(timeout))
+        status, answer = self._connection.request(op, fields, deadline.seconds)
         if status == Status.TIMEOUT:
-            raise self._waited_in_vain(what, answer, seconds)
+            raise self._waited_in_vain(what, answer, deadline)
         return answer
 
 

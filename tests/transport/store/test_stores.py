@@ -443,6 +443,34 @@ class TestEndedWaits:
         with pytest.raises(StoreTimeoutError):
             store.wait(["never"], timeout=0.02)
 
+    def test_each_takes_back_only_its_own(self, make_store: MakeStore) -> None:
+        store = make_store()
+        store.end_waits(RankFailedError("rank 1 is gone", 1), by="rank 0")
+        store.end_waits(None, by="rank 1")
+        with pytest.raises(RankFailedError):
+            store.get("key")
+        store.end_waits(RankFailedError("rank 1 is gone", 1), by="rank 2")
+        store.end_waits(None, by="rank 0")
+        with pytest.raises(RankFailedError):
+            store.get("key")
+        store.end_waits(None, by="rank 2")
+        with pytest.raises(StoreTimeoutError):
+            store.wait(["never"], timeout=0.02)
+
+    def test_a_wait_that_was_ended_raises_though_that_was_taken_back(
+        self, make_store: MakeStore
+    ) -> None:
+        store = make_store()
+        with ThreadPoolExecutor(1) as pool:
+            wait = pool.submit(store.get, "never")
+            # Again and again: a FileStore looks now and then only, and may miss it.
+            while not wait.done():
+                store.end_waits(RankFailedError("rank 1 is gone", 1))
+                time.sleep(0.01)
+                store.end_waits(None)
+            with pytest.raises(RankFailedError):
+                wait.result()
+
     def test_other_objects_wait_on(self, make_store: MakeStore) -> None:
         store, other = make_store(), make_store()
         store.end_waits(RankFailedError("rank 1 is gone", 1))
