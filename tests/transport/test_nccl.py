@@ -66,7 +66,7 @@ def test_every_communicator_of_nccl_is_given_back_once() -> None:
 
     def body(member: Member) -> None:
         member.all_reduce(np.ones(3, np.float32), ReduceOp.SUM)
-        libraries.append(nccl(member)._library)
+        libraries.append(nccl(member)._connection.library)
 
     run_group(NCCL, 3, body)
     assert [[comm.state for comm in library.comms] for library in libraries] == [["destroyed"]] * 3
@@ -114,7 +114,7 @@ def test_an_error_of_the_provider_says_in_which_call() -> None:
 
     def body(member: Member) -> None:
         member.all_reduce(np.ones(3, np.float32), ReduceOp.SUM)
-        provider = nccl(member)._library
+        provider = nccl(member)._connection.library
         provider.errors = (OwnError,)
 
         def broken(*_: object) -> None:

@@ -7,6 +7,9 @@ from transport.communicator import Communicator
 from transport.cuda.driver import DeviceMemory, Driver
 from transport.cuda.flat import DeviceFlat
 
+CLOSE_SECONDS = 5.0
+"""How long ``close`` waits for the calls that are under way on the device."""
+
 
 class DeviceCommunicator(Communicator[DeviceFlat]):
     """A communicator whose buffers are in device memory."""

@@ -98,3 +98,13 @@ def check_one_device(flats: Sequence[DeviceFlat]) -> None:
             f"the arrays of one call are on {named}; expected all on one device:"
             " copy them to the device that this rank uses"
         )
+
+
+def check_device_of_group(stream: DeviceStream, device: int) -> None:
+    """Raise ValueError for an array on another ``device`` than this rank's calls before."""
+    if device != stream.device:
+        raise ValueError(
+            f"an array is on cuda:{device}, but this rank's calls on this group are on"
+            f" cuda:{stream.device}, the device of its first one; expected that device:"
+            " copy the array there"
+        )

@@ -16,8 +16,8 @@ import numpy as np
 from transport.backends import CommunicatorFactory
 from transport.call import Call
 from transport.communicator import Communicator
-from transport.cuda.device_communicator import DeviceCommunicator
-from transport.cuda.device_state import DeviceStream, check_one_device
+from transport.cuda.device_communicator import CLOSE_SECONDS, DeviceCommunicator
+from transport.cuda.device_state import DeviceStream, check_device_of_group, check_one_device
 from transport.cuda.driver import DeviceMemory, Driver
 from transport.cuda.flat import DeviceFlat, StreamOrder
 from transport.cuda.staged import StagedCommunicator
@@ -31,7 +31,6 @@ from transport.runtime import Membership
 from transport.tcp import TcpCommunicator
 from transport.tcp.address import this_machine
 
-CLOSE_SECONDS = 5.0
 _FLAG_BYTES = 8
 _ABOVE_ALL = 1 << 62
 
@@ -327,12 +326,7 @@ class CudaIpcCommunicator(DeviceCommunicator):
             device = _Device(self._inner, call, driver, number)
             with self._lock:
                 self._device = device
-        if number != self._device.stream.device:
-            raise ValueError(
-                f"an array is on cuda:{number}, but this rank's calls on this group are on"
-                f" cuda:{self._device.stream.device}, the device of its first one; expected that"
-                " device: copy the array there"
-            )
+        check_device_of_group(self._device.stream, number)
         return self._device
 
     def _check_one_host(self, call: Call) -> None:

@@ -4,30 +4,24 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
-from itertools import pairwise
 
 from transport.backends import CommunicatorFactory
 from transport.call import Call
 from transport.communicator import Communicator
-from transport.cuda.device_communicator import DeviceCommunicator
+from transport.cuda.device_communicator import CLOSE_SECONDS, DeviceCommunicator
 from transport.cuda.device_state import DeviceStream, check_one_device
-from transport.cuda.driver import DeviceMemory, Driver
+from transport.cuda.driver import Driver
 from transport.cuda.flat import DeviceFlat
 from transport.cuda.staged import make_communicator as make_staged
-from transport.cuda.watch import Watch
-from transport.errors import (
-    CommunicatorAbortedError,
-    CommunicatorTimeoutError,
-    DistBackendError,
-    DistError,
-)
+from transport.errors import CommunicatorAbortedError, DistError
 from transport.nccl import library as nccl
+from transport.nccl import operands
+from transport.nccl.connection import Connection
 from transport.nccl.dtypes import plan_copy, plan_reduction
 from transport.nccl.ledger import Entry, Ledger
 from transport.nccl.library import NcclComm, NcclLibrary, load_nccl
-from transport.nccl.meeting import in_time, join
 from transport.reduce_op import RedOpType, ReduceOp
 from transport.runtime import Membership
 from transport.store.prefix_store import PrefixStore
@@ -35,16 +29,13 @@ from transport.tcp import TcpCommunicator
 
 Fallback = Callable[[], Communicator[DeviceFlat]]
 Channel = Callable[[], Communicator]
-CLOSE_SECONDS = 5.0
-IN_USE_SECONDS = 1.0
 
 
 class NcclCommunicator(DeviceCommunicator):
     """A member of a group in which every rank has a GPU of its own.
 
-    Members meet at the first call on an array, whose device is from then on this rank's. Calls
-    return when NCCL's work is on the group's stream; a thread watches their deadlines and asks
-    NCCL for errors.
+    Members meet at the first call on an array, whose device is from then on this rank's
+    (``connection.py``). Calls return when NCCL's work is on the group's stream.
 
     What NCCL does not have goes by ``fallback``: messages with tags, dtypes and operations that it
     does not know (all members come to the same conclusion, from what they must agree on), and the
@@ -60,20 +51,13 @@ class NcclCommunicator(DeviceCommunicator):
         library: NcclLibrary | None = None,
     ) -> None:
         super().__init__(membership)
-        self._library = library or load_nccl()
+        self._connection = Connection(membership, library or load_nccl())
         self._make_fallback = fallback
         self._make_channel = channel
-        self._ledger: Ledger | None = None
         self._lock = threading.Lock()
+        self._ledger: Ledger | None = None
         self._fallback: Communicator[DeviceFlat] | None = None
         self._lost: dict[int, str] = {}
-        self._comm: NcclComm | None = None
-        self._stream: DeviceStream | None = None
-        self._can_split = False
-        self._abort_reason: str | None = None
-        # Held by who uses the communicator: NCCL's abort lets go of its memory.
-        self._in_use = threading.Lock()
-        self._watch = Watch(f"meshlib-nccl-{membership.rank}", self._async_error, self._abort_nccl)
 
     # Collectives.
 
@@ -95,7 +79,7 @@ class NcclCommunicator(DeviceCommunicator):
             return
         with self._run(call, [buffer]) as (comm, stream):
             at = buffer.pointer
-            _scale(stream, buffer, at, op)
+            operands.scale(stream, buffer, at, op)
             comm.all_reduce(at, at, plan.count(buffer.size), plan.dtype, plan.op, stream.handle)
 
     def reduce(self, call: Call, buffer: DeviceFlat, op: ReduceOp, root: int) -> None:  # noqa: D102
@@ -106,7 +90,7 @@ class NcclCommunicator(DeviceCommunicator):
             return
         owners: list[object] = []
         with self._run(call, [buffer], owners) as (comm, stream):
-            source = _scaled(stream, buffer, op, owners)
+            source = operands.scaled(stream, buffer, op, owners)
             count = plan.count(buffer.size)
             at = buffer.pointer
             comm.reduce(source, at, count, plan.dtype, plan.op, root, stream.handle)
@@ -118,14 +102,14 @@ class NcclCommunicator(DeviceCommunicator):
         owners: list[object] = []
         with self._run(call, [input_, *outputs], owners) as (comm, stream):
             source = input_.pointer
-            if _same_sizes(outputs):
+            if operands.have_one_size(outputs):
                 into = outputs[0].pointer
-                if not _is_one_block(outputs):
-                    into = self._block(stream, outputs, owners)
+                if not operands.are_one_block(outputs):
+                    into = operands.new_block(stream, outputs, owners)
                 count = plan.count(input_.size)
                 comm.all_gather(source, into, count, plan.dtype, stream.handle)
                 for i, output in enumerate(outputs):
-                    _copy(stream, output, output.pointer, into + i * output.nbytes)
+                    operands.copy(stream, output, output.pointer, into + i * output.nbytes)
                 return
             with self._grouped():
                 for root, output in enumerate(outputs):
@@ -146,17 +130,17 @@ class NcclCommunicator(DeviceCommunicator):
         owners: list[object] = []
         with self._run(call, [output, *inputs], owners) as (comm, stream):
             into = output.pointer
-            if _same_sizes(inputs):
+            if operands.have_one_size(inputs):
                 first, count = inputs[0].pointer, plan.count(output.size)
-                if op.kind is RedOpType.PREMUL_SUM or not _is_one_block(inputs):
-                    first = self._block(stream, inputs, owners)
+                if op.kind is RedOpType.PREMUL_SUM or not operands.are_one_block(inputs):
+                    first = operands.new_block(stream, inputs, owners)
                     for i, part in enumerate(inputs):
                         at = first + i * part.nbytes
-                        _copy(stream, part, at, part.pointer)
-                        _scale(stream, part, at, op)
+                        operands.copy(stream, part, at, part.pointer)
+                        operands.scale(stream, part, at, op)
                 comm.reduce_scatter(first, into, count, plan.dtype, plan.op, stream.handle)
                 return
-            sources = [_scaled(stream, part, op, owners) for part in inputs]
+            sources = [operands.scaled(stream, part, op, owners) for part in inputs]
             with self._grouped():
                 for root, (part, source) in enumerate(zip(inputs, sources, strict=True)):
                     count = plan.count(part.size)
@@ -175,7 +159,7 @@ class NcclCommunicator(DeviceCommunicator):
             if root != self.rank:
                 self._exchange(comm, stream, {root: input_}, {})
                 return
-            _copy(stream, input_, outs[root].pointer, input_.pointer)
+            operands.copy(stream, input_, outs[root].pointer, input_.pointer)
             others = {peer: out for peer, out in enumerate(outs) if peer != root}
             self._exchange(comm, stream, {}, others)
 
@@ -189,7 +173,7 @@ class NcclCommunicator(DeviceCommunicator):
             if root != self.rank:
                 self._exchange(comm, stream, {}, {root: output})
                 return
-            _copy(stream, output, output.pointer, ins[root].pointer)
+            operands.copy(stream, output, output.pointer, ins[root].pointer)
             others = {peer: part for peer, part in enumerate(ins) if peer != root}
             self._exchange(comm, stream, others, {})
 
@@ -199,7 +183,7 @@ class NcclCommunicator(DeviceCommunicator):
         gives, wants = [part.nbytes for part in inputs], [part.nbytes for part in outputs]
         with self._run(call, [*outputs, *inputs], (), gives, wants) as (comm, stream):
             mine = inputs[self.rank]
-            _copy(stream, mine, outputs[self.rank].pointer, mine.pointer)
+            operands.copy(stream, mine, outputs[self.rank].pointer, mine.pointer)
             others = [peer for peer in range(self.size) if peer != self.rank]
             self._exchange(
                 comm,
@@ -213,8 +197,7 @@ class NcclCommunicator(DeviceCommunicator):
     def connect(self, call: Call, driver: Driver, device: int) -> None:
         """Meet the other members now, on ``device``, not at the first call on an array."""
         self._post(call)
-        if self._comm is None:
-            self._join(call, driver, device)
+        self._connection.connect(call, driver, device)
 
     def split(
         self, call: Call, part: Membership | None, like: Communicator[DeviceFlat] | None
@@ -227,36 +210,16 @@ class NcclCommunicator(DeviceCommunicator):
         or NCCL is older than 2.18.
         """
         self._post(call)
-        if self._comm is None or self._stream is None or not self._can_split:
+        if not self._connection.can_split:
             return False
-        comm, device = self._comm, self._stream.device
-        if not self._watch.drain(call.deadline.remaining()):
-            raise CommunicatorTimeoutError(
-                f"{call.header}: the calls before it were not done within"
-                f" {call.deadline.seconds:g} s",
-                None,
-            )
         color, key = nccl.NO_COLOR, 0
         if part is not None:
             color, key = self.membership.ranks.index(part.ranks[0]), part.rank
-        with self._in_use:
-            self._check_open(call)
-            found = in_time(
-                lambda: comm.split(color, key),
-                self._stream.driver,
-                device,
-                call,
-                lambda: self._abort_reason,
-            )
+        found = self._connection.split(call, color, key)
         if found is not None:
             assert isinstance(like, NcclCommunicator)
-            like.adopt(found, DeviceStream(self._stream.driver, device))
+            like._connection.adopt(*found)
         return True
-
-    def adopt(self, comm: NcclComm, stream: DeviceStream) -> None:
-        """Be connected by ``comm``, which has the members of this one."""
-        with self._lock:
-            self._comm, self._stream, self._can_split = comm, stream, True
 
     # Point to point: NCCL has neither tags nor receives from anybody.
 
@@ -281,76 +244,37 @@ class NcclCommunicator(DeviceCommunicator):
     # The end.
 
     def abort(self, reason: str) -> None:  # noqa: D102
+        self._connection.abort(reason)
+        # Neither of them comes to be after that.
         with self._lock:
-            first = self._abort_reason is None
-            if first:
-                self._abort_reason = reason
             fallback, ledger = self._fallback, self._ledger
         if fallback is not None:
             fallback.abort(reason)
         if ledger is not None:
             ledger.abort(reason)
-        if first:
-            # NCCL's own abort waits for its kernels to end.
-            threading.Thread(
-                target=self._stop, args=(reason,), name="meshlib-nccl-abort", daemon=True
-            ).start()
 
     def close(self) -> None:  # noqa: D102
-        if self._comm is not None and not self._watch.drain(CLOSE_SECONDS):
-            self._stop("the communicator was closed while the device was at work")
+        self._connection.finish(CLOSE_SECONDS)
         # The others may not have compared this member's last calls yet.
-        if self._ledger is not None and self._abort_reason is None:
+        if self._ledger is not None and self._connection.abort_reason is None:
             self._ledger.drain(CLOSE_SECONDS)
+        self._connection.close()
         with self._lock:
-            # The watch may be aborting it at this moment: who takes it ends it.
-            comm, self._comm = self._comm, None
-            if self._abort_reason is None:
-                self._abort_reason = "the communicator was closed"
             fallback, self._fallback = self._fallback, None
-            stream, self._stream = self._stream, None
             ledger, self._ledger = self._ledger, None
         if ledger is not None:
             ledger.close()
-        if comm is not None:
-            with suppress(*self._library.errors):
-                comm.destroy()
-        self._watch.close()
         if fallback is not None:
             fallback.close()
-        if stream is not None:
-            stream.close()
-
-    def _stop(self, reason: str) -> None:
-        error = CommunicatorAbortedError(reason)
-        self._watch.fail(error)
-        self._abort_nccl(error)
-
-    def _abort_nccl(self, error: DistError) -> None:
-        """End NCCL's work, for all members: its kernels end in error elsewhere. May block."""
-        with self._lock:
-            if self._abort_reason is None:
-                self._abort_reason = str(error)
-            comm, self._comm = self._comm, None
-        if comm is not None:
-            # A call that NCCL itself holds up ends by the abort alone.
-            free = self._in_use.acquire(timeout=IN_USE_SECONDS)
-            try:
-                # One that is broken says so when it is let go of: it is known.
-                with suppress(*self._library.errors):
-                    comm.abort()
-            finally:
-                if free:
-                    self._in_use.release()
 
     def _on_dispute(self, entry: Entry, error: DistError) -> None:
         """End everything: members disagree in a call, or one has not made it."""
-        self._watch.fail(error, entry.call.header)
+        self._connection.fail(error, entry.call.header)
         with self._lock:
             fallback = self._fallback
         if fallback is not None:
             fallback.abort(str(error))
-        self._abort_nccl(error)
+        self._connection.end(error)
         if entry.completion is not None:
             entry.completion.tell()
 
@@ -359,7 +283,7 @@ class NcclCommunicator(DeviceCommunicator):
     def _post(self, call: Call, gives: Sequence[int] = (), wants: Sequence[int] = ()) -> Entry:
         """Have ``call`` compared with the other members'; see ``Ledger.post``."""
         with self._lock:
-            self._check_open(call)
+            self._connection.check_open(call)
             if self._ledger is None:
                 self._ledger = Ledger(self._make_channel(), self._on_dispute)
             return self._ledger.post(call, gives, wants)
@@ -371,7 +295,7 @@ class NcclCommunicator(DeviceCommunicator):
         try:
             yield self._other()
         except CommunicatorAbortedError:
-            self._watch.check_for(call)  # if there is trouble, that is why it was aborted
+            self._connection.check_trouble(call)  # if there is one, that is why it was aborted
             raise
 
     @contextmanager
@@ -390,61 +314,22 @@ class NcclCommunicator(DeviceCommunicator):
         """
         check_one_device(flats)
         entry = self._post(call, gives, wants)
-        try:
-            comm, stream = self._joined(call, flats[0])
-        except CommunicatorAbortedError:
-            self._watch.check_for(call)
-            raise
+        comm, stream = self._connection.connect(call, flats[0].driver, flats[0].device)
         stream.begin(flats)
-        try:
-            with self._in_use, stream.driver.on(stream.device):
-                self._check_open(call)
-                yield comm, stream
-        except DistError:
-            raise
-        except self._library.errors as error:
-            raise DistBackendError(
-                f"NCCL failed in {call.header}: {error}; NCCL_DEBUG=WARN tells more"
-            ) from error
+        with self._connection.in_use(call, stream):
+            yield comm, stream
         completion = stream.end(call, flats, *owners)
         completion.settle_by(lambda: entry.compared)
         entry.completion = completion
-        self._watch.add(call, completion)
-
-    def _joined(self, call: Call, flat: DeviceFlat) -> tuple[NcclComm, DeviceStream]:
-        self._check_open(call)
-        if self._comm is None or self._stream is None:
-            self._join(call, flat.driver, flat.device)
-        assert self._stream is not None
-        if flat.device != self._stream.device:
-            raise ValueError(
-                f"an array is on cuda:{flat.device}, but this rank's calls on this group are on"
-                f" cuda:{self._stream.device}, the device of its first one; expected that device:"
-                " copy the array there"
-            )
-        assert self._comm is not None
-        return self._comm, self._stream
-
-    def _join(self, call: Call, driver: Driver, device: int) -> None:
-        stream = DeviceStream(driver, device)
-        joined = join(
-            self.membership, self._library, driver, device, call, lambda: self._abort_reason
-        )
-        with self._lock:
-            self._stream = stream
-            if self._abort_reason is None:
-                self._comm, self._can_split = joined.comm, joined.can_split
-        if self._comm is None:
-            joined.comm.abort()
-        self._check_open(call)
+        self._connection.watch(call, completion)
 
     @contextmanager
     def _grouped(self) -> Generator[None]:
-        self._library.group_start()
+        self._connection.library.group_start()
         try:
             yield
         finally:
-            self._library.group_end()
+            self._connection.library.group_end()
 
     def _exchange(
         self,
@@ -462,72 +347,16 @@ class NcclCommunicator(DeviceCommunicator):
                 if flat.size:
                     comm.recv(flat.pointer, flat.nbytes, nccl.UINT8, peer, stream.handle)
 
-    def _block(
-        self, stream: DeviceStream, flats: Sequence[DeviceFlat], owners: list[object]
-    ) -> int:
-        """Return the address of new memory for all of ``flats``, one behind the other."""
-        memory = stream.driver.allocate(sum(flat.nbytes for flat in flats), stream.device)
-        owners.append(memory)
-        return memory.pointer
-
     def _other(self) -> Communicator[DeviceFlat]:
         with self._lock:
-            if self._abort_reason is not None:
-                raise CommunicatorAbortedError(self._abort_reason)
+            reason = self._connection.abort_reason
+            if reason is not None:
+                raise CommunicatorAbortedError(reason)
             if self._fallback is None:
                 self._fallback = self._make_fallback()
-                for peer, reason in self._lost.items():
-                    self._fallback.lose(peer, reason)
+                for peer, why in self._lost.items():
+                    self._fallback.lose(peer, why)
             return self._fallback
-
-    def _check_open(self, call: Call) -> None:
-        self._watch.check_for(call)
-        if self._abort_reason is not None:
-            raise CommunicatorAbortedError(self._abort_reason)
-
-    def _async_error(self) -> str | None:
-        if not self._in_use.acquire(blocking=False):
-            return None  # asked again soon
-        try:
-            comm = self._comm
-            error = None if comm is None else comm.async_error()
-        except self._library.errors as raised:
-            error = str(raised)
-        finally:
-            self._in_use.release()
-        return None if error is None else f"NCCL reports {error}; NCCL_DEBUG=WARN tells more"
-
-
-def _same_sizes(flats: Sequence[DeviceFlat]) -> bool:
-    """Whether the buffers, whose sizes all members know, have one size. All members agree."""
-    return len({flat.size for flat in flats}) == 1
-
-
-def _is_one_block(flats: Sequence[DeviceFlat]) -> bool:
-    """Whether the buffers lie one behind the other here. Another member's may not."""
-    return all(one.pointer + one.nbytes == other.pointer for one, other in pairwise(flats))
-
-
-def _copy(stream: DeviceStream, like: DeviceFlat, into: int, source: int) -> None:
-    """Copy as many bytes as ``like`` has."""
-    if like.size and into != source:
-        stream.driver.copy(into, source, like.nbytes, stream.handle)
-
-
-def _scale(stream: DeviceStream, flat: DeviceFlat, into: int, op: ReduceOp) -> None:
-    """Apply what comes before the reduction."""
-    if op.kind is RedOpType.PREMUL_SUM and flat.size:
-        stream.driver.scale(into, flat.pointer, flat.dtype, flat.size, op.factor, stream.handle)
-
-
-def _scaled(stream: DeviceStream, flat: DeviceFlat, op: ReduceOp, owners: list[object]) -> int:
-    """Return where the input of a reduction is: scaled apart if it must be, since it is kept."""
-    if op.kind is not RedOpType.PREMUL_SUM or not flat.size:
-        return flat.pointer
-    memory: DeviceMemory = stream.driver.allocate(flat.nbytes, stream.device)
-    owners.append(memory)
-    _scale(stream, flat, memory.pointer, op)
-    return memory.pointer
 
 
 def make_communicator(

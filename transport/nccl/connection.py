@@ -1,0 +1,228 @@
+"""One member's NCCL communicator: when it comes to be, who may use it, and how it ends.
+
+NCCL lets one thread at a time use a communicator, and another one abort it at any moment; the
+abort lets go of the communicator's memory. So whoever uses it holds a lock, for which an abort
+waits, but not for long: a call that NCCL itself holds up ends by the abort alone.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+
+from transport.call import Call, CallHeader
+from transport.cuda.device_state import DeviceStream, check_device_of_group
+from transport.cuda.driver import Driver
+from transport.cuda.flat import Completion
+from transport.cuda.watch import Watch
+from transport.errors import (
+    CommunicatorAbortedError,
+    CommunicatorTimeoutError,
+    DistBackendError,
+    DistError,
+)
+from transport.nccl.library import NcclComm, NcclLibrary
+from transport.nccl.meeting import in_time, join
+from transport.runtime import Membership
+
+_IN_USE_SECONDS = 1.0
+
+
+class Connection:
+    """A member's communicator and the stream that its work is on, from the first call on.
+
+    A thread watches the deadlines of the calls on the device and asks NCCL for errors; either
+    ends the connection for good.
+    """
+
+    def __init__(self, membership: Membership, library: NcclLibrary) -> None:
+        self.library = library
+        self._membership = membership
+        self._lock = threading.Lock()
+        self._comm: NcclComm | None = None
+        self._stream: DeviceStream | None = None
+        self._can_split = False
+        self._abort_reason: str | None = None
+        self._in_use = threading.Lock()
+        self._watch = Watch(f"meshlib-nccl-{membership.rank}", self._async_error, self.end)
+
+    # Beginning.
+
+    def connect(self, call: Call, driver: Driver, device: int) -> tuple[NcclComm, DeviceStream]:
+        """Return the communicator and its stream; all members call it the first time.
+
+        ``device`` is from then on this member's. Raises ValueError for another one, and what
+        ``meeting.join`` raises.
+        """
+        self.check_open(call)
+        if self._comm is None or self._stream is None:
+            self._join(call, driver, device)
+        assert self._stream is not None
+        check_device_of_group(self._stream, device)
+        assert self._comm is not None
+        return self._comm, self._stream
+
+    def adopt(self, comm: NcclComm, stream: DeviceStream) -> None:
+        """Be connected by ``comm``, which has the members of this one."""
+        with self._lock:
+            self._comm, self._stream, self._can_split = comm, stream, True
+
+    def _join(self, call: Call, driver: Driver, device: int) -> None:
+        stream = DeviceStream(driver, device)
+        try:
+            joined = join(
+                self._membership, self.library, driver, device, call, lambda: self._abort_reason
+            )
+        except CommunicatorAbortedError:
+            self.check_trouble(call)  # if there is trouble, that is why it was aborted
+            raise
+        with self._lock:
+            self._stream = stream
+            if self._abort_reason is None:
+                self._comm, self._can_split = joined.comm, joined.can_split
+        if self._comm is None:
+            joined.comm.abort()
+        self.check_open(call)
+
+    # Use.
+
+    @property
+    def can_split(self) -> bool:
+        """Whether it is there, and all members' NCCL can split it."""
+        return self._comm is not None and self._stream is not None and self._can_split
+
+    @contextmanager
+    def in_use(self, call: Call, stream: DeviceStream) -> Generator[None]:
+        """Hold off an abort while ``call`` is put on ``stream``.
+
+        Raises DistBackendError in the place of NCCL's own errors.
+        """
+        try:
+            with self._in_use, stream.driver.on(stream.device):
+                self.check_open(call)
+                yield
+        except DistError:
+            raise
+        except self.library.errors as error:
+            raise DistBackendError(
+                f"NCCL failed in {call.header}: {error}; NCCL_DEBUG=WARN tells more"
+            ) from error
+
+    def watch(self, call: Call, completion: Completion) -> None:
+        """Look after ``call``, which is on the device, until ``completion``."""
+        self._watch.add(call, completion)
+
+    def split(self, call: Call, color: int, key: int) -> tuple[NcclComm, DeviceStream] | None:
+        """Return the communicator of the members with this ``color``, and a stream for it.
+
+        ``can_split`` holds, and all members call. Waits for the calls that are under way. None
+        for ``NO_COLOR``.
+        """
+        comm, stream = self._comm, self._stream
+        assert comm is not None
+        assert stream is not None
+        if not self._watch.drain(call.deadline.remaining()):
+            raise CommunicatorTimeoutError(
+                f"{call.header}: the calls before it were not done within"
+                f" {call.deadline.seconds:g} s",
+                None,
+            )
+        with self._in_use:
+            self.check_open(call)
+            part = in_time(
+                lambda: comm.split(color, key),
+                stream.driver,
+                stream.device,
+                call,
+                lambda: self._abort_reason,
+            )
+        return None if part is None else (part, DeviceStream(stream.driver, stream.device))
+
+    # The end.
+
+    @property
+    def abort_reason(self) -> str | None:
+        """Why nothing can be called any more, or None."""
+        return self._abort_reason
+
+    def check_open(self, call: Call) -> None:
+        """Raise what ended the connection, if anything did."""
+        reason = self._abort_reason  # set after the trouble, if there is one
+        self.check_trouble(call)
+        if reason is not None:
+            raise CommunicatorAbortedError(reason)
+
+    def check_trouble(self, call: Call) -> None:
+        """Raise what went wrong with a call on the device, or in the comparison, if anything."""
+        self._watch.check_for(call)
+
+    def abort(self, reason: str) -> None:
+        """End all work. Any thread; idempotent; never blocks."""
+        with self._lock:
+            first = self._abort_reason is None
+            if first:
+                self._abort_reason = reason
+        if first:
+            error = CommunicatorAbortedError(reason)
+            # NCCL's own abort waits for its kernels to end.
+            threading.Thread(
+                target=self._give_up, args=(error,), name="meshlib-nccl-abort", daemon=True
+            ).start()
+
+    def fail(self, error: DistError, at_fault: CallHeader | None = None) -> None:
+        """Have all calls on the device, and later ones, raise ``error``; see ``Watch.fail``."""
+        self._watch.fail(error, at_fault)
+
+    def end(self, error: DistError) -> None:
+        """End NCCL's work, for all members: its kernels end in error elsewhere. May block."""
+        with self._lock:
+            if self._abort_reason is None:
+                self._abort_reason = str(error)
+            comm, self._comm = self._comm, None
+        if comm is not None:
+            free = self._in_use.acquire(timeout=_IN_USE_SECONDS)
+            try:
+                # One that is broken says so when it is let go of: it is known.
+                with suppress(*self.library.errors):
+                    comm.abort()
+            finally:
+                if free:
+                    self._in_use.release()
+
+    def finish(self, seconds: float) -> None:
+        """Wait until the calls under way are done; abort them if that takes too long."""
+        if self._comm is not None and not self._watch.drain(seconds):
+            reason = "the communicator was closed while the device was at work"
+            self._give_up(CommunicatorAbortedError(reason))
+
+    def close(self) -> None:
+        """Let go of the communicator and its stream; nothing is under way. Idempotent."""
+        with self._lock:
+            # The watch may be aborting it at this moment: who takes it ends it.
+            comm, self._comm = self._comm, None
+            if self._abort_reason is None:
+                self._abort_reason = "the communicator was closed"
+            stream, self._stream = self._stream, None
+        if comm is not None:
+            with suppress(*self.library.errors):
+                comm.destroy()
+        self._watch.close()
+        if stream is not None:
+            stream.close()
+
+    def _give_up(self, error: DistError) -> None:
+        self.fail(error)
+        self.end(error)
+
+    def _async_error(self) -> str | None:
+        if not self._in_use.acquire(blocking=False):
+            return None  # asked again soon
+        try:
+            comm = self._comm
+            error = None if comm is None else comm.async_error()
+        except self.library.errors as raised:
+            error = str(raised)
+        finally:
+            self._in_use.release()
+        return None if error is None else f"NCCL reports {error}; NCCL_DEBUG=WARN tells more"
