@@ -31,9 +31,6 @@ _PAUSE_SECONDS = 0.1
 # What is read, and thrown away, of somebody who has been told why TLS fails.
 _MAX_DISCARDED = 1 << 16
 
-OnEvent = Callable[[int], None]
-"""What a key's ``data`` is in a selector that an Acceptor shares: called with the event mask."""
-
 
 class _Pending:
     """A connection that has not proved itself."""
@@ -53,8 +50,9 @@ class Acceptor:
     """Serves a listening socket in the caller's selector loop. One thread only.
 
     ``deliver`` is given each connection that has proved itself: authenticated, non-blocking,
-    tuned, and not registered; with ``tls``, a ``TlsSocket``. The loop must call a ready key's
-    ``data(events)``, pass ``seconds_to_wait()`` to ``select`` and call ``expire()`` once a turn::
+    tuned, and not registered; with ``tls``, a ``TlsSocket``. The loop (as ``EventLoop`` does) must
+    call a ready key's ``data(events)``, pass ``seconds_to_wait()`` to ``select`` and call
+    ``expire()`` once a turn::
 
         for key, events in selector.select(acceptor.seconds_to_wait()):
             key.data(events)

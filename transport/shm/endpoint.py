@@ -25,6 +25,7 @@ from typing import Protocol
 
 from transport.acceptor import Acceptor
 from transport.errors import AuthenticationError, DistNetworkError, PeerLostError
+from transport.event_loop import EventLoop
 from transport.shm.peer_connection import Connection, Message, Operation, same_user
 from transport.sockets import close_in_forked_children
 
@@ -125,16 +126,10 @@ class Endpoint:
         self._replies: dict[int, _Request] = {}
         self._next_number = 1
         self._errands: deque[Callable[[], None]] = deque()
-        self._stopping = False
-        self._selector = selectors.DefaultSelector()
-        self._waker, self._woken = socket.socketpair()
-        for end in (self._waker, self._woken):
-            end.setblocking(False)
-            close_in_forked_children(end)
-        self._selector.register(self._woken, selectors.EVENT_READ, self._on_woken)
+        self._loop = EventLoop("meshlib-shm-endpoint", self._turn, self._end)
+        self._selector = self._loop.selector
         self._acceptor = Acceptor(listener, secret, self._selector, self._welcome)
-        self._thread = threading.Thread(target=self._run, name="meshlib-shm-endpoint", daemon=True)
-        self._thread.start()
+        self._loop.start()
 
     # For communicators.
 
@@ -179,7 +174,7 @@ class Endpoint:
             self._replies[number] = _Request(connection, group, peer, name, reply)
             connection.users[group] = peer
             connection.send(Message(Operation.ASK, group, number, rank, what))
-        self._wake()
+        self._loop.wake()
         return number, reply
 
     def watch(self, address: bytes, group: str, rank: int, peer: int) -> None:
@@ -199,7 +194,7 @@ class Endpoint:
                 connection.users[group] = peer
                 connection.send(Message(Operation.ASK, group, 0, rank))
         if connection is not None:
-            self._wake()
+            self._loop.wake()
         elif service is not None:
             service.on_gone(peer, DIED)
 
@@ -227,40 +222,20 @@ class Endpoint:
 
     def close(self) -> None:
         """Stop listening and let go of all connections. Idempotent."""
-        if not self._stopping:
-            self._stopping = True
-            self._wake()
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+        self._loop.stop()
 
     # The loop.
 
-    def _wake(self) -> None:
-        with contextlib.suppress(OSError):  # full: it wakes anyway; closed: it has ended
-            self._waker.send(b"!")
+    def _turn(self) -> float | None:
+        self._acceptor.expire()
+        while self._errands:
+            self._errands.popleft()()
+        return self._acceptor.seconds_to_wait()
 
-    def _on_woken(self, _events: int) -> None:
-        with contextlib.suppress(BlockingIOError):
-            self._woken.recv(4096)
-
-    def _run(self) -> None:
-        try:
-            while not self._stopping:
-                for key, events in self._selector.select(self._acceptor.seconds_to_wait()):
-                    key.data(events)
-                self._acceptor.expire()
-                while self._errands:
-                    self._errands.popleft()()
-        except Exception:
-            _LOGGER.exception("the shared-memory endpoint failed")
-            raise
-        finally:
-            self._acceptor.close()
-            for connection in list(self._connections):
-                self._drop(connection)
-            self._selector.close()
-            self._woken.close()
-            self._waker.close()
+    def _end(self) -> None:
+        self._acceptor.close()
+        for connection in list(self._connections):
+            self._drop(connection)
 
     def _listen_to(self, connection: Connection) -> None:
         try:
@@ -378,6 +353,6 @@ class Endpoint:
                 request.reply.complete(error=AuthenticationError(f"{request.name}: {error}"))
             else:
                 request.refuse(DIED)
-        if not self._stopping:
+        if not self._loop.stopping:
             for service, rank in told:
                 service.on_gone(rank, DIED)

@@ -6,14 +6,12 @@ once. A client that is gone without a goodbye has its will appended for all who 
 
 from __future__ import annotations
 
-import contextlib
 import heapq
 import itertools
 import logging
 import math
 import selectors
 import socket
-import threading
 import time
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +20,7 @@ from types import EllipsisType
 from transport.acceptor import Acceptor
 from transport.deadline import LONGEST_WAIT
 from transport.errors import DistNetworkError, DistStoreError
-from transport.fork import close_in_forked_children
+from transport.event_loop import EventLoop, sooner
 from transport.sockets import LOOPBACK, format_address, listen
 from transport.store.commands import Commands, Fields, MakeWaiter
 from transport.store.table import Table, Waiter
@@ -107,18 +105,10 @@ class TCPStoreServer:
         self._timers: list[tuple[float, int, _Wait]] = []
         self._parked = 0
         self._count = itertools.count()
-        self._stopping = False
-        self._selector = selectors.DefaultSelector()
-        self._waker, self._woken = socket.socketpair()
-        for end in (self._waker, self._woken):
-            end.setblocking(False)
-            close_in_forked_children(end)
-        self._selector.register(self._woken, selectors.EVENT_READ, self._on_woken)
+        self._loop = EventLoop(f"meshlib-store-server-{self.port}", self._turn, self._end)
+        self._selector = self._loop.selector
         self._acceptor = Acceptor(listener, secret, self._selector, self._welcome, tls)
-        self._thread = threading.Thread(
-            target=self._run, name=f"meshlib-store-server-{self.port}", daemon=True
-        )
-        self._thread.start()
+        self._loop.start()
 
     @property
     def address(self) -> tuple[str, int]:
@@ -127,48 +117,27 @@ class TCPStoreServer:
 
     def close(self) -> None:
         """Stop serving: clients' calls fail with ``DistStoreError``. Idempotent."""
-        if not self._stopping:
-            self._stopping = True
-            with contextlib.suppress(OSError):  # the loop has ended already
-                self._waker.send(b"!")
-        # Garbage is collected in any thread, also in the server's own.
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+        self._loop.stop()
 
     def __repr__(self) -> str:
         return f"TCPStoreServer({format_address(self.host, self.port)})"
 
     # The loop.
 
-    def _run(self) -> None:
-        try:
-            while not self._stopping:
-                for key, events in self._selector.select(self._seconds_to_wait()):
-                    key.data(events)
-                self._acceptor.expire()
-                if self._timers:
-                    self._expire_waits()
-        except Exception:
-            _LOGGER.exception("%r failed", self)
-            raise
-        finally:
-            self._acceptor.close()
-            for client in self._clients:
-                client.sock.close()
-            self._clients.clear()
-            self._selector.close()
-            self._woken.close()
-            self._waker.close()
-
-    def _seconds_to_wait(self) -> float | None:
-        seconds = self._acceptor.seconds_to_wait()
+    def _turn(self) -> float | None:
+        self._acceptor.expire()
+        left: float | None = None
+        if self._timers:
+            self._expire_waits()
         if self._timers:
             left = min(max(0.0, self._timers[0][0] - time.monotonic()), LONGEST_WAIT)
-            return left if seconds is None else min(seconds, left)
-        return seconds
+        return sooner(self._acceptor.seconds_to_wait(), left)
 
-    def _on_woken(self, _events: int) -> None:
-        self._woken.recv(1)
+    def _end(self) -> None:
+        self._acceptor.close()
+        for client in self._clients:
+            client.sock.close()
+        self._clients.clear()
 
     def _welcome(self, sock: socket.socket) -> None:
         client = _Client(sock)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import resource
 import secrets
@@ -16,7 +15,8 @@ from functools import partial
 
 from transport.acceptor import Acceptor
 from transport.auth import HANDSHAKE_SECONDS
-from transport.sockets import close_in_forked_children, listen
+from transport.event_loop import EventLoop, sooner
+from transport.sockets import listen
 from transport.tcp.address import Address, this_machine
 from transport.tcp.hello import HELLO_BYTES, Hello, digest_of
 from transport.tls import Tls
@@ -65,18 +65,11 @@ class Endpoint:
         self._held: OrderedDict[socket.socket, Hello] = OrderedDict()
         self._closed_groups: OrderedDict[bytes, None] = OrderedDict()
         self._newcomers: OrderedDict[_Newcomer, None] = OrderedDict()
-        self._stopping = False
-        self._selector = selectors.DefaultSelector()
-        self._waker, self._woken = socket.socketpair()
-        for end in (self._waker, self._woken):
-            end.setblocking(False)
-            close_in_forked_children(end)
-        self._selector.register(self._woken, selectors.EVENT_READ, self._on_woken)
+        name = f"meshlib-tcp-endpoint-{self.address.port}"
+        self._loop = EventLoop(name, self._turn, self._end)
+        self._selector = self._loop.selector
         self._acceptor = Acceptor(listener, secret, self._selector, self._welcome, tls)
-        self._thread = threading.Thread(
-            target=self._run, name=f"meshlib-tcp-endpoint-{self.address.port}", daemon=True
-        )
-        self._thread.start()
+        self._loop.start()
 
     def register(self, group: str, deliver: Deliver) -> None:
         """Have the connections of ``group`` delivered, also those that came before.
@@ -103,58 +96,35 @@ class Endpoint:
 
     def close(self) -> None:
         """Stop listening, and drop what nobody has been given. Idempotent."""
-        if not self._stopping:
-            self._stopping = True
-            with contextlib.suppress(OSError):  # the loop has ended already
-                self._waker.send(b"!")
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+        self._loop.stop()
 
     def __repr__(self) -> str:
         return f"Endpoint({self.address.host!r}, port {self.address.port})"
 
     # The loop.
 
-    def _run(self) -> None:
-        try:
-            while not self._stopping:
-                for key, events in self._selector.select(self._seconds_to_wait()):
-                    key.data(events)
-                self._acceptor.expire()
-                self._expire()
-        except Exception:
-            _LOGGER.exception("%r failed", self)
-            raise
-        finally:
-            self._acceptor.close()
-            for newcomer in self._newcomers:
-                newcomer.sock.close()
-            with self._lock:
-                self._groups.clear()
-                for sock in self._held:
-                    sock.close()
-                self._held.clear()
-            self._selector.close()
-            self._woken.close()
-            self._waker.close()
-
-    def _seconds_to_wait(self) -> float | None:
-        seconds = self._acceptor.seconds_to_wait()
-        if self._newcomers:
-            left = max(0.0, next(iter(self._newcomers)).expires - time.monotonic())
-            return left if seconds is None else min(seconds, left)
-        return seconds
-
-    def _on_woken(self, _events: int) -> None:
-        """Do nothing: being woken is enough to see that the loop is to stop."""
-
-    def _expire(self) -> None:
+    def _turn(self) -> float | None:
+        self._acceptor.expire()
+        left: float | None = None
         while self._newcomers:
             oldest = next(iter(self._newcomers))
-            if oldest.expires > time.monotonic():
-                return
+            left = oldest.expires - time.monotonic()
+            if left > 0:
+                break
             self._forget(oldest)
             self._refuse(oldest.sock, "it did not say in time what it is for")
+            left = None
+        return sooner(self._acceptor.seconds_to_wait(), left)
+
+    def _end(self) -> None:
+        self._acceptor.close()
+        for newcomer in self._newcomers:
+            newcomer.sock.close()
+        with self._lock:
+            self._groups.clear()
+            for sock in self._held:
+                sock.close()
+            self._held.clear()
 
     def _welcome(self, sock: socket.socket) -> None:
         newcomer = _Newcomer(sock)
