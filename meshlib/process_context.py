@@ -23,7 +23,7 @@ from meshlib.launcher.patience import (
     SETTLE_AFTER_ECHO_SECONDS,
     SETTLE_SECONDS,
 )
-from meshlib.spawn import ProcessException, ProcessExitedException, ProcessRaisedException
+from meshlib.spawning import ProcessException, ProcessExitedException, ProcessRaisedException
 from transport import environment
 from transport.deadline import Deadline
 from transport.store.tcp_server import TCPStoreServer

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import meshlib as dist
-from meshlib.spawn import ProcessExitedException, ProcessRaisedException, spawn
+from meshlib import ProcessExitedException, ProcessRaisedException, spawn
 
 pytestmark = pytest.mark.processes
 
@@ -116,7 +116,7 @@ def test_the_error_of_the_failing_rank_is_raised():
     text = str(caught.value)
     assert text.rstrip().endswith("KeyError: 'from rank 1'")
     assert "in _raise" in text
-    assert "meshlib/spawn.py" not in text
+    assert "meshlib/process_context.py" not in text
 
 
 def test_an_exit_code_is_reported():
@@ -173,7 +173,7 @@ def test_a_context_can_be_closed_while_ranks_run(tmp_path):
 
 PARENT = """
 import os, sys, time, threading
-from meshlib.spawn import spawn
+from meshlib import spawn
 
 def work(rank, path):
     import meshlib as dist
