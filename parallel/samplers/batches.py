@@ -7,6 +7,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from parallel.samplers.distributed import DistributedSampler
+from parallel.samplers.shard import Shard
 
 
 class Batch(NamedTuple):
@@ -39,35 +40,35 @@ class DistributedBatchSampler:
         self.sampler = sampler
         self.batch_size = batch_size
         self.drop_last = drop_last
+        self._pass = sampler.pass_under_way  # of which so many batches were yielded:
         self._batches = 0
 
     def __len__(self) -> int:
         """Return how many batches the next pass yields, the same on every replica."""
-        count = self.sampler.longest
-        return count // self.batch_size if self.drop_last else -(-count // self.batch_size)
+        return self._count(self.sampler.longest)
+
+    def _count(self, indices: int) -> int:
+        return indices // self.batch_size if self.drop_last else -(-indices // self.batch_size)
 
     def __iter__(self) -> Iterator[Batch]:
         """Begin a pass over the epoch, or after a resume over the rest of it."""
-        self._batches = 0
-        return self._walk(
-            len(self), self.sampler.longest, len(self.sampler), self.sampler.num_valid
-        )
-
-    def _walk(self, batches: int, longest: int, own: int, valid: int) -> Iterator[Batch]:
         indices = iter(self.sampler)
-        for number in range(batches):
+        self._pass, self._batches = self.sampler.pass_under_way, 0
+        return self._walk(indices, self._pass.shard)
+
+    def _walk(self, indices: Iterator[int], shard: Shard) -> Iterator[Batch]:
+        for number in range(self._count(shard.longest)):
             begin = number * self.batch_size
-            size = min(self.batch_size, longest - begin)
+            size = min(self.batch_size, shard.longest - begin)
             # Never ask for one index too many: that would end the epoch before the batch is used.
-            chosen = list(islice(indices, min(size, own - begin)))
+            chosen = list(islice(indices, min(size, shard.count - begin)))
             if len(chosen) < size:  # by one, and only in evaluation
                 chosen.append(chosen[-1] if chosen else 0)
-            real = min(max(valid - begin, 0), size)
+            real = min(max(shard.valid - begin, 0), size)
             self._batches = number + 1
             yield Batch(chosen, real)
         for _ in indices:  # what a dropped batch leaves: the epoch must come to its end
             pass
-        self._batches = 0
 
     def set_epoch(self, epoch: int) -> None:
         """Make ``epoch`` the one that the next pass goes through."""
@@ -78,13 +79,18 @@ class DistributedBatchSampler:
 
         By default after those that were yielded. The same on all replicas.
         """
-        batches = self._batches if num_batches is None else num_batches
-        if not 0 <= batches <= len(self):
-            raise ValueError(f"num_batches must lie in [0, {len(self)}], got {batches}")
-        over = batches == len(self)
-        return self.sampler.state_dict(self.sampler.longest if over else batches * self.batch_size)
+        epoch, shard = under_way = self.sampler.pass_under_way
+        if num_batches is None:
+            if self.sampler.epoch != epoch:  # the pass has come to its end
+                return self.sampler.state_dict()
+            num_batches = self._batches if under_way == self._pass else 0
+        count = self._count(shard.longest)
+        if not 0 <= num_batches <= count:
+            raise ValueError(f"num_batches must lie in [0, {count}], got {num_batches}")
+        over = num_batches == count
+        return self.sampler.state_dict(shard.longest if over else num_batches * self.batch_size)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from ``state``, on any number of replicas and with any batch size."""
         self.sampler.load_state_dict(state)
-        self._batches = 0
+        self._pass, self._batches = self.sampler.pass_under_way, 0

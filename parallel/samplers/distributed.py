@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sized
-from typing import Any
+from typing import Any, NamedTuple
 
 from parallel.groups import Ranks, resolve
 from parallel.samplers.order import Order, Sequence
@@ -12,6 +12,13 @@ from parallel.samplers.shard import Shard, Tail
 from transport.checks import to_whole_number
 
 _BLOCK = 4096  # places computed at a time: vectorised, and next to no memory
+
+
+class Pass(NamedTuple):
+    """One pass of a sampler: which epoch, and which places of its order."""
+
+    epoch: int
+    shard: Shard
 
 
 class DistributedSampler:
@@ -83,9 +90,7 @@ class DistributedSampler:
         self.drop_last = drop_last
         self.evaluation = evaluation
         self.size = size
-        self.epoch = 0
-        self._start = 0  # the cursor at which the next pass begins
-        self._consumed = 0  # what the pass under way has yielded here
+        self._begin_epoch(0)
 
     def count_places(self, dataset: Sized | int) -> int:
         """Return how many places an epoch has: the number of samples."""
@@ -115,10 +120,27 @@ class DistributedSampler:
         """The length of the next pass on the replica that has the most: ``len``, or one more."""
         return self.shard.longest
 
+    @property
+    def pass_under_way(self) -> Pass:
+        """The pass that ``state_dict`` speaks of: the last one that was begun.
+
+        Also when all its indices were drawn and ``epoch`` has moved on: a loader that draws ahead
+        may still be in it. Before any, and after ``set_epoch`` or ``load_state_dict``, the next.
+        """
+        return self._pass
+
+    def begin_pass(self) -> Pass:
+        """Return the next pass, which becomes the one under way."""
+        coming = Pass(self.epoch, self.shard)
+        if coming != self._pass:
+            self._pass, self._consumed = coming, 0
+        return coming
+
     def __iter__(self) -> Iterator[int]:
         """Begin a pass: the whole epoch, or after a resume the rest of it."""
+        coming = self.begin_pass()
         self._consumed = 0
-        return self._walk(self.epoch, self.shard)
+        return self._walk(*coming)
 
     def _walk(self, epoch: int, shard: Shard) -> Iterator[int]:
         order = self.order(epoch)
@@ -129,7 +151,7 @@ class DistributedSampler:
                 self._consumed = i
                 yield index
         if self.epoch == epoch:
-            self._begin_epoch(epoch + 1)
+            self.epoch, self._start = epoch + 1, 0
 
     def order(self, epoch: int) -> Order:
         """Return the order of an epoch: which sample stands at which place.
@@ -141,8 +163,18 @@ class DistributedSampler:
             return Sequence()
         return Permutation(self.size, derive(self.seed, epoch))
 
+    def order_options(self) -> dict[str, Any]:
+        """Return what the orders depend on, besides the epoch: equal in a run that resumes.
+
+        A subclass with an ``order`` of its own adds what that depends on, as numbers or text.
+        """
+        return {"size": self.size, "seed": self.seed, "shuffle": self.shuffle}
+
     def _begin_epoch(self, epoch: int, start: int = 0) -> None:
-        self.epoch, self._start, self._consumed = epoch, start, 0
+        self.epoch = epoch
+        self._start = start  # the cursor at which the next pass begins
+        self._pass = Pass(epoch, self.shard)
+        self._consumed = 0  # what the pass under way has yielded here
 
     def set_epoch(self, epoch: int) -> None:
         """Make ``epoch`` the one that the next pass goes through.
@@ -152,7 +184,7 @@ class DistributedSampler:
         epoch = to_whole_number(epoch, "epoch")
         if epoch < 0:
             raise ValueError(f"epoch must be at least 0, got {epoch}")
-        if epoch != self.epoch:
+        if epoch != self.epoch or epoch != self._pass.epoch:
             self._begin_epoch(epoch)
 
     def state_dict(self, num_consumed: int | None = None) -> dict[str, Any]:
@@ -162,30 +194,27 @@ class DistributedSampler:
         pass under way. It is needed with a loader that draws indices ahead; by default it is the
         number of indices that were drawn.
         """
-        shard = self.shard
+        epoch, shard = self._pass
         consumed = self._consumed if num_consumed is None else num_consumed
+        if num_consumed is None and self.epoch != epoch:  # all was drawn
+            epoch, shard, consumed = self.epoch, self.shard, 0
         if not 0 <= consumed <= shard.longest:
             raise ValueError(f"num_consumed must lie in [0, {shard.longest}], got {consumed}")
-        return {
-            "epoch": self.epoch,
-            "cursor": shard.cursor(consumed),
-            "size": self.size,
-            "seed": self.seed,
-            "shuffle": self.shuffle,
-        }
+        return {"epoch": epoch, "cursor": shard.cursor(consumed), **self.order_options()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from ``state``, whatever the number of replicas that it was taken with.
 
-        Raises ValueError, naming both values, when dataset size, seed or shuffle are not those of
-        the state: the rest of the order would not be the rest of the same order.
+        Raises ValueError, naming both values, when dataset size, seed or whatever else the order
+        depends on is not that of the state: the rest would not be the rest of the same order.
         """
-        for name in ("size", "seed", "shuffle"):
-            if state[name] != getattr(self, name):
+        now = self.order_options()
+        was = {name: value for name, value in state.items() if name not in ("epoch", "cursor")}
+        for name in {**now, **was}:
+            before, after = was.get(name, "not given"), now.get(name, "not given")
+            if before != after:
                 what = "the dataset's size" if name == "size" else name
-                raise ValueError(
-                    f"cannot resume: {what} was {state[name]} and is {getattr(self, name)} now"
-                )
+                raise ValueError(f"cannot resume: {what} was {before} and is {after} now")
         epoch, cursor = int(state["epoch"]), int(state["cursor"])
         if not 0 <= cursor <= self.size:
             raise ValueError(f"cursor must lie in [0, {self.size}], got {cursor}")

@@ -37,10 +37,9 @@ class EpochIndices(Sequence[int]):
     """
 
     def __init__(self, sampler: DistributedSampler) -> None:
-        self._order = sampler.order(sampler.epoch)
-        self._shard = sampler.shard
+        self.epoch, self._shard = sampler.begin_pass()
+        self._order = sampler.order(self.epoch)
         self._block: tuple[int, list[int]] = (-1, [])
-        self.epoch = sampler.epoch
         self.seed = sampler.seed
 
     def __len__(self) -> int:

@@ -59,7 +59,9 @@ class Permutation:
         # Two factors near sqrt(size), at least 2 so that every round can move something.
         self._a = max(math.isqrt(size - 1) + 1, 2)
         self._b = max(-(-size // self._a), 2)
-        self._keys = [np.uint64(derive(key, i)) for i in range(_ROUNDS)]
+        # What derive(key, i) is for each round i, all at once.
+        first = np.uint64((derive(key) + _GOLDEN) & _MASK)
+        self._keys = list(mix(first + np.arange(_ROUNDS, dtype=np.uint64)))
 
     def __len__(self) -> int:
         return self.size

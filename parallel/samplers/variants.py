@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence as SequenceOf
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +14,8 @@ from parallel.groups import Ranks
 from parallel.samplers.distributed import DistributedSampler
 from parallel.samplers.order import LengthGrouped, Order, WeightedDraws
 from parallel.samplers.permutation import Permutation, derive
+
+_BLOCK = 1 << 20  # numbers of which a checksum is computed at a time
 
 
 class WeightedDistributedSampler(DistributedSampler):
@@ -51,6 +56,14 @@ class WeightedDistributedSampler(DistributedSampler):
             drop_last=drop_last,
             mesh=mesh,
         )
+
+    @cached_property
+    def _checksum(self) -> str:
+        return _checksum_of(self._cumulative)
+
+    def order_options(self) -> dict[str, Any]:
+        """Return what the draws depend on, a checksum of the weights among it."""
+        return {**super().order_options(), "weights": self._checksum}
 
     def order(self, epoch: int) -> Order:
         """Return the epoch's draws."""
@@ -95,7 +108,28 @@ class LengthGroupedSampler(DistributedSampler):
             self._lengths, num_replicas, rank, seed=seed, drop_last=drop_last, mesh=mesh
         )
 
+    @cached_property
+    def _checksum(self) -> str:
+        return _checksum_of(self._lengths)
+
+    def order_options(self) -> dict[str, Any]:
+        """Return what the order depends on, a checksum of the lengths among it."""
+        return {
+            **super().order_options(),
+            "group_size": self.group_size,
+            "lengths": self._checksum,
+        }
+
     def order(self, epoch: int) -> Order:
         """Return the epoch's order."""
         shuffled = Permutation(self.size, derive(self.seed, epoch))
         return LengthGrouped(shuffled, self._lengths, self.group_size)
+
+
+def _checksum_of(values: npt.NDArray[Any]) -> str:
+    """Return the CRC-32 of numbers as float64, whatever their dtype, a block at a time."""
+    checksum = 0
+    for begin in range(0, len(values), _BLOCK):
+        block = np.ascontiguousarray(values[begin : begin + _BLOCK], "<f8")
+        checksum = zlib.crc32(block.tobytes(), checksum)
+    return f"CRC-32 {checksum:08x}"

@@ -127,6 +127,39 @@ def test_resume_within_an_epoch_continues_the_same_order():
     assert (resumed.epoch, len(resumed)) == (1, 34)
 
 
+@given(st.integers(8, 100), st.integers(1, 8), st.integers(1, 8), st.integers(1, 7), st.data())
+def test_a_loader_may_draw_ahead_to_the_end(size, before, after, batch, data):
+    """What counts is what was used, also when the sampler itself is in the next epoch already."""
+    samplers = [DistributedSampler(size, before, r, evaluation=True) for r in range(before)]
+    batches = [DistributedBatchSampler(sampler, batch) for sampler in samplers]
+    drawn = [list(own) for own in batches]
+    number = data.draw(st.integers(0, len(drawn[0])))
+    seen = Counter(i for own in drawn for b in own[:number] for i in b.indices[: b.valid])
+    used = min(number * batch, samplers[0].longest)
+    states = [sampler.state_dict(num_consumed=used) for sampler in samplers]
+    states += [own.state_dict(num_batches=number) for own in batches]
+    assert all(state == states[0] for state in states)
+    assert samplers[0].epoch == 1
+    assert samplers[0].state_dict()["epoch"] == batches[0].state_dict()["epoch"] == 1
+    resumed = [DistributedSampler(size, after, r, evaluation=True) for r in range(after)]
+    for sampler in resumed:
+        sampler.load_state_dict(states[0])
+    if number == len(drawn[0]):
+        assert (resumed[0].epoch, len(resumed[0])) == (1, -(-size // after))
+    else:
+        assert seen + Counter(i for sampler in resumed for i in sampler) == Counter(range(size))
+    samplers[0].set_epoch(1)  # the pass is over for the loader, too
+    assert samplers[0].state_dict(num_consumed=0)["epoch"] == 1
+
+
+def test_batches_are_counted_in_the_pass_under_way():
+    batches = DistributedBatchSampler(DistributedSampler(20, 2, 0), 3)
+    next(iter(batches))
+    assert batches.state_dict()["cursor"] == 6
+    batches.sampler.set_epoch(4)
+    assert batches.state_dict()["cursor"] == 0
+
+
 def test_the_epoch_is_kept_by_itself():
     sampler = DistributedSampler(50, 2, 0, seed=3)
     first, second = list(sampler), list(sampler)
@@ -206,6 +239,22 @@ def test_weighted_draws_follow_the_weights_and_resume_on_other_replicas():
     resumed.load_state_dict(sampler.state_dict())
     assert list(resumed) == whole[400::3]
     assert list(resumed) != whole[::3]  # the next epoch draws anew
+
+
+def test_a_state_of_another_order_is_refused():
+    lengths = np.arange(40) % 7
+    grouped = LengthGroupedSampler(lengths, 10, 1, 0)
+    weighted = WeightedDistributedSampler(lengths, 40, 1, 0)
+    LengthGroupedSampler(lengths.astype("f4"), 10, 2, 0).load_state_dict(grouped.state_dict())
+    for other, state, text in (
+        (LengthGroupedSampler(lengths, 20, 1, 0), grouped, "group_size was 10 and is 20 now"),
+        (LengthGroupedSampler(lengths[::-1], 10, 1, 0), grouped, "lengths was CRC-32 .* now"),
+        (WeightedDistributedSampler(lengths + 1, 40, 1, 0), weighted, "weights was CRC-32"),
+        (DistributedSampler(40, 1, 0), weighted, "weights was .* and is not given now"),
+        (grouped, DistributedSampler(40, 1, 0), "group_size was not given and is 10 now"),
+    ):
+        with pytest.raises(ValueError, match=f"cannot resume: {text}"):
+            other.load_state_dict(state.state_dict())
 
 
 @pytest.mark.parametrize("weights", [[], [0, 0], [1, -1], [[1.0]], [1, math.nan]])
