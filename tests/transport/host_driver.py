@@ -202,6 +202,9 @@ class HostDriver:
     def allocate(self, nbytes: int, device: int) -> HostMemory:
         return HostMemory(self.machine, nbytes, device)
 
+    def scratch(self, nbytes: int, device: int, stream: int) -> HostMemory:
+        return HostMemory(self.machine, nbytes, device)
+
     def array(
         self, pointer: int, shape: tuple[int, ...], dtype: np.dtype[Any], device: int, owner: object
     ) -> Any:

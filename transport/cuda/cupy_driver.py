@@ -27,7 +27,7 @@ _COPY_TO_DEVICE, _COPY_TO_HOST, _COPY_ON_DEVICE = 1, 2, 3
 _EVENT_WITHOUT_TIME = 2
 _STREAM_NON_BLOCKING = 1
 _HOST_PORTABLE, _HOST_MAPPED = 1, 2
-_NOT_READY = 600
+_DONE, _NOT_READY = 0, 600
 _AT_LEAST = 0
 
 
@@ -74,23 +74,21 @@ def _external(stream: int, device: int = -1) -> Any:
 
 class _Event:
     def __init__(self, device: int) -> None:
-        self._device = device
+        self.device = device
         with _errors(), cupy.cuda.Device(device):
             self.handle: int = _runtime.eventCreateWithFlags(_EVENT_WITHOUT_TIME)
 
     def record(self, stream: int) -> None:
-        with _errors(), cupy.cuda.Device(self._device):
+        with _errors(), cupy.cuda.Device(self.device):
             _runtime.eventRecord(self.handle, stream)
 
     def query(self) -> bool:
-        try:
-            with cupy.cuda.Device(self._device):
-                _runtime.eventQuery(self.handle)
-        except _runtime.CUDARuntimeError as error:
-            if error.status == _NOT_READY:
-                return False
-            raise _explained(error) from error
-        return True
+        # CuPy raises nothing here: it returns what CUDA says.
+        with _errors(), cupy.cuda.Device(self.device):
+            status: int = _runtime.eventQuery(self.handle)
+            if status not in (_DONE, _NOT_READY):
+                raise _runtime.CUDARuntimeError(status)
+        return status == _DONE
 
     def __del__(self) -> None:
         handle = getattr(self, "handle", None)
@@ -108,6 +106,17 @@ class _Memory:
         with _errors(), cupy.cuda.Device(device):
             self._owner: Any = cupy.cuda.Memory(max(nbytes, 1))
         self.pointer: int = self._owner.ptr
+        self.nbytes = nbytes
+
+
+class _Scratch:
+    """Memory out of CuPy's pool, which gives it to later work of the same stream only: letting go
+    of it asks nothing of the device, where CUDA's own way waits for all that is under way.
+    """
+
+    def __init__(self, memory: Any, nbytes: int) -> None:
+        self._owner = memory
+        self.pointer: int = memory.ptr
         self.nbytes = nbytes
 
 
@@ -168,11 +177,16 @@ class CupyDriver:
         return _Event(device)
 
     def wait_event(self, stream: int, event: Any) -> None:  # noqa: D102
-        with _errors():
+        # The default streams have one handle on all devices: the current one's is meant.
+        with _errors(), cupy.cuda.Device(event.device):
             _runtime.streamWaitEvent(stream, event.handle)
 
     def allocate(self, nbytes: int, device: int) -> _Memory:  # noqa: D102
         return _Memory(nbytes, device)
+
+    def scratch(self, nbytes: int, device: int, stream: int) -> _Scratch:  # noqa: D102
+        with self.on(device, stream), _errors():
+            return _Scratch(cupy.cuda.alloc(max(nbytes, 1)), nbytes)
 
     def array(  # noqa: D102
         self, pointer: int, shape: tuple[int, ...], dtype: np.dtype[Any], device: int, owner: object
@@ -250,12 +264,15 @@ class CupyDriver:
 
     def share(self, pointer: int) -> tuple[bytes, int]:  # noqa: D102
         base, size = ctypes.c_uint64(), ctypes.c_size_t()
-        status = self._libcuda().cuMemGetAddressRange_v2(
-            ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(pointer)
-        )
-        if status:
-            raise DistBackendError(f"CUDA: no allocation is known at {pointer:#x} ({status})")
-        with _errors():
+        device = self.device_of(pointer)
+        with _errors(), cupy.cuda.Device(device):
+            # The driver's own functions need a context in this thread, which may be a new one.
+            _runtime.setDevice(device)
+            status = self._libcuda().cuMemGetAddressRange_v2(
+                ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(pointer)
+            )
+            if status:
+                raise DistBackendError(f"CUDA: no allocation is known at {pointer:#x} ({status})")
             return _runtime.ipcGetMemHandle(base.value), pointer - base.value
 
     def open(self, handle: bytes, device: int) -> int:  # noqa: D102

@@ -92,6 +92,13 @@ class Driver(Protocol):
         """Return ``nbytes`` of device memory with undefined contents."""
         ...
 
+    def scratch(self, nbytes: int, device: int, stream: int) -> DeviceMemory:
+        """Return memory for work on ``stream`` alone, of undefined contents.
+
+        It may be let go of while that work is still to be done, and then waits for nothing.
+        """
+        ...
+
     def array(
         self, pointer: int, shape: tuple[int, ...], dtype: np.dtype[Any], device: int, owner: object
     ) -> Any:

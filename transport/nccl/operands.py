@@ -26,7 +26,8 @@ def are_one_block(flats: Sequence[DeviceFlat]) -> bool:
 
 def new_block(stream: DeviceStream, flats: Sequence[DeviceFlat], owners: list[object]) -> int:
     """Return the address of new memory for all of ``flats``, one behind the other."""
-    memory = stream.driver.allocate(sum(flat.nbytes for flat in flats), stream.device)
+    nbytes = sum(flat.nbytes for flat in flats)
+    memory = stream.driver.scratch(nbytes, stream.device, stream.handle)
     owners.append(memory)
     return memory.pointer
 
