@@ -5,8 +5,8 @@ launcher is in this package too, and needs neither them nor NumPy.
 """
 
 import importlib
-import importlib.util
 import typing
+from importlib.util import find_spec
 
 if typing.TYPE_CHECKING:
     from meshlib.api import *  # noqa: F403 (its __all__ is the one list of names)
@@ -28,7 +28,7 @@ else:
 
         Modules of the API do so while they are being imported.
         """
-        return importlib.util.find_spec(f"{__name__}.{name}") is not None
+        return find_spec(f"{__name__}.{name}") is not None
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *__getattr__("__all__")})
