@@ -15,7 +15,6 @@ from meshlib.world import World
 from transport import environment
 from transport.cuda.driver import Driver, load_driver
 from transport.errors import DistBackendError
-from transport.nccl.library import has_provider
 from transport.reduce_op import ReduceOp
 
 NCCL_BACKEND = "cpu:auto,cuda:nccl"
@@ -28,6 +27,8 @@ def choose_cuda_device(world: World, driver: Driver | None = None) -> str | None
     of its own, None (by way of the host) otherwise. Warns when ranks of this host share a GPU.
     Raises DistBackendError, on every rank, when one of them has no GPU.
     """
+    from transport.nccl.library import has_provider  # a job without GPUs does not load it
+
     trouble: DistBackendError | None = None
     shares = True
     try:

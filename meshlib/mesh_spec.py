@@ -5,7 +5,6 @@ Shared by ``init_device_mesh``, ``MeshConfig`` and ``meshrun --mesh``; imports n
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Iterable, Sequence
@@ -213,6 +212,8 @@ def describe_dims(names: Sequence[str | None], sizes: Sequence[int]) -> str:
 
 def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """Return ``; did you mean 'x'?`` for the nearest of ``known``, or nothing."""
+    import difflib  # for errors alone
+
     by_folded = {name.casefold(): name for name in known}
     near = difflib.get_close_matches(word.casefold(), by_folded, 1, cutoff)
     return f"; did you mean {by_folded[near[0]]!r}?" if near else ""

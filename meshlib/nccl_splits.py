@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,8 +20,10 @@ from meshlib.process_group import ProcessGroup
 from transport.call import Call, Kind
 from transport.communicator import Communicator
 from transport.cuda.driver import Driver
-from transport.nccl import NcclCommunicator
 from transport.reduce_op import ReduceOp
+
+if TYPE_CHECKING:
+    from transport.nccl import NcclCommunicator
 
 NCCL = "nccl"
 
@@ -32,8 +34,7 @@ def connect(group: ProcessGroup, driver: Driver, device: int) -> None:
         return
 
     def run(communicator: Communicator[Any], call: Call) -> None:
-        assert isinstance(communicator, NcclCommunicator)
-        communicator.connect(call, driver, device)
+        _nccl(communicator).connect(call, driver, device)
 
     group.issue(Kind.SPLIT, run, device="cuda")
 
@@ -55,11 +56,10 @@ def split(parent: ProcessGroup, child: ProcessGroup | None, parts: Sequence[Sequ
         return False
 
     def run(communicator: Communicator[Any], call: Call) -> bool:
-        assert isinstance(communicator, NcclCommunicator)
         if child is None:
-            return communicator.split(call, None, None)
+            return _nccl(communicator).split(call, None, None)
         inner: Communicator[Any] = child.communicator("cuda")
-        return communicator.split(call, inner.membership, inner)
+        return _nccl(communicator).split(call, inner.membership, inner)
 
     return parent.issue(Kind.SPLIT, run, device="cuda", extra=zlib.crc32(repr(parts).encode()))
 
@@ -75,3 +75,10 @@ def split_mesh(mesh: DeviceMesh, driver: Driver, device: int) -> None:
         if mesh.size(dim) == len(parent.ranks):
             continue  # the parent's own ranks, in a group that may be the parent
         split(parent, mesh.get_group(dim), [mesh.shape, (dim,)])
+
+
+def _nccl(communicator: Communicator[Any]) -> NcclCommunicator:
+    from transport.nccl import NcclCommunicator  # a job without GPUs does not load it
+
+    assert isinstance(communicator, NcclCommunicator)
+    return communicator

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -26,6 +25,12 @@ def read_config(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(f"{path}: holds {type(content).__name__}, expected a table of tables")
     return cast(dict[str, Any], content)
+
+
+def _parse_toml(text: str) -> object:
+    import tomllib  # who reads no config does not pay for its grammar
+
+    return tomllib.loads(text)
 
 
 def _parse_yaml(text: str) -> object:
@@ -58,7 +63,7 @@ def _parse_yaml(text: str) -> object:
 
 
 _PARSERS: dict[str, Callable[[str], object]] = {
-    ".toml": tomllib.loads,
+    ".toml": _parse_toml,
     ".yaml": _parse_yaml,
     ".yml": _parse_yaml,
 }

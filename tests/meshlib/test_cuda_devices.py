@@ -23,7 +23,7 @@ from meshlib.world import current_world
 def choose(monkeypatch: pytest.MonkeyPatch, devices: int, local_rank: int, ranks: int):
     monkeypatch.setenv("LOCAL_RANK", str(local_rank))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
-    monkeypatch.setattr(cuda_devices, "has_provider", lambda: True)
+    monkeypatch.setattr("transport.nccl.library.has_provider", lambda: True)
 
     def body() -> tuple[str | None, int]:
         driver = HostDriver(HostMachine(devices))

@@ -196,7 +196,7 @@ def run_bound(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
         monkeypatch.setattr("transport.nccl.communicator.load_nccl", load_nccl)
         monkeypatch.setattr(init_mesh, "load_driver", lambda: own.driver)
         monkeypatch.setattr(cuda_devices, "load_driver", lambda: own.driver)
-        monkeypatch.setattr(cuda_devices, "has_provider", lambda: True)
+        monkeypatch.setattr("transport.nccl.library.has_provider", lambda: True)
         monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
 
         def rank() -> tuple[int, int]:
