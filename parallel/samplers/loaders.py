@@ -3,7 +3,7 @@
 Loaders draw indices ahead, in other threads or processes, so the sampler's own count of what was
 drawn says nothing about what was trained on. After k steps of a batch of b, on any of these,
 
-    state = sampler.state_dict(num_consumed=k * b)      # DistributedSampler
+    state = sampler.state_dict(num_consumed=k * b)      # DistributedSampler (or count samples)
     state = batches.state_dict(num_batches=k)           # DistributedBatchSampler
 
 is where all replicas stand; it can be loaded with another number of replicas. Nothing here ends the
@@ -104,18 +104,39 @@ class GrainSampler:
 
         loader = grain.DataLoader(
             data_source=source,
-            sampler=GrainSampler(sampler),
+            sampler=GrainSampler(sampler, batch_size=32, worker_count=4),
             shard_options=grain.sharding.NoSharding(),
-            operations=[...],
+            operations=[..., grain.Batch(32)],
+            worker_count=4,
         )
 
     One pass over what the sampler's next pass would be. Random transforms get a generator chosen by
     seed, epoch and the sample's place in the global order: the same with any number of replicas.
+
+    Worker w of W reads every W-th index, and batches leave the workers in turn. So indices are
+    dealt out such that each batch is the next ``batch_size`` of the sampler's: what the first
+    batches used is then a beginning of the pass, from which it can be resumed. The last W batches
+    of a pass share what is left.
+
+    Args:
+        sampler: whose next pass this is.
+        batch_size: the loader's; it matters with several workers only.
+        worker_count: the loader's.
+
+    Raises ValueError for numbers out of range.
     """
 
-    def __init__(self, sampler: DistributedSampler) -> None:
+    def __init__(
+        self, sampler: DistributedSampler, batch_size: int = 1, worker_count: int = 0
+    ) -> None:
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        if worker_count < 0:
+            raise ValueError(f"worker_count must be at least 0, got {worker_count}")
         self._indices = EpochIndices(sampler)
         self._key = derive(self._indices.seed, self._indices.epoch)
+        self._batch_size = batch_size
+        self._workers = max(worker_count, 1)
 
     def __len__(self) -> int:
         return len(self._indices)
@@ -123,13 +144,23 @@ class GrainSampler:
     def __getitem__(self, index: int) -> Any:
         """Return grain's ``RecordMetadata`` of this replica's ``index``-th sample."""
         grain = importlib.import_module("grain.python")  # by name: it may not be installed
+        index = self._dealt(index)
         # Keys of 128 bits: one word for the epoch, one for the place.
         key = (self._key << 64) + self._indices.place(index)
         generator = np.random.Generator(np.random.Philox(key=key))
         return grain.RecordMetadata(index=index, record_key=self._indices[index], rng=generator)
 
+    def _dealt(self, index: int) -> int:
+        """Return which of the pass's indices the loader gets as number ``index``."""
+        cycle = self._workers * self._batch_size
+        begin = index - index % cycle
+        each, more = divmod(min(cycle, len(self) - begin), self._workers)
+        turn, worker = divmod(index - begin, self._workers)
+        return begin + worker * each + min(worker, more) + turn
+
     def __repr__(self) -> str:
-        return f"GrainSampler({self._indices!r})"
+        dealt = f", batch_size={self._batch_size}, worker_count={self._workers}"
+        return f"GrainSampler({self._indices!r}{dealt if self._workers > 1 else ''})"
 
 
 class IndexBatches:

@@ -120,6 +120,17 @@ def test_pytorchs_loader_with_batches_and_with_a_view():
 # grain
 
 
+@given(st.integers(1, 200), st.integers(1, 5), st.integers(1, 4), st.integers(1, 7))
+def test_grains_workers_are_dealt_whole_batches(size, replicas, workers, batch):
+    """As grain does it: worker w reads the indices w, w + W, …; batches leave them in turn."""
+    sampler = DistributedSampler(size, replicas, replicas - 1, evaluation=True)
+    dealt = [GrainSampler(sampler, batch, workers)._dealt(i) for i in range(len(sampler))]
+    own = [dealt[worker::workers] for worker in range(workers)]
+    rounds = range(0, len(own[0]), batch)
+    batches = [part[begin : begin + batch] for begin in rounds for part in own]
+    assert [i for found in batches for i in found] == list(range(len(sampler)))
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_grains_loader(workers):
     grain = pytest.importorskip("grain.python")
@@ -129,15 +140,14 @@ def test_grains_loader(workers):
     def read(sampler, batch):
         loader = grain.DataLoader(
             data_source=DATA,
-            sampler=GrainSampler(sampler),
+            sampler=GrainSampler(sampler, batch, workers),
             shard_options=grain.NoSharding(),
             operations=[grain.Batch(batch)],
             worker_count=workers,
         )
         return iter(loader)
 
-    if workers == 0:
-        check_resume(read)
+    check_resume(read)
     # grain's own checkpoints go on as well, on the same number of replicas.
     sampler = DistributedSampler(SIZE, 2, 1, seed=9)
     whole = numbers(read(sampler, 4))
