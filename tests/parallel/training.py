@@ -26,6 +26,12 @@ def batch(step, dtype="f8"):
     return rng.normal(size=(BATCH, 6)).astype(dtype), rng.integers(0, 4, BATCH)
 
 
+def share(rank, step, micro=0, dtype="f8"):
+    """Return what is a rank's own of a step: inputs and targets."""
+    rng = np.random.default_rng([rank, step, micro])
+    return rng.normal(size=(4, 6)).astype(dtype), rng.integers(0, 4, 4)
+
+
 def train(model, rank=0, world=1, steps=50, micro=1, dtype="f8"):
     """Train ``model``; each step uses this rank's part of the batch, in ``micro`` pieces."""
     optimizer = optim.AdamW(model.parameters(), lr=0.01)

@@ -1,4 +1,4 @@
-"""The hierarchical transport: what crosses the network, who is told what, and where members are.
+"""The hierarchical transport: what crosses the network, and who is told what.
 
 Hosts are pretended: ranks are threads, and a rank is told on which host it is.
 """
@@ -15,8 +15,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 from counting import Count, counting
-from hypothesis import given
-from hypothesis import strategies as st
 from rank_threads import LONG, TINY, Member, Transport, run_group
 
 from transport.algorithms.choice import Thresholds
@@ -26,12 +24,11 @@ from transport.deadline import Deadline
 from transport.errors import (
     CommunicatorAbortedError,
     CommunicatorTimeoutError,
-    DistNetworkError,
     HeaderMismatchError,
     PeerLostError,
 )
 from transport.hierarchical import HierarchicalCommunicator
-from transport.hierarchical.hosts import Host, Placement, this_host
+from transport.hierarchical.hosts import Host
 from transport.hierarchical.levels import Levels
 from transport.inproc import InprocCommunicator
 from transport.link_communicator import LinkCommunicator
@@ -430,54 +427,6 @@ def test_an_abort_ends_the_wait_for_members_that_have_not_come() -> None:
         gate.wait()
 
     run_group(Transport("late", make), 2, body, TABLE)
-
-
-# ---------------------------------------------------------------- who is where
-
-
-@given(st.lists(st.tuples(st.sampled_from("abcde"), st.booleans()), min_size=1, max_size=12))
-def test_placement_has_every_member_once(places: list[tuple[str, bool]]) -> None:
-    members = [Host(machine, memory) for machine, memory in places]
-    placement = Placement.of(members)
-    assert sorted(rank for ranks in placement.hosts for rank in ranks) == list(range(len(members)))
-    firsts = [ranks[0] for ranks in placement.hosts]
-    assert firsts == sorted(firsts)
-    for rank, host in enumerate(members):
-        number, index = placement.find(rank)
-        assert placement.hosts[number][index] == rank
-        assert {members[other].machine for other in placement.hosts[number]} == {host.machine}
-    for ranks, memory in zip(placement.hosts, placement.memory, strict=True):
-        assert memory == all(members[rank].memory for rank in ranks)
-    assert Placement.decode(placement.encode(), len(members)) == placement
-    assert [Host.decode(host.encode()) for host in members] == members
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"",
-        b"[]",
-        b"{}",
-        b'{"hosts": [[0, 1]], "memory": [true]}',
-        b'{"hosts": [[0, 1, 1]], "memory": [true]}',
-        b'{"hosts": [[0, 1, 2]], "memory": []}',
-        b'{"hosts": 3, "memory": [true]}',
-    ],
-)
-def test_a_placement_that_is_none_is_refused(data: bytes) -> None:
-    with pytest.raises(DistNetworkError, match="expected the hosts"):
-        Placement.decode(data, 3)
-
-
-def test_a_host_that_is_none_is_refused() -> None:
-    for data in (b"", b"3", b'{"machine": "a"}'):
-        with pytest.raises(DistNetworkError, match="expected the host of a rank"):
-            Host.decode(data)
-
-
-def test_this_host_is_the_same_for_all_who_ask() -> None:
-    assert this_host() == this_host()
-    assert this_host().machine
 
 
 def test_a_group_is_made_again_after_all_have_closed_it() -> None:
