@@ -7,6 +7,7 @@ It sleeps in the store's server, on a connection of its own.
 from __future__ import annotations
 
 import json
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -16,6 +17,7 @@ from meshlib.failures import EVENTS, rank_exit_event
 from transport.errors import DistStoreError, StoreTimeoutError
 from transport.store.base import Store
 
+_LOGGER = logging.getLogger("meshlib")
 LOST = "was lost: its connection to the store broke"
 BETTER_NEWS_SECONDS = 0.2
 
@@ -27,6 +29,7 @@ class Watcher:
 
     def __init__(self, store: Store, rank: int, handler: Handler) -> None:
         self._store = store.clone()
+        self._rank = rank
         self._handler = handler
         self._closing = False
         goodbye = {**rank_exit_event(rank, LOST), "vague": True}
@@ -55,7 +58,14 @@ class Watcher:
                 offset += len(news)
                 for event in sorted(_parse(news), key=lambda event: "vague" in event):
                     if not self._closing:
-                        self._handler(event)
+                        self._handle(event)
+
+    def _handle(self, event: Mapping[str, Any]) -> None:
+        try:
+            self._handler(event)
+        except Exception:
+            # Worse than one answer less is a rank that hears nothing any more.
+            _LOGGER.exception("rank %d could not act on %r", self._rank, event.get("kind"))
 
     def _news(self, offset: int, timeout: float) -> bytes:
         try:
