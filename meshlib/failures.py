@@ -23,15 +23,13 @@ import json
 import os
 import secrets
 import socket
-import sys
-import sysconfig
 import time
-import traceback
 from collections.abc import Iterable, Mapping, Sequence
-from types import FrameType
 from typing import Any, Protocol
 
-from meshlib.recorder import ANY_SOURCE, COLLECTIVE, OWN_FOLDERS, Record
+from meshlib.launcher.news import ENDED, LOGS
+from meshlib.recorder import ANY_SOURCE, COLLECTIVE, Record
+from meshlib.stacks import user_stack
 from transport.call import CallHeader
 from transport.deadline import Deadline
 from transport.errors import (
@@ -67,8 +65,6 @@ class Group(Protocol):
 
 
 EVENTS = "events"
-LOGS = "meshrun/logs"
-"""Where each job in a store names its log of events; see ``meshlib.launcher.news``."""
 
 # How long a reporter waits for statements: a rank that computes answers from its watcher thread
 # within milliseconds; only a stopped, dead or wedged one stays silent.
@@ -85,7 +81,6 @@ CALLS_BEFORE = 16
 ARRIVAL_SECONDS = 0.25
 _ARRIVAL_PAUSE = 0.02
 STACK_LINES = 12
-_STDLIB = sysconfig.get_path("stdlib")
 
 _ERRORS: dict[str, type[DistError]] = {
     cls.__name__: cls
@@ -103,11 +98,19 @@ def register_log(store: Store) -> None:
 
     The launcher does not know under which prefixes the job keeps its keys.
     """
-    root, log = store, EVENTS
-    while isinstance(root, PrefixStore):
-        log = f"{root.prefix}/{log}"
-        root = root.underlying_store
-    root.append(LOGS, f"{log}\n")
+    log = EVENTS
+    while isinstance(store, PrefixStore):
+        log = f"{store.prefix}/{log}"
+        store = store.underlying_store
+    store.append(LOGS, f"{log}\n")
+
+
+def ended_ranks(store: Store, attempt: str) -> list[int]:
+    """Return the ranks whose programs have ended well, as far as a launcher has said so."""
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    key = f"{ENDED}/{attempt}"
+    return [int(line) for line in store.get(key).split()] if store.check([key]) else []
 
 
 def rank_exit_event(rank: int, how: str) -> dict[str, Any]:
@@ -170,31 +173,6 @@ def statement(
         "elsewhere": [r.as_json() for r in records if r.group != group and not r.ended][-1:],
         "stack": user_stack(thread_id),
     }
-
-
-def user_stack(thread_id: int | None) -> list[str]:
-    """Return the Python stack of a thread, outermost frame first, as lines to print.
-
-    Inside a call of this project only the user's part is shown, and without the launcher's frames.
-    """
-    frame = sys._current_frames().get(thread_id) if thread_id else None  # pyright: ignore[reportPrivateUsage]
-    frames: list[tuple[FrameType, int]] = list(traceback.walk_stack(frame))[::-1] if frame else []
-    owners = [_owner(f) for f, _ in frames]
-    first = next((i for i, owner in enumerate(owners) if owner == "user"), 0)
-    last = max((i for i, owner in enumerate(owners) if owner == "user"), default=len(frames) - 1)
-    if "own" not in owners[last:]:
-        last = len(frames) - 1
-    summary = traceback.StackSummary.extract(iter(frames[first : last + 1]))
-    return [line for entry in summary.format() for line in entry.rstrip().splitlines()]
-
-
-def _owner(frame: FrameType) -> str:
-    """Return whose code a frame runs: ``own``, ``stdlib`` or ``user``."""
-    name = frame.f_code.co_filename
-    if name.startswith(OWN_FOLDERS):
-        return "own"
-    library = name.startswith((_STDLIB, "<frozen")) and "site-packages" not in name
-    return "stdlib" if library else "user"
 
 
 class Reporter:

@@ -22,6 +22,7 @@ from meshlib.device_backends import STAGED, make_device_communicator
 from meshlib.failures import (
     NEWS_SECONDS,
     answer_key,
+    ended_ranks,
     error_from_event,
     leave_event,
     publish,
@@ -29,6 +30,7 @@ from meshlib.failures import (
     register_log,
     statement,
 )
+from meshlib.launcher.news import ended_event
 from meshlib.process_group import DRAIN_SECONDS, Observer, ProcessGroup
 from meshlib.recorder import CAPACITY, FlightRecorder
 from meshlib.stalls import StallDetector
@@ -90,6 +92,9 @@ class World:
         self.entered = _Entered()
         self.thread_id = threading.get_ident()
         self.breakpoints: dict[tuple[str, int], int] = {}
+        # Ranks that were started by a launcher may have numbers of their own.
+        variables = {environment.RANK: str(rank), environment.WORLD_SIZE: str(size)}
+        self._as_launched = variables.items() <= os.environ.items()
         self._lock = threading.Lock()
         self._groups: dict[str, ProcessGroup] = {}
         self._made: dict[tuple[int, ...], int] = {}
@@ -257,21 +262,25 @@ class World:
                 groups = list(self._groups.values())
             for group in groups:
                 group.do_without(rank, group.id in joined)
-        elif kind == "rank_exit" and event["rank"] != self.rank:
-            rank = event["rank"]
-            error = RankFailedError(f"rank {rank} {event['how']}", rank)
-            with self._lock:
-                self._lost.setdefault(rank, error)
-                broken = [g for g in self._groups.values() if rank in g.ranks]
-                stores = self._users_stores
-            for group in broken:
-                group.fail(error)
-            for store in stores:
-                store.end_waits(error, self)
-            self._bad_news.set()
-            # Who still waits for all to come waits in vain.
-            with suppress(DistStoreError):
-                self.store.compare_set("all-here", "", b"lost")
+        elif event["rank"] != self.rank and (
+            kind == "rank_exit" or (kind == "ended" and self._as_launched)
+        ):
+            self._lose(event["rank"], event["how"])
+
+    def _lose(self, rank: int, how: str) -> None:
+        error = RankFailedError(f"rank {rank} {how}", rank)
+        with self._lock:
+            self._lost.setdefault(rank, error)
+            broken = [g for g in self._groups.values() if rank in g.ranks]
+            stores = self._users_stores
+        for group in broken:
+            group.fail(error)
+        for store in stores:
+            store.end_waits(error, self)
+        self._bad_news.set()
+        # Who still waits for all to come waits in vain.
+        with suppress(DistStoreError):
+            self.store.compare_set("all-here", "", b"lost")
 
     def _answer(self, event: Mapping[str, Any]) -> None:
         with self._lock:
@@ -315,9 +324,11 @@ class World:
         """Return when all ranks are here; else raise an error that names who is missing."""
         store = self.store
         store.set(f"here/{self.rank}", b"1")
-        if self.rank == 0:
+        arrived = store.add("arrived", 1)
+        if arrived == 1:
             register_log(store)
-        if store.add("arrived", 1) == self.size:
+            self._tell_of_the_ended()
+        if arrived == self.size:
             store.compare_set("all-here", "", b"1")
         try:
             everybody = store.get("all-here", timeout=deadline.remaining()) == b"1"
@@ -333,6 +344,13 @@ class World:
             with self._lock:
                 lost = next(iter(self._lost.values()), None)
             raise lost or DistBackendError("a rank was lost before all had come")
+
+    def _tell_of_the_ended(self) -> None:
+        """Tell all that come of the ranks that had ended before any came."""
+        if self._as_launched:
+            for rank in ended_ranks(self.store, os.environ.get(environment.RESTART_COUNT, "0")):
+                if rank < self.size and not self.store.check([f"here/{rank}"]):
+                    publish(self.store, ended_event(rank))
 
     def tell(self, store: Store) -> None:
         """Have waits on ``store``, an object of the user's, end when a rank of this job is lost."""

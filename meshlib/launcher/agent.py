@@ -133,7 +133,9 @@ class Agent:
         group = self._group
         if group is None:
             return
-        group.collect()
+        done = [worker.rank for worker in group.collect() if not worker.has_failed()]
+        if done and self._ending is None:
+            self._coordinator.finished(done)
         for worker in group.workers:
             if worker.rank not in self._announced and worker.has_failed():
                 self._announced.add(worker.rank)

@@ -75,6 +75,10 @@ class Coordinator(ABC):
         """Tell the job's ranks, and the other nodes, that a rank here has failed."""
 
     @abstractmethod
+    def finished(self, ranks: Sequence[int]) -> None:
+        """Tell the job's ranks that the programs of ``ranks``, here, have ended well."""
+
+    @abstractmethod
     def interrupted(self) -> None:
         """Tell that the user wants the job to end, before the ranks here are told.
 

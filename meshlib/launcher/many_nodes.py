@@ -23,7 +23,7 @@ from meshlib.launcher.follower import Follower
 from meshlib.launcher.hosting import serve_if_ours
 from meshlib.launcher.leader import Leader, Rules
 from meshlib.launcher.leading import Leading
-from meshlib.launcher.news import announce, how
+from meshlib.launcher.news import announce, announce_ends, how
 from meshlib.launcher.options import NodeOptions
 from meshlib.launcher.records import (
     LOG,
@@ -143,6 +143,12 @@ class ManyNodes(Coordinator):
             attempt = self._placement.attempt
             echo = not exit_.is_cause
             self._say(Failed(self._agent, attempt, exit_.rank, how(exit_), echo))
+
+    def finished(self, ranks: Sequence[int]) -> None:
+        """See ``Coordinator``."""
+        if self._placement is not None:
+            attempt = self._placement.attempt
+            self._outbox.put(lambda store: announce_ends(store, attempt, ranks))
 
     def interrupted(self) -> None:
         """See ``Coordinator``."""

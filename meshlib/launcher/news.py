@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from meshlib.launcher.failure import RankExit
 from transport.errors import DistError
@@ -14,15 +14,23 @@ from transport.store.tcp_store import TCPStore
 LOGS = "meshrun/logs"
 """The store's key under which each World of the job has put the name of its log of events."""
 
+ENDED = "meshrun/ended"
+"""Under this and the attempt's number, the ranks whose programs have ended well, a line each."""
+
 _SECONDS = 2.0
 
 
 def announce_exit(host: str, port: int, secret: bytes, exit_: RankExit) -> None:
     """Write to the logs at a store that a rank has failed, if the store can be reached."""
+    tell(host, port, secret, lambda store: announce(store, [(exit_.rank, how(exit_))]))
+
+
+def tell(host: str, port: int, secret: bytes, news: Callable[[Store], None]) -> None:
+    """Call ``news`` with a store, if it can be reached."""
     with contextlib.suppress(DistError):
         store = TCPStore(host, port, timeout=_SECONDS, secret=secret)
         with contextlib.closing(store):
-            announce(store, [(exit_.rank, how(exit_))])
+            news(store)
 
 
 def announce(store: Store, lost: Iterable[tuple[int, str]]) -> None:
@@ -33,6 +41,27 @@ def announce(store: Store, lost: Iterable[tuple[int, str]]) -> None:
     for log in dict.fromkeys(store.get(LOGS).decode().split("\n")):
         if log:
             store.append(log, lines)
+
+
+def announce_ends(store: Store, attempt: int, ranks: Sequence[int]) -> None:
+    """Write that the programs of ``ranks`` have ended well, for those who wait for them to come.
+
+    A rank that took part has said goodbye by itself, or its connections told.
+    """
+    # A World that is made in between writes its log first and reads this afterwards.
+    store.append(f"{ENDED}/{attempt}", "".join(f"{rank}\n" for rank in ranks))
+    if not store.check([LOGS]):
+        return
+    for log in dict.fromkeys(store.get(LOGS).decode().split("\n")):
+        if log.startswith(f"restart{attempt}/"):
+            here = log.rpartition("/")[0] + "/here"
+            absent = [rank for rank in ranks if not store.check([f"{here}/{rank}"])]
+            store.append(log, "".join(json.dumps(ended_event(rank)) + "\n" for rank in absent))
+
+
+def ended_event(rank: int) -> dict[str, object]:
+    """Return what tells watchers that ``rank``, in the launcher's numbering, will never come."""
+    return {"kind": "ended", "rank": rank, "how": "ended with exit code 0 and has not joined"}
 
 
 def event(rank: int, words: str) -> dict[str, object]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from meshlib.launcher.coordinator import Coordinator, Event, Placed, Placement, Verdict
 from meshlib.launcher.failure import RankExit
-from meshlib.launcher.news import announce_exit
+from meshlib.launcher.news import announce_ends, announce_exit, tell
 from transport.store.tcp_server import TCPStoreServer
 
 HOST = "127.0.0.1"
@@ -23,6 +23,7 @@ class OneNode(Coordinator):
         self._ranks = ranks
         self._restarts_left = max_restarts
         self._attempt = -1
+        self._running = 0
         self._events: list[Event] = []
         secret = os.urandom(32)
         self._secret = secret.hex()
@@ -31,6 +32,7 @@ class OneNode(Coordinator):
     def join(self) -> None:
         """Place all ranks here."""
         self._attempt += 1
+        self._running = self._ranks
         placement = Placement(
             attempt=self._attempt,
             node=0,
@@ -52,6 +54,14 @@ class OneNode(Coordinator):
     def failed(self, exit_: RankExit) -> None:
         """Tell the other ranks, who may be waiting for this one."""
         announce_exit(HOST, self._server.port, bytes.fromhex(self._secret), exit_)
+
+    def finished(self, ranks: Sequence[int]) -> None:
+        """Tell the other ranks, who may be waiting for these to come."""
+        self._running -= len(ranks)
+        if self._running:
+            secret = bytes.fromhex(self._secret)
+            attempt = self._attempt
+            tell(HOST, self._server.port, secret, lambda s: announce_ends(s, attempt, ranks))
 
     def interrupted(self) -> None:
         """There is nobody to tell."""

@@ -70,7 +70,9 @@ class Worker:
         stopped = self._stopped_at is not None and (at == 0.0 or at >= self._stopped_at)
         code = self.process.returncode
         if code is None or (error and self._stopped_at is not None and not stopped):
-            code = 1  # it failed, but has not ended, or only when it was made to
+            # It failed, but has not ended, or only when it was made to: as Python would have ended.
+            interrupted = error is not None and error.type == KeyboardInterrupt.__name__
+            code = -signal.SIGINT if interrupted else 1
         return RankExit(
             rank=self.rank,
             local_rank=self.local_rank,

@@ -64,6 +64,22 @@ def test_the_failing_rank_is_named_by_all(meshrun, failure, code, last):
     assert all("rank 1 " in line.partition("RankFailedError")[2] for line in echoes)
 
 
+def test_a_rank_that_ends_without_coming_is_named_at_once(meshrun):
+    script = meshrun.script("""
+        import os
+        if os.environ["RANK"] != "0":
+            import meshlib as dist
+            try:
+                dist.init_process_group(timeout=60)
+            except dist.RankFailedError as error:
+                print(error.rank, error)
+    """)
+    result = meshrun.run("--nproc-per-node", "3", script)
+    assert (result.code, result.err) == (0, "")
+    assert result.out == "0 rank 0 ended with exit code 0 and has not joined\n" * 2
+    assert result.seconds < 20
+
+
 def test_a_job_that_is_started_again_meets_again(meshrun):
     script = meshrun.script("""
         import os

@@ -7,10 +7,13 @@ import numpy as np
 import pytest
 
 import meshlib as dist
+from meshlib.launcher.news import announce_ends
 from meshlib.world import World
+from transport import environment
 from transport.errors import DistStoreError, RankFailedError
 from transport.runtime import Runtime
 from transport.store.hash_store import HashStore
+from transport.store.prefix_store import PrefixStore
 
 WAIT = 20.0
 
@@ -143,3 +146,32 @@ def test_init_twice_is_an_error():
             dist.destroy_process_group()
 
     assert in_threads(1, program) == [None]
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_rank_that_ended_under_a_launcher_is_not_waited_for(monkeypatch, before):
+    monkeypatch.setenv(environment.RANK, "1")
+    monkeypatch.setenv(environment.WORLD_SIZE, "2")
+    root = HashStore()
+    part = PrefixStore("restart0/turn1", root)
+    ends = threading.Timer(0 if before else 0.05, announce_ends, [root, 0, [0]])
+    ends.start()
+    if before:
+        ends.join()
+    with pytest.raises(RankFailedError, match="rank 0 ended with exit code 0") as raised:
+        World(part, 1, 2, runtime=Runtime(None), backends={"cpu": "inproc"}, timeout=WAIT)
+    assert raised.value.rank == 0
+    ends.join()
+
+
+def test_ranks_with_numbers_of_their_own_wait_for_their_own(monkeypatch):
+    monkeypatch.setenv(environment.RANK, "3")
+    monkeypatch.setenv(environment.WORLD_SIZE, "4")
+    root = HashStore()
+    part = PrefixStore("restart0/turn1", root)
+    announce_ends(root, 0, [0])
+    ends = threading.Timer(0.05, announce_ends, [root, 0, [0]])
+    ends.start()
+    with pytest.raises(DistStoreError, match=r"\[0\] have not come"):
+        World(part, 1, 2, runtime=Runtime(None), backends={"cpu": "inproc"}, timeout=0.2)
+    ends.join()
