@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 
@@ -21,8 +21,18 @@ SOON = 10.0
 
 def later(seconds: float, action: Callable[[], object]) -> threading.Timer:
     timer = threading.Timer(seconds, action)
+    timer.name = "later"
     timer.start()
     return timer
+
+
+@pytest.fixture(autouse=True)
+def _what_was_to_happen_later_has(make_store: MakeStore) -> Iterator[None]:
+    """No store is closed under a call that was to release a wait."""
+    yield
+    for thread in threading.enumerate():
+        if thread.name == "later":
+            thread.join(SOON)
 
 
 class TestValues:
