@@ -11,7 +11,9 @@ from meshlib.trace.dump import CallDump, RankDump
 
 # How a rank's end is told: by itself, and by the others (see ``rank_exit_event``).
 _ENDED = re.compile(r"(?:ended with|raised) .*")
-_LOST = re.compile(r"rank (\d+) ((?:ended with|raised|was killed|was lost|is gone)\b.*)")
+_LOST = re.compile(
+    r"rank (\d+) ((?:ended with|raised|was killed|was lost|is gone|has left|closed its)\b.*)"
+)
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,14 @@ def verdict(dumps: Sequence[RankDump]) -> str:
     for one in stuck:
         # A member whose ring has forgotten the call has made later ones: it did come.
         missing = [rank for rank in one.missing if not _went_past(dumps, rank, one)]
+        elsewhere = [other for other in stuck if _wait_for_each_other(one, other)]
+        if missing and elsewhere:
+            views = "; ".join(
+                f"{_ranks(sorted(each.calls))} in {call.call} on {each.description} at {call.site}"
+                for each in (one, elsewhere[0])
+                for call in [each.calls[min(each.calls)]]
+            )
+            return f"Ranks waited for each other in different calls: {views}.{silent}"
         if missing:
             came = min(one.calls.values(), key=lambda call: call.issued)
             return (
@@ -114,7 +124,7 @@ def verdict(dumps: Sequence[RankDump]) -> str:
 
 def _ended(dumps: Sequence[RankDump]) -> tuple[int, str] | None:
     """Return the rank that was gone before the others raised, and how it went; None if none was."""
-    for dump in dumps:
+    for dump in sorted(dumps, key=lambda dump: dump.written):
         if _ENDED.match(_first_line(dump.error)):
             return dump.rank, _first_line(dump.error)
     for dump in dumps:
@@ -133,13 +143,24 @@ def _went_past(dumps: Sequence[RankDump], rank: int, one: Collective) -> bool:
     return any(call.group == one.group and call.sequence > one.sequence for call in calls)
 
 
+def _wait_for_each_other(one: Collective, other: Collective) -> bool:
+    """Whether members that came to each are missing in the other."""
+    return (
+        one is not other
+        and not set(one.missing).isdisjoint(other.calls)
+        and not set(other.missing).isdisjoint(one.calls)
+    )
+
+
 def _doing(dumps: Sequence[RankDump], ranks: Sequence[int]) -> str:
     parts: list[str] = []
     for dump in dumps:
         if dump.rank in ranks and dump.calls:
             last = dump.calls[-1]
+            on = dump.groups.get(last.group, ("", ()))[0] or last.group
             parts.append(
-                f" Rank {dump.rank}'s last call was {last.call} ({last.state}), {last.site}."
+                f" Rank {dump.rank}'s last call was {last.call} on {on} ({last.state}),"
+                f" {last.site}."
             )
     return "".join(parts)
 

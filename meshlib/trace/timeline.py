@@ -56,4 +56,10 @@ def page_data(dumps: Sequence[RankDump]) -> dict[str, Any]:
                 "site": call.site,
             }
         )
-    return {"verdict": verdict(dumps), "ranks": [dump.rank for dump in dumps], "calls": calls}
+    recorded = [dump.rank for dump in dumps]
+    return {
+        "verdict": verdict(dumps),
+        "ranks": sorted({*recorded, *range(dumps[0].size)}),
+        "recorded": recorded,
+        "calls": calls,
+    }

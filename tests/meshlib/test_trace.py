@@ -78,7 +78,43 @@ def test_the_rank_that_never_came_is_named(tmp_path):
 
     text = verdict(records(program, 3, tmp_path))
     assert text.startswith("Rank 1 never came to call #2 all_reduce")
-    assert "Rank 1's last call was call #1 barrier (done)" in text
+    assert "Rank 1's last call was call #1 barrier on default (done)" in text
+
+
+def test_ranks_in_calls_of_different_groups_are_told_together(tmp_path):
+    def program():
+        other = dist.new_group(group_desc="other")
+        group = other if dist.get_rank() == 2 else dist.group.WORLD
+        group.all_reduce(np.ones(3), timeout=0.1)
+
+    text = verdict(records(program, 3, tmp_path))
+    assert text.startswith("Ranks waited for each other in different calls: ")
+    assert "ranks 0, 1 in call #1 all_reduce dtype=float64 count=3 op=SUM on default at " in text
+    assert "rank 2 in call #1 all_reduce dtype=float64 count=3 op=SUM on other at " in text
+
+
+def test_of_two_errors_the_first_is_told(tmp_path):
+    records(dist.barrier, 3, tmp_path)
+    for rank, written, error in (
+        (0, 3.0, "raised KeyError: 'late'"),
+        (2, 1.0, "raised OSError: early"),
+    ):
+        path = tmp_path / f"rank{rank}.json"
+        changes = {"written": written, "error": error}
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    assert verdict(dump.read(tmp_path)).startswith("Rank 2 raised OSError: early.")
+
+
+def test_a_rank_that_left_is_named(tmp_path):
+    records(dist.barrier, 2, tmp_path)
+    (tmp_path / "rank1.json").unlink()
+    path = tmp_path / "rank0.json"
+    changes = {"error": "rank 1 has left the job; rank 0 noticed in call #2 barrier"}
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    dumps = dump.read(tmp_path)
+    assert verdict(dumps).startswith("Rank 1 has left the job; rank 0 noticed in call #2 barrier.")
+    drawn = page_data(dumps)
+    assert (drawn["ranks"], drawn["recorded"]) == ([0, 1], [0])
 
 
 def test_a_rank_without_a_record_is_said(tmp_path):
