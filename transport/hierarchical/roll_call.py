@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
-from typing import TypeVar
-
 from transport.call import Call
-from transport.errors import (
-    CommunicatorAbortedError,
-    CommunicatorTimeoutError,
-    DistError,
-    StoreTimeoutError,
-)
+from transport.errors import StoreTimeoutError
 from transport.hierarchical.hosts import Host, Placement
 from transport.runtime import Membership
 from transport.store.base import Store
+from transport.store_waits import StoreWaits, has_not_entered
 
 _PLACEMENT = "placement"
 # After so long it is worth some questions to the store to know who is missing.
 _PATIENCE_SECONDS = 0.2
-T = TypeVar("T")
 
 
 class RollCall:
@@ -32,9 +23,7 @@ class RollCall:
 
     def __init__(self, membership: Membership, host: Host) -> None:
         self._membership = membership
-        self._lock = threading.Lock()
-        self._waiting: set[Store] = set()
-        self._cancelled: str | None = None
+        self._waits = StoreWaits(membership.store)
         store, size = membership.store, membership.size
         store.set(_host_key(membership.rank), host.encode())
         # A group that is made again after all have closed it counts on.
@@ -48,34 +37,12 @@ class RollCall:
         Raises ``CommunicatorTimeoutError`` past the call's deadline, ``CommunicatorAbortedError``
         after ``cancel``.
         """
-        data = self._interruptibly(lambda store: self._read(store, call))
+        data = self._waits.wait(lambda store: self._read(store, call))
         return Placement.decode(data, self._membership.size)
 
     def cancel(self, reason: str) -> None:
         """Break off all waits, now and later. Never blocks."""
-        with self._lock:
-            if self._cancelled is None:
-                self._cancelled = reason
-            waiting = list(self._waiting)
-        for store in waiting:
-            store.close()
-
-    def _interruptibly(self, wait: Callable[[Store], T]) -> T:
-        """Return ``wait(store)``, for a client of its own that ``cancel`` can close."""
-        self._check()
-        store = self._membership.store.clone()
-        try:
-            with self._lock:
-                self._check()
-                self._waiting.add(store)
-            return wait(store)
-        except DistError:
-            self._check()
-            raise
-        finally:
-            with self._lock:
-                self._waiting.discard(store)
-            store.close()
+        self._waits.cancel(reason)
 
     def _read(self, store: Store, call: Call) -> bytes:
         left = call.deadline.remaining()
@@ -88,23 +55,13 @@ class RollCall:
             data = store.get(_PLACEMENT, call.deadline.remaining())
         except StoreTimeoutError as error:
             missing = self._first_missing(store)
-            group = self._membership.group
-            name = "the last member" if missing is None else self._membership.describe(missing)
-            raise CommunicatorTimeoutError(
-                f"{call.header}: {name} has not entered the group {group!r} within"
-                f" {call.deadline.seconds:g} s",
-                missing,
-            ) from error
+            raise has_not_entered(call, self._membership, missing) from error
         call.waiting_for = None
         return data
 
     def _first_missing(self, store: Store) -> int | None:
         members = range(self._membership.size)
         return next((rank for rank in members if not store.check([_host_key(rank)])), None)
-
-    def _check(self) -> None:
-        if self._cancelled is not None:
-            raise CommunicatorAbortedError(self._cancelled)
 
 
 def _host_key(rank: int) -> str:

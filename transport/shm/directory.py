@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import threading
-
 from transport.call import Call
-from transport.errors import (
-    CommunicatorAbortedError,
-    CommunicatorTimeoutError,
-    DistError,
-    StoreTimeoutError,
-)
+from transport.errors import StoreTimeoutError
 from transport.runtime import Membership
 from transport.shm.locality import Place
-from transport.store.base import Store
+from transport.store_waits import StoreWaits, has_not_entered
 
 
 class Directory:
@@ -27,9 +20,7 @@ class Directory:
         self.place = place
         self._membership = membership
         self._places: dict[int, Place] = {membership.rank: place}
-        self._lock = threading.Lock()
-        self._waiting: set[Store] = set()
-        self._cancelled: str | None = None
+        self._waits = StoreWaits(membership.store)
 
     def publish(self) -> None:
         """Tell the other members where this rank is."""
@@ -67,42 +58,20 @@ class Directory:
         if store.check([key]):
             return store.get(key)
         call.waiting_for = peer
-        # On a client of its own, whose wait can be broken off.
-        waiter = store.clone()
         try:
-            with self._lock:
-                self.check()
-                self._waiting.add(waiter)
-            value = waiter.get(key, call.deadline.remaining())
+            value = self._waits.wait(lambda client: client.get(key, call.deadline.remaining()))
         except StoreTimeoutError as error:
-            raise CommunicatorTimeoutError(
-                f"{call.header}: {self._membership.describe(peer)} has not entered the group"
-                f" {self._membership.group!r} within {call.deadline.seconds:g} s",
-                peer,
-            ) from error
-        except DistError:
-            self.check()
-            raise
-        finally:
-            with self._lock:
-                self._waiting.discard(waiter)
-            waiter.close()
+            raise has_not_entered(call, self._membership, peer) from error
         call.waiting_for = None
         return value
 
     def check(self) -> None:
         """Raise ``CommunicatorAbortedError`` after ``cancel``."""
-        if self._cancelled is not None:
-            raise CommunicatorAbortedError(self._cancelled)
+        self._waits.check()
 
     def cancel(self, reason: str) -> None:
         """Break off all waits, now and later. Never blocks; idempotent."""
-        with self._lock:
-            if self._cancelled is None:
-                self._cancelled = reason
-            waiting = list(self._waiting)
-        for store in waiting:
-            store.close()
+        self._waits.cancel(reason)
 
 
 def _place_key(rank: int) -> str:

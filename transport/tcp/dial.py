@@ -20,6 +20,7 @@ from transport.errors import (
 from transport.runtime import Membership
 from transport.sockets import connect, recv_exact, send_all
 from transport.store.base import Store
+from transport.store_waits import has_not_entered
 from transport.tcp.address import Address
 from transport.tcp.hello import WELCOME, Channel, Hello, digest_of
 
@@ -90,11 +91,7 @@ class Dial:
             self._wait_on(waiter)
             return Address.decode(waiter.get(key, call.deadline.remaining()))
         except StoreTimeoutError as error:
-            raise CommunicatorTimeoutError(
-                f"{call.header}: {self._name} has not entered the group"
-                f" {self._membership.group!r} within {call.deadline.seconds:g} s",
-                self._peer,
-            ) from error
+            raise has_not_entered(call, self._membership, self._peer) from error
         finally:
             waiter.close()
             with self._lock:
