@@ -25,6 +25,7 @@ from meshlib.launcher.patience import (
 )
 from meshlib.spawning import ProcessException, ProcessExitedException, ProcessRaisedException
 from transport import environment
+from transport.auth import new_secret
 from transport.deadline import Deadline
 from transport.store.tcp_server import TCPStoreServer
 
@@ -37,7 +38,7 @@ class ProcessContext:
     def __init__(
         self, fn: Callable[..., Any], args: tuple[Any, ...], nprocs: int, daemon: bool
     ) -> None:
-        self._secret = os.urandom(32)
+        self._secret = new_secret()
         self._server = TCPStoreServer(_HOST, 0, secret=self._secret)
         self._children: list[_Child] = []
         self._daemon = daemon

@@ -17,10 +17,9 @@ from transport.call import Call, CallHeader
 from transport.deadline import Deadline
 from transport.errors import (
     CommunicatorAbortedError,
-    CommunicatorTimeoutError,
     PeerLostError,
 )
-from transport.link import Link, OnPiece, wrong_frame
+from transport.link import Link, OnPiece, waited_for, wrong_frame
 from transport.link_communicator import LinkCommunicator
 from transport.mailbox import Mailbox
 from transport.runtime import Membership
@@ -257,7 +256,7 @@ class InprocLink(Link):
         except _Cut:
             raise self._gone() from None
         if not taken:
-            raise self._late(call, "to take data")
+            raise waited_for(call, self.peer, self._name, "to take data")
         call.waiting_for = None
 
     def _receive(self, call: Call, into: memoryview, on_piece: OnPiece | None) -> None:
@@ -267,7 +266,7 @@ class InprocLink(Link):
         except _Cut:
             raise self._gone() from None
         if frame is None:
-            raise self._late(call, "to send data")
+            raise waited_for(call, self.peer, self._name, "to send data")
         call.waiting_for = None
         try:
             self._check(call, frame, into)
@@ -285,11 +284,6 @@ class InprocLink(Link):
         if frame.packed != call.packed or size != into.nbytes:
             header = CallHeader.unpack(frame.packed)
             raise wrong_frame(call, into.nbytes, self.peer, self._name, header, size)
-
-    def _late(self, call: Call, what: str) -> CommunicatorTimeoutError:
-        return CommunicatorTimeoutError(
-            f"{call.header}: waited {call.deadline.seconds:g} s for {self._name} {what}", self.peer
-        )
 
     def _gone(self) -> CommunicatorAbortedError | PeerLostError:
         if self._owner.abort_reason is not None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from transport.call import Call, CallHeader
-from transport.errors import HeaderMismatchError
+from transport.errors import CommunicatorTimeoutError, HeaderMismatchError
 
 OnPiece = Callable[[int], None]
 """Told, while a frame arrives, how many of its bytes are in the buffer so far (rising)."""
@@ -31,6 +31,15 @@ def wrong_frame(
     else:
         text = f"this rank is in {call.header}, {name} in {header}"
     return HeaderMismatchError(text, peer, call.header, header)
+
+
+def waited_for(call: Call, peer: int, name: str, what: str) -> CommunicatorTimeoutError:
+    """Return the error for a ``call`` whose deadline passed before ``peer``, called ``name``, came
+    to do ``what`` ("to send data").
+    """
+    return CommunicatorTimeoutError(
+        f"{call.header}: waited {call.deadline.seconds:g} s for {name} {what}", peer
+    )
 
 
 class Link(ABC):

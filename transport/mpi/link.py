@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from transport.call import HEADER_BYTES, Call, CallHeader
-from transport.errors import CommunicatorAbortedError, CommunicatorTimeoutError
-from transport.link import Link, OnPiece, wrong_frame
+from transport.errors import CommunicatorAbortedError
+from transport.link import Link, OnPiece, waited_for, wrong_frame
 from transport.mpi.library import MpiProcess, wait
 
 _SIZE = struct.Struct("<Q")
@@ -154,10 +154,7 @@ class MpiLink(Link):
     def _wait(self, call: Call, requests: list[Any], what: str) -> None:
         call.waiting_for = self.peer
         if not wait(requests, call.deadline, self._check):
-            raise CommunicatorTimeoutError(
-                f"{call.header}: waited {call.deadline.seconds:g} s for {self._name} {what}",
-                self.peer,
-            )
+            raise waited_for(call, self.peer, self._name, what)
         call.waiting_for = None
 
     def _check(self) -> None:

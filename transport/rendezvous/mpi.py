@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ from types import EllipsisType
 from typing import Any
 
 from transport import environment
-from transport.auth import secret_from_environment
+from transport.auth import new_secret, secret_from_environment
 from transport.deadline import Deadline
 from transport.errors import DistError
 from transport.rendezvous.address import RendezvousAddress
@@ -51,7 +50,7 @@ def mpi_rendezvous(
     key = secret_from_environment() if isinstance(secret, EllipsisType) else secret
     homes = process.all_gather(_home(), deadline)
     if process.rank == 0:
-        key = key or secrets.token_bytes(32)
+        key = key or new_secret()
         host = os.environ.get(environment.HOST)
         if not host:
             host = LOOPBACK if len(set(homes)) == 1 else socket.gethostname()
