@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar
 
 from meshlib.bench.cases import ROOT, Bound, Case, Floats
-from meshlib.bench.library import LOOPBACK, TIMEOUT, Library
+from meshlib.bench.library import LOOPBACK, TIMEOUT, Library, ping_pong
 
 
 def bind_c10d(dist: Any, case: Case, wrap: Any) -> Bound:
@@ -36,27 +37,30 @@ def bind_c10d(dist: Any, case: Case, wrap: Any) -> Bound:
         case "barrier":
             return dist.barrier
         case "ping_pong":
-            return _ping_pong(dist, case.rank, x, out)
+            return ping_pong(case.rank, partial(dist.send, x), partial(dist.recv, out))
         case _:
             raise ValueError(f"case {case.name!r} has no call in c10d")
-
-
-def _ping_pong(dist: Any, rank: int, x: Any, out: Any) -> Bound:
-    def ping() -> None:
-        dist.send(x, 1)
-        dist.recv(out, 1)
-
-    def pong() -> None:
-        dist.recv(out, 0)
-        dist.send(x, 0)
-
-    return ping if rank == 0 else pong if rank == 1 else lambda: None
 
 
 class C10dLibrary(Library):
     """Anything with c10d's functions, in ``dist``."""
 
     dist: Any
+    backend: ClassVar[str | None] = None
+
+    def __init__(self) -> None:
+        self._store: Any = None
+
+    def host(self, size: int) -> int:  # noqa: D102
+        self._store = self.dist.TCPStore(LOOPBACK, 0, is_master=True, timeout=TIMEOUT)
+        return self._store.port
+
+    def join(self, port: int, rank: int, size: int) -> None:  # noqa: D102
+        if self._store is None:
+            self._store = self.dist.TCPStore(LOOPBACK, port, timeout=TIMEOUT)
+        self.dist.init_process_group(
+            self.backend, store=self._store, rank=rank, world_size=size, timeout=TIMEOUT
+        )
 
     def barrier(self) -> object:  # noqa: D102
         return self.dist.barrier()
@@ -76,23 +80,10 @@ class Meshlib(C10dLibrary):
     """This library, over the backend it chooses by itself."""
 
     name = "meshlib"
-    backend: str | None = None
 
     def __init__(self) -> None:
+        super().__init__()
         self.dist = importlib.import_module("meshlib")
-        self._stores = importlib.import_module("transport.store.tcp_store")
-        self._store: Any = None
-
-    def host(self, size: int) -> int:  # noqa: D102
-        self._store = self._stores.TCPStore(LOOPBACK, 0, is_master=True, timeout=TIMEOUT)
-        return self._store.port
-
-    def join(self, port: int, rank: int, size: int) -> None:  # noqa: D102
-        store = self._store or self._stores.TCPStore(LOOPBACK, port, timeout=TIMEOUT)
-        self._store = store
-        self.dist.init_process_group(
-            self.backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT
-        )
 
     def version(self) -> str:  # noqa: D102
         return f"meshlib {self.dist.__version__}, {self.dist.get_backend()}"
@@ -131,23 +122,13 @@ class TorchGloo(C10dLibrary):
     """torch.distributed with Gloo."""
 
     name = "gloo"
+    backend = "gloo"
 
     def __init__(self) -> None:
+        super().__init__()
         self._torch: Any = importlib.import_module("torch")
         self._torch.set_num_threads(1)
         self.dist = importlib.import_module("torch.distributed")
-        self._store: Any = None
-
-    def host(self, size: int) -> int:  # noqa: D102
-        self._store = self.dist.TCPStore(LOOPBACK, 0, is_master=True, timeout=TIMEOUT)
-        return self._store.port
-
-    def join(self, port: int, rank: int, size: int) -> None:  # noqa: D102
-        store = self._store or self.dist.TCPStore(LOOPBACK, port, timeout=TIMEOUT)
-        self._store = store
-        self.dist.init_process_group(
-            "gloo", store=store, rank=rank, world_size=size, timeout=TIMEOUT
-        )
 
     def wrap(self, array: Floats) -> Any:  # noqa: D102
         return self._torch.from_numpy(array)

@@ -50,23 +50,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     plan = Plan(cells, pythons, args.rounds)
     results: list[Result] = []
     sys.stdout.write(header(list(pythons)) + "\n")
-    progress = Progress()
     try:
-        for found in run(plan, progress):
-            progress.clear()
-            if isinstance(found, Skipped):
-                sys.stdout.write(f"{found}\n")
-            else:
-                results += found
-                memory = copy_bandwidth(results, found[0].ranks)
-                sys.stdout.write(rows(found, list(pythons), memory) + "\n")
-            sys.stdout.flush()
+        with Progress() as progress:
+            for found in run(plan, progress):
+                progress.clear()
+                if isinstance(found, Skipped):
+                    sys.stdout.write(f"{found}\n")
+                else:
+                    results += found
+                    memory = copy_bandwidth(results, found[0].ranks)
+                    sys.stdout.write(rows(found, list(pythons), memory) + "\n")
+                sys.stdout.flush()
     except BenchmarkError as error:
-        progress.clear()
         sys.stderr.write(f"meshlib bench: {error}\n")
         return 1
-    finally:
-        progress.clear()
     counts = list(_count(cells)) if args.count else []
     if args.json is not None:
         args.json.parent.mkdir(parents=True, exist_ok=True)

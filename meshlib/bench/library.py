@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from datetime import timedelta
 from typing import ClassVar
 
@@ -59,3 +60,17 @@ class Library(ABC):
     def result(self, case: Case) -> Floats:
         """Return where the result of the last call is."""
         return case.output
+
+
+def ping_pong(rank: int, send: Callable[[int], object], receive: Callable[[int], object]) -> Bound:
+    """Return one turn of rank 0 with rank 1, of what sends to a rank and receives from one."""
+
+    def ping() -> None:
+        send(1)
+        receive(1)
+
+    def pong() -> None:
+        receive(0)
+        send(0)
+
+    return ping if rank == 0 else pong if rank == 1 else lambda: None

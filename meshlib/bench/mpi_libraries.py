@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib
+from functools import partial
 from typing import Any
 
 from meshlib.bench.cases import ROOT, Bound, Case
-from meshlib.bench.library import Library
+from meshlib.bench.library import Library, ping_pong
 
 
 class Mpi(Library):
@@ -55,7 +56,7 @@ class Mpi(Library):
             case "barrier":
                 return comm.Barrier
             case "ping_pong":
-                return _ping_pong(comm, case.rank, x, out)
+                return ping_pong(case.rank, partial(comm.Send, x), partial(comm.Recv, out))
             case _:
                 raise ValueError(f"case {case.name!r} has no call in MPI")
 
@@ -66,18 +67,6 @@ class Mpi(Library):
 
     def leave(self) -> None:  # noqa: D102
         self._mpi.Finalize()
-
-
-def _ping_pong(comm: Any, rank: int, x: Any, out: Any) -> Bound:
-    def ping() -> None:
-        comm.Send(x, 1)
-        comm.Recv(out, 1)
-
-    def pong() -> None:
-        comm.Recv(out, 0)
-        comm.Send(x, 0)
-
-    return ping if rank == 0 else pong if rank == 1 else lambda: None
 
 
 class OpenMpi(Mpi):

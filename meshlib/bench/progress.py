@@ -9,11 +9,17 @@ _CELLS = 24
 
 
 class Progress:
-    """The bar; nothing is written where standard error is no terminal."""
+    """The bar, gone when its block ends; nothing is written where stderr is no terminal."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
         self._shown = sys.stderr.isatty()
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.clear()
 
     def __call__(self, what: str, share: float) -> None:
         """Show that ``what`` is being done when ``share`` of all is done already."""

@@ -165,20 +165,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     cells = plan_cells(aims, args.ranks, list(pythons))
     plan = Plan(cells, pythons, args.rounds, args.turn, _PATIENCE)
     results: list[Result] = []
-    progress, began, load = Progress(), time.monotonic(), os.getloadavg()[0]
+    began, load = time.monotonic(), os.getloadavg()[0]
     try:
-        for found in run(plan, progress):
-            progress.clear()
-            if isinstance(found, Skipped):
-                sys.stderr.write(f"{found}\n")
-            else:
-                results += found
+        with Progress() as progress:
+            for found in run(plan, progress):
+                progress.clear()
+                if isinstance(found, Skipped):
+                    sys.stderr.write(f"{found}\n")
+                else:
+                    results += found
     except BenchmarkError as error:
-        progress.clear()
         sys.stderr.write(f"meshlib.bench.targets: {error}\n")
         return 1
-    finally:
-        progress.clear()
     versions = sorted({result.version for result in results})
     page = (
         f"{processor()}, {len(os.sched_getaffinity(0))} cores; load {load:.1f} before the run;"
