@@ -26,6 +26,7 @@ from meshlib.arguments import (
     split_evenly,
 )
 from meshlib.point_to_point import PointToPoint
+from meshlib.recorder import COLLECTIVE
 from transport.call import NO_ROOT, Call, Kind
 from transport.communicator import Communicator
 from transport.reduce_op import ReduceOp
@@ -44,7 +45,6 @@ class ArrayCollectives(PointToPoint):
         dtype: int,
         async_op: bool,
         timeout: Timeout,
-        *,
         elements: int = 0,
         op: int = 0,
         root: int = NO_ROOT,
@@ -55,18 +55,20 @@ class ArrayCollectives(PointToPoint):
 
         ``dtype`` is its code; ``nbytes`` is what ``elements`` take, unless given.
         """
+        # Arguments by position: names take a quarter of a microsecond longer.
         return self.process_group.issue(
             kind,
             run,
-            device=like.device,
-            elements=elements,
-            dtype=dtype,
-            op=op,
-            root=root,
-            extra=extra,
-            nbytes=elements * like.flat.itemsize if nbytes is None else nbytes,
-            async_op=async_op,
-            timeout=self.call_timeout(timeout),
+            like.device,
+            elements,
+            dtype,
+            op,
+            root,
+            extra,
+            elements * like.flat.itemsize if nbytes is None else nbytes,
+            COLLECTIVE,
+            async_op,
+            self.call_timeout(timeout),
         )
 
     def all_reduce(
@@ -91,9 +93,7 @@ class ArrayCollectives(PointToPoint):
             communicator.all_reduce(call, x.flat, op)
             return x.finish()
 
-        return self._issue(
-            Kind.ALL_REDUCE, run, x, code, async_op, timeout, elements=x.flat.size, op=op.code
-        )
+        return self._issue(Kind.ALL_REDUCE, run, x, code, async_op, timeout, x.flat.size, op.code)
 
     def broadcast(
         self,

@@ -35,7 +35,10 @@ class _NumPy:
                 "expected a writable one to put the result into"
             )
         if flags.c_contiguous:
-            return Adapted(_plain(array.reshape(-1)), array.shape, "cpu", lambda: array)
+            flat = array.reshape(-1)
+            if type(flat) is not np.ndarray:
+                flat = _plain(flat)
+            return Adapted(flat, array.shape, "cpu", lambda: array)
         flat = array.flatten() if keep else np.empty(array.size, array.dtype)
 
         def finish() -> np.ndarray[Any, Any]:
@@ -165,4 +168,6 @@ def target(array: Any, name: str) -> Adapted:
 
 def in_out(array: Any, name: str) -> Adapted:
     """Adapt ``array``, which is read and then written. Raises as ``target`` does."""
-    return _library(array, name).target(array, name, keep=True)
+    # The usual case at once: this is on the way of every small call.
+    library = _NUMPY if type(array) is np.ndarray else _library(array, name)
+    return library.target(array, name, keep=True)

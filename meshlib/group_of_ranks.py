@@ -30,7 +30,6 @@ class Door(Protocol):
         self,
         kind: Kind,
         run: Callable[[Communicator, Call], Any],
-        *,
         device: str = "cpu",
         elements: int = 0,
         dtype: int = 0,

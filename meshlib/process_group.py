@@ -211,7 +211,6 @@ class ProcessGroup(Collectives):
         self,
         kind: Kind,
         run: Run,
-        *,
         device: str = "cpu",
         elements: int = 0,
         dtype: int = 0,
@@ -236,9 +235,10 @@ class ProcessGroup(Collectives):
             raise ValueError(
                 f"{self} has no backend for arrays on {device!r}; it has {self.backend!r}"
             )
-        if self.world.observers and peer == COLLECTIVE:
+        world = self.world
+        if world.observers and peer == COLLECTIVE:
             header = CallHeader(0, elements, root, kind, dtype, op, extra=extra)
-            for observer in list(self.world.observers.values()):
+            for observer in list(world.observers.values()):
                 observer(self, header, device)
         seconds = self._timeout if timeout is None else to_seconds(timeout)
         with self._lock:
@@ -255,8 +255,8 @@ class ProcessGroup(Collectives):
             packed = pack_header(sequence, elements, root, kind, dtype, op, 0, history, extra)
             if peer == COLLECTIVE:
                 self._history = history_after(packed)
-            record = self.world.recorder.open(self.id, packed, nbytes, peer, not async_op, seconds)
-            if self.world.log.detailed:
+            record = world.recorder.open(self.id, packed, nbytes, peer, not async_op, seconds)
+            if world.log.detailed:
                 run = self._logged(run, record)
             inline = not async_op and lane.try_enter()
             work = None if inline else self._enqueue(lane, run, record, device)

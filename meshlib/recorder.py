@@ -49,7 +49,7 @@ class _OwnFiles(dict[str, bool]):
 class Record(Call):
     """A call as the recorder keeps it: where it was made, and how far it got (monotonic seconds).
 
-    ``deadline`` counts from ``started``, the moment of the call's turn.
+    ``seconds`` is what it may take from ``started`` on, the moment of its turn.
     """
 
     # Defaults live in the class: a record is made for every call, and most stay as they are.
@@ -72,14 +72,17 @@ class Record(Call):
         self.peer = peer
         self.sync = sync
         self.thread = _get_ident()
-        self.issued = now = _monotonic()
-        self.deadline = Deadline(now + seconds, seconds)
+        self.seconds = seconds
+        self.issued = _monotonic()
+
+    @property
+    def deadline(self) -> Deadline:
+        """See ``Call.deadline``. Made when asked for: most small calls never wait."""
+        return Deadline((self.started or self.issued) + self.seconds, self.seconds)
 
     def start(self) -> None:
         """Note that the turn has come of a call that had to wait for it."""
-        self.started = now = _monotonic()
-        seconds = self.deadline.seconds
-        self.deadline = Deadline(now + seconds, seconds)
+        self.started = _monotonic()
 
     def end(self, error: str | None) -> None:
         """Note that the call is over, with ``error`` or well."""

@@ -402,12 +402,18 @@ def _short(ranks: Sequence[int]) -> str:
     return f"[{shown}{', …' if len(ranks) > 16 else ''}]"
 
 
+class _OfThread(threading.local):
+    """The World of a thread that has one of its own."""
+
+    world: World | None = None
+
+
 class _Current:
     """Where the World is found: the thread's own, else the process's."""
 
     def __init__(self) -> None:
         self.process: World | None = None
-        self.thread = threading.local()
+        self.thread = _OfThread()
 
 
 _current = _Current()
@@ -415,7 +421,7 @@ _current = _Current()
 
 def find_world() -> World | None:
     """Return this thread's World, else the process's, else None."""
-    return getattr(_current.thread, "world", None) or _current.process
+    return _current.thread.world or _current.process
 
 
 def current_world() -> World:
@@ -438,4 +444,4 @@ def install(world: World | None, *, thread_only: bool) -> None:
 
 def is_thread_world(world: World) -> bool:
     """Return whether ``world`` belongs to this thread alone."""
-    return getattr(_current.thread, "world", None) is world
+    return _current.thread.world is world

@@ -29,13 +29,19 @@ _HEADER = CallHeader(0, 0, 0, 0, 0, 0).pack()
 class _UncheckedCall(Call):
     """A call whose header is that of every other."""
 
-    __slots__ = ()
+    __slots__ = ("_seconds", "_started")
 
-    def __init__(self, deadline: Deadline) -> None:
+    def __init__(self, seconds: float) -> None:
         self.packed = _HEADER
-        self.deadline = deadline
         self.waiting_for = None
         self.completion = None
+        self._seconds = seconds
+        self._started = time.monotonic()
+
+    @property
+    def deadline(self) -> Deadline:
+        """See ``Record.deadline``."""
+        return Deadline(self._started + self._seconds, self._seconds)
 
 
 class UncheckedGroup(ProcessGroup):
@@ -45,7 +51,6 @@ class UncheckedGroup(ProcessGroup):
         self,
         kind: Kind,
         run: Run,
-        *,
         device: str = "cpu",
         elements: int = 0,
         dtype: int = 0,
@@ -72,9 +77,8 @@ class UncheckedGroup(ProcessGroup):
                 raise RuntimeError("unchecked calls are synchronous collectives of one thread")
             if self.world.log.detailed:
                 raise RuntimeError("unchecked calls are not logged")
-        deadline = Deadline(time.monotonic() + seconds, seconds)
         try:
-            result = self._run_unchecked(run, _UncheckedCall(deadline), device)
+            result = self._run_unchecked(run, _UncheckedCall(seconds), device)
         finally:
             lane.leave()
         return result

@@ -107,10 +107,18 @@ class ShmCommunicator(Communicator):
             self._run(self._members(call).copies.broadcast, call, buffer, root)
 
     def all_reduce(self, call: Call, buffer: Flat, op: ReduceOp) -> None:  # noqa: D102
-        if self._is_alone():
-            self._reduce_alone(buffer, op)
-        else:
-            self._run(self._members(call).reductions.all_reduce, call, buffer, op)
+        ready = self._ready
+        if ready is None or self.abort_reason is not None or self._failure is not None:
+            if self._is_alone():
+                self._reduce_alone(buffer, op)
+                return
+            ready = self._members(call)
+        # As ``_run`` does it, without the step in between: this is the small call that counts.
+        try:
+            self._quietly(ready.reductions.all_reduce, call, buffer, op)
+        except BaseException as error:
+            self._failure = f"an earlier call failed: {error!r}"
+            raise
 
     def reduce(self, call: Call, buffer: Flat, op: ReduceOp, root: int) -> None:  # noqa: D102
         if self._is_alone():

@@ -22,14 +22,15 @@ PAGE = mmap.PAGESIZE
 class Segment:
     """A shared mapping of ``nbytes`` bytes.
 
-    ``words`` are its 64-bit words, ``data`` its bytes, ``futex`` waits on its words. The mapping
+    ``words`` are its 64-bit words, ``data`` its bytes (of ``mapping`` itself, which is nobody's to
+    close), ``futex`` waits on its words. The mapping
     lives as long as anything refers to it, in each process on its own: nothing is ever unmapped
     under an array. The memory itself is gone when the last process has let go, however it ended.
     """
 
     def __init__(self, fd: int, nbytes: int) -> None:
         self.nbytes = nbytes
-        mapping = mmap.mmap(fd, nbytes)
+        self.mapping = mapping = mmap.mmap(fd, nbytes)
         self.data = memoryview(mapping)
         self.words = self.data.cast("Q")
         self.bytes: npt.NDArray[np.uint8] = np.frombuffer(mapping, np.uint8)
