@@ -8,6 +8,9 @@ Each rank whose main thread has been in one call for a while posts where it stan
 for* another one that has not reached its call yet. A cycle of ranks that wait for each other, all
 of them standing still, cannot resolve itself: that is a mismatch, and the ranks in it are told.
 A rank that merely computes has posted nothing, so slow is never taken for stuck.
+
+Waiting must cost next to nothing, however many ranks wait for a slow one: a rank posts when it has
+come to a standstill, and reads what others have posted only when a counter says that there is more.
 """
 
 from __future__ import annotations
@@ -23,15 +26,17 @@ from typing import Any, Protocol
 from meshlib.failures import publish, table
 from meshlib.recorder import COLLECTIVE, FlightRecorder, Record
 from transport.deadline import Deadline
-from transport.errors import CollectiveMismatchError, DistStoreError, StoreTimeoutError
+from transport.errors import CollectiveMismatchError, DistStoreError
 from transport.store.base import Store
 
-TICK_SECONDS = 0.15
+TICK_SECONDS = 0.1
 STALLED_SECONDS = 0.3
 # How many of its last calls a rank posts: where ranks went different ways may lie some calls back.
 CALLS_POSTED = 8
 # What the rest gets to say where it stands, once a tangle is sure.
 REST_SECONDS = 0.2
+_PAUSE_SECONDS = 0.05
+_POSTED = "standings"
 # Beyond this many ranks nobody looks any further; deadlines still name who is missing.
 MOST_RANKS = 256
 
@@ -140,6 +145,7 @@ class StallDetector:
         self._main_thread = main_thread
         self._groups = groups
         self._posted: Standing | None = None
+        self._seen = 0  # of what was posted, when this rank last looked
         self._suspects: dict[int, Standing] = {}
         self._closing = threading.Event()
         self._thread = threading.Thread(
@@ -163,11 +169,15 @@ class StallDetector:
         record = self._stuck()
         if record is None:
             if self._posted is not None:
-                self._store.delete_key(_key(self._rank))
+                self._store.set(standing_key(self._rank), b"")
                 self._posted = None
                 self._suspects.clear()
             return
         mine = self._post(record)
+        posted = self._store.add(_POSTED, 0)
+        if posted == self._seen and not self._suspects:
+            return
+        self._seen = posted
         found = self._collect(mine)
         tangle = find_tangle(found)
         if tangle is None or self._rank not in tangle:
@@ -191,10 +201,16 @@ class StallDetector:
         return next(r for r in open_calls if r.group == last.group and r.peer == COLLECTIVE)
 
     def _post(self, record: Record) -> Standing:
+        """Return where this rank stands, which is in the store if it is new or somebody asks."""
         group = self._groups[record.group]
         before = self._posted
-        same = before is not None and before.sequence == record.header.sequence
-        beat = before.beat + 1 if before is not None and same else 0
+        if before is not None and (before.group, before.sequence) != (
+            record.group,
+            record.header.sequence,
+        ):
+            before = None
+        if before is not None and not self._suspects:
+            return before
         standing = Standing(
             rank=self._rank,
             group=record.group,
@@ -204,7 +220,7 @@ class StallDetector:
             reached={g.id: g.reached() for g in list(self._groups.values())},
             call=f"{record.header} on {group}",
             site=record.site,
-            beat=beat,
+            beat=0 if before is None else before.beat + 1,
             calls=[
                 (r.header.sequence, list(r.header.what), f"{r.header} on {group}", r.site)
                 for r in self._recorder.records(record.group)
@@ -212,25 +228,29 @@ class StallDetector:
                 and 0 <= record.header.sequence - r.header.sequence < CALLS_POSTED
             ],
         )
-        self._store.set(_key(self._rank), standing.pack())
+        self._store.set(standing_key(self._rank), standing.pack())
         self._posted = standing
+        if before is None:
+            self._store.add(_POSTED, 1)  # only now: who sees this sees the standing
         return standing
 
     def _collect(self, mine: Standing) -> dict[int, Standing]:
         """Return the standings of all ranks that this one waits for, directly or not."""
         found = {self._rank: mine}
-        ahead = [rank for rank in mine.ranks if rank != self._rank]
-        while ahead and len(found) < MOST_RANKS:
-            rank = ahead.pop()
-            if rank in found or not self._store.check([_key(rank)]):
-                continue
-            try:
-                other = Standing.unpack(self._store.get(_key(rank), timeout=0))
-            except DistStoreError:
-                continue  # it moved on in between
-            found[rank] = other
-            ahead += [r for r in other.ranks if r not in found]
+        asked = {self._rank}
+        while ahead := {rank for one in found.values() for rank in one.ranks} - asked:
+            ranks = sorted(ahead)[: MOST_RANKS - len(asked)]
+            if not ranks:
+                break
+            asked.update(ranks)
+            found.update(self._read(ranks))
         return found
+
+    def _read(self, ranks: Sequence[int]) -> dict[int, Standing]:
+        """Return where those of ``ranks`` stand that have said so."""
+        texts = self._store.multi_get([standing_key(rank) for rank in ranks])
+        pairs = zip(ranks, texts, strict=True)
+        return {rank: Standing.unpack(text) for rank, text in pairs if text}
 
     def _standings_beside(self, tangle: Mapping[int, Standing]) -> dict[int, Standing | None]:
         """Return where the other members of the tangle's groups stand, for those who say so soon.
@@ -240,10 +260,10 @@ class StallDetector:
         members = {rank for one in tangle.values() for rank in one.ranks} - set(tangle)
         beside: dict[int, Standing | None] = dict.fromkeys(sorted(members)[:MOST_RANKS])
         deadline = Deadline.after(REST_SECONDS)
-        for rank in beside:
-            with suppress(StoreTimeoutError):
-                text = self._store.get(_key(rank), timeout=deadline.remaining())
-                beside[rank] = Standing.unpack(text)
+        while missing := [rank for rank, one in beside.items() if one is None]:
+            beside.update(self._read(missing))
+            if self._closing.wait(min(_PAUSE_SECONDS, deadline.remaining())) or deadline.expired:
+                break
         return beside
 
     def _report(self, tangle: Mapping[int, Standing]) -> None:
@@ -294,5 +314,6 @@ def _confirmed(before: Standing, now: Standing) -> bool:
     return (before.group, before.sequence, list(before.header)) == place and now.beat > before.beat
 
 
-def _key(rank: int) -> str:
+def standing_key(rank: int) -> str:
+    """Return where ``rank`` posts where it stands; it is there from the start, and empty."""
     return f"standing/{rank}"

@@ -33,7 +33,7 @@ from meshlib.failures import (
 from meshlib.launcher.news import ended_event
 from meshlib.process_group import DRAIN_SECONDS, Observer, ProcessGroup
 from meshlib.recorder import CAPACITY, FlightRecorder
-from meshlib.stalls import StallDetector
+from meshlib.stalls import StallDetector, standing_key
 from meshlib.trace import dump
 from meshlib.watcher import Watcher
 from transport import backends, environment
@@ -323,7 +323,7 @@ class World:
     def _meet(self, deadline: Deadline) -> None:
         """Return when all ranks are here; else raise an error that names who is missing."""
         store = self.store
-        store.set(f"here/{self.rank}", b"1")
+        store.multi_set([f"here/{self.rank}", standing_key(self.rank)], [b"1", b""])
         arrived = store.add("arrived", 1)
         if arrived == 1:
             register_log(store)

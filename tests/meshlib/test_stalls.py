@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import meshlib as dist
-from meshlib.stalls import Standing, find_tangle, tangle_message
+from meshlib.stalls import StallDetector, Standing, find_tangle, tangle_message
 from meshlib.testing import run_ranks
 
 
@@ -120,3 +120,22 @@ def test_slow_ranks_are_not_stuck():
         return "done"
 
     assert run_ranks(program, 2) == ["done"] * 2
+
+
+def test_waiting_for_a_slow_rank_asks_only_for_what_is_new(monkeypatch):
+    asked, posted = [], []
+    collect, pack = StallDetector._collect, Standing.pack
+    monkeypatch.setattr(
+        StallDetector, "_collect", lambda self, mine: asked.append(mine.rank) or collect(self, mine)
+    )
+    monkeypatch.setattr(Standing, "pack", lambda self: posted.append(self.rank) or pack(self))
+
+    def program():
+        if dist.get_rank() == 0:
+            time.sleep(1.0)
+        dist.barrier()
+
+    run_ranks(program, 3)
+    assert sorted(posted) == [1, 2]
+    # Each looks when it has come to a standstill itself, and when the other has.
+    assert all(1 <= asked.count(rank) <= 2 for rank in (1, 2))
