@@ -38,7 +38,7 @@ from transport.store.base import Store
 from transport.store.prefix_store import PrefixStore
 
 Run = Callable[[Communicator, Call], Any]
-Observer = Callable[["ProcessGroup", CallHeader, str], None]
+Observer = Callable[["ProcessGroup", CallHeader, str, Run], Run]
 DRAIN_SECONDS = 5.0
 # A receive that nobody has sent to by then is given up when its group closes.
 UNMATCHED_SECONDS = 0.2
@@ -192,10 +192,11 @@ class ProcessGroup(Collectives):
 
     @contextmanager
     def observed(self, observer: Observer) -> Generator[None]:
-        """Call ``observer(group, header, device)`` before each collective, in this context.
+        """Call ``observer(group, header, device, run)`` before each collective, in this context.
 
         Before each that this rank issues, on this group or any other. The header has no sequence
-        number yet. The observer may make collectives itself (and is then called for them, too).
+        number yet. What it returns is run in the place of ``run``: itself, or something around it.
+        The observer may make collectives itself (and is then called for them, too).
         Raises RuntimeError if somebody observes on behalf of this group already.
         """
         observers = self.world.observers
@@ -239,7 +240,7 @@ class ProcessGroup(Collectives):
         if world.observers and peer == COLLECTIVE:
             header = CallHeader(0, elements, root, kind, dtype, op, extra=extra)
             for observer in list(world.observers.values()):
-                observer(self, header, device)
+                run = observer(self, header, device, run)
         seconds = self._timeout if timeout is None else to_seconds(timeout)
         with self._lock:
             if self._failure is not None or self._destroyed:

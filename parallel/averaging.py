@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from meshlib.process_group import ProcessGroup
 from parallel.ddp.replicas import average_coalesced
 from parallel.groups import Ranks, resolve
+from parallel.join.context import Join
+from parallel.join.joinable import Joinable, JoinHook
+from parallel.join.replica import OptimizerReplica
 from parallel.nn.parameter import Parameter
 from parallel.optim.optimizer import Optimizer, ParamGroup
 
@@ -22,13 +25,18 @@ class ModelAverager(ABC):
 
     While gradients are still averaged over all ranks, averaging parameters changes nothing: let
     ``warmup_steps`` be ``start_localSGD_iter`` of the hook's state. ``step`` is the number of steps
-    so far. Raises ValueError for a negative ``warmup_steps``.
+    so far. ``groups`` are those that it may average over; the last one has the ranks of all.
+
+    For uneven inputs, pass ``model.join`` the ``PostLocalSGDOptimizer`` that holds it.
+
+    Raises ValueError for a negative ``warmup_steps``.
     """
 
-    def __init__(self, warmup_steps: int) -> None:
+    def __init__(self, warmup_steps: int, groups: Iterable[ProcessGroup]) -> None:
         if warmup_steps < 0:
             raise ValueError(f"warmup_steps must be at least 0, got {warmup_steps}")
         self.warmup_steps = warmup_steps
+        self.groups = list(groups)
         self.step = 0
 
     @abstractmethod
@@ -40,15 +48,27 @@ class ModelAverager(ABC):
 
         Called by all ranks, with the same parameters in the same order.
         """
+        group = self.count_step()
+        if group is not None:
+            average_over(group, params)
+
+    def count_step(self) -> ProcessGroup | None:
+        """Count one step; return the group over which to average in it, if any."""
         past = self.step - self.warmup_steps
         self.step += 1
-        group = self.due(past) if past >= 0 else None
-        if group is None:
-            return
-        parameters: list[Parameter] = []
-        for entry in params:
-            parameters += [entry] if isinstance(entry, Parameter) else entry["params"]
-        average_coalesced([parameter.data for parameter in parameters], group)
+        return self.due(past) if past >= 0 else None
+
+
+def average_over(
+    group: ProcessGroup,
+    params: Iterable[Parameter] | Iterable[ParamGroup],
+    counting: Collection[int] | None = None,
+) -> None:
+    """Replace ``params`` by the average of those of the group ranks ``counting`` (None: all)."""
+    parameters: list[Parameter] = []
+    for entry in params:
+        parameters += [entry] if isinstance(entry, Parameter) else entry["params"]
+    average_coalesced([parameter.data for parameter in parameters], group, counting)
 
 
 class PeriodicModelAverager(ModelAverager):
@@ -66,9 +86,9 @@ class PeriodicModelAverager(ModelAverager):
         self, period: int, warmup_steps: int = 0, process_group: Ranks | None = None
     ) -> None:
         _check_period(period)
-        super().__init__(warmup_steps)
         self.period = period
         self.process_group = resolve(process_group, "process_group")
+        super().__init__(warmup_steps, [self.process_group])
 
     def due(self, step: int) -> ProcessGroup | None:
         """Return the group in every ``period``-th step."""
@@ -93,7 +113,6 @@ class HierarchicalModelAverager(ModelAverager):
     """
 
     def __init__(self, period_group_dict: Mapping[int, Ranks], warmup_steps: int = 0) -> None:
-        super().__init__(warmup_steps)
         if not period_group_dict:
             raise ValueError("period_group_dict is empty; expected at least one period")
         periods = list(period_group_dict)
@@ -101,19 +120,24 @@ class HierarchicalModelAverager(ModelAverager):
             _check_period(period)
         if periods != sorted(periods):
             raise ValueError(f"period_group_dict must have growing periods, got {periods}")
-        self.groups = {
-            period: resolve(ranks, f"period_group_dict[{period}]")
-            for period, ranks in period_group_dict.items()
-        }
-        for near, far in itertools.pairwise(self.groups.values()):
+        self.periods = periods
+        super().__init__(
+            warmup_steps,
+            [resolve(ranks, f"period_group_dict[{p}]") for p, ranks in period_group_dict.items()],
+        )
+        for near, far in itertools.pairwise(self.groups):
             lacking = sorted(set(near.ranks) - set(far.ranks))
             if lacking:
                 raise ValueError(f"period_group_dict: {far} lacks ranks {lacking} of {near}")
 
     def due(self, step: int) -> ProcessGroup | None:
         """Return the group of the longest period whose turn it is."""
-        turns = (group for period, group in self.groups.items() if step % period == 0)
-        return next(reversed(list(turns)), None)
+        turns = [
+            group
+            for period, group in zip(self.periods, self.groups, strict=True)
+            if step % period == 0
+        ]
+        return turns[-1] if turns else None
 
 
 def _check_period(period: int) -> None:
@@ -121,10 +145,14 @@ def _check_period(period: int) -> None:
         raise ValueError(f"period must be at least 1, got {period}")
 
 
-class PostLocalSGDOptimizer:
+class PostLocalSGDOptimizer(Joinable):
     """``optimizer``, with ``averager`` called after each step.
 
     Its state dict has the averager's count, so that a resumed run averages in the same steps.
+
+    In a ``Join`` with the model, the averager's last group is that of the model. A rank that is out
+    of inputs has no say in the averages that follow: they are those of the ranks that go on. In the
+    end it takes over the state of one of them.
     """
 
     def __init__(self, optimizer: Optimizer, averager: ModelAverager) -> None:
@@ -139,7 +167,14 @@ class PostLocalSGDOptimizer:
     def step(self) -> None:
         """Update the parameters here, then average them if it is their turn."""
         self.optimizer.step()
-        self.averager.average_parameters(self.optimizer.param_groups)
+        group = self.averager.count_step()
+        if group is not None:
+            with Join.notify_join_context(self, self.averager.groups.index(group)) as join:
+                self._average(group, join)
+
+    def _average(self, group: ProcessGroup, join: Join | None) -> None:
+        counting = None if join is None else join.active_in(group)
+        average_over(group, self.optimizer.param_groups, counting)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the parameters' gradients, or fill them with zeros in place."""
@@ -153,3 +188,34 @@ class PostLocalSGDOptimizer:
         """Take over what ``state_dict`` returned."""
         self.optimizer.load_state_dict({k: v for k, v in state.items() if k != "step"})
         self.averager.step = int(state["step"])
+
+    @property
+    def join_process_group(self) -> ProcessGroup:
+        """The averager's last group: all replicas."""
+        return self.averager.groups[-1]
+
+    def join_hook(self, **kwargs: Any) -> JoinHook:
+        """Return the hook that takes part in the others' averages, and copies the state."""
+        copy = OptimizerReplica(self, self.join_process_group).join_hook()
+        return _AveragingHook(self._shadow, copy)
+
+    def _shadow(self, phase: int) -> None:
+        self._average(self.averager.groups[phase], self.join_context)
+
+    def phase_name(self, phase: int) -> str:
+        """Return what a phase is called in messages."""
+        return f"averaging over {self.averager.groups[phase]}"
+
+
+class _AveragingHook(JoinHook):
+    def __init__(self, average: Callable[[int], None], copy: JoinHook) -> None:
+        self._average = average
+        self._copy = copy
+
+    def main_hook(self, phase: int) -> None:
+        """Take the average of those of this rank's group that have inputs."""
+        self._average(phase)
+
+    def post_hook(self, is_last_joiner: bool, source: int) -> None:
+        """Take over the state of a rank that went on to the end."""
+        self._copy.post_hook(is_last_joiner, source)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from meshlib import ReduceOp
 from meshlib.process_group import ProcessGroup
@@ -70,13 +70,24 @@ def broadcast_coalesced(arrays: Sequence[Array], group: ProcessGroup, group_src:
             _unflatten(flat, pile)
 
 
-def average_coalesced(arrays: Sequence[Array], group: ProcessGroup) -> None:
-    """Replace ``arrays`` by their averages over the group, in few large messages."""
-    if group.size() == 1:
+def average_coalesced(
+    arrays: Sequence[Array], group: ProcessGroup, counting: Collection[int] | None = None
+) -> None:
+    """Replace ``arrays`` by their averages over the group, in few large messages.
+
+    ``counting``: the group ranks whose arrays count, the same on all; None: all. With none of them
+    arrays are left as they are, and no call is made.
+    """
+    count = group.size() if counting is None else len(counting)
+    if group.size() == 1 or not count:
         return
     for pile in _piles(arrays):
         flat = _flattened(pile)
+        if counting is not None and group.rank() not in counting:
+            flat.fill(0)
         group.all_reduce(flat, op=ReduceOp.AVG)
+        if count != group.size():
+            flat *= group.size() / count
         _unflatten(flat, pile)
 
 

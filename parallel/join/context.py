@@ -9,11 +9,11 @@ from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, Self
 
-from meshlib.process_group import ProcessGroup
+from meshlib.process_group import ProcessGroup, Run
 from meshlib.world import World
 from parallel.join.attendance import Attendance, Event, global_ranks
 from parallel.join.joinable import Joinable, JoinHook
-from parallel.join.shadow import check_shadowable, shadow_call
+from parallel.join.shadow import among_active, check_shadowable, shadow_call
 from transport.call import CallHeader, Kind
 
 _USERS_CALL = 0  # in an event; joinables are numbered from 1
@@ -35,8 +35,8 @@ class Join:
       communication hook and all options), ``ZeroRedundancyOptimizer``, or a ``Joinable`` of yours;
     - the user's own, on the joinables' group (``mesh["dp"].all_reduce(loss)``) or another that has
       all its ranks (the whole mesh): all_reduce and reduce (a rank without inputs counts as zero in
-      a sum, as infinity in a minimum …; AVG still divides by all), broadcast (from a rank that has
-      inputs) and barrier.
+      a sum, as infinity in a minimum …, and not at all in an average), broadcast (from a rank that
+      has inputs) and barrier.
 
     Before each of these, ranks tell each other in a small all-reduce who has inputs and what comes;
     that is the cost. A call on a group that has no other rank of the joinables' one, such as
@@ -93,6 +93,14 @@ class Join:
         """The lowest group rank that had inputs at the last announcement."""
         return self._attendance.active[0]
 
+    def active_in(self, group: ProcessGroup) -> list[int]:
+        """Return the group ranks in ``group`` that had inputs at the last announcement.
+
+        All its ranks are among the context's own.
+        """
+        active = set(global_ranks(self._group, self._attendance.active))
+        return [place for place, rank in enumerate(group.ranks) if rank in active]
+
     def __enter__(self) -> Self:
         """Begin: from now on calls are announced."""
         if not self._enable:
@@ -148,16 +156,16 @@ class Join:
 
     # ------------------------------------------------------------------ ranks with inputs
 
-    def _on_call(self, group: ProcessGroup, header: CallHeader, device: str) -> None:
+    def _on_call(self, group: ProcessGroup, header: CallHeader, device: str, run: Run) -> Run:
         """Announce a call that is about to be made if others are needed for it.
 
-        Nothing is to be said in a phase, which was announced itself.
+        Nothing is to be said in a phase, which was announced itself. Returns what to run.
         """
         if self._announced:
-            return
+            return run
         lacking = sorted(set(self._group.ranks) - set(group.ranks))
         if len(lacking) == self._group.size() - 1:
-            return
+            return run
         what = f"{Kind(header.kind).name.lower()} on {group} inside Join"
         if lacking:
             raise RuntimeError(
@@ -174,6 +182,7 @@ class Join:
         self._announce(self._event(group, header))
         # Again: the source of a broadcast may have been missed just now.
         self._check_shadowable(group, header, device)
+        return among_active(run, header, self._group.size() / self.num_active)
 
     def _check_shadowable(self, group: ProcessGroup, header: CallHeader, device: str) -> None:
         absent = global_ranks(self._group, self._attendance.absent)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from meshlib.process_group import ProcessGroup
+from meshlib.process_group import ProcessGroup, Run
 from parallel.arrays import is_floating
 from transport.call import Call, CallHeader, Kind, dtype_name, op_name
 from transport.communicator import Communicator
@@ -69,6 +69,41 @@ def shadow_call(header: CallHeader, group: ProcessGroup) -> None:
         extra=header.extra,
         nbytes=count * dtype.itemsize,
     )
+
+
+class _AmongActive:
+    """A communicator whose averages are multiplied by ``scale``; otherwise ``inner``."""
+
+    def __init__(self, inner: Communicator, scale: float) -> None:
+        self._inner = inner
+        self._scale = scale
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def all_reduce(self, call: Call, buffer: Any, op: ReduceOp) -> None:
+        self._inner.all_reduce(call, buffer, op)
+        np.multiply(buffer, self._scale, out=buffer, casting="same_kind")
+
+    def reduce(self, call: Call, buffer: Any, op: ReduceOp, root: int) -> None:
+        self._inner.reduce(call, buffer, op, root)
+        if self._inner.rank == root:
+            np.multiply(buffer, self._scale, out=buffer, casting="same_kind")
+
+
+def among_active(run: Run, header: CallHeader, scale: float) -> Run:
+    """Return ``run``, or if it averages, something that gives the average of ranks with inputs.
+
+    The others have put in zeros: the average over all times ``scale``, which is the number of ranks
+    divided by that of those with inputs.
+    """
+    if scale == 1 or op_name(header.op) != "AVG":
+        return run
+
+    def scaled(communicator: Communicator, call: Call) -> Any:
+        return run(cast(Communicator, _AmongActive(communicator, scale)), call)
+
+    return scaled
 
 
 def _op(code: int) -> ReduceOp:

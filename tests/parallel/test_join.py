@@ -9,6 +9,11 @@ from training import assert_close, make_model, parameters, share
 import meshlib as dist
 from meshlib.testing import RankError, run_ranks
 from parallel import DistributedDataParallel, nn, optim
+from parallel.averaging import (
+    HierarchicalModelAverager,
+    PeriodicModelAverager,
+    PostLocalSGDOptimizer,
+)
 from parallel.comm_hooks import (
     PowerSGDState,
     allreduce_hook,
@@ -171,6 +176,46 @@ def one_process_two_epochs(steps, more):
         model.backward(loss.backward())
         optimizer.step()
     return parameters(model)
+
+
+@pytest.mark.parametrize("hierarchical", [False, True])
+def test_parameters_are_averaged_over_the_ranks_with_inputs(hierarchical):
+    def job():
+        rank = dist.get_rank()
+        groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+        model = DistributedDataParallel(make_model())
+        model.register_comm_hook(None, noop_hook)
+        averager = (
+            HierarchicalModelAverager({1: groups[rank // 2], 2: model.process_group})
+            if hierarchical
+            else PeriodicModelAverager(2)
+        )
+        optimizer = PostLocalSGDOptimizer(optim.SGD(model.parameters(), lr=0.0), averager)
+        seen = []
+
+        def after(_):
+            flat = np.concatenate([p.data.reshape(-1) for p in model.parameters()])
+            assert np.ptp(flat) == 0
+            seen.append(float(flat[0]))
+            for parameter in model.parameters():
+                parameter.data[...] = rank + 1.0
+
+        after_first = (1, 4, 3, 2)
+        with model.join(optimizer=optimizer):
+            for parameter in model.parameters():
+                parameter.data[...] = rank + 1.0
+            train_share(model, optimizer, after_first[rank], after=after)
+        return seen, averager.step, float(model.module[0].bias.data[0])
+
+    # All; then the near ranks (rank 1 alone, 2 and 3), or none; then 1 and 2; then 1.
+    second = [2, 3.5, 3.5] if hierarchical else [2, 3, 4]
+    expected = [
+        [2.5],
+        [2.5, second[0], 2.5, 2],
+        [2.5, second[1], 2.5],
+        [2.5, second[2]],
+    ]
+    assert run_ranks(job, 4) == [(seen, 4, 2.0) for seen in expected]
 
 
 class Counting(nn.Module):

@@ -48,6 +48,26 @@ def test_the_users_own_collectives():
     assert three == [all_three, (*last_two[:5], None, 2)]
 
 
+def test_averages_are_of_the_ranks_with_inputs():
+    def job():
+        rank = dist.get_rank()
+        model = DistributedDataParallel(make_model())
+        group, seen = model.process_group, []
+        with model.join():
+            for _ in range((1, 3, 2)[rank]):
+                mine = np.array([rank + 1.0, 1j])
+                work = group.all_reduce(mine.copy(), op=dist.ReduceOp.AVG, async_op=True)
+                small = group.all_reduce(np.full(2, rank, "f2"), op=dist.ReduceOp.AVG)
+                got = group.reduce(mine.copy(), op=dist.ReduceOp.AVG, group_dst=1)
+                seen.append((*work.result().tolist(), *small.tolist()))
+                np.testing.assert_allclose(got, work.result() if rank == 1 else mine)
+        return seen
+
+    steps = [(2, 1j, 1, 1), (2.5, 1j, 1.5, 1.5), (2, 1j, 1, 1)]
+    for rank, seen in enumerate(run_ranks(job, 3)):
+        np.testing.assert_allclose(seen, steps[: (1, 3, 2)[rank]])
+
+
 def test_calls_on_the_whole_mesh_and_on_another_group_of_the_same_ranks():
     def job():
         mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
