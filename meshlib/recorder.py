@@ -33,7 +33,6 @@ _JAX = os.path.join("site-packages", "jax", "")
 
 _getframe = sys._getframe  # pyright: ignore[reportPrivateUsage]
 _monotonic = time.monotonic
-_get_ident = threading.get_ident
 
 
 class _OwnFiles(dict[str, bool]):
@@ -46,33 +45,64 @@ class _OwnFiles(dict[str, bool]):
         return own
 
 
+class _Naming(threading.local):
+    """What each thread is, and what it calls its calls at the moment."""
+
+    label: str | None = None
+
+    def __init__(self) -> None:
+        self.thread = threading.get_ident()
+
+
 class Record(Call):
     """A call as the recorder keeps it: where it was made, and how far it got (monotonic seconds).
 
     ``seconds`` is what it may take from ``started`` on, the moment of its turn.
     """
 
-    # Defaults live in the class: a record is made for every call, and most stay as they are.
-    error: str | None = None
-    label: str | None = None
-    started = 0.0
-    ended = 0.0
+    # Small, because the memory of the oldest record has left the caches when the newest gets it.
+    __slots__ = (
+        "code",
+        "ended",
+        "error",
+        "group",
+        "instruction",
+        "issued",
+        "label",
+        "nbytes",
+        "peer",
+        "seconds",
+        "started",
+        "sync",
+        "thread",
+    )
+
     code: CodeType
     instruction: int
 
     def __init__(
-        self, group: str, packed: bytes, nbytes: int, peer: int, sync: bool, seconds: float
+        self,
+        group: str,
+        packed: bytes,
+        nbytes: int,
+        peer: int,
+        sync: bool,
+        seconds: float,
+        naming: _Naming,
     ) -> None:
         # Not through Call's: there is no header, only what is packed.
         self.packed = packed
         self.waiting_for = None
         self.completion = None
+        self.error: str | None = None
         self.group = group
         self.nbytes = nbytes
         self.peer = peer
         self.sync = sync
-        self.thread = _get_ident()
+        self.label = naming.label
+        self.thread = naming.thread
         self.seconds = seconds
+        self.started = self.ended = 0.0
         self.issued = _monotonic()
 
     @property
@@ -145,12 +175,6 @@ Annotate = Callable[[str], AbstractContextManager[object]]
 """Makes a range, named for a call, in some profiler's timeline."""
 
 
-class _Naming(threading.local):
-    """What each thread calls its calls at the moment."""
-
-    label: str | None = None
-
-
 class FlightRecorder:
     """The last ``capacity`` calls of one rank, over all its groups.
 
@@ -172,14 +196,13 @@ class FlightRecorder:
         ``packed`` is its header, ``seconds`` what it may take from its turn on. ``sync``: the
         issuing thread waits for its end.
         """
-        record = Record(group, packed, nbytes, peer, sync, seconds)
+        record = Record(group, packed, nbytes, peer, sync, seconds, self._naming)
         # Below the third are this, the door and the collective's method.
         frame, own = _getframe(3), self._own
         while own[frame.f_code.co_filename] and (caller := frame.f_back) is not None:
             frame = caller
         # The line is looked up when somebody asks for it.
         record.code, record.instruction = frame.f_code, frame.f_lasti
-        record.label = self._naming.label
         self._ring.append(record)
         for follower in self._followers:
             follower.append(record)
