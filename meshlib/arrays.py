@@ -35,7 +35,7 @@ class _NumPy:
                 "expected a writable one to put the result into"
             )
         if flags.c_contiguous:
-            # ``ravel`` takes half as long, and a subclass (np.matrix) has a meaning of its own for it.
+            # ``ravel`` takes half as long; a subclass (np.matrix) may mean something else by it.
             flat = array.ravel() if type(array) is np.ndarray else _plain(array.reshape(-1))
             return Adapted(flat, array.shape, "cpu", lambda: array)
         flat = array.flatten() if keep else np.empty(array.size, array.dtype)
