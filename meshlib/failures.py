@@ -208,33 +208,31 @@ class Reporter:
             failure = group.await_failure(REPORT_SECONDS)
             return failure or error_from_event(event)
         except DistStoreError as store_error:
-            return DistBackendError(
+            # If the store went with the rank that served it, that is known in a moment.
+            if news := group.await_failure(NEWS_SECONDS):
+                return news
+            kind, lost = self._kind_of(error)
+            message = (
                 f"{group} failed on rank {group.global_rank}: {error} "
                 f"(and the store cannot be asked for more: {store_error})"
             )
+            return RankFailedError(message, lost) if kind is RankFailedError else kind(message)
 
     def _investigate(self, record: Record, error: DistError, ticket: str) -> dict[str, Any]:
         group = self._group
         doubtful = group.ranks[error.peer] if isinstance(error, PeerLostError) else None
         statements = self._ask(ticket, record.header.sequence, doubtful)
-        lost: int | None = None
+        kind, lost = self._kind_of(error)
         if isinstance(error, HeaderMismatchError):
-            kind = CollectiveMismatchError
             self._await_arrivals(record.header.sequence, statements)
             message = mismatch_message(group, record, error, statements)
         elif isinstance(error, CommunicatorTimeoutError):
-            kind = CollectiveTimeoutError
             message = timeout_message(group, record, statements)
         elif isinstance(error, PeerLostError):
-            kind = RankFailedError
-            lost = group.ranks[error.peer]
-            message = lost_message(group, record, lost, statements)
+            message = lost_message(group, record, group.ranks[error.peer], statements)
         elif isinstance(error, RankFailedError):
-            kind = RankFailedError
-            lost = error.rank
             message = str(error)
         else:
-            kind = DistBackendError
             message = f"{group} failed on rank {group.global_rank}: {error}"
         return {
             "kind": "abort",
@@ -244,6 +242,18 @@ class Reporter:
             "lost": lost,
             "from": group.global_rank,
         }
+
+    def _kind_of(self, error: DistError) -> tuple[type[DistError], int | None]:
+        """Return what all members raise for ``error``, and the rank that is gone, if one is."""
+        if isinstance(error, HeaderMismatchError):
+            return CollectiveMismatchError, None
+        if isinstance(error, CommunicatorTimeoutError):
+            return CollectiveTimeoutError, None
+        if isinstance(error, PeerLostError):
+            return RankFailedError, self._group.ranks[error.peer]
+        if isinstance(error, RankFailedError):
+            return RankFailedError, error.rank
+        return DistBackendError, None
 
     def _await_arrivals(self, sequence: int, statements: dict[int, dict[str, Any]]) -> None:
         """Ask again, for a moment, until all members that answer have come to the collective."""

@@ -25,17 +25,23 @@ Handler = Callable[[Mapping[str, Any]], None]
 
 
 class Watcher:
-    """Follows the events in ``store`` and hands each to ``handler``, in order, in its thread."""
+    """Follows the events in ``store`` and hands each to ``handler``, in order, in its thread.
 
-    def __init__(self, store: Store, rank: int, handler: Handler) -> None:
+    ``on_silence`` is called there when the store has gone before this rank.
+    """
+
+    def __init__(
+        self, store: Store, rank: int, handler: Handler, on_silence: Callable[[], None]
+    ) -> None:
         self._store = store.clone()
         self._rank = rank
         self._handler = handler
+        self._on_silence = on_silence
         self._closing = False
         goodbye = {**rank_exit_event(rank, LOST), "vague": True}
         self._store.set_will(EVENTS, json.dumps(goodbye) + "\n")
         self._thread = threading.Thread(
-            target=self._follow, name=f"meshlib-watcher-{rank}", daemon=True
+            target=self._run, name=f"meshlib-watcher-{rank}", daemon=True
         )
         self._thread.start()
 
@@ -46,19 +52,24 @@ class Watcher:
         if self._thread is not threading.current_thread():
             self._thread.join(5.0)
 
-    def _follow(self) -> None:
-        offset = 0
+    def _run(self) -> None:
         # The store may end before this rank does; groups then work on over their links.
         with suppress(DistStoreError):
-            while not self._closing:
-                news = self._news(offset, 3600.0)
-                if any("vague" in event for event in _parse(news)):
-                    # Whoever watches that process may know more, a moment later.
-                    news += self._news(offset + len(news), BETTER_NEWS_SECONDS)
-                offset += len(news)
-                for event in sorted(_parse(news), key=lambda event: "vague" in event):
-                    if not self._closing:
-                        self._handle(event)
+            self._follow()
+        if not self._closing:
+            self._on_silence()
+
+    def _follow(self) -> None:
+        offset = 0
+        while not self._closing:
+            news = self._news(offset, 3600.0)
+            if any("vague" in event for event in _parse(news)):
+                # Whoever watches that process may know more, a moment later.
+                news += self._news(offset + len(news), BETTER_NEWS_SECONDS)
+            offset += len(news)
+            for event in sorted(_parse(news), key=lambda event: "vague" in event):
+                if not self._closing:
+                    self._handle(event)
 
     def _handle(self, event: Mapping[str, Any]) -> None:
         try:

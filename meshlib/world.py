@@ -44,6 +44,7 @@ from transport.runtime import Membership, Runtime
 from transport.store.base import Store
 from transport.store.prefix_store import PrefixStore
 
+_SERVER = "served-by"
 DEFAULT_TIMEOUT = 1800.0
 """Seconds that a call waits when nobody says otherwise: c10d's default."""
 
@@ -107,7 +108,8 @@ class World:
         self._trouble: str | None = None
         self._dumping = threading.Lock()
         self._bad_news = threading.Event()
-        self._watcher = Watcher(store, rank, self._on_event)
+        self._server: int | None = None  # the rank that serves the store, if one does
+        self._watcher = Watcher(store, rank, self._on_event, self._on_silence)
         try:
             self._meet(Deadline.after(timeout))
         except BaseException:
@@ -267,6 +269,13 @@ class World:
         ):
             self._lose(event["rank"], event["how"])
 
+    def _on_silence(self) -> None:
+        """The store is gone: so is the rank that served it, unless it has left in good order."""
+        with self._lock:
+            gone = self._server is not None and self._server not in self._left
+        if gone and self._server is not None and self._server != self.rank:
+            self._lose(self._server, "is gone, and the store that it served with it")
+
     def _lose(self, rank: int, how: str) -> None:
         error = RankFailedError(f"rank {rank} {how}", rank)
         with self._lock:
@@ -323,6 +332,8 @@ class World:
     def _meet(self, deadline: Deadline) -> None:
         """Return when all ranks are here; else raise an error that names who is missing."""
         store = self.store
+        if store.serves:
+            store.set(_SERVER, str(self.rank))
         store.multi_set([f"here/{self.rank}", standing_key(self.rank)], [b"1", b""])
         arrived = store.add("arrived", 1)
         if arrived == 1:
@@ -331,14 +342,22 @@ class World:
         if arrived == self.size:
             store.compare_set("all-here", "", b"1")
         try:
-            everybody = store.get("all-here", timeout=deadline.remaining()) == b"1"
+            said = store.get("all-here", timeout=deadline.remaining())
         except DistStoreError as error:
             missing = [r for r in range(self.size) if not store.check([f"here/{r}"])]
-            raise DistStoreError(
+            text = (
                 f"rank {self.rank} waited {deadline.seconds:g} s for {self.size} ranks at "
                 f"{store.describe()}: {_short(missing)} have not come"
-            ) from error
-        if not everybody:
+            )
+            # Without this rank the others wait in vain, and it may be the one that serves them.
+            store.compare_set("all-here", "", text)
+            raise DistStoreError(text) from error
+        if said == b"1":
+            if store.check([_SERVER]):
+                self._server = int(store.get(_SERVER))
+        elif said != b"lost":
+            raise DistStoreError(f"rank {self.rank} stopped waiting: {said.decode()}")
+        else:
             # Another rank's watcher may have been faster than this one's.
             self._bad_news.wait(NEWS_SECONDS)
             with self._lock:

@@ -360,3 +360,30 @@ def test_waits_on_the_store_that_the_job_was_given_end_when_a_rank_is_lost():
     # The store is the user's: it waits again when the job has ended.
     with pytest.raises(dist.DistStoreError, match="waited"):
         store.get("never", timeout=0.01)
+
+
+@pytest.mark.parametrize("how", ["silent", "gone"])
+def test_errors_have_their_kind_when_the_store_cannot_be_asked(how):
+    def program():
+        dist.barrier()
+        world = current_world()
+
+        def refuse(*_):
+            raise dist.DistStoreError("the store is gone")
+
+        world.store.compare_set = refuse
+        if dist.get_rank() == 1:
+            if how == "gone":
+                world.default_group.communicator("cpu").close()
+            time.sleep(0.8)
+            return
+        dist.group.WORLD.all_reduce(np.ones(2), timeout=0.1 if how == "silent" else 20)
+
+    first, second = failures(program, 2)
+    assert second is None
+    assert "the store is gone" in str(first)
+    if how == "silent":
+        assert type(first) is dist.CollectiveTimeoutError
+    else:
+        assert type(first) is dist.RankFailedError
+        assert first.rank == 1

@@ -14,6 +14,7 @@ from transport.errors import DistStoreError, RankFailedError
 from transport.runtime import Runtime
 from transport.store.hash_store import HashStore
 from transport.store.prefix_store import PrefixStore
+from transport.store.tcp_store import TCPStore
 
 WAIT = 20.0
 
@@ -175,3 +176,42 @@ def test_ranks_with_numbers_of_their_own_wait_for_their_own(monkeypatch):
     with pytest.raises(DistStoreError, match=r"\[0\] have not come"):
         World(part, 1, 2, runtime=Runtime(None), backends={"cpu": "inproc"}, timeout=0.2)
     ends.join()
+
+
+def test_who_gives_up_tells_the_others_who_is_missing():
+    store = HashStore()
+
+    def program(rank):
+        World(
+            PrefixStore("job", store),
+            rank,
+            3,
+            runtime=Runtime(None),
+            backends={"cpu": "inproc"},
+            timeout=WAIT if rank else 0.1,
+        )
+
+    errors = in_threads(2, program)
+    assert {type(error) for error in errors} == {DistStoreError}
+    assert all("rank 0 waited 0.1 s" in str(error) for error in errors)
+    assert all("[2] have not come" in str(error) for error in errors)
+    store.close()
+
+
+def test_the_rank_that_served_the_store_is_named_when_both_are_gone():
+    server = TCPStore("127.0.0.1", 0, is_master=True, timeout=WAIT)
+    client = TCPStore("127.0.0.1", server.port, timeout=WAIT)
+
+    def program(rank):
+        store = client if rank else server
+        runtime = Runtime(None)
+        return World(store, rank, 2, runtime=runtime, backends={"cpu": "inproc"}, timeout=WAIT)
+
+    worlds = in_threads(2, program)
+    server.close()
+    error = worlds[1].default_group.await_failure(WAIT)
+    assert isinstance(error, RankFailedError)
+    assert error.rank == 0
+    assert worlds[0].default_group.await_failure(0) is None
+    for world in worlds:
+        world.close()
