@@ -1,6 +1,7 @@
-"""Measures the GPU backends: ``bench.py`` runs ranks of itself and prints a table.
+"""Measures the GPU backends: ``bench.py --table FILE`` runs ranks of itself and writes a table.
 
-Exit status 1 when something did not run, or cuda_ipc took longer than ``MOST`` times the floor.
+The table is written row by row: whoever is ended leaves what there was. Exit status 1 when
+something did not run, or cuda_ipc took longer than ``MOST`` times the floor.
 
 The floor of an all_reduce of N bytes by P ranks on one GPU is the time in which the device copies
 what has to move: each rank reads P parts of N / P bytes and writes one, then reads and writes the
@@ -10,9 +11,7 @@ P - 1 others. Copies read and write each byte once, and their bandwidth is measu
 from __future__ import annotations
 
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -20,8 +19,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import ended
+
 import meshlib as dist
 
+_WAY_SECONDS = 60
 LARGE, SMALL = 256 << 20, 4096
 MOST = 1.5
 WAYS = [("staged", 2), ("cuda_ipc", 2), ("cuda_ipc", 4), ("nccl", 1)]
@@ -87,21 +89,17 @@ def one_row(backend: str, ranks: int) -> tuple[bool, str]:
     """Return whether it ran and met its aim, and a row of the table."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "result.json"
+        said = Path(folder) / "said"
         command = [sys.executable, "-m", "meshlib.launcher.cli", f"--nproc-per-node={ranks}"]
-        path = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))
-        done = subprocess.run(
-            [*command, __file__, "--rank", backend, str(out)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=100,
-            check=False,
-            env={**os.environ, "PYTHONPATH": path},
-        )
-        if done.returncode or not out.exists():
-            print(done.stdout, file=sys.stderr)
-            last = (done.stdout.strip().splitlines() or ["nothing said"])[-1].replace("|", "/")
-            return False, f"| {backend} | {ranks} | failed: {last} | | | |"
+        command += [__file__, "--rank", backend, str(out)]
+        status = ended.run(command, _WAY_SECONDS, said)
+        text = said.read_text(errors="replace").strip()
+        if status or not out.exists():
+            print(f"{backend}, {ranks} ranks, exit status {status}:\n{text}\n", flush=True)
+            last = (text.splitlines() or ["nothing said"])[-1].replace("|", "/")
+            if status == ended.TIMED_OUT:
+                last = f"ended after {_WAY_SECONDS} s; {last}"
+            return False, f"| {backend} | {ranks} | failed: {last} | | | | |"
         result = json.loads(out.read_text())
     # Bytes read and written by all ranks together, in units of what one copy of the array moves;
     # the device copies alone here, so that its whole bandwidth is the measure.
@@ -118,18 +116,23 @@ def one_row(backend: str, ranks: int) -> tuple[bool, str]:
 
 
 def main() -> int:
-    if len(sys.argv) > 1:
-        rank_main(*sys.argv[2:])
+    what, *rest = sys.argv[1:]
+    if what == "--rank":
+        rank_main(*rest)
         return 0
-    print(f"Medians. The aim: cuda_ipc with 2 ranks takes at most {MOST} times the floor.")
-    print()
     head = "all_reduce of 256 MiB, ms | times the floor | of 4 KiB, µs | in symmetric memory, µs"
-    print(f"| backend | ranks | {head} | copy, GB/s |")
-    print("|---|---|---|---|---|---|---|")
+    lines = [
+        f"Medians. The aim: cuda_ipc with 2 ranks takes at most {MOST} times the floor.",
+        "",
+        f"| backend | ranks | {head} | copy, GB/s |",
+        "|---|---|---|---|---|---|---|",
+    ]
     good = True
     for backend, ranks in WAYS:
         met, row = one_row(backend, ranks)
         good = good and met
+        lines.append(row)
+        Path(rest[0]).write_text("\n".join(lines) + "\n")
         print(row, flush=True)
     return 0 if good else 1
 

@@ -6,6 +6,8 @@ not ends it, with a traceback.
 
 from __future__ import annotations
 
+import faulthandler
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -183,7 +185,9 @@ def check_lifetimes(cupy: Any) -> None:
         poison(cupy)
     y = cupy.ones(500_000, cupy.float32)
     dist.all_reduce(y)
-    assert (y.get() == size).all()
+    got = y.get()
+    dist.barrier()  # a call that went wrong before is told here, and not as wrong values
+    assert (got == size).all()
 
 
 def check_no_host_block(cupy: Any) -> None:
@@ -337,6 +341,8 @@ JAX_CHECKS = [name for name in CHECKS if name.startswith("jax")]
 
 def main() -> None:
     backend, *names = sys.argv[1:]
+    if limit := os.environ.get("MESHLIB_GPU_RANK_SECONDS"):
+        faulthandler.dump_traceback_later(float(limit))
     cupy = import_module("cupy")
     if any(name in JAX_CHECKS for name in names):
         import_module("jax")  # before a call of ours makes it look for devices

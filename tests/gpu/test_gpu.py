@@ -7,14 +7,23 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-pytestmark = [pytest.mark.gpu, pytest.mark.processes, pytest.mark.timeout(200)]
+sys.path.append(str(Path(__file__).parent))
+import ended
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.processes,
+    pytest.mark.timeout(200),
+    pytest.mark.filterwarnings("default"),  # CuPy's and its libraries' warnings are not ours
+]
 RANKS = Path(__file__).with_name("gpu_ranks.py")
 # NCCL refuses ranks that share a GPU: one rank, on any machine.
 WAYS = [("staged", 2), ("cuda_ipc", 2), ("cuda_ipc", 4), ("nccl", 1)]
@@ -31,6 +40,8 @@ JAX_CHECKS = ["jax_conformance", "jax_jit", "jax_training"]
 # It breaks a group, and whoever comes after it must not be taken for its victim.
 LAST = ["mismatch"]
 _NOT_REACHED = "not reached"
+_LAUNCH_SECONDS, _WAY_SECONDS, _LEAST_SECONDS = 110, 150, 10
+_BEGUN, _LIMIT = time.monotonic(), float(os.environ.get("MESHLIB_GPU_SECONDS", "inf"))
 
 
 def has_jax() -> bool:
@@ -47,30 +58,31 @@ def checks_of(backend: str, ranks: int) -> list[str]:
     return [*checks, *LAST]
 
 
+def seconds_left() -> float:
+    """What ``check.py`` has left for tests; without it there is no such limit."""
+    return _LIMIT - (time.monotonic() - _BEGUN)
+
+
 def launch(backend: str, ranks: int, checks: list[str]) -> tuple[int, str]:
     """Run ``checks`` one after the other; return the exit status and all that was said."""
+    seconds = min(_LAUNCH_SECONDS, seconds_left())
+    if seconds < _LEAST_SECONDS:
+        return ended.TIMED_OUT, "not begun: the time for tests was used up"
     command = [sys.executable, "-m", "meshlib.launcher.cli", f"--nproc-per-node={ranks}"]
     environment = {
-        **os.environ,
+        **ended.environment(),
         # Several ranks share the card: JAX would take three quarters of it for each.
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
-        "PYTHONPATH": os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")])),
+        # A rank that is stuck says where before it is ended.
+        "MESHLIB_GPU_RANK_SECONDS": str(seconds - _LEAST_SECONDS / 2),
     }
-    try:
-        done = subprocess.run(
-            [*command, str(RANKS), backend, *checks],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=110,
-            check=False,
-            env=environment,
-        )
-    except subprocess.TimeoutExpired as error:
-        said = error.stdout or b""
-        text = said.decode(errors="replace") if isinstance(said, bytes) else said
-        return 124, f"{text}\n(ended after {error.timeout:g} s)"
-    return done.returncode, done.stdout
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "said"
+        status = ended.run([*command, str(RANKS), backend, *checks], seconds, out, environment)
+        said = out.read_text(errors="replace")
+    if status == ended.TIMED_OUT:
+        said += f"\n(ended after {seconds:.0f} s)"
+    return status, said
 
 
 class Outcomes:
@@ -88,7 +100,8 @@ class Outcomes:
 
     def _run(self, backend: str, ranks: int) -> dict[str, str | None]:
         left, outcomes = checks_of(backend, ranks), dict[str, str | None]()
-        while left:
+        began = time.monotonic()
+        while left and time.monotonic() - began < _WAY_SECONDS:
             status, said = launch(backend, ranks, left)
             lines = said.splitlines()
             passed = [
@@ -98,9 +111,10 @@ class Outcomes:
             ]
             outcomes |= dict.fromkeys(passed)
             left = left[len(passed) :]
-            if status == 0 or not left:
+            if status == 0:
                 break
-            outcomes[left.pop(0)] = said  # the one that ended it; on with the rest
+            # The one that ended it, be it the way out behind the last one; on with the rest.
+            outcomes[left.pop(0) if left else passed[-1]] = said
             if len([said for said in outcomes.values() if said]) > 2:
                 break  # nothing works: the rest would say no more
         return outcomes

@@ -126,6 +126,29 @@ def test_what_is_opened_is_closed_and_opened_once() -> None:
     assert machines[0].opened == []
 
 
+def test_what_was_not_read_for_long_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transport.cuda_ipc.offers._OPEN_AT_MOST", 3)
+
+    def body(member: Member) -> None:
+        comm = on_device(member)
+        for turn in range(12):
+            values = np.full(5, member.rank + turn)
+            flat = comm.upload(values)
+            # Like a pool's: the memory stays, and each call is on another allocation.
+            comm.driver.keep(flat.order.owner)
+            call = member.call(Kind.ALL_REDUCE, values.dtype)
+            comm.comm.all_reduce(call, flat, ReduceOp.SUM)
+            comm.download(call, [(values, flat)])
+            assert (values == 1 + 2 * turn).all()
+        # On each of the two: the counters, and at most so many and that of the last call.
+        opened = comm.driver.machine.opened
+        assert 4 <= len(opened) <= 2 * (1 + 3 + 1)
+        flags = comm.comm._device._flags
+        assert flags[1 - member.rank] - 8 * member.rank in opened
+
+    run_group(IPC, 2, body)
+
+
 def test_memory_that_cannot_be_shared_goes_by_way_of_the_host() -> None:
     def body(member: Member) -> None:
         comm = on_device(member)

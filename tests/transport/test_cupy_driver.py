@@ -83,6 +83,7 @@ def stand_in(cuda: Cuda) -> ModuleType:
         setDevice=choose,
         pointerGetAttributes=answer(SimpleNamespace(device=0)),
         ipcGetMemHandle=lambda base: f"handle of {base}".encode(),
+        ipcOpenMemHandle=answer(4096),
     )
 
     def module(**_: Any) -> Any:
@@ -157,6 +158,15 @@ def test_memory_is_shared_from_a_thread_that_has_used_no_device(cuda: Cuda) -> N
     thread.start()
     thread.join(10)
     assert found == [(b"handle of 4096", 24)]
+
+
+def test_a_peer_s_memory_that_cannot_be_opened_says_what_to_use(cuda: Cuda) -> None:
+    driver = load_driver()
+    assert driver.open(b"handle", 0) == 4096
+    cuda.status = 217  # cudaErrorPeerAccessUnsupported
+    with pytest.raises(DistBackendError, match=r"no peer access.*'cuda:staged'"):
+        driver.open(b"handle", 0)
+    cuda.status = 0
 
 
 def test_a_default_stream_that_waits_is_the_one_of_the_event_s_device(cuda: Cuda) -> None:

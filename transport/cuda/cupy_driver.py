@@ -9,7 +9,7 @@ import ctypes
 import math
 import os
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from importlib import import_module
 from typing import Any
 
@@ -257,6 +257,9 @@ class CupyDriver:
             self._kernels.wait_value(addresses, value)
 
     def process_id(self) -> int:  # noqa: D102
+        # Ranks in containers of one host may have the same number.
+        with suppress(OSError):
+            return os.stat("/proc/self/ns/pid").st_ino % (1 << 32) << 32 | os.getpid()
         return os.getpid()
 
     def keep(self, memory: Any) -> None:  # noqa: D102
@@ -277,7 +280,14 @@ class CupyDriver:
 
     def open(self, handle: bytes, device: int) -> int:  # noqa: D102
         with _errors(), cupy.cuda.Device(device):
-            return _runtime.ipcOpenMemHandle(handle)
+            try:
+                return _runtime.ipcOpenMemHandle(handle)
+            except _runtime.CUDARuntimeError as error:
+                raise DistBackendError(
+                    f"CUDA: {error} (cuda:{device} cannot read the memory of a peer's GPU: the two"
+                    " have no peer access, or the processes no common IPC namespace; use backend"
+                    " 'cuda:nccl' or 'cuda:staged')"
+                ) from error
 
     def close(self, base: int, device: int) -> None:  # noqa: D102
         with _errors(), cupy.cuda.Device(device):

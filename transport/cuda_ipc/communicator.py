@@ -69,6 +69,7 @@ class _Device:
                 "backend 'cuda_ipc' cannot share memory between these processes: the driver"
                 " refuses IPC handles (containers need a common IPC namespace); use 'cuda:staged'"
             )
+        self.offers.hold()  # every call writes to the members' counters
         self._flags = flags
 
     def step(self) -> None:
@@ -303,6 +304,9 @@ class CudaIpcCommunicator(DeviceCommunicator):
         """Put a call on the stream; False, on all members, when memory cannot be shared."""
         check_one_device(flats)
         device = self._met(call, flats[0].driver, flats[0].device)
+        # Seldom: what is read by calls under way cannot be closed.
+        if device.offers.crowded and self._watch.drain(call.deadline.remaining()):
+            device.offers.trim()
         sources = device.offers.exchange(call, offered, wanted)
         if sources is None:
             return False

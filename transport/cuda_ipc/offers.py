@@ -71,6 +71,7 @@ class Offers:
         self._driver = driver
         self._device = device
         self._opened: OrderedDict[tuple[int, bytes], int] = OrderedDict()
+        self._held: dict[tuple[int, bytes], int] = {}
 
     def exchange(
         self, call: Call, offered: Sequence[DeviceFlat | None], wanted: Sequence[int]
@@ -102,8 +103,14 @@ class Offers:
 
     def close(self) -> None:
         """Let go of the peers' memory."""
-        for base in self._opened.values():
-            self._driver.close(base, self._device)
+        for opened in (self._opened, self._held):
+            for base in opened.values():
+                self._driver.close(base, self._device)
+            opened.clear()
+
+    def hold(self) -> None:
+        """Keep what is open now until ``close``."""
+        self._held.update(self._opened)
         self._opened.clear()
 
     def _offer(
@@ -154,14 +161,21 @@ class Offers:
         if offer.process == self._driver.process_id() or not offer.nbytes:
             return offer.address  # a process cannot open its own handles
         key = (offer.process, offer.handle)
-        base = self._opened.get(key)
+        base = self._held.get(key)
         if base is None:
-            base = self._opened[key] = self._driver.open(offer.handle, self._device)
-        self._opened.move_to_end(key)
+            base = self._opened.get(key)
+            if base is None:
+                base = self._opened[key] = self._driver.open(offer.handle, self._device)
+            self._opened.move_to_end(key)
         return base + offer.offset
 
+    @property
+    def crowded(self) -> bool:
+        """Whether so much of the peers' memory is open that it is time for ``trim``."""
+        return len(self._opened) > _OPEN_AT_MOST
+
     def trim(self) -> None:
-        """Let go of memory that was not read for long; nothing may be under way."""
-        while len(self._opened) > _OPEN_AT_MOST:
+        """Let go of the half that was not read for longest; nothing may be under way."""
+        while len(self._opened) > _OPEN_AT_MOST // 2:
             _, base = self._opened.popitem(last=False)
             self._driver.close(base, self._device)
