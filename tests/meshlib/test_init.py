@@ -182,6 +182,8 @@ def test_who_gives_up_tells_the_others_who_is_missing():
     store = HashStore()
 
     def program(rank):
+        if rank == 0:
+            store.wait(["job/here/1"], timeout=WAIT)
         World(
             PrefixStore("job", store),
             rank,
