@@ -32,6 +32,12 @@ def make(membership: Membership, _table: object) -> ShmCommunicator:
     return ShmCommunicator(membership, SIZES)
 
 
+@pytest.fixture(autouse=True)
+def small_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever cores there are."""
+    monkeypatch.setattr(single_copy, "_WORTH_A_THREAD", SIZES.single)
+
+
 SHM = Transport("shm", make, has_links=False)
 
 
@@ -178,7 +184,6 @@ def test_who_gives_up_sending_is_not_read_any_more() -> None:
 
 
 def test_a_core_to_spare_reads_a_half(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(single_copy, "_WORTH_A_THREAD", 1 << 13)
     monkeypatch.setattr("os.sched_getaffinity", lambda _pid: range(N))
 
     def body(member: Member) -> None:
@@ -196,7 +201,7 @@ def test_a_core_to_spare_reads_a_half(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_helper_that_cannot_read_says_whose_memory() -> None:
     membership = Membership("group", 0, (0, 1), HashStore(), Runtime(None))
-    memory = PeerMemory(membership, {1: os.getpid()})
+    memory = PeerMemory(membership, {1: os.getpid()}, 0)
     memory._cores_to_spare = True
     size = 16 << 20
     fd = os.memfd_create("test")
@@ -210,6 +215,33 @@ def test_a_helper_that_cannot_read_says_whose_memory() -> None:
     with pytest.raises(PeerLostError, match="the memory of rank 1 cannot be read") as lost:
         memory.read(1, source.ctypes.data, into, alone=True)
     assert lost.value.peer == 1
+
+
+@pytest.mark.parametrize("shift", [0, 1, 16, 32])
+def test_where_the_kernel_would_be_slow_it_copies_to_a_better_place(
+    monkeypatch: pytest.MonkeyPatch, shift: int
+) -> None:
+    monkeypatch.setattr(single_copy, "_BOUNCED", 1 << 13)
+    membership = Membership("group", 0, (0, 1), HashStore(), Runtime(None))
+    memory = PeerMemory(membership, {1: os.getpid()}, 0)
+    copied: list[int] = []
+    plain = memory._copy
+
+    def counted(peer: int, where: int, start: int, nbytes: int) -> None:
+        copied.append((start - where) % mmap.PAGESIZE)
+        plain(peer, where, start, nbytes)
+
+    monkeypatch.setattr(memory, "_copy", counted)
+    source = np.arange(3 * (1 << 13) + 5, dtype=np.uint16).view(np.uint8)[1:]
+    room = np.zeros(source.size + 2 * mmap.PAGESIZE, np.uint8)
+    first = (source.ctypes.data + shift - room.ctypes.data) % mmap.PAGESIZE
+    into = room[first : first + source.size]
+    memory.read(1, source.ctypes.data, into)
+    assert np.array_equal(into, source)
+    assert not room[:first].any()
+    assert not room[first + source.size :].any()
+    assert all(offset == 0 or offset >= 32 for offset in copied)
+    assert (len(copied) > 1) == (0 < shift < 32)
 
 
 @pytest.mark.parametrize("shift", [0, 16, 1000])

@@ -25,6 +25,7 @@ _LEAST = 256 << 10
 
 _OFFSET_BITS = 40
 _ALIGNMENT = 64
+_MOST_VIEWS = 64
 
 
 @dataclass(slots=True)
@@ -48,6 +49,9 @@ class Arena:
         self._rank = rank
         self._size = size
         self._segments: dict[int, tuple[Segment, int]] = {}
+        # Where this member's parts begin and end, by segment.
+        self._bounds: list[tuple[int, int, int]] = []
+        self._views: dict[tuple[int, int, int], list[Flat]] = {}
         self._blocks: list[_Block] = []
         self._next_number = 0
         # Filled by finalizers, which run at any moment in any thread.
@@ -79,6 +83,7 @@ class Arena:
         self._blocks = [block for block in self._blocks if block.number not in idle]
         for number in idle:
             del self._segments[number]
+        self._note_bounds()
         return False
 
     def new_segment(self, nbytes: int) -> tuple[int, int]:
@@ -91,6 +96,7 @@ class Arena:
         self._segments[self._next_number] = (segment, part)
         self._blocks.append(_Block(self._next_number, 0, part))
         self._next_number += 1
+        self._note_bounds()
 
     def take(self, count: int, dtype: np.dtype[np.generic]) -> Flat:
         """Return an array in the first of the smallest blocks that have room. There must be one."""
@@ -121,6 +127,13 @@ class Arena:
             merged.append(block)
         self._blocks = merged
 
+    def _note_bounds(self) -> None:
+        self._views.clear()  # they would keep a segment mapped
+        self._bounds.clear()
+        for number, (segment, part) in self._segments.items():
+            low = segment.address + self._rank * part
+            self._bounds.append((low, low + part, number))
+
     # Finding.
 
     def locate(self, buffer: Flat) -> int:
@@ -128,14 +141,24 @@ class Arena:
 
         The same number means the same place on every member.
         """
-        if not self._segments:
+        if not self._bounds:
             return 0
         start = address(buffer)
-        for number, (segment, part) in self._segments.items():
-            offset = start - segment.address - self._rank * part
-            if offset >= 0 and offset + buffer.nbytes <= part:
-                return (number << _OFFSET_BITS) + offset + 1
+        for low, high, number in self._bounds:
+            if low <= start and start + buffer.nbytes <= high:
+                return (number << _OFFSET_BITS) + start - low + 1
         return 0
+
+    def views(self, where: int, count: int, dtype: np.dtype[np.generic]) -> list[Flat]:
+        """Return ``view`` of all members, in order; those that were used last are kept."""
+        key = (where, count, dtype.num)
+        views = self._views.get(key)
+        if views is None:
+            if len(self._views) >= _MOST_VIEWS:
+                self._views.clear()
+            views = [self.view(rank, where, count, dtype) for rank in range(self._size)]
+            self._views[key] = views
+        return views
 
     def view(self, rank: int, where: int, count: int, dtype: np.dtype[np.generic]) -> Flat:
         """Return ``count`` elements of member ``rank`` at a place that its ``locate`` returned."""

@@ -333,13 +333,13 @@ class ShmCommunicator(Communicator):
         layout = Layout.read(segment.words, segment.nbytes)
         board = Board(segment, layout, self.membership, self._patience, self._check)
         sizes, arena = self._sizes, Arena(self.rank, self.size)
-        places = Places(arena, sizes.single)
+        places = Places(arena)
         exchange = Exchange(board, self.membership, arena, places, sizes.piece)
         meeting = _Meeting(
             board,
             arena,
             places,
-            Copies(board, exchange, places, self.membership, sizes.piece),
+            Copies(board, exchange, places, self.membership),
             Reductions(board, exchange, arena, sizes.direct, sizes.piece),
         )
         with self._lock:
@@ -352,7 +352,7 @@ class ShmCommunicator(Communicator):
         meeting = self._meeting or self._meet(call)
 
         def learn() -> None:
-            memory = agree(meeting.board, self.membership, call)
+            memory = agree(meeting.board, self.membership, call, self._sizes.single)
             meeting.places.memory = self.mailbox.memory = memory
 
         self._run(learn)

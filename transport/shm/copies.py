@@ -21,8 +21,9 @@ _SMALL = 16 << 10
 class _Spread:
     """An exchange that only copies: ``inputs[i]`` to member i, whose own come to ``outputs[i]``."""
 
-    def __init__(self, outputs: Sequence[Flat], inputs: Sequence[Flat]) -> None:
+    def __init__(self, rank: int, outputs: Sequence[Flat], inputs: Sequence[Flat]) -> None:
         self.outputs: Sequence[Flat] | None = outputs
+        self._rank = rank
         self._outputs = outputs
         self._inputs = inputs
 
@@ -32,6 +33,11 @@ class _Spread:
     def stage(self, into: Flat, peer: int, start: int, stop: int) -> None:
         copy(into, self._inputs[peer][start:stop])
 
+    def keep(self) -> None:
+        own, input_ = self._outputs[self._rank], self._inputs[self._rank]
+        if own is not input_ and (own.nbytes <= _SMALL or address(own) != address(input_)):
+            copy(own, input_)
+
     def take(self, arrived: list[Flat], start: int) -> None:
         for output, part in zip(self._outputs, arrived, strict=True):
             if part.size:
@@ -39,20 +45,15 @@ class _Spread:
 
 
 class Copies:
-    """The copying calls of one member of a group of at least two. One thread at a time.
-
-    ``piece`` (bytes) is how much a broadcast moves at a time: while the others copy one piece out,
-    the root copies the next one in.
-    """
+    """The copying calls of one member of a group of at least two. One thread at a time."""
 
     def __init__(
-        self, board: Board, exchange: Exchange, places: Places, membership: Membership, piece: int
+        self, board: Board, exchange: Exchange, places: Places, membership: Membership
     ) -> None:
         self._board = board
         self._exchange = exchange
         self._places = places
         self._membership = membership
-        self._piece = min(piece, board.layout.block)
         self._rank = board.rank
         self._size = board.size
 
@@ -64,15 +65,19 @@ class Copies:
         board.meet(call)
 
     def broadcast(self, call: Call, buffer: Flat, root: int) -> None:
-        """See ``Communicator.broadcast``."""
+        """See ``Communicator.broadcast``: while the others copy one block out, the root copies the
+        next one in.
+        """
         board, rank = self._board, self._rank
         blocks = board.blocks(buffer.dtype)
-        per_lap = max(1, self._piece // buffer.itemsize)
+        per_lap = blocks[rank][0].size
         laps = laps_of(buffer.size, per_lap)
         board.begin(call)
-        placed = laps > 1 and self._places.possible(buffer.nbytes)
+        placed = laps > 1
         if placed and rank == root:
-            board.words[board.notes(root)] = where = self._places.locate(buffer)
+            board.words[board.notes(root)] = where = self._places.locate(
+                buffer, alone=self._size == 2
+            )
             if where:
                 board.publish(1)
                 board.meet(call)
@@ -105,21 +110,16 @@ class Copies:
 
     def all_gather(self, call: Call, outputs: Sequence[Flat], input_: Flat) -> None:
         """See ``Communicator.all_gather``."""
-        rank = self._rank
-        own = outputs[rank]
-        if own is not input_ and (own.nbytes <= _SMALL or address(own) != address(input_)):
-            copy(own, input_)
-        parts = _Spread(outputs, [input_] * self._size)
+        parts = _Spread(self._rank, outputs, [input_] * self._size)
         expects = [output.nbytes for output in outputs]
         self._exchange.run(call, parts, input_.dtype, input_.itemsize, expects, same=True)
 
     def all_to_all(self, call: Call, outputs: Sequence[Flat], inputs: Sequence[Flat]) -> None:
         """See ``Communicator.all_to_all``."""
-        rank = self._rank
-        copy(outputs[rank], inputs[rank])
         dtype = outputs[0].dtype
         expects = [part.nbytes for part in outputs]
-        self._exchange.run(call, _Spread(outputs, inputs), dtype, dtype.itemsize, expects)
+        parts = _Spread(self._rank, outputs, inputs)
+        self._exchange.run(call, parts, dtype, dtype.itemsize, expects)
 
     def gather(self, call: Call, outputs: Sequence[Flat] | None, input_: Flat, root: int) -> None:
         """See ``Communicator.gather``."""

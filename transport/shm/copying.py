@@ -10,7 +10,7 @@ LONG = 4 << 10
 """Bytes from which on ``copy`` is worth its call."""
 
 _STREAMED = 1 << 20
-_PAGE_BITS = 4095
+PAGE_BITS = 4095
 _CLOSE = 64
 
 
@@ -26,7 +26,7 @@ def copy(into: Flat, source: Flat) -> None:
     nbytes = source.nbytes
     if nbytes < LONG:
         into[:] = source
-    elif nbytes < _STREAMED or (address(into) - address(source)) & _PAGE_BITS < _CLOSE:
+    elif nbytes < _STREAMED or (address(into) - address(source)) & PAGE_BITS < _CLOSE:
         raw = source.view(np.uint8)
         np.bitwise_or(raw, raw, out=into.view(np.uint8))
     else:

@@ -39,6 +39,10 @@ class Parts(Protocol):
         """Write elements ``start`` to ``stop`` of what is for ``peer`` to ``into``."""
         ...
 
+    def keep(self) -> None:
+        """Do what needs no other member, while the others are coming."""
+        ...
+
     def take(self, arrived: list[Flat], start: int) -> None:
         """Use what came from each member for the elements from ``start`` on (own: empty)."""
         ...
@@ -108,6 +112,7 @@ class Exchange:
             board.publish(1)
         else:
             stage(0, 1)
+        parts.keep()
         board.meet(call)
         laps = self._compare(call, laps, sends, expects)
         everywhere = [board.words[board.notes(peer) + _PLACED] for peer in range(size)]

@@ -33,6 +33,7 @@ from transport.shm.segment import LINE, OwnedSegment, Segment
 from transport.shm.single_copy import PeerMemory
 
 _MOST_RINGS = 4 << 20
+_MOST_RING = 2 << 20
 _LOW_HALF = 2**32 - 1
 # Words of an inbox.
 _BELL, _CAPACITY, _ASLEEP = 0, 1, LINE // WORD
@@ -52,7 +53,7 @@ class InboxLayout:
     @classmethod
     def choose(cls, size: int, sizes: Sizes) -> InboxLayout:
         """Return the layout for ``size`` members, of bounded memory."""
-        most = max(64 << 10, min(1 << 20, _MOST_RINGS // max(1, size - 1)))
+        most = max(64 << 10, min(_MOST_RING, _MOST_RINGS // max(1, size - 1)))
         return cls(size, lines(sizes.ring or most))
 
     def ring(self, rank: int) -> tuple[int, int, int]:
@@ -114,7 +115,6 @@ class Messages(Mailbox):
         self._kick = kick
         self._patience = patience
         self._piece = sizes.piece
-        self._single = sizes.single
         self._rank, self._size = rank, size
         self._rings = {
             src: RingReader(self.inbox, *layout.ring(src), src, sizes.piece)
@@ -153,7 +153,7 @@ class Messages(Mailbox):
         piece = min(self._piece, ring.capacity // 2) // LINE * LINE
         if dst in self._gone or ring.broken:
             self._check_receiver(call, dst, outbox)
-        if self.memory is not None and size >= self._single:
+        if self.memory is not None and self.memory.pays(size, alone=True):
             self._offer(call, data, dst, outbox)
             return
         self._await_room(call, dst, outbox, LINE + min(lines(size), piece))

@@ -13,23 +13,22 @@ _PRIVATE = 1 << 63
 class Places:
     """Finds and reads such data: in symmetric memory, or in large private arrays.
 
-    The latter where ``memory`` is set, to what reads it, and from ``least`` bytes on. A place is a
-    number that means the same to all members; 0 is none.
+    The latter where ``memory`` is set, to what reads it, and where that pays. A place is a number
+    that means the same to all members; 0 is none.
     """
 
-    def __init__(self, arena: Arena, least: int) -> None:
+    def __init__(self, arena: Arena) -> None:
         self.memory: PeerMemory | None = None
         self._arena = arena
-        self._least = least
 
-    def possible(self, nbytes: int) -> bool:
-        """Whether ``locate`` may find a place for so many bytes; equal on all members."""
-        return not self._arena.empty or self._reads(nbytes)
+    def locate(self, buffer: Flat, nbytes: int | None = None, *, alone: bool = False) -> int:
+        """Return the place of ``buffer``, which is part of a transfer of ``nbytes`` (None: all).
 
-    def locate(self, buffer: Flat, nbytes: int | None = None) -> int:
-        """Return the place of ``buffer``, which is part of a transfer of ``nbytes`` (None: all)."""
+        ``alone``: as in ``fetch``.
+        """
         where = self._arena.locate(buffer)
-        if not where and self._reads(buffer.nbytes if nbytes is None else nbytes):
+        size = buffer.nbytes if nbytes is None else nbytes
+        if not where and self.memory is not None and self.memory.pays(size, alone=alone):
             where = _PRIVATE + address(buffer)
         return where
 
@@ -44,6 +43,3 @@ class Places:
             copy(into, self._arena.view(peer, where, into.size, into.dtype))
         elif self.memory is not None:
             self.memory.read(peer, where - _PRIVATE, into, alone=alone)
-
-    def _reads(self, nbytes: int) -> bool:
-        return self.memory is not None and nbytes >= self._least

@@ -22,6 +22,11 @@ from transport.shm.exchange import Exchange
 from transport.shm.folding import Folding
 from transport.shm.layout import BLOCKS
 
+_DIRECT_OF_TWO = 8
+"""How much more data goes the shortest way between two members, who could save nothing by sharing
+the work. It has no look for symmetric arrays, which are worth it from there on.
+"""
+
 # An enumeration looks its members up in Python, which takes a tenth of a microsecond.
 _AVG = RedOpType.AVG
 
@@ -36,7 +41,9 @@ class Reductions:
         self._arena = arena
         self._piece = piece
         self._exchange = exchange
-        self._direct = direct
+        block = board.layout.block
+        self._direct = direct if board.size > 2 else min(_DIRECT_OF_TWO * direct, block)
+        self._stretch = max(piece, block)
         self._folding = Folding(board.size, piece)
         self._rank = board.rank
         self._size = board.size
@@ -97,6 +104,11 @@ class Reductions:
             op.finish(own, self._size)
 
     def _all_reduce_direct(self, call: Call, buffer: Flat, op: ReduceOp) -> None:
+        """A block at a time: what was just staged is still in this core's cache when it is reduced.
+
+        Two slots are enough. Who stages lap k has seen lap k - 1 staged by all, which they did
+        after they had read lap k - 2, whose slot it is.
+        """
         board = self._board
         blocks = board.blocks(buffer.dtype)
         own = blocks[self._rank]
@@ -105,18 +117,17 @@ class Reductions:
 
         def stage(lap: int, step: int) -> None:
             part = buffer[lap * per_lap : (lap + 1) * per_lap]
-            copy(own[board.claim(call, lap)][: part.size], part)
+            copy(own[board.claim(call, lap % 2)][: part.size], part)
             board.publish(step)
 
         first = self._enter(call, buffer, op, stage)
         if first is None:
             return
         for lap in range(laps):
-            # The block that this overwrites was read before its readers published the step before.
-            if lap + 1 < laps:
-                stage(lap + 1, first + lap + 1)
+            if lap:
+                stage(lap, first + lap)
             board.reach_all(call, first + lap)
-            part, slot = buffer[lap * per_lap : (lap + 1) * per_lap], board.slot(lap)
+            part, slot = buffer[lap * per_lap : (lap + 1) * per_lap], board.slot(lap % 2)
             self._combine([block[slot][: part.size] for block in blocks], part, op)
         if laps > 1:
             board.close()
@@ -182,8 +193,9 @@ class Reductions:
         else:
             stage(0, 1)
         board.meet(call)
-        places = [board.words[board.notes(rank)] for rank in range(self._size)]
-        if places.count(0) == self._size:
+        words = board.words
+        places = [words[board.notes(rank)] for rank in range(self._size)]
+        if not any(places):
             return 1
         if where and places.count(where) == self._size:
             self._reduce_in_place(call, buffer, op, where)
@@ -196,9 +208,9 @@ class Reductions:
 
     def _reduce_in_place(self, call: Call, buffer: Flat, op: ReduceOp, where: int) -> None:
         board, rank = self._board, self._rank
-        views = [self._arena.view(r, where, buffer.size, buffer.dtype) for r in range(self._size)]
+        views = self._arena.views(where, buffer.size, buffer.dtype)
         low, high = part_bounds(buffer.size, self._size, rank)
-        step = max(1, self._piece // buffer.itemsize)
+        step = max(1, self._stretch // buffer.itemsize)
         for start in range(low, high, step):
             part = slice(start, min(start + step, high))
             parts = [view[part] for view in views]
@@ -300,6 +312,9 @@ class _Scattered:
 
     def stage(self, into: Flat, peer: int, start: int, stop: int) -> None:
         self._folding.stage(into, self._inputs[peer], start, stop, self._op)
+
+    def keep(self) -> None:
+        pass
 
     def take(self, arrived: list[Flat], start: int) -> None:
         stop = start + max(part.size for part in arrived)
