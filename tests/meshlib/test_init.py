@@ -185,7 +185,7 @@ def test_who_gives_up_tells_the_others_who_is_missing():
         if rank == 0:
             store.wait(["job/here/1"], timeout=WAIT)
         World(
-            PrefixStore("job", store),
+            PrefixStore("job", store.clone()),
             rank,
             3,
             runtime=Runtime(None),
