@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -107,6 +108,7 @@ def unreceived() -> None:
     dist.init_process_group("mpi", timeout=30)
     if dist.get_rank() == 0:
         dist.group.WORLD.send(np.ones(4 << 20), 1, timeout=0.5)
+    time.sleep(2.0)  # who has left is told apart from who does not receive
 
 
 CASES: dict[str, Callable[[], None]] = {
