@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import os
 import threading
 import time
@@ -18,15 +16,8 @@ _FEWEST_SPINS = 4
 # Then the processor is offered to others, for so long, before this rank sleeps.
 _YIELD_SECONDS = 500e-6
 _YIELDS_PER_LOOK = 8
-# What came after so few yields, which took longer than those that change nothing, was done by
-# somebody who had been waiting for this very core.
+# What came after so few yields was done by somebody who had been waiting for this very core.
 _FEW_YIELDS = 2
-_TURN_SECONDS = 3e-6
-# After so many such turns in succession this rank moves to another core. Should that be taken as
-# well, it does not try again for so long, and then for twice as long.
-_TURNS_TO_MOVE = 4
-_FIRST_RETRY_SECONDS = 2e-3
-_LAST_RETRY_SECONDS = 1.0
 # A sleeper looks this often whether the world has ended, should a wake-up have been missed.
 SLICE_SECONDS = 0.05
 
@@ -45,9 +36,6 @@ class Patience:
         self._polls = True
         self._most_spins = _MOST_SPINS if ranks <= len(os.sched_getaffinity(0)) else 0
         self._spins = self._most_spins
-        self._turns = 0
-        self._may_move = 0.0
-        self._retry = _FIRST_RETRY_SECONDS
         self._main = threading.main_thread().ident
 
     def share_process(self) -> None:
@@ -117,53 +105,14 @@ class Patience:
         return self._yield_until(ready)
 
     def _yield_until(self, ready: Callable[[], bool]) -> bool:
-        began = time.perf_counter()
-        give_up = began + _YIELD_SECONDS
+        give_up = time.perf_counter() + _YIELD_SECONDS
         yields = 0
         while True:
             os.sched_yield()
             yields += 1
-            now = time.perf_counter()
             if ready():
-                helped = yields <= _FEW_YIELDS and now - began > _TURN_SECONDS
+                helped = yields <= _FEW_YIELDS
                 self._spins = min(self._most_spins, _FEWEST_SPINS if helped else _MOST_SPINS)
-                self._turns = self._turns + 1 if helped else 0
-                if self._turns >= _TURNS_TO_MOVE and self._most_spins:
-                    self._move(now)
                 return True
-            if now >= give_up:
+            if time.perf_counter() >= give_up:
                 return False
-
-    def _move(self, now: float) -> None:
-        """Leave the core that this rank has shared with another one.
-
-        Kernels leave ranks that yield to each other together for seconds: neither ever sleeps, and
-        to a virtual machine's kernel a core that sleeps may look taken.
-        """
-        self._turns = 0
-        if now < self._may_move:
-            return
-        if now > self._may_move + _LAST_RETRY_SECONDS:  # they have been apart meanwhile
-            self._retry = _FIRST_RETRY_SECONDS
-        self._may_move = now + self._retry
-        self._retry = min(2 * self._retry, _LAST_RETRY_SECONDS)
-        self._spins = self._most_spins
-        leave_core()
-
-
-def leave_core() -> None:
-    """Have the calling thread go on on another core, if it may use several; it may use the same
-    ones afterwards.
-    """
-    allowed = os.sched_getaffinity(0)
-    others = allowed - {_current_core()}
-    if not others or len(others) == len(allowed):
-        return
-    with contextlib.suppress(OSError):  # others may take cores away at any time
-        os.sched_setaffinity(0, others)
-    with contextlib.suppress(OSError):
-        os.sched_setaffinity(0, allowed)
-
-
-def _current_core() -> int:
-    return int(ctypes.CDLL(None).sched_getcpu())
