@@ -159,9 +159,11 @@ class JaxOnGpu:
         """Adapt an array in whose place there will be a new one."""
         view = self._view(array)
         fresh = view.copy() if keep else import_module("cupy").empty_like(view)
-        adapted = _adapt(fresh, array.shape, lambda: None)
+        # An array without elements is its own result: it has no memory to hand over.
+        adapted = _adapt(fresh, array.shape, lambda: array)
         flat = cast(DeviceFlat, adapted.flat)
-        adapted.finish = lambda: import_module("jax").dlpack.from_dlpack(_Export(fresh, flat))
+        if flat.size:
+            adapted.finish = lambda: import_module("jax").dlpack.from_dlpack(_Export(fresh, flat))
         return adapted
 
     def _view(self, array: Any) -> Any:

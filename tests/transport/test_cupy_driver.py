@@ -18,6 +18,7 @@ import pytest
 
 from transport.cuda.driver import load_driver
 from transport.errors import DistBackendError
+from transport.nccl.library import load_nccl
 
 NOT_READY, INSUFFICIENT, NO_DEVICE, ILLEGAL_ADDRESS = 600, 35, 100, 700
 NAMES = {
@@ -127,6 +128,27 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cuda]:
     yield found
     found.status = 0
     sys.modules.pop("transport.cuda.cupy_driver", None)
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        ({"available": False}, "CuPy finds no libnccl.*pip install nccl4py"),
+        ({"available": True, "get_version": lambda: 2708}, "NCCL 2.7.8 is too old; expected 2.10"),
+    ],
+)
+def test_a_missing_nccl_and_one_that_is_too_old_say_what_to_install(
+    cuda: Cuda, monkeypatch: pytest.MonkeyPatch, found: dict[str, Any], said: str
+) -> None:
+    module = ModuleType("cupy.cuda.nccl")
+    functions = dict.fromkeys(["get_unique_id", "groupStart", "groupEnd"], lambda: None)
+    vars(module).update(functions, NcclCommunicator=object, NcclError=RuntimeError, **found)
+    package = ModuleType("cupy.cuda")
+    monkeypatch.setitem(sys.modules, "cupy.cuda", package)
+    monkeypatch.setitem(sys.modules, "cupy.cuda.nccl", module)
+    monkeypatch.setitem(sys.modules, "nccl", None)
+    with pytest.raises(DistBackendError, match=said):
+        load_nccl()
 
 
 def test_an_event_has_come_only_when_cuda_says_so(cuda: Cuda) -> None:

@@ -26,7 +26,6 @@ _runtime: Any = cupy.cuda.runtime
 _COPY_TO_DEVICE, _COPY_TO_HOST, _COPY_ON_DEVICE = 1, 2, 3
 _EVENT_WITHOUT_TIME = 2
 _STREAM_NON_BLOCKING = 1
-_HOST_PORTABLE, _HOST_MAPPED = 1, 2
 _DONE, _NOT_READY = 0, 600
 _AT_LEAST = 0
 
@@ -197,10 +196,9 @@ class CupyDriver:
             return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0))
 
     def pinned(self, nbytes: int) -> Flat:  # noqa: D102
+        # Out of CuPy's pool: to give it back to CUDA would wait for all that is under way.
         with _errors():
-            memory = cupy.cuda.PinnedMemoryPointer(
-                cupy.cuda.PinnedMemory(max(nbytes, 1), _HOST_PORTABLE | _HOST_MAPPED), 0
-            )
+            memory = cupy.cuda.alloc_pinned_memory(max(nbytes, 1))
         return np.frombuffer(memory, np.uint8, max(nbytes, 1))[:nbytes]
 
     def copy_to_host(self, into: Flat, pointer: int, stream: int) -> None:  # noqa: D102

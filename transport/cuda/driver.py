@@ -109,7 +109,10 @@ class Driver(Protocol):
         ...
 
     def pinned(self, nbytes: int) -> Flat:
-        """Return page-locked host memory (uint8), freed with the last view of it."""
+        """Return page-locked host memory (uint8), free for others with the last view of it.
+
+        Copies that still read or write it then must be over.
+        """
         ...
 
     def copy_to_host(self, into: Flat, pointer: int, stream: int) -> None:

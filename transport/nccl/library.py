@@ -157,6 +157,8 @@ class CupyNccl:
 
     def __init__(self) -> None:
         self._module: Any = import_module("cupy.cuda.nccl")
+        if not getattr(self._module, "available", True):
+            raise ImportError("CuPy finds no libnccl.so.2")
         self.version = self._module.get_version
         self.unique_id = self._module.get_unique_id
         self.group_start = self._module.groupStart
