@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from meshlib.arguments import (
 from meshlib.array_collectives import ArrayCollectives, Timeout
 from transport.call import Call, Kind
 from transport.communicator import Communicator
+from transport.cuda.flat import DeviceFlat, end_together
 from transport.reduce_op import Flat, ReduceOp
 
 
@@ -60,7 +61,9 @@ class CoalescedCollectives(ArrayCollectives):
                 # Packing would cost a device more than it saves there.
                 for x in xs:
                     communicator.all_reduce(call, x.flat, op)
-                return [x.finish() for x in xs]
+                result = [x.finish() for x in xs]
+                end_together(call, [cast(DeviceFlat, x.flat) for x in xs])
+                return result
             flat = np.concatenate([x.flat for x in xs])
             communicator.all_reduce(call, flat, op)
             return _unpack(flat, xs)
@@ -147,7 +150,9 @@ def _gather_device_arrays(
         own = ins[j].flat if j < len(ins) else ins[0].flat[:0]
         assert targets[rank].size == own.size
         communicator.all_gather(call, targets, own)
-    return [[out.finish() for out in row] for row in outs]
+    result = [[out.finish() for out in row] for row in outs]
+    end_together(call, [cast(DeviceFlat, out.flat) for row in outs for out in row])
+    return result
 
 
 def _unpack(flat: Flat, into: Sequence[Adapted]) -> list[Any]:

@@ -158,6 +158,31 @@ def test_coalesced_calls() -> None:
     run(body)
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_coalesced_calls_on_arrays_that_are_not_contiguous(seed: int) -> None:
+    """The copies back belong to the call's end, whatever its last array is like."""
+
+    def body(driver: HostDriver) -> None:
+        rank = dist.get_rank()
+
+        def array(value: int) -> fake_gpu.FakeArray:
+            return fake_gpu.transposed(driver, np.full((3, 4), value, np.float32))
+
+        def last(value: int) -> fake_gpu.FakeArray:
+            return fake_gpu.array(driver, np.full(5, value, np.float32))
+
+        xs = [array(rank), array(rank + 1), last(rank + 2)]
+        work = dist.all_reduce_coalesced(xs, async_op=True)
+        work.wait()
+        assert [float(x.get().max()) for x in xs] == [3.0, 6.0, 9.0]
+        outs = [[array(-1), last(-1)] for _ in range(N)]
+        dist.all_gather_coalesced(outs, [array(rank), last(10 + rank)])
+        got = [[float(x.get().max()) for x in row] for row in outs]
+        assert got == [[r, 10 + r] for r in range(N)]
+
+    run(body, seed=seed, backend="cpu:inproc,cuda:cuda_ipc")
+
+
 def test_memory_lives_until_the_call_has_ended() -> None:
     """The device memory's own check finds any access after it was freed."""
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from transport.call import CallHeader
+from transport.call import Call, CallHeader
 from transport.cuda.driver import Driver, Event
 from transport.deadline import Deadline
 
@@ -224,3 +224,17 @@ class DeviceFlat:
 
     def __repr__(self) -> str:
         return f"<{self.size} elements of {self.dtype} at {self.pointer:#x} on cuda:{self.device}>"
+
+
+def end_together(call: Call, flats: Sequence[DeviceFlat]) -> None:
+    """Make the end of ``call`` that of all its parts, and of what was put behind them since.
+
+    A call of several parts has left an end with the flats of each, the last one's with itself.
+    """
+    last = call.completion
+    if last is None:
+        return
+    for flat in flats:
+        if flat.order.completion is not None:
+            flat.order.completion.join_stream(last.stream)
+    last.extend(flats[0].order.current, *(flat.order.owner for flat in flats))
