@@ -124,7 +124,7 @@ def test_a_stream_by_its_handle_is_not_destroyed_with_its_wrapper(
     if find_spec("cupy") is None:
         pytest.skip("no CuPy here: pip install cupy-cuda12x (a GPU is not needed)")
     external = import_module("transport.cuda.cupy_driver")._external
-    assert external(77, 0).ptr == 77
+    assert external(77).ptr == 77
     gc.collect()
     assert "streamDestroy" not in capfd.readouterr().err
 

@@ -93,6 +93,7 @@ def stand_in(cuda: Cuda) -> ModuleType:
         )
 
     found = ModuleType("cupy")
+    found.__version__ = "14.2.0"
     found.cuda = SimpleNamespace(
         runtime=runtime,
         driver=SimpleNamespace(CUDADriverError=type("CUDADriverError", (RuntimeError,), {})),
@@ -149,6 +150,12 @@ def test_a_missing_nccl_and_one_that_is_too_old_say_what_to_install(
     monkeypatch.setitem(sys.modules, "nccl", None)
     with pytest.raises(DistBackendError, match=said):
         load_nccl()
+
+
+def test_a_cupy_that_is_too_old_says_so(cuda: Cuda) -> None:
+    sys.modules["cupy"].__version__ = "13.6.0"
+    with pytest.raises(DistBackendError, match=r"CuPy 13\.6\.0 is too old; expected 14"):
+        load_driver()
 
 
 def test_an_event_has_come_only_when_cuda_says_so(cuda: Cuda) -> None:

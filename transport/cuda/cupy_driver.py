@@ -28,6 +28,8 @@ _EVENT_WITHOUT_TIME = 2
 _STREAM_NON_BLOCKING = 1
 _DONE, _NOT_READY = 0, 600
 _AT_LEAST = 0
+# Streams by handle (``from_external``), and NCCL's unique id as bytes.
+_OLDEST = 14
 
 
 def _explained(error: Exception) -> DistBackendError:
@@ -64,11 +66,9 @@ class _Handle:
         return 0, self._handle
 
 
-def _external(stream: int, device: int = -1) -> Any:
-    """Return CuPy's stream for a handle, by the name that its version has for that."""
-    if hasattr(cupy.cuda.Stream, "from_external"):
-        return cupy.cuda.Stream.from_external(_Handle(stream))
-    return cupy.cuda.ExternalStream(stream, device)
+def _external(stream: int) -> Any:
+    """Return CuPy's stream for a handle."""
+    return cupy.cuda.Stream.from_external(_Handle(stream))
 
 
 class _Event:
@@ -125,6 +125,11 @@ class CupyDriver:
     name = "CUDA through CuPy"
 
     def __init__(self) -> None:
+        if int(cupy.__version__.partition(".")[0]) < _OLDEST:
+            raise DistBackendError(
+                f"CuPy {cupy.__version__} is too old; expected {_OLDEST} or newer: update the"
+                " package cupy-cuda12x or cupy-cuda13x"
+            )
         self._kernels = Kernels(cupy)
         self._cuda: Any = None
         self._front_end_waits = hasattr(self._libcuda_or_none(), "cuStreamWaitValue64_v2")
@@ -157,7 +162,7 @@ class CupyDriver:
         with _errors():
             stack.enter_context(cupy.cuda.Device(device))
             if stream is not None:
-                stack.enter_context(_external(stream, device))
+                stack.enter_context(_external(stream))
         return stack
 
     def current_stream(self, device: int) -> int:  # noqa: D102

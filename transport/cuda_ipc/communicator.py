@@ -19,12 +19,17 @@ from transport.communicator import Communicator
 from transport.cuda.device_communicator import CLOSE_SECONDS, DeviceCommunicator
 from transport.cuda.device_state import DeviceStream, check_device_of_group, check_one_device
 from transport.cuda.driver import DeviceMemory, Driver
-from transport.cuda.flat import DeviceFlat, StreamOrder
+from transport.cuda.flat import DeviceFlat, StreamOrder, wait_for_event
 from transport.cuda.staged import StagedCommunicator
 from transport.cuda.watch import Watch
 from transport.cuda_ipc.offers import Offers
 from transport.cuda_ipc.segments import Segments
-from transport.errors import CommunicatorAbortedError, DistBackendError, DistError
+from transport.errors import (
+    CommunicatorAbortedError,
+    CommunicatorTimeoutError,
+    DistBackendError,
+    DistError,
+)
 from transport.flat import part_bounds
 from transport.reduce_op import RedOpType, ReduceOp, reduction_dtype
 from transport.runtime import Membership
@@ -56,9 +61,12 @@ class _Device:
         order = StreamOrder(begin, lambda: self.stream.handle, memory)
         counters = DeviceFlat(memory.pointer, size, np.dtype(np.uint64), device, driver, order)
         # The counters must be 0 before anybody hears of them.
-        while not begin.query():
-            if call.deadline.expired:
-                raise DistBackendError(f"{call.header}: the device did not begin in time")
+        if not wait_for_event(begin, call.deadline):
+            raise CommunicatorTimeoutError(
+                f"{call.header}: this rank's own device copied {size * _FLAG_BYTES} bytes to itself"
+                f" for more than {call.deadline.seconds:g} s; others keep it busy, or it failed",
+                None,
+            )
         # Nobody holds the stream that lets go of them.
         self._release = driver.create_stream(device)
         flags = self.offers.exchange(
