@@ -15,6 +15,8 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "transport"))
 sys.path.append(str(Path(__file__).parents[1] / "gpu"))
+import check
+import ended
 import gpu_ranks
 from fake_nccl import FakeNccl
 from host_driver import HostDriver, HostMachine
@@ -90,3 +92,24 @@ def test_all_checks_are_run_by_the_tests() -> None:
     listed = {*test_gpu.CHECKS, *test_gpu.JAX_CHECKS, *test_gpu.LAST, "no_host_block"}
     assert listed == set(gpu_ranks.CHECKS)
     assert test_gpu.RANKS.exists()
+
+
+def test_the_report_is_written_when_parts_of_it_fail(tmp_path: Path) -> None:
+    report = check.Report(tmp_path)
+
+    def broken() -> tuple[bool, list[str]]:
+        raise RuntimeError("cudaErrorNoDevice")
+
+    assert not report.add("# Machine", broken)
+    assert "cudaErrorNoDevice" in (tmp_path / "gpu-report.md").read_text()
+    assert report.add("## Tests", lambda: (True, ["all passed"]))
+    text = (tmp_path / "gpu-report.md").read_text()
+    assert text.index("cudaErrorNoDevice") < text.index("## Tests") < text.index("all passed")
+
+
+def test_a_program_that_does_not_end_is_ended(tmp_path: Path) -> None:
+    out = tmp_path / "said"
+    endless = [sys.executable, "-c", "import time; time.sleep(600)"]
+    assert ended.run(endless, 0.0, out, whole_group=True) == ended.TIMED_OUT
+    assert ended.run([sys.executable, "-c", "print('done'); exit(3)"], 30, out) == 3
+    assert out.read_text() == "done\n"
