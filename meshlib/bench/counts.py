@@ -18,6 +18,7 @@ from meshlib.bench.system_calls import CannotCountError, system_calls
 
 _FEW, _MANY = 2, 10
 _FEW_SMALL, _MANY_SMALL = 10, 60
+_TURNS = 3
 _LARGE = 1 << 20
 
 
@@ -65,21 +66,24 @@ def count(cells: Sequence[Cell]) -> Iterator[Count | CannotCountError]:
 
 
 def _calls(job: Job, cell: Cell) -> tuple[float, float] | CannotCountError:
-    """Return system calls and switches: of many calls less those of few, so that fixed ones go."""
-    few, many = _repetitions(cell)
-    found: list[tuple[int, int]] = []
-    job.measure(cell.case, cell.nbytes, few, 0, synchronised=False)
+    """Return system calls and switches: of many calls less those of few, so that fixed ones go.
+
+    Each is the least of some turns: what else goes on only adds.
+    """
+    repetitions = _repetitions(cell)
+    found: dict[int, list[tuple[int, int]]] = {times: [] for times in repetitions}
+    job.measure(cell.case, cell.nbytes, min(repetitions), 0, synchronised=False)
     with tempfile.TemporaryDirectory(prefix="meshlib-bench-") as folder:
-        for repetitions in (few, many):
+        for times in repetitions * _TURNS:
             try:
                 with system_calls(job.processes.pids, Path(folder)) as counts:
-                    job.measure(cell.case, cell.nbytes, repetitions, 0, synchronised=False)
+                    job.measure(cell.case, cell.nbytes, times, 0, synchronised=False)
             except CannotCountError as error:
                 return error
-            found.append((counts.calls, counts.switches))
-    calls, switches = (
-        max(0.0, (b - a) / (many - few)) for a, b in zip(found[0], found[1], strict=True)
-    )
+            found[times].append((counts.calls, counts.switches))
+    few, many = repetitions
+    least = [[min(turns) for turns in zip(*found[times], strict=True)] for times in (few, many)]
+    calls, switches = (max(0.0, (b - a) / (many - few)) for a, b in zip(*least, strict=True))
     return calls, switches
 
 
