@@ -68,8 +68,11 @@ def _compiled(x: jax.Array, *, collective: InJit) -> jax.Array:
     def run(outputs: Any, inputs: Any, _: Any) -> None:
         collective.run(outputs[0], inputs[0])
 
-    aliases = ((0, 0),) if collective.in_place else ()
-    return host_call(run, [result], x, ordered=True, aliases=aliases, on_gpu=True)[0]
+    def run_in_place(outputs: Any, _: Any, __: Any) -> None:
+        collective.run(outputs[0], outputs[0])
+
+    function, aliases = (run_in_place, ((0, 0),)) if collective.in_place else (run, ())
+    return host_call(function, [result], x, ordered=True, aliases=aliases, on_gpu=True)[0]
 
 
 def _abstract_eval(x: Any, *, collective: InJit) -> Any:

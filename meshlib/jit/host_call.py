@@ -9,9 +9,9 @@ from one to the next, in the order of the Python program, through ``jit``, ``sca
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, overload
 
 import jax
 import numpy as np
@@ -28,7 +28,10 @@ HostFunction = Callable[[Sequence[HostArray], Sequence[HostArray], "Program"], N
 changed, except those whose memory is an output's (see ``aliases``)."""
 
 Views = Callable[[Any, Sequence[Any]], AbstractContextManager[list[HostArray]]]
-"""``views(context, buffers)`` gives arrays over what XLA passes, while the call is made."""
+"""``views(context, buffers)`` gives arrays over what XLA passes, while the call is made.
+
+None stands for NumPy's own, for which nothing has to be prepared.
+"""
 
 _TARGETS = {
     "cpu": "xla_buffer_python_cpu_callback",
@@ -156,7 +159,7 @@ class _Callback:
         program: Program,
         tokens: int,
         operands: int,
-        views: Views,
+        views: Views | None,
     ) -> None:
         self.program = program
         self._function = function
@@ -168,17 +171,41 @@ class _Callback:
     def __call__(self, context: Any, *buffers: Any) -> tuple[()]:
         outputs, inputs = buffers[self._outputs], buffers[self._inputs]
         try:
-            with self._views(context, (*outputs, *inputs)) as views:
-                self._function(views[: len(outputs)], views[len(outputs) :], self.program)
+            if self._views is None:
+                written = [np.asarray(buffer) for buffer in outputs]
+                self._function(written, _OnHost(inputs), self.program)
+            else:
+                with self._views(context, (*outputs, *inputs)) as views:
+                    self._function(views[: len(outputs)], views[len(outputs) :], self.program)
         except BaseException as error:
             self.program.fail(error)
             raise
         return ()
 
 
-@contextmanager
-def _on_host(_: Any, buffers: Sequence[Any]) -> Generator[list[HostArray]]:
-    yield [np.asarray(buffer) for buffer in buffers]
+class _OnHost(Sequence[HostArray]):
+    """The program's buffers as NumPy arrays, each made when it is asked for.
+
+    To make one costs about as much as all else here, and a call in place needs none of its input.
+    """
+
+    __slots__ = ("_buffers",)
+
+    def __init__(self, buffers: Sequence[Any]) -> None:
+        self._buffers = buffers
+
+    def __len__(self) -> int:
+        return len(self._buffers)
+
+    @overload
+    def __getitem__(self, index: int) -> HostArray: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[HostArray]: ...
+
+    def __getitem__(self, index: int | slice) -> HostArray | Sequence[HostArray]:
+        found = self._buffers[index]
+        return _OnHost(found) if isinstance(index, slice) else np.asarray(found)
 
 
 def _program_of(module: mlir.ModuleContext) -> Program:
@@ -203,7 +230,7 @@ def _lower(
     (platform,) = module.platforms
     if platform == "cuda" and not on_gpu:
         _refuse(ctx)
-    views = on_program_stream if platform == "cuda" else _on_host
+    views = on_program_stream if platform == "cuda" else None
     program = _program_of(module)
     module.add_host_callback(_Callback(function, program, tokens, len(operands), views))
     index = np.uint64(len(module.host_callbacks) - 1)
