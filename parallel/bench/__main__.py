@@ -5,7 +5,9 @@
 
 4 × Linear(2048), batch 64 on each of 2 ranks, one thread each. A step is forward, backward and
 SGD. In each round every library makes steps on its own and synchronised ones; what is added is
-the difference of the two medians, of the slowest rank of each step.
+the difference of the two medians, of the slowest rank of each step. "+ cpu" is the processor time
+that a rank's threads together take more in synchronised steps: the medians' difference, for each
+rank.
 """
 
 from __future__ import annotations
@@ -38,6 +40,8 @@ class Contender:
     alone: list[float] = field(default_factory=list[float])
     together: list[float] = field(default_factory=list[float])
     hidden: list[float] = field(default_factory=list[float])
+    processor: dict[bool, list[list[float]]] = field(default_factory=lambda: {False: [], True: []})
+    """Of steps that are synchronised or not: what each rank (by rank) used, step by step."""
 
     def take_turn(self, synchronise: bool) -> None:
         """Make some steps. Raises BenchmarkError when the ranks' weights are no longer equal."""
@@ -48,6 +52,11 @@ class Contender:
             raise BenchmarkError(f"{self.job.library}: the ranks' weights differ")
         times = self.together if synchronise else self.alone
         times += [max(t) for t in zip(*(answer["seconds"] for answer in answers), strict=True)]
+        used = self.processor[synchronise]
+        for rank, answer in enumerate(answers):
+            if len(used) == rank:
+                used.append([])
+            used[rank] += answer["processor"]
         if synchronise and answers[0]["hidden"] is not None:
             self.hidden.append(answers[0]["hidden"])
 
@@ -57,9 +66,13 @@ class Contender:
         theirs = statistics.median(reference.together) - statistics.median(reference.alone)
         added = together - alone
         hidden = f"{statistics.median(self.hidden):>8.0%}" if self.hidden else f"{'':>8}"
+        more = "/".join(
+            f"{1e3 * (statistics.median(together) - statistics.median(alone)):.0f}"
+            for alone, together in zip(self.processor[False], self.processor[True], strict=True)
+        )
         return (
             f"{self.job.library:13}{1e3 * alone:>10.1f}{1e3 * together:>10.1f}{1e3 * added:>10.1f}"
-            f"{added / theirs:>10.2f}{hidden}  {self.version}"
+            f"{added / theirs:>10.2f}{hidden}{more:>10}  {self.version}"
         )
 
 
@@ -98,6 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     columns = (
         f"{'ms':13}{'alone':>10}{'together':>10}{'added':>10}{'/ ' + names[0]:>10}{'hidden':>8}"
+        f"{'+ cpu':>10}"
     )
     print(columns)
     for contender in contenders:

@@ -19,17 +19,26 @@ from parallel.bench.trainers import TRAINERS, Trainer
 
 
 def measure(trainer: Trainer, synchronise: bool, repetitions: int, warmup: int) -> dict[str, Any]:
-    """Return each repetition's seconds, the hidden share, and a checksum of some weights."""
+    """Return what each repetition took, the hidden share, and a checksum of some weights.
+
+    That is seconds, and seconds of processor time of all of this rank's threads.
+    """
     seconds: list[float] = []
+    processor: list[float] = []
     for turn in range(-warmup, repetitions):
         trainer.library.dist.barrier()
-        began = time.perf_counter()
+        began, used = time.perf_counter(), time.process_time()
         trainer.step(synchronise)
-        took = time.perf_counter() - began
+        took, used = time.perf_counter() - began, time.process_time() - used
         if turn >= 0:
             seconds.append(took)
-    weights = zlib.crc32(trainer.first_weights().tobytes())
-    return {"seconds": seconds, "hidden": trainer.hidden(), "weights": weights}
+            processor.append(used)
+    return {
+        "seconds": seconds,
+        "processor": processor,
+        "hidden": trainer.hidden(),
+        "weights": zlib.crc32(trainer.first_weights().tobytes()),
+    }
 
 
 def main() -> None:
@@ -39,8 +48,10 @@ def main() -> None:
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--size", type=int, required=True)
     args = parser.parse_args()
-    # XLA's share of one thread for each rank; the others read variables that the job has set.
+    # XLA's share of one thread for each rank, for a matrix product and for independent operations;
+    # the others read variables that the job has set.
     os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false"
+    os.environ["NPROC"] = "1"
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
 
