@@ -18,6 +18,7 @@ from meshlib.collectives import Collectives
 from meshlib.debug import RankLog
 from meshlib.failures import Reporter, abort_event, publish
 from meshlib.lane import Lane
+from meshlib.members import Members
 from meshlib.recorder import COLLECTIVE, FlightRecorder, Record
 from meshlib.work import Work
 from transport.call import NO_ROOT, Call, CallHeader, Kind, history_after, pack_header
@@ -63,8 +64,8 @@ class Host(Protocol):
         ...
 
 
-class ProcessGroup(Collectives):
-    """The members ``ranks`` (global ranks; the position is the rank in the group).
+class ProcessGroup(Members, Collectives):
+    """The members ``ranks``, and what they do together.
 
     Made by ``new_group``, by a mesh, or by ``init_process_group``; never directly. On a rank that
     is no member, ``rank()`` is -1 and every call returns None.
@@ -79,15 +80,8 @@ class ProcessGroup(Collectives):
         timeout: float,
         desc: str,
     ) -> None:
+        super().__init__(group_id, ranks, world.rank, backends, timeout, desc)
         self.world = world
-        self.id = group_id
-        self.ranks = ranks
-        self.global_rank = world.rank
-        self.backends = backends
-        self.group_desc = desc
-        self._timeout = timeout
-        self._positions = {rank: i for i, rank in enumerate(ranks)}
-        self._rank = self._positions.get(world.rank, -1)
         self._lock = threading.Lock()
         self._communicators: dict[str, Communicator] = {}
         self._making = threading.Lock()
@@ -110,33 +104,6 @@ class ProcessGroup(Collectives):
         """The group itself."""
         return self
 
-    def rank(self) -> int:
-        """Return this rank's place in the group, -1 if it is no member."""
-        return self._rank
-
-    def size(self) -> int:
-        """Return the number of members, -1 on a rank that is none."""
-        return len(self.ranks) if self._rank >= 0 else -1
-
-    def name(self) -> str:
-        """Return the default backend's name, as c10d does."""
-        return next(iter(self.backends.values()))
-
-    @property
-    def backend(self) -> str:
-        """The backends by device: ``cpu:tcp``, or ``cpu:tcp,cuda:nccl``."""
-        return ",".join(f"{device}:{name}" for device, name in self.backends.items())
-
-    @property
-    def group_name(self) -> str:
-        """The id of the group, unique in the job."""
-        return self.id
-
-    @property
-    def timeout(self) -> timedelta:
-        """The deadline of calls that bring none of their own."""
-        return timedelta(seconds=self._timeout)
-
     @property
     def departed(self) -> tuple[int, ...]:
         """The global ranks of members that have left the job in good order."""
@@ -150,10 +117,6 @@ class ProcessGroup(Collectives):
     def destroyed(self) -> bool:
         """Whether the group was closed, by ``destroy_process_group`` or with the World."""
         return self._destroyed
-
-    def set_timeout(self, timeout: float | timedelta) -> None:
-        """Set the deadline of calls that bring none of their own (seconds or timedelta)."""
-        self._timeout = to_seconds(timeout)
 
     def get_group_store(self) -> Store:
         """Return this group's own part of the job's store, for the user's keys.
@@ -175,18 +138,6 @@ class ProcessGroup(Collectives):
             store.close()
             raise ValueError(f"{self} was destroyed; make a new one")
         return store
-
-    def group_rank(self, global_rank: int) -> int:
-        """Return the place of ``global_rank`` in the group; raise ValueError for a stranger."""
-        place = self._positions.get(global_rank)
-        if place is None:
-            raise ValueError(f"global rank {global_rank} is not in {self}")
-        return place
-
-    def __repr__(self) -> str:
-        name = self.group_desc or self.id
-        shown = ", ".join(map(str, self.ranks[:8])) + (", …" if len(self.ranks) > 8 else "")
-        return f"group {name!r} of {len(self.ranks)} ranks [{shown}]"
 
     # ------------------------------------------------------------------ the door
 
