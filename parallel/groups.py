@@ -20,9 +20,16 @@ class Ranks(Protocol):
 def resolve(ranks: Ranks | None, argument: str) -> ProcessGroup:
     """Return the group of ``ranks``, or the default group when None.
 
-    Raises ValueError, naming ``argument``, when this rank is not a member.
+    Raises, naming ``argument``, ValueError when this rank is not a member, and TypeError for what
+    is no set of ranks.
     """
-    group = current_world().default_group if ranks is None else ranks.process_group
+    group = (
+        current_world().default_group if ranks is None else getattr(ranks, "process_group", None)
+    )
+    if not isinstance(group, ProcessGroup):
+        raise TypeError(
+            f"{argument} must be a DeviceMesh or a ProcessGroup, such as mesh['dp'], got {ranks!r}"
+        )
     if group.rank() < 0:
         raise ValueError(f"{argument}: this rank is not a member of {group}")
     return group

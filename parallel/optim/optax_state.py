@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+import numpy as np
+
 PATH_OF_LEAF = "{leaf}"
 
 PerLeaf = dict[str, dict[str, Any]]
@@ -49,6 +51,23 @@ def put_together(
         return source[generic]
 
     return map_by_path(template, find)
+
+
+def same_shared(parts: Mapping[int, Mapping[str, Any]]) -> Shared:
+    """Return what is shared, of which each rank (the keys of ``parts``) has a copy.
+
+    Raises ValueError, naming the first leaf and the ranks, where the copies differ.
+    """
+    (first, reference), *others = parts.items()
+    for rank, part in others:
+        for path, value in reference.items():
+            if path in part and not np.array_equal(np.asarray(value), np.asarray(part[path])):
+                raise ValueError(
+                    f"the optimizer's {path} is {value} on rank {first} and {part[path]} on rank "
+                    f"{rank}, which own different parameters: the transformation looks at several "
+                    "parameters at once, so its state cannot be sharded"
+                )
+    return dict(reference)
 
 
 def map_by_path(template: Any, find: Callable[[tuple[Any, ...]], Any]) -> Any:

@@ -13,6 +13,7 @@ from parallel.groups import Ranks, resolve
 from parallel.join.context import Join
 from parallel.join.joinable import Joinable, JoinHook
 from parallel.nn.parameter import Parameter
+from parallel.optim.optax_state import same_shared
 from parallel.optim.optimizer import Optimizer, ParamGroup
 from parallel.zero.partition import assign_owners
 from parallel.zero.shards import Shards, shards_by_placement
@@ -54,6 +55,11 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         parameters_as_bucket_view: bool = False,
         **defaults: Any,
     ) -> None:
+        if not callable(optimizer_class):
+            raise TypeError(
+                "optimizer_class must make an optimizer when called, such as optim.AdamW, got "
+                f"{optimizer_class!r}"
+            )
         self._group = resolve(process_group, "process_group")
         self._as_views = parameters_as_bucket_view
         self._owners: dict[Parameter, int] = {}
@@ -123,7 +129,8 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
     def consolidate_state_dict(self, to: int | None = 0) -> None:
         """Collect the whole state on group rank ``to`` (None: on all), for ``state_dict``.
 
-        A collective. The state is valid until the next step.
+        A collective. The state is valid until the next step. Raises ValueError, there, for one of
+        optax that looks at several parameters at once, and so has become another one on each rank.
         """
         mine = self.local_optimizer.state_dict()
         numbers = self._numbers()
@@ -138,6 +145,9 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         if parts is not None:
             # Beside the parameters' own states there may be shared ones, equal on all ranks.
             whole = dict(parts[0])
+            if "shared" in whole:
+                owners = {n: part["shared"] for n, part in enumerate(parts) if part["state"]}
+                whole["shared"] = same_shared(owners)
             state = {n: values for part in parts for n, values in part["state"].items()}
             whole["state"] = dict(sorted(state.items()))
             whole["param_groups"] = super().state_dict()["param_groups"]

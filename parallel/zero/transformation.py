@@ -12,9 +12,9 @@ from parallel.groups import Ranks, resolve
 from parallel.optim.optax_state import (
     PATH_OF_LEAF,
     PerLeaf,
-    Shared,
     map_by_path,
     put_together,
+    same_shared,
     take_apart,
 )
 from parallel.zero.partition import assign_owners
@@ -64,7 +64,8 @@ class ZeroRedundancyOptax:
         """Return the state that ``transformation.init(params)`` would have grown to.
 
         A collective. Leaves are NumPy arrays. ``to`` is the group rank that gets it, the others
-        get None; by default all do. Not inside ``jax.jit``.
+        get None; by default all do. Not inside ``jax.jit``. Raises ValueError, there, when the
+        transformation looks at several leaves at once, and so has another state on each rank.
         """
         import jax
 
@@ -78,7 +79,7 @@ class ZeroRedundancyOptax:
             self._group.gather_object(mine, parts, group_dst=to)
         if parts is None:
             return None
-        whole: Shared = dict(parts[0][1])
+        whole = same_shared({n: shared for n, (own, shared) in enumerate(parts) if own})
         for per_leaf, _ in parts:
             for name, leaves in per_leaf.items():
                 for path, value in leaves.items():

@@ -13,16 +13,17 @@ from parallel.zero import ZeroRedundancyOptax
 
 jax = pytest.importorskip("jax")
 optax = pytest.importorskip("optax")
+
+from jax_settings import jax_settings  # noqa: E402
+
 jnp = jax.numpy
 
 
 @pytest.fixture(autouse=True)
-def jax_settings():
+def _settings():
     # Programs compile faster, and what they compute is the same.
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
+    with jax_settings(jax_disable_most_optimizations=True):
+        yield
 
 
 TRANSFORMATIONS = {
@@ -118,6 +119,26 @@ def test_bad_use():
     state = optim.OptaxOptimizer([single], optax.sgd(1, momentum=0.9)).state_dict()
     with pytest.raises(KeyError, match="lacks"):
         optimizer.load_state_dict(state)
+
+
+def test_what_looks_at_all_parameters_at_once_cannot_be_sharded():
+    """Its shared state, here how often a gradient was not finite, is another one on each rank."""
+    guarded = optax.apply_if_finite(optax.sgd(1), 9)
+
+    def job():
+        params = [nn.Parameter(np.zeros(2, "f4")), nn.Parameter(np.zeros(2, "f4"))]
+        optimizer = ZeroRedundancyOptimizer(params, optim.OptaxOptimizer, transformation=guarded)
+        params[0].grad, params[1].grad = np.full(2, np.nan, "f4"), np.ones(2, "f4")
+        optimizer.step()
+        with pytest.raises(ValueError, match=r"is 1 on rank 0 and 0 on rank 1.*cannot be sharded"):
+            optimizer.consolidate_state_dict(None)
+        sharded = ZeroRedundancyOptax(guarded)
+        leaves = {str(i): jnp.asarray(p.grad) for i, p in enumerate(params)}
+        _, state = sharded.update(leaves, sharded.init(leaves), leaves)
+        with pytest.raises(ValueError, match="cannot be sharded"):
+            sharded.consolidate(state, leaves)
+
+    run_ranks(job, 2)
 
 
 # Pytrees

@@ -200,6 +200,8 @@ def test_bad_use():
         optimizer = ZeroRedundancyOptimizer(params[:1], optim.SGD)
         with pytest.raises(TypeError, match="call step"):
             optimizer.update(params[0], {})
+        with pytest.raises(TypeError, match=r"optimizer_class must make an optimizer.* got 5"):
+            ZeroRedundancyOptimizer(params[:1], 5)
         with pytest.raises(ValueError, match="lr must be at least 0, got -1"):
             ZeroRedundancyOptimizer(params[:1], optim.SGD, lr=-1)
         with pytest.raises(ValueError, match=r"state has groups of \[2\] parameters"):
