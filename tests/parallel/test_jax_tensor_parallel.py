@@ -11,6 +11,7 @@ from meshlib.testing import run_ranks
 jax = pytest.importorskip("jax", reason="JAX is not installed (the extra 'jax')")
 
 import jax.numpy as jnp  # noqa: E402
+from jax_settings import jax_settings  # noqa: E402
 
 from parallel import DistributedDataParallel  # noqa: E402
 from parallel.jax import (  # noqa: E402
@@ -22,11 +23,9 @@ from parallel.jax import (  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
-def double_precision():
-    before = jax.config.read("jax_enable_x64")
-    jax.config.update("jax_enable_x64", True)
-    yield
-    jax.config.update("jax_enable_x64", before)
+def _settings():
+    with jax_settings(jax_enable_x64=True):
+        yield
 
 
 def make_params():
