@@ -22,6 +22,7 @@ from meshlib.world import current_world
 jax = pytest.importorskip("jax", reason="JAX is not installed (the extra 'jax')")
 
 import jax.numpy as jnp  # noqa: E402
+from jax_settings import jax_settings  # noqa: E402
 
 from meshlib import jit as mj  # noqa: E402
 
@@ -30,15 +31,10 @@ PAIRS = [(0, 2), (2, 1)]
 
 
 @pytest.fixture(autouse=True)
-def jax_settings():
+def _settings():
     # Without most optimizations programs compile faster; what they call is the same.
-    settings = {"jax_enable_x64": True, "jax_disable_most_optimizations": True}
-    before = {name: jax.config.read(name) for name in settings}
-    for name, value in settings.items():
-        jax.config.update(name, value)
-    yield
-    for name, value in before.items():
-        jax.config.update(name, value)
+    with jax_settings(jax_enable_x64=True, jax_disable_most_optimizations=True):
+        yield
 
 
 class Case(NamedTuple):
