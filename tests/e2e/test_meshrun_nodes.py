@@ -142,12 +142,15 @@ def test_a_port_in_use_is_named(meshrun, start_nodes, port):
 
 
 def test_a_failure_on_one_node_is_reported_by_all(meshrun, start_nodes):
+    # Who is still on its way when another has failed is ended, and says nothing.
     script = """
-        import os, time
         import meshlib as dist
         dist.init_process_group()
+        store = dist.group.WORLD.get_group_store()
         if dist.get_rank() == 3:
+            store.wait(["0", "1", "2"])
             raise ValueError("boom")
+        store.set(str(dist.get_rank()), b"")
         dist.barrier()
     """
     for result in finish(meshrun, start_nodes(script, each=RANKED)):
