@@ -339,7 +339,7 @@ class ShmCommunicator(Communicator):
             board,
             arena,
             places,
-            Copies(board, exchange, places, self.membership),
+            Copies(board, exchange, places, self.membership, sizes.piece),
             Reductions(board, exchange, arena, sizes.direct, sizes.piece),
         )
         with self._lock:

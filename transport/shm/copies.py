@@ -45,15 +45,20 @@ class _Spread:
 
 
 class Copies:
-    """The copying calls of one member of a group of at least two. One thread at a time."""
+    """The copying calls of one member of a group of at least two. One thread at a time.
+
+    ``piece`` (bytes) is how much a broadcast moves at a time: while the others copy one piece out,
+    the root copies the next one in.
+    """
 
     def __init__(
-        self, board: Board, exchange: Exchange, places: Places, membership: Membership
+        self, board: Board, exchange: Exchange, places: Places, membership: Membership, piece: int
     ) -> None:
         self._board = board
         self._exchange = exchange
         self._places = places
         self._membership = membership
+        self._piece = min(piece, board.layout.block)
         self._rank = board.rank
         self._size = board.size
 
@@ -65,12 +70,10 @@ class Copies:
         board.meet(call)
 
     def broadcast(self, call: Call, buffer: Flat, root: int) -> None:
-        """See ``Communicator.broadcast``: while the others copy one block out, the root copies the
-        next one in.
-        """
+        """See ``Communicator.broadcast``."""
         board, rank = self._board, self._rank
         blocks = board.blocks(buffer.dtype)
-        per_lap = blocks[rank][0].size
+        per_lap = max(1, self._piece // buffer.itemsize)
         laps = laps_of(buffer.size, per_lap)
         board.begin(call)
         placed = laps > 1

@@ -33,7 +33,6 @@ from transport.shm.segment import LINE, OwnedSegment, Segment
 from transport.shm.single_copy import PeerMemory
 
 _MOST_RINGS = 4 << 20
-_MOST_RING = 2 << 20
 _LOW_HALF = 2**32 - 1
 # Words of an inbox.
 _BELL, _CAPACITY, _ASLEEP = 0, 1, LINE // WORD
@@ -53,7 +52,7 @@ class InboxLayout:
     @classmethod
     def choose(cls, size: int, sizes: Sizes) -> InboxLayout:
         """Return the layout for ``size`` members, of bounded memory."""
-        most = max(64 << 10, min(_MOST_RING, _MOST_RINGS // max(1, size - 1)))
+        most = max(64 << 10, min(1 << 20, _MOST_RINGS // max(1, size - 1)))
         return cls(size, lines(sizes.ring or most))
 
     def ring(self, rank: int) -> tuple[int, int, int]:

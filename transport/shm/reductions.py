@@ -106,8 +106,8 @@ class Reductions:
     def _all_reduce_direct(self, call: Call, buffer: Flat, op: ReduceOp) -> None:
         """A block at a time: what was just staged is still in this core's cache when it is reduced.
 
-        Two slots are enough. Who stages lap k has seen lap k - 1 staged by all, which they did
-        after they had read lap k - 2, whose slot it is.
+        Who would have to wait stages the next block meanwhile. It overwrites lap k - 3 then, with
+        lap k + 1: all have staged lap k - 1, which they do once they have reduced lap k - 3.
         """
         board = self._board
         blocks = board.blocks(buffer.dtype)
@@ -117,17 +117,19 @@ class Reductions:
 
         def stage(lap: int, step: int) -> None:
             part = buffer[lap * per_lap : (lap + 1) * per_lap]
-            copy(own[board.claim(call, lap % 2)][: part.size], part)
+            copy(own[board.claim(call, lap)][: part.size], part)
             board.publish(step)
 
         first = self._enter(call, buffer, op, stage)
         if first is None:
             return
+        staged = 1
         for lap in range(laps):
-            if lap:
-                stage(lap, first + lap)
+            while staged <= lap or (staged == lap + 1 < laps and not board.come(first + lap)):
+                stage(staged, first + staged)
+                staged += 1
             board.reach_all(call, first + lap)
-            part, slot = buffer[lap * per_lap : (lap + 1) * per_lap], board.slot(lap % 2)
+            part, slot = buffer[lap * per_lap : (lap + 1) * per_lap], board.slot(lap)
             self._combine([block[slot][: part.size] for block in blocks], part, op)
         if laps > 1:
             board.close()
