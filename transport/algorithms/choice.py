@@ -24,8 +24,8 @@ class Algorithm(enum.Enum):
 class Thresholds:
     """Where one algorithm gives way to another. Sizes in bytes, equal on every member.
 
-    The defaults are for loopback TCP on a 2-core machine. That stars are faster was measured at 8
-    bytes among 4 and 8 ranks; where exactly each field should lie is for ``meshlib tune`` to say.
+    The defaults are for loopback TCP and a core for every rank, or nearly so; with more ranks than
+    cores, algorithms with fewer frames pay up to larger sizes. ``meshlib tune`` says how far.
     """
 
     star: int = 16 << 10
