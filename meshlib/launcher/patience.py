@@ -1,6 +1,6 @@
 """How long the launchers wait for ranks to end by themselves, in seconds."""
 
-SETTLE_SECONDS = 0.3
+SETTLE_SECONDS = 0.8
 """What the others get, when a rank has failed, to notice it and end by themselves."""
 SETTLE_AFTER_ECHO_SECONDS = 1.0
 """The same when the first to end did so because of another, which has yet to say why."""
