@@ -34,6 +34,7 @@ TINY = Thresholds(
     all_gather_doubling=48,
     broadcast_tree=24,
     reduce_tree=24,
+    frame=0,
     one_slice=24,
     pairwise_ranks=3,
     segment=64,

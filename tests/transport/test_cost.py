@@ -129,3 +129,23 @@ def test_the_all_reduce_of_the_docs() -> None:
 
 def test_one_rank_does_nothing() -> None:
     assert Cost(1, 1, 1, 1).seconds(work_of(Kind.ALL_REDUCE, 1000, 1, DEFAULT)) == 0
+
+
+@pytest.mark.parametrize("kind", [Kind.ALL_REDUCE, Kind.ALL_GATHER, Kind.REDUCE_SCATTER], ids=str)
+@pytest.mark.parametrize("n", [32, 256, 1024])
+def test_large_groups_double_as_long_as_the_model_says_that_it_pays(kind: Kind, n: int) -> None:
+    beta = 1e-9
+    cost = Cost(DEFAULT.frame * beta, beta, 0.0, 1e9)
+    never = replace(
+        DEFAULT, frame=0, all_reduce_doubling=-1, all_gather_doubling=-1, reduce_scatter_doubling=-1
+    )
+    always = replace(never, **{f"{kind.name.lower()}_doubling": 1 << 60})
+    used = set[Algorithm]()
+    for exponent in range(10, 26):
+        nbytes = 1 << exponent
+        found = work_of(kind, nbytes, n, DEFAULT)
+        used.add(found.algorithm)
+        ways = [cost.seconds(work_of(kind, nbytes, n, table)) for table in (never, always)]
+        if kind is not Kind.ALL_GATHER:  # by Bruck's algorithm it sends as much
+            assert cost.seconds(found) <= min(ways) * (1 + 1e-9), (nbytes, found)
+    assert len(used) == 2

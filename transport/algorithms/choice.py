@@ -6,6 +6,10 @@ import enum
 from dataclasses import dataclass
 
 
+# Doubling needs scratch memory for all that it exchanges.
+_MOST_DOUBLED = 16 << 20
+
+
 class Algorithm(enum.Enum):
     """The ways of carrying out a collective, one module of this package each."""
 
@@ -61,6 +65,11 @@ class Thresholds:
     ones in a ring, over two connections a rank.
     """
 
+    frame: int = 64 << 10
+    """A frame takes as long as so many bytes sent. Groups larger than ``pairwise_ranks``, in which
+    a ring has many frames, double up to larger sizes: where that is less in all.
+    """
+
     one_slice: int = 64 << 10
     """Over several hosts: data up to here crosses the network between one member of each host;
     more of it is cut into slices, as many as the smallest host has members.
@@ -92,7 +101,11 @@ class Thresholds:
         """
         if self._star(nbytes, size):
             return Algorithm.STAR
-        if nbytes <= self.all_reduce_doubling:
+        levels = _levels(size)
+        # A ring sends everything twice, and what is narrow as it is.
+        times = levels * (2 if narrow else 1) - 2
+        saved = 2 * (size - 1) - levels
+        if nbytes <= self.all_reduce_doubling or self._fewer_frames_pay(nbytes, times, saved, size):
             return Algorithm.DOUBLING
         return self._large(size, narrow)
 
@@ -100,7 +113,9 @@ class Thresholds:
         """Return how ``total`` bytes are gathered to all of ``size`` members."""
         if self._star(total, size):
             return Algorithm.STAR
-        if size >= self.doubling_ranks and total <= self.all_gather_doubling:
+        small = size >= self.doubling_ranks and total <= self.all_gather_doubling
+        # Bruck sends what a ring does, and copies it once more.
+        if small or self._fewer_frames_pay(total, 1, size - 1 - _levels(size), size):
             return Algorithm.BRUCK
         return self._large(size, narrow=False)
 
@@ -108,12 +123,20 @@ class Thresholds:
         """Return how ``total`` bytes of input are reduced to parts for ``size`` members."""
         if self._star(total, size):
             return Algorithm.STAR
-        if size >= self.doubling_ranks and total <= self.reduce_scatter_doubling:
+        levels = _levels(size)
+        times = levels * (2 if narrow else 1) - 1
+        small = size >= self.doubling_ranks and total <= self.reduce_scatter_doubling
+        if small or self._fewer_frames_pay(total, times, size - 1 - levels, size):
             return Algorithm.DOUBLING
         return self._large(size, narrow)
 
     def _star(self, nbytes: int, size: int) -> bool:
         return 2 < size <= self.star_ranks and nbytes <= self.star
+
+    def _fewer_frames_pay(self, nbytes: int, times: int, frames: int, size: int) -> bool:
+        """Whether sending ``nbytes`` so many ``times`` more takes less than so many ``frames``."""
+        large_group = size > self.pairwise_ranks and nbytes <= _MOST_DOUBLED
+        return large_group and times * nbytes < frames * self.frame
 
     def _large(self, size: int, narrow: bool) -> Algorithm:
         pairs = narrow or size <= self.pairwise_ranks
@@ -124,8 +147,12 @@ class Thresholds:
         through a binomial tree: the last rank has it after all of it and size - 2 segments have
         passed one link, against all of it on each level of the tree.
         """
-        levels = (size - 1).bit_length()
+        levels = _levels(size)
         return nbytes + (size - 2) * self.segment <= levels * nbytes
+
+
+def _levels(size: int) -> int:
+    return (size - 1).bit_length()
 
 
 DEFAULT = Thresholds()
