@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from types import TracebackType
 
 import numpy as np
 
 from transport.algorithms.choice import Thresholds
 from transport.call import Call
 from transport.communicator import Collectives, Communicator
-from transport.errors import CommunicatorAbortedError
+from transport.errors import CommunicatorAbortedError, PeerLostError
 from transport.hierarchical.hosts import Host, Placement, this_host
 from transport.hierarchical.inside import Inside, PartMembership
 from transport.hierarchical.levels import Levels
@@ -53,61 +54,74 @@ class HierarchicalCommunicator(Communicator):
         self._lock = threading.Lock()
         self._inside: Communicator | None = None
         self._collectives: Collectives | None = None
+        self._ended = _Ended(self)
         self._roll_call = RollCall(membership, host or this_host())
 
     # Collectives.
 
     def barrier(self, call: Call) -> None:  # noqa: D102
-        self._meet(call).barrier(call)
+        with self._ended:
+            self._meet(call).barrier(call)
 
     def broadcast(self, call: Call, buffer: Flat, root: int) -> None:  # noqa: D102
-        self._meet(call).broadcast(call, buffer, root)
+        with self._ended:
+            self._meet(call).broadcast(call, buffer, root)
 
     def all_reduce(self, call: Call, buffer: Flat, op: ReduceOp) -> None:  # noqa: D102
-        self._meet(call).all_reduce(call, buffer, op)
+        with self._ended:
+            self._meet(call).all_reduce(call, buffer, op)
 
     def reduce(self, call: Call, buffer: Flat, op: ReduceOp, root: int) -> None:  # noqa: D102
-        self._meet(call).reduce(call, buffer, op, root)
+        with self._ended:
+            self._meet(call).reduce(call, buffer, op, root)
 
     def all_gather(self, call: Call, outputs: Sequence[Flat], input_: Flat) -> None:  # noqa: D102
-        self._meet(call).all_gather(call, outputs, input_)
+        with self._ended:
+            self._meet(call).all_gather(call, outputs, input_)
 
     def reduce_scatter(  # noqa: D102
         self, call: Call, output: Flat, inputs: Sequence[Flat], op: ReduceOp
     ) -> None:
-        self._meet(call).reduce_scatter(call, output, inputs, op)
+        with self._ended:
+            self._meet(call).reduce_scatter(call, output, inputs, op)
 
     def gather(  # noqa: D102
         self, call: Call, outputs: Sequence[Flat] | None, input_: Flat, root: int
     ) -> None:
-        self._meet(call).gather(call, outputs, input_, root)
+        with self._ended:
+            self._meet(call).gather(call, outputs, input_, root)
 
     def scatter(  # noqa: D102
         self, call: Call, output: Flat, inputs: Sequence[Flat] | None, root: int
     ) -> None:
-        self._meet(call).scatter(call, output, inputs, root)
+        with self._ended:
+            self._meet(call).scatter(call, output, inputs, root)
 
     def all_to_all(  # noqa: D102
         self, call: Call, outputs: Sequence[Flat], inputs: Sequence[Flat]
     ) -> None:
-        self._meet(call).all_to_all(call, outputs, inputs)
+        with self._ended:
+            self._meet(call).all_to_all(call, outputs, inputs)
 
     def allocate(self, call: Call, count: int, dtype: np.dtype[np.generic]) -> Flat:
         """See ``Communicator.allocate``: what the members on one host share."""
         self.barrier(call)  # all hosts learn whether all members want the same
-        collectives = self._meet(call)
-        inside = collectives.inside if isinstance(collectives, TwoLevels) else collectives
-        if isinstance(inside, Inside):
-            return inside.allocate(call, count, dtype)
+        with self._ended:
+            collectives = self._meet(call)
+            inside = collectives.inside if isinstance(collectives, TwoLevels) else collectives
+            if isinstance(inside, Inside):
+                return inside.allocate(call, count, dtype)
         return np.empty(count, dtype)
 
     # Point to point.
 
     def send(self, call: Call, buffer: Flat, dst: int, tag: int) -> None:  # noqa: D102
-        self._whole.send(call, buffer, dst, tag)
+        with self._ended:
+            self._whole.send(call, buffer, dst, tag)
 
     def recv(self, call: Call, buffer: Flat, src: int | None, tag: int) -> int:  # noqa: D102
-        return self._whole.recv(call, buffer, src, tag)
+        with self._ended:
+            return self._whole.recv(call, buffer, src, tag)
 
     def lose(self, peer: int, reason: str) -> None:  # noqa: D102
         self._whole.lose(peer, reason)
@@ -170,3 +184,27 @@ class HierarchicalCommunicator(Communicator):
                 return communicator
         communicator.close()
         raise CommunicatorAbortedError(self.abort_reason)
+
+
+class _Ended:
+    """Around a call of ``communicator``: one that this rank has aborted says so.
+
+    Levels are aborted one after the other. Whoever learns of the first may be gone before the
+    second is, where its leaving is then seen as the loss of a peer.
+    """
+
+    def __init__(self, communicator: HierarchicalCommunicator) -> None:
+        self._communicator = communicator
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        reason = self._communicator.abort_reason
+        if isinstance(error, PeerLostError) and reason is not None:
+            raise CommunicatorAbortedError(reason) from error
