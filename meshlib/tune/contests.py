@@ -9,9 +9,10 @@ from transport.algorithms.choice import DEFAULT, Thresholds
 from transport.call import Kind
 
 _NEVER, _ALWAYS = -1, 1 << 62
-# Where a star is taken for small data, the others cannot be compared.
-_NO_STARS = replace(DEFAULT, star_ranks=0)
-_ALL_STARS = replace(DEFAULT, star_ranks=1 << 20)
+# Where a star is taken for small data, or doubling by the cost of a frame, the others cannot be
+# compared.
+_NO_STARS = replace(DEFAULT, star_ranks=0, frame=0)
+_ALL_STARS = replace(DEFAULT, star_ranks=1 << 20, frame=0)
 KIB, MIB = 1 << 10, 1 << 20
 
 

@@ -76,7 +76,7 @@ class Bench:
 
     def _decide_large(self, table: Thresholds) -> Thresholds:
         """Choose what matters for large data alone."""
-        pairs = replace(table, all_reduce_doubling=0, pairwise_ranks=self._size)
+        pairs = replace(table, all_reduce_doubling=0, frame=0, pairwise_ranks=self._size)
         ring = replace(pairs, pairwise_ranks=0)
         with ExitStack() as stack:
             runners = [stack.enter_context(self._runner(choice)) for choice in (pairs, ring)]
