@@ -162,6 +162,11 @@ class Contender:
         self.seconds_a_call = block.turn / (repetitions + warmup)
         return block
 
+    def probe(self, case: str, nbytes: int, keep: bool) -> None:
+        """Find out how long a call takes: by the second one, since the first makes connections."""
+        for _ in range(2):
+            self.measure(case, nbytes, 1, 0, keep)
+
     def repetitions(self, rounds: int, turn: float) -> tuple[int, int]:
         """Return how many calls the next turn has, by what the last one took, and how many before
         them that do not count.
@@ -210,8 +215,8 @@ def _measure(plan: Plan, cell: Cell, contenders: Sequence[Contender]) -> list[Re
         return Skipped(cell, reason)
     keep = needed * len(contenders) <= _KEPT_SHARE * available
     results = [Result(case, nbytes, cell.ranks, it.job.library, it.version) for it in contenders]
-    for contender in contenders:  # finds out how long a call takes
-        contender.measure(case, nbytes, 1, 0, keep)
+    for contender in contenders:
+        contender.probe(case, nbytes, keep)
     deadline = Deadline.after(plan.patience)
     for round_ in range(rounds):
         if round_ >= _FEWEST_ROUNDS and deadline.expired:

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -18,11 +19,11 @@ from meshlib.bench.c10d_libraries import bind_c10d
 from meshlib.bench.cases import CASES, COLLECTIVES, ROOT, Floats
 from meshlib.bench.cli import main
 from meshlib.bench.counts import Count, count
-from meshlib.bench.job import BenchmarkError, Job, running_job
+from meshlib.bench.job import BenchmarkError, Block, Job, running_job
 from meshlib.bench.libraries import LIBRARIES
 from meshlib.bench.plot import check_can_plot, plot
 from meshlib.bench.report import copy_bandwidth, header, ratio, references, rows
-from meshlib.bench.run import Cell, Result, grid
+from meshlib.bench.run import Cell, Contender, Result, grid
 from meshlib.bench.setup_peers import python_of
 from meshlib.bench.sizes import format_size, parse_size
 from meshlib.bench.system_calls import CannotCountError, system_calls
@@ -131,6 +132,29 @@ def test_the_median_is_of_rounds_and_ratios_are_of_medians() -> None:
     assert lines[0].split()[:5] == ["all_reduce", "2", "8", "B", "meshlib"]
     assert lines[0].split()[-4:] == ["0.25", "2.00", "0.50", "2.00"]
     assert lines[1].split() == ["gloo", "80.0", "0.000", "0.000"]
+
+
+def test_a_turn_has_as_many_calls_as_fit_once_the_ranks_are_connected() -> None:
+    class Connecting(Job):
+        def __init__(self) -> None:
+            self.library, self.turns = "meshlib", [0.3, 0.002]
+
+        def measure(
+            self,
+            case: str,
+            nbytes: int,
+            repetitions: int,
+            warmup: int,
+            *,
+            keep: bool = True,
+            synchronised: bool = True,
+        ) -> Block:
+            calls = repetitions + warmup
+            return Block([[1e-4]] * repetitions, [], True, calls * self.turns.pop(0), Counter())
+
+    contender = Contender(Connecting(), "")
+    contender.probe("all_reduce", 8, keep=True)
+    assert contender.repetitions(rounds=3, turn=0.05) == (25, 2)
 
 
 def test_the_share_of_the_memory_is_that_of_bytes_moved() -> None:
