@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+import numpy as np
 
 from transport.call import Call
 from transport.errors import HeaderMismatchError
@@ -10,7 +12,7 @@ from transport.flat import laps_of
 from transport.reduce_op import Flat
 from transport.runtime import Membership
 from transport.shm.board import DONE, Board
-from transport.shm.copying import address, copy
+from transport.shm.copying import LONG, address, copy, copy_raw
 from transport.shm.exchange import Exchange
 from transport.shm.layout import BLOCKS, LINE
 from transport.shm.places import Places
@@ -19,29 +21,39 @@ _SMALL = 16 << 10
 
 
 class _Spread:
-    """An exchange that only copies: ``inputs[i]`` to member i, whose own come to ``outputs[i]``."""
+    """An exchange that only copies: ``inputs[i]`` to member i, whose own come to ``outputs[i]``.
 
-    def __init__(self, rank: int, outputs: Sequence[Flat], inputs: Sequence[Flat]) -> None:
+    ``how`` copies the second array into the first.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        outputs: Sequence[Flat],
+        inputs: Sequence[Flat],
+        how: Callable[[Flat, Flat], None],
+    ) -> None:
         self.outputs: Sequence[Flat] | None = outputs
         self._rank = rank
         self._outputs = outputs
         self._inputs = inputs
+        self._copy = how
 
     def sources(self) -> Sequence[Flat]:
         return self._inputs
 
     def stage(self, into: Flat, peer: int, start: int, stop: int) -> None:
-        copy(into, self._inputs[peer][start:stop])
+        self._copy(into, self._inputs[peer][start:stop])
 
     def keep(self) -> None:
         own, input_ = self._outputs[self._rank], self._inputs[self._rank]
         if own is not input_ and (own.nbytes <= _SMALL or address(own) != address(input_)):
-            copy(own, input_)
+            self._copy(own, input_)
 
-    def take(self, arrived: list[Flat], start: int) -> None:
+    def take(self, arrived: Sequence[Flat], start: int) -> None:
         for output, part in zip(self._outputs, arrived, strict=True):
-            if part.size:
-                copy(output[start : start + part.size], part)
+            if count := part.size:
+                self._copy(output[start : start + count], part)
 
 
 class Copies:
@@ -113,16 +125,28 @@ class Copies:
 
     def all_gather(self, call: Call, outputs: Sequence[Flat], input_: Flat) -> None:
         """See ``Communicator.all_gather``."""
-        parts = _Spread(self._rank, outputs, [input_] * self._size)
-        expects = [output.nbytes for output in outputs]
-        self._exchange.run(call, parts, input_.dtype, input_.itemsize, expects, same=True)
+        self._spread(call, outputs, [input_], same=True)
 
     def all_to_all(self, call: Call, outputs: Sequence[Flat], inputs: Sequence[Flat]) -> None:
         """See ``Communicator.all_to_all``."""
+        self._spread(call, outputs, inputs)
+
+    def _spread(
+        self, call: Call, outputs: Sequence[Flat], inputs: Sequence[Flat], *, same: bool = False
+    ) -> None:
+        """Exchange ``inputs``, one for each member; ``same``: one for all."""
+        expects = [output.nbytes for output in outputs]
+        how = copy
+        if max(expects) >= LONG:
+            # Seen as bytes once, and not again for each piece.
+            how = copy_raw
+            outputs = [output.view(np.uint8) for output in outputs]
+            inputs = [input_.view(np.uint8) for input_ in inputs]
         dtype = outputs[0].dtype
-        expects = [part.nbytes for part in outputs]
-        parts = _Spread(self._rank, outputs, inputs)
-        self._exchange.run(call, parts, dtype, dtype.itemsize, expects)
+        if same:
+            inputs = [*inputs] * self._size
+        parts = _Spread(self._rank, outputs, inputs, how)
+        self._exchange.run(call, parts, dtype, dtype.itemsize, expects, same=same)
 
     def gather(self, call: Call, outputs: Sequence[Flat] | None, input_: Flat, root: int) -> None:
         """See ``Communicator.gather``."""

@@ -23,12 +23,16 @@ def copy(into: Flat, source: Flat) -> None:
     usual case here. A ufunc's vector loop knows no such case. From a megabyte on the C library may
     write past the caches, which is worth finding out.
     """
-    nbytes = source.nbytes
-    if nbytes < LONG:
+    if source.nbytes < LONG:
         into[:] = source
-    elif nbytes < _STREAMED or (address(into) - address(source)) & PAGE_BITS < _CLOSE:
-        raw = source.view(np.uint8)
-        np.bitwise_or(raw, raw, out=into.view(np.uint8))
+    else:
+        copy_raw(into.view(np.uint8), source.view(np.uint8))
+
+
+def copy_raw(into: Flat, source: Flat) -> None:
+    """Copy as ``copy`` does between arrays of uint8, where there are many bytes."""
+    if source.size < _STREAMED or (address(into) - address(source)) & PAGE_BITS < _CLOSE:
+        np.bitwise_or(source, source, out=into)
     else:
         np.copyto(into, source)
 
@@ -43,4 +47,4 @@ def copy_bytes(into: memoryview, source: memoryview) -> None:
     if source.nbytes < LONG:
         into[:] = source
     else:
-        copy(np.frombuffer(into, np.uint8), np.frombuffer(source, np.uint8))
+        copy_raw(np.frombuffer(into, np.uint8), np.frombuffer(source, np.uint8))

@@ -9,18 +9,21 @@ import numpy as np
 
 from transport.call import Call
 from transport.errors import HeaderMismatchError
-from transport.flat import laps_of
 from transport.reduce_op import Flat
 from transport.runtime import Membership
 from transport.shm.arena import Arena
 from transport.shm.board import Board
-from transport.shm.layout import LINE
+from transport.shm.exchange_plan import ExchangePlan, Shape, pack_notes
+from transport.shm.layout import WORD
 from transport.shm.places import Places
 
 _PLACED, _LAPS, _FIRST_LIST = 0, 1, 2
 """Where a card's notes have: whether the parts are read in place, the number of laps, and then
 three lists by member: bytes sent, bytes expected, and places.
 """
+
+MOST_PLANS = 64
+"""Shapes of calls for which the way is kept."""
 
 
 class Parts(Protocol):
@@ -43,7 +46,7 @@ class Parts(Protocol):
         """Do what needs no other member, while the others are coming."""
         ...
 
-    def take(self, arrived: list[Flat], start: int) -> None:
+    def take(self, arrived: Sequence[Flat], start: int) -> None:
         """Use what came from each member for the elements from ``start`` on (own: empty)."""
         ...
 
@@ -62,6 +65,8 @@ class Exchange:
         self._arena = arena
         self._places = places
         self._piece = piece
+        self._memory = board.segment.mapping
+        self._plans: dict[Shape, ExchangePlan] = {}
 
     def run(
         self,
@@ -81,94 +86,97 @@ class Exchange:
         where a part must not be read before it is staged.
         """
         board = self._board
-        rank, size = board.rank, board.size
         sources = parts.sources()
-        sends = [source.nbytes for source in sources]
-        blocks = board.blocks(staged)
-        share_bytes = board.layout.block // (1 if same else size - 1) // LINE * LINE or LINE
-        per_lap = share_bytes // staged.itemsize
-        counts = [nbytes // itemsize for nbytes in sends]
-        expected = [nbytes // itemsize for nbytes in expects]
-        laps = max(laps_of(count, per_lap) for count in (*counts, *expected))
-
-        def stage(lap: int, step: int) -> None:
-            block = blocks[rank][board.claim(call, lap)]
-            start = lap * per_lap
-            for peer in (rank,) if same else board.peers:
-                stop = min(start + per_lap, counts[peer])
-                if start < stop:
-                    at = 0 if same else _share(peer, rank) * per_lap
-                    parts.stage(block[at : at + stop - start], peer, start, stop)
-            board.publish(step)
-
+        sends = tuple([source.nbytes for source in sources])
+        shape = Shape(staged, itemsize, same, sends, tuple(expects))
+        plan = self._plans.get(shape)
+        if plan is None:
+            plan = self._make_plan(shape)
         board.begin(call)
-        places = [0] * size
-        if placed and laps > 1:
+        places = None
+        if placed and plan.laps > 1:
             places = self._locate(parts, sources[:1] if same else sources)
-            places *= size // len(places)
-        in_place = all(places)
-        self._write_notes(in_place, laps, sends, expects, places)
-        if in_place:
-            board.publish(1)
+        notes = plan.notes
+        if places is not None:
+            notes = pack_notes(1, plan.laps, sends, expects, places)
+        at = board.notes(board.rank) * WORD
+        self._memory[at : at + len(notes)] = notes
+        if places is None:
+            self._stage(call, parts, plan, 0, 1)
         else:
-            stage(0, 1)
+            board.publish(1)
         parts.keep()
         board.meet(call)
-        laps = self._compare(call, laps, sends, expects)
-        everywhere = [board.words[board.notes(peer) + _PLACED] for peer in range(size)]
-        if all(everywhere):
-            if parts.outputs is None:
-                self._take_in_place(parts, expected, staged)
-            else:
-                self._copy_in_place(parts.outputs)
-            board.publish(2)
-            board.reach_all(call, 2)
-            return
-        first = 1
-        if any(everywhere):
-            first = 2
-            if in_place:
-                stage(0, 2)
-            else:
-                board.publish(2)
+        first, laps = 1, plan.laps
+        if places is not None or not self._agrees(plan):
+            laps = self._compare(call, plan)
+            everywhere = [board.words[board.notes(peer) + _PLACED] for peer in range(board.size)]
+            if all(everywhere):
+                self._run_in_place(call, parts, plan)
+                return
+            if any(everywhere):
+                first = 2
+                if places is not None:
+                    self._stage(call, parts, plan, 0, 2)
+                else:
+                    board.publish(2)
         for lap in range(laps):
             # The block that this overwrites was read before its readers published the step before.
             if lap + 1 < laps:
-                stage(lap + 1, first + lap + 1)
+                self._stage(call, parts, plan, lap + 1, first + lap + 1)
             board.reach_all(call, first + lap)
-            start, slot = lap * per_lap, board.slot(lap)
-            arrived: list[Flat] = []
-            for peer in range(size):
-                at = 0 if same or peer == rank else _share(rank, peer) * per_lap
-                stop = min(start + per_lap, expected[peer]) if peer != rank else start
-                arrived.append(blocks[peer][slot][at : at + max(0, stop - start)])
-            parts.take(arrived, start)
-        board.close()
+            if lap < plan.laps:
+                parts.take(plan.incoming(lap, board.slot(lap)), lap * plan.per_lap)
+        if laps > 1:
+            board.close()
 
-    def _write_notes(
-        self,
-        in_place: bool,
-        laps: int,
-        sends: Sequence[int],
-        expects: Sequence[int],
-        places: Sequence[int],
-    ) -> None:
-        board, size = self._board, self._board.size
-        words, notes = board.words, board.notes(board.rank)
-        words[notes + _PLACED] = in_place
-        words[notes + _LAPS] = laps
-        at = notes + _FIRST_LIST
-        for i in range(size):
-            words[at + i] = sends[i]
-            words[at + size + i] = expects[i]
-            words[at + 2 * size + i] = places[i]
+    def _make_plan(self, shape: Shape) -> ExchangePlan:
+        if len(self._plans) >= MOST_PLANS:
+            self._plans.clear()
+        plan = self._plans[shape] = ExchangePlan(self._board, shape)
+        return plan
 
-    def _locate(self, parts: Parts, sources: Sequence[Flat]) -> list[int]:
-        """Return the places of ``sources``, 0 for those that must be staged."""
+    def _stage(self, call: Call, parts: Parts, plan: ExchangePlan, lap: int, step: int) -> None:
+        board = self._board
+        slot = board.claim(call, lap)
+        if lap < plan.laps:
+            for into, peer, start, stop in plan.outgoing(lap, slot):
+                parts.stage(into, peer, start, stop)
+        board.publish(step)
+
+    def _locate(self, parts: Parts, sources: Sequence[Flat]) -> list[int] | None:
+        """Return the places of ``sources`` (one: the same for all members); None where one of them
+        must be staged.
+        """
         if parts.outputs is None:
-            return [self._arena.locate(source) for source in sources]
-        nbytes = max(source.nbytes for source in sources)
-        return [self._places.locate(source, nbytes) for source in sources]
+            if self._arena.empty:
+                return None
+            places = [self._arena.locate(source) for source in sources]
+        else:
+            nbytes = max(source.nbytes for source in sources)
+            if not self._places.are_possible(nbytes):
+                return None
+            places = [self._places.locate(source, nbytes) for source in sources]
+        return places * (self._board.size // len(places)) if all(places) else None
+
+    def _agrees(self, plan: ExchangePlan) -> bool:
+        """Whether it takes one look to see that all have sizes that match, and stage."""
+        if not plan.uniform:
+            return False
+        board, memory, notes = self._board, self._memory, plan.notes
+        for peer in board.peers:
+            at = board.notes(peer) * WORD
+            if memory[at : at + len(notes)] != notes:
+                return False
+        return True
+
+    def _run_in_place(self, call: Call, parts: Parts, plan: ExchangePlan) -> None:
+        if parts.outputs is None:
+            self._take_in_place(parts, plan.expected, plan.shape.dtype)
+        else:
+            self._copy_in_place(parts.outputs)
+        self._board.publish(2)
+        self._board.reach_all(call, 2)
 
     def _place(self, peer: int) -> int:
         """Return where ``peer`` has what is for this member."""
@@ -192,26 +200,22 @@ class Exchange:
         for start in range(0, max(view.size for view in views), step):
             parts.take([view[start : start + step] for view in views], start)
 
-    def _compare(self, call: Call, laps: int, sends: Sequence[int], expects: Sequence[int]) -> int:
+    def _compare(self, call: Call, plan: ExchangePlan) -> int:
         """Return the group's number of laps; raise HeaderMismatchError where sizes disagree."""
-        board = self._board
+        board, laps = self._board, plan.laps
         rank, size, words = board.rank, board.size, board.words
+        sends, expects = plan.shape.sends, plan.shape.expects
         for peer in board.peers:
             notes = board.notes(peer)
             laps = max(laps, words[notes + _LAPS])
             sent = words[notes + _FIRST_LIST + rank]
             wanted = words[notes + _FIRST_LIST + size + rank]
+            if sent == expects[peer] and wanted == sends[peer]:
+                continue
             name = self._membership.describe(peer)
             if sent != expects[peer]:
                 text = f"{name} sent {sent} bytes in {call.header}, expected {expects[peer]}"
-            elif wanted != sends[peer]:
-                text = f"{name} expects {wanted} bytes in {call.header}, got {sends[peer]} bytes"
             else:
-                continue
+                text = f"{name} expects {wanted} bytes in {call.header}, got {sends[peer]} bytes"
             raise HeaderMismatchError(text, peer, call.header, call.header)
         return laps
-
-
-def _share(peer: int, owner: int) -> int:
-    """Return which share of ``owner``'s block is ``peer``'s: it has none for itself."""
-    return peer - (peer > owner)

@@ -21,6 +21,10 @@ class Places:
         self.memory: PeerMemory | None = None
         self._arena = arena
 
+    def are_possible(self, nbytes: int) -> bool:
+        """Whether ``locate`` may find a place for a part of a transfer of ``nbytes``."""
+        return not self._arena.empty or (self.memory is not None and self.memory.pays(nbytes))
+
     def locate(self, buffer: Flat, nbytes: int | None = None, *, alone: bool = False) -> int:
         """Return the place of ``buffer``, which is part of a transfer of ``nbytes`` (None: all).
 

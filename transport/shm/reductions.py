@@ -318,13 +318,15 @@ class _Scattered:
     def keep(self) -> None:
         pass
 
-    def take(self, arrived: list[Flat], start: int) -> None:
-        stop = start + max(part.size for part in arrived)
+    def take(self, arrived: Sequence[Flat], start: int) -> None:
+        parts = list(arrived)
+        # Another member's is as long as this one's would be, which is empty.
+        stop = start + parts[self._rank - 1].size
         if start == stop:
             return
         out, own = self._output[start:stop], self._inputs[self._rank]
         if self._in_place:
-            arrived[self._rank] = out
+            parts[self._rank] = out
         else:
-            arrived[self._rank] = self._folding.load(own, start, stop, self._op)
-        self._folding.fold(arrived, self._op, out)
+            parts[self._rank] = self._folding.load(own, start, stop, self._op)
+        self._folding.fold(parts, self._op, out)
