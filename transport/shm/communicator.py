@@ -242,8 +242,9 @@ class ShmCommunicator(Communicator):
                 self.abort_reason = reason
             meeting = self._meeting
         self.directory.cancel(reason)
-        self._endpoint.unregister(self.membership.group, how)
         self.mailbox.abort(reason)
+        # The others may leave as soon as they know, which receives here would take for a loss.
+        self._endpoint.unregister(self.membership.group, how)
         if meeting is not None:
             meeting.board.wake_all()
 
