@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-
 # Doubling needs scratch memory for all that it exchanges.
 _MOST_DOUBLED = 16 << 20
 
