@@ -73,7 +73,6 @@ class Record(Call):
         "peer",
         "seconds",
         "started",
-        "sync",
         "thread",
     )
 

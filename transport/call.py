@@ -111,14 +111,15 @@ class Call:
     ``packed`` is the header as it travels; nothing else of it is kept.
     ``waiting_for`` is written by links before they block, so that another thread can tell where
     this rank stands without asking it. ``completion`` is set where the call goes on on a device
-    after it returned.
+    after it returned. ``sync`` says that the thread which issued the call waits for its end.
     """
 
-    __slots__ = ("completion", "deadline", "packed", "waiting_for")
+    __slots__ = ("completion", "deadline", "packed", "sync", "waiting_for")
 
     def __init__(self, header: CallHeader, deadline: Deadline) -> None:
         self.packed = header.pack()
         self.deadline = deadline
+        self.sync = True
         self.waiting_for: int | None = None
         self.completion: Completion | None = None
 

@@ -33,6 +33,7 @@ class _UncheckedCall(Call):
 
     def __init__(self, seconds: float) -> None:
         self.packed = _HEADER
+        self.sync = True
         self.waiting_for = None
         self.completion = None
         self._seconds = seconds

@@ -54,6 +54,7 @@ class PartCall(Call):
         self._whole = whole
         self._members = members
         self.packed = whole.packed
+        self.sync = whole.sync
         self.deadline = whole.deadline
 
     @property

@@ -252,7 +252,7 @@ class Board:
         if len(missing) > 1:
             call.waiting_for = missing[0]
             counters = [self._counters[peer] for peer in missing]
-            if self._patience.gather(words, counters, turn):
+            if self._patience.gather(call, words, counters, turn):
                 call.waiting_for = None
                 missing = []
         for peer in missing:

@@ -327,7 +327,7 @@ class Messages(Mailbox):
             return words[_BELL] != rung or any(ring.ready() for ring in rings)
 
         words, rings = self.inbox.words, list(self._rings.values())
-        if not self._patience.poll(news):
+        if not self._patience.poll(call, news):
             words[_ASLEEP] = 1
             self._fence()
             try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable, Sequence
 
@@ -25,18 +24,17 @@ SLICE_SECONDS = 0.05
 class Patience:
     """One rank's way of waiting, chosen from how many ranks share how many cores.
 
-    Polling holds the interpreter's lock and a core, so it is brief, and for the main thread alone:
-    another thread (a group's own) would starve the one that computes. With more ranks than cores
-    the peer may be waiting for this very core, so it is yielded at once; and so it is when yielding
-    turns out to be what helps, as it does where other programs leave the ranks one core together.
-    Ranks that are threads of one process share the lock, and always sleep.
+    Polling holds the interpreter's lock and a core, so it is brief, and for calls alone whose end
+    the issuing thread waits for: in others it would starve the one that computes. With more ranks
+    than cores the peer may be waiting for this very core, so it is yielded at once; and so it is
+    when yielding turns out to be what helps, as it does where other programs leave the ranks one
+    core together. Ranks that are threads of one process share the lock, and always sleep.
     """
 
     def __init__(self, ranks: int) -> None:
         self._polls = True
         self._most_spins = _MOST_SPINS if ranks <= len(os.sched_getaffinity(0)) else 0
         self._spins = self._most_spins
-        self._main = threading.main_thread().ident
 
     def share_process(self) -> None:
         """Know that another rank is a thread of this process."""
@@ -57,7 +55,7 @@ class Patience:
         ``sleeping`` is told when this rank goes to sleep and when it has woken; whoever changes the
         word must wake it in between. ``check`` raises when there is no more hope or time.
         """
-        if self._polls and threading.get_ident() == self._main:
+        if self._polls and call.sync:
             for _ in range(self._spins):
                 if words[index] >= value:
                     return
@@ -71,12 +69,12 @@ class Patience:
         finally:
             sleeping(False)
 
-    def gather(self, words: memoryview, indexes: Sequence[int], value: int) -> bool:
+    def gather(self, call: Call, words: memoryview, indexes: Sequence[int], value: int) -> bool:
         """Return whether all words at ``indexes`` came to ``value`` before it was worth to sleep.
 
         One yield serves for all that are missing: the next look may find several of them there.
         """
-        if not self._polls or threading.get_ident() != self._main:
+        if not self._polls or not call.sync:
             return False
         at, count = 0, len(indexes)
         for _ in range(self._spins):
@@ -95,9 +93,9 @@ class Patience:
             if time.perf_counter() >= give_up:
                 return False
 
-    def poll(self, ready: Callable[[], bool]) -> bool:
+    def poll(self, call: Call, ready: Callable[[], bool]) -> bool:
         """Return whether ``ready()`` came true in the time that is worth it before sleeping."""
-        if not self._polls or threading.get_ident() != self._main:
+        if not self._polls or not call.sync:
             return False
         for _ in range(self._spins):
             if ready():
