@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from transport.call import NO_ROOT, Call, CallHeader, Kind
 from transport.deadline import Deadline
 from transport.tcp.link import TcpLink
+from transport.tls import TlsSocket
 
 LONG = 30.0
 
@@ -30,12 +31,20 @@ def sockets(host: str = "127.0.0.1") -> Iterator[tuple[socket.socket, socket.soc
 
 
 @contextmanager
+def linked(
+    ours: socket.socket | TlsSocket, theirs: socket.socket | TlsSocket
+) -> Iterator[tuple[TcpLink, TcpLink]]:
+    """Links over two connected sockets, plain or TLS; closed in the end."""
+    pair = TcpLink(ours, 1, "rank 1"), TcpLink(theirs, 0, "rank 0")
+    try:
+        yield pair
+    finally:
+        for link in pair:
+            link.close()
+
+
+@contextmanager
 def links(host: str = "127.0.0.1") -> Iterator[tuple[TcpLink, TcpLink]]:
     """A link to rank 1 (as seen from rank 0), and the one to rank 0."""
-    with sockets(host) as (ours, theirs):
-        pair = TcpLink(ours, 1, "rank 1"), TcpLink(theirs, 0, "rank 0")
-        try:
-            yield pair
-        finally:
-            for link in pair:
-                link.close()
+    with sockets(host) as (ours, theirs), linked(ours, theirs) as pair:
+        yield pair

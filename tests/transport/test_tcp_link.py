@@ -303,12 +303,13 @@ def test_the_frames_of_several_threads_do_not_mix() -> None:
 
 
 def test_waiting_leaves_the_core_to_others() -> None:
+    much = payload(100_000_000)
     with links() as (ours, _):
         before = time.thread_time()
         with pytest.raises(CommunicatorTimeoutError):
             ours.recv_into(call(seconds=1.5), space(8))
         with pytest.raises(CommunicatorTimeoutError):
-            ours.send(call(seconds=0.5), payload(100_000_000))
+            ours.send(call(seconds=0.5), much)
         assert time.thread_time() - before < 0.5
 
 

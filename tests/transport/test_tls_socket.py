@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from certificates import tls_of_the_tests
 from rank_threads import run_threads
-from tcp_pairs import LONG, call, sockets
+from tcp_pairs import LONG, call, linked, sockets
 
 from transport.call import Kind
 from transport.deadline import Deadline
@@ -160,13 +160,8 @@ class TestSocket:
 class TestLink:
     @contextlib.contextmanager
     def links(self) -> Iterator[tuple[TcpLink, TcpLink]]:
-        with tls_pair() as (ours, theirs):
-            pair = TcpLink(ours, 1, "rank 1"), TcpLink(theirs, 0, "rank 0")
-            try:
-                yield pair
-            finally:
-                for link in pair:
-                    link.close()
+        with tls_pair() as (ours, theirs), linked(ours, theirs) as pair:
+            yield pair
 
     @pytest.mark.parametrize("size", [0, 1, 16_383, 16_384, 16_385, 5_000_001])
     @pytest.mark.parametrize("seconds", [LONG, 0.9])

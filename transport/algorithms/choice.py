@@ -100,11 +100,7 @@ class Thresholds:
         """
         if self._star(nbytes, size):
             return Algorithm.STAR
-        levels = _levels(size)
-        # A ring sends everything twice, and what is narrow as it is.
-        times = levels * (2 if narrow else 1) - 2
-        saved = 2 * (size - 1) - levels
-        if nbytes <= self.all_reduce_doubling or self._fewer_frames_pay(nbytes, times, saved, size):
+        if nbytes <= self.all_reduce_doubling or self._doubling_pays(nbytes, size, 2, narrow):
             return Algorithm.DOUBLING
         return self._large(size, narrow)
 
@@ -112,9 +108,10 @@ class Thresholds:
         """Return how ``total`` bytes are gathered to all of ``size`` members."""
         if self._star(total, size):
             return Algorithm.STAR
-        small = size >= self.doubling_ranks and total <= self.all_gather_doubling
+        if size >= self.doubling_ranks and total <= self.all_gather_doubling:
+            return Algorithm.BRUCK
         # Bruck sends what a ring does, and copies it once more.
-        if small or self._fewer_frames_pay(total, 1, size - 1 - _levels(size), size):
+        if self._may_double(total, size) and total < (size - 1 - _levels(size)) * self.frame:
             return Algorithm.BRUCK
         return self._large(size, narrow=False)
 
@@ -122,20 +119,25 @@ class Thresholds:
         """Return how ``total`` bytes of input are reduced to parts for ``size`` members."""
         if self._star(total, size):
             return Algorithm.STAR
-        levels = _levels(size)
-        times = levels * (2 if narrow else 1) - 1
         small = size >= self.doubling_ranks and total <= self.reduce_scatter_doubling
-        if small or self._fewer_frames_pay(total, times, size - 1 - levels, size):
+        if small or self._doubling_pays(total, size, 1, narrow):
             return Algorithm.DOUBLING
         return self._large(size, narrow)
 
     def _star(self, nbytes: int, size: int) -> bool:
         return 2 < size <= self.star_ranks and nbytes <= self.star
 
-    def _fewer_frames_pay(self, nbytes: int, times: int, frames: int, size: int) -> bool:
-        """Whether sending ``nbytes`` so many ``times`` more takes less than so many ``frames``."""
-        large_group = size > self.pairwise_ranks and nbytes <= _MOST_DOUBLED
-        return large_group and times * nbytes < frames * self.frame
+    def _doubling_pays(self, nbytes: int, size: int, passes: int, narrow: bool) -> bool:
+        """Whether doubling takes less than a ring in which all data pass ``passes`` times."""
+        if not self._may_double(nbytes, size):
+            return False
+        levels = _levels(size)
+        # A ring sends what is narrow as it is.
+        more = levels * (2 if narrow else 1) - passes
+        return more * nbytes < (passes * (size - 1) - levels) * self.frame
+
+    def _may_double(self, nbytes: int, size: int) -> bool:
+        return size > self.pairwise_ranks and nbytes <= _MOST_DOUBLED
 
     def _large(self, size: int, narrow: bool) -> Algorithm:
         pairs = narrow or size <= self.pairwise_ranks
