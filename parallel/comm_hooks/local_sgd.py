@@ -51,4 +51,5 @@ def post_localSGD_hook(state: PostLocalSGDState, bucket: GradBucket) -> Future:
         return allreduce_hook(state.process_group, bucket)
     if not state.post_local_gradient_allreduce or state.subgroup.size() == 1:
         return noop_hook(None, bucket)
+    bucket.set_group(state.subgroup)
     return allreduce_hook(state.subgroup, bucket)

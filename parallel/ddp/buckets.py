@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Hashable, Sequence
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,22 @@ from parallel.nn.parameter import Parameter
 MIB = 1 << 20
 FIRST_BUCKET_BYTES = MIB
 """The first bucket is small, so that communication begins early in the backward pass."""
+
+
+def cap_in_bytes(bucket_cap_mb: Any) -> int:
+    """Return a bucket size given in MiB in bytes.
+
+    Raises TypeError for what is no number, ValueError for one that is not positive and finite.
+    """
+    if not isinstance(bucket_cap_mb, Real):
+        raise TypeError(
+            "bucket_cap_mb must be a number (the size of buckets in MiB), got "
+            f"{bucket_cap_mb!r} of type {type(bucket_cap_mb).__name__}"
+        )
+    size = float(bucket_cap_mb)
+    if not (size > 0 and math.isfinite(size)):
+        raise ValueError(f"bucket_cap_mb must be positive and finite, got {bucket_cap_mb}")
+    return int(size * MIB)
 
 
 def assign_buckets(
@@ -105,10 +123,12 @@ class GradBucket:
     into the parameters is the value of the future that the hook returns.
     """
 
-    def __init__(self, bucket: Bucket, is_last: bool) -> None:
+    def __init__(self, bucket: Bucket, is_last: bool, group: ProcessGroup) -> None:
         self._bucket = bucket
         self._buffer = bucket.buffer
         self._is_last = is_last
+        self.group: ProcessGroup | None = group
+        """Over which ranks the hook averages; None: not at all."""
 
     def index(self) -> int:
         """Return the bucket's number; buckets are sent off in this order on every rank.
@@ -148,6 +168,14 @@ class GradBucket:
         dtype = getattr(buffer, "dtype", None)
         check_like(buffer, self._bucket.buffer, f"bucket {self.index()}: set_buffer", dtype)
         self._buffer = buffer
+
+    def set_group(self, group: ProcessGroup | None) -> None:
+        """Say over which of the replicas the hook averages, if not over all; None: not at all.
+
+        For uneven inputs: ``join(divide_by_initial_world_size=False)`` takes it that a hook's
+        result is divided by the number of all of these, and leaves out those without inputs.
+        """
+        self.group = group
 
 
 def check_like(got: Array, expected: Array, what: str, dtype: Any = None) -> None:

@@ -31,6 +31,7 @@ def allreduce_hook(process_group: ProcessGroup, bucket: GradBucket) -> Future:
 
 def noop_hook(state: object, bucket: GradBucket) -> Future:
     """Leave each rank its own gradients: for measuring a step without communication."""
+    bucket.set_group(None)
     future = Future()
     future.set_result(bucket.buffer())
     return future

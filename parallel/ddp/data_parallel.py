@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from collections.abc import Generator, Sequence
@@ -10,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self, overload
 
 from meshlib.process_group import ProcessGroup
-from parallel.ddp.buckets import FIRST_BUCKET_BYTES, MIB
+from parallel.ddp.buckets import FIRST_BUCKET_BYTES, MIB, cap_in_bytes
 from parallel.ddp.comm_hooks import CommHook, allreduce_hook, compress_wrapper
 from parallel.ddp.precision import MixedPrecision
 from parallel.ddp.reducer import WHAT_TO_DO, Reducer, ReducerOptions
@@ -72,6 +71,7 @@ class DistributedDataParallel(Module, Joinable):
     Raises:
         ValueError: when the ranks' models differ (naming the first entry that does), or for a
             bucket size that is not positive.
+        TypeError: for a bucket size that is no number.
         RuntimeError: for a model without trainable parameters.
     """
 
@@ -108,8 +108,7 @@ class DistributedDataParallel(Module, Joinable):
         mixed_precision: MixedPrecision | None = None,
     ) -> None:
         super().__init__()
-        if not (bucket_cap_mb > 0 and math.isfinite(bucket_cap_mb)):
-            raise ValueError(f"bucket_cap_mb must be positive and finite, got {bucket_cap_mb}")
+        cap = cap_in_bytes(bucket_cap_mb)
         named = list(module.named_parameters())
         if not any(parameter.requires_grad for _, parameter in named):
             raise RuntimeError("the module has no parameter that requires a gradient")
@@ -124,7 +123,6 @@ class DistributedDataParallel(Module, Joinable):
             parameters = [parameter.data for parameter in module.parameters()]
             broadcast_coalesced(parameters, self.process_group)
             self._broadcast_buffers()
-        cap = int(bucket_cap_mb * MIB)
         options = ReducerOptions(
             first_bytes=min(FIRST_BUCKET_BYTES, cap),
             cap_bytes=cap,
@@ -201,7 +199,7 @@ class DistributedDataParallel(Module, Joinable):
         try:
             self._reducer.begin()
             result, ended = self._compute_backward(context, args, kwargs)
-            self._reducer.finish(self._scale())
+            self._reducer.finish(self._scale)
         except BaseException as error:
             if not self._reducer.failed:
                 error.add_note(
@@ -238,7 +236,8 @@ class DistributedDataParallel(Module, Joinable):
         """Reduce each bucket with ``hook(state, bucket)`` instead of the plain average.
 
         The hook gets a ``GradBucket`` and returns a ``Future`` of the flat array to write back; it
-        is responsible for dividing by the number of ranks. Raises TypeError when it cannot be
+        is responsible for dividing by the number of ranks. One that averages over some of the
+        replicas only says so by ``bucket.set_group``. Raises TypeError when it cannot be
         called, RuntimeError when a hook was registered before.
         """
         if not callable(hook):
@@ -315,17 +314,18 @@ class DistributedDataParallel(Module, Joinable):
         if phase is Phase.FORWARD:
             self._broadcast_buffers(self.join_context.first_active)
         else:
-            self._reducer.shadow(self._scale())
+            self._reducer.shadow(self._scale)
 
     def _synchronise(self, source: int) -> None:
         broadcast_coalesced([p.data for p in self.module.parameters()], self.process_group, source)
         self._broadcast_buffers(source)
 
-    def _scale(self) -> float:
-        """Return what turns the average over all ranks into the one that is wanted."""
-        if self.join_context is None or self._average_over_all:
+    def _scale(self, group: ProcessGroup | None) -> float:
+        """Return what turns the average over all of ``group`` into the one that is wanted."""
+        if self.join_context is None or self._average_over_all or group is None:
             return 1.0
-        return self.process_group.size() / self.join_context.num_active
+        active = len(self.join_context.active_in(group))
+        return group.size() / active if active else 1.0
 
     @property
     def buckets(self) -> list[list[str]]:

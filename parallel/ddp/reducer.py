@@ -23,6 +23,14 @@ WHAT_TO_DO = (
     "resume from a checkpoint."
 )
 
+Scale = Callable[[ProcessGroup | None], float]
+"""What an average over a group (None: a rank's own gradients) is multiplied by."""
+
+
+def as_it_is(group: ProcessGroup | None) -> float:
+    """Return 1: averages are right as they are."""
+    return 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class ReducerOptions:
@@ -72,6 +80,7 @@ class Reducer:
         self._idle = False
         self._failure: str | None = None
         self._next = 0
+        self._handed: list[GradBucket] = []
         self._futures: list[Future] = []
         self._ready = [False] * len(self._parameters)
         self._arrived: list[int] = []
@@ -193,7 +202,7 @@ class Reducer:
         for number in sorted(unused, reverse=True):
             self._mark_ready(number)
 
-    def shadow(self, scale: float = 1.0) -> None:
+    def shadow(self, scale: Scale = as_it_is) -> None:
         """Make the calls of a pass of the other ranks, without gradients of this rank's own.
 
         This rank counts as one with gradients of zero; the averages are written here as well.
@@ -223,14 +232,17 @@ class Reducer:
         for bucket in self._buckets:
             bucket.pending = len(bucket.numbers)
         self._next = 0
+        self._handed = []
         self._futures = []
         self._arrived = []
         self._ready = [False] * len(self._parameters)
         self._idle = False
         self.stopwatch.begin()
 
-    def finish(self, scale: float = 1.0) -> None:
-        """Wait for all buckets and write the averages, times ``scale``, into the gradients.
+    def finish(self, scale: Scale = as_it_is) -> None:
+        """Wait for all buckets and write the averages into the gradients.
+
+        ``scale(group)`` is what an average over ``group`` is multiplied by.
 
         Raises RuntimeError when gradients are missing and unused parameters were not allowed, and
         what the communication raised.
@@ -252,11 +264,12 @@ class Reducer:
         self._active = False
         return self._rules.absent_everywhere(self._present(), namespace(self._parameters[0].data))
 
-    def _settle(self, bucket: Bucket, absent: set[int], scale: float = 1.0) -> None:
+    def _settle(self, bucket: Bucket, absent: set[int], scale: Scale = as_it_is) -> None:
         """Wait for a bucket and hand out what it holds."""
         self._store(bucket, self._futures[bucket.index])
-        if scale != 1.0:
-            bucket.buffer *= scale
+        factor = scale(self._handed[bucket.index].group)
+        if factor != 1.0:
+            bucket.buffer *= factor
         self._deliver(bucket, absent)
 
     def _close(self) -> None:
@@ -299,12 +312,14 @@ class Reducer:
 
     def _launch(self, bucket: Bucket) -> None:
         is_last = bucket.index == len(self._buckets) - 1
-        future = self._hook(self._hook_state, GradBucket(bucket, is_last))
+        handed = GradBucket(bucket, is_last, self._group)
+        future = self._hook(self._hook_state, handed)
         if not isinstance(future, Future):
             raise TypeError(
                 f"the communication hook must return a Future, got {type(future).__qualname__} "
                 f"for bucket {bucket.index}"
             )
+        self._handed.append(handed)
         self._futures.append(future)
         self.stopwatch.watch(future)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import partial
@@ -14,7 +13,7 @@ import jax.numpy as jnp
 from meshlib.jit.host_call import host_call
 from meshlib.process_group import ProcessGroup
 from meshlib.world import World
-from parallel.ddp.buckets import FIRST_BUCKET_BYTES, MIB
+from parallel.ddp.buckets import FIRST_BUCKET_BYTES, cap_in_bytes
 from parallel.ddp.comm_hooks import CommHook
 from parallel.ddp.reducer import ReducerOptions
 from parallel.ddp.statistics import PassStatistics
@@ -57,6 +56,7 @@ class DistributedDataParallel:
     Raises:
         ValueError: when the ranks' trees differ (naming the first leaf that does), for a tree
             without floating point arrays, or a bucket size that is not positive.
+        TypeError: for a bucket size that is no number.
     """
 
     params: Tree
@@ -70,8 +70,7 @@ class DistributedDataParallel:
         bucket_cap_mb: float = 25.0,
         init_sync: bool = True,
     ) -> None:
-        if not (bucket_cap_mb > 0 and math.isfinite(bucket_cap_mb)):
-            raise ValueError(f"bucket_cap_mb must be positive and finite, got {bucket_cap_mb}")
+        cap = self._cap = cap_in_bytes(bucket_cap_mb)
         group = resolve(process_group, "process_group")
         self._tree = TreeOfParameters.of(params)
         if init_sync:
@@ -89,7 +88,6 @@ class DistributedDataParallel:
             trained = copies_of_rank_0(trained, self.process_group)
         self.params = self._tree.join(trained, others)
         self._on_gpu = is_on_gpu([leaf for leaf in trained if isinstance(leaf, jax.Array)])
-        cap = self._cap = int(bucket_cap_mb * MIB)
         options = ReducerOptions(first_bytes=min(FIRST_BUCKET_BYTES, cap), cap_bytes=cap)
         self._reducer = XlaReducer(named, self.process_group, options)
         self._exchange = GradientExchange(self._reducer, self.process_group)

@@ -469,6 +469,8 @@ def test_bad_arguments():
         model = nn.Linear(2, 2, rng=np.random.default_rng(0))
         with pytest.raises(ValueError, match="bucket_cap_mb must be positive and finite, got 0"):
             DistributedDataParallel(model, bucket_cap_mb=0)
+        with pytest.raises(TypeError, match=r"bucket_cap_mb must be .*'25' of type str"):
+            DistributedDataParallel(model, bucket_cap_mb="25")
         with pytest.raises(TypeError, match=r"process_group must be a DeviceMesh or .* got 'dp'"):
             DistributedDataParallel(model, "dp")
         with pytest.raises(RuntimeError, match="no parameter"):

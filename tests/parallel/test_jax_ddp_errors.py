@@ -89,6 +89,11 @@ def two_hooks(ddp):
             ValueError,
             "bucket_cap_mb must be positive",
         ),
+        (
+            lambda _: DistributedDataParallel({"w": np.ones(2)}, bucket_cap_mb=None),
+            TypeError,
+            "bucket_cap_mb must be a number (the size of buckets in MiB), got None",
+        ),
     ],
 )
 def test_bad_use(use, error, message):

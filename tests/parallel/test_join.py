@@ -15,10 +15,12 @@ from parallel.averaging import (
     PostLocalSGDOptimizer,
 )
 from parallel.comm_hooks import (
+    PostLocalSGDState,
     PowerSGDState,
     allreduce_hook,
     fp16_compress_wrapper,
     noop_hook,
+    post_localSGD_hook,
     powerSGD_hook,
 )
 from parallel.join import Join, Joinable, JoinHook
@@ -122,6 +124,40 @@ def test_with_compressing_hooks_replicas_stay_equal():
 
     uneven(hook=power)
     uneven(hook=lambda model: (model.process_group, fp16_compress_wrapper(allreduce_hook)))
+
+
+@pytest.mark.parametrize("divide_by_all", [True, False])
+@pytest.mark.parametrize("local", [True, False], ids=["post-local", "noop"])
+def test_hooks_over_some_of_the_ranks_leave_out_those_without_inputs(local, divide_by_all):
+    steps = (3, 1, 2, 1)  # of which ranks 0 and 1 average, and ranks 2 and 3
+
+    def job():
+        rank = dist.get_rank()
+        pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+        model = DistributedDataParallel(
+            nn.Linear(1, 1, bias=False, rng=np.random.default_rng(0), dtype="f8")
+        )
+        if local:
+            state = PostLocalSGDState(None, pairs[rank // 2], start_localSGD_iter=0)
+            model.register_comm_hook(state, post_localSGD_hook)
+        else:
+            model.register_comm_hook(None, noop_hook)
+        seen = []
+        with model.join(divide_by_initial_world_size=divide_by_all):
+            for _ in range(steps[rank]):
+                model.zero_grad()
+                model(np.full((1, 1), rank + 1.0))
+                model.backward(np.ones((1, 1)))
+                seen.append(float(model.module.weight.grad[0, 0]))
+        return seen
+
+    if not local:
+        expected = [[1.0] * 3, [2.0], [3.0] * 2, [4.0]]
+    elif divide_by_all:
+        expected = [[1.5, 0.5, 0.5], [1.5], [3.5, 1.5], [3.5]]
+    else:
+        expected = [[1.5, 1.0, 1.0], [1.5], [3.5, 3.0], [3.5]]
+    assert run_ranks(job, 4) == expected
 
 
 def test_over_a_mesh_dimension_and_real_sockets():
