@@ -1,6 +1,6 @@
 """Fifty steps on several ranks and on one process: all that may be combined, in both precisions.
 
-Uneven inputs have a file of their own, ``test_join.py``.
+More about uneven inputs is in ``test_join.py``.
 """
 
 from contextlib import nullcontext
@@ -14,6 +14,7 @@ from meshlib.testing import run_ranks
 from parallel import DistributedDataParallel, nn, optim
 
 STEPS = 50
+UNEVEN = (35, 50)  # steps of the two ranks
 WORLD = 2
 TINY = 0.0005  # MiB: several buckets
 TOLERANCE = {"f8": 1e-12, "f4": 1e-5}
@@ -45,13 +46,16 @@ def head_of(rank, step):
     return ("left",) if step % 4 == 0 or (step + rank) % 2 == 0 else ("right",)
 
 
-def train(model, heads, ranks, micro, dtype, unused):
-    """Train on the shares of ``ranks``, one after the other, each in ``micro`` pieces."""
+def train(model, heads, ranks, micro, dtype, unused, counts):
+    """Train on the shares of ``ranks``, one after the other, each in ``micro`` pieces.
+
+    A rank has inputs for as many steps as ``counts`` says.
+    """
     optimizer = optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     loss = nn.CrossEntropyLoss()
-    for step in range(STEPS):
+    for step in range(max(counts[rank] for rank in ranks)):
         optimizer.zero_grad()
-        pieces = [(rank, i) for rank in ranks for i in range(micro)]
+        pieces = [(rank, i) for rank in ranks if step < counts[rank] for i in range(micro)]
         for rank, i in pieces:
             x, y = (part[rank::WORLD] for part in batch(step, dtype))
             if unused:
@@ -61,7 +65,6 @@ def train(model, heads, ranks, micro, dtype, unused):
                 loss(model(x[i::micro]), y[i::micro])
                 model.backward(loss.backward(1 / len(pieces)))
         optimizer.step()
-    return parameters(model)
 
 
 def scaled_sum(group, bucket):
@@ -70,21 +73,24 @@ def scaled_sum(group, bucket):
     return work.get_future().then(lambda future: future.value() / group.size())
 
 
+@pytest.mark.parametrize("counts", [(STEPS, STEPS), UNEVEN], ids=["even", "uneven"])
 @pytest.mark.parametrize("hook", [None, scaled_sum], ids=["plain", "hook"])
 @pytest.mark.parametrize("unused", [False, True], ids=["used", "unused"])
 @pytest.mark.parametrize("micro", [1, 2])
 @pytest.mark.parametrize("dtype", ["f8", "f4"])
-def test_ranks_equal_one_process(dtype, micro, unused, hook):
+def test_ranks_equal_one_process(dtype, micro, unused, hook, counts):
     def job():
         heads = Heads(dtype)
         model = DistributedDataParallel(heads, bucket_cap_mb=TINY, find_unused_parameters=unused)
         if hook is not None:
             model.register_comm_hook(model.process_group, hook)
-        return train(model, heads, [dist.get_rank()], micro, dtype, unused)
+        with nullcontext() if counts != UNEVEN else model.join(divide_by_initial_world_size=False):
+            train(model, heads, [dist.get_rank()], micro, dtype, unused, counts)
+        return parameters(model)
 
     results = run_ranks(job, WORLD)
     heads = Heads(dtype)
-    expected = train(heads, heads, range(WORLD), micro, dtype, unused)
-    assert_close(results, expected, TOLERANCE[dtype])
+    train(heads, heads, range(WORLD), micro, dtype, unused, counts)
+    assert_close(results, parameters(heads), TOLERANCE[dtype])
     for path, value in results[0].items():
         np.testing.assert_array_equal(value, results[1][path])
