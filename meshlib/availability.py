@@ -9,7 +9,8 @@ import numpy as np
 from meshlib.arguments import check_op
 from meshlib.backend import is_backend_available
 from transport import environment
-from transport.launch_environments import detect
+from transport.checks import to_whole_number
+from transport.launch_environments import detect, number_in
 from transport.reduce_op import ReduceOp
 
 
@@ -42,13 +43,16 @@ def get_node_local_rank(fallback_rank: int | None = None) -> int:
     """Return this process' number among the ranks of its host, as its launcher says.
 
     Known are ``LOCAL_RANK`` and what Slurm, Open MPI and PMI launchers set. Otherwise returns
-    ``fallback_rank``, or raises RuntimeError when that is None.
+    ``fallback_rank``, or raises RuntimeError when that is None. Raises LaunchEnvironmentError when
+    a variable holds no number, TypeError when ``fallback_rank`` is none.
     """
-    local_rank = os.environ.get(environment.LOCAL_RANK) or detect().local_rank
+    local_rank = number_in(os.environ, environment.LOCAL_RANK)
+    if local_rank is None:
+        local_rank = detect().local_rank
     if local_rank is not None:
-        return int(local_rank)
+        return local_rank
     if fallback_rank is not None:
-        return int(fallback_rank)
+        return to_whole_number(fallback_rank, "fallback_rank")
     raise RuntimeError(
         f"the local rank is unknown: environment variable {environment.LOCAL_RANK} is not set; "
         "expected it, or fallback_rank"

@@ -35,9 +35,8 @@ class Backend(str):
 
     def __new__(cls, name: str) -> Backend:
         """Return ``name`` in lower case, checked."""
-        if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ValueError(f"backend must be a string such as 'tcp', got {name!r}")
-        return super().__new__(cls, ",".join(_parse_name(part) for part in name.split(",")))
+        parts = _check_string(name).split(",")
+        return super().__new__(cls, ",".join(_parse_name(part) for part in parts))
 
     @classmethod
     def register_backend(
@@ -49,12 +48,22 @@ class Backend(str):
     ) -> None:
         """Add a third party's backend: ``func(membership)`` makes its communicators.
 
-        ``devices`` (default ``("cpu",)``) are the device types whose arrays it takes.
-        ``extended_api`` is accepted for c10d's sake: ``membership`` has everything always.
-        Raises ValueError when the name is taken.
+        ``devices`` (``"cpu"``, ``"cuda"``; default ``("cpu",)``) are the device types whose arrays
+        it takes. ``extended_api`` is accepted for c10d's sake: ``membership`` has everything.
+        Raises ValueError when the name is taken or is none, and for an unknown device, TypeError
+        for a ``func`` that cannot be called.
         """
         given = (devices,) if isinstance(devices, str) else tuple(devices or ("cpu",))
+        strange = [device for device in given if device not in DEVICES]
+        if strange:
+            raise ValueError(f"devices has {strange}; expected some of {', '.join(DEVICES)}")
         backends.register(name, func, given)
+
+
+def _check_string(backend: object) -> str:
+    if not isinstance(backend, str):
+        raise ValueError(f"backend must be a string such as 'tcp', got {backend!r}")
+    return backend
 
 
 def _parse_name(part: str) -> str:
@@ -72,10 +81,11 @@ def parse_backend(backend: str | None) -> dict[str, str]:
     the CPU; arrays on a GPU travel by way of the host and that one unless there is one for
     ``cuda``. Raises ValueError for an unknown name or device, or one named twice.
     """
-    if backend is None or backend.lower() in ("auto", "undefined", "gloo", "cpu:gloo"):
+    text = "auto" if backend is None else _check_string(backend).lower()
+    if text in ("auto", "undefined", "gloo", "cpu:gloo"):
         return {"cpu": _DEFAULT_BY_DEVICE["cpu"]}
     found: dict[str, str] = {}
-    for part in backend.lower().split(","):
+    for part in text.split(","):
         device, _, name = part.strip().rpartition(":")
         if device and device not in DEVICES:
             raise ValueError(
@@ -95,7 +105,10 @@ def parse_backend(backend: str | None) -> dict[str, str]:
 
 
 def get_default_backend_for_device(device: str) -> str:
-    """Return the backend that arrays on ``device`` (``"cpu"``, ``"cuda"``, ``"cuda:1"``) get."""
+    """Return the backend that arrays on ``device`` (``"cpu"``, ``"cuda"``, ``"cuda:1"``) get.
+
+    Raises ValueError for another device.
+    """
     kind = str(device).partition(":")[0]
     if kind not in _DEFAULT_BY_DEVICE:
         raise ValueError(f"device {device!r} is unknown; expected one of {', '.join(DEVICES)}")
@@ -104,9 +117,9 @@ def get_default_backend_for_device(device: str) -> str:
 
 def is_backend_available(backend: str) -> bool:
     """Return whether ``backend`` can be used here: registered (or an alias such as ``gloo``), and
-    what it needs is installed. Case does not matter.
+    what it needs is installed. Case does not matter. Raises ValueError for what is no string.
     """
-    name = backend.lower()
+    name = _check_string(backend).lower()
     if name in (*_ALIASES, "auto"):
         return True
     return name in backends.available() and backends.lookup(name).installed

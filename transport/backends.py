@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 CommunicatorFactory = Callable[[Membership], Communicator]
 ENTRY_POINT_GROUP = "meshlib.backends"
+_NAME = re.compile(r"[\w.-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +65,19 @@ _ENTRIES: dict[str, BackendEntry] = {
 def register(name: str, factory: CommunicatorFactory | str, devices: Sequence[str]) -> None:
     """Add a backend under ``name`` (case does not matter).
 
-    Raises ValueError when the name is taken: a transport is never replaced silently.
+    ``factory`` is a callable, or ``"module:name"``, imported at use; ``devices`` are the device
+    types whose arrays it takes. Raises ValueError when the name is taken (a transport is never
+    replaced silently) or is none: it is part of ``"cpu:tcp,cuda:nccl"``. Raises TypeError for
+    another factory.
     """
+    if not isinstance(name, str) or not _NAME.fullmatch(name):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(
+            f"name must be a backend's name of letters, digits, _, - and ., got {name!r}"
+        )
+    if not callable(factory) and not (isinstance(factory, str) and ":" in factory):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(
+            f"the factory of backend {name!r} must be callable or 'module:name', got {factory!r}"
+        )
     key = name.lower()
     if key in available():
         raise ValueError(f"backend {name!r} is registered already; expected a new name")

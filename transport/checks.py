@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -18,3 +19,16 @@ def to_whole_number(value: Any, name: str) -> int:
         raise TypeError(
             f"{name} must be a whole number, got {value!r} of type {type(value).__name__}"
         ) from None
+
+
+def to_whole_numbers(values: Any, name: str) -> list[int]:
+    """Return ``values`` as ints; raise TypeError naming ``name``, and the place in it.
+
+    A string is none: each of its characters would be taken for one.
+    """
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise TypeError(
+            f"{name} must be a list of whole numbers, got {values!r} of type"
+            f" {type(values).__name__}"
+        )
+    return [to_whole_number(value, f"{name}[{i}]") for i, value in enumerate(values)]

@@ -38,13 +38,13 @@ class Deadline:
         return time.monotonic() >= self.at
 
 
-def to_seconds(timeout: float | timedelta) -> float:
-    """Return ``timeout`` in seconds.
+def to_seconds(timeout: float | timedelta, name: str = "timeout") -> float:
+    """Return ``timeout``, the argument ``name``, in seconds.
 
     Raises TypeError when it is no number (a string of digits is none), ValueError when it is
     negative or NaN.
     """
-    expected = "timeout must be a number of seconds >= 0 or a timedelta"
+    expected = f"{name} must be a number of seconds >= 0 or a timedelta"
     if isinstance(timeout, timedelta):
         seconds = timeout.total_seconds()
     else:

@@ -69,10 +69,10 @@ class Torchrun(LaunchEnvironment):
         """See the base."""
         return Place(
             self.name,
-            _number(variables, environment.RANK),
-            _number(variables, environment.WORLD_SIZE),
-            _number(variables, environment.LOCAL_RANK),
-            _number(variables, environment.LOCAL_WORLD_SIZE),
+            number_in(variables, environment.RANK),
+            number_in(variables, environment.WORLD_SIZE),
+            number_in(variables, environment.LOCAL_RANK),
+            number_in(variables, environment.LOCAL_WORLD_SIZE),
         )
 
 
@@ -92,9 +92,9 @@ class Slurm(LaunchEnvironment):
         step = variables.get("SLURM_STEP_ID", "")
         return Place(
             self.name,
-            _number(variables, "SLURM_PROCID"),
-            _number(variables, self._size_name(variables)),
-            _number(variables, "SLURM_LOCALID"),
+            number_in(variables, "SLURM_PROCID"),
+            number_in(variables, self._size_name(variables)),
+            number_in(variables, "SLURM_LOCALID"),
             self._local_size(variables),
             first_host(nodes) if nodes else None,
             derived_port(f"slurm {job} {step}") if job else None,
@@ -109,7 +109,7 @@ class Slurm(LaunchEnvironment):
     def _local_size(variables: Variables) -> int | None:
         # "2(x3),1": nodes 0 to 2 have two tasks each, node 3 has one.
         text = variables.get("SLURM_STEP_TASKS_PER_NODE") or variables.get("SLURM_TASKS_PER_NODE")
-        node = _number(variables, "SLURM_NODEID")
+        node = number_in(variables, "SLURM_NODEID")
         if not text or node is None:
             return None
         counts: list[int] = []
@@ -129,14 +129,14 @@ class OpenMPI(LaunchEnvironment):
 
     def place(self, variables: Variables) -> Place:
         """See the base."""
-        size = _number(variables, "OMPI_COMM_WORLD_SIZE")
-        local_size = _number(variables, "OMPI_COMM_WORLD_LOCAL_SIZE")
+        size = number_in(variables, "OMPI_COMM_WORLD_SIZE")
+        local_size = number_in(variables, "OMPI_COMM_WORLD_LOCAL_SIZE")
         job = variables.get("PMIX_NAMESPACE") or variables.get("OMPI_MCA_ess_base_jobid")
         return Place(
             self.name,
-            _number(variables, "OMPI_COMM_WORLD_RANK"),
+            number_in(variables, "OMPI_COMM_WORLD_RANK"),
             size,
-            _number(variables, "OMPI_COMM_WORLD_LOCAL_RANK"),
+            number_in(variables, "OMPI_COMM_WORLD_LOCAL_RANK"),
             local_size,
             LOOPBACK if size is not None and size == local_size else None,
             derived_port(f"openmpi {job}") if job else DEFAULT_PORT,
@@ -154,13 +154,13 @@ class PMI(LaunchEnvironment):
 
     def place(self, variables: Variables) -> Place:
         """See the base."""
-        size = _number(variables, "PMI_SIZE")
-        local_size = _number(variables, "MPI_LOCALNRANKS")
+        size = number_in(variables, "PMI_SIZE")
+        local_size = number_in(variables, "MPI_LOCALNRANKS")
         return Place(
             self.name,
-            _number(variables, "PMI_RANK"),
+            number_in(variables, "PMI_RANK"),
             size,
-            _number(variables, "MPI_LOCALRANKID"),
+            number_in(variables, "MPI_LOCALRANKID"),
             local_size,
             LOOPBACK if size is not None and size == local_size else None,
             DEFAULT_PORT,
@@ -179,7 +179,7 @@ def detect(variables: Variables | None = None) -> Place:
     present = (known.place(variables) for known in KNOWN if known.is_present(variables))
     place = next(present, Place("no launcher"))
     address = variables.get(environment.MASTER_ADDR)
-    port = _number(variables, environment.MASTER_PORT)
+    port = number_in(variables, environment.MASTER_PORT)
     return replace(
         place,
         master_addr=address or place.master_addr,
@@ -200,7 +200,11 @@ def derived_port(job: str) -> int:
     return _DERIVED_PORTS[zlib.crc32(job.encode()) % len(_DERIVED_PORTS)]
 
 
-def _number(variables: Variables, name: str) -> int | None:
+def number_in(variables: Variables, name: str) -> int | None:
+    """Return the number that the variable ``name`` holds, None when it is not set or empty.
+
+    Raises LaunchEnvironmentError for what is no number.
+    """
     text = variables.get(name)
     if not text:
         return None

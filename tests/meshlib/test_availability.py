@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import meshlib as dist
+from transport.errors import DistError
 
 
 def test_backends():
@@ -28,6 +29,17 @@ def test_backend_names():
         dist.Backend("tpc")
     with pytest.raises(ValueError, match="backend 'TCP' is registered already"):
         dist.Backend.register_backend("TCP", lambda membership: None)
+    for name in (3, "", "a,b", "cpu:own"):
+        with pytest.raises(ValueError, match=f"name must be a backend's name .*got {name!r}"):
+            dist.Backend.register_backend(name, lambda membership: None)
+    with pytest.raises(TypeError, match=r"factory of backend 'own' must be callable .*got 3"):
+        dist.Backend.register_backend("own", 3)
+    with pytest.raises(ValueError, match=r"devices has \['tpu'\]; expected some of cpu, cuda"):
+        dist.Backend.register_backend("own", lambda membership: None, devices=["cpu", "tpu"])
+    assert not dist.is_backend_available("own")
+    for ask in (dist.Backend, dist.is_backend_available, dist.init_process_group):
+        with pytest.raises(ValueError, match="backend must be a string such as 'tcp', got 3"):
+            ask(3)
     with pytest.raises(ValueError, match="names device 'tpu'"):
         dist.init_process_group("tpu:tcp")
     with pytest.raises(ValueError, match="names a backend for 'cpu' twice"):
@@ -48,6 +60,12 @@ def test_local_rank(variables, local_rank, monkeypatch):
     assert dist.get_node_local_rank(fallback_rank=7) == 7
     with pytest.raises(RuntimeError, match="LOCAL_RANK is not set; expected it, or fallback_rank"):
         dist.get_node_local_rank()
+    with pytest.raises(TypeError, match="fallback_rank must be a whole number, got '7'"):
+        dist.get_node_local_rank("7")
+    monkeypatch.setenv("LOCAL_RANK", "first")
+    with pytest.raises(DistError, match="LOCAL_RANK must be a whole number, got 'first'"):
+        dist.get_node_local_rank()
+    monkeypatch.delenv("LOCAL_RANK")
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert dist.get_node_local_rank() == local_rank

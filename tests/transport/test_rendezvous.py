@@ -109,6 +109,13 @@ class TestHandlers:
             register_rendezvous_handler("mine", handler)
         with pytest.raises(ValueError, match="'tcp' is registered already"):
             register_rendezvous_handler("tcp", handler)
+        for scheme in (3, "", "two words", "a://"):
+            with pytest.raises(ValueError, match="scheme must be a URL's scheme such as 'tcp'"):
+                register_rendezvous_handler(scheme, handler)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="handler must be callable, got int: 3"):
+            register_rendezvous_handler("other", 3)  # type: ignore[arg-type]
+        register_rendezvous_handler("Other", handler)
+        assert meet("other://x", 1, 2)[1:] == (1, 2)
 
 
 class TestTcp:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -20,6 +21,8 @@ RendezvousHandler = Callable[..., Iterator[tuple[Store, int, int]]]
 """Called as ``handler(url, timeout=seconds, group_name=..., secret=..., **others)``; rank and
 world size, where given, are in the URL's query. Yields (store, rank, world size)."""
 
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
+
 _HANDLERS: dict[str, RendezvousHandler] = {
     "env": env_rendezvous,
     "mpi": mpi_rendezvous,
@@ -29,13 +32,20 @@ _HANDLERS: dict[str, RendezvousHandler] = {
 
 
 def register_rendezvous_handler(scheme: str, handler: RendezvousHandler) -> None:
-    """Have ``handler`` serve the URLs that begin with ``scheme://``.
+    """Have ``handler`` serve the URLs that begin with ``scheme://`` (case does not matter).
 
-    Raises ValueError when the scheme is taken.
+    It is called as ``handler(url, timeout=seconds, group_name=..., secret=..., **others)`` and
+    yields (store, rank, world size). Raises ValueError when the scheme is taken or is none,
+    TypeError for a handler that cannot be called.
     """
-    if scheme in _HANDLERS:
+    if not isinstance(scheme, str) or not _SCHEME.fullmatch(scheme):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(f"scheme must be a URL's scheme such as 'tcp', got {scheme!r}")
+    if not callable(handler):
+        raise TypeError(f"handler must be callable, got {type(handler).__name__}: {handler!r}")
+    key = scheme.lower()
+    if key in _HANDLERS:
         raise ValueError(f"scheme {scheme!r} is registered already; expected a new one")
-    _HANDLERS[scheme] = handler
+    _HANDLERS[key] = handler
 
 
 def rendezvous(
@@ -60,8 +70,10 @@ def rendezvous(
         secret: the job's secret; default: from the environment.
         others: handed to the handler of a registered scheme.
 
-    Raises ValueError for an unknown scheme or a URL that lacks something; what the handlers raise
-    comes at the first ``next``.
+    Raises ValueError for an unknown scheme, TypeError for a URL that is no ``str`` and numbers that
+    are none. What the handlers raise comes at the first ``next``: ValueError for a URL that lacks
+    something, ``DistStoreError`` when not all ranks come in time, ``DistNetworkError`` when the
+    store cannot be reached.
     """
     if not isinstance(url, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"url must be a str, got {type(url).__name__}: {url!r}")

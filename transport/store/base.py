@@ -6,11 +6,12 @@ Keys are ``str``, values ``bytes``. The names and their meaning are c10d's.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from datetime import timedelta
 from typing import TypeVar
 
+from transport.checks import to_whole_number
 from transport.deadline import Deadline, to_seconds
 from transport.errors import DistError, DistStoreError, StoreTimeoutError
 
@@ -19,33 +20,60 @@ Value = bytes | bytearray | memoryview | str
 T = TypeVar("T")
 
 
-def to_bytes(value: Value) -> bytes:
-    """Return ``value`` as bytes (``str`` as UTF-8); raise TypeError for anything else."""
+def to_bytes(value: Value, name: str = "value") -> bytes:
+    """Return ``value`` as bytes (``str`` as UTF-8); raise TypeError for anything else.
+
+    The error names the argument ``name``.
+    """
     if isinstance(value, str):
         return value.encode()
     try:
         return bytes(memoryview(value))
     except TypeError:
-        raise TypeError(f"value must be bytes or str, got {type(value).__name__}") from None
+        raise TypeError(f"{name} must be bytes or str, got {type(value).__name__}") from None
 
 
-def to_key(key: str) -> bytes:
-    """Return ``key`` as it is stored; raise TypeError unless it is a ``str``."""
+def to_key(key: str, name: str = "key") -> bytes:
+    """Return ``key`` as it is stored; raise TypeError naming ``name`` unless it is a ``str``."""
     if not isinstance(key, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(f"key must be str, got {type(key).__name__}: {key!r}")
+        raise TypeError(f"{name} must be str, got {type(key).__name__}: {key!r}")
     return key.encode("utf-8", "surrogateescape")
+
+
+def list_keys(keys: Sequence[str]) -> list[str]:
+    """Return ``keys`` as a list; raise TypeError for one ``str`` and for what is no sequence."""
+    if isinstance(keys, str) or not isinstance(keys, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"keys must be a list of str, got the {type(keys).__name__} {keys!r}")
+    return list(keys)
 
 
 def to_keys(keys: Sequence[str]) -> list[bytes]:
     """Return ``keys`` as they are stored; raise TypeError unless it is a sequence of ``str``."""
-    if isinstance(keys, str):
-        raise TypeError(f"keys must be a list of str, got the str {keys!r}")
-    return [to_key(key) for key in keys]
+    return [to_key(key) for key in list_keys(keys)]
+
+
+def to_values(values: Sequence[Value]) -> list[bytes]:
+    """Return ``values`` as bytes; raise TypeError unless it is a sequence of them."""
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(
+            f"values must be a list of bytes or str, got the {type(values).__name__} {values!r}"
+        )
+    return [to_bytes(value, f"values[{i}]") for i, value in enumerate(values)]
+
+
+def to_pairs(keys: Sequence[str], values: Sequence[Value]) -> list[tuple[bytes, bytes]]:
+    """Return what ``multi_set`` writes; raise ValueError unless both have one length."""
+    stored, data = to_keys(keys), to_values(values)
+    if len(stored) != len(data):
+        raise ValueError(
+            f"keys and values must have the same length, got {len(stored)} and {len(data)}"
+        )
+    return list(zip(stored, data, strict=True))
 
 
 def check_offset(offset: int) -> int:
-    """Return ``offset`` when it is one; raise ValueError otherwise."""
-    if offset < 0:
+    """Return ``offset`` when it is one; raise ValueError otherwise, TypeError for no number."""
+    if to_whole_number(offset, "offset") < 0:
         raise ValueError(f"offset must be >= 0, got {offset}")
     return offset
 
@@ -53,14 +81,6 @@ def check_offset(offset: int) -> int:
 def key_name(key: bytes) -> str:
     """Return the name behind a stored key, for messages."""
     return key.decode("utf-8", "backslashreplace")
-
-
-def same_length(keys: Sequence[str], values: Sequence[Value]) -> None:
-    """Raise ValueError unless there are as many ``values`` as ``keys``."""
-    if len(keys) != len(values):
-        raise ValueError(
-            f"keys and values must have the same length, got {len(keys)} and {len(values)}"
-        )
 
 
 def timeout_error(
@@ -75,9 +95,11 @@ def timeout_error(
 class Store(ABC):
     """A key-value store shared by the ranks of a job.
 
-    All methods may be called from several threads. Every blocking method ends by the store's
-    timeout (seconds) at the latest, with a ``StoreTimeoutError`` that names the keys that did
-    not come and the store. Methods raise ``DistStoreError`` when the store cannot be reached.
+    Keys are ``str``; values ``bytes``, or ``str``, of which the UTF-8 is kept. All methods may be
+    called from several threads. A blocking method ends by its own ``timeout`` (seconds or a
+    timedelta), else the store's, with a ``StoreTimeoutError`` that names the keys that did not
+    come and the store. Methods raise ``DistStoreError`` when the store cannot be reached or is
+    closed, TypeError and ValueError for arguments.
     """
 
     def __init__(self, timeout: float | timedelta = DEFAULT_STORE_TIMEOUT) -> None:
@@ -87,11 +109,11 @@ class Store(ABC):
 
     @property
     def timeout(self) -> timedelta:
-        """The longest that a blocking method of this store waits."""
+        """The longest that a blocking method of this store waits, unless it is told otherwise."""
         return timedelta(seconds=self._timeout)
 
     def set_timeout(self, timeout: float | timedelta) -> None:
-        """Set the longest that a blocking method of this store waits."""
+        """Set the longest that a blocking method of this store waits: seconds or a timedelta."""
         self._timeout = to_seconds(timeout)
 
     def _seconds(self, timeout: float | timedelta | None) -> float:
@@ -143,7 +165,10 @@ class Store(ABC):
 
     @abstractmethod
     def multi_set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
-        """Write several keys at once; raise ValueError when the lengths differ."""
+        """Write several ``keys`` at once, each with its own of the ``values``.
+
+        Raises ValueError when the lengths differ.
+        """
 
     @abstractmethod
     def num_keys(self) -> int:
@@ -167,7 +192,8 @@ class Store(ABC):
     ) -> bytes:
         """Take the first value of the queue ``key``, waiting for one when ``block``.
 
-        Raises ``DistStoreError`` when it is empty and ``block`` is false.
+        Raises ``DistStoreError`` when it is empty and ``block`` is false. ``timeout`` bounds the
+        wait alone.
         """
 
     @abstractmethod
@@ -226,7 +252,8 @@ class Store(ABC):
     def in_process(self, key: str, factory: Callable[[], T]) -> T:
         """Return the one object that all users of this store in this process share under ``key``.
 
-        Only a store that lives in one process has such; the others raise ``DistStoreError``.
+        ``factory()`` makes it when there is none. Only a store that lives in one process has such;
+        the others raise ``DistStoreError``.
         """
         raise DistStoreError(
             f"{self.describe()} cannot share {key!r} inside a process; expected a HashStore"

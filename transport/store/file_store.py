@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 
+from transport.checks import to_whole_number
 from transport.deadline import Deadline
 from transport.errors import DistStoreError
 from transport.store.base import (
@@ -17,10 +18,10 @@ from transport.store.base import (
     Store,
     Value,
     check_offset,
-    same_length,
     to_bytes,
     to_key,
     to_keys,
+    to_pairs,
 )
 from transport.store.file_log import FileLog, Record
 from transport.store.table import KeysWaiter, PopWaiter, TailWaiter, Waiter
@@ -42,7 +43,7 @@ class FileStore(Store):
             many were there. -1: unknown, and the last one removes it always.
         timeout: the longest of every wait, seconds or a timedelta.
 
-    Raises DistStoreError when the file cannot be used.
+    Raises DistStoreError when the file cannot be used, ValueError and TypeError for arguments.
     """
 
     def __init__(
@@ -52,9 +53,15 @@ class FileStore(Store):
         timeout: float | timedelta = DEFAULT_STORE_TIMEOUT,
     ) -> None:
         super().__init__(timeout)
-        if world_size == 0 or world_size < -1:
+        number = to_whole_number(world_size, "world_size")
+        if number == 0 or number < -1:
             raise ValueError(f"world_size must be at least 1, or -1 for unknown; got {world_size}")
-        self._path = os.path.abspath(os.fspath(file_name))
+        try:
+            self._path = os.path.abspath(os.fspath(file_name))
+        except TypeError:
+            raise TypeError(
+                f"file_name must be a path, got {type(file_name).__name__}: {file_name!r}"
+            ) from None
         self._open_log(FileLog(self._path, world_size, Deadline.after(timeout)))
 
     def _open_log(self, log: FileLog) -> None:
@@ -70,7 +77,7 @@ class FileStore(Store):
 
     def set(self, key: str, value: Value) -> None:
         """See ``Store``."""
-        self.multi_set([key], [value])
+        self._set([(to_key(key), to_bytes(value))])
 
     def get(self, key: str, timeout: float | timedelta | None = None) -> bytes:
         """See ``Store``."""
@@ -78,9 +85,9 @@ class FileStore(Store):
 
     def add(self, key: str, amount: int) -> int:
         """See ``Store``."""
-        stored = to_key(key)
+        stored, number = to_key(key), to_whole_number(amount, "amount")
         with self._changing() as log:
-            total = log.table.add(stored, amount)
+            total = log.table.add(stored, number)
             log.write((Record.SET, (stored, b"%d" % total)))
         return total
 
@@ -98,7 +105,9 @@ class FileStore(Store):
 
     def compare_set(self, key: str, expected_value: Value, desired_value: Value) -> bytes:
         """See ``Store``."""
-        stored, expected, desired = to_key(key), to_bytes(expected_value), to_bytes(desired_value)
+        stored = to_key(key)
+        expected = to_bytes(expected_value, "expected_value")
+        desired = to_bytes(desired_value, "desired_value")
         with self._changing() as log:
             before = log.table.get(stored)
             value = log.table.compare_set(stored, expected, desired)
@@ -121,8 +130,9 @@ class FileStore(Store):
 
     def multi_set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
         """See ``Store``."""
-        same_length(keys, values)
-        pairs = list(zip(to_keys(keys), map(to_bytes, values), strict=True))
+        self._set(to_pairs(keys, values))
+
+    def _set(self, pairs: Sequence[tuple[bytes, bytes]]) -> None:
         with self._changing() as log:
             for pair in pairs:
                 log.table.set(*pair)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
 
+from transport.checks import to_whole_number
 from transport.deadline import Deadline
 from transport.errors import DistError, DistStoreError
 from transport.store.base import (
@@ -15,10 +16,10 @@ from transport.store.base import (
     Store,
     Value,
     check_offset,
-    same_length,
     to_bytes,
     to_key,
     to_keys,
+    to_pairs,
 )
 from transport.store.table import KeysWaiter, PopWaiter, Table, TailWaiter, Waiter
 
@@ -37,7 +38,10 @@ class _Shared:
 
 
 class HashStore(Store):
-    """A store that lives in this process' memory; ranks that are threads share the object."""
+    """A store that lives in this process' memory; ranks that are threads share the object.
+
+    ``timeout`` is the longest of every wait: seconds (300 by default) or a timedelta.
+    """
 
     def __init__(
         self,
@@ -69,8 +73,9 @@ class HashStore(Store):
 
     def add(self, key: str, amount: int) -> int:
         """See ``Store``."""
+        number = to_whole_number(amount, "amount")
         with self._open():
-            return self._table.add(to_key(key), amount)
+            return self._table.add(to_key(key), number)
 
     def append(self, key: str, value: Value) -> None:
         """See ``Store``."""
@@ -85,7 +90,8 @@ class HashStore(Store):
 
     def compare_set(self, key: str, expected_value: Value, desired_value: Value) -> bytes:
         """See ``Store``."""
-        expected, desired = to_bytes(expected_value), to_bytes(desired_value)
+        expected = to_bytes(expected_value, "expected_value")
+        desired = to_bytes(desired_value, "desired_value")
         with self._open():
             return self._table.compare_set(to_key(key), expected, desired)
 
@@ -100,8 +106,7 @@ class HashStore(Store):
 
     def multi_set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
         """See ``Store``."""
-        same_length(keys, values)
-        pairs = list(zip(to_keys(keys), map(to_bytes, values), strict=True))
+        pairs = to_pairs(keys, values)
         with self._open():
             for key, value in pairs:
                 self._table.set(key, value)

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import TypeVar
 
 from transport.errors import DistError
-from transport.store.base import Store, Value, to_key
+from transport.store.base import Store, Value, list_keys, to_key
 
 T = TypeVar("T")
 
@@ -17,12 +17,13 @@ class PrefixStore(Store):
 
     The timeout is the wrapped store's, and so is ``num_keys`` (keys of all prefixes). ``close``
     closes the wrapped store: call it on what a ``clone`` returned, or when nobody shares it.
+    Raises TypeError for a ``prefix`` that is no ``str`` and a ``store`` that is no ``Store``.
     """
 
     def __init__(self, prefix: str, store: Store) -> None:
-        to_key(prefix)
+        to_key(prefix, "prefix")
         if not isinstance(store, Store):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"store must be a Store, got {type(store).__name__}")
+            raise TypeError(f"store must be a Store, got {type(store).__name__}: {store!r}")
         super().__init__(store.timeout)
         self._prefix = prefix
         self._store = store
@@ -142,6 +143,4 @@ class PrefixStore(Store):
         return f"{self._prefix}/{key}"
 
     def _keys(self, keys: Sequence[str]) -> list[str]:
-        if isinstance(keys, str):
-            raise TypeError(f"keys must be a list of str, got the str {keys!r}")
-        return [self._key(key) for key in keys]
+        return [self._key(key) for key in list_keys(keys)]

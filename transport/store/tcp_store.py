@@ -15,19 +15,19 @@ from transport.auth import (
     authenticate,
     secret_from_environment,
 )
+from transport.checks import to_whole_number
 from transport.deadline import Deadline
-from transport.errors import AuthenticationError, DistError, DistStoreError
+from transport.errors import AuthenticationError, DistError, DistStoreError, StoreTimeoutError
 from transport.sockets import connect, format_address
 from transport.store.base import (
     DEFAULT_STORE_TIMEOUT,
     Store,
     Value,
     check_offset,
-    same_length,
-    timeout_error,
     to_bytes,
     to_key,
     to_keys,
+    to_pairs,
 )
 from transport.store.serving import ServerLease, lease_server
 from transport.store.tcp_client import StoreConnection
@@ -59,7 +59,8 @@ class TCPStore(Store):
 
     One object may be used by several threads; their waits do not hold each other up. Raises
     DistNetworkError when the server cannot be reached or the port is taken, AuthenticationError
-    when the secrets differ, StoreTimeoutError when workers do not come.
+    when the secrets differ, StoreTimeoutError when workers do not come, ValueError and TypeError
+    for arguments.
     """
 
     def __init__(
@@ -79,6 +80,8 @@ class TCPStore(Store):
     ) -> None:
         super().__init__(timeout)
         _check_arguments(host_name, port, world_size, is_master, master_listen_fd)
+        if isinstance(secret, str):
+            raise TypeError("secret must be bytes, got str")
         self._host = host_name
         self._secret = secret_from_environment() if isinstance(secret, EllipsisType) else secret
         self._tls = tls_from_environment() if isinstance(tls, EllipsisType) else tls
@@ -142,7 +145,8 @@ class TCPStore(Store):
 
     def add(self, key: str, amount: int) -> int:
         """See ``Store``."""
-        return int(self._call(Op.ADD, (to_key(key), b"%d" % amount))[0])
+        number = to_whole_number(amount, "amount")
+        return int(self._call(Op.ADD, (to_key(key), b"%d" % number))[0])
 
     def append(self, key: str, value: Value) -> None:
         """See ``Store``."""
@@ -154,8 +158,9 @@ class TCPStore(Store):
 
     def compare_set(self, key: str, expected_value: Value, desired_value: Value) -> bytes:
         """See ``Store``."""
-        values = to_bytes(expected_value), to_bytes(desired_value)
-        return self._call(Op.COMPARE_SET, (to_key(key), *values))[0]
+        expected = to_bytes(expected_value, "expected_value")
+        desired = to_bytes(desired_value, "desired_value")
+        return self._call(Op.COMPARE_SET, (to_key(key), expected, desired))[0]
 
     def delete_key(self, key: str) -> bool:
         """See ``Store``."""
@@ -167,11 +172,8 @@ class TCPStore(Store):
 
     def multi_set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
         """See ``Store``."""
-        same_length(keys, values)
-        fields: list[bytes] = []
-        for key, value in zip(to_keys(keys), values, strict=True):
-            fields += (key, to_bytes(value))
-        self._call(Op.MULTI_SET, fields)
+        pairs = to_pairs(keys, values)
+        self._call(Op.MULTI_SET, [field for pair in pairs for field in pair])
 
     def num_keys(self) -> int:
         """Return the number of keys that users have set; the store has none of its own."""
@@ -296,8 +298,10 @@ class TCPStore(Store):
         status, _ = self._connection.request(Op.WAIT_WORKERS, fields, seconds)
         if status == Status.TIMEOUT:
             joined = int(self._call(Op.NUM_WORKERS, ())[0])
-            error = timeout_error(self.describe(), "workers", [], deadline.seconds)
-            raise type(error)(f"{error}: {joined} of {self._world_size} have connected")
+            raise StoreTimeoutError(
+                f"{self.describe()}: waited {deadline.seconds:g} s for workers:"
+                f" {joined} of {self._world_size} have connected"
+            )
 
     def _call(self, op: Op, fields: Sequence[bytes]) -> list[bytes]:
         return self._connection.request(op, fields, self._timeout)[1]
@@ -321,11 +325,11 @@ def _check_arguments(
 ) -> None:
     if not isinstance(host_name, str) or not host_name:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(f"host_name must be a host's name or address, got {host_name!r}")
-    if not 0 <= port <= 65535:
+    if not 0 <= to_whole_number(port, "port") <= 65535:
         raise ValueError(f"port must be from 0 to 65535, got {port}")
     if port == 0 and not is_master:
         raise ValueError("port must be the master's port; 0 (any) is for the master itself")
     if listen_fd is not None and not is_master:
         raise ValueError(f"master_listen_fd is for the master, got {listen_fd} without is_master")
-    if world_size is not None and world_size < 1:
+    if world_size is not None and to_whole_number(world_size, "world_size") < 1:
         raise ValueError(f"world_size must be at least 1 or None, got {world_size}")

@@ -113,6 +113,10 @@ class TestLife:
         assert stranger.read_text() == "Dear diary"
         with pytest.raises(ValueError, match="world_size must be at least 1"):
             FileStore(tmp_path / "new", 0)
+        with pytest.raises(TypeError, match="world_size must be a whole number, got '1'"):
+            FileStore(tmp_path / "new", "1")  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="file_name must be a path, got int: 3"):
+            FileStore(3)  # type: ignore[arg-type]
         assert not (tmp_path / "new").exists()
 
     def test_only_the_owner_may_read_it(self, path: Path) -> None:

@@ -67,6 +67,18 @@ class TestValues:
             store.set(b"key", "value")  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="keys must be a list of str, got the str 'key'"):
             store.wait("key")
+        with pytest.raises(TypeError, match="keys must be a list of str, got the int 3"):
+            store.check(3)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="values must be a list of bytes or str, got the str"):
+            store.multi_set(["key"], "value")
+        with pytest.raises(TypeError, match=r"values\[1\] must be bytes or str, got int"):
+            store.multi_set(["key", "other"], [b"", 3])  # type: ignore[list-item]
+        with pytest.raises(TypeError, match="desired_value must be bytes or str, got NoneType"):
+            store.compare_set("key", "", None)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match=r"amount must be a whole number, got 1\.5"):
+            store.add("key", 1.5)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="offset must be a whole number, got '0'"):
+            store.tail("key", "0")  # type: ignore[arg-type]
         assert store.num_keys() == 0
 
     def test_add(self, make_store: MakeStore) -> None:

@@ -135,10 +135,12 @@ class TestMaking:
             (("h", 0), "port must be the master's"),
             (("h", 1, 0), "world_size must be at least 1 or None, got 0"),
             (("h", 1, None, False, 1.0, True, False, 3), "master_listen_fd is for the master"),
+            (("h", "1"), "port must be a whole number, got '1' of type str"),
+            (("h", 1, 2.0), "world_size must be a whole number, got 2.0"),
         ],
     )
     def test_wrong_arguments(self, arguments: tuple[object, ...], message: str) -> None:
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises((ValueError, TypeError), match=message):
             TCPStore(*arguments)  # type: ignore[arg-type]
 
     @pytest.mark.parametrize(
