@@ -26,7 +26,9 @@ class TreeOfParameters:
     structure: Any
     paths: tuple[str, ...]
     specs: tuple[jax.ShapeDtypeStruct | None, ...]
-    """For each leaf its shape and dtype, or None if it is not trained."""
+    """For each leaf its shape and dtype, as JAX computes with it; None if it is not trained."""
+    kept: tuple[str, ...]
+    """For each leaf "" if it is trained, or its dtype and shape if it is an array with dims."""
 
     @classmethod
     def of(cls, tree: Any) -> TreeOfParameters:
@@ -35,14 +37,19 @@ class TreeOfParameters:
         return cls(
             structure,
             tuple(jax.tree_util.keystr(path) or "(the tree itself)" for path, _ in leaves),
-            tuple(
-                jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if is_trained(leaf) else None
-                for _, leaf in leaves
-            ),
+            tuple(_spec(leaf) if is_trained(leaf) else None for _, leaf in leaves),
+            tuple("" if is_trained(leaf) else _describe_array(leaf) for _, leaf in leaves),
         )
 
+    def lines_with_kept(self) -> list[str]:
+        """Return a line for each leaf, with dtypes and shapes also of those that are not trained.
+
+        Numbers have neither: they may be Python's on one rank and arrays on another.
+        """
+        return [line + kept for line, kept in zip(self.lines(), self.kept, strict=True)]
+
     def lines(self) -> list[str]:
-        """Return a line for each leaf."""
+        """Return a line for each leaf: what must be the same in all steps."""
         return [
             f"{path} not trained"
             if spec is None
@@ -108,7 +115,17 @@ class TreeOfParameters:
 
 def check_same_tree(tree: TreeOfParameters, group: ProcessGroup) -> None:
     """Raise ValueError, on every rank, naming the first leaf in which a rank's tree differs."""
-    check_same([f"parameter {line}" for line in tree.lines()], group)
+    check_same([f"parameter {line}" for line in tree.lines_with_kept()], group)
+
+
+def _spec(leaf: Any) -> jax.ShapeDtypeStruct:
+    # Where double precision is off, a NumPy array of float64 is one of float32 to JAX.
+    return jax.ShapeDtypeStruct(leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype))
+
+
+def _describe_array(leaf: Any) -> str:
+    shape = getattr(leaf, "shape", ())
+    return f" ({leaf.dtype}{list(shape)})" if shape and hasattr(leaf, "dtype") else ""
 
 
 def copies_of_rank_0(arrays: Sequence[Any], group: ProcessGroup) -> list[jax.Array]:

@@ -49,6 +49,31 @@ def test_trees_that_differ_between_ranks_are_an_error_that_names_the_first():
         assert "rank 0:" not in text
 
 
+def test_arrays_that_are_not_trained_are_compared_and_numbers_are_not():
+    def accepted(first, second):
+        def rank():
+            leaf = (first, second)[dist.get_rank()]
+            DistributedDataParallel({"w": np.ones(2), "n": leaf})
+
+        run_ranks(rank, 2)
+
+    accepted(3, jnp.array(3))
+    message = r"has parameter \['n'\] not trained \(int32\[3\]\) where rank 0 .* \(int32\[2\]\)"
+    with pytest.raises(RankError, match=message):
+        accepted(np.ones(2, "i4"), np.ones(3, "i4"))
+
+
+def test_float64_is_float32_where_double_precision_is_off():
+    def rank():
+        ddp = DistributedDataParallel({"w": np.ones(2)})
+        return ddp.value_and_grad(lambda params: params["w"].sum())(ddp.params)[1]["w"]
+
+    with jax_settings(jax_enable_x64=False):
+        for grad in run_ranks(rank, 2):
+            assert grad.dtype == np.float32
+            assert grad.tolist() == [1, 1]
+
+
 def bad_params(ddp):
     ddp.value_and_grad(lambda p: p["w"].sum())({"w": jnp.ones(4), "v": jnp.ones(2)})
 
