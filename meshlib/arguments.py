@@ -11,18 +11,37 @@ import numpy as np
 from meshlib import arrays
 from meshlib.adapted import Adapted
 from transport.call import dtype_code
+from transport.checks import to_whole_numbers
 from transport.cuda.flat import DeviceFlat
 from transport.reduce_op import Flat, RedOpType, ReduceOp
 
 
-def check_op(op: object, dtype: np.dtype[Any]) -> ReduceOp:
-    """Return ``op`` as a ReduceOp that applies to ``dtype``; raise TypeError otherwise."""
+def check_op(op: object, dtype: np.dtype[Any], count: int | None = None) -> ReduceOp:
+    """Return ``op`` as a ReduceOp that applies to ``dtype``; raise TypeError otherwise.
+
+    Raises ValueError when it does not apply to ``count`` elements (None: not known).
+    """
     if isinstance(op, RedOpType):
         op = ReduceOp(op)
     if not isinstance(op, ReduceOp):
         raise TypeError(f"op must be a ReduceOp such as ReduceOp.SUM, got {op!r}")
-    op.check(dtype)
+    op.check(dtype, count)
     return op
+
+
+def check_reduction(
+    op: object, x: Adapted, name: str, count: int | None = None
+) -> tuple[ReduceOp, int]:
+    """Return ``op`` as a ReduceOp that applies to ``x``, and the wire code of the dtype of ``x``.
+
+    ``count`` is the number of elements, where it is not that of ``x``. Raises TypeError and
+    ValueError as ``check_dtype`` and ``check_op`` do.
+    """
+    if type(op) is ReduceOp and (code := op.codes.get(x.flat.dtype)) is not None:
+        return op, code
+    check_dtype(x, name)
+    checked = check_op(op, x.flat.dtype, x.flat.size if count is None else count)
+    return checked, checked.code_of(x.flat.dtype)
 
 
 def check_dtype(x: Adapted, name: str) -> int:
@@ -53,15 +72,26 @@ def check_size(x: Adapted, name: str, expected: int, why: str) -> None:
         )
 
 
-def check_list(items: object, name: str, size: int | None = None) -> None:
-    """Raise unless ``items`` is a list with ``size`` entries (None: at least one)."""
-    if not isinstance(items, Sequence) or isinstance(items, str | bytes | bytearray | memoryview):
-        raise TypeError(f"{name} must be a list, got {type(items).__name__}")
+def check_list(
+    items: object, name: str, size: int | None = None, each: str = "one for each member"
+) -> None:
+    """Raise unless ``items`` is a list with ``size`` entries (None: at least one).
+
+    ``each`` says why it has so many.
+    """
+    check_sequence(items, name)
+    assert isinstance(items, Sequence)
     if size is None:
         if not items:
             raise ValueError(f"{name} is empty; expected at least one entry")
     elif len(items) != size:
-        raise ValueError(f"{name} has {len(items)} entries; expected {size}, one for each member")
+        raise ValueError(f"{name} has {len(items)} entries; expected {size}, {each}")
+
+
+def check_sequence(items: object, name: str) -> None:
+    """Raise TypeError unless ``items`` is a list or its like; a string or bytes are none."""
+    if not isinstance(items, Sequence) or isinstance(items, str | bytes | bytearray | memoryview):
+        raise TypeError(f"{name} must be a list, got {type(items).__name__}")
 
 
 def check_fillable(items: object, name: str, size: int | None = None) -> None:
@@ -127,9 +157,14 @@ def adapt_sources(items: Sequence[Any], name: str, size: int | None = None) -> l
     return [arrays.source(item, f"{name}[{i}]") for i, item in enumerate(items)]
 
 
-def adapt_targets(items: Sequence[Any], name: str, size: int | None = None) -> list[Adapted]:
-    """Adapt a list of ``size`` arrays (None: any number but none) that are written."""
-    check_list(items, name, size)
+def adapt_targets(
+    items: Sequence[Any], name: str, size: int | None = None, each: str = "one for each member"
+) -> list[Adapted]:
+    """Adapt a list of ``size`` arrays (None: any number but none) that are written.
+
+    ``each`` says why there are so many.
+    """
+    check_list(items, name, size, each)
     adapted = [arrays.target(item, f"{name}[{i}]") for i, item in enumerate(items)]
     check_disjoint(adapted, name)
     return adapted
@@ -146,21 +181,23 @@ def split_by_rows(
 ) -> list[Flat]:
     """Return a view for each member: ``sizes`` counts rows of dim 0; None means equal parts.
 
-    Raises ValueError when the sizes do not add up to dim 0, or dim 0 cannot be divided.
+    Raises ValueError when the sizes do not add up to dim 0, or dim 0 cannot be divided, TypeError
+    for sizes that are no whole numbers.
     """
     rows = x.shape[0] if x.shape else 1
-    if sizes is None or len(sizes) == 0:
+    counts = [] if sizes is None else to_whole_numbers(sizes, sizes_name)
+    if not counts:
         if rows % members:
             raise ValueError(
                 f"{name} has {rows} rows (shape {x.shape}), which {members} members cannot share "
                 f"equally; expected a multiple of {members}, or {sizes_name}"
             )
         return split_evenly(x.flat, members)
-    if len(sizes) != members or any(n < 0 for n in sizes) or sum(sizes) != rows:
+    if len(counts) != members or any(n < 0 for n in counts) or sum(counts) != rows:
         raise ValueError(
-            f"{sizes_name} is {list(sizes)} (sum {sum(sizes)}); expected {members} numbers >= 0 "
+            f"{sizes_name} is {counts} (sum {sum(counts)}); expected {members} numbers >= 0 "
             f"that add up to the {rows} rows of {name}"
         )
     row = x.flat.size // rows if rows else 0
-    ends = np.cumsum([0, *sizes]) * row
+    ends = np.cumsum([0, *counts]) * row
     return [x.flat[ends[i] : ends[i + 1]] for i in range(members)]

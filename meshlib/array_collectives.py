@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
+
 from meshlib import arrays
 from meshlib.adapted import Adapted
 from meshlib.arguments import (
@@ -18,7 +20,7 @@ from meshlib.arguments import (
     adapt_targets,
     check_dtype,
     check_no_overlap,
-    check_op,
+    check_reduction,
     check_same_dtype,
     check_size,
     same_start,
@@ -87,25 +89,34 @@ class ArrayCollectives(PointToPoint):
         group = self.process_group
         if group.rank() < 0:
             return None
-        x = arrays.in_out(tensor, "tensor")
-        code = check_dtype(x, "tensor")
-        op = check_op(op, x.flat.dtype)
+        # The small call that counts is a repeated one, on a NumPy array that is reduced where it
+        # lies. That needs no more than this; ``adapted`` arrays take two microseconds longer.
+        if (
+            type(tensor) is np.ndarray
+            and type(op) is ReduceOp
+            and (code := op.codes.get(tensor.dtype)) is not None
+            and tensor.flags.carray
+        ):
+            flat, device, finish = tensor.ravel(), "cpu", None
+        else:
+            x = arrays.in_out(tensor, "tensor")
+            op, code = check_reduction(op, x, "tensor")
+            flat, device, finish = x.flat, x.device, x.finish
 
         def run(communicator: Communicator, call: Call) -> Any:
-            communicator.all_reduce(call, x.flat, op)
-            return x.finish()
+            communicator.all_reduce(call, flat, op)
+            return tensor if finish is None else finish()
 
-        # As ``_issue`` does it, without the step in between: this is the small call that counts.
         return group.issue(
             _ALL_REDUCE,
             run,
-            x.device,
-            x.flat.size,
+            device,
+            flat.size,
             code,
             op.code,
             NO_ROOT,
             0,
-            x.flat.nbytes,
+            flat.nbytes,
             COLLECTIVE,
             async_op,
             self.call_timeout(timeout),
@@ -155,8 +166,7 @@ class ArrayCollectives(PointToPoint):
         root = self.resolve_rank(dst, group_dst, "dst")
         is_root = root == group.rank()
         x = arrays.in_out(tensor, "tensor") if is_root else arrays.source(tensor, "tensor")
-        code = check_dtype(x, "tensor")
-        op = check_op(op, x.flat.dtype)
+        op, code = check_reduction(op, x, "tensor")
 
         def run(communicator: Communicator, call: Call) -> Any:
             communicator.reduce(call, x.flat, op, root)
@@ -256,8 +266,7 @@ class ArrayCollectives(PointToPoint):
             return None
         out = arrays.target(output, "output")
         ins = adapt_sources(input_list, "input_list", len(group.ranks))
-        code = check_dtype(out, "output")
-        op = check_op(op, out.flat.dtype)
+        op, code = check_reduction(op, out, "output")
         check_size(out, "output", ins[group.rank()].flat.size, "the size of this rank's input")
         for i, x in enumerate(ins):
             check_same_dtype(x, f"input_list[{i}]", out, "output")
@@ -291,8 +300,7 @@ class ArrayCollectives(PointToPoint):
             return None
         out = arrays.target(output, "output")
         x = arrays.source(input, "input")
-        code = check_dtype(out, "output")
-        op = check_op(op, out.flat.dtype)
+        op, code = check_reduction(op, out, "output")
         size = len(group.ranks)
         check_same_dtype(x, "input", out, "output")
         check_size(x, "input", size * out.flat.size, f"{size} times the size of output")

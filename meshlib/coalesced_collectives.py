@@ -17,7 +17,7 @@ from meshlib.arguments import (
     check_dtype,
     check_list,
     check_no_overlap,
-    check_op,
+    check_reduction,
     check_same_dtype,
     check_size,
 )
@@ -48,12 +48,11 @@ class CoalescedCollectives(ArrayCollectives):
             return None
         check_list(tensors, "tensors")
         xs = [arrays.in_out(x, f"tensors[{i}]") for i, x in enumerate(tensors)]
-        code = check_dtype(xs[0], "tensors[0]")
+        sizes = [x.flat.size for x in xs]
+        op, code = check_reduction(op, xs[0], "tensors[0]", sum(sizes))
         for i, x in enumerate(xs):
             check_same_dtype(x, f"tensors[{i}]", xs[0], "tensors[0]")
         check_disjoint(xs, "tensors")
-        op = check_op(op, xs[0].flat.dtype)
-        sizes = [x.flat.size for x in xs]
         device = xs[0].device
 
         def run(communicator: Communicator, call: Call) -> Any:
@@ -102,7 +101,8 @@ class CoalescedCollectives(ArrayCollectives):
         outs: list[list[Adapted]] = []
         for i, tensors in enumerate(output_tensor_lists):
             size = len(ins) if i == group.rank() else None
-            outs.append(adapt_targets(tensors, f"{name}[{i}]", size))
+            each = "one for each of input_tensor_list"
+            outs.append(adapt_targets(tensors, f"{name}[{i}]", size, each))
         for j, x in enumerate(ins):
             check_same_dtype(x, f"input_tensor_list[{j}]", ins[0], "input_tensor_list[0]")
             own = f"{name}[{group.rank()}][{j}]"

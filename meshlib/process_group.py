@@ -6,12 +6,12 @@ Order, deadlines, recording and failure are handled in ``ProcessGroup.issue`` an
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from copy import copy
 from datetime import timedelta
 from functools import partial
+from time import monotonic
 from typing import Any, Protocol
 
 from meshlib.collectives import Collectives
@@ -274,7 +274,7 @@ class ProcessGroup(Members, Collectives):
                 raise
             # Where a transport noticed says nothing to the user; it stays in __context__.
             raise seen from None
-        record.end(None)
+        record.ended = monotonic()
         if record.completion is not None:
             record.completion.explain_by(partial(self._explain, record))
         return result
@@ -286,7 +286,7 @@ class ProcessGroup(Members, Collectives):
 
         def logged(communicator: Communicator, call: Call) -> Any:
             result = run(communicator, call)
-            took = 1e3 * (time.monotonic() - record.started)
+            took = 1e3 * (monotonic() - record.started)
             log.debug("%s on %s: done in %.3f ms", record.header, self, took)
             return result
 

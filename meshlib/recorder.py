@@ -46,63 +46,68 @@ class _OwnFiles(dict[str, bool]):
 
 
 class _Naming(threading.local):
-    """What each thread is, and what it calls its calls at the moment."""
-
-    label: str | None = None
+    """What each thread calls its calls at the moment, and its number."""
 
     def __init__(self) -> None:
-        self.thread = threading.get_ident()
+        self.now: tuple[str | None, int] = (None, threading.get_ident())
+
+
+Facts = tuple[str, int, int, float, tuple[str | None, int], CodeType, int]
+"""Of a call: group, bytes, peer, seconds, (label, thread), and the code and instruction of the user
+that made it.
+"""
 
 
 class Record(Call):
     """A call as the recorder keeps it: where it was made, and how far it got (monotonic seconds).
 
-    ``seconds`` is what it may take from ``started`` on, the moment of its turn.
+    ``started`` is the moment of its turn.
     """
 
     # Small, because the memory of the oldest record has left the caches when the newest gets it.
-    __slots__ = (
-        "code",
-        "ended",
-        "error",
-        "group",
-        "instruction",
-        "issued",
-        "label",
-        "nbytes",
-        "peer",
-        "seconds",
-        "started",
-        "thread",
-    )
+    # A tuple takes less time than so many attributes.
+    __slots__ = ("ended", "error", "facts", "issued", "started")
 
-    code: CodeType
-    instruction: int
-
-    def __init__(
-        self,
-        group: str,
-        packed: bytes,
-        nbytes: int,
-        peer: int,
-        sync: bool,
-        seconds: float,
-        naming: _Naming,
-    ) -> None:
+    def __init__(self, packed: bytes, sync: bool, facts: Facts) -> None:
         # Not through Call's: there is no header, only what is packed.
         self.packed = packed
+        self.sync = sync
+        self.facts = facts
         self.waiting_for = None
         self.completion = None
         self.error: str | None = None
-        self.group = group
-        self.nbytes = nbytes
-        self.peer = peer
-        self.sync = sync
-        self.label = naming.label
-        self.thread = naming.thread
-        self.seconds = seconds
         self.started = self.ended = 0.0
         self.issued = _monotonic()
+
+    @property
+    def group(self) -> str:
+        """The id of the group that the call was made on."""
+        return self.facts[0]
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of this rank's part."""
+        return self.facts[1]
+
+    @property
+    def peer(self) -> int:
+        """A group rank or ``ANY_SOURCE``, ``COLLECTIVE`` for a collective."""
+        return self.facts[2]
+
+    @property
+    def seconds(self) -> float:
+        """What the call may take from ``started`` on."""
+        return self.facts[3]
+
+    @property
+    def label(self) -> str | None:
+        """The name that ``record_comm`` gave."""
+        return self.facts[4][0]
+
+    @property
+    def thread(self) -> int:
+        """The number of the thread that issued the call."""
+        return self.facts[4][1]
 
     @property
     def deadline(self) -> Deadline:
@@ -121,15 +126,16 @@ class Record(Call):
     @property
     def site(self) -> str:
         """The user's line that made the call: ``file:line in function``."""
+        code, instruction = self.facts[5], self.facts[6]
         line = next(
             (
                 line
-                for start, end, line in self.code.co_lines()
-                if start <= self.instruction < end and line is not None
+                for start, end, line in code.co_lines()
+                if start <= instruction < end and line is not None
             ),
-            self.code.co_firstlineno,
+            code.co_firstlineno,
         )
-        return f"{self.code.co_filename}:{line} in {self.code.co_name}"
+        return f"{code.co_filename}:{line} in {code.co_name}"
 
     @property
     def kind(self) -> str:
@@ -195,27 +201,29 @@ class FlightRecorder:
         ``packed`` is its header, ``seconds`` what it may take from its turn on. ``sync``: the
         issuing thread waits for its end.
         """
-        record = Record(group, packed, nbytes, peer, sync, seconds, self._naming)
         # Below the third are this, the door and the collective's method.
         frame, own = _getframe(3), self._own
-        while own[frame.f_code.co_filename] and (caller := frame.f_back) is not None:
-            frame = caller
+        code = frame.f_code
+        while own[code.co_filename] and (caller := frame.f_back) is not None:
+            frame, code = caller, caller.f_code
         # The line is looked up when somebody asks for it.
-        record.code, record.instruction = frame.f_code, frame.f_lasti
+        facts = (group, nbytes, peer, seconds, self._naming.now, code, frame.f_lasti)
+        record = Record(packed, sync, facts)
         self._ring.append(record)
-        for follower in self._followers:
-            follower.append(record)
+        if self._followers:
+            for follower in self._followers:
+                follower.append(record)
         return record
 
     @contextmanager
     def named(self, label: str) -> Generator[None]:
         """Give ``label`` to the records that this thread opens in the block."""
-        before = self._naming.label
-        self._naming.label = label
+        before = self._naming.now
+        self._naming.now = (label, before[1])
         try:
             yield
         finally:
-            self._naming.label = before
+            self._naming.now = before
 
     def records(self, group: str | None = None) -> list[Record]:
         """Return the records, oldest first; of one group or of all."""

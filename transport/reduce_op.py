@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from transport.call import OP_CODES
+from transport.call import OP_CODES, dtype_code
 
 Flat = npt.NDArray[Any]
 """A flat typed buffer: a 1-D, C-contiguous, native-endian NumPy array over somebody's memory."""
@@ -67,9 +67,12 @@ class _Constants(type):
 class ReduceOp(metaclass=_Constants):
     """A reduction: ``ReduceOp.SUM``, ``AVG``, ``PRODUCT``, ``MIN``, ``MAX``, ``BAND``, ``BOR``,
     ``BXOR``, or ``PREMUL_SUM`` as made by ``premul_sum(factor)``. Immutable, equal by value.
+
+    ``kind`` says which. Raises TypeError for another kind, ValueError for a ``factor`` without
+    PREMUL_SUM or PREMUL_SUM without one.
     """
 
-    __slots__ = ("_takes", "code", "factor", "kind", "ufunc")
+    __slots__ = ("_takes", "code", "codes", "factor", "kind", "ufunc")
     RedOpType = RedOpType
     PREMUL_SUM = RedOpType.PREMUL_SUM
 
@@ -79,15 +82,23 @@ class ReduceOp(metaclass=_Constants):
     """What combines two contributions, for those who call it very often; see ``combine``."""
     code: int
     """The op's number on the wire."""
+    codes: dict[np.dtype[np.generic], int]
+    """The wire codes of those dtypes that it was found to apply to already; see ``code_of``."""
     _takes: str
 
     def __init__(self, kind: RedOpType, factor: Any = None) -> None:
+        if not isinstance(kind, RedOpType):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(
+                f"kind must be a RedOpType, got {kind!r}; expected ReduceOp.SUM and its like, which"
+                " are ready, or premul_sum(factor)"
+            )
         if (kind is RedOpType.PREMUL_SUM) != (factor is not None):
             raise ValueError(f"factor belongs to PREMUL_SUM and to nothing else, got {kind.name}")
         object.__setattr__(self, "kind", kind)
         object.__setattr__(self, "factor", factor)
         object.__setattr__(self, "ufunc", _UFUNCS[kind])
         object.__setattr__(self, "code", OP_CODES[kind.name])
+        object.__setattr__(self, "codes", {})
         object.__setattr__(self, "_takes", _TAKES[kind])
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -112,9 +123,28 @@ class ReduceOp(metaclass=_Constants):
         inside = "" if self.factor is None else f"({self.factor!r})"
         return f"ReduceOp.{self.kind.name}{inside}"
 
-    def check(self, dtype: np.dtype[np.generic]) -> None:
-        """Raise TypeError when this op has no meaning for ``dtype``."""
+    def code_of(self, dtype: np.dtype[np.generic]) -> int:
+        """Return the wire code of ``dtype``, to which this op applies.
+
+        Raises TypeError when it does not, or when no collective carries ``dtype``.
+        """
+        code = self.codes.get(dtype)
+        if code is None:
+            code = dtype_code(dtype)
+            self.check(dtype)
+            if np.ndim(self.factor) == 0:  # an array must fit the number of elements each time
+                self.codes[dtype] = code
+        return code
+
+    def check(self, dtype: np.dtype[np.generic], count: int | None = None) -> None:
+        """Raise TypeError when this op has no meaning for ``dtype``.
+
+        Raises ValueError when its factor does not fit a flat buffer of ``count`` elements (None:
+        not known).
+        """
         if dtype.kind in self._takes:
+            if self.factor is not None:
+                self._check_factor(dtype, count)
             return
         if self.kind in _BITWISE:
             why = "bitwise operations are defined on integers and bool"
@@ -123,6 +153,18 @@ class ReduceOp(metaclass=_Constants):
         else:
             why = "scaling an integer would round it"
         raise TypeError(f"op {self!r} does not apply to dtype {dtype.name}: {why}")
+
+    def _check_factor(self, dtype: np.dtype[np.generic], count: int | None) -> None:
+        if np.iscomplexobj(self.factor) and dtype.kind != "c":
+            raise TypeError(
+                f"op {self!r} does not apply to dtype {dtype.name}: its factor is complex"
+            )
+        shape = np.shape(self.factor)
+        if count is not None and shape not in ((), (1,), (count,)):
+            raise ValueError(
+                f"op {self!r} has a factor of shape {shape}; expected a number, or one for each of"
+                f" the {count} elements"
+            )
 
     def combine(self, lower: Flat, upper: Flat, out: Flat) -> None:
         """Write ``lower`` op ``upper`` into ``out``, which may be either of them.
@@ -133,7 +175,7 @@ class ReduceOp(metaclass=_Constants):
         self.ufunc(lower, upper, out=out)
 
     def prepare(self, buffer: Flat) -> None:
-        """Apply what comes before the reduction, in place: PREMUL_SUM scales the input."""
+        """Apply to ``buffer`` what comes before the reduction: PREMUL_SUM scales the input."""
         if self.kind is RedOpType.PREMUL_SUM:
             np.multiply(buffer, self.factor, out=buffer, casting="same_kind")
 
@@ -151,7 +193,7 @@ class ReduceOp(metaclass=_Constants):
         return ReduceOp.SUM if self.kind in _SCALED else self
 
     def finish(self, buffer: Flat, size: int) -> None:
-        """Apply what comes after the reduction over ``size`` members, in place: AVG divides."""
+        """Apply to ``buffer`` what comes after the reduction over ``size`` ranks: AVG divides."""
         if self.kind is RedOpType.AVG:
             if buffer.dtype.kind == "c":  # complex division rounds more than once
                 buffer = buffer.view(np.real(buffer).dtype)
@@ -165,8 +207,10 @@ for _type in set(RedOpType) - {RedOpType.PREMUL_SUM}:
 def premul_sum(factor: Any) -> ReduceOp:
     """Return the op that multiplies each rank's input by ``factor``, then sums.
 
-    ``factor`` is a number, or an array that broadcasts against the flat buffer. Raises TypeError
-    for anything else.
+    ``factor`` is a number, or a 1-D array with one for each element of the flattened array (for
+    reduce_scatter: of the output, and the same for each part). Raises TypeError for anything else;
+    calls raise ValueError for an array of another length, TypeError for a complex factor of real
+    numbers.
     """
     if np.asarray(factor).dtype.kind not in "biufcV":
         raise TypeError(f"factor must be a number or an array of numbers, got {factor!r}")

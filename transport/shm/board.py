@@ -35,6 +35,8 @@ _STEP_BITS = 24
 _CALL = 1 << _STEP_BITS
 DONE = _CALL - 1
 _FIRST = 1
+_TO_THE_ONE_BEFORE = _CALL - _FIRST
+"""From where a call begins back to the first step of the one before it."""
 
 Check = Callable[[Call, int], None]
 """Raises when waiting for a member (a group rank) in a call has become pointless."""
@@ -90,10 +92,10 @@ class Board:
         ]
         self._number = 0
         self._base = 0
-        self._floor = 0
-        self._must_have_begun = 0
+        # All are past that call which would come before the first one.
+        self._floor = _FIRST
+        self._busy = 0
         self._unchecked: deque[tuple[int, Call]] = deque()
-        self._free = [0] * BLOCKS
 
     # A call's frame.
 
@@ -102,17 +104,14 @@ class Board:
 
         Returns the slot of the call's first block, free of what earlier calls had in it.
         """
-        if self._floor < self._must_have_begun or self._unchecked:
-            self._settle(call)
         base = self._base
-        self._must_have_begun = base + _FIRST if base else 0
-        self._base = base = base + _CALL
+        if self._floor < base - _TO_THE_ONE_BEFORE or self._unchecked:
+            self._settle(call, base - _TO_THE_ONE_BEFORE)
+        self._base = base + _CALL
         self._number = number = self._number + 1
+        if self._floor < self._busy:
+            self._reach_turn(call, self._busy)
         slot = number % BLOCKS
-        if self._floor < self._free[slot]:
-            self._reach_turn(call, self._free[slot])
-        # If the call has one block only; else ``close`` knows better.
-        self._free[slot] = base + _CALL + _FIRST
         self._memory[self._own_cards[slot]] = call.packed
         return slot
 
@@ -185,7 +184,7 @@ class Board:
     def close(self) -> None:
         """End a call of several blocks: this member reads no other's any more."""
         self.publish(DONE)
-        self._free = [self._base + DONE] * BLOCKS
+        self._busy = self._base + DONE
 
     # Notes and blocks.
 
@@ -198,10 +197,13 @@ class Board:
 
         What this call had in it, ``BLOCKS`` laps ago, is the caller's business.
         """
-        slot = (self._number + lap) % BLOCKS
-        if 0 < lap < BLOCKS and self._floor < self._free[slot]:
-            self._reach_turn(call, self._free[slot])
-        return slot
+        if 0 < lap < BLOCKS:
+            # Readers of a call of one block are through when they begin the next one. If it had
+            # several, ``begin`` has waited for its end.
+            ended = self._base - (BLOCKS - 1 - lap) * _CALL
+            if self._floor < ended + _FIRST and self._busy < ended - 1:
+                self._reach_turn(call, ended + _FIRST)
+        return (self._number + lap) % BLOCKS
 
     def slot(self, lap: int) -> int:
         """Return the slot of the members' blocks for ``lap`` of the call."""
@@ -260,10 +262,12 @@ class Board:
                 self._wait(call, peer, turn)
         self._floor = turn
 
-    def _settle(self, call: Call) -> None:
-        """See all members in the call before the last one, and compare the cards of that."""
-        if self._floor < self._must_have_begun:
-            self._reach_turn(call, self._must_have_begun)
+    def _settle(self, call: Call, begun: int) -> None:
+        """See all members in the call before the last one, which begins at the turn ``begun``, and
+        compare the cards of that.
+        """
+        if self._floor < begun:
+            self._reach_turn(call, begun)
         self._compare_earlier(self._number)
 
     def _compare_earlier(self, limit: int) -> None:

@@ -24,7 +24,7 @@ def copy(into: Flat, source: Flat) -> None:
     write past the caches, which is worth finding out.
     """
     if source.nbytes < LONG:
-        into[:] = source
+        into[...] = source
     else:
         copy_raw(into.view(np.uint8), source.view(np.uint8))
 

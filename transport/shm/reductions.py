@@ -49,11 +49,15 @@ class Reductions:
         self._size = board.size
         # The parts of blocks that the last small call used, by slot, and what it was.
         self._ready: list[list[Flat]] = []
-        self._ready_for: tuple[int, int] = (-1, -1)
+        self._ready_size = self._ready_dtype = -1
 
     def all_reduce(self, call: Call, buffer: Flat, op: ReduceOp) -> None:
         """See ``Communicator.all_reduce``."""
-        if (buffer.dtype.num, buffer.size) == self._ready_for and op.factor is None:
+        if (
+            buffer.size == self._ready_size
+            and buffer.dtype.num == self._ready_dtype
+            and op.factor is None
+        ):
             self._all_reduce_at_once(call, buffer, op)
         elif op.factor is not None or reduction_dtype(buffer.dtype) != buffer.dtype:
             self._all_reduce_shared(call, buffer, op)
@@ -71,14 +75,14 @@ class Reductions:
         self._ready = [
             [blocks[r][slot][:count] for r in range(self._size)] for slot in range(BLOCKS)
         ]
-        self._ready_for = (buffer.dtype.num, count)
+        self._ready_size, self._ready_dtype = count, buffer.dtype.num
 
     def _all_reduce_at_once(self, call: Call, buffer: Flat, op: ReduceOp) -> None:
         """The direct way for what fits one block, with no more steps than needed."""
         board = self._board
         parts = self._ready[board.begin(call)]
         if buffer.nbytes < LONG:
-            parts[self._rank][:] = buffer
+            parts[self._rank][...] = buffer  # ``[:]`` makes a view first
         else:
             copy(parts[self._rank], buffer)
         board.publish(1)
