@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from meshlib.process_group import ProcessGroup
 from parallel.arrays import Array, namespace, placement
+from parallel.ddp.buckets import MIB
 from parallel.nn.parameter import Parameter
+
+_COPIED_BYTES = 64 * MIB
+"""What one exchange may copy: it takes so much memory, or as much as the largest parameter."""
 
 
 class Shards:
-    """The parameters of one dtype and device, in one flat array, owner after owner.
+    """Parameters of one dtype and device, in one flat array, owner after owner.
 
     With ``as_views`` the parameters live in that array for good; without, they are copied through
     one that lives as long as the exchange.
@@ -38,6 +42,8 @@ class Shards:
 
     def exchange(self) -> None:
         """Make all parameters equal to those of their owners. One all-gather."""
+        if self._group.size() == 1:
+            return
         me = self._group.rank()
         flat = self._flat if self._as_views else self._allocate()
         if not self._as_views:
@@ -66,8 +72,38 @@ class Shards:
 def shards_by_placement(
     owners: Mapping[Parameter, int], group: ProcessGroup, *, as_views: bool
 ) -> list[Shards]:
-    """Return one ``Shards`` for each dtype and device, in an order that all ranks share."""
+    """Return the ``Shards`` for each dtype and device, in an order that all ranks share.
+
+    With ``as_views`` one, otherwise as many as keep what each copies small.
+    """
     piles: dict[tuple[str, str], dict[Parameter, int]] = {}
     for parameter, owner in owners.items():
         piles.setdefault(placement(parameter.data), {})[parameter] = owner
-    return [Shards(pile, group, as_views=as_views) for pile in piles.values()]
+    return [
+        Shards(part, group, as_views=as_views)
+        for pile in piles.values()
+        for part in ([pile] if as_views else _in_parts(pile, group.size()))
+    ]
+
+
+def _in_parts(owners: Mapping[Parameter, int], ranks: int) -> Iterator[dict[Parameter, int]]:
+    """Yield ``owners`` in parts of which each rank owns about as much."""
+    by_rank: list[list[Parameter]] = [[] for _ in range(ranks)]
+    for parameter, owner in owners.items():
+        by_rank[owner].append(parameter)
+    for round_ in itertools.zip_longest(*(_chunks(own, ranks) for own in by_rank), fillvalue=[]):
+        yield {parameter: rank for rank, chunk in enumerate(round_) for parameter in chunk}
+
+
+def _chunks(parameters: Sequence[Parameter], ranks: int) -> Iterator[list[Parameter]]:
+    chunk: list[Parameter] = []
+    nbytes = 0
+    for parameter in parameters:
+        size = int(parameter.data.nbytes)
+        if chunk and nbytes + size > _COPIED_BYTES // ranks:
+            yield chunk
+            chunk, nbytes = [], 0
+        chunk.append(parameter)
+        nbytes += size
+    if chunk:
+        yield chunk

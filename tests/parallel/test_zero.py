@@ -120,6 +120,27 @@ def test_one_call_for_each_dtype():
     assert run_ranks(job, 3) == [2] * 3
 
 
+def test_what_is_copied_at_once_is_bounded(monkeypatch):
+    monkeypatch.setattr("parallel.zero.shards._COPIED_BYTES", 3 * 200)
+
+    def job():
+        # Owned: 400 by one rank alone, then 200, 200 and 80 by another, 200 and 160 by the third.
+        sizes = (100, 50, 50, 50, 40, 20)
+        params = [nn.Parameter(np.full(size, 1.0, "f4")) for size in sizes]
+        optimizer = ZeroRedundancyOptimizer(params, optim.SGD, lr=1.0)
+        for number, parameter in enumerate(params):
+            parameter.grad = np.full(parameter.shape, number, "f4")
+        group = dist.group.WORLD.process_group
+        before = group.reached()
+        optimizer.step()
+        assert group.reached() - before == 3
+        largest = max(r.nbytes for r in group.world.recorder.records(group.id)[-3:])
+        return largest, [set(parameter.data.tolist()) for parameter in params]
+
+    values = [{1.0 - number} for number in range(6)]
+    assert run_ranks(job, 3) == [(800, values)] * 3
+
+
 def test_parameter_groups_and_ones_added_later():
     def job():
         rng = np.random.default_rng(0)
