@@ -58,9 +58,11 @@ class DeviceMesh(MeshValue, Collectives):
     ) -> None:
         """Arrange the global ranks in ``mesh``: nested lists or an integer array, at least 1-D.
 
-        Any ranks in any order, each once. ``backend`` and ``timeout`` (seconds, a timedelta or
-        ``"30s"``) are what groups are made with, ``backend_override`` and ``timeout_override``
-        the same by dim (name or number); where nothing is said, the job's hold.
+        Any ranks in any order, each once. ``device_type`` (``"cpu"``, ``"cuda"``) is the kind of
+        device whose arrays the mesh is for; ``mesh_dim_names`` has a name for each dim.
+        ``backend`` and ``timeout`` (seconds, a timedelta or ``"30s"``) are what groups are made
+        with, ``backend_override`` and ``timeout_override`` the same by dim (name or number); where
+        nothing is said, the job's hold.
 
         Raises ValueError for a ragged or empty ``mesh``, for ranks that are negative, there
         twice, not integers or (in a job) beyond its world size, and for wrong names or options.
@@ -113,10 +115,11 @@ class DeviceMesh(MeshValue, Collectives):
         """Return the mesh whose dims are groups that exist already; its calls go through them.
 
         One group gives a 1-D mesh of its ranks. Of a sequence, group i is dim i of ``mesh``, which
-        must then be given. Raises ValueError when a group's ranks are not those that ``mesh`` has
-        along its dim, for this rank.
+        must then be given. ``device_type`` and ``mesh_dim_names`` are as for ``DeviceMesh``.
+        Raises ValueError when a group's ranks are not those that ``mesh`` has along its dim, for
+        this rank, TypeError for what is no group.
         """
-        groups = (group,) if isinstance(group, ProcessGroup) else tuple(group)
+        groups = tuple(group) if isinstance(group, Sequence) else (group,)
         for one in groups:
             if not isinstance(one, ProcessGroup):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise TypeError(f"group has {one!r}; expected a ProcessGroup or several")
@@ -174,9 +177,10 @@ class DeviceMesh(MeshValue, Collectives):
         return self.coordinate_of(current_world().rank)
 
     def get_local_rank(self, mesh_dim: DimKey | None = None) -> int:
-        """Return this rank's coordinate along a dim, which a 1-D mesh need not name.
+        """Return this rank's coordinate along ``mesh_dim``, which a 1-D mesh need not name.
 
-        Raises ValueError on a rank outside.
+        Raises MeshDimError (a ValueError) for a dim that is not there, ValueError on a rank
+        outside and without a ``mesh_dim`` where there are several.
         """
         along = self[self._one_dim(mesh_dim)]
         world = current_world()
@@ -226,9 +230,9 @@ class DeviceMesh(MeshValue, Collectives):
         )
 
     def get_group(self, mesh_dim: DimKey | None = None) -> ProcessGroup:
-        """Return this rank's group along a dim, which a 1-D mesh need not name.
+        """Return this rank's group along ``mesh_dim``, which a 1-D mesh need not name.
 
-        The group over all dims is ``process_group``. Raises ValueError on a rank outside.
+        The group over all dims is ``process_group``. Raises as ``get_local_rank`` does.
         """
         group = self[self._one_dim(mesh_dim)].process_group
         if group.rank() < 0:
@@ -236,7 +240,10 @@ class DeviceMesh(MeshValue, Collectives):
         return group
 
     def get_all_groups(self) -> list[ProcessGroup]:
-        """Return this rank's group along each dim, outermost first."""
+        """Return this rank's group along each dim, outermost first.
+
+        Raises ValueError on a rank outside.
+        """
         return [self.get_group(i) for i in range(self.ndim)]
 
     def _one_dim(self, mesh_dim: DimKey | None) -> DimKey:
@@ -279,7 +286,10 @@ class DeviceMesh(MeshValue, Collectives):
     # ------------------------------------------------------------------ with mesh:
 
     def __enter__(self) -> Self:
-        """Make this the thread's ``current_mesh()`` until the block ends."""
+        """Make this the thread's ``current_mesh()`` until the block ends.
+
+        Raises ValueError without a job.
+        """
         current_world().entered.meshes.append(self)
         return self
 
@@ -289,6 +299,7 @@ class DeviceMesh(MeshValue, Collectives):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        """Make what was the thread's ``current_mesh()`` before the block be it again."""
         world = find_world()
         # The job may have ended inside the block, and its meshes with it.
         entered = [] if world is None else world.entered.meshes

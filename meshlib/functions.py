@@ -186,7 +186,7 @@ def barrier(
     device_ids: Sequence[int] | None = None,
     timeout: float | timedelta | None = None,
 ) -> Any:
-    """See ``Collectives.barrier``."""
+    """See ``Collectives.barrier``. ``device_ids`` is accepted for c10d's sake."""
     return resolve_group(group).barrier(async_op, timeout)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from meshlib.functions import Group, resolve_group
 from meshlib.process_group import ProcessGroup
 from meshlib.world import current_world
+from transport.checks import to_whole_number
 
 
 class _WorldGroup:
@@ -53,11 +54,15 @@ def new_group(
 ) -> ProcessGroup:
     """Return a new group of the global ``ranks`` (all by default), sorted if ``sort_ranks``.
 
+    ``timeout`` (seconds or a timedelta) and ``backend`` are the job's unless given; ``group_desc``
+    is how messages call the group. ``pg_options`` and ``device_id`` are accepted for c10d's sake.
+
     Only members have to call, in the same order for the same ranks: ``use_local_synchronization``
     is therefore always true here, whatever is passed. A rank outside that calls gets a group whose
     ``rank()`` is -1 and whose calls return None. Costs no message.
 
-    Raises ValueError for ranks that do not exist or appear twice.
+    Raises ValueError for ranks that do not exist or appear twice and for an unknown backend,
+    TypeError for ranks and a timeout that are no numbers.
     """
     return current_world().new_group(
         ranks, backend=backend, timeout=timeout, desc=group_desc or "", sort=sort_ranks
@@ -90,16 +95,26 @@ def get_backend_config(group: Group = None) -> str:
 
 
 def get_group_rank(group: Group, global_rank: int) -> int:
-    """Return the place of ``global_rank`` in ``group``; ValueError if it is no member."""
-    return resolve_group(group).process_group.group_rank(global_rank)
+    """Return the place of ``global_rank`` in ``group``.
+
+    Raises ValueError if it is no member, TypeError if it is no whole number.
+    """
+    rank = to_whole_number(global_rank, "global_rank")
+    return resolve_group(group).process_group.group_rank(rank)
 
 
 def get_global_rank(group: Group, group_rank: int) -> int:
-    """Return the global rank of the member at ``group_rank``; ValueError if there is none."""
-    ranks = resolve_group(group).process_group.ranks
-    if not 0 <= group_rank < len(ranks):
-        raise ValueError(f"group_rank is {group_rank}; expected 0 to {len(ranks) - 1}")
-    return ranks[group_rank]
+    """Return the global rank of the member of ``group`` at ``group_rank``.
+
+    Raises ValueError if there is none, TypeError if ``group_rank`` is no whole number.
+    """
+    members = resolve_group(group).process_group
+    place = to_whole_number(group_rank, "group_rank")
+    if not 0 <= place < len(members.ranks):
+        raise ValueError(
+            f"group_rank is {place}; expected 0 to {len(members.ranks) - 1} in {members}"
+        )
+    return members.ranks[place]
 
 
 def get_process_group_ranks(group: Group = None) -> list[int]:

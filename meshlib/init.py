@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshlib.backend import parse_backend
 from meshlib.debug import set_debug_level_from_env
+from meshlib.functions import resolve_group
 from meshlib.process_group import ProcessGroup
 from meshlib.world import (
     DEFAULT_TIMEOUT,
@@ -58,8 +59,10 @@ def init_process_group(
     if it is a backend, connects all ranks here, not at the first call; groups that all ranks make
     together then need no connections of their own.
 
-    Raises ValueError for arguments that do not fit or when there is a default group already,
-    ``DistStoreError`` that names who is missing when not all ranks come in time.
+    ``pg_options`` is accepted for c10d's sake. Raises ValueError and TypeError for arguments that
+    do not fit, ValueError when there is a default group already, LaunchEnvironmentError (a
+    ValueError) for what is missing in the environment, ``DistNetworkError`` when the store cannot
+    be reached, ``DistStoreError`` that names who is missing when not all ranks come in time.
     """
     if environment.DEBUG in os.environ:
         set_debug_level_from_env()
@@ -71,6 +74,10 @@ def init_process_group(
             "the default process group is initialised already; call destroy_process_group() first"
         )
     seconds = DEFAULT_TIMEOUT if timeout is None else to_seconds(timeout)
+    if not isinstance(group_name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"group_name must be a str, got {group_name!r}")
+    if init_method is not None and not isinstance(init_method, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"init_method must be a URL such as 'env://', got {init_method!r}")
     rank = to_whole_number(rank, "rank")
     world_size = to_whole_number(world_size, "world_size")
     tls = None if thread_only else _tls()
@@ -150,11 +157,13 @@ def destroy_process_group(group: Any = None) -> None:
     """Leave ``group``, or everything when it is None or the default group.
 
     Calls that were issued before get a few seconds to end. Afterwards ``init_process_group`` may
-    be called again. A group of which this rank is no member is ignored.
+    be called again. A group of which this rank is no member is ignored. Raises ValueError when
+    there is no default group, TypeError for what is no group.
     """
     world = current_world()
     if group is not None:
-        target: ProcessGroup = group.process_group
+        target = resolve_group(group).process_group
+        assert isinstance(target, ProcessGroup)
         if target is not world.default_group:
             world.forget(target)
             return

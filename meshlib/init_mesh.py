@@ -29,10 +29,11 @@ def init_device_mesh(
 ) -> DeviceMesh:
     """Return the mesh over all ranks of the job, in C order; every rank calls it.
 
-    One size in ``mesh_shape`` may be -1. Without ``mesh_shape``, the mesh is the one that the job
-    was started with: ``meshrun --mesh dp=2,tp=2``, or ``--mesh FILE`` with all that the file says.
-    Initialises the default process group from the environment unless that was done. Options as
-    for ``DeviceMesh``.
+    One size in ``mesh_shape`` may be -1; ``mesh_dim_names`` has a name for each dim. Without
+    ``mesh_shape``, the mesh is the one that the job was started with: ``meshrun --mesh
+    dp=2,tp=2``, or ``--mesh FILE`` with all that the file says. Initialises the default process
+    group from the environment unless that was done. The options ``backend``, ``timeout``,
+    ``backend_override`` and ``timeout_override`` are as for ``DeviceMesh``.
 
     With ``device_type="cuda"`` the GPU number ``LOCAL_RANK`` becomes the current one of the
     calling thread. Where there are fewer GPUs than ranks on a host, ranks share them, with a

@@ -11,7 +11,7 @@ def record_comm(name: str) -> AbstractContextManager[None]:
     """Call the calls that this thread issues in the block ``name``.
 
     In profiles the name stands in place of ``meshlib.all_reduce`` and its like, in flight records
-    beside it.
+    beside it. Raises TypeError for a ``name`` that is no ``str``, ValueError without a job.
     """
     if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"name must be a str, got {name!r}")

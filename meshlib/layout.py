@@ -20,6 +20,8 @@ from operator import index as to_int
 import numpy as np
 import numpy.typing as npt
 
+from transport.checks import to_whole_number, to_whole_numbers
+
 IndexArray = npt.NDArray[np.int64]
 
 
@@ -143,7 +145,9 @@ class Layout:
     """Dims, the outermost first, and the index of the coordinate that is 0 everywhere.
 
     Every operation gives a layout again. Dims are named by position; negative positions count
-    from the end. Raises ValueError for dims that overlap (two coordinates with one index).
+    from the end. ``origin`` is the index of the coordinate that is 0 everywhere. Raises ValueError
+    for dims that overlap (two coordinates with one index); all operations raise ValueError for
+    positions that do not exist or come twice, TypeError for what is no whole number.
     """
 
     dims: tuple[Dim, ...]
@@ -161,18 +165,27 @@ class Layout:
 
     @classmethod
     def row_major(cls, sizes: Sequence[int], origin: int = 0) -> Layout:
-        """Return the layout that counts as a C-ordered array of shape ``sizes`` does."""
-        if min(sizes, default=1) < 1:
-            raise ValueError(f"sizes {tuple(sizes)} must all be at least 1")
-        strides = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
-        return cls.from_strides(sizes, strides, origin)
+        """Return the layout that counts as a C-ordered array of shape ``sizes`` does.
+
+        It begins at ``origin``. Raises ValueError for a size below 1.
+        """
+        shape = to_whole_numbers(sizes, "sizes")
+        if min(shape, default=1) < 1:
+            raise ValueError(f"sizes {tuple(shape)} must all be at least 1")
+        strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+        return cls.from_strides(shape, strides, origin)
 
     @classmethod
     def from_strides(cls, sizes: Sequence[int], strides: Sequence[int], origin: int = 0) -> Layout:
-        """Return the layout with one digit a dim: ``sizes`` and ``strides`` in indices."""
-        if len(sizes) != len(strides):
-            raise ValueError(f"sizes {tuple(sizes)} and strides {tuple(strides)} differ in length")
-        return cls(tuple(Dim.of([pair]) for pair in zip(sizes, strides, strict=True)), origin)
+        """Return the layout with one digit a dim: ``sizes`` and ``strides`` in indices.
+
+        Raises ValueError when there are not as many of both, when one is below 1, and for dims
+        that overlap.
+        """
+        shape, steps = to_whole_numbers(sizes, "sizes"), to_whole_numbers(strides, "strides")
+        if len(shape) != len(steps):
+            raise ValueError(f"sizes {tuple(shape)} and strides {tuple(steps)} differ in length")
+        return cls(tuple(Dim.of([pair]) for pair in zip(shape, steps, strict=True)), origin)
 
     # ------------------------------------------------------------------ what it is
 
@@ -193,6 +206,7 @@ class Layout:
 
     def index(self, coordinates: Sequence[int]) -> int:
         """Return the index of ``coordinates``; raise ValueError when one is out of range."""
+        coordinates = to_whole_numbers(coordinates, "coordinates")
         if len(coordinates) != self.ndim or not all(
             0 <= c < size for c, size in zip(coordinates, self.shape, strict=True)
         ):
@@ -222,11 +236,15 @@ class Layout:
     # ------------------------------------------------------------------ what can be made of it
 
     def select(self, positions: Sequence[int]) -> Layout:
-        """Return the layout of some dims, in the order given; the others stay at coordinate 0."""
+        """Return the layout of the dims at ``positions``, in that order; the others stay at 0."""
         return Layout(tuple(self.dims[i] for i in self._positions(positions)), self.origin)
 
     def at(self, position: int, coordinate: int) -> Layout:
-        """Return the layout without the dim at ``position``, which stays at ``coordinate``."""
+        """Return the layout without the dim at ``position``, which stays at ``coordinate``.
+
+        Raises ValueError for a coordinate that is not there.
+        """
+        coordinate = to_whole_number(coordinate, "coordinate")
         (i,) = self._positions([position])
         if not 0 <= coordinate < self.dims[i].size:
             raise ValueError(
@@ -241,14 +259,17 @@ class Layout:
         return Layout(self.dims, self.origin + distance)
 
     def permute(self, order: Sequence[int]) -> Layout:
-        """Return the layout with all dims in another order, as ``numpy.transpose`` takes it."""
+        """Return the layout with all dims in another ``order``, as ``numpy.transpose`` takes it.
+
+        Raises ValueError unless it names each dim once.
+        """
         positions = self._positions(order)
         if len(positions) != self.ndim:
             raise ValueError(f"order {tuple(order)} must name each of the {self.ndim} dims once")
         return Layout(tuple(self.dims[i] for i in positions), self.origin)
 
     def flatten(self, positions: Sequence[int] | None = None) -> Layout:
-        """Return the layout with some dims (default: all) as one, counted in the order given.
+        """Return the layout with the dims at ``positions`` (default: all) as one, in that order.
 
         The dims need not lie next to each other. The new one takes the outermost one's place.
         """
@@ -259,12 +280,12 @@ class Layout:
         return Layout(tuple(dims), self.origin)
 
     def split(self, position: int, sizes: Sequence[int]) -> Layout:
-        """Return the layout with one dim replaced by dims of ``sizes``, the slowest first.
+        """Return the layout with the dim at ``position`` as dims of ``sizes``, the slowest first.
 
         Raises ValueError where ``Dim.split`` does.
         """
         (i,) = self._positions([position])
-        parts = self.dims[i].split(sizes)
+        parts = self.dims[i].split(to_whole_numbers(sizes, "sizes"))
         return Layout(self.dims[:i] + parts + self.dims[i + 1 :], self.origin)
 
     def concatenate(self, *others: Layout) -> Layout:
@@ -283,8 +304,10 @@ class Layout:
 
         Each index below ``size`` is then, in one way only, an index of the complement plus one of
         this layout (without its origin): the complement counts the copies of this layout that
-        cover ``size`` indices. Raises ValueError when copies cannot cover them.
+        cover ``size`` indices. Raises ValueError when copies cannot cover them, or there are none.
         """
+        if to_whole_number(size, "size") < 1:
+            raise ValueError(f"size must be at least 1, got {size}")
         pairs: list[tuple[int, int]] = []
         span = 1
         for digit in sorted(self._digits(), key=lambda digit: digit.stride):
@@ -315,8 +338,7 @@ class Layout:
     def _positions(self, positions: Iterable[int]) -> list[int]:
         """Return ``positions`` as numbers from 0; raise for one that is unknown or comes twice."""
         result: list[int] = []
-        for position in positions:
-            i = to_int(position)
+        for i in to_whole_numbers(positions, "positions"):
             if not -self.ndim <= i < self.ndim:
                 raise ValueError(f"dim {i} does not exist in a layout of {self.ndim} dims")
             if i % self.ndim in result:

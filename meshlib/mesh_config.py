@@ -50,7 +50,8 @@ class MeshConfig:
 
     Made by ``load``, ``from_dict`` or ``from_string``, which check all of it. ``dims`` are (name,
     degree) pairs, of which one degree may be -1; ``flattened`` are (name, names of dims) pairs;
-    ``options`` are the whole mesh's, and ``overrides`` those of one dim or flattened name.
+    ``options`` are the whole mesh's, and ``overrides`` those of one dim or flattened name;
+    ``source`` is how errors call it.
     """
 
     dims: tuple[tuple[str, int], ...]
@@ -65,7 +66,7 @@ class MeshConfig:
     def load(cls, path: str | os.PathLike[str]) -> MeshConfig:
         """Return the mesh of a ``.toml``, ``.yaml`` or ``.yml`` file: its ``mesh`` table.
 
-        Other tables (``[train]`` and so on) may be in the same file. Raises ValueError that
+        Other tables (``[train]`` and so on) may be in the file at ``path``. Raises ValueError that
         names the file for what is wrong in it, OSError when it cannot be read, ImportError for
         YAML without PyYAML.
         """
@@ -79,7 +80,10 @@ class MeshConfig:
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> MeshConfig:
-        """Return the mesh of a config that was read already, or of its ``mesh`` table alone."""
+        """Return the mesh of a config that was read already, or of its ``mesh`` table alone.
+
+        Raises ValueError that names what is wrong in it.
+        """
         inner = _table(config, "config").get("mesh")
         if isinstance(inner, (str, Mapping)):
             return cls._from_value(inner, "mesh")
@@ -87,12 +91,20 @@ class MeshConfig:
 
     @classmethod
     def from_string(cls, text: str) -> MeshConfig:
-        """Return the mesh that ``meshrun --mesh`` takes: ``"dp=2,tp=2"``."""
+        """Return the mesh that ``meshrun --mesh`` takes: ``"dp=2,tp=2"``.
+
+        Raises ValueError for another ``text``.
+        """
         return cls(tuple(parse_mesh(text).items()))
 
     @classmethod
     def parse(cls, text: str) -> MeshConfig:
-        """Return the mesh of a file if ``text`` ends as one does, else that of the text."""
+        """Return the mesh of a file if ``text`` ends as one does, else that of the text.
+
+        Raises what ``load`` and ``from_string`` raise.
+        """
+        if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"text is {text!r}; expected the name of a file, or 'dp=2,tp=2'")
         return cls.load(text) if text.lower().endswith(SUFFIXES) else cls.from_string(text)
 
     @classmethod
@@ -128,7 +140,16 @@ class MeshConfig:
         return None if INFER in self.shape else math.prod(self.shape)
 
     def options_for(self, name: str) -> DimOptions:
-        """Return the options of a dim or flattened name: its own, else the mesh's."""
+        """Return the options of a dim or flattened ``name``: its own, else the mesh's.
+
+        Raises ValueError for another name.
+        """
+        known = [*self.names, *dict(self.flattened)]
+        if name not in known:
+            raise ValueError(
+                f"{self.source}: {name!r} is neither a dim nor a flattened name; expected one of"
+                f" {', '.join(known)}{did_you_mean(str(name), known)}"
+            )
         return dict(self.overrides).get(name, DimOptions()).over(self.options)
 
     def __str__(self) -> str:
@@ -148,7 +169,10 @@ class MeshConfig:
         return replace(self, dims=tuple(zip(self.names, shape, strict=True)))
 
     def mesh_for(self, world_size: int, device_type: str = "cpu") -> DeviceMesh:
-        """Return the mesh over ranks 0 to ``world_size`` - 1, without any process group."""
+        """Return the mesh over ranks 0 to ``world_size`` - 1, without any process group.
+
+        ``device_type`` is ``"cpu"`` or ``"cuda"``. Raises ValueError when the degrees do not fit.
+        """
         resolved = self.resolve(world_size)
         own = [(name, options) for name, options in self.overrides if name in self.names]
         mesh = DeviceMesh.from_shape(
@@ -166,7 +190,7 @@ class MeshConfig:
         return mesh
 
     def build(self, device_type: str = "cpu") -> DeviceMesh:
-        """Return the mesh over all ranks of this job.
+        """Return the mesh over all ranks of this job, for arrays on ``device_type``.
 
         Initialises the default process group from the environment unless that was done. Every
         rank calls it. Raises ValueError when the degrees do not fit the job's world size.
@@ -196,7 +220,8 @@ def _dims(table: Mapping[str, object], where: str) -> dict[str, int]:
             continue
         if integer(value) is None:
             # Not a degree, so most likely not meant as a dim.
-            hint = did_you_mean(key, (*KEYS, *CONVENTIONAL_NAMES))
+            known = (*KEYS, *CONVENTIONAL_NAMES)
+            hint = "" if key in known else did_you_mean(key, known)
             raise ValueError(
                 f"{where}: {key!r} is {value!r}; expected the degree of a dim"
                 f" (an integer >= 1, or -1) or one of {', '.join(KEYS)}{hint}"

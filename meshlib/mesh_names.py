@@ -14,6 +14,7 @@ from meshlib.mesh_spec import (
     check_backend,
     check_timeout,
     did_you_mean,
+    integer,
 )
 
 if TYPE_CHECKING:
@@ -99,7 +100,10 @@ def make_dims(
     backend_override: Mapping[DimKey, str] | None = None,
     timeout_override: Mapping[DimKey, Timeout] | None = None,
 ) -> tuple[MeshDim, ...]:
-    """Return the dims of a new mesh; raise MeshDimError for an override of an unknown dim."""
+    """Return the dims of a new mesh; raise MeshDimError for an override of an unknown dim.
+
+    Raises ValueError for overrides that are no dict, and for wrong backends and timeouts in them.
+    """
     backends = _by_position(names, backend_override, "backend_override")
     timeouts = _by_position(names, timeout_override, "timeout_override")
     return tuple(
@@ -118,11 +122,16 @@ def _by_position(
     names: Sequence[str | None], override: Mapping[DimKey, object] | None, argument: str
 ) -> dict[int, object]:
     found: dict[int, object] = {}
+    if override is not None and not isinstance(override, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(f"{argument} is {override!r}; expected a dict by dims' names or numbers")
     for key, value in (override or {}).items():
+        number = integer(key)
         if isinstance(key, str):
             position = names.index(key) if key in names else None
+        elif number is not None and -len(names) <= number < len(names):
+            position = number % len(names)
         else:
-            position = key % len(names) if -len(names) <= key < len(names) else None
+            position = None
         if position is None:
             known = [name for name in names if name is not None]
             raise MeshDimError(

@@ -57,8 +57,11 @@ class DimOptions:
 def parse_mesh(text: str) -> dict[str, int]:
     """Return the dims that ``"dp=2,tp=2"`` names, the outermost first; -1 stays -1.
 
-    Raises ValueError for anything but NAME=DEGREE pairs with distinct names and legal degrees.
+    Raises ValueError for anything but NAME=DEGREE pairs with distinct names and legal degrees,
+    TypeError for what is no string.
     """
+    if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"the mesh is {text!r}; {_EXAMPLE}")
     dims: dict[str, int] = {}
     for part in text.split(","):
         name, equals, value = (piece.strip() for piece in part.partition("="))
@@ -166,6 +169,8 @@ def check_dim_names(names: Sequence[object] | None, ndim: int) -> tuple[str | No
         return (None,) * ndim
     if isinstance(names, str):
         raise ValueError(f"mesh_dim_names {names!r} is a string; expected a tuple of {ndim} names")
+    if not isinstance(names, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(f"mesh_dim_names {names!r} is no sequence; expected {ndim} names")
     found = tuple(names)
     if len(found) != ndim:
         raise ValueError(

@@ -22,6 +22,7 @@ from meshlib.mesh_spec import (
     infer_sizes,
 )
 from meshlib.rank_layout import RankLayout
+from transport.checks import to_whole_number
 
 DEVICE_TYPES = ("cpu", "cuda")
 MAX_RANKS = 2**31 - 1
@@ -128,7 +129,10 @@ class MeshValue:
         return self._ranks.layout.ndim
 
     def size(self, mesh_dim: DimKey | None = None) -> int:
-        """Return the number of ranks in a slice, or along one dim."""
+        """Return the number of ranks in a slice, or along ``mesh_dim`` (a name or a number).
+
+        Raises MeshDimError for a dim that is not there.
+        """
         return self._ranks.layout.size if mesh_dim is None else self._find(mesh_dim).dim.size
 
     def slices(self) -> IndexArray:
@@ -145,7 +149,13 @@ class MeshValue:
         return self._ranks.slices
 
     def rank_at(self, place: int, slice_number: int = 0) -> int:
-        """Return the rank at ``place`` (0 to ``size()`` - 1, in C order) of a slice."""
+        """Return the rank at ``place`` (0 to ``size()`` - 1, in C order) of a slice.
+
+        Raises ValueError for a ``place`` or ``slice_number`` (0 to ``slice_count`` - 1) that is not
+        there, TypeError for what is no whole number.
+        """
+        place = to_whole_number(place, "place")
+        slice_number = to_whole_number(slice_number, "slice_number")
         if not 0 <= place < self.size():
             raise ValueError(f"place {place} is not there; expected 0 to {self.size() - 1}")
         if not 0 <= slice_number < self.slice_count:
@@ -155,15 +165,21 @@ class MeshValue:
         return self._ranks.rank_at(slice_number, place)
 
     def slice_number(self, rank: int) -> int:
-        """Return which slice a global rank is in; raise ValueError if it is in none."""
-        number = self._ranks.number_of(rank)
+        """Return which slice a global ``rank`` is in; raise ValueError if it is in none.
+
+        Raises TypeError for what is no whole number.
+        """
+        number = self._ranks.number_of(to_whole_number(rank, "rank"))
         if number is None:
             raise ValueError(f"rank {rank} is not in {self}")
         return number
 
     def coordinate_of(self, rank: int) -> list[int] | None:
-        """Return the coordinates of a global rank in its slice, None if it is in none."""
-        found = self._ranks.coordinates(rank)
+        """Return the coordinates of a global ``rank`` in its slice, None if it is in none.
+
+        Raises TypeError for what is no whole number.
+        """
+        found = self._ranks.coordinates(to_whole_number(rank, "rank"))
         return None if found is None else list(found)
 
     def described(self) -> str:
@@ -171,7 +187,10 @@ class MeshValue:
         return describe_dims([dim.name for dim in self._dims], self.shape)
 
     def described_ranks(self, slice_number: int = 0) -> str:
-        """Return the ranks of a slice in C order, as ``[0, 2]`` or ``[0, 1, 2, 3, …, 127]``."""
+        """Return the ranks of a slice in C order, as ``[0, 2]`` or ``[0, 1, 2, 3, …, 127]``.
+
+        ``slice_number`` is as for ``rank_at``.
+        """
         size = self.size()
         places = range(size if size <= SHOWN_RANKS else 4)
         shown = [str(self.rank_at(place, slice_number)) for place in places]
@@ -184,8 +203,9 @@ class MeshValue:
     def __getitem__(self, mesh_dim: DimKey | Sequence[DimKey]) -> Self:
         """Return the mesh of some dims, in the order given: names (flattened ones too), numbers.
 
-        Raises MeshDimError (a ValueError and a KeyError) for a name that is not there, and for
-        dims that overlap, such as "dp" and the flattened "dp_tp".
+        ``mesh_dim`` is one of them or a tuple. Raises MeshDimError (a ValueError and a KeyError)
+        for a name that is not there, and for dims that overlap, such as "dp" and the flattened
+        "dp_tp".
         """
         keys = self._keys(mesh_dim)
         known = self._slices.get(keys)
@@ -198,7 +218,10 @@ class MeshValue:
     __iter__ = None
 
     def permute(self, *mesh_dims: DimKey) -> Self:
-        """Return the mesh with all its dims in another order; as ``mesh["tp", "dp"]``, complete."""
+        """Return the mesh with all its dims in another order; as ``mesh["tp", "dp"]``, complete.
+
+        Raises MeshDimError unless ``mesh_dims`` names each dim once.
+        """
         positions = [self._position(key) for key in self._keys(mesh_dims)]
         if sorted(positions) != list(range(self.ndim)):
             raise MeshDimError(
@@ -219,14 +242,16 @@ class MeshValue:
         Flatten a slice to flatten some dims, which need not be neighbours:
         ``mesh["dp", "cp"].flatten("dp_cp")``. The name (default: the dims' names with ``_``
         between) is known from then on to every mesh that this one was made from or with, as in
-        ``mesh["dp_cp"]`` and ``mesh.get_group("dp_cp")``. Raises MeshDimError when it stands for
-        other ranks already, ValueError for options as ``DeviceMesh`` does.
+        ``mesh["dp_cp"]`` and ``mesh.get_group("dp_cp")``. ``backend`` and ``timeout`` are what its
+        groups are made with, as for ``DeviceMesh``. Raises MeshDimError when the name stands for
+        other ranks already, ValueError for options as ``DeviceMesh`` does and for a name that is
+        no string.
         """
         name = mesh_dim_name
         if name is None and self.mesh_dim_names is not None:
             name = "_".join(self.mesh_dim_names)
-        if name is not None:
-            check_dim_names([name], 1)
+        if name is not None and (not isinstance(name, str) or not name):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ValueError(f"mesh_dim_name {name!r} is not a non-empty string")
         options = DimOptions(check_backend(backend, "flatten"), check_timeout(timeout, "flatten"))
         if self.ndim == 1:
             # The same ranks, so the same options unless others are given.
@@ -242,10 +267,11 @@ class MeshValue:
         mesh_sizes: Sequence[int],
         mesh_dim_names: Sequence[str] | None = None,
     ) -> Self:
-        """Return the mesh with one dim replaced by dims of ``mesh_sizes``, the slowest first.
+        """Return the mesh with ``mesh_dim`` replaced by dims of ``mesh_sizes``, the slowest first.
 
         One size may be -1. A mesh with names needs ``mesh_dim_names``. The new dims inherit the
-        old one's options. Raises ValueError unless the sizes multiply to the dim's.
+        old one's options. Raises ValueError unless the sizes multiply to the dim's, MeshDimError
+        for a dim that is not there and for names that stand for other ranks already.
         """
         position = self._position(mesh_dim)
         whole = self.shape[position]
@@ -280,8 +306,11 @@ class MeshValue:
     def concatenate(cls, meshes: Sequence[Self]) -> Self:
         """Return the mesh with the dims of all ``meshes``, in order: slices of one mesh, joined.
 
-        Raises MeshDimError when they are over different ranks, overlap, or share a name.
+        Raises MeshDimError when they are over different ranks, overlap, or share a name, TypeError
+        for what is no list of meshes.
         """
+        if not isinstance(meshes, Sequence) or not all(isinstance(m, MeshValue) for m in meshes):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"meshes is {meshes!r}; expected a list of meshes")
         if not meshes:
             raise MeshDimError("meshes is empty; expected at least one mesh")
         first = meshes[0]

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from meshlib.arguments import check_fillable, check_list
+from meshlib.arguments import check_fillable, check_list, check_sequence
 from meshlib.coalesced_collectives import CoalescedCollectives
 from transport.reduce_op import Flat
 
@@ -51,7 +51,12 @@ def loads(data: Flat) -> Any:
 
 
 class ObjectCollectives(CoalescedCollectives):
-    """The object forms; each is made of calls on arrays of bytes."""
+    """The object forms; each is made of calls on arrays of bytes.
+
+    Objects are pickled: TypeError, before any byte moves, for one that cannot be. Unpickling runs
+    code of the sender's choice; see ``meshlib.object_collectives``. ``device`` is accepted for
+    c10d's sake. Each call that one is made of has the group's deadline.
+    """
 
     def broadcast_object_list(
         self,
@@ -62,7 +67,8 @@ class ObjectCollectives(CoalescedCollectives):
     ) -> None:
         """Replace the entries of ``object_list`` by those of ``src`` (global) or ``group_src``.
 
-        The lists have the same length on all members. The source is group rank 0 by default.
+        The lists have the same length on all members (else ValueError, on those whose length is
+        not the source's). The source is group rank 0 by default.
         """
         group = self.process_group
         if group.rank() < 0:
@@ -84,7 +90,10 @@ class ObjectCollectives(CoalescedCollectives):
             object_list[:] = loads(data)
 
     def all_gather_object(self, object_list: list[Any], obj: Any) -> None:
-        """Put member i's ``obj`` into ``object_list[i]`` on all members."""
+        """Put member i's ``obj`` into ``object_list[i]`` on all members.
+
+        The list has ``size()`` entries.
+        """
         group = self.process_group
         if group.rank() < 0:
             return
@@ -104,7 +113,8 @@ class ObjectCollectives(CoalescedCollectives):
     ) -> None:
         """Put member i's ``obj`` into ``object_gather_list[i]`` on ``dst`` or ``group_dst``.
 
-        The destination is group rank 0 by default; elsewhere the list is None.
+        The destination is group rank 0 by default, and its list has ``size()`` entries; elsewhere
+        the list is None (ValueError for one).
         """
         group = self.process_group
         if group.rank() < 0:
@@ -112,10 +122,16 @@ class ObjectCollectives(CoalescedCollectives):
         root = self.resolve_rank(dst, group_dst, "dst", default=0)
         if root == group.rank():
             if object_gather_list is None:
-                raise ValueError("object_gather_list is None on the destination; expected a list")
+                raise ValueError(
+                    f"object_gather_list is None on the destination, rank {group.ranks[root]};"
+                    " expected a list"
+                )
             check_fillable(object_gather_list, "object_gather_list", len(group.ranks))
         elif object_gather_list is not None:
-            raise ValueError("object_gather_list was given on a rank that is not the destination")
+            raise ValueError(
+                "object_gather_list was given on a rank that is not the destination:"
+                f" {group.ranks[group.rank()]}, not {group.ranks[root]}"
+            )
         data = dumps(obj, "obj")
         sizes = self._gather_sizes(data.size)
         if object_gather_list is None:
@@ -132,7 +148,11 @@ class ObjectCollectives(CoalescedCollectives):
         src: int | None = None,
         group_src: int | None = None,
     ) -> None:
-        """Put entry i of the source's input list into member i's output list, at index 0."""
+        """Put ``scatter_object_input_list[i]`` into ``scatter_object_output_list[0]`` of member i.
+
+        The input list is that of ``src`` (global) or ``group_src``, by default group rank 0, and
+        has ``size()`` entries; other members' is not looked at. The output list has at least one.
+        """
         group = self.process_group
         if group.rank() < 0:
             return
@@ -145,7 +165,10 @@ class ObjectCollectives(CoalescedCollectives):
         sizes = None
         if root == group.rank():
             if scatter_object_input_list is None:
-                raise ValueError("scatter_object_input_list is None on the source; expected a list")
+                raise ValueError(
+                    f"scatter_object_input_list is None on the source, rank {group.ranks[root]};"
+                    " expected a list"
+                )
             check_list(scatter_object_input_list, "scatter_object_input_list", len(group.ranks))
             pieces = [
                 dumps(entry, f"scatter_object_input_list[{i}]")
@@ -165,10 +188,14 @@ class ObjectCollectives(CoalescedCollectives):
         group_dst: int | None = None,
         tag: int = 0,
     ) -> None:
-        """Send the objects to ``dst`` (global) or ``group_dst``."""
+        """Send the objects in ``object_list`` to ``dst`` (global) or ``group_dst``.
+
+        ``tag`` is as for ``send``.
+        """
         group = self.process_group
         if group.rank() < 0:
             return
+        check_sequence(object_list, "object_list")
         data = dumps(list(object_list), "object_list")
         head = np.array([data.size, len(object_list)], np.int64)
         self.send(head, dst, tag, group_dst)
@@ -182,9 +209,11 @@ class ObjectCollectives(CoalescedCollectives):
         group_src: int | None = None,
         tag: int = 0,
     ) -> int:
-        """Replace the entries of ``object_list`` by what ``src`` (any member if None) sent.
+        """Replace the entries of ``object_list`` by what ``src`` (global) or ``group_src`` sent.
 
-        Returns the sender's global rank, -1 on a rank that is no member.
+        ``tag`` is as for ``recv``; any member will do when no source is given. Returns the sender's
+        global rank, -1 on a rank that is no member. Raises ValueError when another number of
+        objects was sent; they are lost.
         """
         group = self.process_group
         if group.rank() < 0:

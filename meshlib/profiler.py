@@ -45,6 +45,7 @@ class profile:
         self._outer: Any = None
 
     def __enter__(self) -> Self:
+        """Begin to record. Raises ValueError without a job."""
         self._world = current_world()
         recorder = self._world.recorder
         self._records = recorder.follow()

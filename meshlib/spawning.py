@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from transport.checks import to_whole_number
 from transport.errors import DistError
 
 if TYPE_CHECKING:
@@ -12,7 +13,10 @@ if TYPE_CHECKING:
 
 
 class ProcessException(DistError):
-    """A rank that ``spawn`` started has failed. ``error_index`` is its rank."""
+    """A rank that ``spawn`` started has failed.
+
+    ``error_index`` is the rank, ``error_pid`` the id of its process.
+    """
 
     def __init__(self, message: str, error_index: int, pid: int) -> None:
         super().__init__(message)
@@ -25,7 +29,10 @@ class ProcessRaisedException(ProcessException):
 
 
 class ProcessExitedException(ProcessException):
-    """The process ended by itself or was killed. ``signal_name`` is None for an exit."""
+    """The process ended by itself or was killed.
+
+    ``exit_code`` is its own, or minus the signal's number; ``signal_name`` is None for an exit.
+    """
 
     def __init__(
         self, message: str, error_index: int, pid: int, exit_code: int, signal_name: str | None
@@ -49,13 +56,18 @@ def spawn(
     that this process serves. ``fn`` must be importable by name, and ``args`` picklable. When one
     rank fails, the others get SIGTERM and, seconds later, SIGKILL; ``ProcessRaisedException`` or
     ``ProcessExitedException`` says which was first and why. With ``join=False`` the processes run
-    on behind the ``ProcessContext`` that is returned. They are killed when this process is.
+    on behind the ``ProcessContext`` that is returned. They are killed when this process is; at its
+    exit those that are ``daemon`` are ended, others are waited for.
 
-    Raises ValueError for ``nprocs`` below 1 and for another start method than ``"spawn"``.
+    Raises ValueError for ``nprocs`` below 1 and for another ``start_method`` than ``"spawn"``,
+    TypeError for an ``fn`` that cannot be called, ``args`` that are no tuple or list and ``nprocs``
+    that is no number, and what ``pickle`` raises for what it cannot pickle.
     """
     if not callable(fn):
         raise TypeError(f"fn must be callable, got {type(fn).__name__}")
-    if nprocs < 1:
+    if not isinstance(args, Sequence) or isinstance(args, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"args must be a tuple of arguments for fn, got {args!r}")
+    if to_whole_number(nprocs, "nprocs") < 1:
         raise ValueError(f"nprocs must be at least 1, got {nprocs}")
     if start_method != "spawn":
         raise ValueError(

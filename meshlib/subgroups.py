@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
+from meshlib.arguments import check_list
 from meshlib.backend import parse_backend
 from meshlib.functions import Group, resolve_group
 from meshlib.groups import new_group
@@ -14,6 +15,7 @@ from meshlib.nccl_splits import split
 from meshlib.process_group import ProcessGroup
 from meshlib.world import current_world
 from transport import environment
+from transport.checks import to_whole_number, to_whole_numbers
 
 Timeout = float | timedelta | None
 
@@ -29,7 +31,8 @@ def new_subgroups(
     """Cut ``group`` into groups of ``group_size`` neighbours; return this rank's, and all.
 
     ``group_size`` defaults to the number of ranks on this host, as ``LOCAL_WORLD_SIZE`` says. All
-    members of ``group`` call. Raises ValueError unless ``group_size`` divides the group's size.
+    members of ``group`` call. The other arguments are those of ``new_group``. Raises ValueError
+    unless ``group_size`` divides the group's size, and on a rank that is not in ``group``.
     """
     parent = _parent(group, "new_subgroups")
     size = len(parent.ranks)
@@ -41,6 +44,7 @@ def new_subgroups(
                 f"{environment.LOCAL_WORLD_SIZE} is {text!r}; expected either"
             )
         group_size = int(text)
+    group_size = to_whole_number(group_size, "group_size")
     if group_size < 1 or size % group_size:
         raise ValueError(
             f"group_size is {group_size}; expected a divisor of {size}, the size of {parent}"
@@ -60,12 +64,21 @@ def new_subgroups_by_enumeration(
 ) -> tuple[ProcessGroup | None, list[ProcessGroup]]:
     """Make a group of each list of global ranks; return this rank's (or None), and all.
 
-    Raises ValueError when a rank is in two lists.
+    ``ranks_per_subgroup_list`` has the lists; the other arguments are those of ``new_group``.
+    Raises ValueError for a list that is empty or has ranks that do not exist, and for a rank that
+    is in two of them; TypeError for what is no list of lists of ranks.
     """
-    _check_disjoint(ranks_per_subgroup_list, "ranks_per_subgroup_list")
+    lists = _disjoint(ranks_per_subgroup_list, "ranks_per_subgroup_list")
+    size = current_world().size
+    for i, ranks in enumerate(lists):
+        strange = [rank for rank in ranks if not 0 <= rank < size]
+        if strange or not ranks:
+            raise ValueError(
+                f"ranks_per_subgroup_list[{i}] is {ranks}; expected one or more ranks from 0 to"
+                f" {size - 1}"
+            )
     every = [
-        new_group(ranks, timeout, backend, pg_options, group_desc=group_desc)
-        for ranks in ranks_per_subgroup_list
+        new_group(ranks, timeout, backend, pg_options, group_desc=group_desc) for ranks in lists
     ]
     return next((one for one in every if one.rank() >= 0), None), every
 
@@ -89,26 +102,26 @@ def split_group(
     parent = _parent(parent_pg, "split_group")
     if split_ranks is None:
         raise ValueError("split_ranks is None; expected a list of lists of ranks in the parent")
-    _check_disjoint(split_ranks, "split_ranks")
-    for i, ranks in enumerate(split_ranks):
+    lists = _disjoint(split_ranks, "split_ranks")
+    for i, ranks in enumerate(lists):
         strange = [rank for rank in ranks if not 0 <= rank < len(parent.ranks)]
         if strange or not ranks:
             raise ValueError(
-                f"split_ranks[{i}] is {list(ranks)}; expected one or more ranks from 0 to "
+                f"split_ranks[{i}] is {ranks}; expected one or more ranks from 0 to "
                 f"{len(parent.ranks) - 1} in {parent}"
             )
     chosen = parent.backend if backend is None else backend
     strange = parse_backend(chosen).items() - parent.backends.items()
     if strange:
         raise ValueError(f"backend {backend!r} is not among the parent's, {parent.backend!r}")
-    own = next((ranks for ranks in split_ranks if parent.rank() in ranks), None)
+    own = next((ranks for ranks in lists if parent.rank() in ranks), None)
     child: ProcessGroup | None = None
     if own is not None:
         members = [parent.ranks[rank] for rank in own]
         granted = parent.timeout if timeout is None else timeout
         child = new_group(members, granted, chosen, pg_options, group_desc=group_desc)
     if current_world().cuda_device is not None:
-        split(parent, child, split_ranks)
+        split(parent, child, lists)
     return child
 
 
@@ -120,12 +133,13 @@ def _parent(group: Group, function: str) -> ProcessGroup:
     return parent
 
 
-def _check_disjoint(lists: Sequence[Sequence[int]], name: str) -> None:
-    if not lists:
-        raise ValueError(f"{name} is empty; expected at least one list of ranks")
+def _disjoint(lists: Sequence[Sequence[int]], name: str) -> list[list[int]]:
+    check_list(lists, name)
+    found = [to_whole_numbers(ranks, f"{name}[{i}]") for i, ranks in enumerate(lists)]
     seen: dict[int, int] = {}
-    for i, ranks in enumerate(lists):
+    for i, ranks in enumerate(found):
         for rank in ranks:
             if rank in seen:
                 raise ValueError(f"{name}: rank {rank} is in list {seen[rank]} and in list {i}")
             seen[rank] = i
+    return found

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from meshlib.backend import parse_backend
 from meshlib.world import World, install
+from transport.checks import to_whole_number
 from transport.deadline import Deadline, to_seconds
 from transport.errors import CollectiveTimeoutError, DistBackendError, DistError
 from transport.runtime import Runtime
@@ -49,9 +50,11 @@ def run_ranks(
 
     Raises ``RankError`` for the rank that failed first, with its exception as the cause: a rank
     that failed because another one did is never named. Raises ``CollectiveTimeoutError`` when the
-    time is over, naming the ranks that were not done.
+    time is over, naming the ranks that were not done; ValueError and TypeError for arguments.
     """
-    if world_size < 1:
+    if not callable(fn):
+        raise TypeError(f"fn must be callable, got {type(fn).__name__}")
+    if to_whole_number(world_size, "world_size") < 1:
         raise ValueError(f"world_size is {world_size}; expected at least 1")
     run = _Run(fn, args, world_size, backend, to_seconds(timeout), call_timeout)
     return run.results()
@@ -85,7 +88,9 @@ class _Run:
         self._size = size
         self._backends = parse_backend(backend)
         self._timeout = timeout
-        self._call_timeout = timeout if call_timeout is None else to_seconds(call_timeout)
+        self._call_timeout = (
+            timeout if call_timeout is None else to_seconds(call_timeout, "call_timeout")
+        )
         self._store: Store = HashStore()
         self._results: list[Any] = [None] * size
         self._failures: list[tuple[int, BaseException]] = []

@@ -55,7 +55,8 @@ class Future:
         """Wait for the outcome without looking at it; ``what()`` names it in the error.
 
         An outcome on a device is waited for by the caller's current stream, not by the host,
-        unless there is a ``timeout``.
+        unless there is a ``timeout`` (seconds or a timedelta), past which it raises
+        ``WaitTimeoutError``.
         """
         if self._done and self._completion is None:
             return
@@ -92,15 +93,21 @@ class Future:
         self._settle(result, None, completion)
 
     def set_exception(self, exception: BaseException) -> None:
-        """Make ``exception`` the outcome. Raises RuntimeError when there is one already."""
+        """Make ``exception`` the outcome.
+
+        Raises RuntimeError when there is one already, TypeError for what cannot be raised.
+        """
+        if not isinstance(exception, BaseException):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"exception must be an exception, got {exception!r}")
         self._settle(None, exception)
 
     def then(self, callback: Callable[[Future], Any]) -> Future:
         """Return a future for ``callback(self)``, called once this one is done.
 
         The callback runs in the thread that finishes the call (at once if it is done): it must
-        not wait for a later call of the same group.
+        not wait for a later call of the same group. Raises TypeError if it cannot be called.
         """
+        check_callable(callback)
         after = Future()
 
         def run(done: Future) -> None:
@@ -115,7 +122,11 @@ class Future:
         return after
 
     def add_done_callback(self, callback: Callable[[Future], object]) -> None:
-        """Call ``callback(self)`` once this future is done; its result is not used."""
+        """Call ``callback(self)`` once this future is done; its result is not used.
+
+        Raises TypeError if it cannot be called.
+        """
+        check_callable(callback)
         with self._ready:
             if not self._done:
                 self._callbacks.append(callback)
@@ -135,6 +146,12 @@ class Future:
             self._ready.notify_all()
         for callback in callbacks:
             callback(self)
+
+
+def check_callable(callback: object) -> None:
+    """Raise TypeError unless ``callback`` can be called."""
+    if not callable(callback):
+        raise TypeError(f"callback must be callable, got {callback!r}")
 
 
 class Message(NamedTuple):
@@ -167,8 +184,9 @@ class Work:
     def wait(self, timeout: float | timedelta | None = None) -> bool:
         """Wait until the call has ended; return True or raise its exception.
 
-        ``timeout`` bounds this wait, not the call (which has a deadline of its own): past it,
-        ``WaitTimeoutError``, and the call goes on. None and 0 mean no bound, as in c10d.
+        ``timeout`` (seconds or a timedelta) bounds this wait, not the call (which has a deadline
+        of its own): past it, ``WaitTimeoutError``, and the call goes on. None and 0 mean no bound,
+        as in c10d.
         """
         bound = None if timeout is None or to_seconds(timeout) == 0 else timeout
         self._future.block(bound, self._describe)
@@ -209,7 +227,10 @@ class Work:
         return self._outcome
 
     def finish(self, outcome: Any, completion: Completion | None = None) -> None:
-        """Record a good end. For the group that runs the call."""
+        """Record a good end: what the call gave, and the end of what a device still does for it.
+
+        For the group that runs the call.
+        """
         self._outcome = outcome
         result = outcome.result if isinstance(outcome, Message) else outcome
         self._future.set_result(result, completion)

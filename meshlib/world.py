@@ -37,6 +37,7 @@ from meshlib.stalls import StallDetector, standing_key
 from meshlib.trace import dump
 from meshlib.watcher import Watcher
 from transport import backends, environment
+from transport.checks import to_whole_numbers
 from transport.communicator import Communicator
 from transport.deadline import Deadline, to_seconds
 from transport.errors import DistBackendError, DistError, DistStoreError, RankFailedError
@@ -171,8 +172,11 @@ class World:
         return self._group(group_id, members, chosen, seconds, desc)
 
     def check_ranks(self, ranks: Sequence[int]) -> tuple[int, ...]:
-        """Return ``ranks`` as a tuple; raise ValueError for duplicates and ranks out of range."""
-        members = tuple(int(rank) for rank in ranks)
+        """Return ``ranks`` as a tuple; raise ValueError for duplicates and ranks out of range.
+
+        Raises TypeError for what is no list of whole numbers.
+        """
+        members = tuple(to_whole_numbers(ranks, "ranks"))
         strange = [rank for rank in members if not 0 <= rank < self.size]
         if strange:
             raise ValueError(f"ranks has {strange}; expected ranks from 0 to {self.size - 1}")

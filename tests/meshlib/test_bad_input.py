@@ -161,6 +161,48 @@ BAD = {
         TypeError,
         "factor must be a number or an array of numbers",
     ),
+    "splits that are no numbers": (
+        lambda: dist.all_to_all_single(ones(), ones(), [1.0, 1]),
+        lambda: dist.all_to_all_single(ones(), ones(), None, ["1", "1"]),
+        TypeError,
+        r"(out|in)put_split_sizes\[0\] must be a whole number, got (1\.0|'1')",
+    ),
+    "splits that are no list": (
+        lambda: dist.all_to_all_single(ones(), ones(), 2),
+        lambda: dist.all_to_all_single(ones(), ones(), None, "11"),
+        TypeError,
+        "(out|in)put_split_sizes must be a list of whole numbers, got (2|'11')",
+    ),
+    "too few outputs for several inputs": (
+        lambda: dist.all_gather_coalesced([[ones()], [ones()]], [ones(), ones()]),
+        lambda: dist.all_gather_coalesced([[ones()], [ones()]], [ones(), ones()]),
+        ValueError,
+        r"output_tensor_lists\[\d\] has 1 entries; expected 2, one for each of input_tensor_list",
+    ),
+    "a complex factor of real numbers": (
+        lambda: dist.all_reduce(ones(), dist.premul_sum(1j)),
+        lambda: dist.reduce(ones(), 0, dist.premul_sum([1, 1j])),
+        TypeError,
+        "PREMUL_SUM.* does not apply to dtype float64: its factor is complex",
+    ),
+    "factors for another number of elements": (
+        lambda: dist.all_reduce(ones(), dist.premul_sum(ones(3))),
+        lambda: dist.reduce_scatter_tensor(ones(1), ones(2), dist.premul_sum(ones(3))),
+        ValueError,
+        r"has a factor of shape \(3,\); expected a number, or one for each of the [12] elements",
+    ),
+    "coalesced factors for another number of elements": (
+        lambda: dist.all_reduce_coalesced([ones(), ones()], dist.premul_sum(ones(2))),
+        lambda: dist.all_reduce_coalesced([ones(), ones()], dist.premul_sum(ones(2))),
+        ValueError,
+        r"has a factor of shape \(2,\); expected a number, or one for each of the 4 elements",
+    ),
+    "objects that are no list": (
+        lambda: dist.send_object_list("abc", 1),
+        lambda: dist.send_object_list(3, 0),
+        TypeError,
+        "object_list must be a list, got (str|int)",
+    ),
     "no list to put objects into": (
         lambda: dist.broadcast_object_list("abc", src=1),
         lambda: dist.scatter_object_list((None,), None, src=0),
