@@ -6,7 +6,9 @@ for derivatives, ``vmap`` and compilation are written here once.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +18,12 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from meshlib.jit.host_call import ORDERED, HostArray, host_call
+from meshlib.jit.call_site import CallSite
+from meshlib.jit.host_call import ORDERED, HostArray, HostFunction, host_call
 from meshlib.process_group import ProcessGroup
+
+HostSide = Callable[[HostArray, HostArray], None]
+"""``call(output, x)`` makes a call on the host: arrays flat, or with a row for each member."""
 
 
 @dataclass(frozen=True)
@@ -29,13 +35,20 @@ class InJit(ABC):
     in_place = False
     """Whether the result begins as the operand, in the same memory."""
 
+    operand_has_rows = result_has_rows = False
+    """Whether there is one part for each member, along dim 0."""
+
     @abstractmethod
     def result(self, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         """Return the result's shape and dtype for those of the operand."""
 
     @abstractmethod
-    def run(self, output: HostArray, x: HostArray) -> None:
-        """Make the call: both arrays are C-contiguous, in the shapes of operand and result."""
+    def host_side(self, x: jax.ShapeDtypeStruct) -> HostSide:
+        """Return what makes the call for operands like ``x``, when a program gets to it.
+
+        It is asked for while the program is compiled: what shape and dtype settle is done here,
+        and not in each call. Where ``in_place`` its two arrays are the same one.
+        """
 
     @abstractmethod
     def transposed(self) -> InJit | None:
@@ -57,45 +70,64 @@ class InJit(ABC):
 _collective_p = Primitive("meshlib_collective")
 
 
-def bind(collective: InJit, x: jax.Array) -> jax.Array:
-    """Make ``collective`` part of the program that is being traced (or make it now)."""
-    return _collective_p.bind(x, collective=collective)
+def bind(collective: InJit, x: jax.Array, site: CallSite | None = None) -> jax.Array:
+    """Make ``collective`` part of the program that is being traced (or make it now).
+
+    ``site`` is the user's line that it is made for, if that is not the nearest on the stack.
+    """
+    return _collective_p.bind(x, collective=collective, site=site or CallSite.of_caller())
 
 
-def _compiled(x: jax.Array, *, collective: InJit) -> jax.Array:
-    result = collective.result(jax.ShapeDtypeStruct(x.shape, x.dtype))
-
-    def run(outputs: Any, inputs: Any, _: Any) -> None:
-        collective.run(outputs[0], inputs[0])
-
-    def run_in_place(outputs: Any, _: Any, __: Any) -> None:
-        collective.run(outputs[0], outputs[0])
-
-    function, aliases = (run_in_place, ((0, 0),)) if collective.in_place else (run, ())
-    return host_call(function, [result], x, ordered=True, aliases=aliases, on_gpu=True)[0]
+def _host_shape(shape: tuple[int, ...], has_rows: bool) -> tuple[int, ...]:
+    """Return the shape in which arrays go to the host: (n,), or (rows, n)."""
+    return (shape[0], math.prod(shape[1:])) if has_rows else (math.prod(shape),)
 
 
-def _abstract_eval(x: Any, *, collective: InJit) -> Any:
+def _compiled(x: jax.Array, *, collective: InJit, site: CallSite | None = None) -> jax.Array:
+    operand = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    result = collective.result(operand)
+    call = collective.host_side(operand)
+    function: HostFunction
+    if collective.in_place:
+        function = lambda outputs, _, __: call(outputs[0], outputs[0])  # noqa: E731
+    else:
+        function = lambda outputs, inputs, _: call(outputs[0], inputs[0])  # noqa: E731
+    out = host_call(
+        function if site is None else site.name(function),
+        [jax.ShapeDtypeStruct(_host_shape(result.shape, collective.result_has_rows), x.dtype)],
+        # Free: the elements stay where they are.
+        x.reshape(_host_shape(x.shape, collective.operand_has_rows)),
+        ordered=True,
+        aliases=((0, 0),) if collective.in_place else (),
+        reads=not collective.in_place,
+        on_gpu=True,
+    )[0]
+    return out.reshape(result.shape)
+
+
+def _abstract_eval(x: Any, *, collective: InJit, site: CallSite) -> Any:
+    del site
     result = collective.result(jax.ShapeDtypeStruct(x.shape, x.dtype))
     return jax.core.ShapedArray(result.shape, result.dtype), {ORDERED}
 
 
-def _jvp(primals: Any, tangents: Any, *, collective: InJit) -> tuple[Any, Any]:
+def _jvp(primals: Any, tangents: Any, *, collective: InJit, site: CallSite) -> tuple[Any, Any]:
     (x,), (t,) = primals, tangents
-    y = bind(collective, x)
+    y = bind(collective, x, site)
     if type(t) is ad.Zero:
         return y, ad.Zero(jax.typeof(y).to_tangent_aval())
     return y, collective.tangent(x, y, t)
 
 
-def _transpose(cotangent: Any, x: Any, *, collective: InJit) -> list[Any]:
+def _transpose(cotangent: Any, x: Any, *, collective: InJit, site: CallSite) -> list[Any]:
     transposed = collective.transposed()
     assert transposed is not None, "only the linear ones appear in tangents"
     # Also where nothing depends on the result: the other ranks' results may matter to them.
-    return [bind(transposed, ad.instantiate_zeros(cotangent))]
+    return [bind(transposed, ad.instantiate_zeros(cotangent), site)]
 
 
-def _batch(operands: Any, dims: Any, *, collective: InJit) -> tuple[jax.Array, int]:
+def _batch(operands: Any, dims: Any, *, collective: InJit, site: CallSite) -> tuple[jax.Array, int]:
+    del site
     return collective.batched(operands[0], dims[0])
 
 
@@ -104,7 +136,14 @@ def front(x: jax.Array, dim: int, position: int = 0) -> jax.Array:
     return jnp.moveaxis(x, dim, position)
 
 
-_collective_p.def_impl(jax.jit(_compiled, static_argnames="collective"))
+def _run(x: jax.Array, *, collective: InJit, site: CallSite) -> jax.Array:
+    # Its line is on the stack, and one compiled program serves for all lines.
+    del site
+    return _program_of_one(x, collective=collective)
+
+
+_program_of_one = jax.jit(_compiled, static_argnames="collective")
+_collective_p.def_impl(_run)
 _collective_p.def_effectful_abstract_eval(_abstract_eval)
 ad.primitive_jvps[_collective_p] = _jvp
 ad.primitive_transposes[_collective_p] = _transpose

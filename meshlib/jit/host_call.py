@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, overload
+from operator import methodcaller
+from typing import Any
 
 import jax
 import numpy as np
@@ -26,6 +27,9 @@ HostArray = npt.NDArray[Any]
 HostFunction = Callable[[Sequence[HostArray], Sequence[HostArray], "Program"], None]
 """``function(outputs, inputs, program)``: writes ``outputs`` in place. ``inputs`` must not be
 changed, except those whose memory is an output's (see ``aliases``)."""
+
+# NumPy's ``asarray`` asks for three other protocols first, which takes three times as long.
+_as_array = methodcaller("__array__")
 
 Views = Callable[[Any, Sequence[Any]], AbstractContextManager[list[HostArray]]]
 """``views(context, buffers)`` gives arrays over what XLA passes, while the call is made.
@@ -81,14 +85,16 @@ def host_call(
     *operands: jax.Array,
     ordered: bool,
     aliases: tuple[tuple[int, int], ...] = (),
+    reads: bool = True,
     on_gpu: bool = False,
 ) -> list[jax.Array]:
     """Call ``function`` when the program gets here, and return what it put into its outputs.
 
     ``results`` are the outputs' shapes and dtypes. ``aliases`` has pairs (operand, result) of
-    numbers that share memory: the output begins as the operand. ``ordered`` calls happen one after
-    the other, in the order of the Python program; an unordered one whenever its operands are
-    there, on any thread, so it must not wait for another one.
+    numbers that share memory: the output begins as the operand. Without ``reads`` the function is
+    given no inputs: all that it needs is in its outputs. ``ordered`` calls happen one after the
+    other, in the order of the Python program; an unordered one whenever its operands are there, on
+    any thread, so it must not wait for another one.
 
     With ``on_gpu`` a program may also be compiled for a GPU. There ``function`` gets CuPy arrays,
     and is called when the program's stream, which is CuPy's current one, has got the work before
@@ -106,6 +112,7 @@ def host_call(
         avals=avals,
         ordered=ordered,
         aliases=aliases,
+        reads=reads,
         on_gpu=on_gpu,
     )
 
@@ -160,20 +167,22 @@ class _Callback:
         tokens: int,
         operands: int,
         views: Views | None,
+        reads: bool = True,
     ) -> None:
         self.program = program
         self._function = function
         self._views = views
         # The buffers that XLA passes: a token, the operands, a token, the results.
-        self._inputs = slice(tokens, tokens + operands)
+        self._inputs = slice(tokens, tokens + operands) if reads else None
         self._outputs = slice(tokens + operands + tokens, None)
 
     def __call__(self, context: Any, *buffers: Any) -> tuple[()]:
-        outputs, inputs = buffers[self._outputs], buffers[self._inputs]
+        outputs = buffers[self._outputs]
+        inputs = buffers[self._inputs] if self._inputs is not None else ()
         try:
             if self._views is None:
-                written = [np.asarray(buffer) for buffer in outputs]
-                self._function(written, _OnHost(inputs), self.program)
+                read = [*map(_as_array, inputs)] if inputs else ()
+                self._function([*map(_as_array, outputs)], read, self.program)
             else:
                 with self._views(context, (*outputs, *inputs)) as views:
                     self._function(views[: len(outputs)], views[len(outputs) :], self.program)
@@ -181,31 +190,6 @@ class _Callback:
             self.program.fail(error)
             raise
         return ()
-
-
-class _OnHost(Sequence[HostArray]):
-    """The program's buffers as NumPy arrays, each made when it is asked for.
-
-    To make one costs about as much as all else here, and a call in place needs none of its input.
-    """
-
-    __slots__ = ("_buffers",)
-
-    def __init__(self, buffers: Sequence[Any]) -> None:
-        self._buffers = buffers
-
-    def __len__(self) -> int:
-        return len(self._buffers)
-
-    @overload
-    def __getitem__(self, index: int) -> HostArray: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[HostArray]: ...
-
-    def __getitem__(self, index: int | slice) -> HostArray | Sequence[HostArray]:
-        found = self._buffers[index]
-        return _OnHost(found) if isinstance(index, slice) else np.asarray(found)
 
 
 def _program_of(module: mlir.ModuleContext) -> Program:
@@ -222,6 +206,7 @@ def _lower(
     avals: tuple[core.ShapedArray, ...],
     ordered: bool,
     aliases: tuple[tuple[int, int], ...],
+    reads: bool,
     on_gpu: bool,
 ) -> Any:
     del avals
@@ -232,7 +217,7 @@ def _lower(
         _refuse(ctx)
     views = on_program_stream if platform == "cuda" else None
     program = _program_of(module)
-    module.add_host_callback(_Callback(function, program, tokens, len(operands), views))
+    module.add_host_callback(_Callback(function, program, tokens, len(operands), views, reads))
     index = np.uint64(len(module.host_callbacks) - 1)
     rule: Any = ffi.ffi_lowering(
         _TARGETS[platform],

@@ -8,7 +8,7 @@ functions move dims where the user wants them.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -17,8 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from meshlib.device_arrays import device_flat
-from meshlib.jit.collective import InJit, bind, front
+from meshlib.jit.collective import HostSide, InJit, bind, front
 from meshlib.jit.host_call import HostArray
+from meshlib.process_group import Run
+from meshlib.recorder import COLLECTIVE
 from transport.call import NO_ROOT, Call, Kind, dtype_code
 from transport.communicator import Communicator
 from transport.reduce_op import RedOpType, ReduceOp
@@ -28,40 +30,65 @@ _LINEAR = (RedOpType.SUM, RedOpType.AVG)
 
 def _flat(array: HostArray) -> HostArray:
     """Return the buffer that communicators take, over the memory of ``array``."""
-    if _device(array) == "cuda":
-        # In the place of NumPy's, which has its attributes and slices alike.
-        return cast(HostArray, device_flat(array))
-    return array.reshape(-1)
+    if type(array) is np.ndarray:
+        return array
+    # In the place of NumPy's, which has its attributes and slices alike.
+    return cast(HostArray, device_flat(array))
 
 
 def _rows(array: HostArray) -> list[HostArray]:
     """Return a buffer for each of the rows of ``array``."""
+    if type(array) is np.ndarray:
+        return list(array)
     flat, rows = _flat(array), len(array)
     size = flat.size // rows if rows else 0
     return [flat[i * size : (i + 1) * size] for i in range(rows)]
 
 
 def _device(array: HostArray) -> str:
-    return "cuda" if hasattr(array, "__cuda_array_interface__") else "cpu"
+    return "cpu" if type(array) is np.ndarray else "cuda"
+
+
+Work = Callable[[HostArray, HostArray], Run]
+"""``work(output, x)`` returns what is to be run when the call's turn has come."""
 
 
 @dataclass(frozen=True)
 class _Issuing(InJit):
-    """What is common to calls of all members."""
+    """What is common to all of them: how they go through the group's door."""
 
-    def _issue(
-        self, kind: Kind, run: Any, x: HostArray, elements: int, op: int = 0, root: int = NO_ROOT
-    ) -> None:
-        self.group.issue(
-            kind,
-            run,
-            device=_device(x),
-            elements=elements,
-            dtype=dtype_code(x.dtype),
-            op=op,
-            root=root,
-            nbytes=x.nbytes,
+    def _caller(
+        self,
+        kind: Kind,
+        work: Work,
+        like: jax.ShapeDtypeStruct,
+        *,
+        agreed: bool = True,
+        op: int = 0,
+        root: int = NO_ROOT,
+        extra: int = 0,
+        peer: int = COLLECTIVE,
+    ) -> HostSide:
+        """Return what issues ``work``, on arrays ``like`` one of them.
+
+        With ``agreed`` all members must have as many elements. The others as for
+        ``ProcessGroup.issue``.
+        """
+        issue, dtype = self.group.issue, np.dtype(like.dtype)
+        header = (
+            like.size if agreed else 0,
+            dtype_code(dtype),
+            op,
+            root,
+            extra,
+            like.size * dtype.itemsize,
+            peer,
         )
+
+        def call(output: HostArray, x: HostArray) -> None:
+            issue(kind, work(output, x), _device(output), *header)
+
+        return call
 
     @property
     def _size(self) -> int:
@@ -80,6 +107,8 @@ class _SameShape(_Issuing):
 class _MembersToOne(_Issuing):
     """From (size, …) to (…)."""
 
+    operand_has_rows = True
+
     def result(self, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
 
@@ -90,6 +119,8 @@ class _MembersToOne(_Issuing):
 @dataclass(frozen=True)
 class _OneToMembers(_Issuing):
     """From (…) to (size, …)."""
+
+    result_has_rows = True
 
     def result(self, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((self._size, *x.shape), x.dtype)
@@ -104,13 +135,14 @@ class AllReduce(_SameShape):
 
     op: ReduceOp
 
-    def run(self, output: HostArray, x: HostArray) -> None:
-        flat, op = _flat(output), self.op
+    def host_side(self, x: jax.ShapeDtypeStruct) -> HostSide:
+        op = self.op
 
-        def run(communicator: Communicator, call: Call) -> None:
-            communicator.all_reduce(call, flat, op)
+        def work(output: HostArray, _: HostArray) -> Run:
+            flat = _flat(output)
+            return lambda communicator, call: communicator.all_reduce(call, flat, op)
 
-        self._issue(Kind.ALL_REDUCE, run, output, flat.size, op.code)
+        return self._caller(Kind.ALL_REDUCE, work, x, op=op.code)
 
     def transposed(self) -> InJit | None:
         return self if self.op.kind in _LINEAR else None
@@ -137,13 +169,14 @@ class Broadcast(_SameShape):
 
     root: int
 
-    def run(self, output: HostArray, x: HostArray) -> None:
-        flat, root = _flat(output), self.root
+    def host_side(self, x: jax.ShapeDtypeStruct) -> HostSide:
+        root = self.root
 
-        def run(communicator: Communicator, call: Call) -> None:
-            communicator.broadcast(call, flat, root)
+        def work(output: HostArray, _: HostArray) -> Run:
+            flat = _flat(output)
+            return lambda communicator, call: communicator.broadcast(call, flat, root)
 
-        self._issue(Kind.BROADCAST, run, output, flat.size, root=root)
+        return self._caller(Kind.BROADCAST, work, x, root=root)
 
     def transposed(self) -> InJit:
         return Reduce(self.group, self.root)
@@ -155,15 +188,15 @@ class Reduce(_SameShape):
 
     root: int
 
-    def run(self, output: HostArray, x: HostArray) -> None:
-        flat, root = _flat(output), self.root
+    def host_side(self, x: jax.ShapeDtypeStruct) -> HostSide:
+        root, op = self.root, ReduceOp.SUM
 
-        def run(communicator: Communicator, call: Call) -> None:
-            communicator.reduce(call, flat, ReduceOp.SUM, root)
+        def work(output: HostArray, _: HostArray) -> Run:
+            flat = _flat(output)
+            return lambda communicator, call: communicator.reduce(call, flat, op, root)
 
-        self._issue(Kind.REDUCE, run, output, flat.size, ReduceOp.SUM.code, root)
-        if self.group.rank() != root:
-            output.fill(0)
+        call = self._caller(Kind.REDUCE, work, x, op=op.code, root=root)
+        return call if self.group.rank() == root else _then_zeros(call)
 
     def transposed(self) -> InJit:
         return Broadcast(self.group, self.root)
@@ -173,13 +206,12 @@ class Reduce(_SameShape):
 class AllGather(_OneToMembers):
     """All members get everybody's."""
 
-    def run(self, output: HostArray, x: HostArray) -> None:
-        outputs, flat = _rows(output), _flat(x)
+    def host_side(self, x: jax.ShapeDtypeStruct) -> HostSide:
+        def work(output: HostArray, x: HostArray) -> Run:
+            outputs, flat = _rows(output), _flat(x)
+            return lambda communicator, call: communicator.all_gather(call, outputs, flat)
 
-        def run(communicator: Communicator, call: Call) -> None:
-            communicator.all_gather(call, outputs, flat)
-
-        self._issue(Kind.ALL_GATHER, run, output, output.size)
+        return self._caller(Kind.ALL_GATHER, work, self.result(x))
 
     def transposed(self) -> InJit:
         return ReduceScatter(self.group, ReduceOp.SUM)
@@ -191,13 +223,14 @@ class ReduceScatter(_MembersToOne):
 
     op: ReduceOp
 
-    def run(self, output: HostArray, x: HostArray) -> None:
-        flat, inputs, op = _flat(output), _rows(x), self.op
+    def host_side(self, x: jax.ShapeDtypeStruct) -> HostSide:
+        op = self.op
 
-        def run(communicator: Communicator, call: Call) -> None:
-            communicator.reduce_scatter(call, flat, inputs, op)
+        def work(output: HostArray, x: HostArray) -> Run:
+            flat, inputs = _flat(output), _rows(x)
+            return lambda communicator, call: communicator.reduce_scatter(call, flat, inputs, op)
 
-        self._issue(Kind.REDUCE_SCATTER, run, x, x.size, op.code)
+        return self._caller(Kind.REDUCE_SCATTER, work, x, op=op.code)
 
     def transposed(self) -> InJit | None:
         if self.op.kind is RedOpType.AVG:
@@ -215,9 +248,14 @@ class ReduceScatter(_MembersToOne):
 class _AveragingGather(_OneToMembers):
     """The transpose of an averaging reduce-scatter: a gather, divided by the number of members."""
 
-    def run(self, output: HostArray, x: HostArray) -> None:
-        AllGather(self.group).run(output, x)
-        ReduceOp.AVG.finish(output.reshape(-1), self._size)
+    def host_side(self, x: jax.ShapeDtypeStruct) -> HostSide:
+        gather, size = AllGather(self.group).host_side(x), self._size
+
+        def call(output: HostArray, x: HostArray) -> None:
+            gather(output, x)
+            ReduceOp.AVG.finish(output.reshape(-1), size)
+
+        return call
 
     def transposed(self) -> InJit:
         return ReduceScatter(self.group, ReduceOp.AVG)
@@ -229,16 +267,16 @@ class Gather(_OneToMembers):
 
     root: int
 
-    def run(self, output: HostArray, x: HostArray) -> None:
-        flat, root = _flat(x), self.root
-        outputs = _rows(output) if self.group.rank() == root else None
-        if outputs is None:
-            output.fill(0)
+    def host_side(self, x: jax.ShapeDtypeStruct) -> HostSide:
+        root = self.root
+        is_root = self.group.rank() == root
 
-        def run(communicator: Communicator, call: Call) -> None:
-            communicator.gather(call, outputs, flat, root)
+        def work(output: HostArray, x: HostArray) -> Run:
+            outputs, flat = _rows(output) if is_root else None, _flat(x)
+            return lambda communicator, call: communicator.gather(call, outputs, flat, root)
 
-        self._issue(Kind.GATHER, run, x, 0, root=root)
+        call = self._caller(Kind.GATHER, work, x, agreed=False, root=root)
+        return call if is_root else _then_zeros(call)
 
     def transposed(self) -> InJit:
         return Scatter(self.group, self.root)
@@ -250,14 +288,15 @@ class Scatter(_MembersToOne):
 
     root: int
 
-    def run(self, output: HostArray, x: HostArray) -> None:
-        flat, root = _flat(output), self.root
-        inputs = _rows(x) if self.group.rank() == root else None
+    def host_side(self, x: jax.ShapeDtypeStruct) -> HostSide:
+        root = self.root
+        is_root = self.group.rank() == root
 
-        def run(communicator: Communicator, call: Call) -> None:
-            communicator.scatter(call, flat, inputs, root)
+        def work(output: HostArray, x: HostArray) -> Run:
+            flat, inputs = _flat(output), _rows(x) if is_root else None
+            return lambda communicator, call: communicator.scatter(call, flat, inputs, root)
 
-        self._issue(Kind.SCATTER, run, output, 0, root=root)
+        return self._caller(Kind.SCATTER, work, self.result(x), agreed=False, root=root)
 
     def transposed(self) -> InJit:
         return Gather(self.group, self.root)
@@ -267,16 +306,17 @@ class Scatter(_MembersToOne):
 class AllToAll(_Issuing):
     """Member j's row i becomes member i's row j."""
 
+    operand_has_rows = result_has_rows = True
+
     def result(self, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         return x
 
-    def run(self, output: HostArray, x: HostArray) -> None:
-        outputs, inputs = _rows(output), _rows(x)
+    def host_side(self, x: jax.ShapeDtypeStruct) -> HostSide:
+        def work(output: HostArray, x: HostArray) -> Run:
+            outputs, inputs = _rows(output), _rows(x)
+            return lambda communicator, call: communicator.all_to_all(call, outputs, inputs)
 
-        def run(communicator: Communicator, call: Call) -> None:
-            communicator.all_to_all(call, outputs, inputs)
-
-        self._issue(Kind.ALL_TO_ALL, run, x, 0)
+        return self._caller(Kind.ALL_TO_ALL, work, x, agreed=False)
 
     def transposed(self) -> InJit:
         return self
@@ -298,29 +338,23 @@ class Permute(_Issuing):
     def result(self, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         return x
 
-    def run(self, output: HostArray, x: HostArray) -> None:
-        me, nothing = self.group.rank(), _flat(x)[:0]
-        outputs, inputs = [nothing] * self._size, [nothing] * self._size
-        for source, destination in self.pairs:
-            if source == me:
-                inputs[destination] = _flat(x)
-            if destination == me:
+    def host_side(self, x: jax.ShapeDtypeStruct) -> HostSide:
+        me, size = self.group.rank(), self._size
+        to = next((there for here, there in self.pairs if here == me), None)
+        source = next((here for here, there in self.pairs if there == me), None)
+
+        def work(output: HostArray, x: HostArray) -> Run:
+            flat = _flat(x)
+            outputs, inputs = [flat[:0]] * size, [flat[:0]] * size
+            if to is not None:
+                inputs[to] = flat
+            if source is not None:
                 outputs[source] = _flat(output)
-        if all(part.size == 0 for part in outputs):
-            output.fill(0)
+            return lambda communicator, call: communicator.all_to_all(call, outputs, inputs)
 
-        def run(communicator: Communicator, call: Call) -> None:
-            communicator.all_to_all(call, outputs, inputs)
-
-        self.group.issue(
-            Kind.ALL_TO_ALL,
-            run,
-            device=_device(x),
-            elements=x.size,
-            dtype=dtype_code(x.dtype),
-            extra=zlib.crc32(repr(sorted(self.pairs)).encode()),
-            nbytes=x.nbytes,
-        )
+        pairs = zlib.crc32(repr(sorted(self.pairs)).encode())
+        call = self._caller(Kind.ALL_TO_ALL, work, x, extra=pairs)
+        return _then_zeros(call) if source is None else call
 
     def transposed(self) -> InJit:
         return Permute(self.group, tuple((there, here) for here, there in self.pairs))
@@ -333,13 +367,14 @@ class Send(_SameShape):
     peer: int
     tag: int
 
-    def run(self, output: HostArray, x: HostArray) -> None:
-        flat, peer, tag = _flat(output), self.peer, self.tag
+    def host_side(self, x: jax.ShapeDtypeStruct) -> HostSide:
+        peer, tag = self.peer, self.tag
 
-        def run(communicator: Communicator, call: Call) -> None:
-            communicator.send(call, flat, peer, tag)
+        def work(output: HostArray, _: HostArray) -> Run:
+            flat = _flat(output)
+            return lambda communicator, call: communicator.send(call, flat, peer, tag)
 
-        _point_to_point(self, Kind.SEND, run, output)
+        return self._caller(Kind.SEND, work, x, extra=tag, peer=peer)
 
     def transposed(self) -> InJit:
         return _ReceiveAndAdd(self.group, self.peer, self.tag)
@@ -352,13 +387,14 @@ class Receive(_SameShape):
     peer: int
     tag: int
 
-    def run(self, output: HostArray, x: HostArray) -> None:
-        flat, peer, tag = _flat(output), self.peer, self.tag
+    def host_side(self, x: jax.ShapeDtypeStruct) -> HostSide:
+        peer, tag = self.peer, self.tag
 
-        def run(communicator: Communicator, call: Call) -> None:
-            communicator.recv(call, flat, peer, tag)
+        def work(output: HostArray, _: HostArray) -> Run:
+            flat = _flat(output)
+            return lambda communicator, call: communicator.recv(call, flat, peer, tag)
 
-        _point_to_point(self, Kind.RECV, run, output)
+        return self._caller(Kind.RECV, work, x, extra=tag, peer=peer)
 
     def transposed(self) -> InJit:
         return _SendAndForget(self.group, self.peer, self.tag)
@@ -371,10 +407,15 @@ class _ReceiveAndAdd(_SameShape):
     peer: int
     tag: int
 
-    def run(self, output: HostArray, x: HostArray) -> None:
-        received = np.empty_like(output)
-        Receive(self.group, self.peer, self.tag).run(received, received)
-        output += received
+    def host_side(self, x: jax.ShapeDtypeStruct) -> HostSide:
+        receive = Receive(self.group, self.peer, self.tag).host_side(x)
+
+        def call(output: HostArray, _: HostArray) -> None:
+            received = np.empty_like(output)
+            receive(received, received)
+            output += received
+
+        return call
 
     def transposed(self) -> InJit:
         return Send(self.group, self.peer, self.tag)
@@ -387,25 +428,21 @@ class _SendAndForget(_SameShape):
     peer: int
     tag: int
 
-    def run(self, output: HostArray, x: HostArray) -> None:
-        Send(self.group, self.peer, self.tag).run(output, x)
-        output.fill(0)
+    def host_side(self, x: jax.ShapeDtypeStruct) -> HostSide:
+        return _then_zeros(Send(self.group, self.peer, self.tag).host_side(x))
 
     def transposed(self) -> InJit:
         return Receive(self.group, self.peer, self.tag)
 
 
-def _point_to_point(call: Send | Receive, kind: Kind, run: Any, array: HostArray) -> None:
-    call.group.issue(
-        kind,
-        run,
-        device=_device(array),
-        elements=array.size,
-        dtype=dtype_code(array.dtype),
-        extra=call.tag,
-        peer=call.peer,
-        nbytes=array.nbytes,
-    )
+def _then_zeros(call: HostSide) -> HostSide:
+    """Return ``call`` for a member whose result is zeros."""
+
+    def then_zeros(output: HostArray, x: HostArray) -> None:
+        call(output, x)
+        output.fill(0)
+
+    return then_zeros
 
 
 def barrier(group: Any) -> Any:

@@ -2,8 +2,8 @@
 
     meshrun --nproc-per-node 2 -m parallel.bench.in_jit
 
-Programs with 0, 1 and 20 all_reduces of one float64 (8 bytes), each of the last one's result, take
-turns; then as many calls on NumPy arrays outside of ``jit``. What a call costs is the difference
+Programs with 0, 1 and 20 all_reduces of one float64 (8 bytes), each of the last one's result, and
+as many calls on NumPy arrays outside of ``jit``, take turns. What a call costs is the difference
 between 20 and 1 divided by 19, of the medians of the slowest rank of each run.
 """
 
@@ -22,7 +22,7 @@ import meshlib as dist
 from meshlib import jit as mj
 
 _CALLS = (0, 1, 20)
-_ROUNDS, _RUNS, _WARMUP = 10, 40, 5
+_ROUNDS, _RUNS, _WARMUP = 20, 20, 3
 
 
 def _inside(calls: int) -> Callable[[], Any]:
@@ -69,22 +69,23 @@ def main() -> None:
     """Measure; rank 0 prints microseconds."""
     jax.config.update("jax_enable_x64", True)  # pyright: ignore[reportUnknownMemberType]
     dist.init_process_group()
-    for name, make in {"in jit": _inside, "outside": _outside}.items():
-        steps = {calls: make(calls) for calls in _CALLS}
-        seconds: dict[int, list[float]] = {calls: [] for calls in _CALLS}
-        for _ in range(_ROUNDS):
-            for calls, step in steps.items():
-                seconds[calls] += _run(step, calls)
-        slowest = {
-            calls: 1e6 * statistics.median(dist.all_reduce(np.array(took), dist.ReduceOp.MAX))
-            for calls, took in seconds.items()
-        }
-        if dist.get_rank() == 0:
-            each = (slowest[20] - slowest[1]) / 19
-            print(
-                f"{name}: {slowest[0]:.0f} µs without a call, {slowest[1]:.0f} with one,"
-                f" {each:.1f} for each further one"
-            )
+    ways = {"in jit": _inside, "outside": _outside}
+    steps = {(way, calls): make(calls) for way, make in ways.items() for calls in _CALLS}
+    seconds: dict[tuple[str, int], list[float]] = {key: [] for key in steps}
+    for _ in range(_ROUNDS):
+        for (way, calls), step in steps.items():
+            seconds[way, calls] += _run(step, calls)
+    slowest = {
+        key: 1e6 * statistics.median(dist.all_reduce(np.array(took), dist.ReduceOp.MAX))
+        for key, took in seconds.items()
+    }
+    for way in ways if dist.get_rank() == 0 else ():
+        none, one, most = (slowest[way, calls] for calls in _CALLS)
+        each = (most - one) / (_CALLS[-1] - _CALLS[-2])
+        print(
+            f"{way}: {none:.0f} µs without a call, {one:.0f} with one,"
+            f" {each:.1f} for each further one"
+        )
     dist.destroy_process_group()
 
 

@@ -340,6 +340,21 @@ def test_ranks_that_compiled_different_calls_get_an_error_and_no_values():
     run_ranks(rank, 2)
 
 
+def test_a_call_is_recorded_where_it_is_written():
+    def written(x):
+        return mj.all_reduce(2 * x).sum() + mj.all_gather(x).sum()
+
+    def rank():
+        jax.block_until_ready(jax.jit(jax.grad(written))(jnp.ones(2)))
+        return [(record.kind, record.site) for record in current_world().recorder.records()]
+
+    line = written.__code__.co_firstlineno + 1
+    for sites in run_ranks(rank, 2):
+        # A transposed call is made for the line of the one that it is the transpose of.
+        assert {kind for kind, _ in sites} == {"all_reduce", "all_gather", "reduce_scatter"}
+        assert {site for _, site in sites} == {f"{__file__}:{line} in written"}
+
+
 BAD_ARGUMENTS = [
     (lambda x: mj.all_reduce(x, dist.ReduceOp.BAND), TypeError, "BAND"),
     (lambda x: mj.all_reduce(x.astype(int), dist.ReduceOp.AVG), TypeError, "round"),

@@ -85,7 +85,8 @@ class Program_:
         self.stream = driver.create_stream(dist.get_rank())
 
         def run(outputs: Any, inputs: Any, _: Any) -> None:
-            collective.run(outputs[0], inputs[0])
+            x = inputs[0]
+            collective.host_side(jax.ShapeDtypeStruct(x.shape, x.dtype))(outputs[0], x)
 
         views = functools.partial(on_program_stream, driver=driver)
         self.callback = _Callback(run, Program([]), 1, 1, views)
