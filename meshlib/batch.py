@@ -14,7 +14,7 @@ class P2POp:
 
     ``op`` is ``meshlib.isend`` or ``meshlib.irecv``; ``peer`` (a global rank) or ``group_peer``
     (a rank in ``group``) the other end. A receive may leave out both: any member will do.
-    Raises ValueError for another ``op``.
+    ``tensor`` and ``tag`` are as for ``send`` and ``recv``. Raises ValueError for another ``op``.
     """
 
     def __init__(
@@ -55,7 +55,8 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
     tag match in the order of the lists. Operations on groups without this rank are left out.
 
     Raises what ``isend`` and ``irecv`` raise for wrong arguments, with the place in the list,
-    before any message begins.
+    before any message begins; ValueError for an empty ``p2p_op_list``, TypeError for an entry that
+    is no ``P2POp``.
     """
     if not isinstance(p2p_op_list, Sequence) or not p2p_op_list:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(f"p2p_op_list must be a list with at least one P2POp, got {p2p_op_list!r}")

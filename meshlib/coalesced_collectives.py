@@ -42,7 +42,10 @@ class CoalescedCollectives(ArrayCollectives):
         async_op: bool = False,
         timeout: Timeout = None,
     ) -> Any:
-        """Reduce each of ``tensors`` over the members; return the list."""
+        """Reduce each of ``tensors`` over the members with ``op``; return the list.
+
+        They have any shapes and one dtype, the same on all members.
+        """
         group = self.process_group
         if group.rank() < 0:
             return None

@@ -24,7 +24,23 @@ from transport.communicator import Communicator
 
 
 class Collectives(ObjectCollectives, SymmetricMemory):
-    """The calls of one group of ranks: on arrays, on objects, point to point, barriers; memory."""
+    """The calls of one group of ranks: on arrays, on objects, point to point, barriers; memory.
+
+    Arguments that several methods have mean the same in each:
+
+    - arrays (``tensor``, ``output``, ``input`` …): NumPy, JAX or CuPy arrays, or objects with the
+      buffer protocol, of any shape; NumPy's numeric dtypes, bool, and ml_dtypes' small floats;
+    - ``op``: a ``ReduceOp``, SUM by default; TypeError where it has no meaning for the dtype;
+    - ``src`` or ``dst``: a global rank; instead of it ``group_src`` or ``group_dst``: a rank in the
+      group. ValueError for both, for neither where there is no default, and for a stranger;
+    - ``tag``: a whole number from 0 to 2**32 - 1 that the two ends of a message agree on;
+    - ``async_op``: return a ``Work`` at once, not the result;
+    - ``timeout``: the call's deadline, seconds or a timedelta; else the dim's, the group's, the
+      job's. ValueError for a negative one.
+
+    Wrong arguments raise TypeError or ValueError before any byte moves, and the group stays usable.
+    ``CollectiveMismatchError``, ``CollectiveTimeoutError`` and ``RankFailedError`` break it.
+    """
 
     def barrier(self, async_op: bool = False, timeout: float | timedelta | None = None) -> Any:
         """Return when every member has called."""

@@ -60,7 +60,10 @@ class Members:
         return timedelta(seconds=self._timeout)
 
     def set_timeout(self, timeout: float | timedelta) -> None:
-        """Set the deadline of calls that bring none of their own (seconds or timedelta)."""
+        """Set the deadline of calls that bring none of their own: seconds or a timedelta.
+
+        Raises ValueError for a negative one, TypeError for what is no number.
+        """
         self._timeout = to_seconds(timeout)
 
     def group_rank(self, global_rank: int) -> int:

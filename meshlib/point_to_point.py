@@ -35,7 +35,10 @@ class PointToPoint(GroupOfRanks):
         group_dst: int | None = None,
         timeout: float | timedelta | None = None,
     ) -> None:
-        """Send ``tensor`` to ``dst`` (global) or ``group_dst``; return when it may be reused."""
+        """Send ``tensor`` to ``dst`` (global) or ``group_dst``; return when it may be reused.
+
+        The receiver names an array of the same size and dtype, and the same ``tag``.
+        """
         issue = self.prepare_send(tensor, dst, tag, group_dst, timeout)
         if issue is not None:
             issue(async_op=False)
@@ -48,7 +51,7 @@ class PointToPoint(GroupOfRanks):
         group_dst: int | None = None,
         timeout: float | timedelta | None = None,
     ) -> Work | None:
-        """Begin to send; ``tensor`` must not change until the Work is done."""
+        """Begin what ``send`` does; ``tensor`` must not change until the Work is done."""
         issue = self.prepare_send(tensor, dst, tag, group_dst, timeout)
         return None if issue is None else issue(async_op=True)
 
@@ -76,7 +79,7 @@ class PointToPoint(GroupOfRanks):
         group_src: int | None = None,
         timeout: float | timedelta | None = None,
     ) -> Work | None:
-        """Begin to receive; the Work has the sender in ``source_rank()``."""
+        """Begin what ``recv`` does; the Work has the sender in ``source_rank()``."""
         issue = self.prepare_receive(tensor, src, tag, group_src, timeout)
         return None if issue is None else issue(async_op=True)
 
@@ -88,7 +91,10 @@ class PointToPoint(GroupOfRanks):
         group_dst: int | None,
         timeout: float | timedelta | None = None,
     ) -> Callable[..., Any] | None:
-        """Check the arguments; return what makes the call, given ``async_op``. None: no member."""
+        """Check ``send``'s arguments; return what makes the call, given ``async_op``.
+
+        None on a rank that is no member.
+        """
         group = self.process_group
         if group.rank() < 0:
             return None
@@ -120,7 +126,10 @@ class PointToPoint(GroupOfRanks):
         group_src: int | None,
         timeout: float | timedelta | None = None,
     ) -> Callable[..., Any] | None:
-        """Check the arguments; return what makes the call, given ``async_op``. None: no member."""
+        """Check ``recv``'s arguments; return what makes the call, given ``async_op``.
+
+        None on a rank that is no member.
+        """
         group = self.process_group
         if group.rank() < 0:
             return None

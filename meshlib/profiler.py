@@ -58,6 +58,7 @@ class profile:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        """End the recording; what was recorded stays."""
         assert self._world is not None
         self._world.recorder.unfollow(self._records)
         self._world.recorder.annotate = self._outer

@@ -44,8 +44,9 @@ class SymmetricMemory(GroupOfRanks):
         backends it is an ordinary array. Its memory stays with the process, for later arrays.
 
         The memory is used again when the array and its views are gone on all members. Returns None
-        on a rank that is no member. Raises ValueError, on all members, when they ask for different
-        arrays; the group stays usable.
+        on a rank that is no member. ``timeout`` (seconds or a timedelta) is the call's deadline.
+        Raises ValueError, on all members, when they ask for different arrays; the group stays
+        usable. A ``shape``, ``dtype`` or ``device`` that is none is a ValueError or TypeError.
         """
         group = self.process_group
         rank = group.rank()

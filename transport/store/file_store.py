@@ -209,9 +209,11 @@ class FileStore(Store):
         return f"FileStore({self._path!r})"
 
     def __enter__(self) -> FileStore:
+        """Return the store itself, which the end of the block closes."""
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Close the store."""
         self.close()
 
     def __del__(self, _warn: Callable[..., None] = warnings.warn) -> None:

@@ -213,7 +213,10 @@ class TCPStore(Store):
         return True
 
     def clone(self) -> TCPStore:
-        """See ``Store``: a client with a connection of its own (and no part of the server)."""
+        """See ``Store``: a client with a connection of its own (and no part of the server).
+
+        Raises DistStoreError when this store is closed.
+        """
         if self._closed:
             raise DistStoreError(f"{self.describe()} is closed")
         # The server is known to listen: a refused connection is soon an error.
@@ -243,9 +246,11 @@ class TCPStore(Store):
         return f"TCPStore({format_address(self._host, self._address[1])})"
 
     def __enter__(self) -> TCPStore:
+        """Return the store itself, which the end of the block closes."""
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Close the store."""
         self.close()
 
     def __del__(self, _warn: Callable[..., None] = warnings.warn) -> None:
