@@ -9,18 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from meshlib.process_group import ProcessGroup
 from meshlib.work import Future
 from parallel.ddp.buckets import GradBucket
 from parallel.ddp.comm_hooks import CommHook, allreduce_hook, compress_wrapper
+from parallel.groups import Ranks
 
 
-def fp16_compress_hook(process_group: ProcessGroup, bucket: GradBucket) -> Future:
+def fp16_compress_hook(process_group: Ranks | None, bucket: GradBucket) -> Future:
     """Average the bucket in float16: 11 bits of precision, nothing above 65504."""
     return compress_wrapper(allreduce_hook, np.float16)(process_group, bucket)
 
 
-def bf16_compress_hook(process_group: ProcessGroup, bucket: GradBucket) -> Future:
+def bf16_compress_hook(process_group: Ranks | None, bucket: GradBucket) -> Future:
     """Average the bucket in bfloat16: 8 bits of precision, the range of float32.
 
     Needs the package ml_dtypes.

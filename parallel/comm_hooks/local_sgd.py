@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from meshlib.work import Future
 from parallel.ddp.buckets import GradBucket
-from parallel.ddp.comm_hooks import allreduce_hook, noop_hook
+from parallel.ddp.comm_hooks import allreduce_hook, check_state, noop_hook
 from parallel.groups import Ranks, resolve
 
 
@@ -44,6 +44,7 @@ class PostLocalSGDState:
 
 def post_localSGD_hook(state: PostLocalSGDState, bucket: GradBucket) -> Future:
     """Average the bucket over all replicas at first, later over the subgroup."""
+    check_state(state, PostLocalSGDState, "post_localSGD_hook")
     warming_up = state.iteration < state.start_localSGD_iter
     if bucket.is_last():
         state.iteration += 1

@@ -30,7 +30,7 @@ from meshlib.work import Future
 from meshlib.world import current_world
 from parallel.arrays import Array, namespace
 from parallel.ddp.buckets import GradBucket
-from parallel.ddp.comm_hooks import allreduce_hook
+from parallel.ddp.comm_hooks import allreduce_hook, check_state
 from parallel.groups import Ranks, resolve
 
 
@@ -169,6 +169,7 @@ class _Compressed:
 
 def powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> Future:
     """Average the bucket approximately, in far fewer bytes; see the module."""
+    check_state(state, PowerSGDState, "powerSGD_hook")
     buffer = bucket.buffer()
     state.bytes_before += buffer.nbytes
     iteration = state.iteration

@@ -16,16 +16,21 @@ import numpy as np
 import numpy.typing as npt
 
 import meshlib as dist
-from meshlib.process_group import ProcessGroup
 from meshlib.work import Future
 from parallel.ddp.buckets import GradBucket
+from parallel.groups import Ranks, resolve
 
 CommHook = Callable[[Any, GradBucket], Future]
 
 
-def allreduce_hook(process_group: ProcessGroup, bucket: GradBucket) -> Future:
-    """Average the bucket over the group, in place. What runs without any other hook."""
-    work = process_group.all_reduce(bucket.buffer(), op=dist.ReduceOp.AVG, async_op=True)
+def allreduce_hook(process_group: Ranks | None, bucket: GradBucket) -> Future:
+    """Average the bucket over the group, in place. What runs without any other hook.
+
+    ``process_group``: ``mesh["dp"]``, a group, or None for the wrapper's own.
+    """
+    ranks = bucket.group if process_group is None else process_group
+    group = resolve(ranks, "the hook's process_group")
+    work = group.all_reduce(bucket.buffer(), op=dist.ReduceOp.AVG, async_op=True)
     return work.get_future()
 
 
@@ -57,6 +62,14 @@ def compress_wrapper(hook: CommHook, dtype: npt.DTypeLike) -> CommHook:
         return hook(state, bucket).then(widen)
 
     return compressed
+
+
+def check_state(state: object, expected: type, hook: str) -> None:
+    """Raise TypeError unless ``state`` is what ``hook`` was to be registered with."""
+    if not isinstance(state, expected):
+        raise TypeError(
+            f"{hook} has to be registered with a {expected.__name__} as its state, got {state!r}"
+        )
 
 
 def only(value: Any) -> Any:

@@ -69,9 +69,9 @@ class DistributedDataParallel(Module, Joinable):
         mixed_precision: compute, or average, in other dtypes than that of the parameters.
 
     Raises:
-        ValueError: when the ranks' models differ (naming the first entry that does), or for a
+        ValueError: when the ranks' models or options differ (naming the first that does), or for a
             bucket size that is not positive.
-        TypeError: for a bucket size that is no number.
+        TypeError: for arguments of another type.
         RuntimeError: for a model without trainable parameters.
     """
 
@@ -109,6 +109,12 @@ class DistributedDataParallel(Module, Joinable):
     ) -> None:
         super().__init__()
         cap = cap_in_bytes(bucket_cap_mb)
+        if not isinstance(mixed_precision, MixedPrecision | None):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(
+                "mixed_precision must be a MixedPrecision, such as MixedPrecision('float16'), got "
+                f"{mixed_precision!r}"
+            )
+        self._precision = mixed_precision or MixedPrecision()
         named = list(module.named_parameters())
         if not any(parameter.requires_grad for _, parameter in named):
             raise RuntimeError("the module has no parameter that requires a gradient")
@@ -119,7 +125,15 @@ class DistributedDataParallel(Module, Joinable):
         self._sync = True
         self._custom_hook = False
         if init_sync:
-            check_same_model(module, self.process_group)
+            check_same_model(
+                module,
+                self.process_group,
+                bucket_cap_mb=float(bucket_cap_mb),
+                broadcast_buffers=broadcast_buffers,
+                find_unused_parameters=find_unused_parameters,
+                static_graph=static_graph,
+                mixed_precision=self._precision,
+            )
             parameters = [parameter.data for parameter in module.parameters()]
             broadcast_coalesced(parameters, self.process_group)
             self._broadcast_buffers()
@@ -132,7 +146,6 @@ class DistributedDataParallel(Module, Joinable):
             symmetric_memory=True,
         )
         self._reducer = Reducer(named, self.process_group, options)
-        self._precision = mixed_precision or MixedPrecision()
         dtype = self._precision.param_dtype
         self._casting = None if dtype is None else Casting(module, dtype)
         self._set_hook(self.process_group, allreduce_hook)

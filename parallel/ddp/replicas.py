@@ -13,12 +13,12 @@ from parallel.nn.module import Module
 _COALESCE_BYTES = 64 * MIB
 
 
-def check_same_model(module: Module, group: ProcessGroup) -> None:
+def check_same_model(module: Module, group: ProcessGroup, **options: object) -> None:
     """Raise ValueError, on every rank, when a rank's parameters or buffers are not rank 0's.
 
-    It names, for each rank that differs, the first entry that does.
+    Nor may ``options`` differ. It names, for each rank that differs, the first entry that does.
     """
-    check_same(describe(module), group)
+    check_same([*describe_options(**options), *describe(module)], group)
 
 
 def check_same(own: Sequence[str], group: ProcessGroup) -> None:
@@ -45,6 +45,11 @@ def describe(module: Module) -> list[str]:
         ),
         *(line("buffer", path, b.data) for path, b in module.named_buffers()),
     ]
+
+
+def describe_options(**options: object) -> list[str]:
+    """Return one line for each of a wrapper's options that must agree between replicas."""
+    return [f"option {name}={value}" for name, value in options.items()]
 
 
 def first_difference(own: Sequence[str], reference: Sequence[str]) -> str | None:

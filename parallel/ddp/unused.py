@@ -40,7 +40,7 @@ class UnusedParameters:
             if changed:
                 raise RuntimeError(
                     "static_graph=True, but these parameters are used in one pass and not in "
-                    f"another: {self._name(changed)}"
+                    f"another on rank {self._group.rank()} of {self._group}: {self._name(changed)}"
                 )
         elif unused and not (self._find or self._static):
             raise RuntimeError(

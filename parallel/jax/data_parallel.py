@@ -74,7 +74,7 @@ class DistributedDataParallel:
         group = resolve(process_group, "process_group")
         self._tree = TreeOfParameters.of(params)
         if init_sync:
-            check_same_tree(self._tree, group)
+            check_same_tree(self._tree, group, bucket_cap_mb=float(bucket_cap_mb))
         named = list(self._tree.trained().items())
         if not named:
             raise ValueError(

@@ -11,7 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from meshlib.process_group import ProcessGroup
-from parallel.ddp.replicas import broadcast_coalesced, check_same, first_difference
+from parallel.ddp.replicas import (
+    broadcast_coalesced,
+    check_same,
+    describe_options,
+    first_difference,
+)
 
 
 def is_trained(leaf: Any) -> bool:
@@ -113,9 +118,10 @@ class TreeOfParameters:
         )
 
 
-def check_same_tree(tree: TreeOfParameters, group: ProcessGroup) -> None:
-    """Raise ValueError, on every rank, naming the first leaf in which a rank's tree differs."""
-    check_same([f"parameter {line}" for line in tree.lines_with_kept()], group)
+def check_same_tree(tree: TreeOfParameters, group: ProcessGroup, **options: object) -> None:
+    """Raise ValueError, on every rank, naming the first leaf or option in which a rank differs."""
+    leaves = [f"parameter {line}" for line in tree.lines_with_kept()]
+    check_same([*describe_options(**options), *leaves], group)
 
 
 def _spec(leaf: Any) -> jax.ShapeDtypeStruct:

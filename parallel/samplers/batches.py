@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from parallel.samplers.distributed import DistributedSampler
 from parallel.samplers.shard import Shard
+from transport.checks import to_whole_number
 
 
 class Batch(NamedTuple):
@@ -33,6 +34,7 @@ class DistributedBatchSampler:
     def __init__(
         self, sampler: DistributedSampler, batch_size: int, drop_last: bool = False
     ) -> None:
+        batch_size = to_whole_number(batch_size, "batch_size")
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         if drop_last and sampler.evaluation:

@@ -72,6 +72,8 @@ class DistributedSampler:
             num_replicas, rank = group.size(), group.rank()
         elif mesh is not None:
             raise ValueError("mesh says the replicas already; drop num_replicas and rank")
+        num_replicas = to_whole_number(num_replicas, "num_replicas")
+        rank = to_whole_number(rank, "rank")
         if not 0 <= rank < num_replicas:
             raise ValueError(f"rank must lie in [0, {num_replicas}), got {rank}")
         if drop_last and evaluation:
@@ -86,7 +88,7 @@ class DistributedSampler:
         self.num_replicas = num_replicas
         self.rank = rank
         self.shuffle = not evaluation if shuffle is None else shuffle
-        self.seed = seed
+        self.seed = to_whole_number(seed, "seed")
         self.drop_last = drop_last
         self.evaluation = evaluation
         self.size = size
@@ -207,7 +209,10 @@ class DistributedSampler:
 
         Raises ValueError, naming both values, when dataset size, seed or whatever else the order
         depends on is not that of the state: the rest would not be the rest of the same order.
+        Raises TypeError for what is no state.
         """
+        if not isinstance(state, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"state must be what state_dict() returned, got {state!r}")
         now = self.order_options()
         was = {name: value for name, value in state.items() if name not in ("epoch", "cursor")}
         for name in {**now, **was}:
@@ -215,7 +220,11 @@ class DistributedSampler:
             if before != after:
                 what = "the dataset's size" if name == "size" else name
                 raise ValueError(f"cannot resume: {what} was {before} and is {after} now")
-        epoch, cursor = int(state["epoch"]), int(state["cursor"])
+        epoch, cursor = (
+            to_whole_number(state.get(name), f"the state's {name}") for name in ("epoch", "cursor")
+        )
+        if epoch < 0:
+            raise ValueError(f"epoch must be at least 0, got {epoch}")
         if not 0 <= cursor <= self.size:
             raise ValueError(f"cursor must lie in [0, {self.size}], got {cursor}")
         if cursor == self.size:

@@ -14,6 +14,7 @@ from parallel.groups import Ranks
 from parallel.samplers.distributed import DistributedSampler
 from parallel.samplers.order import LengthGrouped, Order, WeightedDraws
 from parallel.samplers.permutation import Permutation, derive
+from transport.checks import to_whole_number
 
 _BLOCK = 1 << 20  # numbers of which a checksum is computed at a time
 
@@ -101,6 +102,7 @@ class LengthGroupedSampler(DistributedSampler):
             raise ValueError(
                 f"lengths must be one number a sample, got shape {list(self._lengths.shape)}"
             )
+        group_size = to_whole_number(group_size, "group_size")
         if group_size < 1:
             raise ValueError(f"group_size must be at least 1, got {group_size}")
         self.group_size = group_size

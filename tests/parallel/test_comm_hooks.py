@@ -98,6 +98,40 @@ def test_bytes_on_the_wire_are_halved():
     assert run_ranks(job, 2) == [[60], [60]]
 
 
+@pytest.mark.parametrize("state", ["none", "group", "mesh"])
+def test_the_ranks_of_a_stock_hook_may_be_left_out_or_be_a_mesh(state):
+    def job():
+        mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        model = DistributedDataParallel(linear(6, 5), mesh["dp"])
+        given = {"none": None, "group": model.process_group, "mesh": mesh["dp"]}[state]
+        model.register_comm_hook(given, fp16_compress_hook)
+        return float(set_gradient(model, np.full((6, 5), float(dist.get_rank())))[0, 0])
+
+    # None is the wrapper's own group, not that of all ranks.
+    assert run_ranks(job, 4) == [1, 2, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("hook", "message"),
+    [
+        (powerSGD_hook, "powerSGD_hook has to be registered with a PowerSGDState"),
+        (post_localSGD_hook, "post_localSGD_hook has to be registered with a PostLocalSGDState"),
+        (allreduce_hook, "the hook's process_group must be a DeviceMesh or a ProcessGroup"),
+    ],
+)
+def test_a_hook_with_another_state_says_so(hook, message):
+    def job():
+        with pytest.raises(TypeError, match=message):
+            set_gradient(wrapped_linear(hook, "dp"), np.ones((6, 5)))
+
+    def wrapped_linear(hook, state):
+        model = DistributedDataParallel(linear(6, 5))
+        model.register_comm_hook(state, hook)
+        return model
+
+    run_ranks(job, 1)
+
+
 # PowerSGD
 
 

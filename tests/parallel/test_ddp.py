@@ -283,7 +283,7 @@ def test_static_graph_learns_what_is_unused_and_holds_to_it():
         assert model.module.right.weight.grad is None
         step_heads(model, ("left", "right"))
 
-    with pytest.raises(RankError, match=r"static_graph=True.*another: right\.weight"):
+    with pytest.raises(RankError, match=r"static_graph=True.*another on rank \d.*: right\.weight"):
         run_ranks(job, 2)
 
 
@@ -464,6 +464,18 @@ def test_backward_needs_its_forward_and_no_other_outstanding():
     run_ranks(job, 2)
 
 
+@pytest.mark.parametrize("option", ["static_graph", "find_unused_parameters"])
+def test_options_that_differ_are_refused_on_all_ranks(option):
+    def job():
+        given = {option: dist.get_rank() == 1}
+        with pytest.raises(
+            ValueError, match=f"rank 1: has option {option}=True where rank 0 has .*=False"
+        ):
+            DistributedDataParallel(nn.Linear(2, 2, rng=np.random.default_rng(0)), **given)
+
+    run_ranks(job, 3)
+
+
 def test_bad_arguments():
     def job():
         model = nn.Linear(2, 2, rng=np.random.default_rng(0))
@@ -471,6 +483,8 @@ def test_bad_arguments():
             DistributedDataParallel(model, bucket_cap_mb=0)
         with pytest.raises(TypeError, match=r"bucket_cap_mb must be .*'25' of type str"):
             DistributedDataParallel(model, bucket_cap_mb="25")
+        with pytest.raises(TypeError, match=r"mixed_precision must be a Mixed.* got 'float16'"):
+            DistributedDataParallel(model, mixed_precision="float16")
         with pytest.raises(TypeError, match=r"process_group must be a DeviceMesh or .* got 'dp'"):
             DistributedDataParallel(model, "dp")
         with pytest.raises(RuntimeError, match="no parameter"):

@@ -388,3 +388,24 @@ def test_arguments_of_another_type_are_named():
         DistributedSampler((i for i in range(4)), 2, 0)
     with pytest.raises(TypeError, match="epoch must be a whole number, got 'a'"):
         DistributedSampler(4, 2, 0).set_epoch("a")
+    with pytest.raises(TypeError, match="num_replicas must be a whole number, got '2'"):
+        DistributedSampler(4, "2", 0)
+    with pytest.raises(TypeError, match=r"rank must be a whole number, got 0\.0"):
+        DistributedSampler(4, 2, 0.0)
+    with pytest.raises(TypeError, match="seed must be a whole number, got 'a'"):
+        DistributedSampler(4, 2, 0, seed="a")
+    with pytest.raises(TypeError, match="batch_size must be a whole number, got '2'"):
+        DistributedBatchSampler(DistributedSampler(4, 2, 0), "2")
+    with pytest.raises(TypeError, match="group_size must be a whole number, got '2'"):
+        LengthGroupedSampler([1, 2], "2", num_replicas=2, rank=0)
+
+
+def test_what_is_no_state_is_refused():
+    sampler = DistributedSampler(4, 2, 0)
+    state = sampler.state_dict()
+    with pytest.raises(TypeError, match=r"state must be what .* returned, got None"):
+        sampler.load_state_dict(None)
+    with pytest.raises(TypeError, match="the state's cursor must be a whole number, got None"):
+        sampler.load_state_dict({k: v for k, v in state.items() if k != "cursor"})
+    with pytest.raises(ValueError, match="epoch must be at least 0, got -1"):
+        sampler.load_state_dict(state | {"epoch": -1})
