@@ -45,10 +45,6 @@ def _rows(array: HostArray) -> list[HostArray]:
     return [flat[i * size : (i + 1) * size] for i in range(rows)]
 
 
-def _device(array: HostArray) -> str:
-    return "cpu" if type(array) is np.ndarray else "cuda"
-
-
 Work = Callable[[HostArray, HostArray], Run]
 """``work(output, x)`` returns what is to be run when the call's turn has come."""
 
@@ -86,7 +82,8 @@ class _Issuing(InJit):
         )
 
         def call(output: HostArray, x: HostArray) -> None:
-            issue(kind, work(output, x), _device(output), *header)
+            device = "cpu" if type(output) is np.ndarray else "cuda"
+            issue(kind, work(output, x), device, *header)
 
         return call
 
