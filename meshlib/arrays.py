@@ -24,8 +24,12 @@ class _NumPy:
         return isinstance(array, np.ndarray)
 
     def source(self, array: np.ndarray[Any, Any], name: str) -> Adapted:
-        flat = array.reshape(-1) if array.flags.c_contiguous else array.flatten()
-        return Adapted(_plain(flat), array.shape, "cpu", lambda: array)
+        # ``ravel`` takes half as long; a subclass (np.matrix) may mean something else by it.
+        if type(array) is np.ndarray:
+            flat = array.ravel()
+        else:
+            flat = _plain(array.reshape(-1) if array.flags.c_contiguous else array.flatten())
+        return Adapted(flat, array.shape, "cpu", lambda: array)
 
     def target(self, array: np.ndarray[Any, Any], name: str, *, keep: bool) -> Adapted:
         flags = array.flags
@@ -35,7 +39,6 @@ class _NumPy:
                 "expected a writable one to put the result into"
             )
         if flags.c_contiguous:
-            # ``ravel`` takes half as long; a subclass (np.matrix) may mean something else by it.
             flat = array.ravel() if type(array) is np.ndarray else _plain(array.reshape(-1))
             return Adapted(flat, array.shape, "cpu", lambda: array)
         flat = array.flatten() if keep else np.empty(array.size, array.dtype)
@@ -143,6 +146,8 @@ _LIBRARIES: tuple[ArrayLibrary, ...] = (
 
 
 def _library(array: Any, name: str) -> ArrayLibrary:
+    if type(array) is np.ndarray:  # the usual case at once
+        return _NUMPY
     for library in _LIBRARIES:
         if library.recognises(array):
             return library
@@ -167,6 +172,4 @@ def target(array: Any, name: str) -> Adapted:
 
 def in_out(array: Any, name: str) -> Adapted:
     """Adapt ``array``, which is read and then written. Raises as ``target`` does."""
-    # The usual case at once: this is on the way of every small call.
-    library = _NUMPY if type(array) is np.ndarray else _library(array, name)
-    return library.target(array, name, keep=True)
+    return _library(array, name).target(array, name, keep=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 from meshlib import arrays
@@ -12,11 +11,13 @@ from meshlib.arguments import check_dtype
 from meshlib.group_of_ranks import GroupOfRanks
 from meshlib.recorder import ANY_SOURCE
 from meshlib.work import Message, Work
-from transport.call import Call, Kind
+from transport.call import NO_ROOT, Call, Kind
 from transport.checks import to_whole_number
 from transport.communicator import Communicator
 
 MAX_TAG = 2**32 - 1
+# An enumeration looks its members up in Python, which takes a tenth of a microsecond.
+_SEND, _RECV = Kind.SEND, Kind.RECV
 
 
 class PointToPoint(GroupOfRanks):
@@ -105,18 +106,15 @@ class PointToPoint(GroupOfRanks):
         def run(communicator: Communicator, call: Call) -> None:
             communicator.send(call, x.flat, peer, tag)
 
-        return partial(
-            group.issue,
-            Kind.SEND,
-            run,
-            device=x.device,
-            elements=x.flat.size,
-            dtype=check_dtype(x, "tensor"),
-            extra=tag,
-            peer=peer,
-            nbytes=x.flat.nbytes,
-            timeout=self.call_timeout(timeout),
-        )
+        code, seconds = check_dtype(x, "tensor"), self.call_timeout(timeout)
+
+        def issue(async_op: bool) -> Any:
+            size, nbytes = x.flat.size, x.flat.nbytes
+            return group.issue(
+                _SEND, run, x.device, size, code, 0, NO_ROOT, tag, nbytes, peer, async_op, seconds
+            )
+
+        return issue
 
     def prepare_receive(
         self,
@@ -142,18 +140,16 @@ class PointToPoint(GroupOfRanks):
             source = communicator.recv(call, x.flat, peer, tag)
             return Message(x.finish(), group.ranks[source])
 
-        return partial(
-            group.issue,
-            Kind.RECV,
-            run,
-            device=x.device,
-            elements=x.flat.size,
-            dtype=check_dtype(x, "tensor"),
-            extra=tag,
-            peer=ANY_SOURCE if peer is None else peer,
-            nbytes=x.flat.nbytes,
-            timeout=self.call_timeout(timeout),
-        )
+        code, seconds = check_dtype(x, "tensor"), self.call_timeout(timeout)
+        sender = ANY_SOURCE if peer is None else peer
+
+        def issue(async_op: bool) -> Any:
+            size, nbytes = x.flat.size, x.flat.nbytes
+            return group.issue(
+                _RECV, run, x.device, size, code, 0, NO_ROOT, tag, nbytes, sender, async_op, seconds
+            )
+
+        return issue
 
 
 def check_tag(tag: int) -> None:

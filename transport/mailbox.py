@@ -46,10 +46,10 @@ class Incoming:
         "done",
         "error",
         "header",
+        "receive",
         "serial",
         "src",
         "stored",
-        "wake",
     )
 
     def __init__(
@@ -69,14 +69,14 @@ class Incoming:
         self.error: Exception | None = None
         self.serial = 0
         self.stored = False
-        self.wake: threading.Condition | None = None
+        self.receive: Receive | None = None
 
     def complete(self) -> None:
         """Say that ``buffer`` holds the message."""
         with self._lock:
             self.done = True
-            if self.wake is not None:
-                self.wake.notify()
+            if self.receive is not None:
+                self.receive.notify()
                 self._stir()
 
     def fail(self, error: Exception) -> None:
@@ -88,19 +88,23 @@ class Incoming:
 class Receive:
     """A receive that waits for a message to be announced."""
 
-    __slots__ = ("buffer", "code", "error", "header", "incoming", "src", "tag", "wake")
+    __slots__ = ("buffer", "call", "code", "error", "incoming", "src", "tag", "wake")
 
-    def __init__(
-        self, header: CallHeader, buffer: Flat, src: int | None, tag: int, lock: threading.Lock
-    ) -> None:
-        self.header = header
+    def __init__(self, call: Call, buffer: Flat, src: int | None, tag: int) -> None:
+        self.call = call
         self.buffer = buffer
         self.code = dtype_code(buffer.dtype)
         self.src = src
         self.tag = tag
-        self.wake = threading.Condition(lock)
+        self.wake: threading.Condition | None = None
+        """What its thread sleeps on; made when it comes to that. Under the mailbox's lock."""
         self.incoming: Incoming | None = None
         self.error: Exception | None = None
+
+    def notify(self) -> None:
+        """Wake its thread, if that sleeps. Under the mailbox's lock."""
+        if self.wake is not None:
+            self.wake.notify()
 
     def is_settled(self) -> bool:
         """Whether there is nothing to wait for any more."""
@@ -200,7 +204,7 @@ class Mailbox:
                 if lost is not None:
                     self._receives.remove(receive)
                     receive.error = lost
-                    receive.wake.notify()
+                    receive.notify()
                     self._stir()
             self._room.notify_all()
 
@@ -229,7 +233,7 @@ class Mailbox:
         After ``CommunicatorTimeoutError`` or ``CommunicatorAbortedError`` in the middle of a
         message, the contents of ``buffer`` are undefined.
         """
-        receive = Receive(call.header, buffer, src, tag, self._lock)
+        receive = Receive(call, buffer, src, tag)
         with self._lock:
             self._check_aborted()
             call.waiting_for = src
@@ -280,7 +284,7 @@ class Mailbox:
         # Not before there is memory: a message too large for it must not take the receive along.
         self._receives.remove(receive)
         incoming = Incoming(self._lock, self._stir, src, header, memory)
-        incoming.wake = receive.wake
+        incoming.receive = receive
         receive.incoming = incoming
         return incoming
 
@@ -350,7 +354,7 @@ class Mailbox:
         return receive.incoming
 
     def _await_bytes(self, call: Call, receive: Receive, incoming: Incoming) -> None:
-        incoming.wake = receive.wake
+        incoming.receive = receive
         receive.incoming = incoming
         self._arriving += 1
         try:
@@ -364,11 +368,14 @@ class Mailbox:
 
     def _sleep(self, call: Call, receive: Receive) -> None:
         """Wait for a notification; raise when the deadline has passed without, or on abort."""
-        self._asleep.add(receive.wake)
+        wake = receive.wake
+        if wake is None:
+            wake = receive.wake = threading.Condition(self._lock)
+        self._asleep.add(wake)
         try:
-            notified = receive.wake.wait(call.deadline.remaining())
+            notified = wake.wait(call.deadline.remaining())
         finally:
-            self._asleep.discard(receive.wake)
+            self._asleep.discard(wake)
         self._check_aborted()
         if not notified and call.deadline.expired:
             raise self._late(call, receive)
@@ -399,7 +406,7 @@ class Mailbox:
 
     def _mismatch_error(self, receive: Receive, incoming: Incoming) -> HeaderMismatchError:
         got = incoming.header
-        expected = receive.header._replace(
+        expected = receive.call.header._replace(
             kind=Kind.SEND, dtype=receive.code, elements=receive.buffer.size, root=NO_ROOT
         )
         return HeaderMismatchError(

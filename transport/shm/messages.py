@@ -22,7 +22,7 @@ from transport.errors import CommunicatorTimeoutError, DistBackendError, PeerLos
 from transport.mailbox import Mailbox, Receive
 from transport.reduce_op import Flat
 from transport.runtime import Membership
-from transport.shm.copying import address
+from transport.shm.copying import LONG, address
 from transport.shm.directory import Directory
 from transport.shm.futex import Fence
 from transport.shm.layout import WORD, Sizes, lines, pages
@@ -137,7 +137,7 @@ class Messages(Mailbox):
     def post(self, call: Call, data: memoryview, dst: int) -> None:
         """Send a message to another member; return when ``data`` may be reused."""
         outbox = self._outboxes.get(dst) or self._open_outbox(dst, call)
-        if not outbox.turn.acquire(blocking=False):
+        if not outbox.turn.acquire(False):
             call.waiting_for = dst
             if not outbox.turn.acquire(timeout=call.deadline.remaining()):
                 raise self._unsent(call, dst)
@@ -149,9 +149,12 @@ class Messages(Mailbox):
 
     def _write(self, call: Call, data: memoryview, dst: int, outbox: Outbox) -> None:
         ring, size = outbox.ring, len(data)
-        piece = min(self._piece, ring.capacity // 2) // LINE * LINE
         if dst in self._gone or ring.broken:
             self._check_receiver(call, dst, outbox)
+        if size < LONG and ring.whole(call.packed, data):
+            outbox.publish()
+            return
+        piece = min(self._piece, ring.capacity // 2) // LINE * LINE
         if self.memory is not None and self.memory.pays(size, alone=True):
             self._offer(call, data, dst, outbox)
             return
@@ -354,11 +357,12 @@ class Messages(Mailbox):
                 name = self._membership.describe(src)
                 error = PeerLostError(f"{name} broke off a message in the middle", src)
                 self._ending.setdefault(src, error)
-        for src, error in list(self._ending.items()):
-            if self._rings[src].end(error):
-                del self._ending[src]
-                self.fail(src, error)
-                moved = True
+        if self._ending:
+            for src, error in list(self._ending.items()):
+                if self._rings[src].end(error):
+                    del self._ending[src]
+                    self.fail(src, error)
+                    moved = True
         return moved
 
     def _ring_bell(self) -> None:

@@ -21,6 +21,8 @@ from transport.shm.segment import LINE, Segment
 from transport.shm.single_copy import PeerMemory
 
 _SIZE_AND_ADDRESS = struct.Struct("<QQ")
+_HEAD_LINE = struct.Struct(f"<QQ{LINE - HEADER_BYTES - _SIZE_AND_ADDRESS.size}x")
+"""The same with what else there is to a line, after the header."""
 CONTROL_LINES = 2
 _BROKEN, _SENDER_SLEEPS = 1, 2  # words of the sender's line, after its counter
 
@@ -64,6 +66,17 @@ class RingWriter(Ring):
     def __init__(self, segment: Segment, control: int, start: int, capacity: int) -> None:
         super().__init__(segment, control, start, capacity)
         self.position = self.words[self.written]
+
+    def whole(self, packed: bytes, data: memoryview) -> bool:
+        """Write a message at once; return False where room is missing, or the ring ends within."""
+        size = len(data)
+        at = self.position % self.capacity
+        end = self.position + LINE + lines(size)
+        if at + LINE + size > self.capacity or end - self.capacity > self.words[self.taken]:
+            return False
+        self._data[at : at + LINE + size] = packed + _HEAD_LINE.pack(size, 0) + data
+        self.position = end
+        return True
 
     def head(self, packed: bytes, nbytes: int, address: int = 0) -> None:
         """Write the line that announces a message. Room for it must be there."""
@@ -187,8 +200,8 @@ class RingReader(Ring):
         return True
 
     def _begin(self, mailbox: Mailbox, memory: PeerMemory | None) -> None:
-        head = bytearray(HEADER_BYTES + _SIZE_AND_ADDRESS.size)
-        self.copy_out(self.position, memoryview(head))
+        at = self.position % self.capacity  # a line never goes round the end
+        head = self._data[at : at + LINE]
         nbytes, self._address = _SIZE_AND_ADDRESS.unpack_from(head, HEADER_BYTES)
         if self._address and memory is None:
             return
