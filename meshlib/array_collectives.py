@@ -267,7 +267,9 @@ class ArrayCollectives(PointToPoint):
         out = arrays.target(output, "output")
         ins = adapt_sources(input_list, "input_list", len(group.ranks))
         op, code = check_reduction(op, out, "output")
-        check_size(out, "output", ins[group.rank()].flat.size, "the size of this rank's input")
+        check_size(
+            out, "output", ins[group.rank()].flat.size, f"the size of input_list[{group.rank()}]"
+        )
         for i, x in enumerate(ins):
             check_same_dtype(x, f"input_list[{i}]", out, "output")
             if i != group.rank() or not same_start(out.flat, x.flat):
@@ -339,14 +341,20 @@ class ArrayCollectives(PointToPoint):
         outs = None
         if root == group.rank():
             if gather_list is None:
-                raise ValueError("gather_list is None on the destination rank; expected a list")
+                raise ValueError(
+                    f"gather_list is None on the destination, rank {group.ranks[root]}; expected a"
+                    " list"
+                )
             outs = adapt_targets(gather_list, "gather_list", len(group.ranks))
             for i, out in enumerate(outs):
                 check_same_dtype(out, f"gather_list[{i}]", x, "tensor")
             name = f"gather_list[{root}]"
             check_size(outs[root], name, x.flat.size, "the size of tensor")
         elif gather_list:
-            raise ValueError("gather_list was given on a rank that is not the destination")
+            raise ValueError(
+                f"gather_list was given on rank {group.ranks[group.rank()]}, which is not the"
+                f" destination, {group.ranks[root]}; expected None"
+            )
         flats = None if outs is None else [out.flat for out in outs]
 
         def run(communicator: Communicator, call: Call) -> Any:
@@ -380,13 +388,18 @@ class ArrayCollectives(PointToPoint):
         ins = None
         if root == group.rank():
             if scatter_list is None:
-                raise ValueError("scatter_list is None on the source rank; expected a list")
+                raise ValueError(
+                    f"scatter_list is None on the source, rank {group.ranks[root]}; expected a list"
+                )
             ins = adapt_sources(scatter_list, "scatter_list", len(group.ranks))
             for i, x in enumerate(ins):
                 check_same_dtype(x, f"scatter_list[{i}]", out, "tensor")
             check_size(out, "tensor", ins[root].flat.size, f"the size of scatter_list[{root}]")
         elif scatter_list:
-            raise ValueError("scatter_list was given on a rank that is not the source")
+            raise ValueError(
+                f"scatter_list was given on rank {group.ranks[group.rank()]}, which is not the"
+                f" source, {group.ranks[root]}; expected None"
+            )
         flats = None if ins is None else [x.flat for x in ins]
 
         def run(communicator: Communicator, call: Call) -> Any:

@@ -182,6 +182,8 @@ class ProcessGroup(Members, Collectives):
         point-to-point calls with one peer, direction and tag, independently of all others.
 
         Returns what ``run`` returns (a ``Message`` for a receive), or a ``Work`` if ``async_op``.
+        Raises ValueError for a device that has no backend and after the group was destroyed; what
+        broke it if it is broken.
         """
         if device not in self.backends and not (device == "cuda" and "cpu" in self.backends):
             raise ValueError(

@@ -33,7 +33,7 @@ BAD = {
         lambda: dist.gather(ones(), dst=0),
         lambda: dist.gather(ones(), [ones(), ones()], dst=0),
         ValueError,
-        "gather_list (is None on the destination|was given on a rank that is not)",
+        "gather_list (is None on the destination, rank 0|was given on rank 1, which is not the)",
     ),
     "gather into too few": (
         lambda: dist.gather(ones(), [ones()], dst=0),
@@ -45,7 +45,7 @@ BAD = {
         lambda: dist.scatter(ones(), src=0),
         lambda: dist.scatter(ones(), [ones(), ones()], src=0),
         ValueError,
-        "scatter_list (is None on the source|was given on a rank that is not)",
+        "scatter_list (is None on the source, rank 0|was given on rank 1, which is not the)",
     ),
     "scatter of another size": (
         lambda: dist.scatter(ones(3), [ones(), ones()], src=0),
