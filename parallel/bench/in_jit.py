@@ -58,7 +58,7 @@ def _run(step: Callable[[], Any], calls: int) -> list[float]:
         began = time.perf_counter()
         result = step()
         took = time.perf_counter() - began
-        if float(result[0]) != 1 + calls:
+        if np.asarray(result)[0] != 1 + calls:
             raise RuntimeError(f"{calls} averages of 1, plus 1 each: got {result}")
         if run >= 0:
             seconds.append(took)
