@@ -75,8 +75,9 @@ class Incoming:
         """Say that ``buffer`` holds the message."""
         with self._lock:
             self.done = True
-            if self.receive is not None:
-                self.receive.notify()
+            receive, self.receive = self.receive, None  # each refers to the other
+            if receive is not None:
+                receive.notify()
                 self._stir()
 
     def fail(self, error: Exception) -> None:

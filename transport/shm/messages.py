@@ -311,16 +311,20 @@ class Messages(Mailbox):
     def _stop_carrying(self) -> None:
         """Leave the rest to somebody else. Not under the mailbox's lock."""
         self._carrier = None
-        self._carrying.release()
-        with self._lock:
-            for wake in self._asleep:
-                wake.notify()
+        self._let_carry()
         if self._ending and self._carrying.acquire(blocking=False):
             # Somebody came with news while this thread was busy.
             try:
                 self._carry()
             finally:
-                self._carrying.release()
+                self._let_carry()
+
+    def _let_carry(self) -> None:
+        """Let another thread carry: who came meanwhile sleeps, and has to look."""
+        self._carrying.release()
+        with self._lock:
+            for wake in self._asleep:
+                wake.notify()
 
     def _carry_patiently(self, call: Call, rung: int) -> None:
         if self._carry():
