@@ -25,7 +25,7 @@ from transport.errors import (
     HeaderMismatchError,
     PeerLostError,
 )
-from transport.reduce_op import ReduceOp
+from transport.reduce_op import ReduceOp, premul_sum
 from transport.runtime import Membership, Runtime
 from transport.shm import ShmCommunicator
 from transport.shm.endpoint import Endpoint
@@ -41,6 +41,7 @@ def make(membership: Membership, _table: object) -> ShmCommunicator:
 
 
 SHM = Transport("shm", make, has_links=False)
+SHM_WIDE = Transport("shm", lambda membership, _: ShmCommunicator(membership), has_links=False)
 
 
 def test_the_registry_knows_it() -> None:
@@ -283,3 +284,13 @@ def test_threads_may_send_to_one_member_at_the_same_time() -> None:
         run_threads([*jobs, *(lambda t=t: receive(t) for t in range(threads))])
 
     run_group(SHM, 2, body, DEFAULT)
+
+
+def test_a_long_array_of_small_floats_is_scaled_and_reduced() -> None:
+    def body(member: Member) -> None:
+        for count in (100, 5000):
+            buffer = np.full(count, 3 + member.rank, np.float16)
+            member.all_reduce(buffer, premul_sum(0.5))
+            assert (buffer == 3.5).all()
+
+    run_group(SHM_WIDE, 2, body)

@@ -42,6 +42,14 @@ class Folding:
             into[:] = source[start:stop]
             op.part(start, stop, source.size).prepare(into)
 
+    @staticmethod
+    def unstage(into: Flat, result: Flat) -> None:
+        """Write ``result``, of the dtype of what is staged, to as many elements ``into``."""
+        if into.dtype == result.dtype:
+            copy(into, result)
+        else:
+            into[...] = result
+
     def load(self, source: Flat, start: int, stop: int, op: ReduceOp) -> Flat:
         """Return elements ``start`` to ``stop`` of ``source`` as they would be staged.
 

@@ -175,7 +175,7 @@ class Reductions:
             board.publish(first + 2 * lap + 2)
             board.reach_all(call, first + 2 * lap + 2)
             for owner, (low, high) in enumerate(bounds):
-                copy(buffer[begin + low : begin + high], blocks[owner][slot][low:high])
+                folding.unstage(buffer[begin + low : begin + high], blocks[owner][slot][low:high])
         board.close()
 
     def _enter(
