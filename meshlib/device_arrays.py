@@ -33,7 +33,7 @@ def cuda_driver() -> Driver:
     return load_driver()
 
 
-def _driver_of(array: Any) -> Driver:
+def driver_of(array: Any) -> Driver:
     """Return the driver of the array's memory: CUDA's, unless its class brings another one."""
     return getattr(array, "__meshlib_driver__", None) or cuda_driver()
 
@@ -92,7 +92,7 @@ def device_flat(array: Any) -> DeviceFlat:
     """Return the flat buffer over the C-contiguous ``array``, to be used after what is on its
     current stream now.
     """
-    driver = _driver_of(array)
+    driver = driver_of(array)
     interface = array.__cuda_array_interface__
     pointer = interface["data"][0]
     # A 0-size array has no memory and so no device; the call still has to be made on one.

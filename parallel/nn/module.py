@@ -95,8 +95,17 @@ class Module:
     def discard_saved(self) -> None:
         """Forget all outstanding forward passes of the tree: their backward will not run."""
         for module, saved in self.take_saved().items():
-            for parameter in module._own(Parameter):
-                parameter.forget_uses(len(saved))
+            for context in saved:
+                module.forget(context)
+
+    def forget(self, context: Any) -> None:
+        """Take back the uses that forward announced when it saved ``context``.
+
+        Those of own parameters; a module that announces others overrides it.
+        """
+        del context
+        for parameter in self._own(Parameter):
+            parameter.forget_uses()
 
     # The tree
 

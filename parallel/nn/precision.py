@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from parallel.arrays import is_array, is_floating
+from parallel.nested import map_leaves
 from parallel.nn.module import Module
 
 _Dtype = np.dtype[Any]
@@ -113,14 +114,7 @@ def _first_dtype(value: Any) -> _Dtype | None:
 
 
 def _map_floating(value: Any, function: Callable[[Any], Any]) -> Any:
-    if is_array(value):
-        return function(value) if is_floating(value.dtype) else value
-    if isinstance(value, dict):
-        return {key: _map_floating(entry, function) for key, entry in value.items()}
-    if isinstance(value, (tuple, list)):
-        entries = [_map_floating(entry, function) for entry in value]
-        if isinstance(value, list):
-            return entries
-        # A named tuple takes its entries one by one.
-        return type(value)(*entries) if hasattr(value, "_fields") else tuple(entries)
-    return value
+    def convert(_: str, leaf: Any) -> Any:
+        return function(leaf) if is_array(leaf) and is_floating(leaf.dtype) else leaf
+
+    return map_leaves(convert, value)

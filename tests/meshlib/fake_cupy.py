@@ -55,7 +55,7 @@ class ndarray(np.lib.mixins.NDArrayOperatorsMixin):
             "typestr": view.dtype.str,
             "strides": None if view.flags.c_contiguous else view.strides,
             "data": (view.ctypes.data if view.size else 0, False),
-            "stream": self.__meshlib_driver__.current_stream(0),
+            "stream": self.__meshlib_driver__.current_stream(self.device.id),
         }
 
     def __array__(self, *_: Any, **__: Any) -> Any:
@@ -73,10 +73,11 @@ class ndarray(np.lib.mixins.NDArrayOperatorsMixin):
         found = getattr(self.view_, name)
         if not callable(found) or isinstance(found, np.ndarray):
             return _wrap(found, [self])
-        return lambda *args, **kwargs: _call(found, args, kwargs, [self])
+        anywhere = name == "reshape"
+        return lambda *args, **kwargs: _call(found, args, kwargs, [self], anywhere=anywhere)
 
     def __getitem__(self, key: Any) -> Any:
-        return _call(self.view_.__getitem__, (key,), {}, [self])
+        return _call(self.view_.__getitem__, (key,), {}, [self], anywhere=True)
 
     def __setitem__(self, key: Any, value: Any) -> None:
         _call(self.view_.__setitem__, (key, value), {}, [self])
@@ -112,7 +113,7 @@ class ndarray(np.lib.mixins.NDArrayOperatorsMixin):
     @property
     def device(self) -> Any:
         """What CuPy says."""
-        return SimpleNamespace(id=driver().current_device())
+        return SimpleNamespace(id=getattr(self.owner, "device", driver().current_device()))
 
 
 def _new(values: np.ndarray[Any, Any]) -> ndarray:
@@ -157,10 +158,21 @@ def _wrap(result: Any, owners: list[ndarray]) -> Any:
     return _new(result)
 
 
-def _call(function: Any, args: Any, kwargs: Any, owners: list[ndarray] | None = None) -> Any:
+def _call(
+    function: Any,
+    args: Any,
+    kwargs: Any,
+    owners: list[ndarray] | None = None,
+    *,
+    anywhere: bool = False,
+) -> Any:
     arrays = [*(owners or []), *_arrays_in(list(args)), *_arrays_in(list(kwargs.values()))]
     if arrays and not hasattr(_own, "driver"):
         _own.driver = arrays[0].__meshlib_driver__  # a thread of a rank's, such as a group's
+    # What makes no views runs on the current device, and reaches no other one's memory.
+    current = driver().current_device()
+    devices = [array.device.id for array in arrays]
+    assert anywhere or set(devices) <= {current}, f"on {current}, of arrays on {devices}"
     settle()
     result = function(*map(_bare, args), **{name: _bare(value) for name, value in kwargs.items()})
     return _wrap(result, arrays)

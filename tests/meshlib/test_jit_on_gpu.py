@@ -137,7 +137,7 @@ def test_a_call_comes_between_the_programs_work_before_and_after(
         with driver.on(rank, program.stream):
             x.add(0.5)
         assert (program.read(x) == 6.5).all()
-        assert driver.current_stream(rank) == driver._default  # as it was before
+        assert driver.current_stream(rank) == driver._defaults[rank]  # as it was before
 
     run(body, backend)
 

@@ -150,7 +150,7 @@ class HostDriver:
     def __init__(self, machine: HostMachine | None = None) -> None:
         self.machine = machine or HostMachine()
         self._current = threading.local()
-        self._default = self.machine.new_stream()
+        self._defaults = [self.machine.new_stream() for _ in range(self.machine.devices)]
 
     def device_count(self) -> int:
         return self.machine.devices
@@ -177,14 +177,18 @@ class HostDriver:
         before = self.current_device(), self.current_stream(device)
         self._current.device = device
         if stream is not None:
-            self._current.stream = stream
+            self._streams()[device] = stream
         try:
             yield
         finally:
-            self._current.device, self._current.stream = before
+            self._current.device, self._streams()[device] = before
 
     def current_stream(self, device: int) -> int:
-        return getattr(self._current, "stream", self._default)
+        return self._streams().get(device, self._defaults[device])
+
+    def _streams(self) -> dict[int, int]:
+        """The calling thread's current streams, by device: those that are not the default one."""
+        return self._current.__dict__.setdefault("streams", {})
 
     def create_stream(self, device: int) -> int:
         return self.machine.new_stream()
@@ -195,7 +199,7 @@ class HostDriver:
     def create_event(self, device: int) -> HostEvent:
         return HostEvent(self.machine)
 
-    def wait_event(self, stream: int, event: Any) -> None:
+    def wait_event(self, stream: int, event: Any, device: int | None = None) -> None:
         moment = event.moment
         self.machine.put(stream, lambda: None, lambda: moment.come)
 

@@ -180,9 +180,9 @@ class CupyDriver:
     def create_event(self, device: int) -> _Event:  # noqa: D102
         return _Event(device)
 
-    def wait_event(self, stream: int, event: Any) -> None:  # noqa: D102
+    def wait_event(self, stream: int, event: Any, device: int | None = None) -> None:  # noqa: D102
         # The default streams have one handle on all devices: the current one's is meant.
-        with _errors(), cupy.cuda.Device(event.device):
+        with _errors(), cupy.cuda.Device(event.device if device is None else device):
             _runtime.streamWaitEvent(stream, event.handle)
 
     def allocate(self, nbytes: int, device: int) -> _Memory:  # noqa: D102

@@ -84,8 +84,11 @@ class Driver(Protocol):
         """Return a new event, not recorded yet (``query`` gives true)."""
         ...
 
-    def wait_event(self, stream: int, event: Event) -> None:
-        """Make later work on ``stream`` wait for ``event`` as it is recorded now."""
+    def wait_event(self, stream: int, event: Event, device: int | None = None) -> None:
+        """Make later work on ``stream`` wait for ``event`` as it is recorded now.
+
+        ``device`` is the stream's, if it is not that of the event.
+        """
         ...
 
     def allocate(self, nbytes: int, device: int) -> DeviceMemory:
