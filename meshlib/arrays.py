@@ -103,7 +103,7 @@ class _Jax:
         if isinstance(array, jax.core.Tracer):
             raise TypeError(
                 f"{name} is traced by jax.jit (or grad, vmap): it has no values yet; "
-                "expected a concrete jax.Array. Call collectives outside of jit."
+                "expected a concrete jax.Array. Inside of jit, use the collectives of meshlib.jit."
             )
 
 

@@ -92,7 +92,9 @@ class ReduceOp(metaclass=_Constants):
                 f"kind must be a RedOpType, got {kind!r}; expected ReduceOp.SUM and its like, which"
                 " are ready, or premul_sum(factor)"
             )
-        if (kind is RedOpType.PREMUL_SUM) != (factor is not None):
+        if kind is RedOpType.PREMUL_SUM and factor is None:
+            raise ValueError("PREMUL_SUM needs a factor; expected what premul_sum(factor) returns")
+        if kind is not RedOpType.PREMUL_SUM and factor is not None:
             raise ValueError(f"factor belongs to PREMUL_SUM and to nothing else, got {kind.name}")
         object.__setattr__(self, "kind", kind)
         object.__setattr__(self, "factor", factor)

@@ -185,6 +185,12 @@ BAD = {
         TypeError,
         "PREMUL_SUM.* does not apply to dtype float64: its factor is complex",
     ),
+    "no factor": (
+        lambda: dist.all_reduce(ones(), dist.ReduceOp.PREMUL_SUM),
+        lambda: dist.ReduceOp(dist.ReduceOp.PREMUL_SUM),
+        ValueError,
+        r"PREMUL_SUM needs a factor; expected what premul_sum\(factor\) returns",
+    ),
     "factors for another number of elements": (
         lambda: dist.all_reduce(ones(), dist.premul_sum(ones(3))),
         lambda: dist.reduce_scatter_tensor(ones(1), ones(2), dist.premul_sum(ones(3))),
