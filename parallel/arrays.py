@@ -6,6 +6,7 @@ whatever library the parameters' arrays come from; nothing is imported that the 
 
 from __future__ import annotations
 
+import reprlib
 import sys
 from typing import Any, TypeAlias
 
@@ -18,15 +19,17 @@ Namespace: TypeAlias = Any
 _LIBRARIES = ("numpy", "cupy")
 
 
-def namespace(array: Array) -> Namespace:
+def namespace(array: Array, name: str = "the array") -> Namespace:
     """Return the library (a module with NumPy's interface) that made ``array``.
 
-    Raises TypeError for anything else, and names the types that are understood.
+    Raises TypeError for anything else; it names the argument ``name`` and the libraries that are
+    understood.
     """
     library = _library(array)
     if library is None:
         raise TypeError(
-            f"expected an array of one of {', '.join(_LIBRARIES)}, got {type(array).__qualname__}"
+            f"{name} must be an array of one of {', '.join(_LIBRARIES)}, got "
+            f"{reprlib.repr(array)} of type {type(array).__name__}"
         )
     return sys.modules[library]
 

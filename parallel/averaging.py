@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from meshlib.process_group import ProcessGroup
+from parallel.checks import check_instance, check_state_dict, to_count
 from parallel.ddp.replicas import average_coalesced
 from parallel.groups import Ranks, resolve
 from parallel.join.context import Join
@@ -29,13 +30,11 @@ class ModelAverager(ABC):
 
     For uneven inputs, pass ``model.join`` the ``PostLocalSGDOptimizer`` that holds it.
 
-    Raises ValueError for a negative ``warmup_steps``.
+    Raises ValueError for a negative ``warmup_steps``, TypeError for what is no whole number.
     """
 
     def __init__(self, warmup_steps: int, groups: Iterable[ProcessGroup]) -> None:
-        if warmup_steps < 0:
-            raise ValueError(f"warmup_steps must be at least 0, got {warmup_steps}")
-        self.warmup_steps = warmup_steps
+        self.warmup_steps = to_count(warmup_steps, "warmup_steps", 0)
         self.groups = list(groups)
         self.step = 0
 
@@ -79,14 +78,13 @@ class PeriodicModelAverager(ModelAverager):
         warmup_steps: so many steps do nothing; the next one averages.
         process_group: ``mesh["dp"]``, a process group, or None for the default group.
 
-    Raises ValueError for numbers out of range.
+    Raises ValueError for numbers out of range, TypeError for arguments of another type.
     """
 
     def __init__(
         self, period: int, warmup_steps: int = 0, process_group: Ranks | None = None
     ) -> None:
-        _check_period(period)
-        self.period = period
+        self.period = to_count(period, "period")
         self.process_group = resolve(process_group, "process_group")
         super().__init__(warmup_steps, [self.process_group])
 
@@ -109,15 +107,14 @@ class HierarchicalModelAverager(ModelAverager):
         warmup_steps: so many steps do nothing; the next one averages over the last group.
 
     Raises ValueError for no periods, numbers out of range or order, and for a group that lacks
-    ranks of the one before (naming them).
+    ranks of the one before (naming them); TypeError for arguments of another type.
     """
 
     def __init__(self, period_group_dict: Mapping[int, Ranks], warmup_steps: int = 0) -> None:
+        check_instance(period_group_dict, Mapping, "period_group_dict", "{2: mesh['dp']}")
         if not period_group_dict:
             raise ValueError("period_group_dict is empty; expected at least one period")
-        periods = list(period_group_dict)
-        for period in periods:
-            _check_period(period)
+        periods = [to_count(period, "period") for period in period_group_dict]
         if periods != sorted(periods):
             raise ValueError(f"period_group_dict must have growing periods, got {periods}")
         self.periods = periods
@@ -140,11 +137,6 @@ class HierarchicalModelAverager(ModelAverager):
         return turns[-1] if turns else None
 
 
-def _check_period(period: int) -> None:
-    if period < 1:
-        raise ValueError(f"period must be at least 1, got {period}")
-
-
 class PostLocalSGDOptimizer(Joinable):
     """``optimizer``, with ``averager`` called after each step.
 
@@ -153,9 +145,12 @@ class PostLocalSGDOptimizer(Joinable):
     In a ``Join`` with the model, the averager's last group is that of the model. A rank that is out
     of inputs has no say in the averages that follow: they are those of the ranks that go on. In the
     end it takes over the state of one of them.
+
+    Raises TypeError for an ``averager`` that is none.
     """
 
     def __init__(self, optimizer: Optimizer, averager: ModelAverager) -> None:
+        check_instance(averager, ModelAverager, "averager")
         self.optimizer = optimizer
         self.averager = averager
 
@@ -185,7 +180,8 @@ class PostLocalSGDOptimizer(Joinable):
         return {**self.optimizer.state_dict(), "step": self.averager.step}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what ``state_dict`` returned."""
+        """Take over what ``state_dict`` returned. Raises as the optimizer does."""
+        check_state_dict(state, "step")
         self.optimizer.load_state_dict({k: v for k, v in state.items() if k != "step"})
         self.averager.step = int(state["step"])
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from meshlib.work import Future
+from parallel.checks import check_callable
 from parallel.ddp.buckets import GradBucket
 from parallel.ddp.comm_hooks import CommHook, allreduce_hook, compress_wrapper
 from parallel.groups import Ranks
@@ -23,18 +24,26 @@ def fp16_compress_hook(process_group: Ranks | None, bucket: GradBucket) -> Futur
 def bf16_compress_hook(process_group: Ranks | None, bucket: GradBucket) -> Future:
     """Average the bucket in bfloat16: 8 bits of precision, the range of float32.
 
-    Needs the package ml_dtypes.
+    Needs the package ml_dtypes: raises ImportError without it.
     """
     return compress_wrapper(allreduce_hook, _bfloat16())(process_group, bucket)
 
 
 def fp16_compress_wrapper(hook: CommHook) -> CommHook:
-    """Return ``hook`` run on the bucket in float16, such as ``powerSGD_hook``."""
+    """Return ``hook`` run on the bucket in float16, such as ``powerSGD_hook``.
+
+    Raises TypeError for what cannot be called.
+    """
+    check_callable(hook, "hook")
     return compress_wrapper(hook, np.float16)
 
 
 def bf16_compress_wrapper(hook: CommHook) -> CommHook:
-    """Return ``hook`` run on the bucket in bfloat16. Needs the package ml_dtypes."""
+    """Return ``hook`` run on the bucket in bfloat16. Needs the package ml_dtypes.
+
+    Raises TypeError for what cannot be called, ImportError without that package.
+    """
+    check_callable(hook, "hook")
     return compress_wrapper(hook, _bfloat16())
 
 

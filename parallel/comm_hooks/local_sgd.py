@@ -8,6 +8,7 @@ Between the groups it is the parameters that are averaged, every few steps: see
 from __future__ import annotations
 
 from meshlib.work import Future
+from parallel.checks import to_count
 from parallel.ddp.buckets import GradBucket
 from parallel.ddp.comm_hooks import allreduce_hook, check_state, noop_hook
 from parallel.groups import Ranks, resolve
@@ -23,7 +24,8 @@ class PostLocalSGDState:
         start_localSGD_iter: how many steps average over all replicas.
         post_local_gradient_allreduce: whether the subgroup averages after that, or nobody does.
 
-    Raises ValueError for a negative ``start_localSGD_iter``.
+    Raises ValueError for a negative ``start_localSGD_iter``, TypeError for arguments of another
+    type.
     """
 
     def __init__(
@@ -33,17 +35,18 @@ class PostLocalSGDState:
         start_localSGD_iter: int,
         post_local_gradient_allreduce: bool = True,
     ) -> None:
-        if start_localSGD_iter < 0:
-            raise ValueError(f"start_localSGD_iter must be at least 0, got {start_localSGD_iter}")
+        self.start_localSGD_iter = to_count(start_localSGD_iter, "start_localSGD_iter", 0)
         self.process_group = resolve(process_group, "process_group")
         self.subgroup = resolve(subgroup, "subgroup")
-        self.start_localSGD_iter = start_localSGD_iter
         self.post_local_gradient_allreduce = post_local_gradient_allreduce
         self.iteration = 0
 
 
 def post_localSGD_hook(state: PostLocalSGDState, bucket: GradBucket) -> Future:
-    """Average the bucket over all replicas at first, later over the subgroup."""
+    """Average the bucket over all replicas at first, later over the subgroup.
+
+    Raises TypeError for a ``state`` that is no ``PostLocalSGDState``.
+    """
     check_state(state, PostLocalSGDState, "post_localSGD_hook")
     warming_up = state.iteration < state.start_localSGD_iter
     if bucket.is_last():

@@ -29,6 +29,7 @@ from meshlib.process_group import ProcessGroup
 from meshlib.work import Future
 from meshlib.world import current_world
 from parallel.arrays import Array, namespace
+from parallel.checks import check_number, check_state_dict, to_count
 from parallel.ddp.buckets import GradBucket
 from parallel.ddp.comm_hooks import allreduce_hook, check_state
 from parallel.groups import Ranks, resolve
@@ -53,7 +54,8 @@ class PowerSGDState:
     ``bytes_before`` and ``bytes_sent`` count, over all steps, what the gradients take and what was
     averaged in their place.
 
-    Raises ValueError for a rank below 1, a negative number of steps or a rate that is not positive.
+    Raises ValueError for a rank below 1, a negative number of steps or seed, or a rate that is not
+    positive, TypeError for arguments of another type.
     """
 
     def __init__(
@@ -66,25 +68,22 @@ class PowerSGDState:
         warm_start: bool = True,
         random_seed: int = 0,
     ) -> None:
-        if matrix_approximation_rank < 1:
-            raise ValueError(
-                f"matrix_approximation_rank must be at least 1, got {matrix_approximation_rank}"
-            )
-        if start_powerSGD_iter < 0:
-            raise ValueError(f"start_powerSGD_iter must be at least 0, got {start_powerSGD_iter}")
+        self.matrix_approximation_rank = to_count(
+            matrix_approximation_rank, "matrix_approximation_rank"
+        )
+        self.start_powerSGD_iter = to_count(start_powerSGD_iter, "start_powerSGD_iter", 0)
+        self.random_seed = to_count(random_seed, "random_seed", 0)
+        check_number(min_compression_rate, "min_compression_rate")
         if not min_compression_rate > 0:
             raise ValueError(f"min_compression_rate must be positive, got {min_compression_rate}")
         self.process_group = resolve(process_group, "process_group")
         self.second_group = _twin(self.process_group)
-        self.matrix_approximation_rank = matrix_approximation_rank
-        self.start_powerSGD_iter = start_powerSGD_iter
         self.min_compression_rate = min_compression_rate
         self.use_error_feedback = use_error_feedback
         self.warm_start = warm_start
         self.iteration = 0
         self.bytes_before = 0
         self.bytes_sent = 0
-        self.random_seed = random_seed
         self._errors: dict[str, Array] = {}
         self._factors: dict[str, Array] = {}
 
@@ -144,8 +143,10 @@ class PowerSGDState:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what ``state_dict`` returned on this rank, in this process or another.
 
-        Raises ValueError, naming both, when the seed or the rank of the approximation differ.
+        Raises ValueError, naming both, when the seed or the rank of the approximation differ,
+        TypeError for what is no state dict, KeyError for one that lacks something.
         """
+        check_state_dict(state, *self.state_dict())
         for name in ("random_seed", "matrix_approximation_rank"):
             if state[name] != getattr(self, name):
                 raise ValueError(
@@ -168,7 +169,10 @@ class _Compressed:
 
 
 def powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> Future:
-    """Average the bucket approximately, in far fewer bytes; see the module."""
+    """Average the bucket approximately, in far fewer bytes; see the module.
+
+    Raises TypeError for a ``state`` that is no ``PowerSGDState``.
+    """
     check_state(state, PowerSGDState, "powerSGD_hook")
     buffer = bucket.buffer()
     state.bytes_before += buffer.nbytes

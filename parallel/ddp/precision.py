@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import numpy.typing as npt
 
-from parallel.arrays import is_floating
+from parallel.checks import to_floating
 
 
 @dataclass(frozen=True)
@@ -18,7 +17,7 @@ class MixedPrecision:
     (put ``ComputeIn`` of another dtype around parts that need it). ``reduce_dtype`` is that of the
     buckets on the wire. None means the parameters' own. Names as in torch's.
 
-    Raises ValueError for a dtype that is not floating.
+    Raises ValueError for a dtype that is not floating, TypeError for what is no dtype.
     """
 
     param_dtype: npt.DTypeLike | None = None
@@ -27,5 +26,5 @@ class MixedPrecision:
     def __post_init__(self) -> None:
         for name in ("param_dtype", "reduce_dtype"):
             dtype = getattr(self, name)
-            if dtype is not None and not is_floating(np.dtype(dtype)):
-                raise ValueError(f"{name} must be floating, got {np.dtype(dtype).name}")
+            if dtype is not None:
+                to_floating(dtype, name)

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from meshlib.process_group import ProcessGroup, Run
 from meshlib.world import World
+from parallel.checks import check_instance, describe
 from parallel.join.attendance import Attendance, Event, global_ranks
 from parallel.join.joinable import Joinable, JoinHook
 from parallel.join.shadow import among_active, check_shadowable, shadow_call
@@ -52,8 +53,9 @@ class Join:
             ranks as soon as one is out of inputs.
         kwargs: passed to each joinable's ``join_hook``.
 
-    Raises ValueError for no joinables, joinables with different groups, or one that is in another
-    context.
+    Raises ValueError for no joinables, or joinables with different groups, TypeError for what is no
+    ``Joinable``. Raises RuntimeError for calls that the others cannot be told of (see above), and
+    on all ranks where they do not do the same.
     """
 
     def __init__(
@@ -63,8 +65,12 @@ class Join:
         throw_on_early_termination: bool = False,
         **kwargs: Any,
     ) -> None:
+        if not isinstance(joinables, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"joinables must be a list, such as [model], got {describe(joinables)}")
         if not joinables:
             raise ValueError("joinables is empty; Join needs at least one")
+        for i, joinable in enumerate(joinables):
+            check_instance(joinable, Joinable, f"joinables[{i}]")
         groups = [joinable.join_process_group for joinable in joinables]
         for joinable, group in zip(joinables, groups, strict=True):
             if group is not groups[0]:
@@ -102,7 +108,11 @@ class Join:
         return [place for place, rank in enumerate(group.ranks) if rank in active]
 
     def __enter__(self) -> Self:
-        """Begin: from now on calls are announced."""
+        """Begin: from now on calls are announced.
+
+        Raises ValueError for a joinable that is in another context, RuntimeError for a group whose
+        calls somebody observes already, TypeError for a ``join_hook`` that returns something else.
+        """
         if not self._enable:
             return self
         for joinable in self._joinables:
@@ -116,6 +126,8 @@ class Join:
                 joinable.join_context = self
                 stack.callback(setattr, joinable, "join_context", None)
             self._hooks = [joinable.join_hook(**self._kwargs) for joinable in self._joinables]
+            for joinable, hook in zip(self._joinables, self._hooks, strict=True):
+                check_instance(hook, JoinHook, f"what {type(joinable).__name__}.join_hook returns")
             self._leaving = stack.pop_all()
         return self
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from meshlib.process_group import ProcessGroup
+from parallel.checks import describe
 from parallel.groups import Ranks, resolve
 from parallel.join.joinable import Joinable, JoinHook
 
@@ -21,9 +22,15 @@ class OptimizerReplica(Joinable):
     Such a rank takes fewer steps: its momenta would differ from then on, and the replicas with
     them. Once all are out of inputs the state is broadcast. ``process_group`` is that of the
     wrapped model.
+
+    Raises TypeError for an ``optimizer`` without ``state_dict`` and ``load_state_dict``.
     """
 
     def __init__(self, optimizer: _Stateful, process_group: Ranks | None = None) -> None:
+        if not (hasattr(optimizer, "state_dict") and hasattr(optimizer, "load_state_dict")):
+            raise TypeError(
+                f"optimizer must have state_dict() and load_state_dict(), got {describe(optimizer)}"
+            )
         self._optimizer = optimizer
         self._group = resolve(process_group, "process_group")
 

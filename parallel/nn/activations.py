@@ -1,4 +1,7 @@
-"""Element-wise activations. Input and output have the same shape and dtype."""
+"""Element-wise activations. Input and output have the same shape and dtype.
+
+``forward`` raises TypeError for what is no array.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ class ReLU(Module):
 
     def forward(self, x: Array) -> Array:
         """Return max(x, 0)."""
-        y = namespace(x).maximum(x, 0)
+        y = namespace(x, "x").maximum(x, 0)
         self.save_for_backward(y)
         return y
 
@@ -27,7 +30,7 @@ class Tanh(Module):
 
     def forward(self, x: Array) -> Array:
         """Return tanh(x)."""
-        y = namespace(x).tanh(x)
+        y = namespace(x, "x").tanh(x)
         self.save_for_backward(y)
         return y
 
@@ -42,7 +45,7 @@ class Sigmoid(Module):
 
     def forward(self, x: Array) -> Array:
         """Return the logistic function of x."""
-        y = (namespace(x).tanh(x * 0.5) + 1) * 0.5
+        y = (namespace(x, "x").tanh(x * 0.5) + 1) * 0.5
         self.save_for_backward(y)
         return y
 
@@ -65,7 +68,7 @@ class GELU(Module):
 
     def forward(self, x: Array) -> Array:
         """Return the activation of x."""
-        t = namespace(x).tanh(self._SCALE * x * (1 + self._CUBIC * x * x))
+        t = namespace(x, "x").tanh(self._SCALE * x * (1 + self._CUBIC * x * x))
         self.save_for_backward((x, t))
         return 0.5 * x * (1 + t)
 

@@ -5,14 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from parallel.checks import check_instance
 from parallel.nn.module import Module
 
 
 class Sequential(Module):
-    """Run modules one after the other; their paths are "0", "1" and so on."""
+    """Run modules one after the other; their paths are "0", "1" and so on.
+
+    Raises TypeError for a layer that is no ``Module``.
+    """
 
     def __init__(self, *layers: Module) -> None:
         super().__init__()
+        for i, layer in enumerate(layers):
+            check_instance(layer, Module, f"layers[{i}]")
         self.layers = layers
 
     def named_children(self) -> Iterator[tuple[str, Module]]:

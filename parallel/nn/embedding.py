@@ -6,13 +6,17 @@ import numpy as np
 import numpy.typing as npt
 
 from parallel.arrays import Array, namespace
-from parallel.nn.linear import check_features
+from parallel.checks import check_array, check_generator, to_count, to_floating
 from parallel.nn.module import Module
 from parallel.nn.parameter import Parameter
 
 
 class Embedding(Module):
-    """``weight[indices]``, weight being (num_embeddings, embedding_dim), drawn from N(0, 1)."""
+    """``weight[indices]``, weight being (num_embeddings, embedding_dim), drawn from N(0, 1).
+
+    Raises ValueError for sizes below 1 or a dtype that is not floating, TypeError for arguments of
+    another type.
+    """
 
     def __init__(
         self,
@@ -23,15 +27,18 @@ class Embedding(Module):
         dtype: npt.DTypeLike = np.float32,
     ) -> None:
         super().__init__()
-        check_features(num_embeddings=num_embeddings, embedding_dim=embedding_dim)
-        table = rng.standard_normal((num_embeddings, embedding_dim))
-        self.weight = Parameter(table.astype(dtype))
+        rows = to_count(num_embeddings, "num_embeddings")
+        columns = to_count(embedding_dim, "embedding_dim")
+        check_generator(rng)
+        table = rng.standard_normal((rows, columns))
+        self.weight = Parameter(table.astype(to_floating(dtype, "dtype")))
 
     def forward(self, indices: Array) -> Array:
         """Map integers of any shape, each in [0, num_embeddings), to (*shape, embedding_dim).
 
         Raises IndexError for an index outside, TypeError for anything but integers.
         """
+        check_array(indices, "indices")
         if indices.dtype.kind not in "iu":
             raise TypeError(f"indices must be integers, got {indices.dtype.name}")
         count = self.weight.shape[0]

@@ -9,15 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from parallel.arrays import Array
+from parallel.checks import check_generator, describe, to_count, to_floating
 from parallel.nn.module import Module
 from parallel.nn.parameter import Parameter
-
-
-def check_features(**counts: int) -> None:
-    """Raise ValueError that names the first of ``counts`` that is not at least 1."""
-    for name, count in counts.items():
-        if count < 1:
-            raise ValueError(f"{name} must be at least 1, got {count}")
 
 
 def uniform_init(
@@ -40,6 +34,10 @@ class Linear(Module):
         rng: draws the initial values: both weight, (out_features, in_features), and bias,
             (out_features,), uniformly within 1/sqrt(in_features).
         dtype: of the parameters, and so of the input.
+
+    Raises:
+        ValueError: for sizes below 1, or a dtype that is not floating.
+        TypeError: for arguments of another type.
     """
 
     bias: Parameter | None
@@ -54,14 +52,20 @@ class Linear(Module):
         dtype: npt.DTypeLike = np.float32,
     ) -> None:
         super().__init__()
-        check_features(in_features=in_features, out_features=out_features)
+        in_features = to_count(in_features, "in_features")
+        out_features = to_count(out_features, "out_features")
+        check_generator(rng)
+        dtype = to_floating(dtype, "dtype")
         bound = 1 / math.sqrt(in_features)
         self.weight = Parameter(uniform_init((out_features, in_features), bound, rng, dtype))
         self.bias = Parameter(uniform_init((out_features,), bound, rng, dtype)) if bias else None
 
     @classmethod
     def holding(cls, weight: Array, bias: Array | None) -> Self:
-        """Return a layer of these arrays: weight (out_features, in_features), bias or None."""
+        """Return a layer of these arrays: weight (out_features, in_features), bias or None.
+
+        Raises TypeError for what is no array.
+        """
         layer = cls.__new__(cls)
         Module.__init__(layer)
         layer.weight = Parameter(weight)
@@ -79,7 +83,10 @@ class Linear(Module):
         return self.weight.shape[0]
 
     def forward(self, x: Array) -> Array:
-        """Map (..., in_features) to (..., out_features)."""
+        """Map (..., in_features) to (..., out_features).
+
+        Raises ValueError for another last dimension, TypeError for what is no array.
+        """
         check_last(x, self.in_features, type(self).__qualname__)
         self.save_for_backward(x)
         y = x @ self.weight.data.T
@@ -106,8 +113,10 @@ class Linear(Module):
 
 
 def check_last(x: Array, features: int, layer: str) -> None:
-    """Raise ValueError unless the last dimension of ``x`` is ``features``."""
-    if not x.ndim or x.shape[-1] != features:
-        raise ValueError(
-            f"{layer} expects an input of shape (..., {features}), got {list(x.shape)}"
-        )
+    """Raise TypeError unless ``x`` is an array, ValueError unless its last size is ``features``."""
+    shape = getattr(x, "shape", None)
+    if not shape or shape[-1] != features:
+        expected = f"{layer} expects an input of shape (..., {features}), got"
+        if shape is None:
+            raise TypeError(f"{expected} {describe(x)}")
+        raise ValueError(f"{expected} {list(shape)}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal, get_args
 
 from parallel.arrays import Array, namespace
+from parallel.checks import check_array, check_share
 from parallel.nn.module import Module
 
 Reduction = Literal["mean", "sum"]
@@ -19,19 +20,27 @@ class CrossEntropyLoss(Module):
             to the whole.
         label_smoothing: the share of the target that is spread over all classes (Szegedy et al.,
             arXiv:1512.00567, section 7).
+
+    Raises ValueError for another reduction or a share outside [0, 1], TypeError for a share that is
+    no number.
     """
 
     def __init__(self, reduction: Reduction = "mean", label_smoothing: float = 0.0) -> None:
         super().__init__()
         if reduction not in get_args(Reduction):
             raise ValueError(f"reduction must be 'mean' or 'sum', got {reduction!r}")
-        if not 0 <= label_smoothing <= 1:
-            raise ValueError(f"label_smoothing must lie in [0, 1], got {label_smoothing}")
+        check_share(label_smoothing, "label_smoothing", whole=True)
         self.reduction: Reduction = reduction
         self.label_smoothing = label_smoothing
 
     def forward(self, logits: Array, targets: Array) -> float:
-        """Return the loss of logits (..., classes) for integer targets (...)."""
+        """Return the loss of logits (..., classes) for integer targets (...).
+
+        Raises ValueError for targets of another shape or dtype, or outside [0, classes), and for
+        no samples; TypeError for what is no array.
+        """
+        xp = namespace(logits, "logits")
+        check_array(targets, "targets")
         if targets.dtype.kind not in "iu" or targets.shape != logits.shape[:-1]:
             raise ValueError(
                 f"targets must be integers of shape {list(logits.shape[:-1])}, got "
@@ -39,7 +48,6 @@ class CrossEntropyLoss(Module):
             )
         if not targets.size:
             raise ValueError("logits hold no sample; a loss needs at least one")
-        xp = namespace(logits)
         classes = logits.shape[-1]
         flat = logits.reshape(-1, classes)
         index = targets.reshape(-1)

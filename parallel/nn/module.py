@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Self, TypeVar
 
 from parallel.arrays import Array
+from parallel.checks import check_array, check_state_dict
 from parallel.nn.parameter import Buffer, Parameter
 
 _Kind = TypeVar("_Kind", Parameter, Buffer)
@@ -40,7 +41,7 @@ class Module:
         self._saved: list[Any] = []
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the output for the given inputs."""
+        """Return the output for the given inputs. A subclass says which it takes and raises."""
         raise NotImplementedError(f"{type(self).__qualname__} does not define forward")
 
     def backward(self, *args: Any, **kwargs: Any) -> Any:
@@ -184,15 +185,17 @@ class Module:
     def load_state_dict(self, state: Mapping[str, Array]) -> None:
         """Copy ``state`` into parameters and buffers, in place.
 
-        Raises KeyError when paths are missing or unexpected and ValueError for another shape,
-        naming them, before anything is changed.
+        Raises KeyError when paths are missing or unexpected, ValueError for another shape, naming
+        them, and TypeError for what is no mapping or no array, before anything is changed.
         """
+        check_state_dict(state)
         own = self.state_dict()
         missing = [path for path in own if path not in state]
         unexpected = [path for path in state if path not in own]
         if missing or unexpected:
             raise KeyError(f"state does not fit: missing {missing}, unexpected {unexpected}")
         for path, array in own.items():
+            check_array(state[path], f"state[{path!r}]")
             if tuple(state[path].shape) != tuple(array.shape):
                 raise ValueError(
                     f"state[{path!r}] must have shape {list(array.shape)}, "

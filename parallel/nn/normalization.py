@@ -6,7 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from parallel.arrays import Array, namespace
-from parallel.nn.linear import check_features, check_last
+from parallel.checks import check_nonnegative, to_count, to_floating
+from parallel.nn.linear import check_last
 from parallel.nn.module import Module
 from parallel.nn.parameter import Parameter
 
@@ -20,21 +21,28 @@ class LayerNorm(Module):
         features: the size of the last dimension of input and output.
         eps: added to the (biased) variance.
         dtype: of weight (ones) and bias (zeros), each of shape (features,).
+
+    Raises:
+        ValueError: for no features, a negative eps, or a dtype that is not floating.
+        TypeError: for arguments of another type.
     """
 
     def __init__(
         self, features: int, eps: float = 1e-5, *, dtype: npt.DTypeLike = np.float32
     ) -> None:
         super().__init__()
-        check_features(features=features)
-        if eps < 0:
-            raise ValueError(f"eps must be at least 0, got {eps}")
+        features = to_count(features, "features")
+        check_nonnegative(eps=eps)
+        dtype = to_floating(dtype, "dtype")
         self.eps = eps
         self.weight = Parameter(np.ones(features, dtype))
         self.bias = Parameter(np.zeros(features, dtype))
 
     def forward(self, x: Array) -> Array:
-        """Map (..., features) to the same shape."""
+        """Map (..., features) to the same shape.
+
+        Raises ValueError for another last dimension, TypeError for what is no array.
+        """
         check_last(x, self.weight.size, type(self).__qualname__)
         centred = x - x.mean(axis=-1, keepdims=True)
         variance = (centred * centred).mean(axis=-1, keepdims=True)

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable
 
 from parallel.arrays import Array, is_floating, namespace
+from parallel.checks import check_array, check_callable
 
 GradHook = Callable[["Parameter"], None]
 
@@ -35,10 +36,12 @@ class Parameter:
     parameter that two modules share, or a module that is called twice in one forward pass, fires
     its hooks once, after the last contribution; with several forward passes outstanding they fire
     once as well, in the last backward pass.
+
+    Raises TypeError for ``data`` that is no array.
     """
 
     def __init__(self, data: Array, *, requires_grad: bool = True, name: str = "") -> None:
-        namespace(data)  # refuses what is not an array
+        namespace(data, "data")  # refuses what is not an array
         self.data: Array = data
         self.grad: Array | None = None
         self.requires_grad = requires_grad
@@ -150,10 +153,10 @@ class Parameter:
         """Call ``hook(parameter)`` each time the gradient is complete (see the class).
 
         Hooks run in the order of registration, inside the backward pass. A hook may use, change
-        or clear ``grad``. It must leave ``data`` alone: the module may not be done with it.
+        or clear ``grad``. It must leave ``data`` alone: the module may not be done with it. Raises
+        TypeError for what cannot be called.
         """
-        if not callable(hook):
-            raise TypeError(f"hook must be callable, got {type(hook).__qualname__}")
+        check_callable(hook, "hook")
         key = next(self._keys)
         self._hooks[key] = hook
         return RemovableHandle(self._hooks, key)
@@ -163,7 +166,10 @@ class Parameter:
 
         ``home`` is an array of the shape and dtype of ``master``, for example a view of a larger
         buffer. While ``grad`` is None its content has no meaning. None ends the arrangement.
+        Raises ValueError for another shape or dtype, TypeError for what is no array.
         """
+        if home is not None:
+            check_array(home, "home")
         if home is not None and (home.shape != self.shape or home.dtype != self.master.dtype):
             raise ValueError(
                 f"home of {self!r} must have its shape and dtype, got "
@@ -188,11 +194,12 @@ class Parameter:
 class Buffer:
     """An array that belongs to a module's state but is not trained, such as a running mean.
 
-    ``persistent=False`` keeps it out of ``state_dict``.
+    ``persistent=False`` keeps it out of ``state_dict``. Raises TypeError for ``data`` that is no
+    array.
     """
 
     def __init__(self, data: Array, *, persistent: bool = True) -> None:
-        namespace(data)
+        namespace(data, "data")
         self.data: Array = data
         self.persistent = persistent
 

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from parallel.arrays import is_array, is_floating
+from parallel.checks import check_instance, to_floating
 from parallel.nested import map_leaves
 from parallel.nn.module import Module
 
@@ -31,9 +32,7 @@ class Casting:
 
     def __init__(self, module: Module, dtype: npt.DTypeLike) -> None:
         self.module = module
-        self.dtype = np.dtype(dtype)
-        if not is_floating(self.dtype):
-            raise ValueError(f"the dtype to compute in must be floating, got {self.dtype.name}")
+        self.dtype = to_floating(dtype, "dtype")
 
     def forward(self, *args: Any, **kwargs: Any) -> tuple[Any, _Dtype]:
         """Return the output, and the dtype outside, which ``backward`` wants."""
@@ -78,11 +77,12 @@ class ComputeIn(Module):
     The result has the dtype of the input (of the parameters, if the input is integers). The
     parameters and their gradients stay what they are.
 
-    Raises ValueError for a dtype that is not floating.
+    Raises ValueError for a dtype that is not floating, TypeError for what is no dtype or no module.
     """
 
     def __init__(self, module: Module, dtype: npt.DTypeLike) -> None:
         super().__init__()
+        check_instance(module, Module, "module")
         self.module = module
         self._casting = Casting(module, dtype)
 

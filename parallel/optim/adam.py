@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from parallel.arrays import namespace
+from parallel.checks import check_nonnegative, check_number, describe
 from parallel.nn.parameter import Parameter
-from parallel.optim.optimizer import Optimizer, ParamGroup, check_nonnegative, with_decay
+from parallel.optim.optimizer import Optimizer, ParamGroup, with_decay
 
 
 class Adam(Optimizer):
@@ -16,7 +18,8 @@ class Adam(Optimizer):
     ``weight_decay`` adds a penalty of the squared norm to the gradient; for decoupled decay use
     ``AdamW``. ``eps`` is added to the root of the corrected second moment.
 
-    Raises ValueError for a negative option or betas outside [0, 1).
+    Raises TypeError for an option that is no number, or betas that are not two, ValueError for a
+    negative one or betas outside [0, 1); the same for those of groups.
     """
 
     _DECOUPLED = False
@@ -29,12 +32,31 @@ class Adam(Optimizer):
         eps: float = 1e-8,
         weight_decay: float = 0.0,
     ) -> None:
-        check_nonnegative(lr=lr, eps=eps, weight_decay=weight_decay)
-        if not (0 <= betas[0] < 1 and 0 <= betas[1] < 1):
+        defaults: dict[str, Any] = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+        }
+        if isinstance(betas, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+            defaults["betas"] = tuple(betas)
+        super().__init__(params, defaults)
+
+    def check_options(self, options: Mapping[str, Any]) -> None:
+        """Raise as the class says."""
+        super().check_options(options)
+        check_nonnegative(**{name: options[name] for name in ("lr", "eps", "weight_decay")})
+        betas = options["betas"]
+        try:
+            _, _ = betas
+        except (TypeError, ValueError):
+            raise TypeError(
+                f"betas must be two numbers, such as (0.9, 0.999), got {describe(betas)}"
+            ) from None
+        for i, beta in enumerate(betas):
+            check_number(beta, f"betas[{i}]")
+        if not all(0 <= beta < 1 for beta in betas):
             raise ValueError(f"betas must both lie in [0, 1), got {betas}")
-        super().__init__(
-            params, {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay}
-        )
 
     def update(self, parameter: Parameter, group: ParamGroup) -> None:
         """Move one parameter."""

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from parallel.checks import check_state_dict
 from parallel.nn.parameter import Parameter
-from parallel.optim.optax_state import put_together, take_apart
+from parallel.optim.optax_state import check_transformation, put_together, take_apart
 from parallel.optim.optimizer import Optimizer, ParamGroup
 
 
@@ -21,17 +22,16 @@ class OptaxOptimizer(Optimizer):
     counts as one with zeros. ``lr`` and the like are the transformation's own (a schedule, or
     ``optax.inject_hyperparams``): parameter groups have no options.
 
-    Raises ValueError for parameters that JAX would round (float64 without ``jax_enable_x64``).
+    ``params`` are parameters, or dicts ``{"params": [...]}``, as for any ``Optimizer``.
+
+    Raises TypeError for what is no transformation. ``step`` raises ValueError for parameters that
+    JAX would round (float64 without ``jax_enable_x64``).
     """
 
     def __init__(
         self, params: Iterable[Parameter] | Iterable[ParamGroup], transformation: Any
     ) -> None:
-        if not (hasattr(transformation, "init") and hasattr(transformation, "update")):
-            raise TypeError(
-                "transformation must be an optax.GradientTransformation, got "
-                f"{type(transformation).__qualname__}"
-            )
+        check_transformation(transformation)
         super().__init__(params, {})
         import jax
 
@@ -73,9 +73,11 @@ class OptaxOptimizer(Optimizer):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what ``state_dict`` returned.
 
-        Raises ValueError for groups of other sizes, KeyError for the state of another
-        transformation.
+        Raises TypeError for what is no state dict, ValueError for groups of other sizes or state
+        of other parameters, KeyError for the state of another transformation.
         """
+        self._check_state(state)
+        check_state_dict(state, "shared")
         super().load_state_dict({**state, "state": {}})
         per_leaf = {_name(number): leaves for number, leaves in state["state"].items()}
         loaded = put_together(self._full_state(), per_leaf, state["shared"])

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from parallel.checks import describe
+
 PATH_OF_LEAF = "{leaf}"
 
 PerLeaf = dict[str, dict[str, Any]]
@@ -19,6 +21,15 @@ PerLeaf = dict[str, dict[str, Any]]
 
 Shared = dict[str, Any]
 """Path in the state → array."""
+
+
+def check_transformation(transformation: object) -> None:
+    """Raise TypeError for what is no ``optax.GradientTransformation``, or like one."""
+    if not (hasattr(transformation, "init") and hasattr(transformation, "update")):
+        raise TypeError(
+            "transformation must be an optax.GradientTransformation, such as optax.adamw(1e-3), "
+            f"got {describe(transformation)}"
+        )
 
 
 def take_apart(state: Any, names: Collection[str]) -> tuple[PerLeaf, Shared]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from parallel.arrays import Array
+from parallel.checks import check_instance, check_state_dict, describe
 from parallel.nn.parameter import Parameter
 
 ParamGroup = dict[str, Any]
@@ -19,6 +20,8 @@ class Optimizer(ABC):
     ``params`` is an iterable of parameters, or of dicts ``{"params": [...], "lr": ..., ...}``
     whose options override ``defaults`` for their parameters. ``param_groups`` may be changed
     between steps; a learning-rate schedule sets ``group["lr"]``.
+
+    Raises ValueError for no parameters, and what ``add_param_group`` raises.
     """
 
     def __init__(
@@ -27,7 +30,7 @@ class Optimizer(ABC):
         self.defaults = dict(defaults)
         self.param_groups: list[ParamGroup] = []
         self.state: dict[Parameter, dict[str, Any]] = {}
-        entries: list[Any] = list(params)
+        entries = _listed(params, "params")
         if not entries:
             raise ValueError("params is empty; an optimizer needs at least one parameter")
         if isinstance(entries[0], Parameter):
@@ -38,22 +41,35 @@ class Optimizer(ABC):
     def add_param_group(self, group: ParamGroup) -> None:
         """Add parameters with options of their own.
 
-        Raises TypeError for what is no parameter, ValueError for an unknown option or a parameter
-        that the optimizer has already.
+        Raises TypeError for what is no parameter, ValueError for an unknown option, one that
+        ``check_options`` refuses, or a parameter that the optimizer has already.
         """
+        if not isinstance(group, Mapping) or "params" not in group:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(
+                "params must hold Parameters, or dicts {'params': [...], ...}, got "
+                f"{describe(group)}"
+            )
         options = {name: value for name, value in group.items() if name != "params"}
-        unknown = sorted(set(options) - set(self.defaults))
-        if unknown:
-            raise ValueError(f"options {unknown} are unknown; expected {sorted(self.defaults)}")
-        parameters: list[Any] = list(group["params"])
+        merged = {**self.defaults, **options}
+        self.check_options(merged)
+        parameters = _listed(group["params"], "params")
         known = {id(p) for existing in self.param_groups for p in existing["params"]}
         for parameter in parameters:
             if not isinstance(parameter, Parameter):
-                raise TypeError(f"params must hold Parameters, got {type(parameter).__qualname__}")
+                raise TypeError(f"params must hold Parameters, got {describe(parameter)}")
             if id(parameter) in known:
                 raise ValueError(f"{parameter!r} was given to the optimizer twice")
             known.add(id(parameter))
-        self.param_groups.append({"params": parameters, **self.defaults, **options})
+        self.param_groups.append({"params": parameters, **merged})
+
+    def check_options(self, options: Mapping[str, Any]) -> None:
+        """Raise ValueError for an option that the optimizer does not have.
+
+        A subclass adds what it raises for their values. ``options`` are all those of a group.
+        """
+        unknown = sorted(set(options) - set(self.defaults))
+        if unknown:
+            raise ValueError(f"options {unknown} are unknown; expected {sorted(self.defaults)}")
 
     def step(self) -> None:
         """Update each parameter that has a gradient."""
@@ -100,19 +116,36 @@ class Optimizer(ABC):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what ``state_dict`` returned. Arrays are copied.
 
-        Raises ValueError when the groups have other sizes than this optimizer's.
+        Raises TypeError for what is no state dict, KeyError for one that lacks something, and
+        ValueError when the groups have other sizes than this optimizer's, or there is state of a
+        parameter that it does not have. Nothing is changed then.
         """
-        theirs = [len(group["params"]) for group in state["param_groups"]]
-        own = [len(group["params"]) for group in self.param_groups]
-        if theirs != own:
-            raise ValueError(f"state has groups of {theirs} parameters, this optimizer of {own}")
+        self._check_state(state)
+        numbered = {number: p for p, number in self._numbers().items()}
         for group, saved in zip(self.param_groups, state["param_groups"], strict=True):
             group.update({name: value for name, value in saved.items() if name != "params"})
-        numbered = {number: p for p, number in self._numbers().items()}
         self.state = {
             numbered[number]: {name: _copied(value) for name, value in values.items()}
             for number, values in state["state"].items()
         }
+
+    def _check_state(self, state: Mapping[str, Any]) -> None:
+        """Raise what ``load_state_dict`` says."""
+        check_state_dict(state, "state", "param_groups")
+        check_instance(state["state"], Mapping, "state['state']")
+        check_instance(state["param_groups"], Sequence, "state['param_groups']")
+        for number, group in enumerate(state["param_groups"]):
+            check_state_dict(group, "params", name=f"state['param_groups'][{number}]")
+        theirs = [len(group["params"]) for group in state["param_groups"]]
+        own = [len(group["params"]) for group in self.param_groups]
+        if theirs != own:
+            raise ValueError(f"state has groups of {theirs} parameters, this optimizer of {own}")
+        count = sum(own)
+        unknown = [number for number in state["state"] if number not in range(count)]
+        if unknown:
+            raise ValueError(
+                f"state is of parameters {unknown} too; this optimizer has 0 to {count - 1}"
+            )
 
     def _numbers(self) -> dict[Parameter, int]:
         parameters = [p for group in self.param_groups for p in group["params"]]
@@ -123,11 +156,14 @@ def _copied(value: Any) -> Any:
     return value.copy() if hasattr(value, "dtype") else value
 
 
-def check_nonnegative(**options: float) -> None:
-    """Raise ValueError that names the first of ``options`` that is negative (or not a number)."""
-    for name, value in options.items():
-        if not value >= 0:
-            raise ValueError(f"{name} must be at least 0, got {value}")
+def _listed(params: Any, name: str) -> list[Any]:
+    # A dict is one group, which a list has to be made of.
+    if isinstance(params, str | bytes | Mapping) or not isinstance(params, Iterable):
+        raise TypeError(
+            f"{name} must be a list of Parameters, such as model.parameters(), or of dicts"
+            f" {{'params': [...], ...}}, got {describe(params)}"
+        )
+    return list(params)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
 
 
 def with_decay(parameter: Parameter, weight_decay: float) -> Array:

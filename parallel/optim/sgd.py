@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
+from parallel.checks import check_nonnegative, check_number
 from parallel.nn.parameter import Parameter
-from parallel.optim.optimizer import Optimizer, ParamGroup, check_nonnegative, with_decay
+from parallel.optim.optimizer import Optimizer, ParamGroup, with_decay
 
 
 class SGD(Optimizer):
@@ -17,8 +19,8 @@ class SGD(Optimizer):
     initialization and momentum in deep learning", ICML 2013; unlike there, lr scales v when it is
     applied, not when it is accumulated.
 
-    Raises ValueError for a negative option, and for ``nesterov`` without momentum or with
-    dampening.
+    Raises TypeError for an option that is no number, ValueError for a negative one (dampening may
+    be) and for ``nesterov`` without momentum or with dampening; the same for those of groups.
     """
 
     def __init__(
@@ -30,12 +32,6 @@ class SGD(Optimizer):
         weight_decay: float = 0.0,
         nesterov: bool = False,
     ) -> None:
-        check_nonnegative(lr=lr, momentum=momentum, weight_decay=weight_decay)
-        if nesterov and (momentum == 0 or dampening != 0):
-            raise ValueError(
-                "nesterov needs momentum > 0 and dampening 0, "
-                f"got momentum={momentum}, dampening={dampening}"
-            )
         super().__init__(
             params,
             {
@@ -46,6 +42,18 @@ class SGD(Optimizer):
                 "nesterov": nesterov,
             },
         )
+
+    def check_options(self, options: Mapping[str, Any]) -> None:
+        """Raise as the class says."""
+        super().check_options(options)
+        check_nonnegative(**{name: options[name] for name in ("lr", "momentum", "weight_decay")})
+        momentum, dampening = options["momentum"], options["dampening"]
+        check_number(dampening, "dampening")
+        if options["nesterov"] and (momentum == 0 or dampening != 0):
+            raise ValueError(
+                "nesterov needs momentum > 0 and dampening 0, "
+                f"got momentum={momentum}, dampening={dampening}"
+            )
 
     def update(self, parameter: Parameter, group: ParamGroup) -> None:
         """Move one parameter."""

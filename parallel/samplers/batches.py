@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any, NamedTuple
 
+from parallel.checks import check_instance, to_count
 from parallel.samplers.distributed import DistributedSampler
 from parallel.samplers.shard import Shard
 from transport.checks import to_whole_number
@@ -29,14 +30,17 @@ class DistributedBatchSampler:
         sampler: whose indices are taken; its epochs and state are used.
         batch_size: indices a batch, on one replica.
         drop_last: leave out a last batch that is not full. Not with an evaluation sampler.
+
+    Raises:
+        ValueError: for a batch_size below 1, or drop_last with an evaluation sampler.
+        TypeError: for a batch_size that is no whole number, or another kind of sampler.
     """
 
     def __init__(
         self, sampler: DistributedSampler, batch_size: int, drop_last: bool = False
     ) -> None:
-        batch_size = to_whole_number(batch_size, "batch_size")
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        check_instance(sampler, DistributedSampler, "sampler")
+        batch_size = to_count(batch_size, "batch_size")
         if drop_last and sampler.evaluation:
             raise ValueError("drop_last leaves samples out, which evaluation must not")
         self.sampler = sampler
@@ -73,13 +77,14 @@ class DistributedBatchSampler:
             pass
 
     def set_epoch(self, epoch: int) -> None:
-        """Make ``epoch`` the one that the next pass goes through."""
+        """Make ``epoch`` the one that the next pass goes through. Raises as the sampler does."""
         self.sampler.set_epoch(epoch)
 
     def state_dict(self, num_batches: int | None = None) -> dict[str, Any]:
         """Return the sampler's state after ``num_batches`` of the pass under way were used.
 
-        By default after those that were yielded. The same on all replicas.
+        By default after those that were yielded. The same on all replicas. Raises ValueError for a
+        number of batches that the pass does not have, TypeError for what is no whole number.
         """
         epoch, shard = under_way = self.sampler.pass_under_way
         if num_batches is None:
@@ -87,12 +92,16 @@ class DistributedBatchSampler:
                 return self.sampler.state_dict()
             num_batches = self._batches if under_way == self._pass else 0
         count = self._count(shard.longest)
+        num_batches = to_whole_number(num_batches, "num_batches")
         if not 0 <= num_batches <= count:
             raise ValueError(f"num_batches must lie in [0, {count}], got {num_batches}")
         over = num_batches == count
         return self.sampler.state_dict(shard.longest if over else num_batches * self.batch_size)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from ``state``, on any number of replicas and with any batch size."""
+        """Go on from ``state``, on any number of replicas and with any batch size.
+
+        Raises as the sampler does.
+        """
         self.sampler.load_state_dict(state)
         self._pass, self._batches = self.sampler.pass_under_way, 0

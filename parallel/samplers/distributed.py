@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Mapping, Sized
 from typing import Any, NamedTuple
 
+from parallel.checks import check_state_dict, describe, to_count
 from parallel.groups import Ranks, resolve
 from parallel.samplers.order import Order, Sequence
 from parallel.samplers.permutation import Permutation, derive
@@ -49,6 +51,7 @@ class DistributedSampler:
     Raises:
         ValueError: for a rank outside the replicas, a dataset that is empty or (except in
             evaluation) smaller than the replicas, or arguments that exclude each other.
+        TypeError: for a dataset without a length, or numbers that are not whole ones.
     """
 
     def __init__(
@@ -72,7 +75,7 @@ class DistributedSampler:
             num_replicas, rank = group.size(), group.rank()
         elif mesh is not None:
             raise ValueError("mesh says the replicas already; drop num_replicas and rank")
-        num_replicas = to_whole_number(num_replicas, "num_replicas")
+        num_replicas = to_count(num_replicas, "num_replicas")
         rank = to_whole_number(rank, "rank")
         if not 0 <= rank < num_replicas:
             raise ValueError(f"rank must lie in [0, {num_replicas}), got {rank}")
@@ -95,12 +98,16 @@ class DistributedSampler:
         self._begin_epoch(0)
 
     def count_places(self, dataset: Sized | int) -> int:
-        """Return how many places an epoch has: the number of samples."""
-        if isinstance(dataset, int):
-            return dataset
-        if not isinstance(dataset, Sized):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"dataset must have a length or be one, got {type(dataset).__name__}")
-        return len(dataset)
+        """Return how many places an epoch has: the number of samples.
+
+        ``dataset`` has a length, or is one. Raises TypeError for anything else.
+        """
+        try:
+            return len(dataset) if isinstance(dataset, Sized) else operator.index(dataset)
+        except TypeError:
+            raise TypeError(
+                f"dataset must have a length or be one, got {describe(dataset)}"
+            ) from None
 
     @property
     def shard(self) -> Shard:
@@ -181,11 +188,10 @@ class DistributedSampler:
     def set_epoch(self, epoch: int) -> None:
         """Make ``epoch`` the one that the next pass goes through.
 
-        Naming the current epoch changes nothing: after a resume its rest is still to come.
+        Naming the current epoch changes nothing: after a resume its rest is still to come. Raises
+        ValueError for a negative epoch, TypeError for one that is no whole number.
         """
-        epoch = to_whole_number(epoch, "epoch")
-        if epoch < 0:
-            raise ValueError(f"epoch must be at least 0, got {epoch}")
+        epoch = to_count(epoch, "epoch", 0)
         if epoch != self.epoch or epoch != self._pass.epoch:
             self._begin_epoch(epoch)
 
@@ -194,10 +200,15 @@ class DistributedSampler:
 
         ``num_consumed`` is the number of samples that this replica's training has used in the
         pass under way. It is needed with a loader that draws indices ahead; by default it is the
-        number of indices that were drawn.
+        number of indices that were drawn. Raises ValueError for more than the pass has or a
+        negative number, TypeError for what is no whole number.
         """
         epoch, shard = self._pass
-        consumed = self._consumed if num_consumed is None else num_consumed
+        consumed = (
+            self._consumed
+            if num_consumed is None
+            else to_whole_number(num_consumed, "num_consumed")
+        )
         if num_consumed is None and self.epoch != epoch:  # all was drawn
             epoch, shard, consumed = self.epoch, self.shard, 0
         if not 0 <= consumed <= shard.longest:
@@ -211,8 +222,7 @@ class DistributedSampler:
         depends on is not that of the state: the rest would not be the rest of the same order.
         Raises TypeError for what is no state.
         """
-        if not isinstance(state, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"state must be what state_dict() returned, got {state!r}")
+        check_state_dict(state)
         now = self.order_options()
         was = {name: value for name, value in state.items() if name not in ("epoch", "cursor")}
         for name in {**now, **was}:

@@ -19,9 +19,11 @@ from typing import Any, Protocol, overload
 
 import numpy as np
 
+from parallel.checks import check_instance, to_count
 from parallel.samplers.batches import DistributedBatchSampler
 from parallel.samplers.distributed import DistributedSampler
 from parallel.samplers.permutation import derive
+from transport.checks import to_whole_number
 
 _BLOCK = 1024  # indices computed at a time
 
@@ -34,9 +36,12 @@ class EpochIndices(Sequence[int]):
     """This replica's indices in the sampler's next pass, by random access; a fixed value.
 
     After a resume that is the rest of the epoch. It can be pickled, and read by several threads.
+
+    Raises TypeError for another kind of sampler.
     """
 
     def __init__(self, sampler: DistributedSampler) -> None:
+        check_instance(sampler, DistributedSampler, "sampler")
         self.epoch, self._shard = sampler.begin_pass()
         self._order = sampler.order(self.epoch)
         self._block: tuple[int, list[int]] = (-1, [])
@@ -50,9 +55,14 @@ class EpochIndices(Sequence[int]):
     @overload
     def __getitem__(self, index: slice) -> list[int]: ...
     def __getitem__(self, index: int | slice) -> int | list[int]:
-        """Return the sample at a place of this replica's pass."""
+        """Return the sample at a place of this replica's pass; for a slice, a list of samples.
+
+        ``index`` counts from 0, a negative one from the end. Raises IndexError for one outside.
+        """
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
+        if not isinstance(index, int):  # pyright: ignore[reportUnnecessaryIsInstance]
+            index = to_whole_number(index, "index")
         if not -len(self) <= index < len(self):
             raise IndexError(f"index {index} is out of range for {len(self)} indices")
         number, offset = divmod(index % len(self), _BLOCK)
@@ -79,6 +89,8 @@ class EpochView(Sequence[Any]):
 
     For whatever reads a dataset by index from first to last: ``grain.MapDataset.source(view)``, or
     PyTorch's ``DataLoader(view, batch_size)`` without shuffling.
+
+    Raises TypeError for another kind of sampler.
     """
 
     def __init__(self, dataset: _RandomAccess, sampler: DistributedSampler) -> None:
@@ -123,16 +135,14 @@ class GrainSampler:
         batch_size: the loader's; it matters with several workers only.
         worker_count: the loader's.
 
-    Raises ValueError for numbers out of range.
+    Raises ValueError for numbers out of range, TypeError for arguments of another type.
     """
 
     def __init__(
         self, sampler: DistributedSampler, batch_size: int = 1, worker_count: int = 0
     ) -> None:
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-        if worker_count < 0:
-            raise ValueError(f"worker_count must be at least 0, got {worker_count}")
+        batch_size = to_count(batch_size, "batch_size")
+        worker_count = to_count(worker_count, "worker_count", 0)
         self._indices = EpochIndices(sampler)
         self._key = derive(self._indices.seed, self._indices.epoch)
         self._batch_size = batch_size
@@ -168,9 +178,12 @@ class IndexBatches:
 
     The loader wants lists; how many of each count (``Batch.valid``) it cannot pass on:
     ``valid(number)`` tells for the ``number``-th batch of the pass under way.
+
+    Raises TypeError for what is no ``DistributedBatchSampler``.
     """
 
     def __init__(self, batches: DistributedBatchSampler) -> None:
+        check_instance(batches, DistributedBatchSampler, "batches")
         self._batches = batches
         self._valid: list[int] = []
 

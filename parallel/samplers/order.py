@@ -71,7 +71,10 @@ class LengthGrouped:
             begin = window * self._window
             places = np.arange(begin, min(begin + self._window, len(self._order)))
             samples = self._order.apply(places)
-            samples = samples[np.argsort(-self._lengths[samples], kind="stable")]
+            lengths = self._lengths[samples]
+            # ~ turns the order of integers around, of all: -0 is no larger than -1 if unsigned.
+            falling = ~lengths if lengths.dtype.kind in "biu" else -lengths
+            samples = samples[np.argsort(falling, kind="stable")]
             inside = windows == window
             result[inside] = samples[positions[inside] - begin]
         return result

@@ -19,6 +19,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from parallel.checks import to_count
+from transport.checks import to_whole_number
+
 Positions = npt.NDArray[np.int64]
 _Words = npt.NDArray[np.uint64]
 
@@ -50,11 +53,13 @@ def derive(*numbers: int) -> int:
 
 
 class Permutation:
-    """A pseudorandom bijection of range(size), chosen by ``key`` (an integer, modulo 2^64)."""
+    """A pseudorandom bijection of range(size), chosen by ``key`` (an integer, modulo 2^64).
+
+    Raises ValueError for a size below 1, TypeError for what is no whole number.
+    """
 
     def __init__(self, size: int, key: int) -> None:
-        if size < 1:
-            raise ValueError(f"size must be at least 1, got {size}")
+        size, key = to_count(size, "size"), to_whole_number(key, "key")
         self.size = size
         # Two factors near sqrt(size), at least 2 so that every round can move something.
         self._a = max(math.isqrt(size - 1) + 1, 2)
@@ -67,6 +72,8 @@ class Permutation:
         return self.size
 
     def __getitem__(self, position: int) -> int:
+        """Return where ``position`` goes. Raises IndexError for one outside [0, size)."""
+        position = to_whole_number(position, "position")
         if not 0 <= position < self.size:
             raise IndexError(f"position must lie in [0, {self.size}), got {position}")
         return int(self.apply(np.array([position], np.int64))[0])

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from parallel.arrays import is_floating
+from parallel.checks import describe, to_count
 from parallel.groups import Ranks
 from parallel.samplers.distributed import DistributedSampler
 from parallel.samplers.order import LengthGrouped, Order, WeightedDraws
 from parallel.samplers.permutation import Permutation, derive
-from transport.checks import to_whole_number
 
 _BLOCK = 1 << 20  # numbers of which a checksum is computed at a time
 
@@ -25,9 +26,18 @@ class WeightedDistributedSampler(DistributedSampler):
     Args:
         weights: finite numbers >= 0, not all 0; one for each sample.
         num_samples: how many are drawn an epoch, over all replicas; as many as weights by default.
+        num_replicas: as for ``DistributedSampler``, like all that follow.
+        rank: this replica, in [0, num_replicas).
+        seed: of the draws; equal on all replicas.
+        drop_last: leave out the last draws instead of repeating the first.
+        mesh: the replicas, instead of two numbers.
 
     The rest is ``DistributedSampler``'s: shares, epochs, and a state that resumes the same draws on
     any number of replicas.
+
+    Raises:
+        ValueError: for other weights or no samples, and where ``DistributedSampler`` does.
+        TypeError: for arguments of another type.
     """
 
     def __init__(
@@ -41,13 +51,17 @@ class WeightedDistributedSampler(DistributedSampler):
         drop_last: bool = False,
         mesh: Ranks | None = None,
     ) -> None:
-        given = np.asarray(weights, np.float64)
-        if given.ndim != 1 or not np.isfinite(given).all() or (given < 0).any() or not given.any():
+        given = _numbers(weights, "weights").astype(np.float64)
+        bad = np.argwhere(~(np.isfinite(given) & (given >= 0))).tolist()
+        if given.ndim != 1 or bad or not given.any():
+            which = f", weights{bad[0]} being {given[tuple(bad[0])]}" if bad else ""
             raise ValueError(
                 "weights must be a sequence of finite numbers >= 0 that are not all 0, got "
-                f"{given.size} values of shape {list(given.shape)}"
+                f"{given.size} values of shape {list(given.shape)}{which}"
             )
         self._cumulative = np.cumsum(given)
+        if num_samples is not None:
+            num_samples = to_count(num_samples, "num_samples")
         super().__init__(
             given.size if num_samples is None else num_samples,
             num_replicas,
@@ -82,8 +96,18 @@ class LengthGroupedSampler(DistributedSampler):
     Args:
         lengths: of each sample; any numbers.
         group_size: the places in a window, at least 1.
+        num_replicas: as for ``DistributedSampler``, like all that follow.
+        rank: this replica, in [0, num_replicas).
+        seed: of the permutation; equal on all replicas.
+        drop_last: leave out the last samples instead of repeating the first.
+        mesh: the replicas, instead of two numbers.
 
     The rest is ``DistributedSampler``'s.
+
+    Raises:
+        ValueError: for lengths that are not one for each sample, a group_size below 1, and where
+            ``DistributedSampler`` does.
+        TypeError: for lengths that are no numbers, and other arguments of another type.
     """
 
     def __init__(
@@ -97,15 +121,12 @@ class LengthGroupedSampler(DistributedSampler):
         drop_last: bool = False,
         mesh: Ranks | None = None,
     ) -> None:
-        self._lengths = np.asarray(lengths)
+        self._lengths = _numbers(lengths, "lengths")
         if self._lengths.ndim != 1:
             raise ValueError(
                 f"lengths must be one number a sample, got shape {list(self._lengths.shape)}"
             )
-        group_size = to_whole_number(group_size, "group_size")
-        if group_size < 1:
-            raise ValueError(f"group_size must be at least 1, got {group_size}")
-        self.group_size = group_size
+        self.group_size = to_count(group_size, "group_size")
         super().__init__(
             self._lengths, num_replicas, rank, seed=seed, drop_last=drop_last, mesh=mesh
         )
@@ -126,6 +147,18 @@ class LengthGroupedSampler(DistributedSampler):
         """Return the epoch's order."""
         shuffled = Permutation(self.size, derive(self.seed, epoch))
         return LengthGrouped(shuffled, self._lengths, self.group_size)
+
+
+def _numbers(values: Any, name: str) -> npt.NDArray[Any]:
+    """Return ``values`` as an array; raise TypeError, naming ``name``, unless it is of numbers."""
+    try:
+        array = np.asarray(values)
+    except ValueError:  # rows of different lengths
+        array = None
+    if array is None or not (array.dtype.kind in "biu" or is_floating(array.dtype)):
+        kind = f" and dtype {values.dtype.name}" if isinstance(values, np.ndarray) else ""
+        raise TypeError(f"{name} must be a sequence of numbers, got {describe(values)}{kind}")
+    return array
 
 
 def _checksum_of(values: npt.NDArray[Any]) -> str:

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from meshlib.process_group import ProcessGroup
 from parallel.arrays import Array
+from parallel.checks import check_instance, to_count
 from parallel.groups import Ranks, resolve
 from parallel.nn.linear import Linear, check_last
 from parallel.nn.module import Module
@@ -45,13 +46,16 @@ class _ShardedLinear(Module):
     ) -> None:
         """Draw a layer of ``sizes``, (in_features, out_features), and keep this rank's part."""
         self.group = resolve(mesh, "mesh")
-        # Before a whole matrix is drawn in vain.
-        part_size(sizes[self.split == "out_features"], self.group, self.split)
+        for size, name in zip(sizes, ("in_features", "out_features"), strict=True):
+            # Before a whole matrix is drawn in vain.
+            if to_count(size, name) and name == self.split:
+                part_size(size, self.group, name)
         self._keep(Linear(*sizes, bias, rng=rng, dtype=dtype))
 
     @classmethod
     def _part_of(cls, linear: Linear, mesh: Ranks | None) -> Self:
         """Return a layer that holds this rank's part of a copy of ``linear``."""
+        check_instance(linear, Linear, "linear")
         layer = cls.__new__(cls)
         Module.__init__(layer)
         layer.group = resolve(mesh, "mesh")
@@ -82,7 +86,9 @@ class ColwiseParallel(_ShardedLinear):
         dtype: of the parameters.
 
     Raises:
-        ValueError: when out_features does not divide by the number of ranks.
+        ValueError: when out_features does not divide by the number of ranks, for sizes below 1, or
+            a dtype that is not floating.
+        TypeError: for arguments of another type.
     """
 
     split = "out_features"
@@ -106,7 +112,10 @@ class ColwiseParallel(_ShardedLinear):
     def from_linear(
         cls, linear: Linear, mesh: Ranks | None = None, *, gather_output: bool = False
     ) -> Self:
-        """Return the layer that holds this rank's part of a copy of ``linear``."""
+        """Return the layer that holds this rank's part of a copy of ``linear``.
+
+        Raises TypeError for what is no ``Linear``, ValueError where its features do not divide.
+        """
         layer = cls._part_of(linear, mesh)
         layer.gather_output = gather_output
         return layer
@@ -160,7 +169,9 @@ class RowwiseParallel(_ShardedLinear):
         dtype: of the parameters.
 
     Raises:
-        ValueError: when in_features does not divide by the number of ranks.
+        ValueError: when in_features does not divide by the number of ranks, for sizes below 1, or
+            a dtype that is not floating.
+        TypeError: for arguments of another type.
     """
 
     split = "in_features"
@@ -185,7 +196,10 @@ class RowwiseParallel(_ShardedLinear):
     def from_linear(
         cls, linear: Linear, mesh: Ranks | None = None, *, input_is_parallel: bool = True
     ) -> Self:
-        """Return the layer that holds this rank's part of a copy of ``linear``."""
+        """Return the layer that holds this rank's part of a copy of ``linear``.
+
+        Raises TypeError for what is no ``Linear``, ValueError where its features do not divide.
+        """
         layer = cls._part_of(linear, mesh)
         layer.input_is_parallel = input_is_parallel
         return layer

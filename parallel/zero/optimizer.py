@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from meshlib.process_group import ProcessGroup
+from parallel.checks import describe
 from parallel.ddp.replicas import check_same
 from parallel.groups import Ranks, resolve
 from parallel.join.context import Join
@@ -15,7 +16,7 @@ from parallel.join.joinable import Joinable, JoinHook
 from parallel.nn.parameter import Parameter
 from parallel.optim.optax_state import same_shared
 from parallel.optim.optimizer import Optimizer, ParamGroup
-from parallel.zero.partition import assign_owners
+from parallel.zero.partition import assign_owners, to_group_rank
 from parallel.zero.shards import Shards, shards_by_placement
 
 
@@ -43,7 +44,11 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
             the exchange then needs neither copies nor memory.
         defaults: options of ``optimizer_class``.
 
-    Raises ValueError, on every rank, when the ranks' parameters differ, naming the first that does.
+    Raises:
+        ValueError: on every rank, when the ranks' parameters differ, naming the first that does;
+            for no parameters; and what ``optimizer_class`` raises for its options.
+        TypeError: for an ``optimizer_class`` that makes no ``Optimizer``, or arguments of another
+            type.
     """
 
     def __init__(
@@ -58,7 +63,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         if not callable(optimizer_class):
             raise TypeError(
                 "optimizer_class must make an optimizer when called, such as optim.AdamW, got "
-                f"{optimizer_class!r}"
+                f"{describe(optimizer_class)}"
             )
         self._group = resolve(process_group, "process_group")
         self._as_views = parameters_as_bucket_view
@@ -68,12 +73,20 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         self._inner: Optimizer | None = None
         self._consolidated: dict[str, Any] | None = None
         probe = optimizer_class([Parameter(np.zeros(0))], **defaults)
+        if not isinstance(probe, Optimizer):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(
+                "optimizer_class must make an optimizer when called, such as optim.AdamW, got "
+                f"{optimizer_class!r}, which makes {describe(probe)}"
+            )
         super().__init__(params, probe.defaults)
         self._own(self.param_groups)
         self._inner = optimizer_class([self._share(g) for g in self.param_groups], **defaults)
 
     def add_param_group(self, group: ParamGroup) -> None:
-        """Add parameters with options of their own; called by all ranks."""
+        """Add parameters with options of their own; called by all ranks.
+
+        Raises as ``Optimizer`` does, and ValueError where the ranks' parameters differ.
+        """
         super().add_param_group(group)
         if self._inner is not None:
             self._own(self.param_groups[-1:])
@@ -97,7 +110,12 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         return {**group, "params": [p for p in group["params"] if self._owners[p] == me]}
 
     def owner(self, parameter: Parameter) -> int:
-        """Return the group rank that updates ``parameter`` and keeps its state."""
+        """Return the group rank that updates ``parameter`` and keeps its state.
+
+        Raises KeyError for one that the optimizer does not have.
+        """
+        if parameter not in self._owners:
+            raise KeyError(f"the optimizer does not have the parameter {describe(parameter)}")
         return self._owners[parameter]
 
     @property
@@ -129,9 +147,12 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
     def consolidate_state_dict(self, to: int | None = 0) -> None:
         """Collect the whole state on group rank ``to`` (None: on all), for ``state_dict``.
 
-        A collective. The state is valid until the next step. Raises ValueError, there, for one of
-        optax that looks at several parameters at once, and so has become another one on each rank.
+        A collective. The state is valid until the next step. Raises ValueError for a rank that is
+        not in the group, TypeError for one that is no whole number; and ValueError, there, for a
+        state of optax that looks at several parameters at once, and so has become another one on
+        each rank.
         """
+        to = None if to is None else to_group_rank(to, self._group)
         mine = self.local_optimizer.state_dict()
         numbers = self._numbers()
         own = [numbers[p] for g in self.local_optimizer.param_groups for p in g["params"]]
@@ -169,6 +190,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over this rank's part of a whole state. Raises as ``optimizer_class`` does."""
+        self._check_state(state)
         self._consolidated = None
         super().load_state_dict({**state, "state": {}})
         numbers = self._numbers()

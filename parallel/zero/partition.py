@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
+
+from meshlib.process_group import ProcessGroup
+from transport.checks import to_whole_number
 
 
 def assign_owners(sizes: Sequence[int], loads: list[int]) -> list[int]:
@@ -18,3 +22,11 @@ def assign_owners(sizes: Sequence[int], loads: list[int]) -> list[int]:
         owners[number] = owner
         loads[owner] += sizes[number]
     return owners
+
+
+def to_group_rank(to: Any, group: ProcessGroup) -> int:
+    """Return the group rank ``to``: TypeError for no whole number, ValueError for one outside."""
+    to = to_whole_number(to, "to")
+    if not 0 <= to < group.size():
+        raise ValueError(f"to must lie in [0, {group.size()}), or be None, got {to}: {group}")
+    return to

@@ -12,12 +12,13 @@ from parallel.groups import Ranks, resolve
 from parallel.optim.optax_state import (
     PATH_OF_LEAF,
     PerLeaf,
+    check_transformation,
     map_by_path,
     put_together,
     same_shared,
     take_apart,
 )
-from parallel.zero.partition import assign_owners
+from parallel.zero.partition import assign_owners, to_group_rank
 
 if TYPE_CHECKING:
     import jax
@@ -41,9 +42,12 @@ class ZeroRedundancyOptax:
     Args:
         transformation: an ``optax.GradientTransformation``.
         process_group: the replicas: ``mesh["dp"]``, a group, or None for the default group.
+
+    Raises TypeError for what is no transformation, or no set of ranks.
     """
 
     def __init__(self, transformation: Any, process_group: Ranks | None = None) -> None:
+        check_transformation(transformation)
         self._transformation = transformation
         self._group = resolve(process_group, "process_group")
 
@@ -64,11 +68,13 @@ class ZeroRedundancyOptax:
         """Return the state that ``transformation.init(params)`` would have grown to.
 
         A collective. Leaves are NumPy arrays. ``to`` is the group rank that gets it, the others
-        get None; by default all do. Not inside ``jax.jit``. Raises ValueError, there, when the
+        get None; by default all do. Not inside ``jax.jit``. Raises ValueError for a rank that is
+        not in the group, TypeError for one that is no whole number; and ValueError, there, when the
         transformation looks at several leaves at once, and so has another state on each rank.
         """
         import jax
 
+        to = None if to is None else to_group_rank(to, self._group)
         shares = _Shares(params, self._group)
         mine = jax.tree_util.tree_map(np.asarray, take_apart(state, shares.own_names))
         size = self._group.size()

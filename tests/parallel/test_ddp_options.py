@@ -123,7 +123,7 @@ def test_bad_dtypes():
         MixedPrecision(param_dtype="int32")
     with pytest.raises(ValueError, match="reduce_dtype must be floating, got bool"):
         MixedPrecision(reduce_dtype=bool)
-    with pytest.raises(ValueError, match="the dtype to compute in must be floating, got int8"):
+    with pytest.raises(ValueError, match="dtype must be floating, got int8"):
         nn.ComputeIn(nn.ReLU(), "int8")
     parameter = nn.Parameter(np.zeros(3))
     with pytest.raises(ValueError, match=r"a substitute must have its shape, got \[2\]"):
