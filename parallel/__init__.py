@@ -1,6 +1,7 @@
 """Training on a mesh."""
 
 from parallel import nn, optim
+from parallel.data_parallel import DataParallel
 from parallel.ddp import (
     CommHook,
     DistributedDataParallel,
@@ -24,6 +25,7 @@ __all__ = [
     "Buffer",
     "ColwiseParallel",
     "CommHook",
+    "DataParallel",
     "DistributedBatchSampler",
     "DistributedDataParallel",
     "DistributedSampler",

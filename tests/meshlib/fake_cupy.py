@@ -8,9 +8,9 @@ or views, as CuPy's; like CuPy's, arrays do not become NumPy's by themselves.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -19,12 +19,12 @@ from host_driver import HostDriver, HostMachine
 
 from transport.deadline import Deadline
 
-_own = threading.local()
+_own: ContextVar[HostDriver] = ContextVar("driver")
 
 
 def driver() -> HostDriver:
     """The driver of the thread, which is a rank."""
-    return _own.driver
+    return _own.get()
 
 
 def settle() -> None:
@@ -116,10 +116,25 @@ class ndarray(np.lib.mixins.NDArrayOperatorsMixin):
         return SimpleNamespace(id=getattr(self.owner, "device", driver().current_device()))
 
 
+class _Pooled:
+    """Memory of the pool: let go of, it may be used again by what its stream does afterwards."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.device = driver().current_device()
+        self._machine = driver().machine
+        self._stream = driver().current_stream(self.device)
+        self._memory = driver().allocate(nbytes, self.device)
+        self.pointer = self._memory.pointer
+
+    def __del__(self) -> None:
+        memory, self._memory = [self._memory], None
+        self._machine.put(self._stream, memory.clear)
+
+
 def _new(values: np.ndarray[Any, Any]) -> ndarray:
     """Put ``values`` into new device memory."""
     values = np.asarray(values)
-    memory = driver().allocate(values.nbytes, driver().current_device())
+    memory = _Pooled(values.nbytes)
     raw = driver().machine.view(memory.pointer, np.uint8, values.nbytes)
     order = "F" if values.flags.f_contiguous and not values.flags.c_contiguous else "C"
     view = np.ndarray(values.shape, values.dtype, raw.data, order=order)
@@ -167,8 +182,8 @@ def _call(
     anywhere: bool = False,
 ) -> Any:
     arrays = [*(owners or []), *_arrays_in(list(args)), *_arrays_in(list(kwargs.values()))]
-    if arrays and not hasattr(_own, "driver"):
-        _own.driver = arrays[0].__meshlib_driver__  # a thread of a rank's, such as a group's
+    if arrays and _own.get(None) is None:
+        _own.set(arrays[0].__meshlib_driver__)  # a thread of a rank's, such as a group's
     # What makes no views runs on the current device, and reaches no other one's memory.
     current = driver().current_device()
     devices = [array.device.id for array in arrays]
@@ -232,13 +247,14 @@ def module() -> ModuleType:
 @contextmanager
 def as_rank(machine: HostMachine, device: int) -> Iterator[HostDriver]:
     """Make the calling thread a rank on ``device``."""
-    _own.driver = HostDriver(machine)
-    _own.driver.choose_device(device)
-    _own.driver.array = _array
+    made: Any = HostDriver(machine)
+    made.choose_device(device)
+    made.array = _array
+    token = _own.set(made)
     try:
-        yield _own.driver
+        yield made
     finally:
-        del _own.driver
+        _own.reset(token)
 
 
 def _array(pointer: int, shape: Any, dtype: Any, device: int, owner: Any) -> ndarray:

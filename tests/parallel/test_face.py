@@ -5,9 +5,30 @@ import inspect
 import pytest
 
 import parallel
-from parallel import comm_hooks, ddp, join, nn, optim, samplers, tensor_parallel, zero
+from parallel import (
+    comm_hooks,
+    data_parallel,
+    ddp,
+    join,
+    nn,
+    optim,
+    samplers,
+    tensor_parallel,
+    zero,
+)
 
-PACKAGES = [parallel, comm_hooks, ddp, join, nn, optim, samplers, tensor_parallel, zero]
+PACKAGES = [
+    parallel,
+    comm_hooks,
+    data_parallel,
+    ddp,
+    join,
+    nn,
+    optim,
+    samplers,
+    tensor_parallel,
+    zero,
+]
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.__name__)
