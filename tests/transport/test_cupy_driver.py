@@ -204,6 +204,9 @@ def test_a_default_stream_that_waits_is_the_one_of_the_event_s_device(cuda: Cuda
     driver.wait_event(0, driver.create_event(1))
     assert cuda.waited_on == [1]
     assert cuda.thread.device == 0
+    driver.wait_event(0, driver.create_event(0), 1)  # unless another one is named
+    assert cuda.waited_on == [1, 1]
+    assert cuda.thread.device == 0
 
 
 def test_the_front_end_waits_and_a_kernel_only_where_it_cannot(cuda: Cuda) -> None:
