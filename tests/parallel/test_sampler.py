@@ -276,6 +276,13 @@ def test_length_grouping_sorts_windows_of_a_permutation(lengths, group, replicas
     assert share == order[replicas - 1 :: replicas][: len(lengths) // replicas]
 
 
+@pytest.mark.parametrize("dtype", ["u1", "i1", "f4", "?"])
+def test_length_grouping_puts_the_longest_first_whatever_the_dtype(dtype):
+    lengths = np.array([0, 2, 1, 0, 1], dtype)
+    order = list(LengthGroupedSampler(lengths, 5, 1, 0))
+    assert lengths[order].tolist() == sorted(lengths.tolist(), reverse=True)
+
+
 # Batches
 
 
@@ -384,9 +391,7 @@ def test_bad_arguments():
 
 
 def test_arguments_of_another_type_are_named():
-    with pytest.raises(
-        TypeError, match="dataset must have a length or be one, got .* of type generator"
-    ):
+    with pytest.raises(TypeError, match="dataset must have a length or be one, got <generator"):
         DistributedSampler((i for i in range(4)), 2, 0)
     with pytest.raises(TypeError, match="epoch must be a whole number, got 'a'"):
         DistributedSampler(4, 2, 0).set_epoch("a")
