@@ -299,14 +299,16 @@ class ProcessGroup(Members, Collectives):
     def fail(self, error: DistError) -> None:
         """Break the group: whoever is in a call of it, and every later call, raises ``error``."""
         with self._lock:
-            if self._failure is None:
+            news = self._failure is None
+            if news:
                 self._failure = error
             communicators = list(self._communicators.values())
             users_store = self._users_store
         self._failed.set()
         if users_store is not None:
             users_store.end_waits(error)
-        self.world.log.info("%s is broken: %s", self, error)
+        if news:  # by this rank and by what another one reports it comes twice
+            self.world.log.info("%s is broken: %s", self, error)
         self.world.note_failure(error)
         for communicator in communicators:
             communicator.abort(str(error))
