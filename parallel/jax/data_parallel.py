@@ -176,7 +176,7 @@ class DistributedDataParallel:
 
         The hook runs on the host, inside the step; its ``GradBucket``'s buffer is a NumPy array,
         which it must not keep. See ``parallel.DistributedDataParallel.register_comm_hook``. Raises
-        RuntimeError for parameters on a GPU.
+        TypeError for what cannot be called, RuntimeError for parameters on a GPU.
         """
         if not callable(hook):
             raise TypeError(f"hook must be callable, got {type(hook).__qualname__}")

@@ -43,7 +43,7 @@ class Adam(Optimizer):
         super().__init__(params, defaults)
 
     def check_options(self, options: Mapping[str, Any]) -> None:
-        """Raise as the class says."""
+        """Raise TypeError or ValueError for one of ``options``, as the class says."""
         super().check_options(options)
         check_nonnegative(**{name: options[name] for name in ("lr", "eps", "weight_decay")})
         betas = options["betas"]

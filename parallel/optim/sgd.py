@@ -44,7 +44,7 @@ class SGD(Optimizer):
         )
 
     def check_options(self, options: Mapping[str, Any]) -> None:
-        """Raise as the class says."""
+        """Raise TypeError or ValueError for one of ``options``, as the class says."""
         super().check_options(options)
         check_nonnegative(**{name: options[name] for name in ("lr", "momentum", "weight_decay")})
         momentum, dampening = options["momentum"], options["dampening"]
