@@ -93,7 +93,7 @@ class DataParallel(Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return the module's output for the whole input, on ``output_device``.
 
-        An exception of a replica is raised with a note that names its device; nothing is
+        An exception of a replica is raised with a note that names its device; this pass is not
         outstanding then.
         """
         self._check_home()
@@ -115,7 +115,7 @@ class DataParallel(Module):
         """Return the gradient of the input, given the output's; accumulate the parameters'.
 
         Several arguments are the gradients of the entries of an output that is a tuple. After an
-        exception no gradient was changed, and the pass is no longer outstanding.
+        exception of a replica no gradient was changed, and the pass is no longer outstanding.
         """
         done: Pass = self.saved()
         on = self._devices
