@@ -56,7 +56,15 @@ def assert_equal(got, expected):
 
 @pytest.mark.parametrize(
     ("rows", "device_ids"),
-    [(12, [0]), (12, [0, 1]), (12, [0, 1, 2]), (5, [0, 1, 2]), (4, [0, 2, 1]), (2, [0, 3, 1, 2])],
+    [
+        (12, [0]),
+        (12, [0, 1]),
+        (12, [0, 1, 2]),
+        (5, [0, 1, 2]),
+        (4, [0, 2, 1]),
+        (2, [0, 3, 1, 2]),
+        (0, [0, 1]),
+    ],
 )
 def test_outputs_and_gradients_are_those_of_one_device(xp, rows, device_ids):
     alone = training.make_model()
@@ -246,6 +254,30 @@ def test_nested_arguments_and_results_are_divided_and_joined(xp):
     assert list(model.state_dict()) == [
         f"module.{name}" for name in ("weight", "unused", "frozen", "calls")
     ]
+
+
+class Halves(Module):
+    """Two outputs of different numbers of rows."""
+
+    def forward(self, x):
+        self.save_for_backward(x)
+        return x * x, x[::2]
+
+    def backward(self, square, half):
+        grad = square * self.saved() * 2
+        grad[::2] += half
+        return grad
+
+
+def test_each_of_several_outputs_has_its_gradient(xp):
+    x, square, half = np.arange(7.0), np.arange(1.0, 8.0), np.arange(1.0, 5.0)
+    model = DataParallel(Halves(), [0, 1])
+    first, second = model(x)  # parts of 4 and 3 rows, and of 2 and 2
+    assert host(first).tolist() == (x * x).tolist()
+    assert host(second).tolist() == [0, 2, 4, 6]
+    expected = square * x * 2
+    expected[::2] += half
+    assert host(model.backward(xp.asarray(square), half)).tolist() == expected.tolist()
 
 
 class Loss(Module):
