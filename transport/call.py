@@ -169,9 +169,8 @@ def dtype_code(dtype: np.dtype[np.generic]) -> int:
         name = "longdouble" if dtype.kind == "f" else "clongdouble"
     code = _DTYPE_CODES.get(name)
     if code is None or not dtype.isnative:
-        given = dtype.name if dtype.isnative else f"{dtype.name} in foreign byte order"
         raise TypeError(
-            f"dtype {given} cannot be communicated; expected one of {', '.join(_DTYPE_NAMES[1:])}"
+            f"dtype {dtype!r} cannot be communicated; expected one of {', '.join(_DTYPE_NAMES[1:])}"
             " in native byte order"
         )
     return code
