@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from transport.call import Kind
+from transport.call import Call, Kind
 from transport.communicator import Communicator
 from transport.native import core
 from transport.reduce_op import ReduceOp
@@ -56,3 +56,9 @@ def open_shortcut(
     if core is None or outline is None:
         return None
     return core.Shortcut(outline, (*of_group, *of_world))
+
+
+def resume(tensor: Any, op: ReduceOp | None, communicator: Communicator, call: Call) -> Any:
+    """Go on with the all_reduce of ``tensor``, or without ``op`` the barrier, of the shortcut."""
+    communicator.resume(call, None if op is None else tensor.ravel(), op)
+    return True if op is None else tensor

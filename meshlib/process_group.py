@@ -19,7 +19,7 @@ from meshlib.debug import RankLog
 from meshlib.failures import Reporter, abort_event, publish
 from meshlib.lane import Lane
 from meshlib.members import Members
-from meshlib.order import SHORT, Order, Shortcut, open_shortcut
+from meshlib.order import SHORT, Order, Shortcut, open_shortcut, resume
 from meshlib.recorder import COLLECTIVE, FlightRecorder, Record
 from meshlib.work import Work
 from transport.call import NO_ROOT, Call, CallHeader, Kind, history_after, pack_header
@@ -233,16 +233,8 @@ class ProcessGroup(Members, Collectives):
         return result
 
     def _resume(self, record: Record, tensor: Any, op: ReduceOp | None) -> Any:
-        """Go on with a call that the shortcut began: an all_reduce, or without ``op`` a barrier.
-
-        The shortcut has the turn, and gives it back.
-        """
-
-        def run(communicator: Communicator, call: Call) -> Any:
-            communicator.resume(call, None if op is None else tensor.ravel(), op)
-            return True if op is None else tensor
-
-        return self._run(run, record, "cpu")
+        """Go on with what the shortcut began; the turn is its own to give back."""
+        return self._run(partial(resume, tensor, op), record, "cpu")
 
     def _open_shortcut(self) -> None:
         self._has_looked = True

@@ -620,7 +620,7 @@ static PyObject *keep(PyObject *owner, const char *name) {
 /* Shortcut(board, group): board is (progress, memory, rank, size, counters, cards, blocks, sleepers,
  * direct, spins), group is (id, resume, order, lock, lane, queue, turn, recorder, record type, ring, own files,
  * naming, observers, cache of the log's levels). */
-static int shortcut_init(Shortcut *s, PyObject *args, PyObject *kwargs) {
+static int shortcut_init(Shortcut *s, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
     PyObject *progress, *memory, *counters, *cards, *blocks, *lock, *queue, *turn, *ring, *order;
     PyObject *id, *resume, *lane, *recorder, *record_type, *own_files, *naming, *observers;
     PyObject *log_cache;
@@ -725,8 +725,8 @@ static PyTypeObject *add_type(PyObject *module, PyType_Spec *spec) {
     return type;
 }
 
-static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "transport.native._core",
-                                        "See transport.native.", -1, NULL};
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, .m_name = "transport.native._core", .m_size = -1};
 
 PyMODINIT_FUNC PyInit__core(void) {
 #if defined(Py_GIL_DISABLED)
