@@ -10,7 +10,7 @@ CUDA   ?= cuda13
 
 .PHONY: demo test test-mpi check gpu-check bench chaos format clean
 
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml hatch_build.py transport/native/core.c
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
@@ -59,4 +59,4 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) .mpi .bench out build dist
+	rm -rf $(VENV) .mpi .bench out build dist transport/native/_core.*

@@ -31,6 +31,7 @@ from meshlib.point_to_point import PointToPoint
 from meshlib.recorder import COLLECTIVE
 from transport.call import NO_ROOT, Call, Kind
 from transport.communicator import Communicator
+from transport.deadline import to_seconds
 from transport.reduce_op import ReduceOp
 
 Timeout = float | timedelta | None
@@ -89,6 +90,17 @@ class ArrayCollectives(PointToPoint):
         group = self.process_group
         if group.rank() < 0:
             return None
+        shortcut = group.shortcut
+        if (
+            shortcut is not None
+            and type(tensor) is np.ndarray
+            and type(op) is ReduceOp
+            and not async_op
+        ):
+            seconds = self.call_timeout(timeout)
+            seconds = group.seconds if seconds is None else to_seconds(seconds)
+            if shortcut.all_reduce(tensor, op, op.code, seconds) is not None:
+                return tensor
         # The small call that counts is a repeated one, on a NumPy array that is reduced where it
         # lies. That needs no more than this; ``adapted`` arrays take two microseconds longer.
         if (

@@ -21,6 +21,7 @@ from meshlib.object_collectives import ObjectCollectives
 from meshlib.symmetric import SymmetricMemory
 from transport.call import Call, Kind
 from transport.communicator import Communicator
+from transport.deadline import to_seconds
 
 
 class Collectives(ObjectCollectives, SymmetricMemory):
@@ -47,6 +48,12 @@ class Collectives(ObjectCollectives, SymmetricMemory):
         group = self.process_group
         if group.rank() < 0:
             return None
+
+        shortcut = group.shortcut
+        if shortcut is not None and not async_op:
+            seconds = self.call_timeout(timeout)
+            if shortcut.barrier(group.seconds if seconds is None else to_seconds(seconds)):
+                return None
 
         def run(communicator: Communicator, call: Call) -> None:
             communicator.barrier(call)

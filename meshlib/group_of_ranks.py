@@ -6,6 +6,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Protocol
 
+from meshlib.order import Shortcut
 from meshlib.recorder import COLLECTIVE
 from transport.call import NO_ROOT, Call, Kind
 from transport.checks import to_whole_number
@@ -16,6 +17,8 @@ class Door(Protocol):
     """The side of a ProcessGroup that a collective needs."""
 
     ranks: tuple[int, ...]
+    seconds: float
+    shortcut: Shortcut | None
 
     def rank(self) -> int:
         """Return this rank's place in the group, -1 if it is no member."""

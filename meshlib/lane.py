@@ -31,6 +31,10 @@ class Lane:
         self._draining = 0
         self._thread: threading.Thread | None = None
 
+    def parts(self) -> tuple[Lane, deque[Callable[[], None]], threading.Lock]:
+        """Return this, what is queued, and the turn: for the compiled core, which enters, too."""
+        return self, self._queue, self._turn
+
     def try_enter(self) -> bool:
         """Take an idle lane for the calling thread; it must then ``leave``. False if busy."""
         return not self._queue and self._turn.acquire(False)

@@ -28,7 +28,7 @@ class Members:
         self.global_rank = global_rank
         self.backends = backends
         self.group_desc = desc
-        self._timeout = timeout
+        self.seconds = timeout
         self._positions = {rank: i for i, rank in enumerate(ranks)}
         self._rank = self._positions.get(global_rank, -1)
 
@@ -57,14 +57,14 @@ class Members:
     @property
     def timeout(self) -> timedelta:
         """The deadline of calls that bring none of their own."""
-        return timedelta(seconds=self._timeout)
+        return timedelta(seconds=self.seconds)
 
     def set_timeout(self, timeout: float | timedelta) -> None:
         """Set the deadline of calls that bring none of their own: seconds or a timedelta.
 
         Raises ValueError for a negative one, TypeError for what is no number.
         """
-        self._timeout = to_seconds(timeout)
+        self.seconds = to_seconds(timeout)
 
     def group_rank(self, global_rank: int) -> int:
         """Return the place of ``global_rank`` in the group; raise ValueError for a stranger."""

@@ -19,6 +19,7 @@ from meshlib.debug import RankLog
 from meshlib.failures import Reporter, abort_event, publish
 from meshlib.lane import Lane
 from meshlib.members import Members
+from meshlib.order import SHORT, Order, Shortcut, open_shortcut, resume
 from meshlib.recorder import COLLECTIVE, FlightRecorder, Record
 from meshlib.work import Work
 from transport.call import NO_ROOT, Call, CallHeader, Kind, history_after, pack_header
@@ -35,6 +36,7 @@ from transport.errors import (
     HeaderMismatchError,
     RankFailedError,
 )
+from transport.reduce_op import ReduceOp
 from transport.store.base import Store
 from transport.store.prefix_store import PrefixStore
 
@@ -87,9 +89,11 @@ class ProcessGroup(Members, Collectives):
         self._making = threading.Lock()
         self._collectives = Lane(f"meshlib-{desc or group_id}-{world.rank}")
         self._peer_lanes: dict[tuple[Kind, int, int], Lane] = {}
-        self._sequence = 0
+        self._order = Order()
         self._peer_sequence = 0
-        self._history = 0
+        self.shortcut: Shortcut | None = None
+        """Makes usual small calls by itself, once the members have met."""
+        self._has_looked = False
         self._failure: DistError | None = None
         self._failed = threading.Event()
         self._absent: tuple[int, ...] = ()
@@ -111,7 +115,7 @@ class ProcessGroup(Members, Collectives):
 
     def reached(self) -> int:
         """Return the number of the last collective that this rank issued."""
-        return self._sequence
+        return self._order.sequence
 
     @property
     def destroyed(self) -> bool:
@@ -194,21 +198,21 @@ class ProcessGroup(Members, Collectives):
             header = CallHeader(0, elements, root, kind, dtype, op, extra=extra)
             for observer in list(world.observers.values()):
                 run = observer(self, header, device, run)
-        seconds = self._timeout if timeout is None else to_seconds(timeout)
+        seconds = self.seconds if timeout is None else to_seconds(timeout)
         with self._lock:
             if self._failure is not None or self._destroyed:
                 raise self._unusable()
             if peer == COLLECTIVE:
-                lane = self._collectives
-                self._sequence = sequence = self._sequence + 1
-                history = self._history
+                lane, order = self._collectives, self._order
+                order.sequence = sequence = order.sequence + 1
+                history = order.history
             else:
                 lane = self._peer_lane(kind, peer, extra)
                 self._peer_sequence = sequence = self._peer_sequence + 1
                 history = 0
             packed = pack_header(sequence, elements, root, kind, dtype, op, 0, history, extra)
             if peer == COLLECTIVE:
-                self._history = history_after(packed)
+                self._order.history = history_after(packed)
             record = world.recorder.open(self.id, packed, nbytes, peer, not async_op, seconds)
             if world.log.detailed:
                 run = self._logged(run, record)
@@ -219,12 +223,30 @@ class ProcessGroup(Members, Collectives):
         record.started = record.issued
         try:
             result = self._run(run, record, device)
+            if kind in SHORT and device == "cpu" and not self._has_looked:
+                self._open_shortcut()
         finally:
             lane.leave()
         if record.completion is not None:
             completion, record.completion = record.completion, None  # the record outlives it
             completion.join()
         return result
+
+    def _resume(self, record: Record, tensor: Any, op: ReduceOp | None) -> Any:
+        """Go on with what the shortcut began; the turn is its own to give back."""
+        return self._run(partial(resume, tensor, op), record, "cpu")
+
+    def _open_shortcut(self) -> None:
+        self._has_looked = True
+        world, lane = self.world, self._collectives
+        shortcut = open_shortcut(
+            self._communicators["cpu"],
+            (self.id, self._resume, self._order, self._lock, *lane.parts()),
+            (*world.recorder.parts(), world.observers, world.log.levels),
+        )
+        with self._lock:
+            if self._failure is None and not self._destroyed and not self._absent:
+                self.shortcut = shortcut
 
     def _peer_lane(self, kind: Kind, peer: int, tag: int) -> Lane:
         # A sender's messages share one connection; receives are matched by their tags.
@@ -302,6 +324,7 @@ class ProcessGroup(Members, Collectives):
             news = self._failure is None
             if news:
                 self._failure = error
+            self.shortcut = None
             communicators = list(self._communicators.values())
             users_store = self._users_store
         self._failed.set()
@@ -336,6 +359,7 @@ class ProcessGroup(Members, Collectives):
             self._left = (*self._left, place)
             if not joined:
                 self._absent = (*self._absent, place)
+                self.shortcut = None
             communicators = list(self._communicators.values())
         for communicator in communicators:
             self._lose(communicator, place)
@@ -459,6 +483,7 @@ class ProcessGroup(Members, Collectives):
         idle = min(lane.drain(deadline.remaining()) for lane in lanes if lane not in receives)
         idle = self._drain_receives(receives, deadline) and idle
         self._destroyed = True
+        self.shortcut = None
         if users_store is not None:
             users_store.close()
         communicators = list(self._communicators.values())

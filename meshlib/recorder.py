@@ -14,9 +14,9 @@ from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
 from types import CodeType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from transport.call import Call, Kind
+from transport.call import Call, CallFields, Kind
 from transport.deadline import Deadline
 
 CAPACITY = 1000
@@ -52,12 +52,6 @@ class _Naming(threading.local):
         self.now: tuple[str | None, int] = (None, threading.get_ident())
 
 
-Facts = tuple[str, int, int, float, tuple[str | None, int], CodeType, int]
-"""Of a call: group, bytes, peer, seconds, (label, thread), and the code and instruction of the user
-that made it.
-"""
-
-
 class Record(Call):
     """A call as the recorder keeps it: where it was made, and how far it got (monotonic seconds).
 
@@ -65,49 +59,35 @@ class Record(Call):
     """
 
     # Small, because the memory of the oldest record has left the caches when the newest gets it.
-    # A tuple takes less time than so many attributes.
-    __slots__ = ("ended", "error", "facts", "issued", "started")
+    __slots__ = ()
 
-    def __init__(self, packed: bytes, sync: bool, facts: Facts) -> None:
-        # Not through Call's: there is no header, only what is packed.
-        self.packed = packed
-        self.sync = sync
-        self.facts = facts
-        self.waiting_for = None
-        self.completion = None
-        self.error: str | None = None
-        self.started = self.ended = 0.0
-        self.issued = _monotonic()
+    if TYPE_CHECKING:
 
-    @property
-    def group(self) -> str:
-        """The id of the group that the call was made on."""
-        return self.facts[0]
+        def __init__(
+            self,
+            packed: bytes,
+            sync: bool,
+            group: str,
+            nbytes: int,
+            peer: int,
+            seconds: float,
+            named: tuple[str | None, int],
+            code: CodeType,
+            instruction: int,
+        ) -> None: ...
 
-    @property
-    def nbytes(self) -> int:
-        """The bytes of this rank's part."""
-        return self.facts[1]
-
-    @property
-    def peer(self) -> int:
-        """A group rank or ``ANY_SOURCE``, ``COLLECTIVE`` for a collective."""
-        return self.facts[2]
-
-    @property
-    def seconds(self) -> float:
-        """What the call may take from ``started`` on."""
-        return self.facts[3]
+    else:
+        __init__ = CallFields.__init__  # not Call's: there is no header, only what is packed
 
     @property
     def label(self) -> str | None:
         """The name that ``record_comm`` gave."""
-        return self.facts[4][0]
+        return self.named[0]
 
     @property
     def thread(self) -> int:
         """The number of the thread that issued the call."""
-        return self.facts[4][1]
+        return self.named[1]
 
     @property
     def deadline(self) -> Deadline:
@@ -126,7 +106,7 @@ class Record(Call):
     @property
     def site(self) -> str:
         """The user's line that made the call: ``file:line in function``."""
-        code, instruction = self.facts[5], self.facts[6]
+        code, instruction = self.code, self.instruction
         line = next(
             (
                 line
@@ -207,13 +187,18 @@ class FlightRecorder:
         while own[code.co_filename] and (caller := frame.f_back) is not None:
             frame, code = caller, caller.f_code
         # The line is looked up when somebody asks for it.
-        facts = (group, nbytes, peer, seconds, self._naming.now, code, frame.f_lasti)
-        record = Record(packed, sync, facts)
+        record = Record(
+            packed, sync, group, nbytes, peer, seconds, self._naming.now, code, frame.f_lasti
+        )
         self._ring.append(record)
         if self._followers:
             for follower in self._followers:
                 follower.append(record)
         return record
+
+    def parts(self) -> tuple[Any, ...]:
+        """Return what the compiled core needs to ``open`` records itself."""
+        return self, Record, self._ring, self._own, self._naming
 
     @contextmanager
     def named(self, label: str) -> Generator[None]:

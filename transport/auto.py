@@ -7,6 +7,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -112,6 +113,12 @@ class AutoCommunicator(Communicator):
 
     def allocate(self, call: Call, count: int, dtype: np.dtype[np.generic]) -> Flat:  # noqa: D102
         return (self._chosen or self._choose(call)).allocate(call, count, dtype)
+
+    def outline(self) -> Any:  # noqa: D102
+        return None if self._chosen is None else self._chosen.outline()
+
+    def resume(self, call: Call, buffer: Flat | None, op: ReduceOp | None) -> None:  # noqa: D102
+        (self._chosen or self._choose(call)).resume(call, buffer, op)
 
     # Point to point.
 

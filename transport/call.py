@@ -10,12 +10,15 @@ from __future__ import annotations
 import enum
 import functools
 import struct
+from time import monotonic
+from types import CodeType
 from typing import TYPE_CHECKING, NamedTuple
 from zlib import crc32
 
 import numpy as np
 
 from transport.deadline import Deadline
+from transport.native import core
 
 if TYPE_CHECKING:
     from transport.cuda.flat import Completion
@@ -105,7 +108,59 @@ class CallHeader(NamedTuple):
         return " ".join(parts)
 
 
-class Call:
+class _CallFields:
+    """What is kept of a call. The compiled core has the same, and makes them itself."""
+
+    __slots__ = (
+        "code",
+        "completion",
+        "ended",
+        "error",
+        "group",
+        "instruction",
+        "issued",
+        "named",
+        "nbytes",
+        "packed",
+        "peer",
+        "seconds",
+        "started",
+        "sync",
+        "waiting_for",
+    )
+
+    def __init__(
+        self,
+        packed: bytes,
+        sync: bool,
+        group: str,
+        nbytes: int,
+        peer: int,
+        seconds: float,
+        named: tuple[str | None, int],
+        code: CodeType,
+        instruction: int,
+    ) -> None:
+        self.packed = packed
+        self.sync = sync
+        self.group = group
+        self.nbytes = nbytes
+        self.peer = peer
+        self.seconds = seconds
+        self.named = named
+        self.code = code
+        self.instruction = instruction
+        self.waiting_for: int | None = None
+        self.completion: Completion | None = None
+        self.error: str | None = None
+        self.started = self.ended = 0.0
+        self.issued = monotonic()
+
+
+CallFields: type[_CallFields] = _CallFields if core is None else core.CallFields
+
+
+class Call(CallFields):
     """One call under way on a communicator: its header, its deadline, and whom it waits for.
 
     ``packed`` is the header as it travels; nothing else of it is kept.
@@ -114,7 +169,7 @@ class Call:
     after it returned. ``sync`` says that the thread which issued the call waits for its end.
     """
 
-    __slots__ = ("completion", "deadline", "packed", "sync", "waiting_for")
+    __slots__ = ("deadline",)
 
     def __init__(self, header: CallHeader, deadline: Deadline) -> None:
         self.packed = header.pack()

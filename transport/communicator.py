@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Generic, cast
+from typing import TYPE_CHECKING, Any, Generic, cast
 
 import numpy as np
 
@@ -125,6 +125,18 @@ class Communicator(Collectives[Buffer], Generic[Buffer]):
         A receive that only it could still satisfy raises ``PeerLostError`` with ``reason``. Any
         thread; collectives notice by themselves when a channel closes.
         """
+
+    def outline(self) -> Any:
+        """Return what the compiled core needs to make small calls here by itself; None: it cannot.
+
+        For the ways of ``transport.native`` alone. What it begins and cannot end goes on with
+        ``resume``.
+        """
+        return None
+
+    def resume(self, call: Call, buffer: Buffer | None, op: ReduceOp | None) -> None:
+        """Go on with an all_reduce (without ``buffer``: a barrier) that the core has begun."""
+        raise NotImplementedError
 
     @property
     def receiving(self) -> bool:

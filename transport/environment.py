@@ -59,3 +59,9 @@ TUNING = "MESHLIB_TUNING"
 
 DEBUG = "MESHLIB_DEBUG"
 """How much is logged: ``OFF``, ``INFO`` or ``DETAIL``."""
+
+NATIVE = "MESHLIB_NATIVE"
+"""``0``: do without the compiled core.
+
+So it is when meshlib is installed: with ``0`` the core is not built, and with ``1`` it has to be.
+"""

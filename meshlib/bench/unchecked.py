@@ -16,6 +16,7 @@ from typing import Any
 
 import transport.shm.communicator
 from meshlib import world
+from meshlib.order import SHORT
 from meshlib.process_group import ProcessGroup, Run
 from meshlib.recorder import COLLECTIVE
 from transport.call import NO_ROOT, Call, CallHeader, Kind
@@ -68,18 +69,22 @@ class UncheckedGroup(ProcessGroup):
             raise ValueError(f"{self} has no backend for arrays on {device!r}")
         if self.world.observers:
             raise RuntimeError("unchecked calls cannot be observed")
-        seconds = self._timeout if timeout is None else to_seconds(timeout)
+        seconds = self.seconds if timeout is None else to_seconds(timeout)
         lane = self._collectives
         with self._lock:
             if self._failure is not None or self._destroyed:
                 raise self._unusable()
-            self._sequence += 1
+            self._order.sequence += 1
             if async_op or peer != COLLECTIVE or not lane.try_enter():
                 raise RuntimeError("unchecked calls are synchronous collectives of one thread")
             if self.world.log.detailed:
                 raise RuntimeError("unchecked calls are not logged")
         try:
             result = self._run_unchecked(run, _UncheckedCall(seconds), device)
+            if kind in SHORT and not self._has_looked:
+                self._open_shortcut()
+                if self.shortcut is not None:
+                    self.shortcut.checked = False
         finally:
             lane.leave()
         return result

@@ -133,13 +133,24 @@ class AllReduce(_SameShape):
     op: ReduceOp
 
     def host_side(self, x: jax.ShapeDtypeStruct) -> HostSide:
-        op = self.op
+        op, group = self.op, self.group
 
         def work(output: HostArray, _: HostArray) -> Run:
             flat = _flat(output)
             return lambda communicator, call: communicator.all_reduce(call, flat, op)
 
-        return self._caller(Kind.ALL_REDUCE, work, x, op=op.code)
+        issue = self._caller(Kind.ALL_REDUCE, work, x, op=op.code)
+
+        def call(output: HostArray, x: HostArray) -> None:
+            shortcut = group.shortcut
+            if (
+                shortcut is None
+                or type(output) is not np.ndarray
+                or shortcut.all_reduce(output, op, op.code, group.seconds) is None
+            ):
+                issue(output, x)
+
+        return call
 
     def transposed(self) -> InJit | None:
         return self if self.op.kind in _LINEAR else None

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -29,6 +30,7 @@ from transport.runtime import Membership
 from transport.shm.futex import Fence
 from transport.shm.layout import BLOCKS, CARDS, WORD, Layout
 from transport.shm.patience import Patience
+from transport.shm.progress import Progress
 from transport.shm.segment import Segment
 
 _STEP_BITS = 24
@@ -90,12 +92,29 @@ class Board:
         self._peer_cards = [
             [self._cards[peer][slot] for peer in self.peers] for slot in range(CARDS)
         ]
-        self._number = 0
-        self._base = 0
+        self.at = Progress()
         # All are past that call which would come before the first one.
-        self._floor = _FIRST
-        self._busy = 0
+        self.at.floor = _FIRST
         self._unchecked: deque[tuple[int, Call]] = deque()
+
+    def outline(self) -> tuple[tuple[Any, ...], bool] | None:
+        """Return what the compiled core needs to make calls here, and whether it may spin.
+
+        None where ranks share a process: they must sleep while they wait.
+        """
+        if not self._patience.polls:
+            return None
+        layout, members = self.layout, range(self.size)
+        return (
+            self.at,
+            self._memory,
+            self.rank,
+            self.size,
+            [layout.counter(r) for r in members],
+            [[layout.card(r, slot) for slot in range(CARDS)] for r in members],
+            [[layout.data(r, slot) for slot in range(BLOCKS)] for r in members],
+            layout.sleepers,
+        ), not self._patience.crowded
 
     # A call's frame.
 
@@ -104,13 +123,14 @@ class Board:
 
         Returns the slot of the call's first block, free of what earlier calls had in it.
         """
-        base = self._base
-        if self._floor < base - _TO_THE_ONE_BEFORE or self._unchecked:
+        at = self.at
+        base = at.base
+        if at.floor < base - _TO_THE_ONE_BEFORE or self._unchecked:
             self._settle(call, base - _TO_THE_ONE_BEFORE)
-        self._base = base + _CALL
-        self._number = number = self._number + 1
-        if self._floor < self._busy:
-            self._reach_turn(call, self._busy)
+        at.base = base + _CALL
+        at.number = number = at.number + 1
+        if at.floor < at.busy:
+            self._reach_turn(call, at.busy)
         slot = number % BLOCKS
         self._memory[self._own_cards[slot]] = call.packed
         return slot
@@ -118,7 +138,7 @@ class Board:
     def publish(self, step: int) -> None:
         """Show that this member has come to ``step`` of the call."""
         words = self.words
-        words[self._mine] = self._base + step
+        words[self._mine] = self.at.base + step
         self._take_fence()
         self._drop_fence()
         if self._few:
@@ -129,30 +149,30 @@ class Board:
 
     def reach(self, call: Call, peer: int, step: int) -> None:
         """Return when ``peer`` has come to ``step`` of the call."""
-        turn = self._base + step
+        turn = self.at.base + step
         if self.words[self._counters[peer]] < turn:
             self._wait(call, peer, turn)
 
     def reach_all(self, call: Call, step: int) -> None:
         """Return when all members have come to ``step`` of the call."""
-        turn = self._base + step
-        if self._floor < turn:
+        turn = self.at.base + step
+        if self.at.floor < turn:
             words = self.words
             for counter in self._peer_counters:
                 if words[counter] < turn:
                     self._reach_turn(call, turn)
                     return
-            self._floor = turn
+            self.at.floor = turn
 
     def come(self, step: int) -> bool:
         """Return whether all members have come to ``step`` of the call."""
-        words, turn = self.words, self._base + step
+        words, turn = self.words, self.at.base + step
         return all(words[counter] >= turn for counter in self._peer_counters)
 
     def meet(self, call: Call) -> None:
         """Return when all members have come to the call's first step and have the same card."""
-        turn = self._base + _FIRST
-        slot = self._number % CARDS
+        turn = self.at.base + _FIRST
+        slot = self.at.number % CARDS
         packed = call.packed
         words = self.words
         for counter in self._peer_counters:
@@ -160,18 +180,18 @@ class Board:
                 self._reach_turn(call, turn)
                 break
         else:
-            self._floor = turn
+            self.at.floor = turn
         memory = self._memory
         for card in self._peer_cards[slot]:
             if memory[card] != packed:
                 raise self._mismatch(call, slot)
         if self._unchecked:
-            self._compare_earlier(self._number)
+            self._compare_earlier(self.at.number)
 
     def meet_one(self, call: Call, peer: int) -> None:
         """Return when ``peer`` has come to the call's first step and has the same card."""
         self.reach(call, peer, _FIRST)
-        slot = self._number % CARDS
+        slot = self.at.number % CARDS
         if self._memory[self._cards[peer][slot]] != call.packed:
             raise self._mismatch(call, slot, peer)
 
@@ -179,18 +199,19 @@ class Board:
         """Have all cards of the call compared when all members meet in the next one, at the latest
         before the next but one begins.
         """
-        self._unchecked.append((self._number, call))
+        self._unchecked.append((self.at.number, call))
+        self.at.unchecked += 1
 
     def close(self) -> None:
         """End a call of several blocks: this member reads no other's any more."""
         self.publish(DONE)
-        self._busy = self._base + DONE
+        self.at.busy = self.at.base + DONE
 
     # Notes and blocks.
 
     def notes(self, rank: int) -> int:
         """Return the number of the word at which ``rank``'s notes about the call begin."""
-        return self.notes_at[rank][self._number % CARDS]
+        return self.notes_at[rank][self.at.number % CARDS]
 
     def claim(self, call: Call, lap: int) -> int:
         """Return the slot of the block for ``lap``, free of what earlier calls had in it.
@@ -200,14 +221,14 @@ class Board:
         if 0 < lap < BLOCKS:
             # Readers of a call of one block are through when they begin the next one. If it had
             # several, ``begin`` has waited for its end.
-            ended = self._base - (BLOCKS - 1 - lap) * _CALL
-            if self._floor < ended + _FIRST and self._busy < ended - 1:
+            ended = self.at.base - (BLOCKS - 1 - lap) * _CALL
+            if self.at.floor < ended + _FIRST and self.at.busy < ended - 1:
                 self._reach_turn(call, ended + _FIRST)
-        return (self._number + lap) % BLOCKS
+        return (self.at.number + lap) % BLOCKS
 
     def slot(self, lap: int) -> int:
         """Return the slot of the members' blocks for ``lap`` of the call."""
-        return (self._number + lap) % BLOCKS
+        return (self.at.number + lap) % BLOCKS
 
     def blocks(self, dtype: np.dtype[np.generic]) -> list[list[Flat]]:
         """Return the blocks as arrays of ``dtype``, by member and slot."""
@@ -260,15 +281,15 @@ class Board:
         for peer in missing:
             if words[self._counters[peer]] < turn:
                 self._wait(call, peer, turn)
-        self._floor = turn
+        self.at.floor = turn
 
     def _settle(self, call: Call, begun: int) -> None:
         """See all members in the call before the last one, which begins at the turn ``begun``, and
         compare the cards of that.
         """
-        if self._floor < begun:
+        if self.at.floor < begun:
             self._reach_turn(call, begun)
-        self._compare_earlier(self._number)
+        self._compare_earlier(self.at.number)
 
     def _compare_earlier(self, limit: int) -> None:
         """Compare the cards of the calls before number ``limit`` that were left for later.
@@ -277,6 +298,7 @@ class Board:
         """
         while self._unchecked and self._unchecked[0][0] < limit:
             number, earlier = self._unchecked.popleft()
+            self.at.unchecked -= 1
             slot = number % CARDS
             for card in self._peer_cards[slot]:
                 if self._memory[card] != earlier.packed:

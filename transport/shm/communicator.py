@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ParamSpec
+from typing import Any, ParamSpec
 
 import numpy as np
 
@@ -221,6 +221,16 @@ class ShmCommunicator(Communicator):
     @property
     def receiving(self) -> bool:  # noqa: D102
         return self.mailbox.receiving
+
+    def outline(self) -> tuple[Any, ...] | None:  # noqa: D102
+        return None if self._ready is None else self._ready.reductions.outline()
+
+    def resume(self, call: Call, buffer: Flat | None, op: ReduceOp | None) -> None:  # noqa: D102
+        meeting = self._members(call)
+        if buffer is None or op is None:
+            self._run(meeting.board.meet, call)
+        else:
+            self._run(meeting.reductions.resume_all_reduce, call, buffer, op)
 
     # The end.
 

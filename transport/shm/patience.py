@@ -36,6 +36,16 @@ class Patience:
         self._most_spins = _MOST_SPINS if ranks <= len(os.sched_getaffinity(0)) else 0
         self._spins = self._most_spins
 
+    @property
+    def polls(self) -> bool:
+        """Whether a rank may look before it sleeps."""
+        return self._polls
+
+    @property
+    def crowded(self) -> bool:
+        """Whether there are more ranks than cores."""
+        return self._most_spins == 0
+
     def share_process(self) -> None:
         """Know that another rank is a thread of this process."""
         self._polls = False

@@ -11,6 +11,7 @@ them. All reduce in rank order, and so give the same bits on every rank.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from transport.call import Call
 from transport.flat import laps_of, part_bounds
@@ -26,6 +27,9 @@ _DIRECT_OF_TWO = 8
 """How much more data goes the shortest way between two members, who could save nothing by sharing
 the work. It has no look for symmetric arrays, which are worth it from there on.
 """
+
+_MOST_COMPILED = 16 << 10
+"""From where on NumPy's loops are faster than the compiled core's plain ones."""
 
 # An enumeration looks its members up in Python, which takes a tenth of a microsecond.
 _AVG = RedOpType.AVG
@@ -87,6 +91,19 @@ class Reductions:
             copy(parts[self._rank], buffer)
         board.publish(1)
         board.meet(call)
+        self._combine(parts, buffer, op)
+
+    def outline(self) -> tuple[Any, ...] | None:
+        """Return what the compiled core needs to make small calls here, if it can."""
+        found = self._board.outline()
+        return None if found is None else (*found[0], min(self._direct, _MOST_COMPILED), found[1])
+
+    def resume_all_reduce(self, call: Call, buffer: Flat, op: ReduceOp) -> None:
+        """Go on with a small call that the compiled core has begun: ``buffer`` is staged."""
+        board = self._board
+        board.meet(call)
+        slot, count = board.slot(0), buffer.size
+        parts = [block[slot][:count] for block in board.blocks(buffer.dtype)]
         self._combine(parts, buffer, op)
 
     def _combine(self, parts: list[Flat], own: Flat, op: ReduceOp) -> None:

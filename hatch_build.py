@@ -1,0 +1,168 @@
+"""Builds the compiled core, transport/native/core.c, into a wheel or, if editable, beside it.
+
+Everything works without it, so where it cannot be built the wheel is a pure one, and a line says
+why. ``MESHLIB_NATIVE=0`` asks for that, and with ``MESHLIB_NATIVE=1`` a failure is an error.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from hatchling.builders.config import BuilderConfig
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+SWITCH = "MESHLIB_NATIVE"
+SOURCE = "transport/native/core.c"
+MODULE = "transport.native._core"
+# -ffp-contract=off: the bits that NumPy computes, on every CPU.
+FLAGS = ["-O2", "-ffp-contract=off", "-shared", "-fPIC", "-pthread"]
+SECONDS = 120.0
+"""What compiling, and then importing, may take."""
+
+_IMPORT = f"""
+import sys
+from importlib.machinery import ExtensionFileLoader
+from importlib.util import module_from_spec, spec_from_file_location
+path = sys.argv[1]
+loader = ExtensionFileLoader({MODULE!r}, path)
+loader.exec_module(module_from_spec(spec_from_file_location(loader.name, path, loader=loader)))
+"""
+
+
+class NotBuilt(Exception):
+    """Why there is no compiled core, in one line."""
+
+
+class CompiledCore(BuildHookInterface[BuilderConfig]):
+    """Adds the compiled core to wheels."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Build the core, for ``version`` 'standard' or 'editable'."""
+        switch = os.environ.get(SWITCH, "")
+        if switch not in {"", "0", "1"}:
+            raise ValueError(
+                f"environment variable {SWITCH} is {switch!r}; expected 0, 1 or nothing"
+            )
+        # Until the wheel has a copy.
+        self._scratch = TemporaryDirectory(prefix="meshlib-core-")
+        try:
+            self._add_core(switch, version == "editable", build_data)
+        except BaseException:
+            self._scratch.cleanup()
+            raise
+
+    def _add_core(self, switch: str, editable: bool, build_data: dict[str, Any]) -> None:
+        root = Path(self.root)
+        inside = f"transport/native/_core{sysconfig.get_config_var('EXT_SUFFIX')}"
+        built = Path(self._scratch.name, Path(inside).name)
+        try:
+            if switch == "0":
+                raise NotBuilt(f"{SWITCH}=0")
+            compile_core(root, built)
+            if editable:
+                _replace(built, root / inside)
+        except NotBuilt as reason:
+            if switch == "1":
+                raise RuntimeError(f"{SWITCH}=1, and no compiled core: {reason}") from None
+            self.app.display_warning(f"meshlib without its compiled core: {reason}")
+            if editable:
+                (root / inside).unlink(missing_ok=True)  # from another source or compiler
+            return
+        if not editable:
+            build_data["force_include"][str(built)] = inside
+            build_data["pure_python"] = False
+            build_data["infer_tag"] = True
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        """Remove what is in the wheel now."""
+        self._scratch.cleanup()
+
+
+def compile_core(root: Path, built: Path) -> None:
+    """Compile the source below ``root`` into ``built``, and see that Python can import it.
+
+    Raises:
+        NotBuilt: there is no compiler, header, source; or one of the two steps failed.
+    """
+    if not sys.platform.startswith("linux"):
+        raise NotBuilt(f"it is for Linux, not {sys.platform}")
+    if sys.implementation.name != "cpython":
+        raise NotBuilt(f"it is for CPython, not {sys.implementation.name}")
+    headers = sysconfig.get_path("include")
+    for path in (root / SOURCE, Path(headers, "Python.h")):
+        if not path.is_file():
+            raise NotBuilt(f"{path} is missing")
+    compiler = find_compiler()
+    # A path from the root, so that the same source gives the same bytes wherever it lies.
+    _run("compiling", [*compiler, *FLAGS, "-I", headers, SOURCE, "-o", str(built)], root)
+    _run("importing", [sys.executable, "-I", "-S", "-c", _IMPORT, str(built)], root)
+
+
+def find_compiler() -> list[str]:
+    """Return the command of the C compiler: ``CC``, or the one that Python was built with, or cc.
+
+    Raises:
+        NotBuilt: there is none.
+    """
+    given = os.environ.get("CC")
+    for words in [given] if given else [sysconfig.get_config_var("CC"), "cc"]:
+        try:
+            command = shlex.split(words or "")
+        except ValueError as error:
+            raise NotBuilt(f"the C compiler's command {words!r}: {error}") from error
+        if command and shutil.which(command[0]):
+            return command
+    raise NotBuilt(f"there is no C compiler {given or 'cc'!r}")
+
+
+def _replace(built: Path, target: Path) -> None:
+    """Put a copy of ``built`` in place, not overwriting what a process may have mapped."""
+    waiting = target.with_name(f"{target.name}.{os.getpid()}")
+    try:
+        shutil.copyfile(built, waiting)
+        waiting.replace(target)
+    except OSError as error:
+        waiting.unlink(missing_ok=True)
+        raise NotBuilt(f"cannot write {target}: {error}") from error
+
+
+def _run(what: str, command: list[str], root: Path) -> None:
+    """Run ``command``; raises NotBuilt with what it printed if it fails or takes too long."""
+    with TemporaryDirectory(prefix="meshlib-core-") as scratch:
+        said = Path(scratch, "output")
+        with said.open("wb") as output:
+            try:
+                # In a group of its own, because a compiler's driver has others do its work.
+                process = subprocess.Popen(
+                    command,
+                    cwd=root,
+                    env={**os.environ, "LC_ALL": "C"},
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    process_group=0,
+                )
+            except OSError as error:
+                raise NotBuilt(f"{what} with {command[0]}: {error}") from error
+            try:
+                status = process.wait(SECONDS)
+            except subprocess.TimeoutExpired:
+                raise NotBuilt(f"{what} with {command[0]} took over {SECONDS:g} s") from None
+            finally:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
+        if status:
+            lines = said.read_text(errors="replace").split("\n")
+            telling = next((line for line in lines if "error:" in line.lower()), lines[0]).strip()
+            ended = f"{what} with {command[0]} ended with status {status}"
+            raise NotBuilt(f"{ended}: {telling}" if telling else ended)

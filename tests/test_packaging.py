@@ -1,0 +1,272 @@
+"""What is in the distributions, with a compiled core and without one. Needs no network."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+from hatchling.builders.sdist import SdistBuilder
+from hatchling.builders.wheel import WheelBuilder
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("meshlib", "parallel", "transport")
+SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
+BINARY = f"transport/native/_core{SUFFIX}"
+SMALL_CORE = """
+#include <Python.h>
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "transport.native._core"};
+PyMODINIT_FUNC PyInit__core(void) { return PyModule_Create(&definition); }
+"""
+
+compiles = pytest.mark.skipif(
+    not shutil.which("cc")
+    or not Path(sysconfig.get_path("include"), "Python.h").is_file()
+    or bool(sysconfig.get_config_var("Py_GIL_DISABLED")),
+    reason="needs a C compiler, Python.h, and a Python with its lock",
+)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_set(monkeypatch):
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.delenv("MESHLIB_NATIVE", raising=False)
+
+
+def build(builder, tree, into, version="standard"):
+    """Build a distribution of ``tree``: the only file in ``into`` then."""
+    assert len(list(builder(str(tree)).build(directory=str(into), versions=[version]))) == 1
+    (built,) = into.iterdir()
+    return built
+
+
+@pytest.fixture(scope="module")
+def unpacked(tmp_path_factory):
+    """The source distribution, unpacked."""
+    folder = tmp_path_factory.mktemp("sdist")
+    built = build(SdistBuilder, ROOT, folder)
+    with tarfile.open(built) as archive:
+        archive.extractall(folder / "tree", filter="data")
+    (tree,) = (folder / "tree").iterdir()
+    return tree
+
+
+@pytest.fixture
+def tree(unpacked, tmp_path):
+    """A copy of it, with a core that compiles fast."""
+    shutil.copytree(unpacked, tmp_path / "tree")
+    (tmp_path / "tree/transport/native/core.c").write_text(SMALL_CORE)
+    return tmp_path / "tree"
+
+
+@pytest.fixture
+def hook():
+    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def package_files(top):
+    """The files of the packages below ``top``, less what Python and the compiler leave there."""
+    return {
+        path.relative_to(top).as_posix()
+        for package in PACKAGES
+        for path in (top / package).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts and not path.match("_core.*")
+    }
+
+
+def wheel_files(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        return {name for name in archive.namelist() if name.split("/")[0] in PACKAGES}
+
+
+def wheel_facts(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/WHEEL"))
+        lines = archive.read(name).decode().splitlines()
+    return {key: value for key, _, value in (line.partition(": ") for line in lines) if key}
+
+
+def loaded(path, **environment):
+    """What ``transport.native`` in a fresh process has: a core? why not? Or an error."""
+    program = "from transport.native import core, why_not; print(core is not None, why_not)"
+    result = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd="/",
+        env={**os.environ, "PYTHONPATH": str(path), **environment},
+        check=False,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=50,
+    )
+    return result.stdout.strip()
+
+
+def assert_pure(wheel):
+    assert wheel.name.endswith("-py3-none-any.whl")
+    facts = wheel_facts(wheel)
+    assert facts["Root-Is-Purelib"] == "true"
+    assert facts["Tag"] == "py3-none-any"
+    assert wheel_files(wheel) == package_files(ROOT) - {"transport/native/core.c"}
+
+
+def test_sdist_has_the_source_and_no_binary(unpacked):
+    assert package_files(unpacked) == package_files(ROOT)
+    assert {"transport/native/core.c", "transport/algorithms/tuning.json"} < package_files(unpacked)
+    assert all((unpacked / f"{package}/py.typed").is_file() for package in PACKAGES)
+    assert (unpacked / "hatch_build.py").is_file()
+    assert not list(unpacked.rglob("*.so"))
+
+
+@compiles
+def test_wheel_with_a_core(unpacked, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("MESHLIB_NATIVE", "1")
+    wheel = build(WheelBuilder, unpacked, tmp_path / "dist")
+    monkeypatch.delenv("MESHLIB_NATIVE")
+    assert capsys.readouterr().err == ""
+    assert not list(unpacked.rglob("*.so"))
+
+    version = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    facts = wheel_facts(wheel)
+    assert facts["Tag"].startswith(f"{version}-{version}")
+    assert facts["Tag"].endswith(f"linux_{os.uname().machine}")
+    assert facts["Root-Is-Purelib"] == "false"
+    assert wheel.name.endswith(f"-{facts['Tag']}.whl")
+    assert wheel_files(wheel) == package_files(ROOT) - {"transport/native/core.c"} | {BINARY}
+
+    site = tmp_path / "site"
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+    assert loaded(site) == "True None"
+    assert loaded(site, MESHLIB_NATIVE="0") == "False MESHLIB_NATIVE=0"
+    assert loaded(site, MESHLIB_NATIVE="no").endswith(
+        "ValueError: environment variable MESHLIB_NATIVE is 'no'; expected 0, 1 or nothing"
+    )
+    # As one for another machine is.
+    (site / BINARY).write_bytes(b"\x7fELF, and not of here")
+    assert loaded(site).startswith(f"False {site / BINARY}: ")
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "reason"),
+    [
+        ("CC", "/nowhere/cc -pipe", "there is no C compiler '/nowhere/cc -pipe'"),
+        ("CC", "cc '", "the C compiler's command \"cc '\": No closing quotation"),
+        ("CC", "/bin/false", "compiling with /bin/false ended with status 1"),
+        ("MESHLIB_NATIVE", "0", "MESHLIB_NATIVE=0"),
+    ],
+)
+def test_pure_wheel(tree, tmp_path, monkeypatch, capsys, variable, value, reason):
+    (tree / BINARY).write_bytes(b"left by an editable installation")
+    monkeypatch.setenv(variable, value)
+    wheel = build(WheelBuilder, tree, tmp_path / "dist")
+    assert capsys.readouterr().err == f"meshlib without its compiled core: {reason}\n"
+    assert_pure(wheel)
+    monkeypatch.delenv(variable)
+    assert loaded(wheel) == "False No module named 'transport.native._core'"
+
+
+@compiles
+def test_a_core_that_does_not_compile(tree, tmp_path, monkeypatch, capsys):
+    (tree / "transport/native/core.c").write_text(SMALL_CORE + "int broken = ;\n")
+    assert_pure(build(WheelBuilder, tree, tmp_path / "dist"))
+    printed = capsys.readouterr().err
+    assert printed.startswith("meshlib without its compiled core: compiling with ")
+    assert "transport/native/core.c:5:14: error: " in printed
+    assert printed.count("\n") == 1
+
+    monkeypatch.setenv("MESHLIB_NATIVE", "1")
+    with pytest.raises(RuntimeError, match="MESHLIB_NATIVE=1, and no compiled core: compiling"):
+        build(WheelBuilder, tree, tmp_path / "none")
+    assert not list((tmp_path / "none").iterdir())
+
+
+def test_a_switch_that_is_none(tree, tmp_path, monkeypatch):
+    monkeypatch.setenv("MESHLIB_NATIVE", "yes")
+    with pytest.raises(ValueError, match="MESHLIB_NATIVE is 'yes'; expected 0, 1 or nothing"):
+        build(WheelBuilder, tree, tmp_path / "none")
+
+
+@compiles
+def test_editable(tree, tmp_path, monkeypatch):
+    def install(name):
+        wheel = build(WheelBuilder, tree, tmp_path / name, "editable")
+        assert not wheel_files(wheel)
+        with zipfile.ZipFile(wheel) as archive:
+            assert Path(archive.read("_meshlib_spmd.pth").decode()).samefile(tree)
+        return {path.name for path in (tree / "transport/native").iterdir()} - {"__pycache__"}
+
+    source = {"__init__.py", "core.c"}
+    assert install("first") == source | {Path(BINARY).name}
+    assert loaded(tree) == "True None"
+
+    later = (tree / BINARY).stat().st_mtime_ns + 10**9
+    os.utime(tree / "transport/native/core.c", ns=(later, later))
+    assert "core.c was changed after" in loaded(tree)
+
+    # Nothing old stays behind where it cannot be built again.
+    monkeypatch.setenv("CC", "/bin/false")
+    assert install("second") == source
+    assert loaded(tree) == "False No module named 'transport.native._core'"
+
+
+def test_no_source(hook, tmp_path):
+    with pytest.raises(hook.NotBuilt, match=r"core\.c is missing"):
+        hook.compile_core(tmp_path, tmp_path / "built.so")
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "match"),
+    [
+        ("sys.platform", "darwin", "it is for Linux, not darwin"),
+        ("sys.implementation.name", "pypy", "it is for CPython, not pypy"),
+        ("sysconfig.get_path", lambda name: "/nowhere", r"/nowhere/Python\.h is missing"),
+    ],
+)
+def test_elsewhere(hook, tmp_path, monkeypatch, where, value, match):
+    monkeypatch.setattr(where, value)
+    with pytest.raises(hook.NotBuilt, match=match):
+        hook.compile_core(ROOT, tmp_path / "built.so")
+    assert not (tmp_path / "built.so").exists()
+
+
+@compiles
+def test_a_core_that_cannot_be_imported(hook, tree, tmp_path):
+    text = SMALL_CORE.replace("PyModule_Create(&", "missing_symbol(&").replace(
+        "PyMODINIT_FUNC", "PyObject *missing_symbol(void *);\nPyMODINIT_FUNC"
+    )
+    (tree / "transport/native/core.c").write_text(text)
+    with pytest.raises(hook.NotBuilt, match=r"importing with .*missing_symbol"):
+        hook.compile_core(tree, tmp_path / f"_core{SUFFIX}")
+
+
+@pytest.mark.skipif(
+    not Path(sysconfig.get_path("include"), "Python.h").is_file(), reason="needs Python.h"
+)
+def test_a_compiler_that_does_not_end(hook, tree, tmp_path, monkeypatch):
+    """It is ended with all that it has started."""
+    compiler = tmp_path / "cc"
+    held = tmp_path / "held"
+    os.mkfifo(held)
+    compiler.write_text(f"#!/bin/sh\nsleep 1000 > {held} &\nwait\n")
+    compiler.chmod(0o700)
+    monkeypatch.setenv("CC", str(compiler))
+    monkeypatch.setattr(hook, "SECONDS", 0.5)
+    reader = os.open(held, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        with pytest.raises(hook.NotBuilt, match=r"compiling with .*/cc took over 0\.5 s"):
+            hook.compile_core(tree, tmp_path / "built.so")
+        os.set_blocking(reader, True)
+        assert os.read(reader, 1) == b""  # at once or when the last writer has ended
+    finally:
+        os.close(reader)

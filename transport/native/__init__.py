@@ -1,0 +1,42 @@
+"""The compiled core, where there is one: see ``core.c``. All it does, Python does as well."""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from transport import environment
+
+
+class Core(Protocol):
+    """What the compiled module has. A class with a twin in Python is typed as that one."""
+
+    CallFields: type[Any]
+    Order: type[Any]
+    Progress: type[Any]
+    Shortcut: type[Any]
+
+
+def _load() -> tuple[Core | None, str | None]:
+    switch = os.environ.get(environment.NATIVE, "")
+    if switch not in {"", "0", "1"}:
+        raise ValueError(
+            f"environment variable {environment.NATIVE} is {switch!r}; expected 0, 1 or nothing"
+        )
+    if switch == "0":
+        return None, f"{environment.NATIVE}=0"
+    try:
+        module = import_module("transport.native._core")
+    except ImportError as error:
+        return None, str(error)
+    # The source lies beside it in an editable installation only, and may be another one by now.
+    source = Path(__file__).with_name("core.c")
+    if source.exists() and source.stat().st_mtime > Path(str(module.__file__)).stat().st_mtime:
+        return None, f"{source} was changed after {module.__file__} was built: install again"
+    return cast("Core", module), None
+
+
+core, why_not = _load()
+"""The module, or None; and why it is None."""
