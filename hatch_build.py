@@ -24,7 +24,7 @@ SWITCH = "MESHLIB_NATIVE"
 SOURCE = "transport/native/core.c"
 MODULE = "transport.native._core"
 # -ffp-contract=off: the bits that NumPy computes, on every CPU.
-FLAGS = ["-O2", "-ffp-contract=off", "-shared", "-fPIC", "-pthread"]
+FLAGS = ["-O3", "-ffp-contract=off", "-shared", "-fPIC", "-pthread"]
 SECONDS = 120.0
 """What compiling, and then importing, may take."""
 

@@ -29,10 +29,12 @@
 #define HEADER_BYTES 32
 #define MOST 64
 #define NO_ROOT (-1)
+#define LONG_BYTES 4096
 enum { BARRIER = 1, ALL_REDUCE = 3 };
 
 /* As in transport/shm/patience.py; a look takes a few nanoseconds here. */
 #define MOST_SPINS 1000
+#define HELD_SPINS 200
 #define FEWEST_SPINS 50
 #define YIELD_SECONDS 500e-6
 #define YIELDS_PER_LOOK 8
@@ -228,11 +230,13 @@ static uint32_t crc32_of(const unsigned char *data, size_t size) {
 typedef void (*Loop)(void *out, const void *left, const void *right, Py_ssize_t n);
 
 /* Integers wrap as NumPy's do: computed without sign. Floats have no MIN and MAX here, because which
- * of two NaNs comes out is NumPy's own affair. */
+ * of two NaNs comes out is NumPy's own affair. out may be left or right, but does not overlap them
+ * otherwise. */
 #define LOOP(NAME, T, U, EXPR)                                                              \
     static void NAME(void *out, const void *left, const void *right, Py_ssize_t n) {        \
         T *o = out;                                                                         \
         const T *a = left, *b = right;                                                      \
+        _Pragma("GCC ivdep")                                                                \
         for (Py_ssize_t i = 0; i < n; i++) o[i] = (T)(EXPR);                                \
     }
 #define INTEGERS(SUFFIX, T, U)                                                              \
@@ -309,16 +313,24 @@ static int all_at(Shortcut *s, uint64_t turn) {
     return 1;
 }
 
-/* Wait as Patience does, but without the interpreter's lock. 0: it is worth to sleep, which is for
- * Python. */
+static int spin(Shortcut *s, uint64_t turn, int spins) {
+    for (int i = 0; i < spins; i++) {
+        PAUSE();
+        if (all_at(s, turn)) return 1;
+    }
+    return 0;
+}
+
+/* Wait as Patience does, but all the while that counts without the interpreter's lock. 0: it is worth
+ * to sleep, which is for Python. */
 static int await_all(Shortcut *s, uint64_t turn) {
     if (all_at(s, turn)) return 1;
-    int come = 0, spins = s->spins;
+    /* A thread that computes may keep the lock for milliseconds, once it has it: not for the few
+     * microseconds that most waits take. */
+    int spins = s->spins, held = spins < HELD_SPINS ? spins : HELD_SPINS;
+    if (spin(s, turn, held)) return 1;
     PyThreadState *state = PyEval_SaveThread();
-    for (int i = 0; i < spins && !come; i++) {
-        PAUSE();
-        come = all_at(s, turn);
-    }
+    int come = spin(s, turn, spins - held);
     if (!come) {
         double give_up = monotonic() + YIELD_SECONDS;
         long yields = 0;
@@ -335,6 +347,19 @@ static int await_all(Shortcut *s, uint64_t turn) {
     }
     PyEval_RestoreThread(state);
     return come;
+}
+
+/* memcpy, but for what makes it slow on some processors: see transport/shm/copying.py. */
+static void stage(char *into, const char *from, size_t size) {
+    size_t done = 0;
+#if defined(__x86_64__)
+    if (size >= LONG_BYTES)
+        for (; done + 64 <= size; done += 64)
+            for (size_t i = 0; i < 64; i += 16)
+                _mm_storeu_si128((__m128i *)(into + done + i),
+                                 _mm_loadu_si128((const __m128i *)(from + done + i)));
+#endif
+    memcpy(into + done, from + done, size - done);
 }
 
 static void publish(Shortcut *s, uint64_t turn) {
@@ -475,7 +500,7 @@ static int meet(Shortcut *s, const Header *header, const void *data, Py_ssize_t 
     uint64_t base = p->base += STEP;
     int slot = (int)(++p->number % SLOTS);
     memcpy(bytes_at(s, s->cards[s->rank][slot]), header, HEADER_BYTES);
-    if (nbytes) memcpy(bytes_at(s, s->blocks[s->rank][slot]), data, (size_t)nbytes);
+    if (nbytes) stage(bytes_at(s, s->blocks[s->rank][slot]), data, (size_t)nbytes);
     publish(s, base + FIRST);
     while (!await_all(s, base + FIRST))
         if (s->checked) return 0;

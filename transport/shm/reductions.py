@@ -28,8 +28,8 @@ _DIRECT_OF_TWO = 8
 the work. It has no look for symmetric arrays, which are worth it from there on.
 """
 
-_MOST_COMPILED = 16 << 10
-"""From where on NumPy's loops are faster than the compiled core's plain ones."""
+_MOST_COMPILED = 128 << 10
+"""From where on the time is that of the memory, whoever moves it."""
 
 # An enumeration looks its members up in Python, which takes a tenth of a microsecond.
 _AVG = RedOpType.AVG
