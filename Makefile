@@ -10,7 +10,7 @@ CUDA   ?= cuda13
 
 .PHONY: demo test test-mpi check gpu-check bench chaos format clean
 
-$(STAMP): pyproject.toml hatch_build.py transport/native/core.c
+$(STAMP): pyproject.toml hatch_build.py $(wildcard transport/native/*.[ch])
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@

@@ -1,4 +1,4 @@
-"""Builds the compiled core, transport/native/core.c, into a wheel or, if editable, beside it.
+"""Builds the compiled core, transport/native/*.c, into a wheel or, if editable, beside it.
 
 Everything works without it, so where it cannot be built the wheel is a pure one, and a line says
 why. ``MESHLIB_NATIVE=0`` asks for that, and with ``MESHLIB_NATIVE=1`` a failure is an error.
@@ -21,10 +21,10 @@ from hatchling.builders.config import BuilderConfig
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 SWITCH = "MESHLIB_NATIVE"
-SOURCE = "transport/native/core.c"
+SOURCES = "transport/native"
 MODULE = "transport.native._core"
 # -ffp-contract=off: the bits that NumPy computes, on every CPU.
-FLAGS = ["-O3", "-ffp-contract=off", "-shared", "-fPIC", "-pthread"]
+FLAGS = ["-O3", "-ffp-contract=off", "-shared", "-fPIC", "-fvisibility=hidden", "-pthread"]
 SECONDS = 120.0
 """What compiling, and then importing, may take."""
 
@@ -88,7 +88,7 @@ class CompiledCore(BuildHookInterface[BuilderConfig]):
 
 
 def compile_core(root: Path, built: Path) -> None:
-    """Compile the source below ``root`` into ``built``, and see that Python can import it.
+    """Compile the sources below ``root`` into ``built``, and see that Python can import it.
 
     Raises:
         NotBuilt: there is no compiler, header, source; or one of the two steps failed.
@@ -98,12 +98,14 @@ def compile_core(root: Path, built: Path) -> None:
     if sys.implementation.name != "cpython":
         raise NotBuilt(f"it is for CPython, not {sys.implementation.name}")
     headers = sysconfig.get_path("include")
-    for path in (root / SOURCE, Path(headers, "Python.h")):
-        if not path.is_file():
-            raise NotBuilt(f"{path} is missing")
+    # Paths from the root, so that the same sources give the same bytes wherever they lie.
+    sources = sorted(f"{SOURCES}/{path.name}" for path in Path(root, SOURCES).glob("*.c"))
+    if not sources:
+        raise NotBuilt(f"{root / SOURCES} has no sources")
+    if not Path(headers, "Python.h").is_file():
+        raise NotBuilt(f"{headers}/Python.h is missing")
     compiler = find_compiler()
-    # A path from the root, so that the same source gives the same bytes wherever it lies.
-    _run("compiling", [*compiler, *FLAGS, "-I", headers, SOURCE, "-o", str(built)], root)
+    _run("compiling", [*compiler, *FLAGS, "-I", headers, *sources, "-o", str(built)], root)
     _run("importing", [sys.executable, "-I", "-S", "-c", _IMPORT, str(built)], root)
 
 

@@ -50,12 +50,12 @@ def open_shortcut(
     """Have the compiled core make small calls on ``communicator``; None where it cannot.
 
     ``of_group`` and ``of_world`` are what ``ProcessGroup.issue`` works with, in the order in which
-    ``transport/native/core.c`` has it.
+    ``transport/native/shortcut.c`` has it.
     """
     outline = communicator.outline()
     if core is None or outline is None:
         return None
-    return core.Shortcut(outline, (*of_group, *of_world))
+    return core.Shortcut(*outline, (*of_group, *of_world))
 
 
 def resume(tensor: Any, op: ReduceOp | None, communicator: Communicator, call: Call) -> Any:

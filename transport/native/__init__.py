@@ -1,4 +1,4 @@
-"""The compiled core, where there is one: see ``core.c``. All it does, Python does as well."""
+"""The compiled core, where there is one: see ``core.h``. All it does, Python does as well."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from transport import environment
 class Core(Protocol):
     """What the compiled module has. A class with a twin in Python is typed as that one."""
 
+    MOST_MEMBERS: int
+    Board: type[Any]
     CallFields: type[Any]
     Order: type[Any]
     Progress: type[Any]
@@ -31,10 +33,11 @@ def _load() -> tuple[Core | None, str | None]:
         module = import_module("transport.native._core")
     except ImportError as error:
         return None, str(error)
-    # The source lies beside it in an editable installation only, and may be another one by now.
-    source = Path(__file__).with_name("core.c")
-    if source.exists() and source.stat().st_mtime > Path(str(module.__file__)).stat().st_mtime:
-        return None, f"{source} was changed after {module.__file__} was built: install again"
+    # The sources lie beside it in an editable installation only, and may have changed since.
+    built = Path(str(module.__file__)).stat().st_mtime
+    for source in Path(__file__).parent.glob("*.[ch]"):
+        if source.stat().st_mtime > built:
+            return None, f"{source} was changed after {module.__file__} was built: install again"
     return cast("Core", module), None
 
 

@@ -25,6 +25,7 @@ import numpy as np
 
 from transport.call import HEADER_BYTES, Call, CallHeader
 from transport.errors import HeaderMismatchError, PeerLostError
+from transport.native import core
 from transport.reduce_op import Flat
 from transport.runtime import Membership
 from transport.shm.futex import Fence
@@ -96,25 +97,29 @@ class Board:
         # All are past that call which would come before the first one.
         self.at.floor = _FIRST
         self._unchecked: deque[tuple[int, Call]] = deque()
+        self._compiled: Any = None
 
-    def outline(self) -> tuple[tuple[Any, ...], bool] | None:
-        """Return what the compiled core needs to make calls here, and whether it may spin.
+    def compiled(self) -> Any:
+        """Return this board as the compiled core has it; None where it is not for that.
 
-        None where ranks share a process: they must sleep while they wait.
+        Ranks that share a process must sleep while they wait.
         """
-        if not self._patience.polls:
-            return None
-        layout, members = self.layout, range(self.size)
-        return (
-            self.at,
-            self._memory,
-            self.rank,
-            self.size,
-            [layout.counter(r) for r in members],
-            [[layout.card(r, slot) for slot in range(CARDS)] for r in members],
-            [[layout.data(r, slot) for slot in range(BLOCKS)] for r in members],
-            layout.sleepers,
-        ), not self._patience.crowded
+        if self._compiled is None and core is not None and self._patience.polls:
+            layout, members = self.layout, range(self.size)
+            if self.size <= core.MOST_MEMBERS:
+                self._compiled = core.Board(
+                    self.at,
+                    self._memory,
+                    self.rank,
+                    self.size,
+                    [layout.counter(r) for r in members],
+                    [[layout.card(r, slot) for slot in range(CARDS)] for r in members],
+                    [[layout.data(r, slot) for slot in range(BLOCKS)] for r in members],
+                    layout.sleepers,
+                    layout.block,
+                    not self._patience.crowded,
+                )
+        return self._compiled
 
     # A call's frame.
 

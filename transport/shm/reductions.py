@@ -95,8 +95,8 @@ class Reductions:
 
     def outline(self) -> tuple[Any, ...] | None:
         """Return what the compiled core needs to make small calls here, if it can."""
-        found = self._board.outline()
-        return None if found is None else (*found[0], min(self._direct, _MOST_COMPILED), found[1])
+        board = self._board.compiled()
+        return None if board is None else (board, min(self._direct, _MOST_COMPILED))
 
     def resume_all_reduce(self, call: Call, buffer: Flat, op: ReduceOp) -> None:
         """Go on with a small call that the compiled core has begun: ``buffer`` is staged."""

@@ -1,0 +1,234 @@
+/* One member's view of the board: transport/shm/board.py has the rules. */
+#include "core.h"
+
+#include <string.h>
+
+PyTypeObject *board_type;
+
+/* ------------------------------------------------------------------ what is on it */
+
+int all_at(const Board *b, uint64_t turn) {
+    for (int r = 0; r < b->size; r++)
+        if (r != b->rank && atomic_load_explicit(word_at(b, b->counters[r]), memory_order_acquire) < turn)
+            return 0;
+    return 1;
+}
+
+void publish(const Board *b, uint64_t turn) {
+    Word *mine = word_at(b, b->counters[b->rank]);
+    /* A full fence: who sleeps is seen, or sees the counter. */
+    atomic_store_explicit(mine, turn, memory_order_seq_cst);
+    for (int i = 0; i < (b->size + 7) / 8; i++)
+        if (atomic_load_explicit(word_at(b, b->sleepers + 8 * (uint64_t)i), memory_order_seq_cst)) {
+            wake(mine);
+            return;
+        }
+}
+
+int may_begin(const Board *b) {
+    Progress *p = b->progress;
+    if (p->unchecked) return 0;
+    unsigned long long need = p->base + FIRST > STEP ? p->base + FIRST - STEP : 0;
+    if (p->busy > need) need = p->busy;
+    if (p->floor < need) {
+        if (!all_at(b, need)) return 0;
+        p->floor = need;
+    }
+    return 1;
+}
+
+typedef struct {
+    const Board *board;
+    uint64_t turn;
+    int peer;
+} Awaited;
+
+static int all_come(const void *what) {
+    const Awaited *a = what;
+    return all_at(a->board, a->turn);
+}
+
+static int one_come(const void *what) {
+    const Awaited *a = what;
+    return atomic_load_explicit(word_at(a->board, a->board->counters[a->peer]), memory_order_acquire) >=
+           a->turn;
+}
+
+static int same_card(const Board *b, int rank, int slot, const void *header) {
+    return !memcmp(bytes_at(b, b->cards[rank][slot]), header, HEADER_BYTES);
+}
+
+static int same_cards(const Board *b, int slot, const void *header) {
+    for (int r = 0; r < b->size; r++)
+        if (r != b->rank && !same_card(b, r, slot, header)) return 0;
+    return 1;
+}
+
+int meet_holding(Board *b, const Header *header, int checked) {
+    Progress *p = b->progress;
+    Awaited awaited = {b, p->base + FIRST, 0};
+    while (!await_holding(&b->patience, all_come, &awaited))
+        if (checked) return 0;
+    p->floor = awaited.turn;
+    return !checked || same_cards(b, (int)(p->number % SLOTS), header);
+}
+
+/* ------------------------------------------------------------------ a call under way */
+
+/* Have Python do the rest of a step: -1 with its exception. */
+static int ask_python(Run *run, const char *method, long number, long step) {
+    PyEval_RestoreThread(run->state);
+    PyObject *result = step < 0     ? PyObject_CallMethod(run->python, method, "O", run->call)
+                       : number < 0 ? PyObject_CallMethod(run->python, method, "Ol", run->call, step)
+                                    : PyObject_CallMethod(run->python, method, "Oll", run->call, number, step);
+    Py_XDECREF(result);
+    run->state = PyEval_SaveThread();
+    return result ? 0 : -1;
+}
+
+int run_start(Run *run, PyObject *board, PyObject *python, PyObject *call) {
+    if (!PyObject_TypeCheck(board, board_type) || !PyObject_TypeCheck(call, fields_type)) {
+        PyErr_SetString(PyExc_TypeError, "expected a Board of the core, that of Python, and a call");
+        return -1;
+    }
+    run->board = (Board *)board;
+    run->python = python;
+    run->call = call;
+    run->sync = ((Fields *)call)->sync;
+    run->state = PyEval_SaveThread();
+    return 0;
+}
+
+void run_end(Run *run) { PyEval_RestoreThread(run->state); }
+
+void run_publish(const Run *run, uint64_t step) {
+    publish(run->board, run->board->progress->base + step);
+}
+
+static int reach(Run *run, Look look, const Awaited *awaited) {
+    return run->sync ? await_without(&run->board->patience, look, awaited) : look(awaited);
+}
+
+int run_reach(Run *run, int peer, uint64_t step) {
+    Awaited awaited = {run->board, run->board->progress->base + step, peer};
+    return reach(run, one_come, &awaited) ? 0 : ask_python(run, "reach", peer, (long)step);
+}
+
+int run_reach_all(Run *run, uint64_t step) {
+    Progress *p = run->board->progress;
+    Awaited awaited = {run->board, p->base + step, 0};
+    if (p->floor >= awaited.turn) return 0;
+    if (!reach(run, all_come, &awaited)) return ask_python(run, "reach_all", -1, (long)step);
+    p->floor = awaited.turn;
+    return 0;
+}
+
+int run_come(const Run *run, uint64_t step) {
+    return all_at(run->board, run->board->progress->base + step);
+}
+
+/* This member's own card is what the others' are compared with. */
+static const char *own_card(const Run *run, int slot) {
+    return bytes_at(run->board, run->board->cards[run->board->rank][slot]);
+}
+
+int run_meet(Run *run) {
+    Progress *p = run->board->progress;
+    if (run_reach_all(run, FIRST) < 0) return -1;
+    if (p->unchecked || !same_cards(run->board, run_slot(run, 0), own_card(run, run_slot(run, 0))))
+        return ask_python(run, "meet", -1, -1);
+    return 0;
+}
+
+int run_meet_one(Run *run, int peer) {
+    int slot = run_slot(run, 0);
+    if (run_reach(run, peer, FIRST) < 0) return -1;
+    if (!same_card(run->board, peer, slot, own_card(run, slot)))
+        return ask_python(run, "meet_one", -1, peer);
+    return 0;
+}
+
+int run_claim(Run *run, int lap) {
+    Progress *p = run->board->progress;
+    if (0 < lap && lap < SLOTS) {
+        /* Readers of a call of one block are through when they begin the next one. If it had
+         * several, Board.begin has waited for its end. */
+        unsigned long long earlier = (unsigned long long)(SLOTS - 1 - lap) * STEP;
+        unsigned long long ended = p->base > earlier ? p->base - earlier : 0;
+        if (p->floor < ended + FIRST && p->busy + 1 < ended) {
+            Awaited awaited = {run->board, ended + FIRST, 0};
+            if (!reach(run, all_come, &awaited)) {
+                if (ask_python(run, "claim", -1, lap) < 0) return -1;
+            } else {
+                p->floor = awaited.turn;
+            }
+        }
+    }
+    return run_slot(run, lap);
+}
+
+/* ------------------------------------------------------------------ the type */
+
+static int offsets_from(PyObject *list, uint64_t *into, Py_ssize_t count) {
+    PyObject *fast = PySequence_Fast(list, "expected a list of offsets");
+    if (!fast) return -1;
+    int bad = PySequence_Fast_GET_SIZE(fast) != count;
+    for (Py_ssize_t i = 0; !bad && i < count; i++) {
+        into[i] = PyLong_AsUnsignedLongLong(PySequence_Fast_GET_ITEM(fast, i));
+        bad = PyErr_Occurred() != NULL;
+    }
+    Py_DECREF(fast);
+    if (bad && !PyErr_Occurred()) PyErr_Format(PyExc_ValueError, "expected %zd offsets", count);
+    return bad ? -1 : 0;
+}
+
+static int slots_from(PyObject *rows, uint64_t into[][SLOTS], int size) {
+    for (int r = 0; r < size; r++) {
+        PyObject *row = PySequence_GetItem(rows, r);
+        int bad = !row || offsets_from(row, into[r], SLOTS);
+        Py_XDECREF(row);
+        if (bad) return -1;
+    }
+    return 0;
+}
+
+/* Board(progress, memory, rank, size, counters, cards, blocks, sleepers, block, may_spin) */
+static int board_init(Board *b, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
+    PyObject *progress, *memory, *counters, *cards, *blocks;
+    unsigned long long sleepers, block;
+    int may_spin;
+    if (b->progress) {
+        PyErr_SetString(PyExc_RuntimeError, "a Board is made once");
+        return -1;
+    }
+    if (!PyArg_ParseTuple(args, "O!OiiOOOKKp", progress_type, &progress, &memory, &b->rank, &b->size,
+                          &counters, &cards, &blocks, &sleepers, &block, &may_spin))
+        return -1;
+    if (b->size < 2 || b->size > MOST || b->rank < 0 || b->rank >= b->size) {
+        PyErr_Format(PyExc_ValueError, "expected 2 to %d members, got %d", MOST, b->size);
+        return -1;
+    }
+    b->sleepers = sleepers;
+    b->block = block;
+    be_patient(&b->patience, may_spin);
+    if (offsets_from(counters, b->counters, b->size) || slots_from(cards, b->cards, b->size) ||
+        slots_from(blocks, b->blocks, b->size) || PyObject_GetBuffer(memory, &b->memory, PyBUF_WRITABLE))
+        return -1;
+    b->progress = (Progress *)Py_NewRef(progress);
+    return 0;
+}
+
+/* Neither numbers nor a mapping refer to anything. */
+static void board_dealloc(Board *b) {
+    PyTypeObject *type = Py_TYPE(b);
+    Py_CLEAR(b->progress);
+    if (b->memory.obj) PyBuffer_Release(&b->memory);
+    type->tp_free((PyObject *)b);
+    Py_DECREF(type);
+}
+
+static PyType_Slot board_slots[] = {{Py_tp_init, board_init},
+                                    {Py_tp_new, PyType_GenericNew},
+                                    {Py_tp_dealloc, board_dealloc},
+                                    {0, NULL}};
+PyType_Spec board_spec = {"transport.native._core.Board", sizeof(Board), 0, Py_TPFLAGS_DEFAULT, board_slots};

@@ -1,0 +1,183 @@
+/* The compiled core: what Python does in some 700 steps for an all_reduce of a few kilobytes among
+ * ranks that share memory, on the same state, with the same bytes in the same places and the same
+ * checks; and the loops that move more. It takes the usual case only; whatever is unusual, or has to
+ * wait for long, is left to Python.
+ */
+#pragma once
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <structmember.h>
+
+#include <stdatomic.h>
+#include <stdint.h>
+#include <time.h>
+
+#define STEP (UINT64_C(1) << 24)
+#define FIRST 1
+#define DONE (STEP - 1)
+#define SLOTS 4
+#define HEADER_BYTES 32
+#define MOST 64
+#define NO_ROOT (-1)
+enum { BARRIER = 1, ALL_REDUCE = 3 };
+
+typedef _Atomic uint64_t Word;
+
+static inline double monotonic(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* ------------------------------------------------------------------ state.c: numbers */
+
+/* transport/shm/progress.py */
+typedef struct {
+    PyObject_HEAD
+    unsigned long long number, base, floor, busy;
+    unsigned int unchecked; /* cards that are still to be compared */
+} Progress;
+
+/* meshlib/order.py */
+typedef struct {
+    PyObject_HEAD
+    unsigned long long sequence;
+    unsigned short history;
+} Order;
+
+/* ------------------------------------------------------------------ record.c: a call's record */
+
+/* transport/call.py */
+typedef struct {
+    PyObject_HEAD
+    PyObject *packed, *waiting_for, *completion, *error, *group, *named, *code;
+    double issued, started, ended, seconds;
+    long long nbytes;
+    int peer, instruction;
+    char sync;
+} Fields;
+
+#pragma pack(push, 1)
+typedef struct {
+    uint64_t sequence, elements;
+    int32_t root;
+    uint16_t kind, dtype;
+    uint8_t op, flags;
+    uint16_t history;
+    uint32_t extra;
+} Header;
+#pragma pack(pop)
+
+uint16_t history_after(const Header *header);
+
+/* What FlightRecorder.open works with; owned by whoever has it. */
+typedef struct {
+    PyObject *recorder, *type, *append, *own_files, *naming;
+} Recording;
+
+/* The record of a call by the nearest caller that is none of this project's files. */
+Fields *open_record(const Recording *to, PyObject *group, const Header *header, long long nbytes,
+                    double seconds);
+
+/* ------------------------------------------------------------------ waiting.c */
+
+/* As in transport/shm/patience.py; a look takes a few nanoseconds here. */
+typedef struct {
+    int spins, most_spins;
+} Patience;
+
+void be_patient(Patience *p, int may_spin);
+
+/* Whether what is waited for has come. */
+typedef int (*Look)(const void *what);
+
+/* Look until it has come, or until it is worth to sleep, which is for Python: 1 or 0. The
+ * interpreter's lock is held on entry and on exit, and given up if this takes long. */
+int await_holding(Patience *p, Look look, const void *what);
+
+/* The same for a thread that has given up the lock. */
+int await_without(Patience *p, Look look, const void *what);
+
+/* Wake all who sleep until the word changes. */
+void wake(Word *word);
+
+/* ------------------------------------------------------------------ board.c */
+
+/* transport/shm/board.py: where everything lies, for the member `rank`. */
+typedef struct {
+    PyObject_HEAD
+    Progress *progress;
+    Py_buffer memory; /* of the segment, which stays mapped as long as this lives */
+    int rank, size;
+    Patience patience;
+    uint64_t block; /* bytes */
+    uint64_t sleepers, counters[MOST], cards[MOST][SLOTS], blocks[MOST][SLOTS];
+} Board;
+
+static inline char *bytes_at(const Board *b, uint64_t offset) { return (char *)b->memory.buf + offset; }
+static inline Word *word_at(const Board *b, uint64_t offset) { return (Word *)bytes_at(b, offset); }
+static inline char *block_at(const Board *b, int rank, int slot) {
+    return bytes_at(b, b->blocks[rank][slot]);
+}
+/* What a card says about the call, behind its header. */
+static inline uint64_t *notes_at(const Board *b, int rank, int slot) {
+    return (uint64_t *)(bytes_at(b, b->cards[rank][slot]) + HEADER_BYTES);
+}
+
+int all_at(const Board *b, uint64_t turn);       /* whether all members have come to a turn */
+void publish(const Board *b, uint64_t turn);     /* that this member has come to it */
+int may_begin(const Board *b);                   /* Board.begin without its waits */
+int meet_holding(Board *b, const Header *header, int checked); /* 0: Python goes on with it */
+
+/* A call that Python has begun on the board (Board.begin), carried on without the interpreter's
+ * lock. `python` is the transport.shm.board.Board, which waits where that takes long, and raises.
+ * Those that return an int give -1 with an exception, else 0 or what they say: then leave by
+ * run_end and return NULL. Both objects are borrowed. */
+typedef struct {
+    Board *board;
+    PyObject *python, *call;
+    PyThreadState *state;
+    int sync; /* else there may be a thread that computes, and that looking would disturb */
+} Run;
+
+int run_start(Run *run, PyObject *board, PyObject *python, PyObject *call); /* gives up the lock */
+void run_end(Run *run);                                                     /* takes it again */
+void run_publish(const Run *run, uint64_t step);
+int run_reach(Run *run, int peer, uint64_t step);
+int run_reach_all(Run *run, uint64_t step);
+int run_come(const Run *run, uint64_t step); /* whether all are there */
+int run_meet(Run *run);                      /* all at the first step, with the same card */
+int run_meet_one(Run *run, int peer);
+int run_claim(Run *run, int lap);            /* the slot of a lap's block, free: Board.claim */
+static inline int run_slot(const Run *run, int lap) {
+    return (int)((run->board->progress->number + (unsigned long long)lap) % SLOTS);
+}
+
+/* ------------------------------------------------------------------ reduce.c, copying.c */
+
+typedef void (*Loop)(void *out, const void *left, const void *right, Py_ssize_t n);
+
+enum { SUM = 1, AVG = 2, PRODUCT = 3, MIN = 4, MAX = 5 };
+
+typedef struct {
+    char format;
+    uint16_t dtype;
+    uint8_t op, size;
+    Loop loop;
+} Entry;
+
+/* NULL: what NumPy has to do. */
+const Entry *find_entry(const char *format, long op);
+
+/* Divide the n elements of a sum by the number of members, where the op is AVG. */
+void finish(const Entry *entry, void *data, Py_ssize_t n, int size);
+
+/* memcpy, but for what makes it slow on some processors: see transport/shm/copying.py. */
+void copy_bytes(void *into, const void *from, size_t size);
+
+/* ------------------------------------------------------------------ types */
+
+extern PyTypeObject *progress_type, *order_type, *fields_type, *board_type;
+extern PyType_Spec progress_spec, order_spec, fields_spec, board_spec, shortcut_spec;
+int init_record(void); /* of the module: -1 with an exception */
+int init_shortcut(void);

@@ -1,0 +1,30 @@
+/* The module transport.native._core. */
+#include "core.h"
+
+static PyTypeObject *add_type(PyObject *module, PyType_Spec *spec) {
+    PyTypeObject *type = (PyTypeObject *)PyType_FromSpec(spec);
+    if (type && PyModule_AddType(module, type) < 0) Py_CLEAR(type);
+    return type;
+}
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, .m_name = "transport.native._core", .m_size = -1};
+
+PyMODINIT_FUNC PyInit__core(void) {
+#if defined(Py_GIL_DISABLED)
+    PyErr_SetString(PyExc_ImportError, "needs the interpreter's lock");
+    return NULL;
+#endif
+    PyObject *module = init_record() || init_shortcut() ? NULL : PyModule_Create(&definition);
+    if (!module) return NULL;
+    progress_type = add_type(module, &progress_spec);
+    order_type = add_type(module, &order_spec);
+    fields_type = add_type(module, &fields_spec);
+    board_type = add_type(module, &board_spec);
+    if (!progress_type || !order_type || !fields_type || !board_type ||
+        !add_type(module, &shortcut_spec) || PyModule_AddIntConstant(module, "MOST_MEMBERS", MOST) < 0) {
+        Py_DECREF(module);
+        return NULL;
+    }
+    return module;
+}

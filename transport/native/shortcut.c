@@ -1,0 +1,289 @@
+/* The door for usual small calls of a group: ProcessGroup.issue and what it calls, in one step. */
+#include "core.h"
+
+#include <string.h>
+
+typedef struct {
+    PyObject_HEAD
+    Board *board;
+    Order *order;
+    Py_ssize_t direct;
+    char checked; /* 0: neither recorded nor compared, to measure what that costs */
+    /* What Python's way looks at, and where it keeps its records. */
+    Recording recording;
+    PyObject *id, *resume, *observers, *log_cache, *locked, *queue, *acquire, *release, *lane;
+} Shortcut;
+
+static PyObject *str_followers, *str_annotate, *str_draining, *str_notify, *debug_level;
+
+/* Whether nobody looks on: 1, 0, or -1 with an exception. */
+static int is_unwatched(Shortcut *s) {
+    if (PyDict_GET_SIZE(s->observers)) return 0;
+    if (PyDict_GetItemWithError(s->log_cache, debug_level) != Py_False) return PyErr_Occurred() ? -1 : 0;
+    PyObject *value = PyObject_GetAttr(s->recording.recorder, str_followers);
+    if (!value) return -1;
+    int none = PyTuple_Check(value) && PyTuple_GET_SIZE(value) == 0;
+    Py_DECREF(value);
+    if (!none) return 0;
+    value = PyObject_GetAttr(s->recording.recorder, str_annotate);
+    if (!value) return -1;
+    none = value == Py_None;
+    Py_DECREF(value);
+    return none;
+}
+
+/* Take the group's turn if nobody has it or waits for it: 1, 0, or -1 with an exception. Nothing
+ * between here and the record gives up the interpreter's lock, so the order of calls is kept. */
+static int take_turn(Shortcut *s) {
+    PyObject *value = PyObject_CallNoArgs(s->locked);
+    if (!value) return -1;
+    int free = value == Py_False;
+    Py_DECREF(value);
+    if (!free) return 0;
+    Py_ssize_t queued = PyObject_Size(s->queue);
+    if (queued) return queued < 0 ? -1 : 0;
+    value = PyObject_CallOneArg(s->acquire, Py_False);
+    if (!value) return -1;
+    int taken = value == Py_True;
+    Py_DECREF(value);
+    return taken;
+}
+
+static int leave_turn(Shortcut *s) {
+    PyObject *value = PyObject_CallNoArgs(s->release);
+    if (!value) return -1;
+    Py_DECREF(value);
+    value = PyObject_GetAttr(s->lane, str_draining);
+    if (!value) return -1;
+    int draining = PyObject_IsTrue(value);
+    Py_DECREF(value);
+    if (draining <= 0) return draining;
+    value = PyObject_CallMethodNoArgs(s->lane, str_notify);
+    Py_XDECREF(value);
+    return value ? 0 : -1;
+}
+
+/* Give the turn back, and return result, or NULL with the exception that there was. */
+static PyObject *leave_with(Shortcut *s, PyObject *result) {
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    if (leave_turn(s) < 0) {
+        Py_CLEAR(result);
+        if (type) PyErr_Clear();
+    }
+    if (type) PyErr_Restore(type, value, trace);
+    return result;
+}
+
+/* Make a call whose turn has been taken, up to where all members have met in it. 1: they have, and
+ * have the same card; 0: Python goes on with the record. */
+static int meet(Shortcut *s, const Header *header, const void *data, Py_ssize_t nbytes) {
+    Board *b = s->board;
+    Progress *p = b->progress;
+    uint64_t base = p->base += STEP;
+    int slot = (int)(++p->number % SLOTS);
+    memcpy(bytes_at(b, b->cards[b->rank][slot]), header, HEADER_BYTES);
+    if (nbytes) copy_bytes(block_at(b, b->rank, slot), data, (size_t)nbytes);
+    publish(b, base + FIRST);
+    return meet_holding(b, header, s->checked);
+}
+
+/* Begin a call of this group if that is as usual: 1, with its record; 0: it is left to Python; -1:
+ * there is an exception. */
+static int begin(Shortcut *s, Header *header, long long nbytes, double seconds, Fields **record) {
+    int usual = is_unwatched(s);
+    if (usual > 0 && !may_begin(s->board)) usual = 0;
+    if (usual > 0) usual = take_turn(s);
+    if (usual <= 0) return usual;
+    Order *o = s->order;
+    header->sequence = ++o->sequence;
+    *record = NULL;
+    if (!s->checked) return 1;
+    header->history = o->history;
+    o->history = history_after(header);
+    /* From here on other threads may run: their calls come after this one. */
+    *record = open_record(&s->recording, s->id, header, nbytes, seconds);
+    if (*record) return 1;
+    leave_with(s, NULL);
+    return -1;
+}
+
+/* End a call that went well, and return what it returns. */
+static PyObject *end(Shortcut *s, Fields *record, PyObject *result) {
+    if (record) record->ended = monotonic();
+    Py_XDECREF(record);
+    return leave_with(s, Py_NewRef(result));
+}
+
+/* Let Python wait for the others, or say what went wrong. Called from here, so that the turn is given
+ * back also where a signal ends it before its first line. */
+static PyObject *resume(Shortcut *s, Fields *record, PyObject *array, PyObject *op) {
+    PyObject *result =
+        PyObject_CallFunctionObjArgs(s->resume, (PyObject *)record, array, op, NULL);
+    Py_DECREF(record);
+    return leave_with(s, result);
+}
+
+static PyObject *left_to_python(int begun) {
+    if (begun < 0) return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *shortcut_all_reduce(Shortcut *s, PyObject *const *args, Py_ssize_t count) {
+    if (count != 4) {
+        PyErr_SetString(PyExc_TypeError, "expected an array, an op, its code and seconds");
+        return NULL;
+    }
+    long op = PyLong_AsLong(args[2]);
+    double seconds = PyFloat_AsDouble(args[3]);
+    if (PyErr_Occurred()) return NULL;
+    Py_buffer view;
+    if (PyObject_GetBuffer(args[0], &view, PyBUF_WRITABLE | PyBUF_FORMAT | PyBUF_C_CONTIGUOUS)) {
+        PyErr_Clear(); /* read-only, with gaps, no buffer at all: Python's way has words for it */
+        Py_RETURN_NONE;
+    }
+    const Entry *entry = find_entry(view.format, op);
+    if (!entry || view.len > s->direct || view.len == 0 || view.itemsize != entry->size ||
+        (uintptr_t)view.buf % entry->size) {
+        PyBuffer_Release(&view);
+        Py_RETURN_NONE;
+    }
+    Py_ssize_t n = view.len / entry->size;
+    Header header = {.elements = (uint64_t)n, .root = NO_ROOT, .kind = ALL_REDUCE,
+                     .dtype = entry->dtype, .op = entry->op};
+    Fields *record;
+    int begun = begin(s, &header, view.len, seconds, &record);
+    if (begun <= 0) {
+        PyBuffer_Release(&view);
+        return left_to_python(begun);
+    }
+    if (!meet(s, &header, view.buf, view.len)) {
+        PyBuffer_Release(&view);
+        return resume(s, record, args[0], args[1]);
+    }
+    Board *b = s->board;
+    int slot = (int)(b->progress->number % SLOTS);
+    /* In the order of the ranks; what is near this core is read from the array itself. */
+    const void *left = b->rank == 0 ? view.buf : block_at(b, 0, slot);
+    const void *right = b->rank == 1 ? view.buf : block_at(b, 1, slot);
+    entry->loop(view.buf, left, right, n);
+    for (int r = 2; r < b->size; r++) entry->loop(view.buf, view.buf, block_at(b, r, slot), n);
+    finish(entry, view.buf, n, b->size);
+    PyBuffer_Release(&view);
+    return end(s, record, args[0]);
+}
+
+static PyObject *shortcut_barrier(Shortcut *s, PyObject *arg) {
+    double seconds = PyFloat_AsDouble(arg);
+    if (PyErr_Occurred()) return NULL;
+    Header header = {.root = NO_ROOT, .kind = BARRIER};
+    Fields *record;
+    int begun = begin(s, &header, 0, seconds, &record);
+    if (begun <= 0) return left_to_python(begun);
+    if (!meet(s, &header, NULL, 0)) return resume(s, record, Py_None, Py_None);
+    return end(s, record, Py_True);
+}
+
+static PyObject *keep(PyObject *owner, const char *name) {
+    return owner ? PyObject_GetAttrString(owner, name) : NULL;
+}
+
+/* Shortcut(board, direct, group): direct is the most that is reduced here, in bytes; group is (id,
+ * resume, order, lock, lane, queue, turn, recorder, record type, ring, own files, naming, observers,
+ * cache of the log's levels). */
+static int shortcut_init(Shortcut *s, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
+    PyObject *board, *lock, *queue, *turn, *ring, *order, *id, *resume, *lane;
+    PyObject *recorder, *record_type, *own_files, *naming, *observers, *log_cache;
+    if (s->board) {
+        PyErr_SetString(PyExc_RuntimeError, "a Shortcut is made once");
+        return -1;
+    }
+    if (!PyArg_ParseTuple(args, "O!n(UOO!OOOOOO!OO!OO!O!)", board_type, &board, &s->direct, &id, &resume,
+                          order_type, &order, &lock, &lane, &queue, &turn, &recorder, &PyType_Type,
+                          &record_type, &ring, &PyDict_Type, &own_files, &naming, &PyDict_Type,
+                          &observers, &PyDict_Type, &log_cache))
+        return -1;
+    if (!PyType_IsSubtype((PyTypeObject *)record_type, fields_type)) {
+        PyErr_SetString(PyExc_TypeError, "records must be CallFields");
+        return -1;
+    }
+    if (s->direct < 0 || (uint64_t)s->direct > ((Board *)board)->block) {
+        PyErr_SetString(PyExc_ValueError, "expected what fits a block");
+        return -1;
+    }
+    s->checked = 1;
+    s->board = (Board *)Py_NewRef(board);
+    s->order = (Order *)Py_NewRef(order);
+    s->id = Py_NewRef(id);
+    s->resume = Py_NewRef(resume);
+    s->lane = Py_NewRef(lane);
+    s->queue = Py_NewRef(queue);
+    s->recording.recorder = Py_NewRef(recorder);
+    s->recording.type = Py_NewRef(record_type);
+    s->recording.own_files = Py_NewRef(own_files);
+    s->recording.naming = Py_NewRef(naming);
+    s->observers = Py_NewRef(observers);
+    s->log_cache = Py_NewRef(log_cache);
+    s->locked = keep(lock, "locked");
+    s->acquire = keep(turn, "acquire");
+    s->release = keep(turn, "release");
+    s->recording.append = keep(ring, "append");
+    return s->locked && s->acquire && s->release && s->recording.append ? 0 : -1;
+}
+
+#define EACH_OBJECT(DO)                                                                     \
+    DO(s->recording.recorder) DO(s->recording.type) DO(s->recording.append)                 \
+    DO(s->recording.own_files) DO(s->recording.naming) DO(s->id) DO(s->resume)              \
+    DO(s->observers) DO(s->log_cache) DO(s->locked) DO(s->queue) DO(s->acquire)             \
+    DO(s->release) DO(s->lane)
+
+static int shortcut_traverse(Shortcut *s, visitproc visit, void *arg) {
+    Py_VISIT(Py_TYPE(s));
+#define DO(X) Py_VISIT(X);
+    EACH_OBJECT(DO)
+#undef DO
+    return 0;
+}
+
+static int shortcut_clear(Shortcut *s) {
+#define DO(X) Py_CLEAR(X);
+    EACH_OBJECT(DO)
+#undef DO
+    Py_CLEAR(s->board);
+    Py_CLEAR(s->order);
+    return 0;
+}
+
+static void shortcut_dealloc(Shortcut *s) {
+    PyTypeObject *type = Py_TYPE(s);
+    PyObject_GC_UnTrack(s);
+    shortcut_clear(s);
+    type->tp_free((PyObject *)s);
+    Py_DECREF(type);
+}
+
+static PyMethodDef shortcut_methods[] = {
+    {"all_reduce", (PyCFunction)(void (*)(void))shortcut_all_reduce, METH_FASTCALL, NULL},
+    {"barrier", (PyCFunction)shortcut_barrier, METH_O, NULL},
+    {NULL}};
+static PyMemberDef shortcut_members[] = {{"checked", T_BOOL, offsetof(Shortcut, checked), 0, NULL},
+                                         {NULL}};
+static PyType_Slot shortcut_slots[] = {{Py_tp_init, shortcut_init},
+                                       {Py_tp_members, shortcut_members},
+                                       {Py_tp_new, PyType_GenericNew},
+                                       {Py_tp_dealloc, shortcut_dealloc},
+                                       {Py_tp_traverse, shortcut_traverse},
+                                       {Py_tp_clear, shortcut_clear},
+                                       {Py_tp_methods, shortcut_methods},
+                                       {0, NULL}};
+PyType_Spec shortcut_spec = {"transport.native._core.Shortcut", sizeof(Shortcut), 0,
+                                    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, shortcut_slots};
+
+int init_shortcut(void) {
+    str_followers = PyUnicode_InternFromString("_followers");
+    str_annotate = PyUnicode_InternFromString("annotate");
+    str_draining = PyUnicode_InternFromString("_draining");
+    str_notify = PyUnicode_InternFromString("_notify");
+    debug_level = PyLong_FromLong(10);
+    return str_followers && str_annotate && str_draining && str_notify && debug_level ? 0 : -1;
+}
