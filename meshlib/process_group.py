@@ -242,7 +242,7 @@ class ProcessGroup(Members, Collectives):
         shortcut = open_shortcut(
             self._communicators["cpu"],
             (self.id, self._resume, self._order, self._lock, *lane.parts()),
-            (*world.recorder.parts(), world.observers, world.log.levels),
+            (world.recorder, world.observers, world.log.levels),
         )
         with self._lock:
             if self._failure is None and not self._destroyed and not self._absent:

@@ -1,23 +1,24 @@
 """The flight recorder: a ring of a rank's last calls, always on.
 
-Opening a record costs about a microsecond: it keeps numbers and references, and leaves
-formatting to the moment somebody asks.
+Opening a record costs about a microsecond, or a tenth of one in the compiled core: it keeps numbers
+and references, and leaves formatting to the moment somebody asks.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from threading import get_ident
 from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from transport.call import Call, CallFields, Kind
+from transport.call import Call, Kind
 from transport.deadline import Deadline
+from transport.native import core
 
 CAPACITY = 1000
 _MOST_FILES = 4096
@@ -45,49 +46,45 @@ class _OwnFiles(dict[str, bool]):
         return own
 
 
-class _Naming(threading.local):
-    """What each thread calls its calls at the moment, and its number."""
-
-    def __init__(self) -> None:
-        self.now: tuple[str | None, int] = (None, threading.get_ident())
-
-
 class Record(Call):
     """A call as the recorder keeps it: where it was made, and how far it got (monotonic seconds).
 
-    ``started`` is the moment of its turn.
+    ``started`` is the moment of its turn; ``label`` the name that ``record_comm`` gave; ``thread``
+    the number of the thread that issued it.
     """
 
     # Small, because the memory of the oldest record has left the caches when the newest gets it.
     __slots__ = ()
 
-    if TYPE_CHECKING:
-
-        def __init__(
-            self,
-            packed: bytes,
-            sync: bool,
-            group: str,
-            nbytes: int,
-            peer: int,
-            seconds: float,
-            named: tuple[str | None, int],
-            code: CodeType,
-            instruction: int,
-        ) -> None: ...
-
-    else:
-        __init__ = CallFields.__init__  # not Call's: there is no header, only what is packed
-
-    @property
-    def label(self) -> str | None:
-        """The name that ``record_comm`` gave."""
-        return self.named[0]
-
-    @property
-    def thread(self) -> int:
-        """The number of the thread that issued the call."""
-        return self.named[1]
+    def __init__(
+        self,
+        packed: bytes,
+        sync: bool,
+        group: str,
+        nbytes: int,
+        peer: int,
+        seconds: float,
+        label: str | None,
+        thread: int,
+        code: CodeType,
+        instruction: int,
+    ) -> None:
+        # The compiled core makes records without this, and has the same in them.
+        self.packed = packed
+        self.sync = sync
+        self.group = group
+        self.nbytes = nbytes
+        self.peer = peer
+        self.seconds = seconds
+        self.label = label
+        self.thread = thread
+        self.code = code
+        self.instruction = instruction
+        self.waiting_for = None
+        self.completion = None
+        self.error = None
+        self.started = self.ended = 0.0
+        self.issued = _monotonic()
 
     @property
     def deadline(self) -> Deadline:
@@ -160,21 +157,23 @@ Annotate = Callable[[str], AbstractContextManager[object]]
 """Makes a range, named for a call, in some profiler's timeline."""
 
 
-class FlightRecorder:
-    """The last ``capacity`` calls of one rank, over all its groups.
+class _Ring:
+    """The last ``capacity`` calls, whose records are of ``type_``. The compiled core has the same.
 
-    ``annotate`` is None, or set while somebody profiles: calls then run inside such ranges.
+    ``own_files`` says whose frames are skipped; ``labels`` has the name that a thread gives to its
+    calls, by the thread's number; each of ``followers`` gets every record.
     """
 
-    def __init__(self, capacity: int = CAPACITY) -> None:
-        self._ring: deque[Record] = deque(maxlen=capacity)
-        self._own = _OwnFiles()
-        self._naming = _Naming()
-        self._followers: tuple[list[Record], ...] = ()
+    def __init__(self, capacity: int, type_: type[Record], own_files: _OwnFiles) -> None:
+        self._records: deque[Record] = deque(maxlen=capacity)
+        self._type = type_
+        self._own_files = own_files
+        self.labels: dict[int, str] = {}
+        self.followers: tuple[list[Record], ...] = ()
         self.annotate: Annotate | None = None
 
     def open(
-        self, group: str, packed: bytes, nbytes: int, peer: int, sync: bool, seconds: float
+        self, group: str, packed: bytes, nbytes: int, peer: int, sync: bool, seconds: float, /
     ) -> Record:
         """Record that a call was issued, by the nearest caller outside of this project.
 
@@ -182,44 +181,64 @@ class FlightRecorder:
         issuing thread waits for its end.
         """
         # Below the third are this, the door and the collective's method.
-        frame, own = _getframe(3), self._own
+        frame, own = _getframe(3), self._own_files
         code = frame.f_code
         while own[code.co_filename] and (caller := frame.f_back) is not None:
             frame, code = caller, caller.f_code
+        thread = get_ident()
+        label = self.labels.get(thread) if self.labels else None
         # The line is looked up when somebody asks for it.
-        record = Record(
-            packed, sync, group, nbytes, peer, seconds, self._naming.now, code, frame.f_lasti
+        instruction = frame.f_lasti
+        record = self._type(
+            packed, sync, group, nbytes, peer, seconds, label, thread, code, instruction
         )
-        self._ring.append(record)
-        if self._followers:
-            for follower in self._followers:
+        self._records.append(record)
+        if self.followers:
+            for follower in self.followers:
                 follower.append(record)
         return record
 
-    def parts(self) -> tuple[Any, ...]:
-        """Return what the compiled core needs to ``open`` records itself."""
-        return self, Record, self._ring, self._own, self._naming
+    def copy(self) -> Sequence[Record]:
+        """Return the records, oldest first."""
+        return self._records.copy()
+
+
+Ring: type[_Ring] = _Ring if core is None else core.Ring
+
+
+class FlightRecorder(Ring):
+    """The last ``capacity`` calls of one rank, over all its groups.
+
+    ``annotate`` is None, or set while somebody profiles: calls then run inside such ranges.
+    """
+
+    def __init__(self, capacity: int = CAPACITY) -> None:
+        super().__init__(capacity, Record, _OwnFiles())
 
     @contextmanager
     def named(self, label: str) -> Generator[None]:
         """Give ``label`` to the records that this thread opens in the block."""
-        before = self._naming.now
-        self._naming.now = (label, before[1])
+        labels, thread = self.labels, get_ident()
+        before = labels.get(thread)
+        labels[thread] = label
         try:
             yield
         finally:
-            self._naming.now = before
+            if before is None:
+                del labels[thread]
+            else:
+                labels[thread] = before
 
     def records(self, group: str | None = None) -> list[Record]:
         """Return the records, oldest first; of one group or of all."""
-        return [r for r in self._ring.copy() if group is None or r.group == group]
+        return [r for r in self.copy() if group is None or r.group == group]
 
     def follow(self) -> list[Record]:
         """Return a list that gets every record from now on, until ``unfollow``."""
         records: list[Record] = []
-        self._followers = (*self._followers, records)
+        self.followers = (*self.followers, records)
         return records
 
     def unfollow(self, records: list[Record]) -> None:
         """End what ``follow`` began."""
-        self._followers = tuple(f for f in self._followers if f is not records)
+        self.followers = tuple(f for f in self.followers if f is not records)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import enum
 import functools
 import struct
-from time import monotonic
 from types import CodeType
 from typing import TYPE_CHECKING, NamedTuple
 from zlib import crc32
@@ -109,7 +108,7 @@ class CallHeader(NamedTuple):
 
 
 class _CallFields:
-    """What is kept of a call. The compiled core has the same, and makes them itself."""
+    """What is kept of a call. The compiled core has the same."""
 
     __slots__ = (
         "code",
@@ -119,42 +118,33 @@ class _CallFields:
         "group",
         "instruction",
         "issued",
-        "named",
+        "label",
         "nbytes",
         "packed",
         "peer",
         "seconds",
         "started",
         "sync",
+        "thread",
         "waiting_for",
     )
 
-    def __init__(
-        self,
-        packed: bytes,
-        sync: bool,
-        group: str,
-        nbytes: int,
-        peer: int,
-        seconds: float,
-        named: tuple[str | None, int],
-        code: CodeType,
-        instruction: int,
-    ) -> None:
-        self.packed = packed
-        self.sync = sync
-        self.group = group
-        self.nbytes = nbytes
-        self.peer = peer
-        self.seconds = seconds
-        self.named = named
-        self.code = code
-        self.instruction = instruction
-        self.waiting_for: int | None = None
-        self.completion: Completion | None = None
-        self.error: str | None = None
-        self.started = self.ended = 0.0
-        self.issued = monotonic()
+    packed: bytes
+    sync: bool
+    waiting_for: int | None
+    completion: Completion | None
+    error: str | None
+    group: str
+    nbytes: int
+    peer: int
+    label: str | None
+    thread: int
+    code: CodeType
+    instruction: int
+    issued: float
+    started: float
+    ended: float
+    seconds: float
 
 
 CallFields: type[_CallFields] = _CallFields if core is None else core.CallFields

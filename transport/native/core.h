@@ -19,6 +19,7 @@
 #define HEADER_BYTES 32
 #define MOST 64
 #define NO_ROOT (-1)
+#define COLLECTIVE (-1)
 enum { BARRIER = 1, ALL_REDUCE = 3 };
 
 typedef _Atomic uint64_t Word;
@@ -47,16 +48,6 @@ typedef struct {
 
 /* ------------------------------------------------------------------ record.c: a call's record */
 
-/* transport/call.py */
-typedef struct {
-    PyObject_HEAD
-    PyObject *packed, *waiting_for, *completion, *error, *group, *named, *code;
-    double issued, started, ended, seconds;
-    long long nbytes;
-    int peer, instruction;
-    char sync;
-} Fields;
-
 #pragma pack(push, 1)
 typedef struct {
     uint64_t sequence, elements;
@@ -68,16 +59,39 @@ typedef struct {
 } Header;
 #pragma pack(pop)
 
-uint16_t history_after(const Header *header);
+uint16_t history_after(const Header *header); /* transport/call.py */
 
-/* What FlightRecorder.open works with; owned by whoever has it. */
+/* transport/call.py */
 typedef struct {
-    PyObject *recorder, *type, *append, *own_files, *naming;
-} Recording;
+    PyObject_HEAD
+    PyObject *packed; /* the header as bytes, once somebody has asked for it; else NULL */
+    PyObject *waiting_for, *completion, *error, *group, *label, *code;
+    double issued, started, ended, seconds;
+    long long nbytes;
+    unsigned long thread;
+    int peer, instruction;
+    char sync;
+    Header header;
+} Fields;
 
-/* The record of a call by the nearest caller that is none of this project's files. */
-Fields *open_record(const Recording *to, PyObject *group, const Header *header, long long nbytes,
-                    double seconds);
+/* ------------------------------------------------------------------ ring.c, frames.c */
+
+/* The last calls: meshlib/recorder.py. */
+typedef struct {
+    PyObject_HEAD
+    PyObject *followers, *annotate, *labels, *own_files;
+    PyTypeObject *type; /* of the records */
+    Py_ssize_t capacity, next;
+    Fields **records; /* NULL where none has been yet */
+} Ring;
+
+/* The record of a call by the nearest caller that is none of this project's files; NULL with an
+ * exception. */
+Fields *open_record(Ring *ring, PyObject *group, const Header *header, long long nbytes, int peer,
+                    int sync, double seconds);
+
+/* The code of that caller (a new reference) and where in it it is: -1 with an exception. */
+int find_caller(PyObject *own_files, PyCodeObject **code, int *instruction);
 
 /* ------------------------------------------------------------------ waiting.c */
 
@@ -177,7 +191,7 @@ void copy_bytes(void *into, const void *from, size_t size);
 
 /* ------------------------------------------------------------------ types */
 
-extern PyTypeObject *progress_type, *order_type, *fields_type, *board_type;
-extern PyType_Spec progress_spec, order_spec, fields_spec, board_spec, shortcut_spec;
-int init_record(void); /* of the module: -1 with an exception */
-int init_shortcut(void);
+extern PyTypeObject *progress_type, *order_type, *fields_type, *ring_type, *board_type;
+extern PyType_Spec progress_spec, order_spec, fields_spec, ring_spec, board_spec, shortcut_spec;
+void init_record(void);
+int init_shortcut(void); /* -1 with an exception */

@@ -15,13 +15,15 @@ PyMODINIT_FUNC PyInit__core(void) {
     PyErr_SetString(PyExc_ImportError, "needs the interpreter's lock");
     return NULL;
 #endif
-    PyObject *module = init_record() || init_shortcut() ? NULL : PyModule_Create(&definition);
+    init_record();
+    PyObject *module = init_shortcut() ? NULL : PyModule_Create(&definition);
     if (!module) return NULL;
     progress_type = add_type(module, &progress_spec);
     order_type = add_type(module, &order_spec);
     fields_type = add_type(module, &fields_spec);
+    ring_type = add_type(module, &ring_spec);
     board_type = add_type(module, &board_spec);
-    if (!progress_type || !order_type || !fields_type || !board_type ||
+    if (!progress_type || !order_type || !fields_type || !ring_type || !board_type ||
         !add_type(module, &shortcut_spec) || PyModule_AddIntConstant(module, "MOST_MEMBERS", MOST) < 0) {
         Py_DECREF(module);
         return NULL;

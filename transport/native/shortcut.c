@@ -10,26 +10,17 @@ typedef struct {
     Py_ssize_t direct;
     char checked; /* 0: neither recorded nor compared, to measure what that costs */
     /* What Python's way looks at, and where it keeps its records. */
-    Recording recording;
+    Ring *ring;
     PyObject *id, *resume, *observers, *log_cache, *locked, *queue, *acquire, *release, *lane;
 } Shortcut;
 
-static PyObject *str_followers, *str_annotate, *str_draining, *str_notify, *debug_level;
+static PyObject *str_draining, *str_notify, *debug_level;
 
 /* Whether nobody looks on: 1, 0, or -1 with an exception. */
 static int is_unwatched(Shortcut *s) {
     if (PyDict_GET_SIZE(s->observers)) return 0;
     if (PyDict_GetItemWithError(s->log_cache, debug_level) != Py_False) return PyErr_Occurred() ? -1 : 0;
-    PyObject *value = PyObject_GetAttr(s->recording.recorder, str_followers);
-    if (!value) return -1;
-    int none = PyTuple_Check(value) && PyTuple_GET_SIZE(value) == 0;
-    Py_DECREF(value);
-    if (!none) return 0;
-    value = PyObject_GetAttr(s->recording.recorder, str_annotate);
-    if (!value) return -1;
-    none = value == Py_None;
-    Py_DECREF(value);
-    return none;
+    return PyTuple_GET_SIZE(s->ring->followers) == 0 && s->ring->annotate == Py_None;
 }
 
 /* Take the group's turn if nobody has it or waits for it: 1, 0, or -1 with an exception. Nothing
@@ -102,8 +93,11 @@ static int begin(Shortcut *s, Header *header, long long nbytes, double seconds, 
     header->history = o->history;
     o->history = history_after(header);
     /* From here on other threads may run: their calls come after this one. */
-    *record = open_record(&s->recording, s->id, header, nbytes, seconds);
-    if (*record) return 1;
+    *record = open_record(s->ring, s->id, header, nbytes, COLLECTIVE, 1, seconds);
+    if (*record) {
+        (*record)->started = (*record)->issued;
+        return 1;
+    }
     leave_with(s, NULL);
     return -1;
 }
@@ -189,24 +183,17 @@ static PyObject *keep(PyObject *owner, const char *name) {
 }
 
 /* Shortcut(board, direct, group): direct is the most that is reduced here, in bytes; group is (id,
- * resume, order, lock, lane, queue, turn, recorder, record type, ring, own files, naming, observers,
- * cache of the log's levels). */
+ * resume, order, lock, lane, queue, turn, ring, observers, cache of the log's levels). */
 static int shortcut_init(Shortcut *s, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
-    PyObject *board, *lock, *queue, *turn, *ring, *order, *id, *resume, *lane;
-    PyObject *recorder, *record_type, *own_files, *naming, *observers, *log_cache;
+    PyObject *board, *lock, *queue, *turn, *ring, *order, *id, *resume, *lane, *observers, *log_cache;
     if (s->board) {
         PyErr_SetString(PyExc_RuntimeError, "a Shortcut is made once");
         return -1;
     }
-    if (!PyArg_ParseTuple(args, "O!n(UOO!OOOOOO!OO!OO!O!)", board_type, &board, &s->direct, &id, &resume,
-                          order_type, &order, &lock, &lane, &queue, &turn, &recorder, &PyType_Type,
-                          &record_type, &ring, &PyDict_Type, &own_files, &naming, &PyDict_Type,
-                          &observers, &PyDict_Type, &log_cache))
+    if (!PyArg_ParseTuple(args, "O!n(UOO!OOOOO!O!O!)", board_type, &board, &s->direct, &id, &resume,
+                          order_type, &order, &lock, &lane, &queue, &turn, ring_type, &ring,
+                          &PyDict_Type, &observers, &PyDict_Type, &log_cache))
         return -1;
-    if (!PyType_IsSubtype((PyTypeObject *)record_type, fields_type)) {
-        PyErr_SetString(PyExc_TypeError, "records must be CallFields");
-        return -1;
-    }
     if (s->direct < 0 || (uint64_t)s->direct > ((Board *)board)->block) {
         PyErr_SetString(PyExc_ValueError, "expected what fits a block");
         return -1;
@@ -218,24 +205,18 @@ static int shortcut_init(Shortcut *s, PyObject *args, PyObject *Py_UNUSED(kwargs
     s->resume = Py_NewRef(resume);
     s->lane = Py_NewRef(lane);
     s->queue = Py_NewRef(queue);
-    s->recording.recorder = Py_NewRef(recorder);
-    s->recording.type = Py_NewRef(record_type);
-    s->recording.own_files = Py_NewRef(own_files);
-    s->recording.naming = Py_NewRef(naming);
+    s->ring = (Ring *)Py_NewRef(ring);
     s->observers = Py_NewRef(observers);
     s->log_cache = Py_NewRef(log_cache);
     s->locked = keep(lock, "locked");
     s->acquire = keep(turn, "acquire");
     s->release = keep(turn, "release");
-    s->recording.append = keep(ring, "append");
-    return s->locked && s->acquire && s->release && s->recording.append ? 0 : -1;
+    return s->locked && s->acquire && s->release ? 0 : -1;
 }
 
 #define EACH_OBJECT(DO)                                                                     \
-    DO(s->recording.recorder) DO(s->recording.type) DO(s->recording.append)                 \
-    DO(s->recording.own_files) DO(s->recording.naming) DO(s->id) DO(s->resume)              \
-    DO(s->observers) DO(s->log_cache) DO(s->locked) DO(s->queue) DO(s->acquire)             \
-    DO(s->release) DO(s->lane)
+    DO(s->ring) DO(s->id) DO(s->resume) DO(s->observers) DO(s->log_cache) DO(s->locked)     \
+    DO(s->queue) DO(s->acquire) DO(s->release) DO(s->lane)
 
 static int shortcut_traverse(Shortcut *s, visitproc visit, void *arg) {
     Py_VISIT(Py_TYPE(s));
@@ -280,10 +261,8 @@ PyType_Spec shortcut_spec = {"transport.native._core.Shortcut", sizeof(Shortcut)
                                     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, shortcut_slots};
 
 int init_shortcut(void) {
-    str_followers = PyUnicode_InternFromString("_followers");
-    str_annotate = PyUnicode_InternFromString("annotate");
     str_draining = PyUnicode_InternFromString("_draining");
     str_notify = PyUnicode_InternFromString("_notify");
     debug_level = PyLong_FromLong(10);
-    return str_followers && str_annotate && str_draining && str_notify && debug_level ? 0 : -1;
+    return str_draining && str_notify && debug_level ? 0 : -1;
 }

@@ -1,0 +1,193 @@
+/* The last calls of a rank: the base of meshlib/recorder.py's FlightRecorder. */
+#include "core.h"
+
+PyTypeObject *ring_type;
+
+/* A record for the next call: that of the oldest, where nobody else refers to it. Its memory has
+ * left the caches, but what it refers to is mostly what the new one will, too. */
+static Fields *next_record(Ring *ring) {
+    Fields **place = &ring->records[ring->next], *oldest = *place, *record;
+    if (oldest && Py_REFCNT(oldest) == 1) {
+        record = oldest;
+        oldest = NULL;
+    } else {
+        record = (Fields *)ring->type->tp_alloc(ring->type, 0);
+        if (!record) return NULL;
+        record->waiting_for = Py_NewRef(Py_None);
+        record->completion = Py_NewRef(Py_None);
+        record->error = Py_NewRef(Py_None);
+        *place = record;
+    }
+    if (++ring->next == ring->capacity) ring->next = 0;
+    Py_INCREF(record);
+    Py_XDECREF(oldest); /* may run code that makes calls */
+    return record;
+}
+
+static inline void refer(PyObject **to, PyObject *object) {
+    if (*to != object) Py_XSETREF(*to, Py_NewRef(object));
+}
+
+Fields *open_record(Ring *ring, PyObject *group, const Header *header, long long nbytes, int peer,
+                    int sync, double seconds) {
+    PyCodeObject *code;
+    int instruction;
+    if (find_caller(ring->own_files, &code, &instruction) < 0) return NULL;
+    unsigned long thread = PyThread_get_thread_ident();
+    PyObject *label = Py_None;
+    if (PyDict_GET_SIZE(ring->labels)) {
+        PyObject *key = PyLong_FromUnsignedLong(thread);
+        PyObject *found = key ? PyDict_GetItemWithError(ring->labels, key) : NULL;
+        Py_XDECREF(key);
+        if (found) label = found;
+        else if (PyErr_Occurred()) goto failed;
+    }
+    Fields *record = next_record(ring);
+    if (!record) goto failed;
+    refer(&record->code, (PyObject *)code);
+    Py_DECREF(code);
+    refer(&record->label, label);
+    refer(&record->group, group);
+    refer(&record->waiting_for, Py_None);
+    refer(&record->completion, Py_None);
+    refer(&record->error, Py_None);
+    Py_CLEAR(record->packed);
+    record->header = *header;
+    record->instruction = instruction;
+    record->thread = thread;
+    record->nbytes = nbytes;
+    record->peer = peer;
+    record->sync = (char)sync;
+    record->seconds = seconds;
+    record->started = record->ended = 0;
+    record->issued = monotonic();
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(ring->followers); i++)
+        if (PyList_Append(PyTuple_GET_ITEM(ring->followers, i), (PyObject *)record) < 0) {
+            Py_DECREF(record);
+            return NULL;
+        }
+    return record;
+failed:
+    Py_DECREF(code);
+    return NULL;
+}
+
+static PyObject *ring_open(Ring *ring, PyObject *const *args, Py_ssize_t count) {
+    if (count != 6 || !PyUnicode_Check(args[0]) || !PyBytes_Check(args[1]) ||
+        PyBytes_GET_SIZE(args[1]) != HEADER_BYTES) {
+        PyErr_SetString(PyExc_TypeError, "expected group, packed, nbytes, peer, sync, seconds");
+        return NULL;
+    }
+    long long nbytes = PyLong_AsLongLong(args[2]);
+    long peer = PyLong_AsLong(args[3]);
+    int sync = PyObject_IsTrue(args[4]);
+    double seconds = PyFloat_AsDouble(args[5]);
+    if (PyErr_Occurred()) return NULL;
+    const Header *header = (const Header *)PyBytes_AS_STRING(args[1]);
+    Fields *record = open_record(ring, args[0], header, nbytes, (int)peer, sync, seconds);
+    if (record) record->packed = Py_NewRef(args[1]);
+    return (PyObject *)record;
+}
+
+/* The records, oldest first. */
+static PyObject *ring_copy(Ring *ring, PyObject *Py_UNUSED(none)) {
+    PyObject *list = PyList_New(0);
+    for (Py_ssize_t i = 0; list && i < ring->capacity; i++) {
+        Fields *record = ring->records[(ring->next + i) % ring->capacity];
+        if (record && PyList_Append(list, (PyObject *)record) < 0) Py_CLEAR(list);
+    }
+    return list;
+}
+
+/* Ring(capacity, type, own_files) */
+static int ring_init(Ring *ring, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
+    PyObject *type, *own_files;
+    Py_ssize_t capacity;
+    if (ring->records) {
+        PyErr_SetString(PyExc_RuntimeError, "a Ring is made once");
+        return -1;
+    }
+    if (!PyArg_ParseTuple(args, "nO!O!", &capacity, &PyType_Type, &type, &PyDict_Type, &own_files))
+        return -1;
+    if (capacity < 1 || !PyType_IsSubtype((PyTypeObject *)type, fields_type)) {
+        PyErr_SetString(PyExc_ValueError, "expected a capacity of at least 1, and a kind of CallFields");
+        return -1;
+    }
+    ring->followers = PyTuple_New(0);
+    ring->labels = PyDict_New();
+    ring->records = PyMem_Calloc((size_t)capacity, sizeof *ring->records);
+    if (!ring->followers || !ring->labels || !ring->records) {
+        if (!PyErr_Occurred()) PyErr_NoMemory();
+        return -1;
+    }
+    ring->capacity = capacity;
+    ring->type = (PyTypeObject *)Py_NewRef(type);
+    ring->own_files = Py_NewRef(own_files);
+    ring->annotate = Py_NewRef(Py_None);
+    return 0;
+}
+
+static int ring_traverse(Ring *ring, visitproc visit, void *arg) {
+    Py_VISIT(Py_TYPE(ring));
+    Py_VISIT(ring->followers);
+    Py_VISIT(ring->annotate);
+    Py_VISIT(ring->labels);
+    Py_VISIT(ring->own_files);
+    Py_VISIT(ring->type);
+    for (Py_ssize_t i = 0; i < ring->capacity; i++) Py_VISIT(ring->records[i]);
+    return 0;
+}
+
+static int ring_clear(Ring *ring) {
+    for (Py_ssize_t i = 0; i < ring->capacity; i++) Py_CLEAR(ring->records[i]);
+    return 0;
+}
+
+static void ring_dealloc(Ring *ring) {
+    PyTypeObject *type = Py_TYPE(ring);
+    PyObject_GC_UnTrack(ring);
+    ring_clear(ring);
+    PyMem_Free(ring->records);
+    Py_XDECREF(ring->followers);
+    Py_XDECREF(ring->annotate);
+    Py_XDECREF(ring->labels);
+    Py_XDECREF(ring->own_files);
+    Py_XDECREF(ring->type);
+    type->tp_free((PyObject *)ring);
+    Py_DECREF(type);
+}
+
+static int set_followers(Ring *ring, PyObject *value, void *Py_UNUSED(closure)) {
+    int good = value && PyTuple_Check(value);
+    for (Py_ssize_t i = 0; good && i < PyTuple_GET_SIZE(value); i++)
+        good = PyList_Check(PyTuple_GET_ITEM(value, i));
+    if (!good) {
+        PyErr_SetString(PyExc_TypeError, "followers must be a tuple of lists");
+        return -1;
+    }
+    Py_XSETREF(ring->followers, Py_NewRef(value));
+    return 0;
+}
+
+static PyObject *get_followers(Ring *ring, void *Py_UNUSED(closure)) { return Py_NewRef(ring->followers); }
+
+static PyGetSetDef ring_computed[] = {
+    {"followers", (getter)get_followers, (setter)set_followers, NULL, NULL}, {NULL}};
+static PyMemberDef ring_members[] = {{"annotate", T_OBJECT_EX, offsetof(Ring, annotate), 0, NULL},
+                                     {"labels", T_OBJECT_EX, offsetof(Ring, labels), READONLY, NULL},
+                                     {NULL}};
+static PyMethodDef ring_methods[] = {
+    {"open", (PyCFunction)(void (*)(void))ring_open, METH_FASTCALL, NULL},
+    {"copy", (PyCFunction)ring_copy, METH_NOARGS, NULL},
+    {NULL}};
+static PyType_Slot ring_slots[] = {{Py_tp_init, ring_init},
+                                   {Py_tp_new, PyType_GenericNew},
+                                   {Py_tp_dealloc, ring_dealloc},
+                                   {Py_tp_traverse, ring_traverse},
+                                   {Py_tp_clear, ring_clear},
+                                   {Py_tp_methods, ring_methods},
+                                   {Py_tp_members, ring_members},
+                                   {Py_tp_getset, ring_computed},
+                                   {0, NULL}};
+PyType_Spec ring_spec = {"transport.native._core.Ring", sizeof(Ring), 0,
+                         Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, ring_slots};
