@@ -17,6 +17,7 @@
 #define DONE (STEP - 1)
 #define SLOTS 4
 #define HEADER_BYTES 32
+#define LINE 64
 #define MOST 64
 #define NO_ROOT (-1)
 #define COLLECTIVE (-1)
@@ -76,6 +77,8 @@ typedef struct {
 
 /* ------------------------------------------------------------------ ring.c, frames.c */
 
+#define KNOWN_FILES 8
+
 /* The last calls: meshlib/recorder.py. */
 typedef struct {
     PyObject_HEAD
@@ -83,6 +86,11 @@ typedef struct {
     PyTypeObject *type; /* of the records */
     Py_ssize_t capacity, next;
     Fields **records; /* NULL where none has been yet */
+    struct {
+        PyObject *name;
+        int own;
+    } files[KNOWN_FILES]; /* the last that were asked for, and what own_files says of them */
+    int next_file;
 } Ring;
 
 /* The record of a call by the nearest caller that is none of this project's files; NULL with an
@@ -91,7 +99,10 @@ Fields *open_record(Ring *ring, PyObject *group, const Header *header, long long
                     int sync, double seconds);
 
 /* The code of that caller (a new reference) and where in it it is: -1 with an exception. */
-int find_caller(PyObject *own_files, PyCodeObject **code, int *instruction);
+int find_caller(Ring *ring, PyCodeObject **code, int *instruction);
+
+/* Whether the frames of a file are to be skipped: 1, 0, or -1 with an exception. */
+int is_own(Ring *ring, PyObject *file);
 
 /* ------------------------------------------------------------------ waiting.c */
 
@@ -132,6 +143,11 @@ static inline char *bytes_at(const Board *b, uint64_t offset) { return (char *)b
 static inline Word *word_at(const Board *b, uint64_t offset) { return (Word *)bytes_at(b, offset); }
 static inline char *block_at(const Board *b, int rank, int slot) {
     return bytes_at(b, b->blocks[rank][slot]);
+}
+/* Where so many bytes of a call of one block are: Board.small_parts. */
+static inline char *part_at(const Board *b, int rank, int slot, Py_ssize_t nbytes) {
+    return nbytes <= LINE - HEADER_BYTES ? bytes_at(b, b->cards[rank][slot]) + HEADER_BYTES
+                                         : block_at(b, rank, slot);
 }
 /* What a card says about the call, behind its header. */
 static inline uint64_t *notes_at(const Board *b, int rank, int slot) {

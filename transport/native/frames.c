@@ -13,14 +13,6 @@
 #define HAS_FRAMES 1
 #endif
 
-/* Whether the frames of a file are to be skipped: 1, 0, or -1 with an exception. */
-static int is_own(PyObject *own_files, PyCodeObject *code) {
-    PyObject *own = PyObject_GetItem(own_files, code->co_filename);
-    if (!own) return -1;
-    Py_DECREF(own); /* True or False */
-    return own == Py_True;
-}
-
 #ifdef HAS_FRAMES
 
 typedef struct _PyInterpreterFrame Frame;
@@ -52,7 +44,7 @@ static Frame *complete(Frame *f) {
     return f;
 }
 
-int find_caller(PyObject *own_files, PyCodeObject **code, int *instruction) {
+int find_caller(Ring *ring, PyCodeObject **code, int *instruction) {
     Frame *frame = complete(this_frame()), *caller;
     if (!frame) {
         PyErr_SetString(PyExc_RuntimeError, "no Python code calls this");
@@ -60,7 +52,7 @@ int find_caller(PyObject *own_files, PyCodeObject **code, int *instruction) {
     }
     for (;;) {
         /* May run Python code for a file that was not seen yet, which returns to here. */
-        int own = is_own(own_files, code_of(frame));
+        int own = is_own(ring, code_of(frame)->co_filename);
         if (own < 0) return -1;
         if (!own || !(caller = complete(frame->previous))) break;
         frame = caller;
@@ -72,7 +64,7 @@ int find_caller(PyObject *own_files, PyCodeObject **code, int *instruction) {
 
 #else
 
-int find_caller(PyObject *own_files, PyCodeObject **code, int *instruction) {
+int find_caller(Ring *ring, PyCodeObject **code, int *instruction) {
     PyFrameObject *frame = PyEval_GetFrame();
     if (!frame) {
         PyErr_SetString(PyExc_RuntimeError, "no Python code calls this");
@@ -81,7 +73,7 @@ int find_caller(PyObject *own_files, PyCodeObject **code, int *instruction) {
     Py_INCREF(frame);
     *code = PyFrame_GetCode(frame);
     int own;
-    while ((own = is_own(own_files, *code)) > 0) {
+    while ((own = is_own(ring, (*code)->co_filename)) > 0) {
         PyFrameObject *caller = PyFrame_GetBack(frame);
         if (!caller) break;
         Py_SETREF(frame, caller);

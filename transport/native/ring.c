@@ -3,6 +3,20 @@
 
 PyTypeObject *ring_type;
 
+int is_own(Ring *ring, PyObject *file) {
+    for (int i = 0; i < KNOWN_FILES; i++)
+        if (ring->files[i].name == file) return ring->files[i].own;
+    PyObject *found = PyObject_GetItem(ring->own_files, file);
+    if (!found) return -1;
+    int own = found == Py_True;
+    Py_DECREF(found); /* True or False */
+    int i = ring->next_file;
+    ring->next_file = (i + 1) % KNOWN_FILES;
+    ring->files[i].own = own;
+    Py_XSETREF(ring->files[i].name, Py_NewRef(file));
+    return own;
+}
+
 /* A record for the next call: that of the oldest, where nobody else refers to it. Its memory has
  * left the caches, but what it refers to is mostly what the new one will, too. */
 static Fields *next_record(Ring *ring) {
@@ -19,6 +33,8 @@ static Fields *next_record(Ring *ring) {
         *place = record;
     }
     if (++ring->next == ring->capacity) ring->next = 0;
+    const char *next = (const char *)ring->records[ring->next];
+    for (size_t at = 0; next && at < sizeof(Fields); at += LINE) __builtin_prefetch(next + at, 1);
     Py_INCREF(record);
     Py_XDECREF(oldest); /* may run code that makes calls */
     return record;
@@ -32,7 +48,7 @@ Fields *open_record(Ring *ring, PyObject *group, const Header *header, long long
                     int sync, double seconds) {
     PyCodeObject *code;
     int instruction;
-    if (find_caller(ring->own_files, &code, &instruction) < 0) return NULL;
+    if (find_caller(ring, &code, &instruction) < 0) return NULL;
     unsigned long thread = PyThread_get_thread_ident();
     PyObject *label = Py_None;
     if (PyDict_GET_SIZE(ring->labels)) {
@@ -147,6 +163,7 @@ static void ring_dealloc(Ring *ring) {
     PyTypeObject *type = Py_TYPE(ring);
     PyObject_GC_UnTrack(ring);
     ring_clear(ring);
+    for (int i = 0; i < KNOWN_FILES; i++) Py_XDECREF(ring->files[i].name);
     PyMem_Free(ring->records);
     Py_XDECREF(ring->followers);
     Py_XDECREF(ring->annotate);

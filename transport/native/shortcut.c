@@ -74,7 +74,7 @@ static int meet(Shortcut *s, const Header *header, const void *data, Py_ssize_t 
     uint64_t base = p->base += STEP;
     int slot = (int)(++p->number % SLOTS);
     memcpy(bytes_at(b, b->cards[b->rank][slot]), header, HEADER_BYTES);
-    if (nbytes) copy_bytes(block_at(b, b->rank, slot), data, (size_t)nbytes);
+    if (nbytes) copy_bytes(part_at(b, b->rank, slot, nbytes), data, (size_t)nbytes);
     publish(b, base + FIRST);
     return meet_holding(b, header, s->checked);
 }
@@ -158,10 +158,10 @@ static PyObject *shortcut_all_reduce(Shortcut *s, PyObject *const *args, Py_ssiz
     Board *b = s->board;
     int slot = (int)(b->progress->number % SLOTS);
     /* In the order of the ranks; what is near this core is read from the array itself. */
-    const void *left = b->rank == 0 ? view.buf : block_at(b, 0, slot);
-    const void *right = b->rank == 1 ? view.buf : block_at(b, 1, slot);
+    const void *left = b->rank == 0 ? view.buf : part_at(b, 0, slot, view.len);
+    const void *right = b->rank == 1 ? view.buf : part_at(b, 1, slot, view.len);
     entry->loop(view.buf, left, right, n);
-    for (int r = 2; r < b->size; r++) entry->loop(view.buf, view.buf, block_at(b, r, slot), n);
+    for (int r = 2; r < b->size; r++) entry->loop(view.buf, view.buf, part_at(b, r, slot, view.len), n);
     finish(entry, view.buf, n, b->size);
     PyBuffer_Release(&view);
     return end(s, record, args[0]);

@@ -32,7 +32,7 @@ from transport.shm.futex import Fence
 from transport.shm.layout import BLOCKS, CARDS, WORD, Layout
 from transport.shm.patience import Patience
 from transport.shm.progress import Progress
-from transport.shm.segment import Segment
+from transport.shm.segment import LINE, Segment
 
 _STEP_BITS = 24
 _CALL = 1 << _STEP_BITS
@@ -248,6 +248,23 @@ class Board:
                 for r in range(self.size)
             ]
         return found
+
+    def small_parts(self, dtype: np.dtype[np.generic], count: int) -> list[list[Flat]]:
+        """Return where ``count`` elements of a call of one block are, by slot and member.
+
+        What fits lies on the line of the card, which the others read anyway; else in the block.
+        """
+        nbytes = count * dtype.itemsize
+        if nbytes > LINE - HEADER_BYTES:
+            blocks = self.blocks(dtype)
+            return [[of[slot][:count] for of in blocks] for slot in range(BLOCKS)]
+        return [
+            [
+                self.segment.bytes[of[slot].stop : of[slot].stop + nbytes].view(dtype)
+                for of in self._cards
+            ]
+            for slot in range(CARDS)
+        ]
 
     # Waiting.
 

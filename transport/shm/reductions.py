@@ -75,11 +75,8 @@ class Reductions:
 
     def _get_ready(self, buffer: Flat) -> None:
         """Prepare for more calls like this one, whose ``buffer`` fits a block."""
-        blocks, count = self._board.blocks(buffer.dtype), buffer.size
-        self._ready = [
-            [blocks[r][slot][:count] for r in range(self._size)] for slot in range(BLOCKS)
-        ]
-        self._ready_size, self._ready_dtype = count, buffer.dtype.num
+        self._ready = self._board.small_parts(buffer.dtype, buffer.size)
+        self._ready_size, self._ready_dtype = buffer.size, buffer.dtype.num
 
     def _all_reduce_at_once(self, call: Call, buffer: Flat, op: ReduceOp) -> None:
         """The direct way for what fits one block, with no more steps than needed."""
@@ -102,9 +99,8 @@ class Reductions:
         """Go on with a small call that the compiled core has begun: ``buffer`` is staged."""
         board = self._board
         board.meet(call)
-        slot, count = board.slot(0), buffer.size
-        parts = [block[slot][:count] for block in board.blocks(buffer.dtype)]
-        self._combine(parts, buffer, op)
+        parts = board.small_parts(buffer.dtype, buffer.size)
+        self._combine(parts[board.slot(0)], buffer, op)
 
     def _combine(self, parts: list[Flat], own: Flat, op: ReduceOp) -> None:
         """Reduce all members' ``parts`` into ``own``, which is what this member's was staged from.
