@@ -77,12 +77,12 @@ def test_who_slept_while_another_thread_took_in_a_loss_becomes_the_carrier(
         mailbox: Any = member.comm.mailbox  # type: ignore[attr-defined]
         carry = mailbox._carry
 
-        def slow_carry() -> bool:
+        def slow_carry(patient: bool) -> bool:
             # The receiver was woken, found this thread carrying, and sleeps again.
             assert sleeps.acquire(timeout=LONG)
             with mailbox._lock:
                 mailbox._carry = carry
-            return carry()
+            return carry(patient)
 
         def receive() -> None:
             assert member.recv(np.zeros(3), 1, 7, timeout=LONG / 4) == 1

@@ -18,6 +18,7 @@ class Core(Protocol):
     CallFields: type[Any]
     Order: type[Any]
     Progress: type[Any]
+    RingEnd: type[Any]
     Ring: type[Any]
     Shortcut: type[Any]
 

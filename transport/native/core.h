@@ -207,7 +207,7 @@ void copy_bytes(void *into, const void *from, size_t size);
 
 /* ------------------------------------------------------------------ types */
 
-extern PyTypeObject *progress_type, *order_type, *fields_type, *ring_type, *board_type;
-extern PyType_Spec progress_spec, order_spec, fields_spec, ring_spec, board_spec, shortcut_spec;
+extern PyTypeObject *progress_type, *order_type, *fields_type, *ring_type, *board_type, *ring_end_type;
+extern PyType_Spec progress_spec, order_spec, fields_spec, ring_spec, board_spec, shortcut_spec, ring_end_spec;
 void init_record(void);
 int init_shortcut(void); /* -1 with an exception */

@@ -23,7 +23,8 @@ PyMODINIT_FUNC PyInit__core(void) {
     fields_type = add_type(module, &fields_spec);
     ring_type = add_type(module, &ring_spec);
     board_type = add_type(module, &board_spec);
-    if (!progress_type || !order_type || !fields_type || !ring_type || !board_type ||
+    ring_end_type = add_type(module, &ring_end_spec);
+    if (!progress_type || !order_type || !fields_type || !ring_type || !board_type || !ring_end_type ||
         !add_type(module, &shortcut_spec) || PyModule_AddIntConstant(module, "MOST_MEMBERS", MOST) < 0) {
         Py_DECREF(module);
         return NULL;

@@ -20,22 +20,22 @@ import numpy as np
 from transport.call import Call
 from transport.errors import CommunicatorTimeoutError, DistBackendError, PeerLostError
 from transport.mailbox import Mailbox, Receive
+from transport.native import core
 from transport.reduce_op import Flat
 from transport.runtime import Membership
-from transport.shm.copying import LONG, address
+from transport.shm.copying import address
 from transport.shm.directory import Directory
 from transport.shm.futex import Fence
-from transport.shm.layout import WORD, Sizes, lines, pages
+from transport.shm.layout import Sizes, lines, pages
 from transport.shm.neighbourhood import Neighbourhood
 from transport.shm.patience import SLICE_SECONDS, Patience
-from transport.shm.ring import CONTROL_LINES, RingReader, RingWriter
+from transport.shm.ring import ASLEEP, BELL, CONTROL_LINES, RingReader, RingWriter
 from transport.shm.segment import LINE, OwnedSegment, Segment
 from transport.shm.single_copy import PeerMemory
 
 _MOST_RINGS = 4 << 20
 _LOW_HALF = 2**32 - 1
-# Words of an inbox.
-_BELL, _CAPACITY, _ASLEEP = 0, 1, LINE // WORD
+_CAPACITY = 1  # a word of an inbox, as BELL and ASLEEP
 INBOX = "inbox"
 
 
@@ -64,26 +64,13 @@ class InboxLayout:
 class Outbox:
     """This rank's ring at another member. Senders take turns by ``turn``."""
 
-    def __init__(self, inbox: Segment, rank: int, size: int) -> None:
+    def __init__(self, inbox: Segment, member: tuple[int, int], piece: int, may_spin: bool) -> None:
+        rank, size = member
         layout = InboxLayout(size, inbox.words[_CAPACITY])
         if layout.nbytes > inbox.nbytes:
             raise DistBackendError(f"expected an inbox of {layout.nbytes} bytes")
         self.turn = threading.Lock()
-        self.ring = RingWriter(inbox, *layout.ring(rank))
-        self._inbox = inbox
-        self._fence = Fence()
-        self._rank, self._size = rank, size
-        self._rings = 0
-
-    def publish(self) -> None:
-        """Let the receiver see what was written, and wake it if it sleeps."""
-        self.ring.publish()
-        self._fence()
-        words = self._inbox.words
-        if words[_ASLEEP]:
-            self._rings += 1
-            words[_BELL] = (self._rings * self._size + self._rank) & _LOW_HALF
-            self._inbox.futex.wake(_BELL)
+        self.ring = RingWriter(inbox, layout.ring(rank), piece, member, may_spin)
 
 
 class Messages(Mailbox):
@@ -116,7 +103,9 @@ class Messages(Mailbox):
         self._piece = sizes.piece
         self._rank, self._size = rank, size
         self._rings = {
-            src: RingReader(self.inbox, *layout.ring(src), src, sizes.piece)
+            src: RingReader(
+                self.inbox, layout.ring(src), sizes.piece, (rank, size), not patience.crowded, src
+            )
             for src in range(size)
             if src != rank
         }
@@ -151,33 +140,26 @@ class Messages(Mailbox):
         ring, size = outbox.ring, len(data)
         if dst in self._gone or ring.broken:
             self._check_receiver(call, dst, outbox)
-        if size < LONG and ring.whole(call.packed, data):
-            outbox.publish()
-            return
-        piece = min(self._piece, ring.capacity // 2) // LINE * LINE
         if self.memory is not None and self.memory.pays(size, alone=True):
             self._offer(call, data, dst, outbox)
             return
-        self._await_room(call, dst, outbox, LINE + min(lines(size), piece))
-        ring.head(call.packed, size)
+        patient = call.sync and self._patience.polls
+        piece = ring.piece
+        while not ring.begin(call.packed, data, patient):
+            self._await_room(call, dst, outbox, LINE + min(lines(size), piece))
         try:
-            for done in range(0, size, piece):
-                part = data[done : done + piece]
-                self._await_room(call, dst, outbox, lines(len(part)))
-                ring.body(part)
-                if done + piece < size:
-                    outbox.publish()
+            while ring.left:
+                self._await_room(call, dst, outbox, lines(min(ring.left, piece)))
+                ring.go_on(data, patient)
         except BaseException:
             ring.give_up()
             raise
-        finally:
-            outbox.publish()
 
     def _offer(self, call: Call, data: memoryview, dst: int, outbox: Outbox) -> None:
         """Say where a message is, and wait until the receiver has taken it from there."""
         ring, size = outbox.ring, len(data)
         self._await_room(call, dst, outbox, LINE)
-        ring.head(call.packed, size, address(np.frombuffer(data, np.uint8)))
+        ring.offer(call.packed, size, address(np.frombuffer(data, np.uint8)))
         try:
             self._await_room(call, dst, outbox, ring.capacity)
         except BaseException:
@@ -190,7 +172,6 @@ class Messages(Mailbox):
         if least <= ring.words[ring.taken]:
             return
         call.waiting_for = dst
-        outbox.publish()
 
         def check() -> None:
             self._check_receiver(call, dst, outbox)
@@ -229,7 +210,9 @@ class Messages(Mailbox):
             self._watched.add(dst)
             outbox = self._outboxes.get(dst)
             if outbox is None:
-                outbox = self._outboxes[dst] = Outbox(inbox, self._rank, self._size)
+                outbox = self._outboxes[dst] = Outbox(
+                    inbox, (self._rank, self._size), self._piece, not self._patience.crowded
+                )
             return outbox
 
     # Receiving.
@@ -247,7 +230,7 @@ class Messages(Mailbox):
             return
         self._carrier = threading.get_ident()
         try:
-            while self._carry():
+            while self._carry(False):
                 pass
         finally:
             self._stop_carrying()
@@ -291,7 +274,7 @@ class Messages(Mailbox):
 
     def _sleep(self, call: Call, receive: Receive) -> None:
         """Carry messages until something has arrived, or wait for the thread that does."""
-        rung = self.inbox.words[_BELL]
+        rung = self.inbox.words[BELL]
         if not self._carrying.acquire(blocking=False):
             if any(ring.stalled for ring in self._rings.values()):
                 self._ring_bell()  # this receive may be what the ring waits for
@@ -315,7 +298,7 @@ class Messages(Mailbox):
         if self._ending and self._carrying.acquire(blocking=False):
             # Somebody came with news while this thread was busy.
             try:
-                self._carry()
+                self._carry(False)
             finally:
                 self._let_carry()
 
@@ -327,36 +310,40 @@ class Messages(Mailbox):
                 wake.notify()
 
     def _carry_patiently(self, call: Call, rung: int) -> None:
-        if self._carry():
+        patient = call.sync and self._patience.polls
+        if self._carry(patient):
             return
 
         def news() -> bool:
-            return words[_BELL] != rung or any(ring.ready() for ring in rings)
+            return words[BELL] != rung or any(ring.pending() for ring in rings)
 
-        words, rings = self.inbox.words, list(self._rings.values())
-        if not self._patience.poll(call, news):
-            words[_ASLEEP] = 1
+        words = self.inbox.words
+        rings = tuple(ring for ring in self._rings.values() if ring.listens)
+        if core is None or not rings:
+            heard = self._patience.poll(call, news)
+        else:
+            heard = patient and core.RingEnd.listen(rings, rung)
+        if not heard:
+            words[ASLEEP] = 1
             self._fence()
             try:
                 while not news():
                     if call.deadline.expired:
                         return
-                    self.inbox.futex.wait(
-                        _BELL, rung, min(SLICE_SECONDS, call.deadline.remaining())
-                    )
+                    self.inbox.futex.wait(BELL, rung, min(SLICE_SECONDS, call.deadline.remaining()))
             finally:
-                words[_ASLEEP] = 0
-        self._carry()
+                words[ASLEEP] = 0
+        self._carry(patient)
 
-    def _carry(self) -> bool:
-        """Move up to a piece from each ring; return whether anything was there."""
+    def _carry(self, patient: bool) -> bool:
+        """Move up to a message from each ring; return whether anything was there.
+
+        ``patient``: who is in the middle of one is given a moment to go on.
+        """
         moved = False
         for src, ring in self._rings.items():
-            if ring.pull(self, self.memory):
+            if ring.pull(self, self.memory, patient):
                 moved = True
-                self._fence()
-                if ring.sender_sleeps():
-                    ring.futex.wake(ring.taken)
             elif ring.broken and src not in self._gone:
                 name = self._membership.describe(src)
                 error = PeerLostError(f"{name} broke off a message in the middle", src)
@@ -372,5 +359,5 @@ class Messages(Mailbox):
     def _ring_bell(self) -> None:
         """Have the carrier of this rank look again."""
         value = next(self._own_rings) * self._size + self._rank
-        self.inbox.words[_BELL] = value & _LOW_HALF
-        self.inbox.futex.wake(_BELL)
+        self.inbox.words[BELL] = value & _LOW_HALF
+        self.inbox.futex.wake(BELL)
