@@ -31,11 +31,13 @@ import meshlib as dist
 from meshlib.bench import unchecked
 from meshlib.world import current_world
 from transport import environment
+from transport.reduce_op import ReduceOp
 
 JOBS = 4
 TURNS = 150
 WARMUP = 20
-CALLS = 200
+TURN_SECONDS = 0.02
+"""How long a turn is about: ranks that were woken on one core need some of it to move apart."""
 _PAIRS = ((0, 1), (2, 3))
 _JOB_SECONDS = 120.0
 _PROGRAM = """
@@ -89,10 +91,12 @@ def _measure(backend: str | None, results: Path) -> None:
     times: list[tuple[float, float]] = []
     gc.collect()
     gc.freeze()
+    calls = 0
     for turn in range(TURNS):
         if before := turn * 2 + number:
             store.wait([f"checks/{before - 1}/{peer}" for peer in _PAIRS[1 - number]])
-        times.append(_one_turn(make_calls))
+        calls = calls or _calls_in_a_turn(make_calls, group)
+        times.append(_one_turn(make_calls, calls))
         store.set(f"checks/{turn * 2 + number}/{rank}", b"")
     store.set(f"checks/times/{rank}", json.dumps(times).encode())
     if rank == 0:
@@ -115,13 +119,23 @@ def _program(group: dist.ProcessGroup) -> Callable[[int], None]:
     return names["make_calls"]
 
 
-def _one_turn(make_calls: Callable[[int], None]) -> tuple[float, float]:
-    """Return what a call takes by the clock and of this rank's processor, in microseconds."""
+def _calls_in_a_turn(make_calls: Callable[[int], None], group: dist.ProcessGroup) -> int:
+    """Return a number of calls that both ranks of ``group`` agree on."""
+    make_calls(10 * WARMUP)
+    began = time.perf_counter()
     make_calls(WARMUP)
+    count = np.array([TURN_SECONDS / (time.perf_counter() - began) * WARMUP])
+    dist.all_reduce(count, ReduceOp.AVG, group=group)
+    return int(count[0])
+
+
+def _one_turn(make_calls: Callable[[int], None], calls: int) -> tuple[float, float]:
+    """Return what a call takes by the clock and of this rank's processor, in microseconds."""
+    make_calls(max(WARMUP, calls // 5))
     began, ran = time.perf_counter(), time.process_time()
-    make_calls(CALLS)
+    make_calls(calls)
     ran, took = time.process_time() - ran, time.perf_counter() - began
-    return took / CALLS * 1e6, ran / CALLS * 1e6
+    return took / calls * 1e6, ran / calls * 1e6
 
 
 if __name__ == "__main__":

@@ -93,9 +93,19 @@ typedef struct {
     int next_file;
 } Ring;
 
-/* The record of a call by the nearest caller that is none of this project's files; NULL with an
- * exception. */
-Fields *open_record(Ring *ring, PyObject *group, const Header *header, long long nbytes, int peer,
+/* A record that is still to be filled in. */
+typedef struct {
+    Fields *record;
+    PyCodeObject *code; /* of the nearest caller that is none of this project's files */
+    int instruction;
+    PyObject *label; /* borrowed from the ring */
+} Opening;
+
+/* What may fail, and may run other code, of recording a call: -1 with an exception. */
+int prepare_record(Ring *ring, Opening *opening);
+
+/* The rest, which does neither: the record (a new reference). */
+Fields *fill_record(Opening *opening, PyObject *group, const Header *header, long long nbytes, int peer,
                     int sync, double seconds);
 
 /* The code of that caller (a new reference) and where in it it is: -1 with an exception. */
@@ -185,7 +195,15 @@ static inline int run_slot(const Run *run, int lap) {
 
 /* ------------------------------------------------------------------ reduce.c, copying.c */
 
+/* Loops over long arrays, for wider registers as well: which ones is decided where it is loaded. */
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
+#define CLONES __attribute__((target_clones("avx2", "default")))
+#else
+#define CLONES
+#endif
+
 typedef void (*Loop)(void *out, const void *left, const void *right, Py_ssize_t n);
+typedef void (*Both)(void *left, void *right, Py_ssize_t n);
 
 enum { SUM = 1, AVG = 2, PRODUCT = 3, MIN = 4, MAX = 5 };
 
@@ -194,6 +212,7 @@ typedef struct {
     uint16_t dtype;
     uint8_t op, size;
     Loop loop;
+    Both both; /* of two members, with what comes after: into both of their parts */
 } Entry;
 
 /* NULL: what NumPy has to do. */
@@ -204,6 +223,10 @@ void finish(const Entry *entry, void *data, Py_ssize_t n, int size);
 
 /* memcpy, but for what makes it slow on some processors: see transport/shm/copying.py. */
 void copy_bytes(void *into, const void *from, size_t size);
+
+/* ------------------------------------------------------------------ shares.c */
+
+PyObject *share_all_reduce(PyObject *module, PyObject *args);
 
 /* ------------------------------------------------------------------ types */
 

@@ -17,13 +17,25 @@ int is_own(Ring *ring, PyObject *file) {
     return own;
 }
 
-/* A record for the next call: that of the oldest, where nobody else refers to it. Its memory has
+static inline void refer(PyObject **to, PyObject *object) {
+    if (*to != object) Py_XSETREF(*to, Py_NewRef(object));
+}
+
+/* A record for the next call, of no group until it is filled in: that of the oldest, where nobody else
+ * refers to it. Its memory has
  * left the caches, but what it refers to is mostly what the new one will, too. */
 static Fields *next_record(Ring *ring) {
     Fields **place = &ring->records[ring->next], *oldest = *place, *record;
+    PyObject *completion = NULL;
     if (oldest && Py_REFCNT(oldest) == 1) {
         record = oldest;
         oldest = NULL;
+        completion = record->completion;
+        record->completion = Py_NewRef(Py_None);
+        refer(&record->waiting_for, Py_None);
+        refer(&record->error, Py_None);
+        Py_CLEAR(record->packed);
+        Py_CLEAR(record->group);
     } else {
         record = (Fields *)ring->type->tp_alloc(ring->type, 0);
         if (!record) return NULL;
@@ -36,56 +48,48 @@ static Fields *next_record(Ring *ring) {
     const char *next = (const char *)ring->records[ring->next];
     for (size_t at = 0; next && at < sizeof(Fields); at += LINE) __builtin_prefetch(next + at, 1);
     Py_INCREF(record);
-    Py_XDECREF(oldest); /* may run code that makes calls */
+    /* These may run code that makes calls. */
+    Py_XDECREF(oldest);
+    Py_XDECREF(completion);
     return record;
 }
 
-static inline void refer(PyObject **to, PyObject *object) {
-    if (*to != object) Py_XSETREF(*to, Py_NewRef(object));
+/* The name that the calling thread gives to its calls (borrowed): NULL with an exception. */
+static PyObject *find_label(Ring *ring) {
+    if (!PyDict_GET_SIZE(ring->labels)) return Py_None;
+    PyObject *thread = PyLong_FromUnsignedLong(PyThread_get_thread_ident());
+    PyObject *label = thread ? PyDict_GetItemWithError(ring->labels, thread) : NULL;
+    Py_XDECREF(thread);
+    return label || PyErr_Occurred() ? label : Py_None;
 }
 
-Fields *open_record(Ring *ring, PyObject *group, const Header *header, long long nbytes, int peer,
+int prepare_record(Ring *ring, Opening *opening) {
+    if (find_caller(ring, &opening->code, &opening->instruction) < 0) return -1;
+    opening->record = next_record(ring);
+    opening->label = opening->record ? find_label(ring) : NULL;
+    if (opening->label) return 0;
+    Py_DECREF(opening->code);
+    Py_XDECREF(opening->record);
+    return -1;
+}
+
+Fields *fill_record(Opening *opening, PyObject *group, const Header *header, long long nbytes, int peer,
                     int sync, double seconds) {
-    PyCodeObject *code;
-    int instruction;
-    if (find_caller(ring, &code, &instruction) < 0) return NULL;
-    unsigned long thread = PyThread_get_thread_ident();
-    PyObject *label = Py_None;
-    if (PyDict_GET_SIZE(ring->labels)) {
-        PyObject *key = PyLong_FromUnsignedLong(thread);
-        PyObject *found = key ? PyDict_GetItemWithError(ring->labels, key) : NULL;
-        Py_XDECREF(key);
-        if (found) label = found;
-        else if (PyErr_Occurred()) goto failed;
-    }
-    Fields *record = next_record(ring);
-    if (!record) goto failed;
-    refer(&record->code, (PyObject *)code);
-    Py_DECREF(code);
-    refer(&record->label, label);
-    refer(&record->group, group);
-    refer(&record->waiting_for, Py_None);
-    refer(&record->completion, Py_None);
-    refer(&record->error, Py_None);
-    Py_CLEAR(record->packed);
+    Fields *record = opening->record;
+    record->issued = monotonic();
+    record->started = record->ended = 0;
+    record->seconds = seconds;
     record->header = *header;
-    record->instruction = instruction;
-    record->thread = thread;
+    record->instruction = opening->instruction;
+    record->thread = PyThread_get_thread_ident();
     record->nbytes = nbytes;
     record->peer = peer;
     record->sync = (char)sync;
-    record->seconds = seconds;
-    record->started = record->ended = 0;
-    record->issued = monotonic();
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(ring->followers); i++)
-        if (PyList_Append(PyTuple_GET_ITEM(ring->followers, i), (PyObject *)record) < 0) {
-            Py_DECREF(record);
-            return NULL;
-        }
+    refer(&record->label, opening->label);
+    refer(&record->code, (PyObject *)opening->code);
+    Py_DECREF(opening->code);
+    record->group = Py_NewRef(group);
     return record;
-failed:
-    Py_DECREF(code);
-    return NULL;
 }
 
 static PyObject *ring_open(Ring *ring, PyObject *const *args, Py_ssize_t count) {
@@ -99,18 +103,25 @@ static PyObject *ring_open(Ring *ring, PyObject *const *args, Py_ssize_t count) 
     int sync = PyObject_IsTrue(args[4]);
     double seconds = PyFloat_AsDouble(args[5]);
     if (PyErr_Occurred()) return NULL;
+    Opening opening;
+    if (prepare_record(ring, &opening) < 0) return NULL;
     const Header *header = (const Header *)PyBytes_AS_STRING(args[1]);
-    Fields *record = open_record(ring, args[0], header, nbytes, (int)peer, sync, seconds);
-    if (record) record->packed = Py_NewRef(args[1]);
+    Fields *record = fill_record(&opening, args[0], header, nbytes, (int)peer, sync, seconds);
+    record->packed = Py_NewRef(args[1]);
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(ring->followers); i++)
+        if (PyList_Append(PyTuple_GET_ITEM(ring->followers, i), (PyObject *)record) < 0) {
+            Py_DECREF(record);
+            return NULL;
+        }
     return (PyObject *)record;
 }
 
-/* The records, oldest first. */
+/* The records that are filled in, oldest first. */
 static PyObject *ring_copy(Ring *ring, PyObject *Py_UNUSED(none)) {
     PyObject *list = PyList_New(0);
     for (Py_ssize_t i = 0; list && i < ring->capacity; i++) {
         Fields *record = ring->records[(ring->next + i) % ring->capacity];
-        if (record && PyList_Append(list, (PyObject *)record) < 0) Py_CLEAR(list);
+        if (record && record->group && PyList_Append(list, (PyObject *)record) < 0) Py_CLEAR(list);
     }
     return list;
 }

@@ -66,55 +66,65 @@ static PyObject *leave_with(Shortcut *s, PyObject *result) {
     return result;
 }
 
-/* Make a call whose turn has been taken, up to where all members have met in it. 1: they have, and
- * have the same card; 0: Python goes on with the record. */
-static int meet(Shortcut *s, const Header *header, const void *data, Py_ssize_t nbytes) {
-    Board *b = s->board;
-    Progress *p = b->progress;
-    uint64_t base = p->base += STEP;
-    int slot = (int)(++p->number % SLOTS);
-    memcpy(bytes_at(b, b->cards[b->rank][slot]), header, HEADER_BYTES);
-    if (nbytes) copy_bytes(part_at(b, b->rank, slot, nbytes), data, (size_t)nbytes);
-    publish(b, base + FIRST);
-    return meet_holding(b, header, s->checked);
-}
+/* A call that is made here. */
+typedef struct {
+    Header header;
+    long long nbytes;
+    double seconds;
+    Opening opening;
+    Fields *record; /* NULL if not checked */
+} Short;
 
-/* Begin a call of this group if that is as usual: 1, with its record; 0: it is left to Python; -1:
- * there is an exception. */
-static int begin(Shortcut *s, Header *header, long long nbytes, double seconds, Fields **record) {
+/* Begin a call of this group if that is as usual: 1; 0: it is left to Python; -1: there is an
+ * exception. */
+static int begin(Shortcut *s, Short *call) {
     int usual = is_unwatched(s);
     if (usual > 0 && !may_begin(s->board)) usual = 0;
     if (usual > 0) usual = take_turn(s);
     if (usual <= 0) return usual;
-    Order *o = s->order;
-    header->sequence = ++o->sequence;
-    *record = NULL;
+    call->header.sequence = ++s->order->sequence;
+    call->record = NULL;
     if (!s->checked) return 1;
-    header->history = o->history;
-    o->history = history_after(header);
-    /* From here on other threads may run: their calls come after this one. */
-    *record = open_record(s->ring, s->id, header, nbytes, COLLECTIVE, 1, seconds);
-    if (*record) {
-        (*record)->started = (*record)->issued;
-        return 1;
-    }
+    call->header.history = s->order->history;
+    s->order->history = history_after(&call->header);
+    /* Other threads may run meanwhile: their calls come after this one. */
+    if (prepare_record(s->ring, &call->opening) == 0) return 1;
     leave_with(s, NULL);
     return -1;
 }
 
+/* Make the call up to where all members have met in it. 1: they have, and have the same card; 0:
+ * Python goes on with the record. */
+static int meet(Shortcut *s, Short *call, const void *data) {
+    Board *b = s->board;
+    Progress *p = b->progress;
+    uint64_t base = p->base += STEP;
+    int slot = (int)(++p->number % SLOTS);
+    memcpy(bytes_at(b, b->cards[b->rank][slot]), &call->header, HEADER_BYTES);
+    if (data) copy_bytes(part_at(b, b->rank, slot, call->nbytes), data, (size_t)call->nbytes);
+    publish(b, base + FIRST);
+    if (s->checked) {
+        /* While what was published is on its way, and as much from the others. */
+        call->record = fill_record(&call->opening, s->id, &call->header, call->nbytes, COLLECTIVE, 1,
+                                   call->seconds);
+        call->record->started = call->record->issued;
+    }
+    return meet_holding(b, &call->header, s->checked);
+}
+
 /* End a call that went well, and return what it returns. */
-static PyObject *end(Shortcut *s, Fields *record, PyObject *result) {
-    if (record) record->ended = monotonic();
-    Py_XDECREF(record);
+static PyObject *end(Shortcut *s, Short *call, PyObject *result) {
+    if (call->record) call->record->ended = monotonic();
+    Py_XDECREF(call->record);
     return leave_with(s, Py_NewRef(result));
 }
 
 /* Let Python wait for the others, or say what went wrong. Called from here, so that the turn is given
  * back also where a signal ends it before its first line. */
-static PyObject *resume(Shortcut *s, Fields *record, PyObject *array, PyObject *op) {
+static PyObject *resume(Shortcut *s, Short *call, PyObject *array, PyObject *op) {
     PyObject *result =
-        PyObject_CallFunctionObjArgs(s->resume, (PyObject *)record, array, op, NULL);
-    Py_DECREF(record);
+        PyObject_CallFunctionObjArgs(s->resume, (PyObject *)call->record, array, op, NULL);
+    Py_DECREF(call->record);
     return leave_with(s, result);
 }
 
@@ -143,17 +153,17 @@ static PyObject *shortcut_all_reduce(Shortcut *s, PyObject *const *args, Py_ssiz
         Py_RETURN_NONE;
     }
     Py_ssize_t n = view.len / entry->size;
-    Header header = {.elements = (uint64_t)n, .root = NO_ROOT, .kind = ALL_REDUCE,
-                     .dtype = entry->dtype, .op = entry->op};
-    Fields *record;
-    int begun = begin(s, &header, view.len, seconds, &record);
+    Short call = {.nbytes = view.len, .seconds = seconds,
+                  .header = {.elements = (uint64_t)n, .root = NO_ROOT, .kind = ALL_REDUCE,
+                             .dtype = entry->dtype, .op = entry->op}};
+    int begun = begin(s, &call);
     if (begun <= 0) {
         PyBuffer_Release(&view);
         return left_to_python(begun);
     }
-    if (!meet(s, &header, view.buf, view.len)) {
+    if (!meet(s, &call, view.buf)) {
         PyBuffer_Release(&view);
-        return resume(s, record, args[0], args[1]);
+        return resume(s, &call, args[0], args[1]);
     }
     Board *b = s->board;
     int slot = (int)(b->progress->number % SLOTS);
@@ -164,18 +174,17 @@ static PyObject *shortcut_all_reduce(Shortcut *s, PyObject *const *args, Py_ssiz
     for (int r = 2; r < b->size; r++) entry->loop(view.buf, view.buf, part_at(b, r, slot, view.len), n);
     finish(entry, view.buf, n, b->size);
     PyBuffer_Release(&view);
-    return end(s, record, args[0]);
+    return end(s, &call, args[0]);
 }
 
 static PyObject *shortcut_barrier(Shortcut *s, PyObject *arg) {
     double seconds = PyFloat_AsDouble(arg);
     if (PyErr_Occurred()) return NULL;
-    Header header = {.root = NO_ROOT, .kind = BARRIER};
-    Fields *record;
-    int begun = begin(s, &header, 0, seconds, &record);
+    Short call = {.seconds = seconds, .header = {.root = NO_ROOT, .kind = BARRIER}};
+    int begun = begin(s, &call);
     if (begun <= 0) return left_to_python(begun);
-    if (!meet(s, &header, NULL, 0)) return resume(s, record, Py_None, Py_None);
-    return end(s, record, Py_True);
+    if (!meet(s, &call, NULL)) return resume(s, &call, Py_None, Py_None);
+    return end(s, &call, Py_True);
 }
 
 static PyObject *keep(PyObject *owner, const char *name) {
