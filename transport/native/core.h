@@ -10,7 +10,6 @@
 
 #include <stdatomic.h>
 #include <stdint.h>
-#include <time.h>
 
 #define STEP (UINT64_C(1) << 24)
 #define FIRST 1
@@ -25,11 +24,11 @@ enum { BARRIER = 1, ALL_REDUCE = 3 };
 
 typedef _Atomic uint64_t Word;
 
-static inline double monotonic(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
+/* Seconds of CLOCK_MONOTONIC, as time.monotonic() has them, to a fraction of a microsecond. Under the
+ * interpreter's lock; read_clock needs none. */
+double monotonic(void);
+double read_clock(void);
+void init_clock(void);
 
 /* ------------------------------------------------------------------ state.c: numbers */
 
@@ -232,5 +231,4 @@ PyObject *share_all_reduce(PyObject *module, PyObject *args);
 
 extern PyTypeObject *progress_type, *order_type, *fields_type, *ring_type, *board_type, *ring_end_type;
 extern PyType_Spec progress_spec, order_spec, fields_spec, ring_spec, board_spec, shortcut_spec, ring_end_spec;
-void init_record(void);
 int init_shortcut(void); /* -1 with an exception */

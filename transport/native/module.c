@@ -15,7 +15,7 @@ PyMODINIT_FUNC PyInit__core(void) {
     PyErr_SetString(PyExc_ImportError, "needs the interpreter's lock");
     return NULL;
 #endif
-    init_record();
+    init_clock();
     PyObject *module = init_shortcut() ? NULL : PyModule_Create(&definition);
     if (!module) return NULL;
     progress_type = add_type(module, &progress_spec);

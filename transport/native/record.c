@@ -3,37 +3,18 @@
 
 #include <string.h>
 
+#define PRIME 65521u /* as in transport/call.py */
+
 PyTypeObject *fields_type;
 
-/* ------------------------------------------------------------------ CRC-32, eight bytes at a time */
-
-/* Kounavis and Berry, "A Systematic Approach to Building High Performance, Software-based, CRC
- * Generators", 2005. crc_tables[k][n]: n, followed by k zeros. */
-static uint32_t crc_tables[8][256];
-
-void init_record(void) {
-    for (uint32_t n = 0; n < 256; n++) {
-        uint32_t c = n;
-        for (int bit = 0; bit < 8; bit++) c = c & 1 ? 0xEDB88320u ^ (c >> 1) : c >> 1;
-        crc_tables[0][n] = c;
-    }
-    for (int k = 1; k < 8; k++)
-        for (int n = 0; n < 256; n++) {
-            uint32_t c = crc_tables[k - 1][n];
-            crc_tables[k][n] = crc_tables[0][c & 0xFF] ^ (c >> 8);
-        }
-}
-
+/* The header as one number, little end first, modulo the prime: by words, each with what its place is
+ * worth there. */
 uint16_t history_after(const Header *header) {
-    const unsigned char *data = (const unsigned char *)header;
-    uint32_t c = 0xFFFFFFFFu;
-    for (int done = 0; done < HEADER_BYTES; done += 8) {
-        const unsigned char *d = data + done;
-        c = crc_tables[7][d[0] ^ (c & 0xFF)] ^ crc_tables[6][d[1] ^ (c >> 8 & 0xFF)] ^
-            crc_tables[5][d[2] ^ (c >> 16 & 0xFF)] ^ crc_tables[4][d[3] ^ (c >> 24)] ^
-            crc_tables[3][d[4]] ^ crc_tables[2][d[5]] ^ crc_tables[1][d[6]] ^ crc_tables[0][d[7]];
-    }
-    return (uint16_t)(c ^ 0xFFFFFFFFu);
+    const uint64_t one = UINT64_MAX % PRIME + 1; /* 2**64 */
+    uint64_t words[HEADER_BYTES / 8], sum = 0, worth = 1;
+    memcpy(words, header, HEADER_BYTES);
+    for (int i = 0; i < HEADER_BYTES / 8; i++, worth = worth * one % PRIME) sum += words[i] % PRIME * worth;
+    return (uint16_t)(sum % PRIME);
 }
 
 /* ------------------------------------------------------------------ the type */

@@ -35,7 +35,7 @@ static inline int spin(Look look, const void *what, int spins) {
 
 /* Offer the core to others for a while. */
 static int yield(Patience *p, Look look, const void *what) {
-    double give_up = monotonic() + YIELD_SECONDS;
+    double give_up = read_clock() + YIELD_SECONDS;
     long yields = 0;
     int come = 0;
     do {
@@ -44,7 +44,7 @@ static int yield(Patience *p, Look look, const void *what) {
             yields++;
             come = look(what);
         }
-    } while (!come && monotonic() < give_up);
+    } while (!come && read_clock() < give_up);
     if (come) {
         /* What came after so few yields was done by somebody who waited for this very core. */
         int spins = yields <= FEW_YIELDS ? FEWEST_SPINS : p->most_spins;
