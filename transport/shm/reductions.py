@@ -15,10 +15,11 @@ from transport.flat import laps_of
 from transport.reduce_op import Flat, RedOpType, ReduceOp, reduction_dtype
 from transport.shm.arena import Arena
 from transport.shm.board import DONE, Board
-from transport.shm.copying import LONG, address, copy
+from transport.shm.copying import LONG, copy
 from transport.shm.exchange import Exchange
 from transport.shm.folding import Folding
 from transport.shm.layout import BLOCKS
+from transport.shm.scattered import Scattered
 from transport.shm.sharing import Sharing
 
 _DIRECT_OF_TWO = 8
@@ -179,47 +180,6 @@ class Reductions:
         self, call: Call, output: Flat, inputs: Sequence[Flat], op: ReduceOp
     ) -> None:
         """See ``Communicator.reduce_scatter``."""
-        staged = self._folding.staged_dtype(output.dtype, op)
-        parts = _Scattered(self._folding, self._rank, output, inputs, op)
-        expects = [output.nbytes] * self._size
+        parts = Scattered(self._folding, self._rank, output, inputs, op)
         # Scaled inputs are not what lies in anybody's memory.
-        placed = op.factor is None
-        self._exchange.run(call, parts, staged, output.itemsize, expects, placed=placed)
-
-
-class _Scattered:
-    """The parts of a reduce_scatter, reduced as they arrive."""
-
-    def __init__(
-        self, folding: Folding, rank: int, output: Flat, inputs: Sequence[Flat], op: ReduceOp
-    ) -> None:
-        self._folding = folding
-        self._rank = rank
-        self._output = output
-        self._inputs = inputs
-        self._op = op
-        # Folding must know whether it writes over a part that it still needs.
-        self.outputs = None
-        self._in_place = op.factor is None and address(inputs[rank]) == address(output)
-
-    def sources(self) -> Sequence[Flat]:
-        return self._inputs
-
-    def stage(self, into: Flat, peer: int, start: int, stop: int) -> None:
-        self._folding.stage(into, self._inputs[peer], start, stop, self._op)
-
-    def keep(self) -> None:
-        pass
-
-    def take(self, arrived: Sequence[Flat], start: int) -> None:
-        parts = list(arrived)
-        # Another member's is as long as this one's would be, which is empty.
-        stop = start + parts[self._rank - 1].size
-        if start == stop:
-            return
-        out, own = self._output[start:stop], self._inputs[self._rank]
-        if self._in_place:
-            parts[self._rank] = out
-        else:
-            parts[self._rank] = self._folding.load(own, start, stop, self._op)
-        self._folding.fold(parts, self._op, out)
+        self._exchange.run(call, parts, placed=op.factor is None)

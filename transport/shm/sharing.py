@@ -4,9 +4,8 @@
 reduces its share from all other blocks and its own array, and writes the result back to where it
 was staged, and into its array; then everybody takes the other shares' results out of its own block.
 So a place in a block goes back and forth between two members, each of which reads it before it
-writes it: processors pass such a line on in one step, where to write what the other has only read
-takes several, between distant cores five times as long for the whole call. There is one meeting
-for each lap, and one more.
+writes it. To write what the other has only read takes processors longer: between distant cores the
+whole call took two and a half times as long. There is one meeting for each lap, and one more.
 
 *In place*, where all have the array at one place of the symmetric memory: each member reduces its
 share straight from the others' arrays, and writes the result into them.
@@ -56,44 +55,50 @@ class Sharing:
                 return
         folding, rank, size = self._folding, self._rank, self._size
         blocks = board.blocks(folding.staged_dtype(buffer.dtype, op))
-        line = max(1, LINE // blocks[0][0].itemsize)
-        laps = laps_of(buffer.size, blocks[0][0].size)
+        own_blocks, others = blocks[rank], [blocks[peer] for peer in board.peers]
+        line = max(1, LINE // own_blocks[0].itemsize)
+        laps = laps_of(buffer.size, own_blocks[0].size)
         per_lap = _whole(-(-buffer.size // laps), line)
 
-        def shares(lap: int) -> tuple[int, list[tuple[int, int]]]:
+        def lap_of(lap: int) -> tuple[int, int, int, int]:
+            """Where the lap begins in the array; from there, this member's share, and the end."""
             begin = lap * per_lap
-            return begin, shares_of(min(per_lap, buffer.size - begin), size, line)
+            count = min(per_lap, buffer.size - begin)
+            return begin, *share_of(count, size, rank, line), count
 
         def stage(lap: int, step: int) -> None:
-            begin, bounds = shares(lap)
-            block = blocks[rank][board.claim(call, lap)]
-            for low, high in (bounds[0][0], bounds[rank][0]), (bounds[rank][1], bounds[-1][1]):
-                if low < high:
-                    folding.stage(block[low:high], buffer, begin + low, begin + high, op)
+            begin, low, high, end = lap_of(lap)
+            block = own_blocks[board.claim(call, lap)]
+            if low:
+                folding.stage(block[:low], buffer, begin, begin + low, op)
+            if high < end:
+                folding.stage(block[high:end], buffer, begin + high, begin + end, op)
             board.publish(step)
 
         def reduce(lap: int) -> None:
-            begin, bounds = shares(lap)
-            slot, (low, high) = board.slot(lap), bounds[rank]
+            begin, low, high, _ = lap_of(lap)
+            slot, own = board.slot(lap), buffer[begin + low : begin + high]
             parts = [of[slot][low:high] for of in blocks]
-            own = buffer[begin + low : begin + high]
-            # Nobody stages anything in the owner's block, so scaled numbers have a place there.
-            result = own if op.factor is None else parts[rank]
-            parts[rank] = (
-                own if op.factor is None else folding.load(buffer, begin + low, begin + high, op)
-            )
+            result = own
+            if op.factor is None:
+                parts[rank] = own
+            else:
+                # Nobody stages anything there: a place for numbers that are scaled.
+                result = parts[rank]
+                parts[rank] = folding.load(buffer, begin + low, begin + high, op)
             folding.fold(parts, op, result)
-            for peer in board.peers:
-                copy(blocks[peer][slot][low:high], result)
+            for other in others:
+                copy(other[slot][low:high], result)
             if result is not own:
                 folding.unstage(own, result)
 
         def take(lap: int) -> None:
-            begin, bounds = shares(lap)
-            block = blocks[rank][board.slot(lap)]
-            for low, high in (bounds[0][0], bounds[rank][0]), (bounds[rank][1], bounds[-1][1]):
-                if low < high:
-                    folding.unstage(buffer[begin + low : begin + high], block[low:high])
+            begin, low, high, end = lap_of(lap)
+            block = own_blocks[board.slot(lap)]
+            if low:
+                folding.unstage(buffer[begin : begin + low], block[:low])
+            if high < end:
+                folding.unstage(buffer[begin + high : begin + end], block[high:end])
 
         first = self._enter(call, buffer, op, place, stage)
         if first is None:
@@ -161,8 +166,8 @@ class Sharing:
         board, rank = self._board, self._rank
         views = self._arena.views(place, buffer.size, buffer.dtype)
         line = max(1, LINE // buffer.itemsize)
-        low, high = shares_of(buffer.size, self._size, line)[rank]
-        step = max(1, self._stretch // buffer.itemsize)
+        low, high = share_of(buffer.size, self._size, rank, line)
+        step = self._stretch // buffer.itemsize
         for start in range(low, high, step):
             part = slice(start, min(start + step, high))
             parts = [view[part] for view in views]
@@ -174,13 +179,13 @@ class Sharing:
         board.reach_all(call, 2)
 
 
-def shares_of(count: int, size: int, line: int) -> list[tuple[int, int]]:
-    """Return where each member's share of ``count`` elements begins and ends.
+def share_of(count: int, size: int, rank: int, line: int) -> tuple[int, int]:
+    """Return where the share of ``rank`` of ``size`` in ``count`` elements begins and ends.
 
-    Of whole lines of ``line`` elements, so that no two members write to one.
+    Shares are of whole lines of ``line`` elements, so that no two members write to one.
     """
     share = _whole(-(-count // size), line)
-    return [(min(r * share, count), min((r + 1) * share, count)) for r in range(size)]
+    return min(rank * share, count), min((rank + 1) * share, count)
 
 
 def _whole(count: int, line: int) -> int:
