@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -21,6 +22,7 @@ class Core(Protocol):
     RingEnd: type[Any]
     Ring: type[Any]
     Shortcut: type[Any]
+    share_all_reduce: Callable[..., bool]
 
 
 def _load() -> tuple[Core | None, str | None]:

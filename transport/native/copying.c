@@ -3,22 +3,30 @@
 
 #include <string.h>
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-
 #define LONG_BYTES 4096
+
+#if defined(__x86_64__)
+/* Of any alignment. */
+typedef long long Wide __attribute__((vector_size(32), aligned(1), may_alias));
+#define AT_A_TIME (4 * sizeof(Wide))
+
+CLONES static void copy_wide(void *into, const void *from, size_t size) {
+    Wide *to = into;
+    const Wide *source = from;
+    for (size_t i = 0; i < size / sizeof(Wide); i += 4) {
+        Wide a = source[i], b = source[i + 1], c = source[i + 2], d = source[i + 3];
+        to[i] = a, to[i + 1] = b, to[i + 2] = c, to[i + 3] = d;
+    }
+}
+#endif
 
 void copy_bytes(void *into, const void *from, size_t size) {
     size_t done = 0;
 #if defined(__x86_64__)
-    char *to = into;
-    const char *source = from;
-    if (size >= LONG_BYTES)
-        for (; done + 64 <= size; done += 64)
-            for (size_t i = 0; i < 64; i += 16)
-                _mm_storeu_si128((__m128i *)(to + done + i),
-                                 _mm_loadu_si128((const __m128i *)(source + done + i)));
+    if (size >= LONG_BYTES) {
+        done = size / AT_A_TIME * AT_A_TIME;
+        copy_wide(into, from, done);
+    }
 #endif
     memcpy((char *)into + done, (const char *)from + done, size - done);
 }

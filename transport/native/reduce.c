@@ -3,36 +3,47 @@
 
 /* Integers wrap as NumPy's do: computed without sign. Floats have no MIN and MAX here, because which
  * of two NaNs comes out is NumPy's own affair. out may be left or right, but does not overlap them
- * otherwise. */
-#define LOOP(NAME, T, U, EXPR)                                                              \
-    static void NAME(void *out, const void *left, const void *right, Py_ssize_t n) {        \
+ * otherwise; both_* write what comes out into left and right. */
+#define LOOP(NAME, T, EXPR)                                                                 \
+    CLONES static void NAME(void *out, const void *left, const void *right, Py_ssize_t n) { \
         T *o = out;                                                                         \
         const T *a = left, *b = right;                                                      \
         _Pragma("GCC ivdep")                                                                \
         for (Py_ssize_t i = 0; i < n; i++) o[i] = (T)(EXPR);                                \
     }
+#define BOTH(NAME, T, EXPR)                                                                 \
+    CLONES static void both_##NAME(void *left, void *right, Py_ssize_t n) {                 \
+        T *a = left, *b = right;                                                            \
+        _Pragma("GCC ivdep")                                                                \
+        for (Py_ssize_t i = 0; i < n; i++) a[i] = b[i] = (T)(EXPR);                         \
+    }
+#define LOOPS(NAME, T, EXPR) LOOP(NAME, T, EXPR) BOTH(NAME, T, EXPR)
 #define INTEGERS(SUFFIX, T, U)                                                              \
-    LOOP(sum_##SUFFIX, T, U, (U)a[i] + (U)b[i])                                             \
-    LOOP(product_##SUFFIX, T, U, (U)a[i] * (U)b[i])                                         \
-    LOOP(min_##SUFFIX, T, U, a[i] < b[i] ? a[i] : b[i])                                     \
-    LOOP(max_##SUFFIX, T, U, a[i] > b[i] ? a[i] : b[i])
+    LOOPS(sum_##SUFFIX, T, (U)a[i] + (U)b[i])                                               \
+    LOOPS(product_##SUFFIX, T, (U)a[i] * (U)b[i])                                           \
+    LOOPS(min_##SUFFIX, T, a[i] < b[i] ? a[i] : b[i])                                       \
+    LOOPS(max_##SUFFIX, T, a[i] > b[i] ? a[i] : b[i])
 INTEGERS(i4, int32_t, uint32_t)
 INTEGERS(u4, uint32_t, uint32_t)
 INTEGERS(i8, int64_t, uint64_t)
 INTEGERS(u8, uint64_t, uint64_t)
 #define FLOATS(SUFFIX, T)                                                                   \
-    LOOP(sum_##SUFFIX, T, T, a[i] + b[i])                                                   \
-    LOOP(product_##SUFFIX, T, T, a[i] * b[i])
+    LOOPS(sum_##SUFFIX, T, a[i] + b[i])                                                     \
+    LOOPS(product_##SUFFIX, T, a[i] * b[i])                                                 \
+    BOTH(avg_##SUFFIX, T, (a[i] + b[i]) / 2)
 FLOATS(f4, float)
 FLOATS(f8, double)
 
+#define ROW(F, CODE, OP, SIZE, NAME) {F, CODE, OP, SIZE, NAME, both_##NAME}
 #define ROWS(F, CODE, SIZE, S)                                                              \
-    {F, CODE, SUM, SIZE, sum_##S}, {F, CODE, PRODUCT, SIZE, product_##S},                   \
-    {F, CODE, MIN, SIZE, min_##S}, {F, CODE, MAX, SIZE, max_##S}
+    ROW(F, CODE, SUM, SIZE, sum_##S), ROW(F, CODE, PRODUCT, SIZE, product_##S)
+#define INTEGER_ROWS(F, CODE, SIZE, S)                                                      \
+    ROWS(F, CODE, SIZE, S), ROW(F, CODE, MIN, SIZE, min_##S), ROW(F, CODE, MAX, SIZE, max_##S)
+#define FLOAT_ROWS(F, CODE, SIZE, S)                                                        \
+    ROWS(F, CODE, SIZE, S), {F, CODE, AVG, SIZE, sum_##S, both_avg_##S}
 static const Entry entries[] = {
-    {'f', 11, SUM, 4, sum_f4}, {'f', 11, AVG, 4, sum_f4}, {'f', 11, PRODUCT, 4, product_f4},
-    {'d', 12, SUM, 8, sum_f8}, {'d', 12, AVG, 8, sum_f8}, {'d', 12, PRODUCT, 8, product_f8},
-    ROWS('i', 6, 4, i4), ROWS('I', 7, 4, u4), ROWS('l', 8, 8, i8), ROWS('L', 9, 8, u8),
+    FLOAT_ROWS('f', 11, 4, f4),  FLOAT_ROWS('d', 12, 8, f8),  INTEGER_ROWS('i', 6, 4, i4),
+    INTEGER_ROWS('I', 7, 4, u4), INTEGER_ROWS('l', 8, 8, i8), INTEGER_ROWS('L', 9, 8, u8),
 };
 
 const Entry *find_entry(const char *format, long op) {

@@ -149,6 +149,10 @@ class Arena:
                 return (number << _OFFSET_BITS) + start - low + 1
         return 0
 
+    def apart(self, where: int) -> int:
+        """Return how many bytes lie between one member's place ``where`` and the next one's."""
+        return self._segments[(where - 1) >> _OFFSET_BITS][1]
+
     def views(self, where: int, count: int, dtype: np.dtype[np.generic]) -> list[Flat]:
         """Return ``view`` of all members, in order; those that were used last are kept."""
         key = (where, count, dtype.num)

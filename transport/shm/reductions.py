@@ -1,32 +1,29 @@
 """Reductions through the board.
 
-``all_reduce`` has three ways. *Direct*: everybody stages its input and reduces everybody's for
-itself: one meeting for each block. *Shared*: of each block a member stages what others reduce,
-reduces its own share, and takes the results of the other shares: two meetings for each block, but
-each element is reduced once. *In place*, where all have the array at one place of the symmetric
-memory: each member reduces its share straight from the others' arrays, and writes the result into
-them. All reduce in rank order, and so give the same bits on every rank.
+A small all_reduce goes the direct way: everybody stages its input and reduces everybody's for
+itself, with one meeting. For large ones see ``transport.shm.sharing``. All reduce in rank order,
+and so give the same bits on every rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from transport.call import Call
-from transport.flat import laps_of, part_bounds
+from transport.flat import laps_of
 from transport.reduce_op import Flat, RedOpType, ReduceOp, reduction_dtype
 from transport.shm.arena import Arena
 from transport.shm.board import DONE, Board
-from transport.shm.copying import LONG, address, copy
+from transport.shm.copying import LONG, copy
 from transport.shm.exchange import Exchange
 from transport.shm.folding import Folding
 from transport.shm.layout import BLOCKS
+from transport.shm.scattered import Scattered
+from transport.shm.sharing import Sharing
 
 _DIRECT_OF_TWO = 8
-"""How much more data goes the shortest way between two members, who could save nothing by sharing
-the work. It has no look for symmetric arrays, which are worth it from there on.
-"""
+"""How much more data goes the direct way between two members than among more."""
 
 _MOST_COMPILED = 128 << 10
 """From where on the time is that of the memory, whoever moves it."""
@@ -47,8 +44,8 @@ class Reductions:
         self._exchange = exchange
         block = board.layout.block
         self._direct = direct if board.size > 2 else min(_DIRECT_OF_TWO * direct, block)
-        self._stretch = max(piece, block)
         self._folding = Folding(board.size, piece)
+        self._sharing = Sharing(board, arena, self._folding, piece)
         self._rank = board.rank
         self._size = board.size
         # The parts of blocks that the last small call used, by slot, and what it was.
@@ -63,15 +60,15 @@ class Reductions:
             and op.factor is None
         ):
             self._all_reduce_at_once(call, buffer, op)
-        elif op.factor is not None or reduction_dtype(buffer.dtype) != buffer.dtype:
-            self._all_reduce_shared(call, buffer, op)
-        elif buffer.nbytes <= self._direct:
+        elif (
+            op.factor is not None
+            or buffer.nbytes > self._direct
+            or reduction_dtype(buffer.dtype) != buffer.dtype
+        ):
+            self._sharing.all_reduce(call, buffer, op)
+        else:
             self._get_ready(buffer)
             self._all_reduce_at_once(call, buffer, op)
-        elif self._size == 2:
-            self._all_reduce_direct(call, buffer, op)
-        else:
-            self._all_reduce_shared(call, buffer, op)
 
     def _get_ready(self, buffer: Flat) -> None:
         """Prepare for more calls like this one, whose ``buffer`` fits a block."""
@@ -119,126 +116,6 @@ class Reductions:
                 combine(own, part, out=own)
         if op.kind is _AVG:
             op.finish(own, self._size)
-
-    def _all_reduce_direct(self, call: Call, buffer: Flat, op: ReduceOp) -> None:
-        """A block at a time: what was just staged is still in this core's cache when it is reduced.
-
-        Who would have to wait stages the next block meanwhile. It overwrites lap k - 3 then, with
-        lap k + 1: all have staged lap k - 1, which they do once they have reduced lap k - 3.
-        """
-        board = self._board
-        blocks = board.blocks(buffer.dtype)
-        own = blocks[self._rank]
-        per_lap = own[0].size
-        laps = laps_of(buffer.size, per_lap)
-
-        def stage(lap: int, step: int) -> None:
-            part = buffer[lap * per_lap : (lap + 1) * per_lap]
-            copy(own[board.claim(call, lap)][: part.size], part)
-            board.publish(step)
-
-        first = self._enter(call, buffer, op, stage)
-        if first is None:
-            return
-        staged = 1
-        for lap in range(laps):
-            while staged <= lap or (staged == lap + 1 < laps and not board.come(first + lap)):
-                stage(staged, first + staged)
-                staged += 1
-            board.reach_all(call, first + lap)
-            part, slot = buffer[lap * per_lap : (lap + 1) * per_lap], board.slot(lap)
-            self._combine([block[slot][: part.size] for block in blocks], part, op)
-        if laps > 1:
-            board.close()
-
-    def _all_reduce_shared(self, call: Call, buffer: Flat, op: ReduceOp) -> None:
-        board, folding, rank, size = self._board, self._folding, self._rank, self._size
-        blocks = board.blocks(folding.staged_dtype(buffer.dtype, op))
-        laps = laps_of(buffer.size, blocks[0][0].size)
-
-        def shares(lap: int) -> tuple[int, list[tuple[int, int]]]:
-            begin, end = part_bounds(buffer.size, laps, lap)
-            return begin, [part_bounds(end - begin, size, i) for i in range(size)]
-
-        def stage(lap: int, step: int) -> None:
-            begin, bounds = shares(lap)
-            block = blocks[rank][board.claim(call, lap)]
-            for low, high in (bounds[0][0], bounds[rank][0]), (bounds[rank][1], bounds[-1][1]):
-                if low < high:
-                    folding.stage(block[low:high], buffer, begin + low, begin + high, op)
-            board.publish(step)
-
-        first = self._enter(call, buffer, op, stage)
-        if first is None:
-            return
-        # Lap k is staged at step ``first + 2k - 1`` (the first at ``first``), and its result is
-        # there at step ``first + 2k + 2``.
-        for lap in range(laps):
-            # The block that this overwrites was read before its readers staged lap - 1.
-            if lap + 1 < laps:
-                stage(lap + 1, first + 2 * lap + 1)
-            board.reach_all(call, max(first, first + 2 * lap - 1))
-            begin, bounds = shares(lap)
-            slot = board.slot(lap)
-            low, high = bounds[rank]
-            parts = [blocks[r][slot][low:high] for r in range(size)]
-            result = parts[rank]
-            parts[rank] = folding.load(buffer, begin + low, begin + high, op)
-            folding.fold(parts, op, result)
-            board.publish(first + 2 * lap + 2)
-            board.reach_all(call, first + 2 * lap + 2)
-            for owner, (low, high) in enumerate(bounds):
-                folding.unstage(buffer[begin + low : begin + high], blocks[owner][slot][low:high])
-        board.close()
-
-    def _enter(
-        self, call: Call, buffer: Flat, op: ReduceOp, stage: Callable[[int, int], None]
-    ) -> int | None:
-        """Begin a large all_reduce, whose inputs are staged by ``stage(lap, step)``.
-
-        Returns the step at which lap 0 is staged on all members; None when all was done in place.
-        """
-        board, arena = self._board, self._arena
-        board.begin(call)
-        if arena.empty:
-            stage(0, 1)
-            board.meet(call)
-            return 1
-        # Scaled inputs would have to be written back to be reduced in place.
-        where = arena.locate(buffer) if op.factor is None else 0
-        board.words[board.notes(self._rank)] = where
-        if where:
-            board.publish(1)
-        else:
-            stage(0, 1)
-        board.meet(call)
-        words = board.words
-        places = [words[board.notes(rank)] for rank in range(self._size)]
-        if not any(places):
-            return 1
-        if where and places.count(where) == self._size:
-            self._reduce_in_place(call, buffer, op, where)
-            return None
-        if where:
-            stage(0, 2)
-        else:
-            board.publish(2)
-        return 2
-
-    def _reduce_in_place(self, call: Call, buffer: Flat, op: ReduceOp, where: int) -> None:
-        board, rank = self._board, self._rank
-        views = self._arena.views(where, buffer.size, buffer.dtype)
-        low, high = part_bounds(buffer.size, self._size, rank)
-        step = max(1, self._stretch // buffer.itemsize)
-        for start in range(low, high, step):
-            part = slice(start, min(start + step, high))
-            parts = [view[part] for view in views]
-            result = parts[rank]
-            self._folding.fold(parts, op, result)
-            for peer in board.peers:
-                copy(parts[peer], result)
-        board.publish(2)
-        board.reach_all(call, 2)
 
     def reduce(self, call: Call, buffer: Flat, op: ReduceOp, root: int) -> None:
         """See ``Communicator.reduce``."""
@@ -303,47 +180,6 @@ class Reductions:
         self, call: Call, output: Flat, inputs: Sequence[Flat], op: ReduceOp
     ) -> None:
         """See ``Communicator.reduce_scatter``."""
-        staged = self._folding.staged_dtype(output.dtype, op)
-        parts = _Scattered(self._folding, self._rank, output, inputs, op)
-        expects = [output.nbytes] * self._size
+        parts = Scattered(self._folding, self._rank, output, inputs, op)
         # Scaled inputs are not what lies in anybody's memory.
-        placed = op.factor is None
-        self._exchange.run(call, parts, staged, output.itemsize, expects, placed=placed)
-
-
-class _Scattered:
-    """The parts of a reduce_scatter, reduced as they arrive."""
-
-    def __init__(
-        self, folding: Folding, rank: int, output: Flat, inputs: Sequence[Flat], op: ReduceOp
-    ) -> None:
-        self._folding = folding
-        self._rank = rank
-        self._output = output
-        self._inputs = inputs
-        self._op = op
-        # Folding must know whether it writes over a part that it still needs.
-        self.outputs = None
-        self._in_place = op.factor is None and address(inputs[rank]) == address(output)
-
-    def sources(self) -> Sequence[Flat]:
-        return self._inputs
-
-    def stage(self, into: Flat, peer: int, start: int, stop: int) -> None:
-        self._folding.stage(into, self._inputs[peer], start, stop, self._op)
-
-    def keep(self) -> None:
-        pass
-
-    def take(self, arrived: Sequence[Flat], start: int) -> None:
-        parts = list(arrived)
-        # Another member's is as long as this one's would be, which is empty.
-        stop = start + parts[self._rank - 1].size
-        if start == stop:
-            return
-        out, own = self._output[start:stop], self._inputs[self._rank]
-        if self._in_place:
-            parts[self._rank] = out
-        else:
-            parts[self._rank] = self._folding.load(own, start, stop, self._op)
-        self._folding.fold(parts, self._op, out)
+        self._exchange.run(call, parts, placed=op.factor is None)
