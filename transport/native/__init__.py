@@ -17,6 +17,7 @@ class Core(Protocol):
     MOST_MEMBERS: int
     Board: type[Any]
     CallFields: type[Any]
+    Laps: type[Any]
     Order: type[Any]
     Progress: type[Any]
     RingEnd: type[Any]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from transport.runtime import Membership
 from transport.shm.board import DONE, Board
 from transport.shm.copying import LONG, address, copy, copy_raw
 from transport.shm.exchange import Exchange
+from transport.shm.exchange_plan import Shape
 from transport.shm.layout import BLOCKS, LINE
 from transport.shm.places import Places
 
@@ -21,37 +23,54 @@ _SMALL = 16 << 10
 
 
 class _Spread:
-    """An exchange that only copies: ``inputs[i]`` to member i, whose own come to ``outputs[i]``.
-
-    ``how`` copies the second array into the first.
+    """An exchange that only copies: ``inputs[i]`` to member i, whose own come to ``outputs[i]``;
+    ``same``: ``inputs[0]`` to all.
     """
 
+    __slots__ = ("_copy", "_inputs", "_laps", "_rank", "_same", "outputs")
+
     def __init__(
-        self,
-        rank: int,
-        outputs: Sequence[Flat],
-        inputs: Sequence[Flat],
-        how: Callable[[Flat, Flat], None],
+        self, rank: int, outputs: Sequence[Flat], inputs: Sequence[Flat], same: bool
     ) -> None:
-        self.outputs: Sequence[Flat] | None = outputs
+        self.outputs: Sequence[Flat] = outputs
         self._rank = rank
-        self._outputs = outputs
         self._inputs = inputs
-        self._copy = how
+        self._same = same
+        self._copy = copy
+        self._laps: Any = None
+
+    def move(self, laps: Any, call: Call, symmetric: bool) -> bool | None:
+        self._laps = laps
+        return laps.exchange(call, self.outputs, self._inputs, self._same, symmetric)
+
+    def prepare(self) -> Shape:
+        expects = tuple([output.nbytes for output in self.outputs])
+        if max(expects) >= LONG:
+            # Seen as bytes once, and not again for each piece.
+            self._copy = copy_raw
+            self.outputs = [output.view(np.uint8) for output in self.outputs]
+            self._inputs = [input_.view(np.uint8) for input_ in self._inputs]
+        dtype = self.outputs[0].dtype
+        sends = tuple([input_.nbytes for input_ in self._inputs])
+        if self._same:
+            sends *= len(expects)
+        return Shape(dtype, dtype.itemsize, self._same, sends, expects)
 
     def sources(self) -> Sequence[Flat]:
         return self._inputs
 
     def stage(self, into: Flat, peer: int, start: int, stop: int) -> None:
-        self._copy(into, self._inputs[peer][start:stop])
+        self._copy(into, self._inputs[0 if self._same else peer][start:stop])
 
     def keep(self) -> None:
-        own, input_ = self._outputs[self._rank], self._inputs[self._rank]
-        if own is not input_ and (own.nbytes <= _SMALL or address(own) != address(input_)):
+        own, input_ = self.outputs[self._rank], self._inputs[0 if self._same else self._rank]
+        if own is input_ or (own.nbytes > _SMALL and address(own) == address(input_)):
+            return
+        if self._laps is None or not self._laps.copy(own, input_):
             self._copy(own, input_)
 
     def take(self, arrived: Sequence[Flat], start: int) -> None:
-        for output, part in zip(self._outputs, arrived, strict=True):
+        for output, part in zip(self.outputs, arrived, strict=True):
             if count := part.size:
                 self._copy(output[start : start + count], part)
 
@@ -83,27 +102,35 @@ class Copies:
 
     def broadcast(self, call: Call, buffer: Flat, root: int) -> None:
         """See ``Communicator.broadcast``."""
-        board, rank = self._board, self._rank
+        board, rank, met = self._board, self._rank, False
         blocks = board.blocks(buffer.dtype)
         per_lap = max(1, self._piece // buffer.itemsize)
         laps = laps_of(buffer.size, per_lap)
-        board.begin(call)
+        alone = self._size == 2
+        if (compiled := self._exchange.laps) is not None:
+            piece, symmetric = per_lap * buffer.itemsize, self._places.are_symmetric([buffer])
+            done = compiled.broadcast(call, buffer, root, piece, symmetric)
+            if done:
+                board.check_later(call)
+                return
+            met = done is not None
+        if not met:
+            board.begin(call)
         placed = laps > 1
         if placed and rank == root:
-            board.words[board.notes(root)] = where = self._places.locate(
-                buffer, alone=self._size == 2
-            )
+            board.words[board.notes(root)] = where = self._places.locate(buffer, alone=alone)
             if where:
                 board.publish(1)
                 board.meet(call)
                 board.reach_all(call, 2)
                 return
         if rank != root:
-            board.publish(1)
-            board.meet_one(call, root)
+            if not met:
+                board.publish(1)
+                board.meet_one(call, root)
             where = board.words[board.notes(root)] if placed else 0
             if where:
-                self._places.fetch(root, where, buffer, alone=self._size == 2)
+                self._places.fetch(root, where, buffer, alone=alone)
                 board.publish(2)
                 board.check_later(call)
                 return
@@ -125,28 +152,11 @@ class Copies:
 
     def all_gather(self, call: Call, outputs: Sequence[Flat], input_: Flat) -> None:
         """See ``Communicator.all_gather``."""
-        self._spread(call, outputs, [input_], same=True)
+        self._exchange.run(call, _Spread(self._rank, outputs, [input_], True))
 
     def all_to_all(self, call: Call, outputs: Sequence[Flat], inputs: Sequence[Flat]) -> None:
         """See ``Communicator.all_to_all``."""
-        self._spread(call, outputs, inputs)
-
-    def _spread(
-        self, call: Call, outputs: Sequence[Flat], inputs: Sequence[Flat], *, same: bool = False
-    ) -> None:
-        """Exchange ``inputs``, one for each member; ``same``: one for all."""
-        expects = [output.nbytes for output in outputs]
-        how = copy
-        if max(expects) >= LONG:
-            # Seen as bytes once, and not again for each piece.
-            how = copy_raw
-            outputs = [output.view(np.uint8) for output in outputs]
-            inputs = [input_.view(np.uint8) for input_ in inputs]
-        dtype = outputs[0].dtype
-        if same:
-            inputs = [*inputs] * self._size
-        parts = _Spread(self._rank, outputs, inputs, how)
-        self._exchange.run(call, parts, dtype, dtype.itemsize, expects, same=same)
+        self._exchange.run(call, _Spread(self._rank, outputs, inputs, False))
 
     def gather(self, call: Call, outputs: Sequence[Flat] | None, input_: Flat, root: int) -> None:
         """See ``Communicator.gather``."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from transport.call import Call
 from transport.errors import HeaderMismatchError
+from transport.native import core
 from transport.reduce_op import Flat
 from transport.runtime import Membership
 from transport.shm.arena import Arena
@@ -34,8 +35,21 @@ class Parts(Protocol):
         """Where what comes from each member goes as it is; None: it goes to ``take``."""
         ...
 
+    def move(self, laps: Any, call: Call, symmetric: bool) -> bool | None:
+        """Have the compiled core make the call, unless it has several laps and all parts are
+        ``symmetric``, where they can be read in place.
+
+        Returns whether that was all: None where nothing was done, False where the call is begun,
+        all members have met in it with lap 0 staged, and something is not as usual.
+        """
+        ...
+
+    def prepare(self) -> Shape:
+        """Be told that the data is moved in Python, and return what there is."""
+        ...
+
     def sources(self) -> Sequence[Flat]:
-        """Return what this member has for each member."""
+        """Return what this member has for each member; one: the same for all."""
         ...
 
     def stage(self, into: Flat, peer: int, start: int, stop: int) -> None:
@@ -54,7 +68,8 @@ class Parts(Protocol):
 class Exchange:
     """All to all in laps, for sizes that may differ by sender and receiver.
 
-    Where all members' parts lie where others can read them, the receivers read them there.
+    Where all members' parts lie where others can read them, the receivers read them there. The
+    compiled core stages what is not symmetric whatever its size, in less time than to read it.
     """
 
     def __init__(
@@ -66,47 +81,34 @@ class Exchange:
         self._places = places
         self._piece = piece
         self._memory = board.segment.mapping
+        compiled = board.compiled()
+        self.laps: Any = None
+        """What makes calls in the compiled core, where that is possible."""
+        if core is not None and compiled is not None:
+            self.laps = core.Laps(compiled, board)
         self._plans: dict[Shape, ExchangePlan] = {}
 
-    def run(
-        self,
-        call: Call,
-        parts: Parts,
-        staged: np.dtype[np.generic],
-        itemsize: int,
-        expects: Sequence[int],
-        *,
-        same: bool = False,
-        placed: bool = True,
-    ) -> None:
-        """Carry out the call: ``parts.sources()`` to the members, ``expects[i]`` bytes from each.
-
-        What is staged has the dtype ``staged``; sizes are of elements of ``itemsize``. ``same``:
-        all get the same, which is staged once (with this rank as ``peer``). ``placed``: false
-        where a part must not be read before it is staged.
-        """
-        board = self._board
-        sources = parts.sources()
-        sends = tuple([source.nbytes for source in sources])
-        shape = Shape(staged, itemsize, same, sends, tuple(expects))
+    def run(self, call: Call, parts: Parts, *, placed: bool = True) -> None:
+        """Carry out the call. ``placed``: false where no part must be read before it is staged."""
+        done = None
+        if self.laps is not None:
+            symmetric = placed and self._places.are_symmetric(parts.sources())
+            done = parts.move(self.laps, call, symmetric)
+            if done:
+                return
+        shape = parts.prepare()
         plan = self._plans.get(shape)
         if plan is None:
             plan = self._make_plan(shape)
-        board.begin(call)
+        board = self._board
         places = None
-        if placed and plan.laps > 1:
-            places = self._locate(parts, sources[:1] if same else sources)
-        notes = plan.notes
-        if places is not None:
-            notes = pack_notes(1, plan.laps, sends, expects, places)
-        at = board.notes(board.rank) * WORD
-        self._memory[at : at + len(notes)] = notes
-        if places is None:
-            self._stage(call, parts, plan, 0, 1)
+        if done is None:
+            board.begin(call)
+            if placed and plan.laps > 1:
+                places = self._locate(parts)
+            self._enter(call, parts, plan, places)
         else:
-            board.publish(1)
-        parts.keep()
-        board.meet(call)
+            parts.keep()
         first, laps = 1, plan.laps
         if places is not None or not self._agrees(plan):
             laps = self._compare(call, plan)
@@ -130,6 +132,22 @@ class Exchange:
         if laps > 1:
             board.close()
 
+    def _enter(
+        self, call: Call, parts: Parts, plan: ExchangePlan, places: list[int] | None
+    ) -> None:
+        """Show what this member has, ``places`` or lap 0; return when all members have done so."""
+        board, notes = self._board, plan.notes
+        if places is not None:
+            notes = pack_notes(1, plan.laps, plan.shape.sends, plan.shape.expects, places)
+        at = board.notes(board.rank) * WORD
+        self._memory[at : at + len(notes)] = notes
+        if places is None:
+            self._stage(call, parts, plan, 0, 1)
+        else:
+            board.publish(1)
+        parts.keep()
+        board.meet(call)
+
     def _make_plan(self, shape: Shape) -> ExchangePlan:
         if len(self._plans) >= MOST_PLANS:
             self._plans.clear()
@@ -144,10 +162,9 @@ class Exchange:
                 parts.stage(into, peer, start, stop)
         board.publish(step)
 
-    def _locate(self, parts: Parts, sources: Sequence[Flat]) -> list[int] | None:
-        """Return the places of ``sources`` (one: the same for all members); None where one of them
-        must be staged.
-        """
+    def _locate(self, parts: Parts) -> list[int] | None:
+        """Return the places of what there is for each member; None where a part must be staged."""
+        sources = parts.sources()
         if parts.outputs is None:
             if self._arena.empty:
                 return None

@@ -1,0 +1,50 @@
+/* Calls whose data goes through the blocks of a board a lap at a time, with the steps and notes of
+ * transport/shm/copies.py and exchange.py. */
+#pragma once
+#include "core.h"
+#include "staging.h"
+
+/* What all such calls of a group share. */
+typedef struct {
+    PyObject_HEAD
+    Board *board;
+    PyObject *python; /* the transport.shm.board.Board */
+    Staging staging;
+} Laps;
+
+/* The memory of arrays while a call runs. */
+typedef struct {
+    int count;
+    Py_buffer views[MOST];
+} Arrays;
+
+/* Export an array, or each of a list of `count`: -1, with nothing exported and no exception, where
+ * that is not possible. */
+int export_one(Arrays *arrays, PyObject *array, int flags);
+int export_each(Arrays *arrays, PyObject *list, int count, int flags);
+void release(Arrays *arrays);
+
+/* Begin a call (Board.begin): -1 with an exception. */
+int begin_laps(Laps *laps, PyObject *call);
+
+/* End one of several laps (Board.close). */
+void close_laps(Run *run);
+
+/* The laps that `size` bytes take, and how many of them lap number `lap` has. */
+static inline uint64_t laps_of(uint64_t size, uint64_t per_lap) {
+    return size > per_lap ? (size + per_lap - 1) / per_lap : 1;
+}
+static inline uint64_t part_of(uint64_t size, uint64_t per_lap, uint64_t lap) {
+    uint64_t start = lap * per_lap;
+    if (start >= size) return 0;
+    return size - start < per_lap ? size - start : per_lap;
+}
+
+/* The methods. They return True where the call is done; False where it is begun, all that are
+ * waited for have met, and something is not as usual; None where nothing was done. */
+PyObject *laps_broadcast(Laps *laps, PyObject *const *args, Py_ssize_t count);
+PyObject *laps_exchange(Laps *laps, PyObject *const *args, Py_ssize_t count);
+PyObject *laps_reduce_scatter(Laps *laps, PyObject *const *args, Py_ssize_t count);
+
+extern PyType_Spec laps_spec;
+int init_laps(void);
