@@ -7,6 +7,10 @@
 
 #include <string.h>
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 PyTypeObject *ring_end_type;
 
 #define LINE 64
@@ -15,7 +19,27 @@ PyTypeObject *ring_end_type;
 #define MOST_PIECE (32 << 10)
 /* From here on the other end is told of a message before its bytes are there. */
 #define ANNOUNCED (16 << 10)
-enum { BROKEN = 1, SENDER_SLEEPS = 2 }; /* words of the sender's line, after its counter */
+enum { SENDER_SLEEPS = 2 }; /* a word of the sender's line, after its counter and `broken` */
+
+/* How a sender writes. Into its caches, from which the receiver's core takes it: best where both
+ * share one. Where they do not (another chip of the same socket, or wherever a hypervisor has put its
+ * processors for now) the sender would wait for each line to come back from the receiver's cache,
+ * which takes five times as long; then it writes past the caches. Nothing tells where the cores are,
+ * so the sender measures: in its own time the one is never much better where the other is right. */
+enum { CACHED, STREAMED };
+#define MUCH_SLOWER 1.7
+#define FEWEST_MEASURED (64 << 10)
+/* So many laps or messages one after the other: a single one may have been interrupted. */
+#define ENOUGH 3
+/* Bytes after which the other way is tried again, for a lap of the ring and a message, or some. */
+#define CACHED_STINT (256 << 20)
+#define STREAMED_STINT (64 << 20)
+
+typedef struct {
+    int way, slow;         /* and how often it was found to be slow, one after the other */
+    double cost[2];        /* seconds a byte; 0: not known yet */
+    uint64_t moved, until; /* bytes since this way was chosen, and when it is time for the other */
+} Choice;
 
 typedef struct {
     PyObject_HEAD
@@ -25,6 +49,7 @@ typedef struct {
     unsigned long long capacity, piece, position, left;
     uint64_t rings, number, step;
     Patience patience;
+    Choice choice;
 } RingEnd;
 
 static inline uint64_t lines(uint64_t nbytes) { return (nbytes + LINE - 1) / LINE * LINE; }
@@ -37,6 +62,48 @@ static void copy_in(const RingEnd *r, uint64_t position, const char *from, uint6
     uint64_t at = position % r->capacity, first = least(size, r->capacity - at);
     copy_bytes(r->data + at, from, first);
     if (first < size) copy_bytes(r->data, from + first, size - first);
+}
+
+#if defined(__x86_64__)
+/* Both sizes and targets are whole lines, but for a message's last one. */
+static void stream(char *into, const char *from, uint64_t size) {
+    uint64_t done = 0;
+    for (; done + LINE <= size; done += LINE)
+        for (uint64_t i = 0; i < LINE; i += 16)
+            _mm_stream_si128((__m128i *)(into + done + i),
+                             _mm_loadu_si128((const __m128i *)(from + done + i)));
+    memcpy(into + done, from + done, size - done);
+    _mm_sfence(); /* these stores keep no order otherwise */
+}
+#else
+#define stream copy_bytes
+#endif
+
+static void stream_in(const RingEnd *r, uint64_t position, const char *from, uint64_t size) {
+    uint64_t at = position % r->capacity, first = least(size, r->capacity - at);
+    stream(r->data + at, from, first);
+    if (first < size) stream(r->data, from + first, size - first);
+}
+
+static void choose(Choice *c, int way, uint64_t stint) {
+    c->way = way;
+    c->until = stint;
+    c->moved = 0;
+    c->slow = 0;
+}
+
+/* Take into account that `size` bytes have been written in `seconds`. */
+static void learn(RingEnd *r, uint64_t size, double seconds) {
+    Choice *c = &r->choice;
+    c->moved += size;
+    if (c->moved - size < r->capacity) return; /* the lines were still where the other way left them */
+    c->cost[c->way] = seconds / (double)size;
+    int slow = c->way == CACHED && c->cost[CACHED] > MUCH_SLOWER * c->cost[STREAMED];
+    c->slow = slow && c->cost[STREAMED] > 0 ? c->slow + 1 : 0;
+    if (c->slow == ENOUGH)
+        choose(c, STREAMED, STREAMED_STINT);
+    else if (c->moved >= c->until && !c->slow)
+        c->way == CACHED ? choose(c, STREAMED, 0) : choose(c, CACHED, CACHED_STINT);
 }
 
 static void copy_out(const RingEnd *r, uint64_t position, char *into, uint64_t size) {
@@ -87,13 +154,27 @@ static int await(RingEnd *r, Look look, const void *what, int patient, int free)
 /* ------------------------------------------------------------------ the loops */
 
 static void write_on(RingEnd *r, char *data, uint64_t size, int patient, int free) {
+    int measured = r->left >= FEWEST_MEASURED;
+    uint64_t written = 0;
+    double seconds = 0;
     while (r->left) {
         uint64_t count = least(r->left, r->piece);
         Room room = {r, lines(count)};
-        if (!await(r, has_room, &room, patient, free)) return;
-        copy_in(r, r->position, data + (size - r->left), count);
+        if (!await(r, has_room, &room, patient, free)) break;
+        double begun = measured ? monotonic() : 0;
+        (measured && r->choice.way == STREAMED ? stream_in : copy_in)(r, r->position,
+                                                                      data + (size - r->left), count);
         r->position += room.nbytes;
         r->left -= count;
+        if (measured) {
+            seconds += monotonic() - begun;
+            written += count;
+            if (!r->left || written >= r->capacity) {
+                learn(r, written, seconds);
+                written = 0;
+                seconds = 0;
+            }
+        }
         tell_receiver(r);
     }
 }
@@ -255,6 +336,7 @@ static int end_init(RingEnd *r, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
     r->step = step;
     r->position = r->left = r->rings = 0;
     be_patient(&r->patience, may_spin);
+    r->choice = (Choice){.way = CACHED, .until = 2 * capacity};
     return 0;
 }
 

@@ -1,0 +1,74 @@
+"""Messages over shared memory between ranks with and without the compiled core."""
+
+from __future__ import annotations
+
+import pytest
+
+from transport.native import core
+
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.skipif(core is None, reason="this installation has no compiled core"),
+]
+
+EXCHANGES = """
+    import os, time
+    if os.environ["RANK"] in os.environ.get("PURE", "").split(","):
+        os.environ["MESHLIB_NATIVE"] = "0"
+    import numpy as np
+    import meshlib as dist
+    from transport.native import core
+
+    dist.init_process_group("shm", timeout=20)
+    rank = dist.get_rank()
+    assert (core is None) == (str(rank) in os.environ.get("PURE", "").split(","))
+    sizes = [0, 1, 63, 4095, 4096, 16384, 16385, 32768, 65537, (1 << 20) - 64, 1 << 20, 3_000_001]
+
+    def values(size, seed):
+        return ((np.arange(size, dtype=np.int64) * 31 + seed) % 253).astype(np.uint8)
+
+    for late in (None, 0, 1):
+        for size in sizes:
+            got = np.zeros(size, np.uint8)
+            if late == rank:
+                time.sleep(0.002)
+            if rank == 0:
+                dist.send(values(size, 1), 1)
+                dist.recv(got, 1)
+            else:
+                dist.recv(got, 0)
+                dist.send(values(size, 2), 0)
+            assert np.array_equal(got, values(size, 2 - rank)), (late, size)
+    # Both send before either receives, in the background; by tags in another order.
+    works = [dist.isend(values(size, rank), 1 - rank, tag=size) for size in sizes]
+    arrays = [np.zeros(size, np.uint8) for size in sizes]
+    works += [
+        dist.irecv(array, 1 - rank, tag=size)
+        for size, array in reversed(list(zip(sizes, arrays, strict=True)))
+    ]
+    for work in works:
+        work.wait()
+    for size, array in zip(sizes, arrays, strict=True):
+        assert np.array_equal(array, values(size, 1 - rank)), size
+    # A sender that waits for room sleeps, and is woken.
+    if rank == 0:
+        for i in range(12):
+            dist.send(values(1 << 20, i), 1)
+    else:
+        time.sleep(0.1)
+        got = np.zeros(1 << 20, np.uint8)
+        for i in range(12):
+            dist.recv(got)
+            assert np.array_equal(got, values(1 << 20, i)), i
+    dist.barrier()
+    print("fine", flush=True)
+    dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("pure", ["", "0", "1"], ids=["compiled", "sender", "receiver"])
+def test_messages_between_ranks_with_and_without_the_core(meshrun, pure):
+    script = meshrun.script(EXCHANGES)
+    result = meshrun.run("--nproc-per-node", "2", script, env={"PURE": pure})
+    assert result.code == 0, result.err
+    assert result.out.split() == ["fine", "fine"]
