@@ -26,6 +26,7 @@ double read_clock(void) {
 static struct {
     uint64_t ticks, first_ticks, most_ticks;
     double seconds, first_seconds, per_tick;
+    int trusted;
 } moment;
 
 /* A time by both at once: 0 if this thread was away in between. */
@@ -39,18 +40,19 @@ void init_clock(void) {
     char choice[8] = "";
     FILE *file = fopen(KERNELS_CHOICE, "r");
     if (!file) return;
-    if (fgets(choice, sizeof choice, file) && !strcmp(choice, "tsc\n") &&
-        !read_both(&moment.first_ticks, &moment.first_seconds))
-        moment.first_ticks = 0;
+    moment.trusted = fgets(choice, sizeof choice, file) && !strcmp(choice, "tsc\n");
     fclose(file);
 }
 
 static double look(void) {
     uint64_t ticks;
     double seconds;
-    if (!read_both(&ticks, &seconds) || !moment.first_ticks) return seconds;
+    if (!read_both(&ticks, &seconds) || !moment.trusted) return seconds;
     double passed = seconds - moment.first_seconds;
-    if (passed > FEWEST_SECONDS) {
+    if (!moment.first_ticks) {
+        moment.first_ticks = ticks;
+        moment.first_seconds = seconds;
+    } else if (passed > FEWEST_SECONDS) {
         moment.per_tick = passed / (double)(ticks - moment.first_ticks);
         moment.most_ticks = (uint64_t)(MOST_SECONDS / moment.per_tick);
         if (passed > RATE_SECONDS) {
