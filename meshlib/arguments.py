@@ -112,7 +112,8 @@ def check_no_overlap(x: Adapted, name: str, y: Adapted, other: str) -> None:
 
 def same_start(x: Flat, y: Flat) -> bool:
     """Return whether two buffers begin at the same address: one is meant to be the other."""
-    return address(x) == address(y)
+    # Mostly they are apart, which takes a sixth of the time to tell.
+    return overlap(x, y) and address(x) == address(y)
 
 
 def check_disjoint(items: Sequence[Adapted], name: str) -> None:

@@ -19,7 +19,7 @@
 #define TRIED_BYTES 16384
 #define LEAST_STAGED (4 * TRIED_BYTES)
 #define PIECES_PER_TRY 4
-#define WORTH_IT 1.6f
+#define WORTH_IT 2.0f
 #define MOST_GAIN 4.0f
 #define WEIGHT 0.25f
 

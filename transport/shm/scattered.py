@@ -23,9 +23,8 @@ class Scattered:
         self._output = output
         self._inputs = inputs
         self._op = op
-        # Folding must know whether it writes over a part that it still needs.
         self.outputs = None
-        self._in_place = op.factor is None and address(inputs[rank]) == address(output)
+        self._in_place = False
 
     def move(self, laps: Any, call: Call, symmetric: bool) -> bool | None:  # noqa: D102
         if self._op.factor is not None:
@@ -33,7 +32,9 @@ class Scattered:
         return laps.reduce_scatter(call, self._output, self._inputs, self._op.code, symmetric)
 
     def prepare(self) -> Shape:  # noqa: D102
-        output = self._output
+        output, own = self._output, self._inputs[self._rank]
+        # Folding must know whether it writes over a part that it still needs.
+        self._in_place = self._op.factor is None and address(own) == address(output)
         staged = self._folding.staged_dtype(output.dtype, self._op)
         sends = tuple([input_.nbytes for input_ in self._inputs])
         return Shape(staged, output.itemsize, False, sends, (output.nbytes,) * len(sends))
