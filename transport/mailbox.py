@@ -238,12 +238,13 @@ class Mailbox:
         with self._lock:
             self._check_aborted()
             call.waiting_for = src
-            incoming = self._take(src, tag)
+            incoming = self._take(src, tag) if self._unclaimed else None
             if incoming is None:
                 incoming = self._await_match(call, receive)
             if not incoming.done:
                 self._await_bytes(call, receive, incoming)
-            self._release(incoming)
+            if incoming.stored:
+                self._release(incoming)
             call.waiting_for = None
         if incoming.error is not None:
             raise PeerLostError(str(incoming.error), incoming.src)

@@ -199,3 +199,36 @@ def test_a_send_that_never_began_leaves_the_ring_whole() -> None:
             assert got.all()
 
     run_group(SHM, 2, body)
+
+
+def test_a_receiver_that_goes_to_sleep_as_its_sender_gives_up_learns_it() -> None:
+    """Nobody rings for a receiver that does not sleep yet."""
+    gate = threading.Barrier(2, timeout=LONG)
+
+    def body(member: Member) -> None:
+        mailbox: Any = member.comm.mailbox  # type: ignore[attr-defined]
+        if member.rank == 0:
+            member.send(np.ones(1), 1)
+            gate.wait()
+            gate.wait()
+            mailbox._outboxes[1].ring.give_up()
+            gate.wait()
+            gate.wait()
+            return
+
+        def carry(patient: bool) -> bool:
+            moved = type(mailbox)._carry(mailbox, patient)
+            if not moved and mailbox._carry is carry:
+                del mailbox._carry
+                gate.wait()  # it was whole when this one looked
+                gate.wait()
+            return moved
+
+        gate.wait()
+        member.recv(np.ones(1), 0)
+        mailbox._carry = carry
+        with pytest.raises(PeerLostError, match="rank 0 broke off"):
+            member.recv(np.ones(1), 0, timeout=5.0)
+        gate.wait()
+
+    run_group(SHM, 2, body)

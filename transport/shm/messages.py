@@ -322,7 +322,7 @@ class Messages(Mailbox):
             return
 
         def news() -> bool:
-            return words[BELL] != rung or any(ring.pending() for ring in rings)
+            return words[BELL] != rung or any(ring.pending() or ring.breaks for ring in rings)
 
         words = self.inbox.words
         rings = tuple(ring for ring in self._rings.values() if ring.listens)
@@ -351,7 +351,8 @@ class Messages(Mailbox):
         for src, ring in self._rings.items():
             if ring.pull(self, self.memory, patient):
                 moved = True
-            elif ring.broken and src not in self._gone:
+            elif ring.breaks and src not in self._gone:
+                ring.given_up = True
                 name = self._membership.describe(src)
                 error = PeerLostError(f"{name} broke off a message in the middle", src)
                 self._ending.setdefault(src, error)

@@ -224,10 +224,17 @@ class RingReader(Ring):
         self._address = 0
         self._closed = False
         self.stalled = False
+        self.given_up = False
+        """Whether it is known that nothing more comes, since the sender broke a message off."""
 
     def pending(self) -> bool:
         """Whether anything was written that has not been taken."""
         return self.words[self.written] != self.position
+
+    @property
+    def breaks(self) -> bool:
+        """Whether the sender has given up, and this end does not know it yet."""
+        return not self.given_up and self.broken
 
     @property
     def listens(self) -> bool:

@@ -13,11 +13,12 @@ from transport.call import Call, CallHeader, Kind
 from transport.deadline import Deadline
 from transport.errors import CommunicatorAbortedError, PeerLostError
 from transport.mailbox import Incoming, Mailbox
-from transport.tcp.frame import NOW, PREFIX_BYTES, parse_prefix
+from transport.tcp.frame import NOW, PREFIX_BYTES, STAGING_BYTES, parse_prefix
 from transport.tcp.link import TcpLink
 from transport.tcp.look_out import LookOut
 
-_BUFFER_BYTES = 64 << 10
+# Of a large message hardly more than a small one has is copied out of here.
+_BUFFER_BYTES = STAGING_BYTES
 _JOIN_SECONDS = 5.0
 # How long the thread leaves the connection alone after a receiver has read from it.
 _AWAY_SECONDS = 0.01
