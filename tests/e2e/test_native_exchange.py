@@ -109,12 +109,25 @@ SAME = (
                     out = whole[rank * count : (rank + 1) * count]
                 dist.reduce_scatter_tensor(out, whole, op)
                 check(out, wanted.astype(dtype), "reduce_scatter", dtype, op, count)
-    # One buffer of a whole is not where it should be for the loops.
+    # A buffer that begins where no number should.
     odd = np.zeros(4 * 100 + 1, "u1")[1:].view("f4")
     odd[:] = values(rank, 0, 100, "f4")
     out = np.zeros(100 * size, "f4")
     dist.all_gather_into_tensor(out, odd)
     check(out, np.concatenate([values(of, 0, 100, "f4") for of in range(size)]), "odd")
+    # Symmetric arrays, which are read in place, and private ones beside them.
+    group = dist.group.WORLD
+    for count in (10, 300_000):
+        own, out = group.empty(count, "f4"), group.empty(count * size, "f4")
+        own[:] = values(rank, 0, count, "f4")
+        wanted = np.concatenate([values(of, 0, count, "f4") for of in range(size)])
+        for x in (own, own.copy()):
+            out[:] = 0
+            dist.all_gather_into_tensor(out, x)
+            check(out, wanted, "symmetric", count)
+        x = values(0, 1, count, "f4") if rank == 0 else np.zeros(count, "f4")
+        dist.broadcast(x, 0)
+        check(x, values(0, 1, count, "f4"), "beside symmetric", count)
     print("same", flush=True)
     dist.destroy_process_group()
 """

@@ -30,18 +30,14 @@ class _Spread:
     __slots__ = ("_copy", "_inputs", "_laps", "_rank", "_same", "outputs")
 
     def __init__(
-        self, rank: int, outputs: Sequence[Flat], inputs: Sequence[Flat], same: bool
+        self, rank: int, outputs: Sequence[Flat], inputs: Sequence[Flat], same: bool, laps: Any
     ) -> None:
         self.outputs: Sequence[Flat] = outputs
         self._rank = rank
         self._inputs = inputs
         self._same = same
-        self._copy = copy
-        self._laps: Any = None
-
-    def move(self, laps: Any, call: Call, symmetric: bool) -> bool | None:
         self._laps = laps
-        return laps.exchange(call, self.outputs, self._inputs, self._same, symmetric)
+        self._copy = copy
 
     def prepare(self) -> Shape:
         expects = tuple([output.nbytes for output in self.outputs])
@@ -87,6 +83,7 @@ class Copies:
     ) -> None:
         self._board = board
         self._exchange = exchange
+        self._laps = exchange.laps
         self._places = places
         self._membership = membership
         self._piece = min(piece, board.layout.block)
@@ -107,7 +104,7 @@ class Copies:
         per_lap = max(1, self._piece // buffer.itemsize)
         laps = laps_of(buffer.size, per_lap)
         alone = self._size == 2
-        if (compiled := self._exchange.laps) is not None:
+        if (compiled := self._laps) is not None:
             piece, symmetric = per_lap * buffer.itemsize, self._places.are_symmetric([buffer])
             done = compiled.broadcast(call, buffer, root, piece, symmetric)
             if done:
@@ -152,11 +149,24 @@ class Copies:
 
     def all_gather(self, call: Call, outputs: Sequence[Flat], input_: Flat) -> None:
         """See ``Communicator.all_gather``."""
-        self._exchange.run(call, _Spread(self._rank, outputs, [input_], True))
+        self._spread(call, outputs, [input_], True)
 
     def all_to_all(self, call: Call, outputs: Sequence[Flat], inputs: Sequence[Flat]) -> None:
         """See ``Communicator.all_to_all``."""
-        self._exchange.run(call, _Spread(self._rank, outputs, inputs, False))
+        self._spread(call, outputs, inputs, False)
+
+    def _spread(
+        self, call: Call, outputs: Sequence[Flat], inputs: Sequence[Flat], same: bool
+    ) -> None:
+        """Exchange ``inputs``, one for each member; ``same``: one for all."""
+        laps, done = self._laps, None
+        if laps is not None:
+            symmetric = self._places.are_symmetric(inputs)
+            done = laps.exchange(call, outputs, inputs, same, symmetric)
+            if done:
+                return
+        parts = _Spread(self._rank, outputs, inputs, same, laps)
+        self._exchange.run(call, parts, met=done is not None)
 
     def gather(self, call: Call, outputs: Sequence[Flat] | None, input_: Flat, root: int) -> None:
         """See ``Communicator.gather``."""

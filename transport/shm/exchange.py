@@ -35,17 +35,8 @@ class Parts(Protocol):
         """Where what comes from each member goes as it is; None: it goes to ``take``."""
         ...
 
-    def move(self, laps: Any, call: Call, symmetric: bool) -> bool | None:
-        """Have the compiled core make the call, unless it has several laps and all parts are
-        ``symmetric``, where they can be read in place.
-
-        Returns whether that was all: None where nothing was done, False where the call is begun,
-        all members have met in it with lap 0 staged, and something is not as usual.
-        """
-        ...
-
     def prepare(self) -> Shape:
-        """Be told that the data is moved in Python, and return what there is."""
+        """Return what there is; nothing else is asked before."""
         ...
 
     def sources(self) -> Sequence[Flat]:
@@ -68,8 +59,9 @@ class Parts(Protocol):
 class Exchange:
     """All to all in laps, for sizes that may differ by sender and receiver.
 
-    Where all members' parts lie where others can read them, the receivers read them there. The
-    compiled core stages what is not symmetric whatever its size, in less time than to read it.
+    Where all members' parts lie where others can read them, the receivers read them there.
+    ``laps`` is what makes calls in the compiled core, None without one: of what is not symmetric,
+    whatever its size, since it stages that in less time than it takes to read it.
     """
 
     def __init__(
@@ -78,37 +70,34 @@ class Exchange:
         self._board = board
         self._membership = membership
         self._arena = arena
-        self._places = places
+        self.places = places
         self._piece = piece
         self._memory = board.segment.mapping
         compiled = board.compiled()
         self.laps: Any = None
-        """What makes calls in the compiled core, where that is possible."""
         if core is not None and compiled is not None:
             self.laps = core.Laps(compiled, board)
         self._plans: dict[Shape, ExchangePlan] = {}
 
-    def run(self, call: Call, parts: Parts, *, placed: bool = True) -> None:
-        """Carry out the call. ``placed``: false where no part must be read before it is staged."""
-        done = None
-        if self.laps is not None:
-            symmetric = placed and self._places.are_symmetric(parts.sources())
-            done = parts.move(self.laps, call, symmetric)
-            if done:
-                return
+    def run(self, call: Call, parts: Parts, *, placed: bool = True, met: bool = False) -> None:
+        """Carry out the call, with the data moved in Python.
+
+        ``placed``: false where no part must be read before it is staged. ``met``: the compiled core
+        has begun it, all members have met in it with lap 0 staged, and something is not as usual.
+        """
         shape = parts.prepare()
         plan = self._plans.get(shape)
         if plan is None:
             plan = self._make_plan(shape)
         board = self._board
         places = None
-        if done is None:
+        if met:
+            parts.keep()
+        else:
             board.begin(call)
             if placed and plan.laps > 1:
                 places = self._locate(parts)
             self._enter(call, parts, plan, places)
-        else:
-            parts.keep()
         first, laps = 1, plan.laps
         if places is not None or not self._agrees(plan):
             laps = self._compare(call, plan)
@@ -171,9 +160,9 @@ class Exchange:
             places = [self._arena.locate(source) for source in sources]
         else:
             nbytes = max(source.nbytes for source in sources)
-            if not self._places.are_possible(nbytes):
+            if not self.places.are_possible(nbytes):
                 return None
-            places = [self._places.locate(source, nbytes) for source in sources]
+            places = [self.places.locate(source, nbytes) for source in sources]
         return places * (self._board.size // len(places)) if all(places) else None
 
     def _agrees(self, plan: ExchangePlan) -> bool:
@@ -204,7 +193,7 @@ class Exchange:
     def _copy_in_place(self, outputs: Sequence[Flat]) -> None:
         rank, size = self._board.rank, self._board.size
         for peer in (*range(rank + 1, size), *range(rank)):  # not all from one at a time
-            self._places.fetch(peer, self._place(peer), outputs[peer])
+            self.places.fetch(peer, self._place(peer), outputs[peer])
 
     def _take_in_place(
         self, parts: Parts, expected: Sequence[int], dtype: np.dtype[np.generic]

@@ -44,6 +44,7 @@ class Reductions:
         self._exchange = exchange
         block = board.layout.block
         self._direct = direct if board.size > 2 else min(_DIRECT_OF_TWO * direct, block)
+        self._most_compiled = min(self._direct, _MOST_COMPILED)
         self._folding = Folding(board.size, piece)
         self._sharing = Sharing(board, arena, self._folding, piece)
         self._rank = board.rank
@@ -90,10 +91,15 @@ class Reductions:
     def outline(self) -> tuple[Any, ...] | None:
         """Return what the compiled core needs to make small calls here, if it can."""
         board = self._board.compiled()
-        return None if board is None else (board, min(self._direct, _MOST_COMPILED))
+        return None if board is None else (board, self._most_compiled)
 
     def resume_all_reduce(self, call: Call, buffer: Flat, op: ReduceOp) -> None:
-        """Go on with a small call that the compiled core has begun: ``buffer`` is staged."""
+        """Go on with a call that the compiled core has opened, and if it is a small one has begun:
+        then ``buffer`` is staged.
+        """
+        if buffer.nbytes > self._most_compiled:
+            self.all_reduce(call, buffer, op)
+            return
         board = self._board
         board.meet(call)
         parts = board.small_parts(buffer.dtype, buffer.size)
@@ -180,6 +186,12 @@ class Reductions:
         self, call: Call, output: Flat, inputs: Sequence[Flat], op: ReduceOp
     ) -> None:
         """See ``Communicator.reduce_scatter``."""
-        parts = Scattered(self._folding, self._rank, output, inputs, op)
         # Scaled inputs are not what lies in anybody's memory.
-        self._exchange.run(call, parts, placed=op.factor is None)
+        placed, done = op.factor is None, None
+        if placed and (laps := self._exchange.laps) is not None:
+            symmetric = self._exchange.places.are_symmetric(inputs)
+            done = laps.reduce_scatter(call, output, inputs, op.code, symmetric)
+            if done:
+                return
+        parts = Scattered(self._folding, self._rank, output, inputs, op)
+        self._exchange.run(call, parts, placed=placed, met=done is not None)

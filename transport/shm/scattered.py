@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from transport.call import Call
 from transport.reduce_op import Flat, ReduceOp
 from transport.shm.copying import address
 from transport.shm.exchange_plan import Shape
@@ -25,11 +23,6 @@ class Scattered:
         self._op = op
         self.outputs = None
         self._in_place = False
-
-    def move(self, laps: Any, call: Call, symmetric: bool) -> bool | None:  # noqa: D102
-        if self._op.factor is not None:
-            return None
-        return laps.reduce_scatter(call, self._output, self._inputs, self._op.code, symmetric)
 
     def prepare(self) -> Shape:  # noqa: D102
         output, own = self._output, self._inputs[self._rank]
