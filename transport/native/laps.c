@@ -26,9 +26,11 @@ void release(Arrays *arrays) {
     while (arrays->count > 0) PyBuffer_Release(&arrays->views[--arrays->count]);
 }
 
-int begin_laps(Laps *laps, PyObject *call) {
-    if (!may_begin(laps->board)) {
-        PyObject *result = PyObject_CallMethodOneArg(laps->python, str_begin, call);
+int begin_laps(Laps *laps, PyObject *call) { return begin_on(laps->board, laps->python, call); }
+
+int begin_on(Board *b, PyObject *python, PyObject *call) {
+    if (!may_begin(b)) {
+        PyObject *result = PyObject_CallMethodOneArg(python, str_begin, call);
         Py_XDECREF(result);
         return result ? 0 : -1;
     }
@@ -36,7 +38,6 @@ int begin_laps(Laps *laps, PyObject *call) {
         PyErr_SetString(PyExc_TypeError, "expected a call");
         return -1;
     }
-    Board *b = laps->board;
     b->progress->base += STEP;
     int slot = (int)(++b->progress->number % SLOTS);
     memcpy(bytes_at(b, b->cards[b->rank][slot]), &((Fields *)call)->header, HEADER_BYTES);

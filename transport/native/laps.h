@@ -26,6 +26,7 @@ void release(Arrays *arrays);
 
 /* Begin a call (Board.begin): -1 with an exception. */
 int begin_laps(Laps *laps, PyObject *call);
+int begin_on(Board *board, PyObject *python, PyObject *call);
 
 /* End one of several laps (Board.close). */
 void close_laps(Run *run);

@@ -1,9 +1,7 @@
 /* Large all_reduces: each member reduces its share of the data. transport/shm/sharing.py has the rules,
  * and does the same in Python: places, steps and bytes are equal, so members may differ in who does it.
  */
-#include "core.h"
-
-#include <string.h>
+#include "laps.h"
 
 #define CHUNK 4096 /* bytes that stay in the first cache between a reduction and its copies */
 #define NO_ARENA (-1)
@@ -199,9 +197,7 @@ PyObject *share_all_reduce(PyObject *Py_UNUSED(module), PyObject *args) {
     s.size = b->size;
     s.laps = (int)((s.nbytes + b->block - 1) / b->block);
     s.per_lap = whole_lines((s.nbytes + (size_t)s.laps - 1) / (size_t)s.laps);
-    PyObject *begun = PyObject_CallMethod(python, "begin", "O", call);
-    Py_XDECREF(begun);
-    int failed = !begun || run_start(&s.run, board, python, call) < 0;
+    int failed = begin_on((Board *)board, python, call) < 0 || run_start(&s.run, board, python, call) < 0;
     if (!failed) {
         failed = reduce_all(&s, place, apart) < 0;
         run_end(&s.run);

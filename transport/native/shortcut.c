@@ -93,6 +93,12 @@ static int begin(Shortcut *s, Short *call) {
     return -1;
 }
 
+static void record(Shortcut *s, Short *call) {
+    call->record =
+        fill_record(&call->opening, s->id, &call->header, call->nbytes, COLLECTIVE, 1, call->seconds);
+    call->record->started = call->record->issued;
+}
+
 /* Make the call up to where all members have met in it. 1: they have, and have the same card; 0:
  * Python goes on with the record. */
 static int meet(Shortcut *s, Short *call, const void *data) {
@@ -103,12 +109,8 @@ static int meet(Shortcut *s, Short *call, const void *data) {
     memcpy(bytes_at(b, b->cards[b->rank][slot]), &call->header, HEADER_BYTES);
     if (data) copy_bytes(part_at(b, b->rank, slot, call->nbytes), data, (size_t)call->nbytes);
     publish(b, base + FIRST);
-    if (s->checked) {
-        /* While what was published is on its way, and as much from the others. */
-        call->record = fill_record(&call->opening, s->id, &call->header, call->nbytes, COLLECTIVE, 1,
-                                   call->seconds);
-        call->record->started = call->record->issued;
-    }
+    /* While what was published is on its way, and as much from the others. */
+    if (s->checked) record(s, call);
     return meet_holding(b, &call->header, s->checked);
 }
 
@@ -147,7 +149,8 @@ static PyObject *shortcut_all_reduce(Shortcut *s, PyObject *const *args, Py_ssiz
         Py_RETURN_NONE;
     }
     const Entry *entry = find_entry(view.format, op);
-    if (!entry || view.len > s->direct || view.len == 0 || view.itemsize != entry->size ||
+    int small = view.len <= s->direct;
+    if (!entry || (!small && !s->checked) || view.len == 0 || view.itemsize != entry->size ||
         (uintptr_t)view.buf % entry->size) {
         PyBuffer_Release(&view);
         Py_RETURN_NONE;
@@ -160,6 +163,12 @@ static PyObject *shortcut_all_reduce(Shortcut *s, PyObject *const *args, Py_ssiz
     if (begun <= 0) {
         PyBuffer_Release(&view);
         return left_to_python(begun);
+    }
+    if (!small) {
+        /* Python has the way, and the board's beginning; what is saved is what comes before. */
+        PyBuffer_Release(&view);
+        record(s, &call);
+        return resume(s, &call, args[0], args[1]);
     }
     if (!meet(s, &call, view.buf)) {
         PyBuffer_Release(&view);
