@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from transport.call import Call, Kind
+from transport.call import Call, Kind, history_after, pack_header
 from transport.communicator import Communicator
 from transport.native import core
 from transport.reduce_op import ReduceOp
@@ -39,6 +39,15 @@ class _Order:
 
     def __init__(self) -> None:
         self.sequence = self.history = 0
+
+    def next_header(
+        self, elements: int, root: int, kind: int, dtype: int, op: int, extra: int, /
+    ) -> bytes:
+        """Number the next collective and return its header, packed (see ``CallHeader``)."""
+        sequence, history = self.sequence + 1, self.history
+        packed = pack_header(sequence, elements, root, kind, dtype, op, 0, history, extra)
+        self.sequence, self.history = sequence, history_after(packed)
+        return packed
 
 
 Order: type[_Order] = _Order if core is None else core.Order

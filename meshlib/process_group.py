@@ -22,7 +22,7 @@ from meshlib.members import Members
 from meshlib.order import SHORT, Order, Shortcut, open_shortcut, resume
 from meshlib.recorder import COLLECTIVE, FlightRecorder, Record
 from meshlib.work import Work
-from transport.call import NO_ROOT, Call, CallHeader, Kind, history_after, pack_header
+from transport.call import NO_ROOT, Call, CallHeader, Kind, pack_header
 from transport.communicator import Communicator
 from transport.deadline import Deadline, to_seconds
 from transport.errors import (
@@ -203,16 +203,12 @@ class ProcessGroup(Members, Collectives):
             if self._failure is not None or self._destroyed:
                 raise self._unusable()
             if peer == COLLECTIVE:
-                lane, order = self._collectives, self._order
-                order.sequence = sequence = order.sequence + 1
-                history = order.history
+                lane = self._collectives
+                packed = self._order.next_header(elements, root, kind, dtype, op, extra)
             else:
                 lane = self._peer_lane(kind, peer, extra)
                 self._peer_sequence = sequence = self._peer_sequence + 1
-                history = 0
-            packed = pack_header(sequence, elements, root, kind, dtype, op, 0, history, extra)
-            if peer == COLLECTIVE:
-                self._order.history = history_after(packed)
+                packed = pack_header(sequence, elements, root, kind, dtype, op, 0, 0, extra)
             record = world.recorder.open(self.id, packed, nbytes, peer, not async_op, seconds)
             if world.log.detailed:
                 run = self._logged(run, record)

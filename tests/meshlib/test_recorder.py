@@ -2,13 +2,14 @@
 
 import gc
 import inspect
+import struct
 import threading
 import time
 import weakref
 
 import pytest
 
-from meshlib import recorder
+from meshlib import order, recorder
 from meshlib.recorder import Record
 from transport.call import CallHeader, history_after
 from transport.native import core
@@ -201,6 +202,27 @@ class TestCompiled:
         while (before := time.monotonic()) < end:
             issued = ring.open("g", header(1), 8, -1, True, 5.0).issued
             assert before - 1e-4 <= issued <= time.monotonic() + 1e-4
+
+
+@pytest.mark.parametrize("kind_of_order", [order._Order] + ([] if core is None else [core.Order]))
+def test_numbers_of_collectives(kind_of_order):
+    """The same from the compiled core as from its twin."""
+    numbers, twin = kind_of_order(), CallHeader(0, 0, 0, 0, 0, 0)
+    for fields in [(10, -1, 3, 11, 1, 0), (1 << 40, 7, 9, 0, 255, 2**32 - 1), (0, -1, 1, 0, 0, 0)]:
+        elements, root, kind, dtype, op, extra = fields
+        twin = CallHeader(
+            twin.sequence + 1,
+            *(elements, root, kind, dtype, op),
+            history=history_after(twin.pack()) if twin.sequence else 0,
+            extra=extra,
+        )
+        assert numbers.next_header(*fields) == twin.pack()
+        assert numbers.history == history_after(twin.pack())
+    assert numbers.sequence == 3
+    for fields in [(-1, -1, 3, 11, 1, 0), (1, 1 << 31, 3, 1, 1, 0), (1, -1, 3, 1, 1, 1 << 32)]:
+        with pytest.raises((ValueError, struct.error)):
+            numbers.next_header(*fields)
+    assert numbers.sequence == 3
 
 
 def test_a_history_tells_headers_apart_that_differ_in_a_field():

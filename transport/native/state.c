@@ -29,6 +29,43 @@ static PyMemberDef order_members[] = {
     {"history", T_USHORT, offsetof(Order, history), 0, NULL},
     {NULL}};
 
+/* One argument of next_header, for a field of so many bits. */
+static int read_field(PyObject *value, const char *name, int bits, int64_t least, int64_t *into) {
+    int overflow;
+    long long number = PyLong_AsLongLongAndOverflow(value, &overflow);
+    if (number == -1 && PyErr_Occurred()) return -1;
+    if (overflow || number < least || number > (INT64_C(1) << bits) - 1) {
+        PyErr_Format(PyExc_ValueError, "%s is %R; expected %lld to 2**%d - 1", name, value, (long long)least,
+                     bits);
+        return -1;
+    }
+    *into = number;
+    return 0;
+}
+
+static PyObject *order_next_header(Order *order, PyObject *const *args, Py_ssize_t count) {
+    int64_t elements, root, kind, dtype, op, extra;
+    if (count != 6) {
+        PyErr_SetString(PyExc_TypeError, "expected elements, root, kind, dtype, op, extra");
+        return NULL;
+    }
+    if (read_field(args[0], "elements", 62, 0, &elements) || read_field(args[1], "root", 31, NO_ROOT, &root) ||
+        read_field(args[2], "kind", 16, 0, &kind) || read_field(args[3], "dtype", 16, 0, &dtype) ||
+        read_field(args[4], "op", 8, 0, &op) || read_field(args[5], "extra", 32, 0, &extra))
+        return NULL;
+    Header header = {.sequence = order->sequence + 1, .elements = (uint64_t)elements, .root = (int32_t)root,
+                     .kind = (uint16_t)kind, .dtype = (uint16_t)dtype, .op = (uint8_t)op,
+                     .history = order->history, .extra = (uint32_t)extra};
+    PyObject *packed = PyBytes_FromStringAndSize((const char *)&header, HEADER_BYTES);
+    if (!packed) return NULL;
+    order->sequence++;
+    order->history = history_after(&header);
+    return packed;
+}
+
+static PyMethodDef order_methods[] = {
+    {"next_header", (PyCFunction)(void (*)(void))order_next_header, METH_FASTCALL, NULL}, {NULL}};
+
 static void order_dealloc(Order *self) {
     PyTypeObject *type = Py_TYPE(self);
     type->tp_free((PyObject *)self);
@@ -37,6 +74,7 @@ static void order_dealloc(Order *self) {
 
 static PyType_Slot order_slots[] = {{Py_tp_new, PyType_GenericNew},
                                        {Py_tp_dealloc, order_dealloc},
+                                       {Py_tp_methods, order_methods},
                                        {Py_tp_members, order_members},
                                        {0, NULL}};
 PyType_Spec order_spec = {"transport.native._core.Order", sizeof(Order), 0, Py_TPFLAGS_DEFAULT,
