@@ -11,7 +11,7 @@ next call in which all meet, at the latest before its next call but one. Cards a
 in rotation. When a member begins a call, all others have begun the call before the last one; so
 what a call of one block put into its block may be overwritten three calls later with nothing to
 wait for. A call of several blocks ends with the step ``DONE``, and later calls wait for that before
-they use its blocks again.
+they use its blocks again; unless its last meeting shows that nobody uses another's blocks any more.
 """
 
 from __future__ import annotations

@@ -8,7 +8,8 @@
     cards       for each member CARDS cards: which call it is in, and what it says about it
     blocks      for each member BLOCKS blocks of data
 
-Every byte has one writer: the member that it belongs to.
+Counters, cards and flags have one writer: the member that they belong to. So have blocks, but for
+large all_reduces, which write results back to where the inputs were staged.
 """
 
 from __future__ import annotations
