@@ -9,6 +9,11 @@ typedef struct {
     int root;
 } Passage;
 
+/* Now and then, at the end of a lap. */
+static int look_up(Passage *p, uint64_t lap) {
+    return (lap + 1) % (1 + UNINTERRUPTED / p->piece) ? 0 : see_signals(&p->run);
+}
+
 static int give(Passage *p) {
     Board *b = p->run.board;
     if (p->laps > 1) *notes_at(b, p->root, run_slot(&p->run, 0)) = 0; /* no place where it is read */
@@ -19,6 +24,7 @@ static int give(Passage *p) {
         stage_bytes(p->staging, block_at(b, p->root, slot), p->data + lap * p->piece,
                     part_of(p->size, p->piece, lap), (Also){0});
         run_publish(&p->run, FIRST + lap);
+        if (look_up(p, lap) < 0) return -1;
     }
     return 1;
 }
@@ -33,6 +39,7 @@ static int take(Passage *p) {
         char *to = p->data + lap * p->piece, *from = block_at(b, p->root, run_slot(&p->run, (int)lap));
         (p->size < STREAMED_BYTES ? copy_bytes : stream_bytes)(to, from, part_of(p->size, p->piece, lap));
         if (p->laps > 1) run_publish(&p->run, FIRST + lap + 1);
+        if (look_up(p, lap) < 0) return -1;
     }
     return 1;
 }

@@ -146,6 +146,7 @@ static int pass(Passage *p) {
             reduce_arrived(p, lap);
         else
             copy_arrived(p, lap);
+        if ((lap + 1) % (1 + UNINTERRUPTED / p->run.board->block) == 0 && see_signals(&p->run) < 0) return -1;
     }
     if (laps > 1) close_laps(&p->run);
     return 1;

@@ -44,6 +44,13 @@ int begin_on(Board *b, PyObject *python, PyObject *call) {
     return 0;
 }
 
+int see_signals(Run *run) {
+    PyEval_RestoreThread(run->state);
+    int failed = PyErr_CheckSignals();
+    run->state = PyEval_SaveThread();
+    return failed;
+}
+
 void close_laps(Run *run) {
     run_publish(run, DONE);
     Progress *p = run->board->progress;

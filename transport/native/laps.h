@@ -28,6 +28,12 @@ void release(Arrays *arrays);
 int begin_laps(Laps *laps, PyObject *call);
 int begin_on(Board *board, PyObject *python, PyObject *call);
 
+/* How much is moved between two looks for signals, which Python's way sees at each of its steps. */
+#define UNINTERRUPTED (64 << 20)
+
+/* Have signals handled that came meanwhile: -1 with what a handler raised. */
+int see_signals(Run *run);
+
 /* End one of several laps (Board.close). */
 void close_laps(Run *run);
 

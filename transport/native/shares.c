@@ -5,8 +5,6 @@
 
 #define CHUNK 4096 /* bytes that stay in the first cache between a reduction and its copies */
 #define NO_ARENA (-1)
-/* How much is moved between two looks for signals, which Python's way sees at each of its steps. */
-#define UNINTERRUPTED (64 << 20)
 
 typedef struct {
     Run run;
@@ -88,14 +86,6 @@ static void reduce_lap(const Sharing *s, int lap) {
     for (int r = 0; r < s->size; r++) parts[r] = block_at(s->run.board, r, slot) + own.low;
     parts[s->rank] = s->data + (size_t)lap * s->per_lap + own.low;
     reduce_into_all(s, parts, own.high - own.low);
-}
-
-/* Have signals handled that came meanwhile: -1 with what a handler raised. */
-static int see_signals(Run *run) {
-    PyEval_RestoreThread(run->state);
-    int failed = PyErr_CheckSignals();
-    run->state = PyEval_SaveThread();
-    return failed;
 }
 
 static int run_laps(Sharing *s, uint64_t first) {
