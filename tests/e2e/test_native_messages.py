@@ -39,6 +39,24 @@ EXCHANGES = """
                 dist.recv(got, 0)
                 dist.send(values(size, 2), 0)
             assert np.array_equal(got, values(size, 2 - rank)), (late, size)
+    # By tags, in another order than they were sent in; what does not fit is refused.
+    x = np.arange(5000.0)
+    if rank == 0:
+        for tag in (3, 2, 1):
+            dist.send(x[tag:], 1, tag=tag)
+    else:
+        for tag in (1, 3, 2):
+            got = np.zeros_like(x[tag:])
+            if tag == 3:
+                try:
+                    dist.recv(np.zeros(3), 0, tag=tag)
+                except dist.CollectiveMismatchError as error:
+                    assert "4997 elements" in str(error), error
+                else:
+                    raise AssertionError
+                continue
+            assert dist.recv(got, 0 if tag == 1 else None, tag=tag) == 0
+            assert np.array_equal(got, x[tag:])
     # Both send before either receives, in the background; by tags in another order.
     works = [dist.isend(values(size, rank), 1 - rank, tag=size) for size in sizes]
     arrays = [np.zeros(size, np.uint8) for size in sizes]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from rank_threads import LONG, Member, Transport, run_group
 
+from transport.call import NO_ROOT, CallHeader, Kind
 from transport.errors import CommunicatorTimeoutError, PeerLostError
 from transport.native import core
 from transport.shm import ShmCommunicator
@@ -99,6 +100,30 @@ def test_the_core_refuses_what_does_not_fit() -> None:
     with pytest.raises(TypeError, match="RingEnds"):
         core.RingEnd.listen((1,), 0)
     assert core.RingEnd.listen((), 0) is False
+
+
+@pytest.mark.skipif(core is None, reason="there is no compiled core")
+def test_the_core_takes_the_message_that_is_waited_for_and_no_other() -> None:
+    assert core is not None
+    segment, sender, receiver = ends(core.RingEnd, core.RingEnd)
+    header = CallHeader(5, 300, NO_ROOT, Kind.SEND, 3, 0, extra=2**32 - 1)
+    data = np.arange(300).astype(np.uint8)
+    into = np.zeros(300, np.uint8)
+    receiver.meet(into.data, 0, 7, 3)  # nothing comes
+    assert sender.begin(header.pack(), data.data, False)
+    for size, tag, dtype in ((299, 2**32 - 1, 3), (300, 7, 3), (300, 2**32 - 1, 4)):
+        receiver.meet(into[:size].data, 0, tag, dtype)
+        assert (receiver.position, receiver.left) == (0, 0)
+        assert not into.any()
+    receiver.meet(into.data, 0, 2**32 - 1, 3)
+    assert (receiver.position, receiver.left) == (sender.position, 0)
+    assert np.array_equal(into, data)
+    assert segment.words[3 * LINE // 8] == sender.position
+    # One that is in the middle is left to those who began it.
+    assert sender.begin(header.pack(), data.data, False)
+    receiver.left = 4
+    receiver.meet(into.data, 0, 2**32 - 1, 3)
+    assert receiver.position < sender.position
 
 
 @pytest.mark.skipif(core is None, reason="there is no compiled core")

@@ -269,6 +269,44 @@ static PyObject *end_take(RingEnd *r, PyObject *args) {
 }
 
 typedef struct {
+    const RingEnd *end;
+    uint64_t rung;
+} Meeting;
+
+static int has_come(const void *what) {
+    const Meeting *m = what;
+    return has_more(m->end) || seen(m->end->bell) != m->rung;
+}
+
+/* For a receive that is the only one: wait for the next message for a moment, and take it if it is
+ * the one; else `position` is where it was. */
+static PyObject *end_meet(RingEnd *r, PyObject *args) {
+    Py_buffer into;
+    unsigned long long rung;
+    unsigned int tag;
+    unsigned short dtype;
+    if (!PyArg_ParseTuple(args, "w*KIH", &into, &rung, &tag, &dtype)) return NULL;
+    Meeting meeting = {r, rung};
+    int failed = 0;
+    if (!r->left && await_holding(&r->patience, has_come, &meeting) && has_more(r)) {
+        Head head;
+        Header header;
+        memcpy(&head, r->data + r->position % r->capacity, LINE);
+        memcpy(&header, head.header, HEADER_BYTES);
+        if (header.extra == tag && header.dtype == dtype && !head.address &&
+            head.size == (uint64_t)into.len) {
+            r->position += LINE;
+            r->left = head.size;
+            if (!r->left) tell_sender(r);
+            failed = run(r, take_on, &into, 1);
+        }
+    }
+    PyBuffer_Release(&into);
+    if (failed) return NULL;
+    Py_RETURN_NONE;
+}
+
+typedef struct {
     PyObject *ends; /* a tuple */
     uint64_t rung;
 } Listening;
@@ -352,6 +390,7 @@ static PyMethodDef end_methods[] = {
     {"go_on", (PyCFunction)end_go_on, METH_VARARGS, NULL},
     {"publish", (PyCFunction)end_publish, METH_NOARGS, NULL},
     {"take", (PyCFunction)end_take, METH_VARARGS, NULL},
+    {"meet", (PyCFunction)end_meet, METH_VARARGS, NULL},
     {"listen", (PyCFunction)end_listen, METH_VARARGS | METH_STATIC, NULL},
     {NULL}};
 static PyMemberDef end_members[] = {{"position", T_ULONGLONG, offsetof(RingEnd, position), 0, NULL},

@@ -14,12 +14,14 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable
+from typing import Any, cast
 
 import numpy as np
 
-from transport.call import Call
+from transport.call import NO_ROOT, Call, CallHeader, Kind
 from transport.errors import CommunicatorTimeoutError, DistBackendError, PeerLostError
-from transport.mailbox import Mailbox, Receive
+from transport.flat import as_bytes
+from transport.mailbox import Incoming, Mailbox, Receive
 from transport.native import core
 from transport.reduce_op import Flat
 from transport.runtime import Membership
@@ -288,15 +290,53 @@ class Messages(Mailbox):
             super()._sleep(call, receive)
             return
         self._carrier = threading.get_ident()
+        ring = self._sole_ring(call, receive)
         self._lock.release()
         try:
-            self._carry_patiently(call, rung)
+            if ring is None or not self._meet(receive, ring, rung):
+                self._carry_patiently(call, rung)
         finally:
             self._stop_carrying()
             self._lock.acquire()
         self._check_aborted()
         if call.deadline.expired:
             raise self._late(call, receive)
+
+    def _sole_ring(self, call: Call, receive: Receive) -> RingReader | None:
+        """Return the ring that alone can bring what the only receive waits for, which is then this
+        thread's own; None where it is not so simple. Under the lock, for the carrier.
+        """
+        if core is None or receive.src is None or self.shared:
+            return None
+        if len(self._receives) != 1 or self._receives[0] is not receive:
+            return None
+        ring = self._rings.get(receive.src)
+        if ring is None or not ring.between or not call.sync or not self._patience.polls:
+            return None
+        self._receives.clear()
+        return ring
+
+    def _meet(self, receive: Receive, ring: RingReader, rung: int) -> bool:
+        """Wait a moment for the message of ``receive``; return whether it is there, whole."""
+        before, buffer, end = ring.position, as_bytes(receive.buffer), cast("Any", ring)
+        try:
+            end.meet(buffer, rung, receive.tag, receive.code)
+        finally:
+            if ring.position == before:
+                with self._lock:
+                    # It was the oldest. Nobody told it meanwhile what there is to tell.
+                    receive.error = self._lost_error(receive.src)
+                    if receive.error is None:
+                        self._receives.insert(0, receive)
+            else:
+                header = CallHeader(
+                    0, receive.buffer.size, NO_ROOT, Kind.SEND, receive.code, 0, extra=receive.tag
+                )
+                incoming = Incoming(self._lock, self._stir, ring.src, header, buffer)
+                incoming.receive = receive
+                receive.incoming = incoming
+                ring.adopt(incoming)
+        return receive.is_settled()
 
     def _stop_carrying(self) -> None:
         """Leave the rest to somebody else. Not under the mailbox's lock."""

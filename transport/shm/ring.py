@@ -241,6 +241,18 @@ class RingReader(Ring):
         """Whether it is worth to ``pull`` when something comes."""
         return not (self.stalled or self._closed)
 
+    @property
+    def between(self) -> bool:
+        """Whether no message is under way, and the next one may be begun."""
+        return self._incoming is None and not (self.stalled or self._closed)
+
+    def adopt(self, incoming: Incoming) -> None:
+        """Go on with a message that was begun without the mailbox."""
+        if self.left:
+            self._incoming = incoming
+        else:
+            incoming.complete()
+
     def pull(self, mailbox: Mailbox, memory: PeerMemory | None, patient: bool) -> bool:
         """Move what is there, of at most one message, and make room; return whether anything was
         moved. Nothing is while the mailbox has no room for the next message.
