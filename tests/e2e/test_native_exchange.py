@@ -36,11 +36,14 @@ SAME = (
     PIECE = 256 << 10
     around = [0, 1, 3, 5000]
     around += [laps * SHARE // 4 + more for laps in (1, 2, 5) for more in (-1, 0, 1)]
+    # From here on results are written past the caches.
+    FAR = (8 << 20) // 4 + 3
+    around.append(FAR // size + 1)
 
     def check(got, wanted, *what):
         assert got.dtype == wanted.dtype and got.tobytes() == wanted.tobytes(), (rank, what)
 
-    for count in [*around, PIECE // 4 - 1, PIECE // 4, PIECE // 4 + 1, 5 * PIECE // 4 + 3]:
+    for count in [*around, PIECE // 4 - 1, PIECE // 4, PIECE // 4 + 1, 5 * PIECE // 4 + 3, FAR]:
         for root in (0, size - 1):
             wanted = values(root, count, count, "f4")
             x = wanted.copy() if rank == root else np.zeros(count, "f4")
@@ -117,7 +120,7 @@ SAME = (
     check(out, np.concatenate([values(of, 0, 100, "f4") for of in range(size)]), "odd")
     # Symmetric arrays, which are read in place, and private ones beside them.
     group = dist.group.WORLD
-    for count in (10, 300_000):
+    for count in (10, 300_000, FAR if size == 2 else 7):
         own, out = group.empty(count, "f4"), group.empty(count * size, "f4")
         own[:] = values(rank, 0, count, "f4")
         wanted = np.concatenate([values(of, 0, count, "f4") for of in range(size)])
