@@ -60,20 +60,29 @@ class ArrayCollectives(PointToPoint):
 
         ``dtype`` is its code; ``nbytes`` is what ``elements`` take, unless given.
         """
+        group, limit = self.process_group, self.call_timeout(timeout)
+        device, shortcut = like.device, group.shortcut
+        if nbytes is None:
+            nbytes = elements * like.flat.itemsize
         # Arguments by position: names take a quarter of a microsecond longer.
-        return self.process_group.issue(
+        if shortcut is not None and not async_op and device == "cpu":
+            seconds = group.seconds if limit is None else to_seconds(limit)
+            result = shortcut.issue(run, seconds, nbytes, elements, root, kind, dtype, op, extra)
+            if result is not NotImplemented:
+                return result
+        return group.issue(
             kind,
             run,
-            like.device,
+            device,
             elements,
             dtype,
             op,
             root,
             extra,
-            elements * like.flat.itemsize if nbytes is None else nbytes,
+            nbytes,
             COLLECTIVE,
             async_op,
-            self.call_timeout(timeout),
+            limit,
         )
 
     def all_reduce(

@@ -9,12 +9,15 @@ from transport.communicator import Communicator
 from transport.native import core
 from transport.reduce_op import ReduceOp
 
-SHORT: tuple[Kind, ...] = () if core is None else (Kind.ALL_REDUCE, Kind.BARRIER)
+SHORT = frozenset(
+    () if core is None else set(Kind) - {Kind.SEND, Kind.RECV, Kind.ALLOCATE, Kind.SPLIT}
+)
 """Kinds of calls after which it is worth to look whether there is a shortcut."""
 
 
 class Shortcut(Protocol):
-    """Makes the usual small calls of a group in compiled code, as ``ProcessGroup.issue`` would.
+    """Opens the usual calls of a group in compiled code, as ``ProcessGroup.issue`` would, and makes
+    the small ones.
 
     What has to wait long, or goes wrong, goes on in ``ProcessGroup``, and raises as ever. Returns
     None for a call that is not the usual one: nothing has happened then.
@@ -29,6 +32,25 @@ class Shortcut(Protocol):
 
     def barrier(self, seconds: float, /) -> bool | None:
         """Return True when every member has called."""
+        ...
+
+    def issue(
+        self,
+        run: Any,
+        seconds: float,
+        nbytes: int,
+        elements: int,
+        root: int,
+        kind: int,
+        dtype: int,
+        op: int,
+        extra: int,
+        /,
+    ) -> Any:
+        """Open any collective on host arrays and return what it returns.
+
+        NotImplemented, not None, for a call that is not the usual one.
+        """
         ...
 
 

@@ -219,7 +219,7 @@ class ProcessGroup(Members, Collectives):
         record.started = record.issued
         try:
             result = self._run(run, record, device)
-            if kind in SHORT and device == "cpu" and not self._has_looked:
+            if not self._has_looked and kind in SHORT and device == "cpu":
                 self._open_shortcut()
         finally:
             lane.leave()
@@ -237,7 +237,7 @@ class ProcessGroup(Members, Collectives):
         world, lane = self.world, self._collectives
         shortcut = open_shortcut(
             self._communicators["cpu"],
-            (self.id, self._resume, self._order, self._lock, *lane.parts()),
+            (self.id, self._resume, self._run, self._order, self._lock, *lane.parts()),
             (world.recorder, world.observers, world.log.levels),
         )
         with self._lock:

@@ -81,7 +81,7 @@ class UncheckedGroup(ProcessGroup):
                 raise RuntimeError("unchecked calls are not logged")
         try:
             result = self._run_unchecked(run, _UncheckedCall(seconds), device)
-            if kind in SHORT and not self._has_looked:
+            if not self._has_looked and kind in SHORT:
                 self._open_shortcut()
                 if self.shortcut is not None:
                     self.shortcut.checked = False

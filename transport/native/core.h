@@ -61,6 +61,11 @@ typedef struct {
 
 uint16_t history_after(const Header *header); /* transport/call.py */
 
+/* All of a header but its number and history, from elements, root, kind, dtype, op, extra: -1 with an
+ * exception. */
+#define HEADER_ARGS 6
+int read_header(PyObject *const *args, Header *header);
+
 /* transport/call.py */
 typedef struct {
     PyObject_HEAD

@@ -11,10 +11,10 @@ typedef struct {
     char checked; /* 0: neither recorded nor compared, to measure what that costs */
     /* What Python's way looks at, and where it keeps its records. */
     Ring *ring;
-    PyObject *id, *resume, *observers, *log_cache, *locked, *queue, *acquire, *release, *lane;
+    PyObject *id, *resume, *run, *observers, *log_cache, *locked, *queue, *acquire, *release, *lane;
 } Shortcut;
 
-static PyObject *str_draining, *str_notify, *debug_level;
+static PyObject *str_draining, *str_notify, *str_cpu, *debug_level;
 
 /* Whether nobody looks on: 1, 0, or -1 with an exception. */
 static int is_unwatched(Shortcut *s) {
@@ -75,11 +75,10 @@ typedef struct {
     Fields *record; /* NULL if not checked */
 } Short;
 
-/* Begin a call of this group if that is as usual: 1; 0: it is left to Python; -1: there is an
+/* Begin a call of this group, for which the board need not be free, if that is as usual: 1; 0: it is left to Python; -1: there is an
  * exception. */
 static int begin(Shortcut *s, Short *call) {
     int usual = is_unwatched(s);
-    if (usual > 0 && !may_begin(s->board)) usual = 0;
     if (usual > 0) usual = take_turn(s);
     if (usual <= 0) return usual;
     call->header.sequence = ++s->order->sequence;
@@ -159,7 +158,7 @@ static PyObject *shortcut_all_reduce(Shortcut *s, PyObject *const *args, Py_ssiz
     Short call = {.nbytes = view.len, .seconds = seconds,
                   .header = {.elements = (uint64_t)n, .root = NO_ROOT, .kind = ALL_REDUCE,
                              .dtype = entry->dtype, .op = entry->op}};
-    int begun = begin(s, &call);
+    int begun = small && !may_begin(s->board) ? 0 : begin(s, &call);
     if (begun <= 0) {
         PyBuffer_Release(&view);
         return left_to_python(begun);
@@ -190,10 +189,28 @@ static PyObject *shortcut_barrier(Shortcut *s, PyObject *arg) {
     double seconds = PyFloat_AsDouble(arg);
     if (PyErr_Occurred()) return NULL;
     Short call = {.seconds = seconds, .header = {.root = NO_ROOT, .kind = BARRIER}};
-    int begun = begin(s, &call);
+    int begun = may_begin(s->board) ? begin(s, &call) : 0;
     if (begun <= 0) return left_to_python(begun);
     if (!meet(s, &call, NULL)) return resume(s, &call, Py_None, Py_None);
     return end(s, &call, Py_True);
+}
+
+/* issue(run, seconds, nbytes, elements, root, kind, dtype, op, extra): have ProcessGroup._run run it. */
+static PyObject *shortcut_issue(Shortcut *s, PyObject *const *args, Py_ssize_t count) {
+    if (count != 3 + HEADER_ARGS) {
+        PyErr_SetString(PyExc_TypeError, "expected what runs, seconds, nbytes and what makes a header");
+        return NULL;
+    }
+    Short call = {.seconds = PyFloat_AsDouble(args[1]), .nbytes = PyLong_AsLongLong(args[2])};
+    if (PyErr_Occurred() || read_header(args + 3, &call.header) < 0) return NULL;
+    int begun = s->checked ? begin(s, &call) : 0;
+    if (begun < 0) return NULL;
+    if (!begun) Py_RETURN_NOTIMPLEMENTED;
+    record(s, &call);
+    PyObject *result =
+        PyObject_CallFunctionObjArgs(s->run, args[0], (PyObject *)call.record, str_cpu, NULL);
+    Py_DECREF(call.record);
+    return leave_with(s, result);
 }
 
 static PyObject *keep(PyObject *owner, const char *name) {
@@ -201,15 +218,16 @@ static PyObject *keep(PyObject *owner, const char *name) {
 }
 
 /* Shortcut(board, direct, group): direct is the most that is reduced here, in bytes; group is (id,
- * resume, order, lock, lane, queue, turn, ring, observers, cache of the log's levels). */
+ * resume, run, order, lock, lane, queue, turn, ring, observers, cache of the log's levels). */
 static int shortcut_init(Shortcut *s, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
-    PyObject *board, *lock, *queue, *turn, *ring, *order, *id, *resume, *lane, *observers, *log_cache;
+    PyObject *board, *lock, *queue, *turn, *ring, *order, *id, *resume, *run, *lane, *observers;
+    PyObject *log_cache;
     if (s->board) {
         PyErr_SetString(PyExc_RuntimeError, "a Shortcut is made once");
         return -1;
     }
-    if (!PyArg_ParseTuple(args, "O!n(UOO!OOOOO!O!O!)", board_type, &board, &s->direct, &id, &resume,
-                          order_type, &order, &lock, &lane, &queue, &turn, ring_type, &ring,
+    if (!PyArg_ParseTuple(args, "O!n(UOOO!OOOOO!O!O!)", board_type, &board, &s->direct, &id, &resume,
+                          &run, order_type, &order, &lock, &lane, &queue, &turn, ring_type, &ring,
                           &PyDict_Type, &observers, &PyDict_Type, &log_cache))
         return -1;
     if (s->direct < 0 || (uint64_t)s->direct > ((Board *)board)->block) {
@@ -221,6 +239,7 @@ static int shortcut_init(Shortcut *s, PyObject *args, PyObject *Py_UNUSED(kwargs
     s->order = (Order *)Py_NewRef(order);
     s->id = Py_NewRef(id);
     s->resume = Py_NewRef(resume);
+    s->run = Py_NewRef(run);
     s->lane = Py_NewRef(lane);
     s->queue = Py_NewRef(queue);
     s->ring = (Ring *)Py_NewRef(ring);
@@ -233,7 +252,7 @@ static int shortcut_init(Shortcut *s, PyObject *args, PyObject *Py_UNUSED(kwargs
 }
 
 #define EACH_OBJECT(DO)                                                                     \
-    DO(s->ring) DO(s->id) DO(s->resume) DO(s->observers) DO(s->log_cache) DO(s->locked)     \
+    DO(s->ring) DO(s->id) DO(s->resume) DO(s->run) DO(s->observers) DO(s->log_cache) DO(s->locked)     \
     DO(s->queue) DO(s->acquire) DO(s->release) DO(s->lane)
 
 static int shortcut_traverse(Shortcut *s, visitproc visit, void *arg) {
@@ -264,6 +283,7 @@ static void shortcut_dealloc(Shortcut *s) {
 static PyMethodDef shortcut_methods[] = {
     {"all_reduce", (PyCFunction)(void (*)(void))shortcut_all_reduce, METH_FASTCALL, NULL},
     {"barrier", (PyCFunction)shortcut_barrier, METH_O, NULL},
+    {"issue", (PyCFunction)(void (*)(void))shortcut_issue, METH_FASTCALL, NULL},
     {NULL}};
 static PyMemberDef shortcut_members[] = {{"checked", T_BOOL, offsetof(Shortcut, checked), 0, NULL},
                                          {NULL}};
@@ -281,6 +301,7 @@ PyType_Spec shortcut_spec = {"transport.native._core.Shortcut", sizeof(Shortcut)
 int init_shortcut(void) {
     str_draining = PyUnicode_InternFromString("_draining");
     str_notify = PyUnicode_InternFromString("_notify");
+    str_cpu = PyUnicode_InternFromString("cpu");
     debug_level = PyLong_FromLong(10);
-    return str_draining && str_notify && debug_level ? 0 : -1;
+    return str_draining && str_notify && str_cpu && debug_level ? 0 : -1;
 }

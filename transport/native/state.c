@@ -29,7 +29,7 @@ static PyMemberDef order_members[] = {
     {"history", T_USHORT, offsetof(Order, history), 0, NULL},
     {NULL}};
 
-/* One argument of next_header, for a field of so many bits. */
+/* One argument of read_header, for a field of so many bits. */
 static int read_field(PyObject *value, const char *name, int bits, int64_t least, int64_t *into) {
     int overflow;
     long long number = PyLong_AsLongLongAndOverflow(value, &overflow);
@@ -43,19 +43,26 @@ static int read_field(PyObject *value, const char *name, int bits, int64_t least
     return 0;
 }
 
-static PyObject *order_next_header(Order *order, PyObject *const *args, Py_ssize_t count) {
+int read_header(PyObject *const *args, Header *header) {
     int64_t elements, root, kind, dtype, op, extra;
-    if (count != 6) {
-        PyErr_SetString(PyExc_TypeError, "expected elements, root, kind, dtype, op, extra");
-        return NULL;
-    }
     if (read_field(args[0], "elements", 62, 0, &elements) || read_field(args[1], "root", 31, NO_ROOT, &root) ||
         read_field(args[2], "kind", 16, 0, &kind) || read_field(args[3], "dtype", 16, 0, &dtype) ||
         read_field(args[4], "op", 8, 0, &op) || read_field(args[5], "extra", 32, 0, &extra))
+        return -1;
+    *header = (Header){.elements = (uint64_t)elements, .root = (int32_t)root, .kind = (uint16_t)kind,
+                       .dtype = (uint16_t)dtype, .op = (uint8_t)op, .extra = (uint32_t)extra};
+    return 0;
+}
+
+static PyObject *order_next_header(Order *order, PyObject *const *args, Py_ssize_t count) {
+    Header header;
+    if (count != HEADER_ARGS) {
+        PyErr_SetString(PyExc_TypeError, "expected elements, root, kind, dtype, op, extra");
         return NULL;
-    Header header = {.sequence = order->sequence + 1, .elements = (uint64_t)elements, .root = (int32_t)root,
-                     .kind = (uint16_t)kind, .dtype = (uint16_t)dtype, .op = (uint8_t)op,
-                     .history = order->history, .extra = (uint32_t)extra};
+    }
+    if (read_header(args, &header) < 0) return NULL;
+    header.sequence = order->sequence + 1;
+    header.history = order->history;
     PyObject *packed = PyBytes_FromStringAndSize((const char *)&header, HEADER_BYTES);
     if (!packed) return NULL;
     order->sequence++;
