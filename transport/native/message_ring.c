@@ -13,7 +13,6 @@
 
 PyTypeObject *ring_end_type;
 
-#define LINE 64
 #define LOW_HALF UINT64_C(0xFFFFFFFF)
 /* Half of what a core's own cache has room for, together with where it comes from. */
 #define MOST_PIECE (32 << 10)
@@ -161,13 +160,13 @@ static void write_on(RingEnd *r, char *data, uint64_t size, int patient, int fre
         uint64_t count = least(r->left, r->piece);
         Room room = {r, lines(count)};
         if (!await(r, has_room, &room, patient, free)) break;
-        double begun = measured ? monotonic() : 0;
+        double begun = measured ? read_clock() : 0;
         (measured && r->choice.way == STREAMED ? stream_in : copy_in)(r, r->position,
                                                                       data + (size - r->left), count);
         r->position += room.nbytes;
         r->left -= count;
         if (measured) {
-            seconds += monotonic() - begun;
+            seconds += read_clock() - begun;
             written += count;
             if (!r->left || written >= r->capacity) {
                 learn(r, written, seconds);
