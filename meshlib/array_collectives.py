@@ -70,20 +70,8 @@ class ArrayCollectives(PointToPoint):
             result = shortcut.issue(run, seconds, nbytes, elements, root, kind, dtype, op, extra)
             if result is not NotImplemented:
                 return result
-        return group.issue(
-            kind,
-            run,
-            device,
-            elements,
-            dtype,
-            op,
-            root,
-            extra,
-            nbytes,
-            COLLECTIVE,
-            async_op,
-            limit,
-        )
+        what = (kind, run, device, elements, dtype, op, root, extra, nbytes, COLLECTIVE)
+        return group.issue(*what, async_op, limit)
 
     def all_reduce(
         self,
