@@ -3,6 +3,7 @@
 import gc
 import inspect
 import struct
+import sys
 import threading
 import time
 import weakref
@@ -116,6 +117,44 @@ def test_code_that_runs_when_a_record_goes(make):
     assert max(seen) <= 2
     for record in made:
         record.completion = None
+
+
+def test_code_that_runs_while_a_record_is_made(make):
+    """To make one may collect garbage, and what is called then may make calls."""
+    ring, _ = make(2)
+    headers = [header(sequence) for sequence in range(40)]
+    made, inside, others = [], [], []
+
+    def open_one(sequence):
+        return ring.open("g", headers[sequence], 8, -1, True, 5.0)
+
+    def collected(phase, info):
+        if not inside and others:
+            inside.append(phase)
+            made.append(open_one(0))
+            inside.clear()
+
+    held = [open_one(sequence) for sequence in range(1, 3)]
+    thresholds = gc.get_threshold()
+    gc.callbacks.append(collected)
+    gc.set_threshold(6)
+    try:
+        for sequence in range(3, 40):
+            others.clear()
+            gc.collect(0)
+            # One of these numbers makes the record the one too many.
+            for _ in range(sequence % 9):
+                others.append(set())
+            held.append(open_one(sequence))
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.callbacks.remove(collected)
+    assert made
+    kept = ring.copy()
+    # A record that is kept has two more: of the ring, and of what it gave out.
+    references = [sys.getrefcount(record) - 2 * (record in kept) for record in held + made]
+    assert set(references) == {references[0]}, references
+    assert [record.header.sequence for record in held] == list(range(1, 40))
 
 
 def test_labels_are_a_threads_own(make):

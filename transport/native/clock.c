@@ -21,6 +21,7 @@ double read_clock(void) {
 #define RATE_SECONDS 1.0    /* after which it is found out anew: the kernel corrects it, slowly */
 #define MOST_TICKS 500      /* to read the clock, some 100 usually */
 #define MOST_SECONDS 1e-3   /* to go on from one moment: a millionth of that is a nanosecond */
+#define MOST_PASSED 1e7     /* the same in ticks, whatever the rate seems to be: a machine that slept */
 
 /* A moment by both; under the interpreter's lock. */
 static struct {
@@ -54,7 +55,8 @@ static double look(void) {
         moment.first_seconds = seconds;
     } else if (passed > FEWEST_SECONDS) {
         moment.per_tick = passed / (double)(ticks - moment.first_ticks);
-        moment.most_ticks = (uint64_t)(MOST_SECONDS / moment.per_tick);
+        double most = MOST_SECONDS / moment.per_tick;
+        moment.most_ticks = (uint64_t)(most < MOST_PASSED ? most : MOST_PASSED);
         if (passed > RATE_SECONDS) {
             moment.first_ticks = ticks;
             moment.first_seconds = seconds;

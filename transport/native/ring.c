@@ -22,18 +22,18 @@ static inline void refer(PyObject **to, PyObject *object) {
 }
 
 /* A record for the next call, of no group until it is filled in: that of the oldest, where nobody else
- * refers to it. Its memory has
- * left the caches, but what it refers to is mostly what the new one will, too. */
+ * refers to it. Its memory has left the caches, but what it refers to is mostly what the new one will, too. */
 static Fields *next_record(Ring *ring) {
-    Fields **place = &ring->records[ring->next], *oldest = *place, *record;
-    PyObject *completion = NULL;
+    Fields *oldest = ring->records[ring->next], *record;
+    PyObject *completion = NULL, *error = NULL;
     if (oldest && Py_REFCNT(oldest) == 1) {
         record = oldest;
         oldest = NULL;
         completion = record->completion;
         record->completion = Py_NewRef(Py_None);
+        error = record->error;
+        record->error = Py_NewRef(Py_None);
         refer(&record->waiting_for, Py_None);
-        refer(&record->error, Py_None);
         Py_CLEAR(record->packed);
         Py_CLEAR(record->group);
     } else {
@@ -42,7 +42,9 @@ static Fields *next_record(Ring *ring) {
         record->waiting_for = Py_NewRef(Py_None);
         record->completion = Py_NewRef(Py_None);
         record->error = Py_NewRef(Py_None);
-        *place = record;
+        /* That may have collected garbage, which runs code that makes calls: look again. */
+        oldest = ring->records[ring->next];
+        ring->records[ring->next] = record;
     }
     if (++ring->next == ring->capacity) ring->next = 0;
     const char *next = (const char *)ring->records[ring->next];
@@ -51,6 +53,7 @@ static Fields *next_record(Ring *ring) {
     /* These may run code that makes calls. */
     Py_XDECREF(oldest);
     Py_XDECREF(completion);
+    Py_XDECREF(error);
     return record;
 }
 
