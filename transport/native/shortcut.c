@@ -1,5 +1,6 @@
 /* The door for usual small calls of a group: ProcessGroup.issue and what it calls, in one step. */
 #include "core.h"
+#include "staging.h"
 
 #include <string.h>
 
@@ -8,6 +9,7 @@ typedef struct {
     Board *board;
     Order *order;
     Py_ssize_t direct;
+    Staging staging;
     char checked; /* 0: neither recorded nor compared, to measure what that costs */
     /* What Python's way looks at, and where it keeps its records. */
     Ring *ring;
@@ -106,7 +108,8 @@ static int meet(Shortcut *s, Short *call, const void *data) {
     uint64_t base = p->base += STEP;
     int slot = (int)(++p->number % SLOTS);
     memcpy(bytes_at(b, b->cards[b->rank][slot]), &call->header, HEADER_BYTES);
-    if (data) copy_bytes(part_at(b, b->rank, slot, call->nbytes), data, (size_t)call->nbytes);
+    if (data)
+        stage_bytes(&s->staging, part_at(b, b->rank, slot, call->nbytes), data, (size_t)call->nbytes, (Also){0});
     publish(b, base + FIRST);
     /* While what was published is on its way, and as much from the others. */
     if (s->checked) record(s, call);
