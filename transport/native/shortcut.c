@@ -77,8 +77,8 @@ typedef struct {
     Fields *record; /* NULL if not checked */
 } Short;
 
-/* Begin a call of this group, for which the board need not be free, if that is as usual: 1; 0: it is left to Python; -1: there is an
- * exception. */
+/* Begin a call of this group if that is as usual: 1; 0: it is left to Python; -1: there is an
+ * exception. Whether its board is free is another question. */
 static int begin(Shortcut *s, Short *call) {
     int usual = is_unwatched(s);
     if (usual > 0) usual = take_turn(s);
