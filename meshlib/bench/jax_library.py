@@ -95,7 +95,8 @@ class JaxGloo(Library):
     def bind(self, case: Case) -> Bound:  # noqa: D102
         if case.name == "barrier":
             return self.barrier
-        call, x = self._calls[case.name], self._put(case.input)
+        # JAX may read what it is given later, and the case fills its input with other values.
+        call, x = self._calls[case.name], self._put(case.input.copy())
 
         def run() -> None:
             self._result = call(x).block_until_ready()
