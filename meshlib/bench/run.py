@@ -13,7 +13,7 @@ import numpy as np
 
 from meshlib.bench.cases import CASES, COPY
 from meshlib.bench.job import BenchmarkError, Block, Job, running_job
-from meshlib.bench.libraries import LIBRARIES
+from meshlib.bench.libraries import LIBRARIES, OWN
 from meshlib.bench.sizes import format_size
 from transport.deadline import Deadline
 
@@ -144,6 +144,10 @@ def _median(rounds: Sequence[Sequence[float]]) -> float:
     return statistics.median(map(statistics.median, rounds))
 
 
+class WrongResultError(BenchmarkError):
+    """A library's result was not what it should be."""
+
+
 @dataclass(slots=True)
 class Contender:
     """A job that takes turns with others."""
@@ -153,10 +157,10 @@ class Contender:
     seconds_a_call: float = 0.0
 
     def measure(self, case: str, nbytes: int, repetitions: int, warmup: int, keep: bool) -> Block:
-        """Take a turn; raise BenchmarkError when the result is wrong."""
+        """Take a turn; raise WrongResultError when the result is wrong."""
         block = self.job.measure(case, nbytes, repetitions, warmup, keep=keep)
         if not block.right:
-            raise BenchmarkError(
+            raise WrongResultError(
                 f"{self.job.library}: {case} of {nbytes} bytes gave a wrong result"
             )
         self.seconds_a_call = block.turn / (repetitions + warmup)
@@ -203,32 +207,56 @@ def run(plan: Plan, progress: Progress) -> Iterator[list[Result] | Skipped]:
                     contenders[library] = Contender(job, job.start())
             for cell in cells:
                 progress(str(cell), done / len(plan.cells))
-                yield _measure(plan, cell, [contenders[name] for name in cell.libraries])
+                yield from _measure(plan, cell, [contenders[name] for name in cell.libraries])
                 done += 1
 
 
-def _measure(plan: Plan, cell: Cell, contenders: Sequence[Contender]) -> list[Result] | Skipped:
+def _measure(
+    plan: Plan, cell: Cell, contenders: Sequence[Contender]
+) -> Iterator[list[Result] | Skipped]:
     case, nbytes, rounds = cell.case, cell.nbytes, plan.rounds
     needed, available = CASES[case].memory(nbytes, cell.ranks), _available_memory()
     if needed > _LARGEST_SHARE * available:
         reason = f"needs {needed / 2**30:.1f} GiB of memory, {available / 2**30:.1f} are there"
-        return Skipped(cell, reason)
+        yield Skipped(cell, reason)
+        return
     keep = needed * len(contenders) <= _KEPT_SHARE * available
-    results = [Result(case, nbytes, cell.ranks, it.job.library, it.version) for it in contenders]
-    for contender in contenders:
+    results = {
+        it.job.library: Result(case, nbytes, cell.ranks, it.job.library, it.version)
+        for it in contenders
+    }
+
+    def probe(contender: Contender) -> None:
         contender.probe(case, nbytes, keep)
+
+    def measure(contender: Contender) -> None:
+        repetitions, warmup = contender.repetitions(rounds, plan.turn)
+        block = contender.measure(case, nbytes, repetitions, warmup, keep)
+        result = results[contender.job.library]
+        result.rounds.append([max(times) for times in block.seconds])
+        result.after_last.append(block.after_last)
+
+    def take_turns(turn: Callable[[Contender], None], backwards: bool) -> Iterator[Skipped]:
+        # Whoever comes second finds the caches as the first has left them: take turns in that.
+        for contender in reversed(contenders) if backwards else contenders:
+            library = contender.job.library
+            try:
+                if library in results:
+                    turn(contender)
+            except WrongResultError as error:
+                # A peer's error is to be told, but no reason to end.
+                if library in OWN:
+                    raise
+                del results[library]
+                yield Skipped(cell, str(error))
+
+    yield from take_turns(probe, backwards=False)
     deadline = Deadline.after(plan.patience)
     for round_ in range(rounds):
         if round_ >= _FEWEST_ROUNDS and deadline.expired:
             break
-        pairs = list(zip(contenders, results, strict=True))
-        # Whoever comes second finds the caches as the first has left them: take turns in that.
-        for contender, result in pairs if round_ % 2 == 0 else reversed(pairs):
-            repetitions, warmup = contender.repetitions(rounds, plan.turn)
-            block = contender.measure(case, nbytes, repetitions, warmup, keep)
-            result.rounds.append([max(times) for times in block.seconds])
-            result.after_last.append(block.after_last)
-    return results
+        yield from take_turns(measure, backwards=round_ % 2 == 1)
+    yield list(results.values())
 
 
 def _available_memory() -> int:

@@ -23,7 +23,16 @@ from meshlib.bench.job import BenchmarkError, Block, Job, running_job
 from meshlib.bench.libraries import LIBRARIES
 from meshlib.bench.plot import check_can_plot, plot
 from meshlib.bench.report import copy_bandwidth, header, ratio, references, rows
-from meshlib.bench.run import Cell, Contender, Result, grid
+from meshlib.bench.run import (
+    Cell,
+    Contender,
+    Plan,
+    Result,
+    Skipped,
+    WrongResultError,
+    _measure,
+    grid,
+)
 from meshlib.bench.setup_peers import python_of
 from meshlib.bench.sizes import format_size, parse_size
 from meshlib.bench.system_calls import CannotCountError, system_calls
@@ -155,6 +164,40 @@ def test_a_turn_has_as_many_calls_as_fit_once_the_ranks_are_connected() -> None:
     contender = Contender(Connecting(), "")
     contender.probe("all_reduce", 8, keep=True)
     assert contender.repetitions(rounds=3, turn=0.05) == (25, 2)
+
+
+def test_a_peers_wrong_result_is_told_and_ours_ends_the_run() -> None:
+    class Answering(Job):
+        def __init__(self, library: str, wrong_from: int) -> None:
+            self.library, self.wrong_from, self.calls = library, wrong_from, 0
+
+        def measure(
+            self,
+            case: str,
+            nbytes: int,
+            repetitions: int,
+            warmup: int,
+            *,
+            keep: bool = True,
+            synchronised: bool = True,
+        ) -> Block:
+            self.calls += 1
+            right = self.calls < self.wrong_from
+            return Block([[1e-4]] * repetitions, [], right, 1e-3, Counter())
+
+    def measured(ours: int, theirs: int) -> list[list[Result] | Skipped]:
+        cell = Cell("all_reduce", 8, 2, ("meshlib", "gloo"))
+        jobs = [Answering("meshlib", ours), Answering("gloo", theirs)]
+        return list(_measure(Plan([cell], {}, 3), cell, [Contender(job, "") for job in jobs]))
+
+    never = 100
+    for theirs in (1, 4):  # at once, or in a round
+        told, results = measured(never, theirs)
+        assert isinstance(results, list)
+        assert str(told).endswith("not measured: gloo: all_reduce of 8 bytes gave a wrong result")
+        assert [(result.library, len(result.rounds)) for result in results] == [("meshlib", 3)]
+    with pytest.raises(WrongResultError, match="meshlib: all_reduce of 8 bytes"):
+        measured(4, never)
 
 
 def test_the_share_of_the_memory_is_that_of_bytes_moved() -> None:
