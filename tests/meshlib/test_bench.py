@@ -278,7 +278,12 @@ def work(a, b, ends):
 
 @pytest.mark.processes
 def test_what_calls_cost_is_counted() -> None:
-    *others, found = count([Cell("all_reduce", 1 << 20, 2, ("meshlib-tcp", "gloo"))])
+    libraries = ("meshlib-shm", "meshlib-tcp", "gloo")
+    *others, shared, found = count([Cell("all_reduce", 1 << 20, 2, libraries)])
+    assert isinstance(shared, Count)
+    assert (shared.library, shared.sockets) == ("meshlib-shm", 0)
+    assert shared.reduced == 1 << 20  # each rank its half
+    assert shared.copied == 3 << 20  # a half in, a result to the other, and a half out
     assert isinstance(found, Count)
     # Each rank reduces at least half, and sends and receives as much as the array in all.
     assert found.reduced >= 1 << 20
