@@ -3,33 +3,20 @@
 from __future__ import annotations
 
 import pytest
+from compiled import JOIN, NEEDS_CORE
 
-from transport.native import core
+pytestmark = NEEDS_CORE
 
-pytestmark = [
-    pytest.mark.processes,
-    pytest.mark.skipif(core is None, reason="this installation has no compiled core"),
-]
-
-START = """
-    import os, sys, threading, time
-    if os.environ["RANK"] in os.environ.get("PURE", "").split(","):
-        os.environ["MESHLIB_NATIVE"] = "0"
-    import numpy as np
-    import meshlib as dist
+START = (
+    JOIN
+    + """
     from meshlib.world import current_world
-    from transport.native import core
 
-    dist.init_process_group("shm", timeout=20)
-    rank, size = dist.get_rank(), dist.get_world_size()
-    group = dist.group.WORLD
-    SUM, AVG, PRODUCT, MIN, MAX = (
-        getattr(dist.ReduceOp, name) for name in ("SUM", "AVG", "PRODUCT", "MIN", "MAX")
-    )
     dist.barrier()
     dist.barrier()
     assert (group.shortcut is None) == (core is None), group.shortcut
 """
+)
 
 SAME = (
     START

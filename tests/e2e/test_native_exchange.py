@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from compiled import JOIN, NEEDS_CORE
 
-from transport.native import core
+pytestmark = NEEDS_CORE
 
-pytestmark = [
-    pytest.mark.processes,
-    pytest.mark.skipif(core is None, reason="this installation has no compiled core"),
-]
-
-START = """
-    import os, sys, time
-    if os.environ["RANK"] in os.environ.get("PURE", "").split(","):
-        os.environ["MESHLIB_NATIVE"] = "0"
-    import numpy as np
-    import meshlib as dist
-    from transport.native import core
-
-    dist.init_process_group("shm", timeout=20)
-    rank, size = dist.get_rank(), dist.get_world_size()
+START = (
+    JOIN
+    + """
     ReduceOp = dist.ReduceOp
 
     def values(of, to, count, dtype):
@@ -28,6 +17,7 @@ START = """
         lowest = 0 if np.dtype(dtype).kind in "ub" else 5
         return (at % 11 - lowest).astype(dtype)
 """
+)
 
 SAME = (
     START

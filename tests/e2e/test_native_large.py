@@ -3,28 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from compiled import JOIN, NEEDS_CORE
 
-from transport.native import core
+pytestmark = NEEDS_CORE
 
-pytestmark = [
-    pytest.mark.processes,
-    pytest.mark.skipif(core is None, reason="this installation has no compiled core"),
-]
-
-START = """
-    import os, random, sys, threading, time
-    if os.environ["RANK"] in os.environ.get("PURE", "").split(","):
-        os.environ["MESHLIB_NATIVE"] = "0"
-    import numpy as np
-    import meshlib as dist
-    from transport.native import core
-
-    dist.init_process_group("shm", timeout=20)
-    rank, size = dist.get_rank(), dist.get_world_size()
-    group = dist.group.WORLD
-    SUM, AVG, PRODUCT, MIN, MAX = (
-        getattr(dist.ReduceOp, name) for name in ("SUM", "AVG", "PRODUCT", "MIN", "MAX")
-    )
+START = (
+    JOIN
+    + """
     BLOCK = 512 << 10
 
     # Whether a large call was made by the core.
@@ -38,6 +23,7 @@ START = """
                 return made[-1]
         sharing.core = Watched
 """
+)
 
 SAME = (
     START

@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from compiled import JOIN, NEEDS_CORE
 
-from transport.native import core
+pytestmark = NEEDS_CORE
 
-pytestmark = [
-    pytest.mark.processes,
-    pytest.mark.skipif(core is None, reason="this installation has no compiled core"),
-]
-
-EXCHANGES = """
-    import os, time
-    if os.environ["RANK"] in os.environ.get("PURE", "").split(","):
-        os.environ["MESHLIB_NATIVE"] = "0"
-    import numpy as np
-    import meshlib as dist
-    from transport.native import core
-
-    dist.init_process_group("shm", timeout=20)
-    rank = dist.get_rank()
+EXCHANGES = (
+    JOIN
+    + """
     assert (core is None) == (str(rank) in os.environ.get("PURE", "").split(","))
     sizes = [0, 1, 63, 4095, 4096, 16384, 16385, 32768, 65537, (1 << 20) - 64, 1 << 20, 3_000_001]
 
@@ -82,6 +71,7 @@ EXCHANGES = """
     print("fine", flush=True)
     dist.destroy_process_group()
 """
+)
 
 
 @pytest.mark.parametrize("pure", ["", "0", "1"], ids=["compiled", "sender", "receiver"])

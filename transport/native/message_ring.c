@@ -4,12 +4,9 @@
  * for the other end between two of them looks for a moment before it leaves that to Python.
  */
 #include "core.h"
+#include "staging.h"
 
 #include <string.h>
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
 
 PyTypeObject *ring_end_type;
 
@@ -63,25 +60,10 @@ static void copy_in(const RingEnd *r, uint64_t position, const char *from, uint6
     if (first < size) copy_bytes(r->data, from + first, size - first);
 }
 
-#if defined(__x86_64__)
-/* Both sizes and targets are whole lines, but for a message's last one. */
-static void stream(char *into, const char *from, uint64_t size) {
-    uint64_t done = 0;
-    for (; done + LINE <= size; done += LINE)
-        for (uint64_t i = 0; i < LINE; i += 16)
-            _mm_stream_si128((__m128i *)(into + done + i),
-                             _mm_loadu_si128((const __m128i *)(from + done + i)));
-    memcpy(into + done, from + done, size - done);
-    _mm_sfence(); /* these stores keep no order otherwise */
-}
-#else
-#define stream copy_bytes
-#endif
-
 static void stream_in(const RingEnd *r, uint64_t position, const char *from, uint64_t size) {
     uint64_t at = position % r->capacity, first = least(size, r->capacity - at);
-    stream(r->data + at, from, first);
-    if (first < size) stream(r->data, from + first, size - first);
+    stream_bytes(r->data + at, from, first);
+    if (first < size) stream_bytes(r->data, from + first, size - first);
 }
 
 static void choose(Choice *c, int way, uint64_t stint) {
