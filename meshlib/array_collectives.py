@@ -1,8 +1,9 @@
-"""Every collective on arrays, as a method of whatever is a group of ranks.
+"""Collectives on arrays, as methods of whatever is a group of ranks.
 
 All of them go the same way: adapt the arguments to flat buffers, check them, and hand the door
-what must be equal on every member together with what is to be run. See ``meshlib.collectives``
-for what holds for all.
+what must be equal on every member together with what is to be run. What holds for all is said in
+``meshlib.collectives``. The words of a method are shared with the function of its name: after a
+change, ``make format`` copies them.
 """
 
 from __future__ import annotations

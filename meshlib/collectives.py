@@ -5,7 +5,7 @@ meaning are c10d's. All calls update writable arrays in place and also return th
 immutable arrays (JAX) the returned array is the result. With ``async_op=True`` they return a
 ``Work`` whose ``result()`` is it. On a rank that is no member they return None.
 
-Errors are the same everywhere and not repeated at each method: TypeError and ValueError for
+Errors are the same everywhere: TypeError and ValueError for
 arguments, before any byte moves (the group stays usable); ``CollectiveMismatchError`` when members
 made different calls, ``CollectiveTimeoutError`` past the deadline, ``RankFailedError`` when a
 member is gone; after these three the group is broken and says so.
