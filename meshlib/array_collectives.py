@@ -91,7 +91,7 @@ class ArrayCollectives(PointToPoint):
             timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
 
         Returns:
-            The result: ``tensor``, or a new array if that cannot be written to (JAX). With
+            The result, in ``tensor`` or in a new array if that cannot be written to (JAX). With
             ``async_op``, a ``Work`` whose ``result()`` that is. None on a rank that is no member.
 
         Raises:
@@ -168,8 +168,9 @@ class ArrayCollectives(PointToPoint):
             timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
 
         Returns:
-            The source's values: ``tensor``, or a new array if that cannot be written to (JAX). With
-            ``async_op``, a ``Work`` whose ``result()`` that is. None on a rank that is no member.
+            The source's values, in ``tensor`` or in a new array if that cannot be written to (JAX).
+            With ``async_op``, a ``Work`` whose ``result()`` that is. None on a rank that is no
+            member.
 
         Raises:
             TypeError, ValueError: For a wrong argument, before any byte moves; the group stays

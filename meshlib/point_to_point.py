@@ -145,8 +145,8 @@ class PointToPoint(GroupOfRanks):
             timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
 
         Returns:
-            A ``Work``: ``result()`` is the array, ``source_rank()`` the sender, and ``wait()``
-            raises what goes wrong on the way. None on a rank that is no member.
+            A ``Work``, whose ``result()`` is the array, ``source_rank()`` the sender, and
+            ``wait()`` raises what goes wrong on the way. None on a rank that is no member.
 
         Raises:
             TypeError, ValueError: For a wrong argument, before any byte moves; the group stays

@@ -24,7 +24,7 @@ def all_reduce(
         async_op: Return a ``Work`` at once, not the result.
 
     Returns:
-        The result: ``tensor``, or a new array if that cannot be written to (JAX). With
+        The result, in ``tensor`` or in a new array if that cannot be written to (JAX). With
         ``async_op``, a ``Work`` whose ``result()`` that is. None on a rank that is no member.
 
     Raises:
@@ -56,8 +56,9 @@ def broadcast(
         group_src: The source's rank in the group, instead of ``src``.
 
     Returns:
-        The source's values: ``tensor``, or a new array if that cannot be written to (JAX). With
-        ``async_op``, a ``Work`` whose ``result()`` that is. None on a rank that is no member.
+        The source's values, in ``tensor`` or in a new array if that cannot be written to (JAX).
+        With ``async_op``, a ``Work`` whose ``result()`` that is. None on a rank that is no
+        member.
 
     Raises:
         TypeError, ValueError: For a wrong argument, before any byte moves; the group stays

@@ -120,8 +120,8 @@ def irecv(
         group_src: The source's rank in the group, instead of ``src``.
 
     Returns:
-        A ``Work``: ``result()`` is the array, ``source_rank()`` the sender, and ``wait()``
-        raises what goes wrong on the way. None on a rank that is no member.
+        A ``Work``, whose ``result()`` is the array, ``source_rank()`` the sender, and
+        ``wait()`` raises what goes wrong on the way. None on a rank that is no member.
 
     Raises:
         TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
