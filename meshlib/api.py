@@ -64,6 +64,7 @@ from meshlib.mesh_config import MeshConfig
 from meshlib.mesh_spec import MeshDimError
 from meshlib.process_group import ProcessGroup
 from meshlib.profiler import profile
+from meshlib.sharding import P, Partial, Replicate, Shard, Sharding
 from meshlib.spawning import (
     ProcessException,
     ProcessExitedException,
@@ -102,7 +103,9 @@ __all__ = [
     "Layout",
     "MeshConfig",
     "MeshDimError",
+    "P",
     "P2POp",
+    "Partial",
     "PrefixStore",
     "ProcessException",
     "ProcessExitedException",
@@ -110,6 +113,9 @@ __all__ = [
     "ProcessRaisedException",
     "RankFailedError",
     "ReduceOp",
+    "Replicate",
+    "Shard",
+    "Sharding",
     "Store",
     "TCPStore",
     "Work",
