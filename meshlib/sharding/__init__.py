@@ -9,9 +9,34 @@ A ``Sharding`` is a value, for arithmetic without communication::
     s.parts(shape)                  # each part once, as slices: for whoever writes them
     s.spec, s.partial, s.placements, s.mesh, s.dims, s.reduced(), s.with_spec(...)
     s.plan(other, shape, dtype)     # the collectives from one sharding to another, with bytes
+
+A ``DArray`` is a global array of which each rank has a part::
+
+    x = distribute_array(array, s)  # or zeros, ones, full, random(shape, s, ...)
+    x = DArray.from_local(part, s)
+    x.to_local(), x.redistribute(P(None, "dp")), x.full_array()
+    np.sum(x * 2, axis=0), a @ b    # NumPy, each rank its part; see ``rules``
 """
 
+from meshlib.sharding.creation import distribute_array, full, ones, random, zeros
+from meshlib.sharding.darray import DArray, ShardingError
+from meshlib.sharding.plan import Plan, Step
 from meshlib.sharding.sharding import Sharding
 from meshlib.sharding.spec import P, Partial, Replicate, Shard
 
-__all__ = ["P", "Partial", "Replicate", "Shard", "Sharding"]
+__all__ = [
+    "DArray",
+    "P",
+    "Partial",
+    "Plan",
+    "Replicate",
+    "Shard",
+    "Sharding",
+    "ShardingError",
+    "Step",
+    "distribute_array",
+    "full",
+    "ones",
+    "random",
+    "zeros",
+]

@@ -34,6 +34,7 @@ class P(tuple[Entry, ...]):
     __slots__ = ()
 
     def __new__(cls, *entries: Entry | list[DimKey]) -> Self:
+        """Make a spec of ``entries``, one for each array dim."""
         return super().__new__(cls, (_entry(entry, entries) for entry in entries))
 
     def __getnewargs__(self) -> tuple[Entry, ...]:
@@ -110,7 +111,7 @@ def read_spec(spec: Any, mesh_ndim: int) -> tuple[P, dict[DimKey, str]]:
     if isinstance(spec, P):
         return spec, {}
     # jax.sharding.PartitionSpec has sums that are still to be made apart from the dims.
-    unreduced = dict.fromkeys(getattr(spec, "unreduced", ()), "sum")
+    unreduced: dict[DimKey, str] = dict.fromkeys(getattr(spec, "unreduced", ()), "sum")
     spec = getattr(spec, "partitions", spec)
     if isinstance(spec, (str, int)) or not isinstance(spec, Iterable):
         raise TypeError(

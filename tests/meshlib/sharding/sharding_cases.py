@@ -1,5 +1,6 @@
 """Meshes and shardings for the tests of this folder, by hypothesis."""
 
+import numpy as np
 from hypothesis import strategies as st
 
 import meshlib as dist
@@ -38,3 +39,37 @@ def _product(sizes):
     for size in sizes:
         result *= size
     return result
+
+
+def draw_sharding(chance, mesh, ndim):
+    """Return a sharding by ``chance``, a ``random.Random``; as ``shardings`` draws them."""
+    dims, partial = [[] for _ in range(ndim)], []
+    op = chance.choice(["sum", "max"])
+    for i in chance.sample(range(mesh.ndim), mesh.ndim):
+        place = chance.randrange(-2, ndim)
+        if place >= 0:
+            dims[place].append(i)
+        elif place == -2:
+            partial.append((i, op))
+    return Sharding.of_positions(mesh, dims, partial)
+
+
+def value_by_hand(shape):
+    """Return the global array of ``shape`` that stands for all."""
+    return np.arange(1.0, 1 + np.prod(shape, dtype=int)).reshape(shape)
+
+
+def made_by_hand(shape, sharding, rank):
+    """Return what ``rank`` has of it: where values are partial, parts that make it up. Or None."""
+    at = sharding.mesh.coordinate_of(rank)
+    if at is None:
+        return None
+    part = value_by_hand(shape)[sharding.slices(shape, rank)].copy()
+    for i, op in sharding.partial_dims:
+        if op == "sum":
+            # 1 more on the first, as much less on the others together.
+            n = sharding.mesh.shape[i]
+            part = part - (n - 1) * 2.0 if at[i] == 0 else np.full_like(part, 2.0)
+        elif at[i]:
+            part = part - at[i]
+    return np.asarray(part)
