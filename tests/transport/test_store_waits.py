@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,25 +22,21 @@ WAITS = 3
 
 @pytest.fixture
 def stopped_server() -> Iterator[tuple[str, int]]:
-    """The address of a server that takes connections and answers nothing, as a stopped one."""
+    """The address of a server that takes connections and then does nothing, like a stopped one."""
+    taken: list[socket.socket] = []
     with listen() as listener:
 
         def serve() -> None:
-            with ThreadPoolExecutor(WAITS + 1) as pool:
-                for _ in range(WAITS + 1):
-                    sock, _ = listener.accept()
-                    pool.submit(attend, sock)
-
-        def attend(sock) -> None:
-            with sock:
-                authenticate(sock, None, Deadline.after(SOON), initiator=False)
-                while sock.recv(1000):
-                    pass
+            for _ in range(WAITS + 1):
+                taken.append(listener.accept()[0])
+                authenticate(taken[-1], None, Deadline.after(SOON), initiator=False)
 
         thread = threading.Thread(target=serve)
         thread.start()
         yield listener.getsockname()
         thread.join(SOON)
+    for sock in taken:
+        sock.close()
 
 
 def test_cancel_talks_to_nobody(
