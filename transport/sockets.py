@@ -10,7 +10,8 @@ import errno
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 
 from transport.deadline import Deadline
 from transport.errors import DistNetworkError
@@ -194,8 +195,11 @@ def _reason(error: OSError) -> str:
 
 def send_all(sock: socket.socket, data: bytes | memoryview, deadline: Deadline) -> None:
     """Send all of ``data``. Raises TimeoutError past the deadline, OSError when it breaks."""
-    sock.settimeout(_grant(deadline))
-    sock.sendall(data)
+    rest = memoryview(data)
+    while rest:
+        sock.settimeout(_grant(deadline))
+        with _until_granted_again():
+            rest = rest[sock.send(rest) :]
 
 
 def recv_exact_into(sock: socket.socket, into: memoryview, deadline: Deadline) -> None:
@@ -206,7 +210,11 @@ def recv_exact_into(sock: socket.socket, into: memoryview, deadline: Deadline) -
     done, size = 0, len(into)
     while done < size:
         sock.settimeout(_grant(deadline))
-        count = sock.recv_into(into[done:])
+        count = None
+        with _until_granted_again():
+            count = sock.recv_into(into[done:])
+        if count is None:
+            continue
         if count == 0:
             raise ConnectionResetError(
                 errno.ECONNRESET, f"the connection ended after {done} of {size} bytes"
@@ -222,10 +230,22 @@ def recv_exact(sock: socket.socket, size: int, deadline: Deadline) -> bytes:
 
 
 def _grant(deadline: Deadline) -> float:
-    remaining = deadline.remaining()
-    if remaining <= 0:
+    seconds = deadline.piece()
+    if seconds <= 0:
         raise TimeoutError(errno.ETIMEDOUT, f"no progress within {deadline.seconds:g} s")
-    return remaining
+    return seconds
+
+
+@contextmanager
+def _until_granted_again() -> Generator[None]:
+    """Go on when the seconds granted are over: the deadline may be later. (Where the kernel has
+    given the connection up, its error has a number.)
+    """
+    try:
+        yield
+    except TimeoutError as error:
+        if error.errno is not None:
+            raise
 
 
 def local_address_towards(host: str, port: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import Counter
@@ -10,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from transport.call import CallHeader
-from transport.deadline import LONGEST_WAIT, Deadline
+from transport.deadline import Deadline
 from transport.errors import CommunicatorAbortedError, DistError, PeerLostError
 from transport.mailbox import Mailbox
 from transport.mpi.library import MpiProcess, wait
@@ -119,7 +120,7 @@ class Inbox:
             for start in pieces
         ]
         # The sender has begun: the rest is on its way, unless it dies or gives up.
-        wait(requests, Deadline.after(LONGEST_WAIT), self._check_open)
+        wait(requests, Deadline.after(math.inf), self._check_open)
 
     def _check_open(self) -> None:
         if self._closed:
