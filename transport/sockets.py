@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from transport.deadline import Deadline
 from transport.errors import DistNetworkError
 from transport.fork import close_in_forked_children
+from transport.limits import explain
 
 LOOPBACK = "127.0.0.1"
 MAX_BACKLOG = 4096
@@ -186,6 +187,8 @@ def _connect_once(
 
 def _reason(error: OSError) -> str:
     name = errno.errorcode.get(error.errno or 0, "")
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return explain(error)
     if isinstance(error, socket.gaierror):
         return f"name or service not known ({error.strerror})"
     if isinstance(error, TimeoutError) and not name:
@@ -210,16 +213,13 @@ def recv_exact_into(sock: socket.socket, into: memoryview, deadline: Deadline) -
     done, size = 0, len(into)
     while done < size:
         sock.settimeout(_grant(deadline))
-        count = None
         with _until_granted_again():
             count = sock.recv_into(into[done:])
-        if count is None:
-            continue
-        if count == 0:
-            raise ConnectionResetError(
-                errno.ECONNRESET, f"the connection ended after {done} of {size} bytes"
-            )
-        done += count
+            if count == 0:
+                raise ConnectionResetError(
+                    errno.ECONNRESET, f"the connection ended after {done} of {size} bytes"
+                )
+            done += count
 
 
 def recv_exact(sock: socket.socket, size: int, deadline: Deadline) -> bytes:
