@@ -10,6 +10,8 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+
 from transport.call import CallHeader
 from transport.deadline import Deadline
 from transport.errors import CommunicatorAbortedError, DistError, PeerLostError
@@ -99,14 +101,20 @@ class Inbox:
         message.Recv([self._head.memory, mpi.BYTE])
         header = CallHeader.unpack(self._head.header)
         incoming = self._mailbox.begin(sender, header, self._head.size)
-        if self._head.size <= INLINE_BYTES:
-            incoming.buffer[:] = self._head.payload
-        else:
+        payload = self._head.payload
+        if self._head.size > INLINE_BYTES:
+            # MPI would go on writing into the array of a receiver that has given up.
+            payload = (
+                incoming.buffer if incoming.stored else np.empty(self._head.size, np.uint8).data
+            )
             try:
-                self._fill(incoming.buffer, status.Get_source())
+                self._fill(payload, status.Get_source())
             except DistError as error:
                 incoming.fail(PeerLostError(str(error), sender))
                 raise
+        if payload is not incoming.buffer:
+            with incoming.guard:
+                incoming.buffer[:] = payload
         incoming.complete()
         return True
 
