@@ -10,11 +10,13 @@ import errno
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 
 from transport.deadline import Deadline
 from transport.errors import DistNetworkError
 from transport.fork import close_in_forked_children
+from transport.limits import explain
 
 LOOPBACK = "127.0.0.1"
 MAX_BACKLOG = 4096
@@ -185,6 +187,8 @@ def _connect_once(
 
 def _reason(error: OSError) -> str:
     name = errno.errorcode.get(error.errno or 0, "")
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return explain(error)
     if isinstance(error, socket.gaierror):
         return f"name or service not known ({error.strerror})"
     if isinstance(error, TimeoutError) and not name:
@@ -194,8 +198,11 @@ def _reason(error: OSError) -> str:
 
 def send_all(sock: socket.socket, data: bytes | memoryview, deadline: Deadline) -> None:
     """Send all of ``data``. Raises TimeoutError past the deadline, OSError when it breaks."""
-    sock.settimeout(_grant(deadline))
-    sock.sendall(data)
+    rest = memoryview(data)
+    while rest:
+        sock.settimeout(_grant(deadline))
+        with _until_granted_again():
+            rest = rest[sock.send(rest) :]
 
 
 def recv_exact_into(sock: socket.socket, into: memoryview, deadline: Deadline) -> None:
@@ -206,12 +213,13 @@ def recv_exact_into(sock: socket.socket, into: memoryview, deadline: Deadline) -
     done, size = 0, len(into)
     while done < size:
         sock.settimeout(_grant(deadline))
-        count = sock.recv_into(into[done:])
-        if count == 0:
-            raise ConnectionResetError(
-                errno.ECONNRESET, f"the connection ended after {done} of {size} bytes"
-            )
-        done += count
+        with _until_granted_again():
+            count = sock.recv_into(into[done:])
+            if count == 0:
+                raise ConnectionResetError(
+                    errno.ECONNRESET, f"the connection ended after {done} of {size} bytes"
+                )
+            done += count
 
 
 def recv_exact(sock: socket.socket, size: int, deadline: Deadline) -> bytes:
@@ -222,10 +230,22 @@ def recv_exact(sock: socket.socket, size: int, deadline: Deadline) -> bytes:
 
 
 def _grant(deadline: Deadline) -> float:
-    remaining = deadline.remaining()
-    if remaining <= 0:
+    seconds = deadline.piece()
+    if seconds <= 0:
         raise TimeoutError(errno.ETIMEDOUT, f"no progress within {deadline.seconds:g} s")
-    return remaining
+    return seconds
+
+
+@contextmanager
+def _until_granted_again() -> Generator[None]:
+    """Go on when the seconds granted are over: the deadline may be later. (Where the kernel has
+    given the connection up, its error has a number.)
+    """
+    try:
+        yield
+    except TimeoutError as error:
+        if error.errno is not None:
+            raise
 
 
 def local_address_towards(host: str, port: int) -> str:

@@ -126,6 +126,10 @@ class PrefixStore(Store):
         """See ``Store``: of all who use the wrapped object."""
         self._store.end_waits(error, by)
 
+    def hang_up(self) -> None:
+        """Hang up the wrapped store."""
+        self._store.hang_up()
+
     def close(self) -> None:
         """Close the wrapped store."""
         self._store.close()
