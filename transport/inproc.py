@@ -9,7 +9,7 @@ memory until the receiver has copied it, so queues are bounded and large data mo
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import defaultdict, deque
 from dataclasses import replace
 
 from transport.algorithms.choice import Thresholds
@@ -50,7 +50,7 @@ class _Channel:
     def __init__(self, eager: int, high_water: int) -> None:
         self._eager = eager
         self._high_water = high_water
-        self._changed = threading.Condition()
+        self._changed = threading.Condition(threading.Lock())
         self._frames: deque[_Frame] = deque()
         self._queued = 0
         self._cut = False
@@ -141,13 +141,17 @@ class _Hub:
         self._aborted: set[int] = set()
         self._left: set[int] = set()
         self._channels: dict[tuple[int, int], _Channel] = {}
+        # The channels of a member, outward and inward: who leaves must not look at all.
+        self._ends: defaultdict[int, tuple[list[_Channel], list[_Channel]]] = defaultdict(_no_ends)
         self._mailboxes: dict[int, Mailbox] = {}
+        # From whom nothing more comes, and why: one for all mailboxes.
+        self._lost: dict[int, Exception] = {}
 
     def join(self, membership: Membership) -> Mailbox:
         """Enter as the member ``membership.rank`` and return its mailbox."""
         with self._lock:
             if len(self._left) == membership.size:  # everybody has closed: start afresh
-                for members in (self._joined, self._aborted, self._left):
+                for members in (self._joined, self._aborted, self._left, self._lost):
                     members.clear()
             if membership.rank in self._joined:
                 raise ValueError(
@@ -162,9 +166,8 @@ class _Hub:
         with self._lock:
             box = self._mailboxes.get(rank)
             if box is None:
-                box = self._mailboxes[rank] = Mailbox(replace(membership, rank=rank))
-                for gone in self._left | self._aborted:
-                    box.fail(gone, PeerLostError(f"{membership.describe(gone)} has left", gone))
+                place = replace(membership, rank=rank)
+                box = self._mailboxes[rank] = Mailbox(place, lost=self._lost)
             return box
 
     def channel(self, src: int, dst: int, eager: int, high_water: int) -> _Channel:
@@ -173,6 +176,8 @@ class _Hub:
             channel = self._channels.get((src, dst))
             if channel is None:
                 channel = self._channels[src, dst] = _Channel(eager, high_water)
+                self._ends[src][0].append(channel)
+                self._ends[dst][1].append(channel)
                 if {src, dst} & self._aborted:
                     channel.cut()
                 if src in self._left:
@@ -188,18 +193,42 @@ class _Hub:
         error = PeerLostError(f"{membership.describe(rank)} {how}", rank)
         with self._lock:
             (self._aborted if aborted else self._left).add(rank)
-            for (src, dst), channel in self._channels.items():
-                if rank in (src, dst):
-                    if aborted:
-                        channel.cut()
-                    else:
-                        channel.leave(as_sender=src == rank)
-            for other, box in self._mailboxes.items():
-                if other != rank:
-                    box.fail(rank, error)
+            outward, inward = self._ends[rank]
+            if aborted:
+                for channel in (*outward, *inward):
+                    channel.cut()
+            else:
+                for channel in outward:
+                    channel.leave(as_sender=True)
+                for channel in inward:
+                    channel.leave(as_sender=False)
+            self._lose(rank, error)
             if len(self._left) == membership.size:
                 self._channels.clear()
+                self._ends.clear()
                 self._mailboxes.clear()
+
+    def lose(self, rank: int, error: Exception) -> None:
+        """Say to all that nothing more comes from a member that need not have joined."""
+        with self._lock:
+            self._lose(rank, error)
+
+    def _lose(self, rank: int, error: Exception) -> None:
+        if rank in self._lost:
+            return
+        self._lost[rank] = error
+        # Most wait for nothing, and each that does has said so before it looked at who is lost.
+        for other, box in self._mailboxes.items():
+            if other != rank and box.has_waiters:
+                box.fail(rank, error)
+
+    def has_lost(self, rank: int) -> bool:
+        """Whether all know that nothing more comes from ``rank``."""
+        return rank in self._lost
+
+
+def _no_ends() -> tuple[list[_Channel], list[_Channel]]:
+    return [], []
 
 
 class InprocLink(Link):
@@ -331,6 +360,10 @@ class InprocCommunicator(LinkCommunicator):
             self.check_open()
             name = self.membership.describe(dst)
             raise PeerLostError(f"send to {name}: it is gone", dst) from None
+
+    def lose(self, peer: int, reason: str) -> None:  # noqa: D102
+        if not self._hub.has_lost(peer):
+            self._hub.lose(peer, PeerLostError(reason, peer))
 
     def abort(self, reason: str) -> None:  # noqa: D102
         if self.abort_reason is None:

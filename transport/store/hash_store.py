@@ -178,6 +178,11 @@ class HashStore(Store):
         """See ``Store``."""
         return "HashStore()"
 
+    @property
+    def in_one_process(self) -> bool:
+        """See ``Store``."""
+        return True
+
     def in_process(self, key: str, factory: Callable[[], T]) -> T:
         """See ``Store``. ``factory`` may use the store, but must not wait for other threads that
         ask for objects too.
