@@ -177,8 +177,8 @@ class World:
         Raises TypeError for what is no list of whole numbers.
         """
         members = tuple(to_whole_numbers(ranks, "ranks"))
-        strange = [rank for rank in members if not 0 <= rank < self.size]
-        if strange:
+        if members and not 0 <= min(members) <= max(members) < self.size:
+            strange = [rank for rank in members if not 0 <= rank < self.size]
             raise ValueError(f"ranks has {strange}; expected ranks from 0 to {self.size - 1}")
         if len(set(members)) != len(members):
             twice = sorted({rank for rank in members if members.count(rank) > 1})

@@ -172,10 +172,13 @@ class _Hub:
 
     def channel(self, src: int, dst: int, eager: int, high_water: int) -> _Channel:
         """Return the channel from ``src`` to ``dst``."""
+        channel = self._channels.get((src, dst))
+        if channel is not None:
+            return channel
+        made = _Channel(eager, high_water)
         with self._lock:
-            channel = self._channels.get((src, dst))
-            if channel is None:
-                channel = self._channels[src, dst] = _Channel(eager, high_water)
+            channel = self._channels.setdefault((src, dst), made)
+            if channel is made:
                 self._ends[src][0].append(channel)
                 self._ends[dst][1].append(channel)
                 if {src, dst} & self._aborted:
@@ -184,7 +187,7 @@ class _Hub:
                     channel.leave(as_sender=True)
                 if dst in self._left:
                     channel.leave(as_sender=False)
-            return channel
+        return channel
 
     def leave(self, membership: Membership, aborted: bool) -> None:
         """Take the member out, waking everybody who waits for it."""
@@ -218,8 +221,9 @@ class _Hub:
             return
         self._lost[rank] = error
         # Most wait for nothing, and each that does has said so before it looked at who is lost.
-        for other, box in self._mailboxes.items():
-            if other != rank and box.has_waiters:
+        own = self._mailboxes.get(rank)
+        for box in [box for box in self._mailboxes.values() if box.waiters]:
+            if box is not own:
                 box.fail(rank, error)
 
     def has_lost(self, rank: int) -> bool:
@@ -234,14 +238,11 @@ def _no_ends() -> tuple[list[_Channel], list[_Channel]]:
 class InprocLink(Link):
     """A link over the two channels between this rank and ``peer``."""
 
-    def __init__(
-        self, owner: InprocCommunicator, peer: int, outward: _Channel, inward: _Channel
-    ) -> None:
+    def __init__(self, owner: InprocCommunicator, peer: int) -> None:
         self.peer = peer
         self._owner = owner
-        self._outward = outward
-        self._inward = inward
-        self._name = owner.membership.describe(peer)
+        self._outward: _Channel | None = None
+        self._inward: _Channel | None = None
 
     def send(self, call: Call, data: memoryview) -> None:  # noqa: D102
         self._finish_send(call, self._offer(call, data))
@@ -263,16 +264,34 @@ class InprocLink(Link):
         self._finish_send(call, frame)
 
     def abort(self) -> None:  # noqa: D102
-        self._outward.cut()
-        self._inward.cut()
+        for channel in (self._out(), self._in()):
+            channel.cut()
 
     def close(self) -> None:  # noqa: D102
-        self._outward.leave(as_sender=True)
-        self._inward.leave(as_sender=False)
+        self._out().leave(as_sender=True)
+        self._in().leave(as_sender=False)
+
+    # Many algorithms send to one neighbour and receive from another one.
+
+    def _out(self) -> _Channel:
+        channel = self._outward
+        if channel is None:
+            channel = self._outward = self._owner.channel(self._owner.rank, self.peer)
+        return channel
+
+    def _in(self) -> _Channel:
+        channel = self._inward
+        if channel is None:
+            channel = self._inward = self._owner.channel(self.peer, self._owner.rank)
+        return channel
+
+    @property
+    def _name(self) -> str:
+        return self._owner.membership.describe(self.peer)
 
     def _offer(self, call: Call, data: memoryview) -> _Frame:
         try:
-            return self._outward.offer(call, data)
+            return (self._outward or self._out()).offer(call, data)
         except _Cut:
             raise self._gone() from None
 
@@ -281,7 +300,7 @@ class InprocLink(Link):
             return
         call.waiting_for = self.peer
         try:
-            taken = self._outward.wait_taken(frame, call.deadline)
+            taken = self._out().wait_taken(frame, call.deadline)
         except _Cut:
             raise self._gone() from None
         if not taken:
@@ -291,7 +310,8 @@ class InprocLink(Link):
     def _receive(self, call: Call, into: memoryview, on_piece: OnPiece | None) -> None:
         call.waiting_for = self.peer
         try:
-            frame = self._inward.begin_take(call.deadline)
+            inward = self._inward or self._in()
+            frame = inward.begin_take(call.deadline)
         except _Cut:
             raise self._gone() from None
         if frame is None:
@@ -306,7 +326,7 @@ class InprocLink(Link):
                 if on_piece is not None:
                     on_piece(stop)
         finally:
-            self._inward.end_take(frame)
+            inward.end_take(frame)
 
     def _check(self, call: Call, frame: _Frame, into: memoryview) -> None:
         size = len(frame.data)
@@ -346,11 +366,12 @@ class InprocCommunicator(LinkCommunicator):
     def link(self, peer: int, call: Call) -> InprocLink:  # noqa: D102
         link = self._links.get(peer)
         if link is None:
-            limits = (self._eager, self._high_water)
-            outward = self._hub.channel(self.rank, peer, *limits)
-            inward = self._hub.channel(peer, self.rank, *limits)
-            link = self._links[peer] = InprocLink(self, peer, outward, inward)
+            link = self._links[peer] = InprocLink(self, peer)
         return link
+
+    def channel(self, src: int, dst: int) -> _Channel:
+        """Return the channel from ``src`` to ``dst``, one of which this rank is."""
+        return self._hub.channel(src, dst, self._eager, self._high_water)
 
     def post(self, call: Call, data: memoryview, dst: int) -> None:  # noqa: D102
         box = self._hub.mailbox(self.membership, dst)

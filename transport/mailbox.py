@@ -125,7 +125,7 @@ class Mailbox:
 
     ``limit`` bounds the bytes of unclaimed messages from one source. ``lost`` has the members from
     whom nothing more comes, and why: mailboxes in one process may share it, so that one entry tells
-    them all (those that ``has_waiters`` must be told by ``fail`` as well).
+    them all (those with ``waiters`` must be told by ``fail`` as well).
     """
 
     def __init__(
@@ -139,6 +139,8 @@ class Mailbox:
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
         self._blocked = 0
+        self.waiters = 0
+        """How many wait, or are about to look whether they must, for a message or room for one."""
         self._serials = itertools.count()
         self._unclaimed: dict[tuple[int, int], deque[Incoming]] = {}  # by (tag, source)
         self._stored = [0] * membership.size
@@ -171,13 +173,15 @@ class Mailbox:
             incoming = self._begin(src, header, nbytes)
             if incoming is not None:
                 return incoming
-            self._blocked += 1  # before it looks (again) who is lost
+            self._blocked += 1
+            self.waiters += 1  # before it looks (again) who is lost
             try:
                 while (incoming := self._begin(src, header, nbytes)) is None:
                     self._await_room(src, deadline)
                 return incoming
             finally:
                 self._blocked -= 1
+                self.waiters -= 1
 
     def try_begin(self, src: int, header: CallHeader, nbytes: int) -> Incoming | None:
         """Announce a message as ``begin`` does, or return None where that would block."""
@@ -221,11 +225,6 @@ class Mailbox:
             for wake in self._asleep:
                 wake.notify_all()
             self._room.notify_all()
-
-    @property
-    def has_waiters(self) -> bool:
-        """Whether somebody may be waiting for a message, or for room for one."""
-        return bool(self._receives or self._blocked)
 
     def awaits(self, src: int) -> bool:
         """Whether a receive waits for a message that ``src`` may send."""
@@ -353,24 +352,27 @@ class Mailbox:
                 self._room.notify_all()
 
     def _await_match(self, call: Call, receive: Receive) -> Incoming:
-        self._receives.append(receive)  # before it looks who is lost
-        lost = self._lost_error(receive.src)
-        if lost is not None:
-            self._receives.remove(receive)
-            raise lost
-        if self._blocked:
-            self._room.notify_all()
-        while receive.incoming is None:
-            try:
-                self._sleep(call, receive)
-            except CommunicatorTimeoutError:
-                if receive in self._receives:
-                    self._receives.remove(receive)
-                    raise
-                # A message or an error came in the same moment.
-            if receive.error is not None:
-                raise receive.error
-        return receive.incoming
+        self.waiters += 1  # before it looks who is lost
+        try:
+            lost = self._lost_error(receive.src)
+            if lost is not None:
+                raise lost
+            self._receives.append(receive)
+            if self._blocked:
+                self._room.notify_all()
+            while receive.incoming is None:
+                try:
+                    self._sleep(call, receive)
+                except CommunicatorTimeoutError:
+                    if receive in self._receives:
+                        self._receives.remove(receive)
+                        raise
+                    # A message or an error came in the same moment.
+                if receive.error is not None:
+                    raise receive.error
+            return receive.incoming
+        finally:
+            self.waiters -= 1
 
     def _await_bytes(self, call: Call, receive: Receive, incoming: Incoming) -> None:
         incoming.receive = receive
