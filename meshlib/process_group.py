@@ -362,8 +362,10 @@ class ProcessGroup(Members, Collectives):
                 self.shortcut = None
             communicators = list(self._communicators.values())
         for communicator in communicators:
+            known = communicator.lost
             for place in places:
-                self._lose(communicator, place)
+                if place not in known:
+                    self._lose(communicator, place)
         if not absent:
             return
         # A call that starts from now on sees for itself who is absent.

@@ -9,7 +9,8 @@ memory until the receiver has copied it, so queues are bounded and large data mo
 from __future__ import annotations
 
 import threading
-from collections import defaultdict, deque
+from collections import deque
+from collections.abc import Collection
 from dataclasses import replace
 
 from transport.algorithms.choice import Thresholds
@@ -141,8 +142,8 @@ class _Hub:
         self._aborted: set[int] = set()
         self._left: set[int] = set()
         self._channels: dict[tuple[int, int], _Channel] = {}
-        # The channels of a member, outward and inward: who leaves must not look at all.
-        self._ends: defaultdict[int, tuple[list[_Channel], list[_Channel]]] = defaultdict(_no_ends)
+        # By member, its channels: who leaves must not look at everybody's.
+        self._ends: dict[int, tuple[list[_Channel], list[_Channel]]] = {}
         self._mailboxes: dict[int, Mailbox] = {}
         # From whom nothing more comes, and why: one for all mailboxes.
         self._lost: dict[int, Exception] = {}
@@ -176,18 +177,23 @@ class _Hub:
         if channel is not None:
             return channel
         made = _Channel(eager, high_water)
-        with self._lock:
-            channel = self._channels.setdefault((src, dst), made)
-            if channel is made:
-                self._ends[src][0].append(channel)
-                self._ends[dst][1].append(channel)
-                if {src, dst} & self._aborted:
-                    channel.cut()
-                if src in self._left:
-                    channel.leave(as_sender=True)
-                if dst in self._left:
-                    channel.leave(as_sender=False)
+        # Without the lock, which all members would want at once. Each of these steps is atomic,
+        # and who leaves says so before it looks for its channels.
+        channel = self._channels.setdefault((src, dst), made)
+        if channel is made:
+            self._ends_of(src)[0].append(channel)
+            self._ends_of(dst)[1].append(channel)
+            if src in self._aborted or dst in self._aborted:
+                channel.cut()
+            if src in self._left:
+                channel.leave(as_sender=True)
+            if dst in self._left:
+                channel.leave(as_sender=False)
         return channel
+
+    def _ends_of(self, rank: int) -> tuple[list[_Channel], list[_Channel]]:
+        """Return the channels that lead away from ``rank``, and those that lead there."""
+        return self._ends.get(rank) or self._ends.setdefault(rank, ([], []))
 
     def leave(self, membership: Membership, aborted: bool) -> None:
         """Take the member out, waking everybody who waits for it."""
@@ -196,15 +202,13 @@ class _Hub:
         error = PeerLostError(f"{membership.describe(rank)} {how}", rank)
         with self._lock:
             (self._aborted if aborted else self._left).add(rank)
-            outward, inward = self._ends[rank]
-            if aborted:
-                for channel in (*outward, *inward):
-                    channel.cut()
-            else:
-                for channel in outward:
-                    channel.leave(as_sender=True)
-                for channel in inward:
-                    channel.leave(as_sender=False)
+            outward, inward = map(list, self._ends_of(rank))
+            for channel in (*outward, *inward) if aborted else ():
+                channel.cut()
+            for channel in outward if not aborted else ():
+                channel.leave(as_sender=True)
+            for channel in inward if not aborted else ():
+                channel.leave(as_sender=False)
             self._lose(rank, error)
             if len(self._left) == membership.size:
                 self._channels.clear()
@@ -226,13 +230,10 @@ class _Hub:
             if box is not own:
                 box.fail(rank, error)
 
-    def has_lost(self, rank: int) -> bool:
-        """Whether all know that nothing more comes from ``rank``."""
-        return rank in self._lost
-
-
-def _no_ends() -> tuple[list[_Channel], list[_Channel]]:
-    return [], []
+    @property
+    def lost(self) -> Collection[int]:
+        """The members of whom all know that nothing more comes from them."""
+        return self._lost
 
 
 class InprocLink(Link):
@@ -383,8 +384,11 @@ class InprocCommunicator(LinkCommunicator):
             raise PeerLostError(f"send to {name}: it is gone", dst) from None
 
     def lose(self, peer: int, reason: str) -> None:  # noqa: D102
-        if not self._hub.has_lost(peer):
-            self._hub.lose(peer, PeerLostError(reason, peer))
+        self._hub.lose(peer, PeerLostError(reason, peer))
+
+    @property
+    def lost(self) -> Collection[int]:  # noqa: D102
+        return self._hub.lost
 
     def abort(self, reason: str) -> None:  # noqa: D102
         if self.abort_reason is None:
