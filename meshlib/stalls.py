@@ -31,8 +31,8 @@ from transport.store.base import Store
 
 TICK_SECONDS = 0.1
 STALLED_SECONDS = 0.3
-# Who looks takes at most one part in so many of the time.
-IDLE_PARTS = 20
+# Who looks takes at most one part in so many of a core.
+IDLE_PARTS = 10
 # How many of its last calls a rank posts: where ranks went different ways may lie some calls back.
 CALLS_POSTED = 8
 # What the rest gets to say where it stands, once a tangle is sure.
@@ -141,9 +141,9 @@ class _Lookout(Attendant[StallDetector]):
     def work(self, store: Store, ending: threading.Event) -> None:
         pause = TICK_SECONDS
         while not ending.wait(pause):
-            started = time.monotonic()
+            started = time.thread_time()
             self._tick(store, ending)
-            pause = max(TICK_SECONDS, (time.monotonic() - started) * IDLE_PARTS)
+            pause = max(TICK_SECONDS, (time.thread_time() - started) * IDLE_PARTS)
 
     def _tick(self, store: Store, ending: threading.Event) -> None:
         mine: dict[int, Standing] = {}

@@ -1,6 +1,5 @@
 """Ranks that wait for each other in different calls are told so, long before a deadline."""
 
-import threading
 import time
 
 import numpy as np
@@ -144,18 +143,6 @@ def test_waiting_for_a_slow_rank_asks_only_for_what_is_new(monkeypatch):
     assert sorted(posted) == [1, 2]
     # Once when one has come to a standstill, and once more if the other did so later.
     assert 1 <= len(asked) <= 2
-
-
-def test_ranks_that_are_threads_have_no_threads_beside_them():
-    def program():
-        dist.barrier()
-        count = threading.active_count()
-        dist.barrier()
-        return count
-
-    before = threading.active_count()
-    # One that follows the events and one that looks for stalls, for all of them.
-    assert run_ranks(program, 16) == [before + 16 + 2] * 16
 
 
 def test_what_is_posted_does_not_grow_with_the_group():
