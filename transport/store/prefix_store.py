@@ -138,6 +138,11 @@ class PrefixStore(Store):
         """See ``Store``."""
         return f"PrefixStore({self._prefix!r}, {self._store.describe()})"
 
+    @property
+    def in_one_process(self) -> bool:
+        """See ``Store``."""
+        return self._store.in_one_process
+
     def in_process(self, key: str, factory: Callable[[], T]) -> T:
         """See ``Store``."""
         return self._store.in_process(self._key(key), factory)
