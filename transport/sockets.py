@@ -6,6 +6,7 @@ hosts, forked children and ports are treated once.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
@@ -262,3 +263,24 @@ def local_address_towards(host: str, port: int) -> str:
         raise DistNetworkError(
             f"no interface leads to {format_address(host, port)}: {_reason(error)}"
         ) from error
+
+
+def is_local(host: str) -> bool:
+    """Return whether ``host`` is a name or an address of this machine, as far as it resolves."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    for family, kind, protocol, _, address in found:
+        with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
+            probe.bind(address)
+            return True
+    return False
+
+
+def resolves(host: str) -> bool:
+    """Return whether ``host`` is an address, or a name that is known here by now."""
+    try:
+        return bool(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM))
+    except OSError:
+        return False
