@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from meshlib.cuda_devices import choose_cuda_device
 from meshlib.device_mesh import DeviceMesh
-from meshlib.mesh_config import MeshConfig, ensure_world
+from meshlib.init import ensure_world
+from meshlib.mesh_config import MeshConfig
 from meshlib.mesh_names import DimKey, Timeout
 from meshlib.mesh_spec import check_dim_names, check_shape, describe_dims, infer_sizes
 from meshlib.mesh_value import check_device_type

@@ -139,7 +139,7 @@ def check_backend(backend: object, where: str) -> str | None:
         return None
     if not isinstance(backend, str):
         raise ValueError(f"{where}: backend {backend!r}; expected a registered backend's name")
-    from meshlib.backend import parse_backend  # loads NumPy, which the launcher does without
+    from meshlib.backend import parse_backend  # for configs that name one
 
     try:
         parse_backend(backend)

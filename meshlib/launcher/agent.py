@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
 import time
@@ -16,8 +17,12 @@ from meshlib.launcher.patience import SETTLE_AFTER_ECHO_SECONDS, SETTLE_SECONDS
 from meshlib.launcher.signals import SignalPipe
 from meshlib.launcher.sweep import end_strays
 from meshlib.launcher.workers import WorkerGroup
+from meshlib.trace import RECORDS
+from transport import environment
 
 _DRAIN_SECONDS = 2.0
+_CLOCK_STEP = 0.1
+"""By so much a file's time may lag behind the clock."""
 _FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -48,6 +53,7 @@ class Agent:
         self._ending: Ending | None = None
         self._announced: set[int] = set()
         self._attempts = 0
+        self._begun = time.time() - _CLOCK_STEP
         self._interrupt: signal.Signals | None = None
 
     def run(self) -> int:
@@ -183,9 +189,21 @@ class Agent:
         cause = report.cause
         if self._interrupt is not None and (cause is None or not cause.is_cause):
             return self._report_interrupt(self._interrupt, verdict)
-        sys.stderr.write(report.text())
+        sys.stderr.write(report.text() + (self._where_to_look() if report.code else ""))
         sys.stderr.flush()
         return report.code
+
+    def _where_to_look(self) -> str:
+        """Return a line with the command that explains this run's flight records, if it left any.
+
+        Records of other runs may be where the user has told the ranks to write.
+        """
+        given = self._options.trace_dir or os.environ.get(environment.TRACE_DIR)
+        found = Path(given).glob(RECORDS) if given else ()
+        if not any(path.stat().st_mtime >= self._begun for path in found):
+            return ""
+        command = shlex.join(["meshlib", "trace", str(given)])
+        return f"meshrun: what each rank was doing: {command}\n"
 
     def _report_interrupt(self, number: signal.Signals, verdict: Verdict) -> int:
         ranks = sorted(item.rank for item in verdict.exits)

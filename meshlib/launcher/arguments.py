@@ -24,7 +24,6 @@ Start the ranks of a job on this node, watch them, and end all of them when one 
   meshrun --mesh dp=2,tp=2 train.py
   meshrun --mesh train.toml -m my_package.train
 """
-_CONFIG_ENDINGS = (".toml", ".yaml", ".yml", ".json")
 
 
 def parse(argv: Sequence[str] | None = None) -> LaunchOptions:
@@ -227,18 +226,16 @@ def _program(given: argparse.Namespace) -> Program:
 def _ranks_and_mesh(
     count: str | None, mesh: str | None, nodes: NodeOptions
 ) -> tuple[int, str | None]:
-    """Return the ranks on this node, and the mesh as ranks are told it (a file by full path)."""
+    """Return the ranks on this node, and the mesh as ranks are told it."""
     ranks = None if count is None else _rank_count(count)
     if mesh is None:
         return ranks or 1, None
     from meshlib.mesh_config import MeshConfig
 
-    is_file = mesh.endswith(_CONFIG_ENDINGS)
     try:
-        config = MeshConfig.load(mesh) if is_file else MeshConfig.from_string(mesh)
-    except OSError as error:
+        config = MeshConfig.parse(mesh)
+    except (OSError, ImportError) as error:
         raise ValueError(f"--mesh {told(error)} (in {os.getcwd()})") from None
-    path_or_text = os.path.abspath(mesh) if is_file else mesh
     if nodes.least != nodes.most:
         raise ValueError(
             f"--mesh {mesh} needs a fixed number of ranks, but --nnodes is"
@@ -246,7 +243,7 @@ def _ranks_and_mesh(
         )
     if ranks is not None:
         config.resolve(ranks * nodes.most)
-        return ranks, path_or_text
+        return ranks, config.to_text()
     if config.world_size is None:
         raise ValueError(
             f"--mesh {mesh} has a dim of size -1 to be inferred: expected --nproc-per-node with it"
@@ -256,7 +253,7 @@ def _ranks_and_mesh(
             f"--mesh {mesh} has {config.world_size} ranks, which {nodes.most} nodes cannot share"
             " equally; expected --nproc-per-node with it"
         )
-    return config.world_size // nodes.most, path_or_text
+    return config.world_size // nodes.most, config.to_text()
 
 
 def _rank_count(text: str) -> int:

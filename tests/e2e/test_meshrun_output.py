@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import pty
 import re
+import shlex
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -247,3 +249,21 @@ def test_ctrl_z_stops_the_ranks_too(meshrun):
     assert meshrun.wait_for(lambda: "T" not in states())
     (meshrun.folder / "end").touch()
     assert meshrun.finish(process).code == 0
+
+
+def test_the_report_of_a_failure_ends_with_the_command_to_type(meshrun):
+    script = meshrun.script("""
+        import meshlib as dist
+        dist.init_process_group("tcp")
+        dist.barrier()
+        raise ValueError("boom")
+    """)
+    result = meshrun.run("--log-dir", "my logs", script)
+    *_, error, hint = result.err.splitlines()
+    assert error == "ValueError: boom"
+    start, _, command = hint.rpartition(": ")
+    assert start == "meshrun: what each rank was doing"
+    words = shlex.split(command)
+    assert words[:2] == ["meshlib", "trace"]
+    said = meshrun.run(*words[1:], command=(sys.executable, "-m", "meshlib.cli"))
+    assert "Rank 0 ended with ValueError: boom." in said.out, said.err

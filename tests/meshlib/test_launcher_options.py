@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import textwrap
+
 import pytest
 
 from meshlib.launcher.arguments import parse
 from meshlib.launcher.devices import count_cpus, count_gpus
 from meshlib.launcher.output import OutputOptions, Route, parse_streams
+from meshlib.read_config import SUFFIXES
 
 SECRET = "ab" * 32
 
@@ -95,6 +100,26 @@ def test_nodes_that_meet(script, endpoint, host, port):
 def test_the_mesh_is_shared_by_the_nodes(script):
     flags = ["--nnodes=2", "--master-addr=127.0.0.1", "--mesh", "dp=2,tp=4"]
     assert parse([*flags, script]).ranks == 4
+
+
+@pytest.mark.parametrize("suffix", [*SUFFIXES, *map(str.upper, SUFFIXES)])
+def test_a_mesh_of_any_file_that_can_be_read(script, tmp_path, suffix):
+    text = "[mesh]\ndp=2" if suffix.lower() == ".toml" else '{"mesh": {"dp": 2}}'
+    (tmp_path / f"m{suffix}").write_text(text)
+    if suffix.lower() in (".yml", ".yaml"):
+        pytest.importorskip("yaml")
+    assert parse(["--mesh", f"m{suffix}", script]).ranks == 2
+
+
+def test_a_mesh_is_read_without_numpy(script, tmp_path):
+    (tmp_path / "m.toml").write_text('[mesh]\ndp = 2\nbackend = "cpu:tcp"\n')
+    program = """
+        import sys
+        from meshlib.launcher.arguments import parse
+        assert parse(["--mesh", "m.toml", "train.py"]).ranks == 2
+        assert "numpy" not in sys.modules
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=30)
 
 
 def test_a_secret_from_a_file(script, tmp_path):
