@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+from meshlib.command_line import reader_is_gone
 from meshlib.launcher.coordinator import Coordinator, Placed, Placement, Stop, Verdict
 from meshlib.launcher.ending import Ending
 from meshlib.launcher.failure import RankExit, Report, rank_list
@@ -20,6 +21,7 @@ from meshlib.launcher.workers import WorkerGroup
 from meshlib.trace import RECORDS
 from transport import environment
 
+STDOUT = 1
 _DRAIN_SECONDS = 2.0
 _CLOCK_STEP = 0.1
 """By so much a file's time may lag behind the clock."""
@@ -187,6 +189,8 @@ class Agent:
     def _finish(self, verdict: Verdict) -> int:
         report = Report(verdict.exits, verdict.error, self._attempts)
         cause = report.cause
+        if cause is not None and cause.wrote_in_vain and reader_is_gone(STDOUT):
+            return 128 + signal.SIGPIPE  # | head has seen enough
         if self._interrupt is not None and (cause is None or not cause.is_cause):
             return self._report_interrupt(self._interrupt, verdict)
         sys.stderr.write(report.text() + (self._where_to_look() if report.code else ""))

@@ -10,11 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from meshlib import __version__
 from meshlib.command_line import OneLineParser, told
 from meshlib.launcher.devices import count_cpus, count_gpus
 from meshlib.launcher.node_options import DEFAULT_PORT, node_options
+from meshlib.launcher.notes import hidden_packages, stray_options
 from meshlib.launcher.options import LaunchOptions, NodeOptions, Program
 from meshlib.launcher.output import OutputOptions, parse_streams
+from transport.deadline import read_duration
 from transport.tls import tls_from_environment
 
 _DESCRIPTION = """\
@@ -34,7 +37,9 @@ def parse(argv: Sequence[str] | None = None) -> LaunchOptions:
     parser = make_parser()
     given = parser.parse_args(argv)
     try:
-        return _launch_options(given)
+        options = _launch_options(given)
+        strays = stray_options(given, parser.get_default)
+        return replace(options, notes=(*strays, *hidden_packages(options.program)))
     except (ValueError, OSError) as error:
         parser.error(told(error))
 
@@ -50,6 +55,8 @@ def make_parser() -> argparse.ArgumentParser:
     _add(
         parser,
         "--nproc-per-node",
+        "-n",
+        "-np",
         metavar="N",
         help="ranks on this node: a number, cpu, gpu, or auto (gpu where there is one);"
         " default: what --mesh needs, or 1",
@@ -72,12 +79,13 @@ def make_parser() -> argparse.ArgumentParser:
     _add(
         parser,
         "--grace-period",
-        type=_number(float, "a number of seconds >= 0"),
+        type=_number(_seconds, "a number of seconds >= 0, or 30s or 10m"),
         metavar="SECONDS",
         help="what ranks get between SIGTERM and SIGKILL; default 3 after a failure or Ctrl-C,"
         " 30 when meshrun itself is told to end",
     )
     _add(parser, "-v", "--verbose", action="store_true", help="say what the launcher does")
+    _add(parser, "--version", action="version", version=f"meshrun {__version__}")
     _add_nodes(parser.add_argument_group("several nodes"))
     _add_output(parser.add_argument_group("output"))
     _add_program(parser.add_argument_group("program"))
@@ -174,6 +182,11 @@ def _add(container: argparse._ActionsContainer, *names: str, **details: Any) -> 
         hidden: dict[str, Any] = dict.fromkeys(("help", "default"), argparse.SUPPRESS)
         hidden["dest"] = action.dest
         container.add_argument("--" + name[2:].replace("-", "_"), **{**details, **hidden})
+
+
+def _seconds(text: str) -> float:
+    read = read_duration(text)
+    return float(text) if read is None else read
 
 
 def _number(kind: Callable[[str], float], expected: str) -> Callable[[str], float]:

@@ -41,7 +41,7 @@ from meshlib.launcher.records import (
 )
 from transport.deadline import Deadline
 from transport.errors import AuthenticationError, DistError, DistNetworkError
-from transport.sockets import format_address
+from transport.sockets import UNKNOWN_NAME_SECONDS, format_address, is_unknown_name
 from transport.store.base import Store
 from transport.store.tcp_store import TCPStore
 
@@ -296,13 +296,14 @@ class ManyNodes(Coordinator):
     def _connect(self) -> TCPStore | None:
         """Return a connection to the store as soon as it is served; None when closed before."""
         deadline = Deadline.after(self._options.config["join_timeout"])
+        typo = Deadline.after(UNKNOWN_NAME_SECONDS)
         while not self._closing.is_set():
             try:
                 return self._open_store(min(_CONNECT_SECONDS, deadline.remaining()))
             except AuthenticationError:
                 raise
-            except DistNetworkError:
-                if deadline.expired:
+            except DistNetworkError as error:
+                if deadline.expired or (typo.expired and is_unknown_name(error)):
                     raise
         return None
 

@@ -45,7 +45,8 @@ class LaunchOptions:
     """One launch on one node. Times are in seconds.
 
     ``failure_grace`` is what other ranks get between SIGTERM and SIGKILL when one has failed;
-    ``signal_grace`` what all get when the launcher itself is told to end.
+    ``signal_grace`` what all get when the launcher itself is told to end. ``notes`` are what the
+    user is told before anything starts.
     """
 
     program: Program
@@ -58,3 +59,4 @@ class LaunchOptions:
     failure_grace: float = FAILURE_GRACE_SECONDS
     signal_grace: float = SIGNAL_GRACE_SECONDS
     verbose: bool = False
+    notes: tuple[str, ...] = ()

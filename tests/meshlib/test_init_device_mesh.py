@@ -113,7 +113,12 @@ def test_a_file_that_the_launcher_has_read_is_read_no_more(monkeypatch, tmp_path
         (None, ("cpu", (2, 2)), ("dp", ""), "'' is not a non-empty string"),
         (None, ("cpu", (2, 2)), "ab", "mesh_dim_names 'ab' is a string"),
         (None, ("cuda:0", (2, 2)), None, "device_type is 'cuda:0'; expected one of cpu, cuda"),
-        (None, ("gpu", (2, 2)), None, "device_type is 'gpu'"),
+        (
+            None,
+            ("gpu", (2, 2)),
+            None,
+            "'gpu'; expected one of cpu, cuda; did you mean 'cuda'",
+        ),
         (None, ((2, 2),), None, "device_type is (2, 2)"),
     ],
 )
