@@ -181,6 +181,13 @@ def is_initialized() -> bool:
     return find_world() is not None
 
 
+def ensure_world() -> World:
+    """Return the World; initialise the default process group from the environment if need be."""
+    if find_world() is None:
+        init_process_group()
+    return current_world()
+
+
 def _close_at_exit() -> None:
     """End a World that its program did not end, quickly and silently."""
     world = find_world()

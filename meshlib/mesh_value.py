@@ -9,7 +9,7 @@ from operator import index as to_int
 from typing import Any, Self, cast
 
 from meshlib.layout import IndexArray, Layout, join
-from meshlib.mesh_names import DimKey, MeshDim, MeshNames, NamedDim, Timeout
+from meshlib.mesh_names import DimKey, MeshDim, MeshNames, NamedDim
 from meshlib.mesh_spec import (
     INFER,
     DimOptions,
@@ -24,8 +24,10 @@ from meshlib.mesh_spec import (
 )
 from meshlib.rank_layout import RankLayout
 from transport.checks import to_whole_number
+from transport.deadline import Timeout
 
 DEVICE_TYPES = ("cpu", "cuda")
+_MEANT = {"gpu": "cuda", "nvidia": "cuda", "host": "cpu"}
 MAX_RANKS = 2**31 - 1
 SHOWN_RANKS = 16
 
@@ -437,7 +439,7 @@ def check_device_type(device_type: object) -> str:
     hint = (
         " without a number"
         if ":" in str(device_type)
-        else did_you_mean(str(device_type), DEVICE_TYPES)
+        else did_you_mean(_MEANT.get(str(device_type).lower(), str(device_type)), DEVICE_TYPES)
     )
     raise ValueError(
         f"device_type is {device_type!r}; expected one of {', '.join(DEVICE_TYPES)}{hint}"

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 
 from meshlib.launcher import bootstrap
@@ -115,13 +115,14 @@ class WorkerGroup:
                     environment.LOCAL_RANK: str(local_rank),
                     environment.ERROR_FILE: str(error_file),
                 }
-                process = subprocess.Popen(
-                    command_line(options.program, ends),
-                    env=variables,
-                    stdout=ends.stdout,
-                    stderr=ends.stderr,
-                    start_new_session=True,
-                )
+                with _interrupt_later():
+                    process = subprocess.Popen(
+                        command_line(options.program, ends),
+                        env=variables,
+                        stdout=ends.stdout,
+                        stderr=ends.stderr,
+                        start_new_session=True,
+                    )
                 self.workers.append(Worker(process, rank, local_rank, error_file))
         except BaseException:
             self.signal(signal.SIGKILL)
@@ -167,6 +168,19 @@ class WorkerGroup:
     def close(self, timeout: float) -> None:
         """Show what the ranks have written, waiting at most ``timeout`` seconds for its end."""
         self._pump.close(timeout)
+
+
+@contextlib.contextmanager
+def _interrupt_later() -> Generator[None]:
+    """Have a process that is started in the block find SIGINT blocked: ``bootstrap`` lets it in.
+
+    Python would print where in its own beginning Ctrl-C came, and in each rank.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _ended_children() -> Iterator[int]:
