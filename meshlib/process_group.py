@@ -65,6 +65,10 @@ class Host(Protocol):
         """Keep what is known about ``error``, which broke a group, for later."""
         ...
 
+    def make_companion(self, base: ProcessGroup, purpose: str, desc: str) -> ProcessGroup:
+        """Make the group beside ``base`` for calls of ``purpose``."""
+        ...
+
 
 class ProcessGroup(Members, Collectives):
     """The members ``ranks``, and what they do together.
@@ -100,6 +104,17 @@ class ProcessGroup(Members, Collectives):
         self._left: tuple[int, ...] = ()
         self._users_store: Store | None = None
         self._destroyed = False
+        self._companions: dict[str, ProcessGroup] = {}
+        self.beside: ProcessGroup | None = None
+        """The group that this one is a companion of."""
+        self.owner: threading.Thread | None = None
+        """The thread whose calls these are, where only one can make them (inside ``jax.jit``)."""
+        self.retired = False
+        """Whether it was destroyed, or this rank's program was told that it broke, or a companion.
+
+        Then the next mesh of these ranks gets another group. Told, not merely broken: that is at
+        the same place of the program on every member, whenever each came to know of it.
+        """
 
     # ------------------------------------------------------------------ who
 
@@ -142,6 +157,31 @@ class ProcessGroup(Members, Collectives):
             store.close()
             raise ValueError(f"{self} was destroyed; make a new one")
         return store
+
+    # ------------------------------------------------------------------ beside it
+
+    def companion(self, purpose: str, desc: str = "") -> ProcessGroup:
+        """Return the group of the same ranks for calls of ``purpose``, counted apart.
+
+        For callers whose calls come in an order of their own, such as those inside ``jax.jit``. It
+        is this group's alone, with its backends and deadline, closed and aborted with it; its
+        failures are its own. Costs no message. ``desc`` is how messages call it. Raises ValueError
+        after the group was destroyed.
+        """
+        with self._making:
+            if self._destroyed:
+                raise ValueError(f"{self} was destroyed; make a new one")
+            found = self._companions.get(purpose)
+            if found is None:
+                found = self.world.make_companion(self, purpose, desc)
+                self._companions[purpose] = found
+        found.seconds = self.seconds
+        return found
+
+    def companions(self) -> list[ProcessGroup]:
+        """Return the companions that were made, and theirs."""
+        own = list(self._companions.values())
+        return own + [other for one in own for other in one.companions()]
 
     # ------------------------------------------------------------------ the door
 
@@ -201,6 +241,7 @@ class ProcessGroup(Members, Collectives):
         seconds = self.seconds if timeout is None else to_seconds(timeout)
         with self._lock:
             if self._failure is not None or self._destroyed:
+                self.note_told()
                 raise self._unusable()
             if peer == COLLECTIVE:
                 lane = self._collectives
@@ -254,7 +295,7 @@ class ProcessGroup(Members, Collectives):
         return lane
 
     def _enqueue(self, lane: Lane, run: Run, record: Record, device: str) -> Work:
-        work = Work(lambda: f"{record.header} on {self}")
+        work = Work(lambda: f"{record.header} on {self}", self.note_told)
 
         def task() -> None:
             try:
@@ -275,10 +316,10 @@ class ProcessGroup(Members, Collectives):
         """
         if self._failure is not None:
             record.end("the group was broken before its turn came")
-            raise self._unusable()
+            raise self._told(record, self._unusable())
         if self._absent and self._break_if_deserted(record):
             record.end(str(self._failure))
-            raise self._unusable()
+            raise self._told(record, self._unusable())
         try:
             communicator = self._communicators.get(device) or self._communicator(device)
             annotate = self.world.recorder.annotate
@@ -288,7 +329,7 @@ class ProcessGroup(Members, Collectives):
                 with annotate(record.title):
                     result = run(communicator, record)
         except BaseException as error:
-            seen = self._seen_by_user(record, error)
+            seen = self._told(record, self._seen_by_user(record, error))
             record.end(str(seen))
             if seen is error:
                 raise
@@ -335,12 +376,28 @@ class ProcessGroup(Members, Collectives):
     def abort(self, reason: str) -> None:
         """Break the group on all members: they raise ``DistBackendError`` with ``reason``.
 
-        For whoever cannot make calls any more that the others wait for. Idempotent.
+        For whoever cannot make calls any more that the others wait for: those inside ``jax.jit``,
+        too. Idempotent.
         """
-        if self._failure is None:
-            message = f"{self} was aborted by rank {self.global_rank}: {reason}"
-            # The others learn the reason before they see this rank's channels close.
-            self._break(DistBackendError(message))
+        for group in (self, *self.companions()):
+            if group._failure is None:
+                message = f"{group} was aborted by rank {self.global_rank}: {reason}"
+                # The others learn the reason before they see this rank's channels close.
+                group._break(DistBackendError(message))
+            group.note_told()
+
+    def note_told(self) -> None:
+        """Note that whoever makes the calls was told what broke the group, if it is broken."""
+        group = self if self._failure is not None else None
+        while group is not None:
+            group.retired = True
+            group = group.beside
+
+    def _told(self, record: Record, error: BaseException) -> BaseException:
+        """Return ``error``; whoever waits for ``record``'s end is told of it with this."""
+        if record.sync:
+            self.note_told()
+        return error
 
     def do_without(self, rank: int, joined: bool) -> None:
         """Note that global rank ``rank`` has left the job; ``joined``: it made calls on this group.
@@ -424,11 +481,13 @@ class ProcessGroup(Members, Collectives):
         ``at_fault`` is the call that went wrong, if it was another one.
         """
         if known := self.await_failure(0):
+            self.note_told()
             return known
         if at_fault is not None and at_fault != record.header:
             mine = self.world.recorder.records(self.id)
             record = next((r for r in mine if r.header == at_fault), record)
         seen = self._seen_by_user(record, error)
+        self.note_told()
         return seen if isinstance(seen, Exception) else error
 
     def _unusable(self) -> Exception:
@@ -467,6 +526,16 @@ class ProcessGroup(Members, Collectives):
                     communicator.abort(str(failure))
             return communicator
 
+    def release(self) -> None:
+        """Let go of the channels if the group is broken and no call is under way on them."""
+        with self._lock:
+            lanes = [self._collectives, *self._peer_lanes.values()]
+            if self._failure is None or self._destroyed or not all(la.drain(0) for la in lanes):
+                return
+            communicators, self._communicators = self._communicators, {}
+        for communicator in communicators.values():
+            communicator.close()
+
     def close(self, drain: float = DRAIN_SECONDS) -> None:
         """Let calls that were issued end (at most ``drain`` seconds), then let go of everything."""
         with self._lock:
@@ -478,12 +547,14 @@ class ProcessGroup(Members, Collectives):
         deadline = Deadline.after(0 if self._failure is not None else drain)
         idle = min(lane.drain(deadline.remaining()) for lane in lanes if lane not in receives)
         idle = self._drain_receives(receives, deadline) and idle
-        self._destroyed = True
+        self._destroyed = self.retired = True
         self.shortcut = None
         if users_store is not None:
             users_store.close()
         communicators = list(self._communicators.values())
         for communicator in communicators:
+            for text in communicator.left_over() if self._failure is None else ():
+                self.world.log.warning("%s ends with messages left: %s", self, text)
             if not idle:
                 communicator.abort("the group was destroyed")
             communicator.close()

@@ -150,6 +150,10 @@ class AutoCommunicator(Communicator):
     def receiving(self) -> bool:  # noqa: D102
         return any(part is not None and part.receiving for part in (self._near, self._far))
 
+    def left_over(self) -> list[str]:  # noqa: D102
+        parts = [part for part in (self._near, self._far) if part is not None]
+        return [text for part in parts for text in part.left_over()]
+
     # The end.
 
     def abort(self, reason: str) -> None:  # noqa: D102

@@ -224,11 +224,11 @@ def barrier(group: Group = None) -> None:
     """
     calls = _calls_group(group)
     if calls.size() > 1:
-        host_call(kinds.barrier(calls), [], ordered=True, on_gpu=True)
+        host_call(kinds.barrier(calls), [], ordered=True, on_gpu=True, group=calls)
 
 
 def _calls_group(group: Group) -> ProcessGroup:
-    """Return the group that carries the calls of jitted programs among the ranks of ``group``.
+    """Return the group that carries the calls of jitted programs on ``group``.
 
     They have one of their own: they happen when XLA gets to them, whatever the main thread calls
     meanwhile, and would otherwise mix with its calls.
@@ -243,13 +243,7 @@ def _calls_group(group: Group) -> ProcessGroup:
             "this rank is a thread that shares its traces with other ranks; "
             "import jax before run_ranks is called"
         )
-    return world.group_for(
-        base.ranks,
-        backend=base.backend,
-        timeout=base.timeout,
-        desc=f"{base.group_desc or base.id} in jit",
-        purpose="jit",
-    )
+    return base.companion("jit", f"{base.group_desc or base.id} in jit")
 
 
 def _prepare(x: Any, group: Group) -> tuple[jax.Array, ProcessGroup]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import jax
@@ -19,7 +19,7 @@ import numpy as np
 from meshlib.device_arrays import device_flat
 from meshlib.jit.collective import HostSide, InJit, bind, front
 from meshlib.jit.host_call import HostArray
-from meshlib.process_group import Run
+from meshlib.process_group import ProcessGroup, Run
 from meshlib.recorder import COLLECTIVE
 from transport.call import NO_ROOT, Call, Kind, dtype_code
 from transport.communicator import Communicator
@@ -70,7 +70,7 @@ class _Issuing(InJit):
         With ``agreed`` all members must have as many elements. The others as for
         ``ProcessGroup.issue``.
         """
-        issue, dtype = self.group.issue, np.dtype(like.dtype)
+        issue, dtype = self.carrier.issue, np.dtype(like.dtype)
         header = (
             like.size if agreed else 0,
             dtype_code(dtype),
@@ -86,6 +86,11 @@ class _Issuing(InJit):
             issue(kind, work(output, x), device, *header)
 
         return call
+
+    @property
+    def carrier(self) -> ProcessGroup:
+        """The group that makes the call."""
+        return self.group
 
     @property
     def _size(self) -> int:
@@ -369,11 +374,39 @@ class Permute(_Issuing):
 
 
 @dataclass(frozen=True)
-class Send(_SameShape):
-    """Sends the operand to ``peer``, and returns it."""
+class _OneToOne(_SameShape):
+    """A message to or from ``peer`` under ``tag``.
+
+    Derivatives send messages of their own, as many as the loss asks for. Both members take them
+    alike, so ``derivation`` (t for a tangent, c for a transpose, for each one that was taken) says
+    which belong together; each has a group beside, whose tags are not those of the program.
+    """
+
+    anchored = True
 
     peer: int
     tag: int
+    derivation: str = ""
+
+    @property
+    def carrier(self) -> ProcessGroup:
+        """The group that the message goes through."""
+        if not self.derivation:
+            return self.group
+        desc = f"{self.group.group_desc}, derivative {self.derivation}"
+        return self.group.companion(f"jit-derivative-{self.derivation}", desc)
+
+    def differential(self) -> InJit:
+        return replace(self, derivation=f"{self.derivation}t")
+
+    @property
+    def _transpose(self) -> str:
+        return f"{self.derivation}c"
+
+
+@dataclass(frozen=True)
+class Send(_OneToOne):
+    """Sends the operand to ``peer``, and returns it."""
 
     def host_side(self, x: jax.ShapeDtypeStruct) -> HostSide:
         peer, tag = self.peer, self.tag
@@ -385,15 +418,12 @@ class Send(_SameShape):
         return self._caller(Kind.SEND, work, x, extra=tag, peer=peer)
 
     def transposed(self) -> InJit:
-        return _ReceiveAndAdd(self.group, self.peer, self.tag)
+        return _ReceiveAndAdd(self.group, self.peer, self.tag, self._transpose)
 
 
 @dataclass(frozen=True)
-class Receive(_SameShape):
+class Receive(_OneToOne):
     """Receives from ``peer``; the operand is a template whose values do not matter."""
-
-    peer: int
-    tag: int
 
     def host_side(self, x: jax.ShapeDtypeStruct) -> HostSide:
         peer, tag = self.peer, self.tag
@@ -405,18 +435,15 @@ class Receive(_SameShape):
         return self._caller(Kind.RECV, work, x, extra=tag, peer=peer)
 
     def transposed(self) -> InJit:
-        return _SendAndForget(self.group, self.peer, self.tag)
+        return _SendAndForget(self.group, self.peer, self.tag, self._transpose)
 
 
 @dataclass(frozen=True)
-class _ReceiveAndAdd(_SameShape):
+class _ReceiveAndAdd(_OneToOne):
     """The transpose of a send, whose operand goes two ways: to its result and to the peer."""
 
-    peer: int
-    tag: int
-
     def host_side(self, x: jax.ShapeDtypeStruct) -> HostSide:
-        receive = Receive(self.group, self.peer, self.tag).host_side(x)
+        receive = Receive(self.group, self.peer, self.tag, self.derivation).host_side(x)
 
         def call(output: HostArray, _: HostArray) -> None:
             received = np.empty_like(output)
@@ -426,21 +453,20 @@ class _ReceiveAndAdd(_SameShape):
         return call
 
     def transposed(self) -> InJit:
-        return Send(self.group, self.peer, self.tag)
+        return Send(self.group, self.peer, self.tag, self._transpose)
 
 
 @dataclass(frozen=True)
-class _SendAndForget(_SameShape):
+class _SendAndForget(_OneToOne):
     """The transpose of a receive: the cotangent goes to the peer, nothing to the template."""
 
-    peer: int
-    tag: int
-
     def host_side(self, x: jax.ShapeDtypeStruct) -> HostSide:
-        return _then_zeros(Send(self.group, self.peer, self.tag).host_side(x))
+        return _then_zeros(
+            Send(self.group, self.peer, self.tag, self.derivation).host_side(x)
+        )
 
     def transposed(self) -> InJit:
-        return Receive(self.group, self.peer, self.tag)
+        return Receive(self.group, self.peer, self.tag, self._transpose)
 
 
 def _then_zeros(call: HostSide) -> HostSide:
