@@ -6,21 +6,21 @@ Order, deadlines, recording and failure are handled in ``ProcessGroup.issue`` an
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from copy import copy
 from datetime import timedelta
 from functools import partial
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any
 
 from meshlib.collectives import Collectives
-from meshlib.debug import RankLog
+from meshlib.companions import Companions
 from meshlib.failures import Reporter, abort_event, publish
+from meshlib.host import Host, Observer, Run
 from meshlib.lane import Lane
-from meshlib.members import Members
 from meshlib.order import SHORT, Order, Shortcut, open_shortcut, resume
-from meshlib.recorder import COLLECTIVE, FlightRecorder, Record
+from meshlib.recorder import COLLECTIVE, Record
 from meshlib.work import Work
 from transport.call import NO_ROOT, Call, CallHeader, Kind, pack_header
 from transport.communicator import Communicator
@@ -40,37 +40,12 @@ from transport.reduce_op import ReduceOp
 from transport.store.base import Store
 from transport.store.prefix_store import PrefixStore
 
-Run = Callable[[Communicator, Call], Any]
-Observer = Callable[["ProcessGroup", CallHeader, str, Run], Run]
 DRAIN_SECONDS = 5.0
 # A receive that nobody has sent to by then is given up when its group closes.
 UNMATCHED_SECONDS = 0.2
 
 
-class Host(Protocol):
-    """The side of the World that a group needs: this rank's identity and shared services."""
-
-    rank: int
-    store: Store
-    recorder: FlightRecorder
-    log: RankLog
-    observers: dict[str, Observer]
-    """By the id of the group on whose behalf they look: see ``ProcessGroup.observed``."""
-
-    def make_communicator(self, group: ProcessGroup, device: str) -> Communicator:
-        """Make the communicator of ``group`` for arrays on ``device``."""
-        ...
-
-    def note_failure(self, error: DistError) -> None:
-        """Keep what is known about ``error``, which broke a group, for later."""
-        ...
-
-    def make_companion(self, base: ProcessGroup, purpose: str, desc: str) -> ProcessGroup:
-        """Make the group beside ``base`` for calls of ``purpose``."""
-        ...
-
-
-class ProcessGroup(Members, Collectives):
+class ProcessGroup(Companions, Collectives):
     """The members ``ranks``, and what they do together.
 
     Made by ``new_group``, by a mesh, or by ``init_process_group``; never directly. On a rank that
@@ -86,8 +61,7 @@ class ProcessGroup(Members, Collectives):
         timeout: float,
         desc: str,
     ) -> None:
-        super().__init__(group_id, ranks, world.rank, backends, timeout, desc)
-        self.world = world
+        super().__init__(world, group_id, ranks, backends, timeout, desc)
         self._lock = threading.Lock()
         self._communicators: dict[str, Communicator] = {}
         self._making = threading.Lock()
@@ -103,18 +77,6 @@ class ProcessGroup(Members, Collectives):
         self._absent: tuple[int, ...] = ()
         self._left: tuple[int, ...] = ()
         self._users_store: Store | None = None
-        self._destroyed = False
-        self._companions: dict[str, ProcessGroup] = {}
-        self.beside: ProcessGroup | None = None
-        """The group that this one is a companion of."""
-        self.owner: threading.Thread | None = None
-        """The thread whose calls these are, where only one can make them (inside ``jax.jit``)."""
-        self.retired = False
-        """Whether it was destroyed, or this rank's program was told that it broke, or a companion.
-
-        Then the next mesh of these ranks gets another group. Told, not merely broken: that is at
-        the same place of the program on every member, whenever each came to know of it.
-        """
 
     # ------------------------------------------------------------------ who
 
@@ -131,11 +93,6 @@ class ProcessGroup(Members, Collectives):
     def reached(self) -> int:
         """Return the number of the last collective that this rank issued."""
         return self._order.sequence
-
-    @property
-    def destroyed(self) -> bool:
-        """Whether the group was closed, by ``destroy_process_group`` or with the World."""
-        return self._destroyed
 
     def get_group_store(self) -> Store:
         """Return this group's own part of the job's store, for the user's keys.
@@ -157,31 +114,6 @@ class ProcessGroup(Members, Collectives):
             store.close()
             raise ValueError(f"{self} was destroyed; make a new one")
         return store
-
-    # ------------------------------------------------------------------ beside it
-
-    def companion(self, purpose: str, desc: str = "") -> ProcessGroup:
-        """Return the group of the same ranks for calls of ``purpose``, counted apart.
-
-        For callers whose calls come in an order of their own, such as those inside ``jax.jit``. It
-        is this group's alone, with its backends and deadline, closed and aborted with it; its
-        failures are its own. Costs no message. ``desc`` is how messages call it. Raises ValueError
-        after the group was destroyed.
-        """
-        with self._making:
-            if self._destroyed:
-                raise ValueError(f"{self} was destroyed; make a new one")
-            found = self._companions.get(purpose)
-            if found is None:
-                found = self.world.make_companion(self, purpose, desc)
-                self._companions[purpose] = found
-        found.seconds = self.seconds
-        return found
-
-    def companions(self) -> list[ProcessGroup]:
-        """Return the companions that were made, and theirs."""
-        own = list(self._companions.values())
-        return own + [other for one in own for other in one.companions()]
 
     # ------------------------------------------------------------------ the door
 
@@ -388,13 +320,11 @@ class ProcessGroup(Members, Collectives):
 
     def note_told(self) -> None:
         """Note that whoever makes the calls was told what broke the group, if it is broken."""
-        group = self if self._failure is not None else None
-        while group is not None:
-            group.retired = True
-            group = group.beside
+        if self._failure is not None:
+            self.retire()
 
     def _told(self, record: Record, error: BaseException) -> BaseException:
-        """Return ``error``; whoever waits for ``record``'s end is told of it with this."""
+        """Return ``error``, of which whoever waits for ``record``'s end is told now."""
         if record.sync:
             self.note_told()
         return error
@@ -551,8 +481,7 @@ class ProcessGroup(Members, Collectives):
         self.shortcut = None
         if users_store is not None:
             users_store.close()
-        communicators = list(self._communicators.values())
-        for communicator in communicators:
+        for communicator in list(self._communicators.values()):
             for text in communicator.left_over() if self._failure is None else ():
                 self.world.log.warning("%s ends with messages left: %s", self, text)
             if not idle:

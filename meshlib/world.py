@@ -30,8 +30,9 @@ from meshlib.failures import (
     register_log,
     statement,
 )
+from meshlib.host import Observer
 from meshlib.launcher.news import ended_event
-from meshlib.process_group import DRAIN_SECONDS, Observer, ProcessGroup
+from meshlib.process_group import DRAIN_SECONDS, ProcessGroup
 from meshlib.recorder import CAPACITY, FlightRecorder
 from meshlib.stalls import StallDetector, standing_key
 from meshlib.trace import dump

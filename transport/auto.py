@@ -151,8 +151,9 @@ class AutoCommunicator(Communicator):
         return any(part is not None and part.receiving for part in (self._near, self._far))
 
     def left_over(self) -> list[str]:  # noqa: D102
-        parts = [part for part in (self._near, self._far) if part is not None]
-        return [text for part in parts for text in part.left_over()]
+        # Where both are, they share a mailbox.
+        part = self._near or self._far
+        return [] if part is None else part.left_over()
 
     # The end.
 

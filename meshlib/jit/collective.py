@@ -140,9 +140,9 @@ def _jvp(primals: Any, tangents: Any, *, collective: InJit, site: CallSite) -> t
     moving = [other for other in others if type(other) is not ad.Zero]
     if type(t) is ad.Zero and not moving:
         return y, ad.Zero(jax.typeof(y).to_tangent_aval())
+    t: Any = ad.instantiate_zeros(t)
     if not collective.anchored:
         return y, collective.tangent(x, y, t)
-    t = ad.instantiate_zeros(t)
     for other in moving:
         # Zero, and yet an outer transformation sees on what the tangent depends.
         t = t + jnp.where(False, other.sum(), 0).astype(t.dtype)

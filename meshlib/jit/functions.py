@@ -22,7 +22,7 @@ import numpy as np
 
 from meshlib.arguments import check_op
 from meshlib.functions import Group, resolve_group
-from meshlib.jit import kinds
+from meshlib.jit import kinds, messages
 from meshlib.jit.collective import bind
 from meshlib.jit.host_call import host_call, traces_are_own
 from meshlib.point_to_point import check_tag
@@ -195,7 +195,7 @@ def send(
     x, calls = _prepare(x, group)
     peer = resolve_group(group).resolve_rank(dst, group_dst, "dst")
     check_tag(tag)
-    return bind(kinds.Send(calls, peer, tag), x)
+    return bind(messages.Send(calls, peer, tag), x)
 
 
 def recv(
@@ -214,7 +214,7 @@ def recv(
     like, calls = _prepare(like, group)
     peer = resolve_group(group).resolve_rank(src, group_src, "src")
     check_tag(tag)
-    return bind(kinds.Receive(calls, peer, tag), like)
+    return bind(messages.Receive(calls, peer, tag), like)
 
 
 def barrier(group: Group = None) -> None:

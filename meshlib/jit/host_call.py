@@ -260,7 +260,7 @@ def _lower(
     program = _program_of(module)
     if group is not None:
         program.add_group(group)
-        module.add_keepalive(program)  # where _enter finds it
+        module.add_keepalive(program)  # for whoever runs it
     module.add_host_callback(_Callback(function, program, tokens, len(operands), views, reads))
     index = np.uint64(len(module.host_callbacks) - 1)
     rule: Any = ffi.ffi_lowering(
@@ -313,25 +313,34 @@ for _platform in _TARGETS:
     mlir.register_lowering(_host_call_p, _lower, platform=_platform, cacheable=False)
 
 
-_add_tokens = pxla.ExecuteReplicated._add_tokens_to_inputs
+# What runs a compiled program. The thread that does so is known nowhere else, since XLA calls from
+# threads of its own: so look there, where JAX gives a program the tokens of this thread.
+_execute: Any = pxla.ExecuteReplicated
+_add_tokens = _execute._add_tokens_to_inputs
 
 
-def _enter(execute: pxla.ExecuteReplicated, input_bufs: Any) -> Any:
-    """Begin to run a program: where JAX gives it this thread's tokens, before anything happens."""
+def _enter_and_add_tokens(execute: Any, input_bufs: Any) -> Any:
     for kept in execute.keepalive or ():
         if isinstance(kept, Program):
             kept.enter()
     return _add_tokens(execute, input_bufs)
 
 
-# The thread is known nowhere else: XLA calls from threads of its own.
-pxla.ExecuteReplicated._add_tokens_to_inputs = _enter
+_execute._add_tokens_to_inputs = _enter_and_add_tokens
+
+
+def _same(x: Any, **_: Any) -> Any:
+    return x
+
+
+def _lower_same(_: Any, x: Any, **__: Any) -> list[Any]:
+    return [x]
 
 
 _untransformed_p = Primitive("meshlib_untransformed")
-_untransformed_p.def_impl(lambda x, **_: x)
-_untransformed_p.def_abstract_eval(lambda x, **_: x)
-mlir.register_lowering(_untransformed_p, lambda _, x, **__: [x])
+_untransformed_p.def_impl(_same)
+_untransformed_p.def_abstract_eval(_same)
+mlir.register_lowering(_untransformed_p, _lower_same)
 
 
 def untransformed(tree: Any, what: str) -> Any:
