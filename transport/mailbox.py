@@ -159,6 +159,14 @@ class Mailbox:
         """Whether a receive has its message, and waits for the rest of it."""
         return self._arriving > 0
 
+    def left_over(self) -> list[str]:
+        """Say which messages came that nobody has received: "2 from rank 1 under tag 7"."""
+        with self._lock:
+            return [
+                f"{len(queue)} from {self._membership.describe(src)} under tag {tag}"
+                for (tag, src), queue in self._unclaimed.items()
+            ]
+
     # What transports call.
 
     def begin(
