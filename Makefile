@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+DEMO   := $(VENV)/.installed-demo
+SOURCES := pyproject.toml hatch_build.py $(wildcard transport/native/*.[ch])
 # gpu-check takes this Python as it is if it has CuPy and what the tests need (as where nothing can
 # be installed); else it installs the CuPy and the JAX for cuda12 or cuda13, as the driver is.
 GPU_PYTHON ?= $(PYTHON)
@@ -10,12 +12,17 @@ CUDA   ?= cuda13
 
 .PHONY: demo test test-mpi check docs gpu-check bench chaos format clean
 
-$(STAMP): pyproject.toml hatch_build.py $(wildcard transport/native/*.[ch])
+$(STAMP): $(SOURCES)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@ $(DEMO)
+
+$(DEMO): $(SOURCES)  # who only looks does not wait for linters and JAX
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[demo]'
 	@touch $@
 
-demo: $(STAMP)  ## train on real data over a dp=2, tp=2 mesh
+demo: $(DEMO)  ## train on real data over a dp=2, tp=2 mesh
 	$(BIN)/meshrun --mesh examples/digits_2d.toml examples/digits_2d.py
 
 test: $(STAMP)  ## run all tests

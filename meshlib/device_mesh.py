@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from meshlib.collectives import Collectives
 from meshlib.layout import IndexArray
-from meshlib.mesh_names import DimKey, Timeout, make_dims
+from meshlib.mesh_names import DimKey, make_dims
 from meshlib.mesh_spec import (
     DimOptions,
     check_backend,
@@ -30,6 +30,7 @@ from meshlib.mesh_value import MeshValue, check_product
 from meshlib.process_group import ProcessGroup
 from meshlib.rank_layout import RankLayout
 from meshlib.world import World, current_world, find_world
+from transport.deadline import Timeout
 
 if TYPE_CHECKING:
     import jax.sharding
@@ -231,9 +232,7 @@ class DeviceMesh(MeshValue, Collectives):
             if dim.group is not None and dim.group.world is world:
                 return dim.group
             options = dim.options.over(options)
-        return world.group_for(
-            members.ravel().tolist(), backend=options.backend, timeout=options.timeout, desc=desc
-        )
+        return self._names.group(world, members.ravel().tolist(), options, desc)
 
     def get_group(self, mesh_dim: DimKey | None = None) -> ProcessGroup:
         """Return this rank's group along ``mesh_dim``, which a 1-D mesh need not name.

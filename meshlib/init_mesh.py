@@ -7,14 +7,16 @@ from collections.abc import Mapping, Sequence
 
 from meshlib.cuda_devices import choose_cuda_device
 from meshlib.device_mesh import DeviceMesh
-from meshlib.mesh_config import MeshConfig, ensure_world
-from meshlib.mesh_names import DimKey, Timeout
+from meshlib.init import ensure_world
+from meshlib.mesh_config import MeshConfig
+from meshlib.mesh_names import DimKey
 from meshlib.mesh_spec import check_dim_names, check_shape, describe_dims, infer_sizes
 from meshlib.mesh_value import check_device_type
 from meshlib.nccl_splits import split_mesh
 from meshlib.world import current_world
 from transport import environment
 from transport.cuda.driver import load_driver
+from transport.deadline import Timeout
 
 
 def init_device_mesh(

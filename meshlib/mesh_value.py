@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import permutations
 from operator import index as to_int
 from typing import Any, Self, cast
 
 from meshlib.layout import IndexArray, Layout, join
-from meshlib.mesh_names import DimKey, MeshDim, MeshNames, NamedDim, Timeout
+from meshlib.mesh_names import DimKey, MeshDim, MeshNames, NamedDim
 from meshlib.mesh_spec import (
     INFER,
     DimOptions,
@@ -23,8 +24,10 @@ from meshlib.mesh_spec import (
 )
 from meshlib.rank_layout import RankLayout
 from transport.checks import to_whole_number
+from transport.deadline import Timeout
 
 DEVICE_TYPES = ("cpu", "cuda")
+_MEANT = {"gpu": "cuda", "nvidia": "cuda", "host": "cpu"}
 MAX_RANKS = 2**31 - 1
 SHOWN_RANKS = 16
 
@@ -394,6 +397,23 @@ class MeshValue:
             )
         return named
 
+    def positions_of(self, mesh_dim: DimKey) -> tuple[int, ...]:
+        """Return which of this mesh's own dims ``mesh_dim`` stands for, the outermost first.
+
+        One for an own dim, by name or number; several for a flattened name. Raises MeshDimError for
+        what is not there, and for a name over parts of dims.
+        """
+        found = self._find(mesh_dim)
+        named_dims = self._named_dims()
+        own = [i for i, named in enumerate(named_dims) if named.own is found.own]
+        if own:
+            return (own[0],)
+        inside = [i for i, one in enumerate(named_dims) if Layout((found.dim,)).covers(one.dim)]
+        for order in permutations([i for i in inside if named_dims[i].dim.digits]):
+            if join(named_dims[i].dim for i in order) == found.dim:
+                return order
+        raise MeshDimError(f"{mesh_dim!r} is made of parts of dims of {self.described()}")
+
     def _position(self, key: DimKey) -> int:
         """Return the number of one of this mesh's own dims."""
         found = self._find(key)
@@ -419,7 +439,7 @@ def check_device_type(device_type: object) -> str:
     hint = (
         " without a number"
         if ":" in str(device_type)
-        else did_you_mean(str(device_type), DEVICE_TYPES)
+        else did_you_mean(_MEANT.get(str(device_type).lower(), str(device_type)), DEVICE_TYPES)
     )
     raise ValueError(
         f"device_type is {device_type!r}; expected one of {', '.join(DEVICE_TYPES)}{hint}"

@@ -180,6 +180,10 @@ class FileStore(Store):
             other._open_log(FileLog.beside(self._log, Deadline.after(self._timeout)))
         return other
 
+    def hang_up(self) -> None:
+        """See ``Store``."""
+        self._closing.set()
+
     def close(self) -> None:
         """Leave the file; the last user removes it. Waits under way end with DistStoreError."""
         if self._pid != os.getpid():

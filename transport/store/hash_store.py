@@ -162,6 +162,11 @@ class HashStore(Store):
     def describe(self) -> str:
         return "HashStore()"
 
+    @property
+    def in_one_process(self) -> bool:
+        """See ``Store``."""
+        return True
+
     def in_process(self, key: str, factory: Callable[[], T]) -> T:
         """Return the one object under ``key`` that all users of this store share.
 
@@ -205,11 +210,14 @@ class HashStore(Store):
                 if deadline.expired:
                     break
         finally:
-            # Also after Ctrl-C: a wait that nobody waits for must not take a value from a queue.
-            with self._lock:
-                missing = waiter.missing(self._table)
-                unfinished = self._table.withdraw(waiter)
-                self._waits.pop(waiter, None)
+            unfinished, missing = False, list[bytes]()
+            # All who waited for one key wake up together, and need not queue for the lock then.
+            if waiter in self._waits or self._closed:
+                # Also after Ctrl-C: a wait that nobody waits for must not take a queue's value.
+                with self._lock:
+                    missing = waiter.missing(self._table)
+                    unfinished = self._table.withdraw(waiter)
+                    self._waits.pop(waiter, None)
         self._check_open()
         if unfinished:
             raise self._waited_in_vain(waiter.what, missing, deadline)

@@ -112,12 +112,21 @@ class PrefixStore(Store):
         """Have the waits of all who use the wrapped object raise ``error``, on behalf of ``by``."""
         self._store.end_waits(error, by)
 
+    def hang_up(self) -> None:
+        """Hang up the wrapped store."""
+        self._store.hang_up()
+
     def close(self) -> None:
         """Close the wrapped store."""
         self._store.close()
 
     def describe(self) -> str:
         return f"PrefixStore({self._prefix!r}, {self._store.describe()})"
+
+    @property
+    def in_one_process(self) -> bool:
+        """See ``Store``."""
+        return self._store.in_one_process
 
     def in_process(self, key: str, factory: Callable[[], T]) -> T:
         return self._store.in_process(self._key(key), factory)
