@@ -181,7 +181,6 @@ class FileStore(Store):
         return other
 
     def hang_up(self) -> None:
-        """See ``Store``."""
         self._closing.set()
 
     def close(self) -> None:

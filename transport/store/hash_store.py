@@ -164,7 +164,6 @@ class HashStore(Store):
 
     @property
     def in_one_process(self) -> bool:
-        """See ``Store``."""
         return True
 
     def in_process(self, key: str, factory: Callable[[], T]) -> T:

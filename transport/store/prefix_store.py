@@ -125,7 +125,6 @@ class PrefixStore(Store):
 
     @property
     def in_one_process(self) -> bool:
-        """See ``Store``."""
         return self._store.in_one_process
 
     def in_process(self, key: str, factory: Callable[[], T]) -> T:

@@ -221,7 +221,6 @@ class TCPStore(Store):
         self._connection.end_waits(bool(self._ends))
 
     def hang_up(self) -> None:
-        """See ``Store``."""
         self._connection.hang_up()
 
     def close(self) -> None:
