@@ -34,6 +34,7 @@ from meshlib.launcher.news import ended_event
 from meshlib.process_group import DRAIN_SECONDS, Observer, ProcessGroup
 from meshlib.recorder import CAPACITY, FlightRecorder
 from meshlib.stalls import StallDetector, standing_key
+from meshlib.thread_rank import ALL_HERE, ThreadRank
 from meshlib.trace import dump
 from meshlib.watcher import Watcher
 from transport import backends, environment
@@ -293,7 +294,7 @@ class World:
         self._bad_news.set()
         # Who still waits for all to come waits in vain.
         with suppress(DistStoreError):
-            self.store.compare_set("all-here", "", b"lost")
+            self.store.compare_set(ALL_HERE, "", b"lost")
 
     def _answer(self, event: Mapping[str, Any]) -> None:
         with self._lock:
@@ -344,9 +345,9 @@ class World:
             register_log(store)
             self._tell_of_the_ended()
         if arrived == self.size:
-            store.compare_set("all-here", "", b"1")
+            store.compare_set(ALL_HERE, "", b"1")
         try:
-            said = store.get("all-here", timeout=deadline.remaining())
+            said = store.get(ALL_HERE, timeout=deadline.remaining())
         except DistStoreError as error:
             missing = [r for r in range(self.size) if not store.check([f"here/{r}"])]
             text = (
@@ -354,7 +355,7 @@ class World:
                 f"{store.describe()}: {_short(missing)} have not come"
             )
             # Without this rank the others wait in vain, and it may be the one that serves them.
-            store.compare_set("all-here", "", text)
+            store.compare_set(ALL_HERE, "", text)
             raise DistStoreError(text) from error
         if said == b"1":
             if store.check([_SERVER]):
@@ -426,9 +427,10 @@ def _short(ranks: Sequence[int]) -> str:
 
 
 class _OfThread(threading.local):
-    """The World of a thread that has one of its own."""
+    """What a thread has that is a rank of its own: a World, and maybe a place in ``run_ranks``."""
 
     world: World | None = None
+    rank: ThreadRank | None = None
 
 
 class _Current:
@@ -443,8 +445,9 @@ _current = _Current()
 
 
 def find_world() -> World | None:
-    """Return this thread's World, else the process's, else None."""
-    return _current.thread.world or _current.process
+    """Return this thread's World, else (unless it is a rank itself) the process's, else None."""
+    own = _current.thread
+    return own.world or (_current.process if own.rank is None else None)
 
 
 def current_world() -> World:
@@ -458,11 +461,27 @@ def current_world() -> World:
 
 
 def install(world: World | None, *, thread_only: bool) -> None:
-    """Make ``world`` (None: no world) the current one, of this thread or of the process."""
-    if thread_only:
-        _current.thread.world = world
+    """Make ``world`` (None: no world) the current one, of this thread or of the process.
+
+    In a thread that is a rank of ``run_ranks`` it is always the thread's.
+    """
+    own = _current.thread
+    if own.rank is not None:
+        own.rank.world, own.rank.provided = world, False
+    if thread_only or own.rank is not None:
+        own.world = world
     else:
         _current.process = world
+
+
+def thread_rank() -> ThreadRank | None:
+    """Return what the calling thread knows as a rank of ``run_ranks``; None if it is none."""
+    return _current.thread.rank
+
+
+def set_thread_rank(rank: ThreadRank | None) -> None:
+    """Make the calling thread a rank; None: it is one no more."""
+    _current.thread.rank = rank
 
 
 def is_thread_world(world: World) -> bool:
