@@ -8,7 +8,7 @@ import numpy as np
 
 from meshlib.arguments import check_op
 from meshlib.backend import is_backend_available
-from meshlib.world import thread_rank
+from meshlib.thread_rank import thread_rank
 from transport import environment
 from transport.checks import to_whole_number
 from transport.launch_environments import detect, number_in

@@ -226,9 +226,7 @@ class DeviceMesh(MeshValue, Collectives):
             if dim.group is not None and dim.group.world is world:
                 return dim.group
             options = dim.options.over(options)
-        return world.group_for(
-            members.ravel().tolist(), backend=options.backend, timeout=options.timeout, desc=desc
-        )
+        return self._names.group(world, members.ravel().tolist(), options, desc)
 
     def get_group(self, mesh_dim: DimKey | None = None) -> ProcessGroup:
         """Return this rank's group along ``mesh_dim``, which a 1-D mesh need not name.

@@ -12,6 +12,7 @@ from meshlib.backend import parse_backend
 from meshlib.debug import set_debug_level_from_env
 from meshlib.functions import resolve_group
 from meshlib.process_group import ProcessGroup
+from meshlib.thread_rank import thread_rank
 from meshlib.world import (
     DEFAULT_TIMEOUT,
     World,
@@ -19,7 +20,6 @@ from meshlib.world import (
     find_world,
     install,
     is_thread_world,
-    thread_rank,
 )
 from transport import environment
 from transport.algorithms.tuning import agree, from_environment
@@ -110,9 +110,8 @@ def init_process_group(
     except BaseException:
         store.close()
         raise
-    secret = os.environ.get(environment.SECRET)
     runtime = Runtime(
-        bytes.fromhex(secret) if secret else None,
+        None if thread_only else _secret(),
         os.environ.get(environment.HOST),
         tls,
         tuning=tuning,
@@ -141,6 +140,12 @@ def _tls() -> Tls | None:
     from transport.tls import tls_from_environment
 
     return tls_from_environment()
+
+
+def _secret() -> bytes | None:
+    from transport.auth import secret_from_environment
+
+    return secret_from_environment()
 
 
 def _rendezvous(

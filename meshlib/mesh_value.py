@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import permutations
 from operator import index as to_int
 from typing import Any, Self, cast
 
@@ -395,6 +396,23 @@ class MeshValue:
                 " slice the mesh that has it"
             )
         return named
+
+    def positions_of(self, mesh_dim: DimKey) -> tuple[int, ...]:
+        """Return which of this mesh's own dims ``mesh_dim`` stands for, the outermost first.
+
+        One for an own dim, by name or number; several for a flattened name. Raises MeshDimError for
+        what is not there, and for a name over parts of dims.
+        """
+        found = self._find(mesh_dim)
+        named_dims = self._named_dims()
+        own = [i for i, named in enumerate(named_dims) if named.own is found.own]
+        if own:
+            return (own[0],)
+        inside = [i for i, one in enumerate(named_dims) if Layout((found.dim,)).covers(one.dim)]
+        for order in permutations([i for i in inside if named_dims[i].dim.digits]):
+            if join(named_dims[i].dim for i in order) == found.dim:
+                return order
+        raise MeshDimError(f"{mesh_dim!r} is made of parts of dims of {self.described()}")
 
     def _position(self, key: DimKey) -> int:
         """Return the number of one of this mesh's own dims."""

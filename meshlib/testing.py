@@ -11,8 +11,9 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from meshlib.backend import parse_backend
-from meshlib.thread_rank import ThreadRank
-from meshlib.world import World, install, set_thread_rank
+from meshlib.thread_rank import ThreadRank, set_thread_rank
+from meshlib.world import World, install
+from transport import backends
 from transport.checks import to_whole_number
 from transport.deadline import Deadline, to_seconds
 from transport.errors import CollectiveTimeoutError, DistBackendError, DistError
@@ -91,6 +92,9 @@ class _Run:
         self._args = args
         self._size = size
         self._backends = parse_backend(backend)
+        for name in set(self._backends.values()):
+            # Imported here, not by all ranks at once.
+            backends.lookup(name).load()
         store = HashStore()
         self._timeout = timeout
         self._call_timeout = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -47,3 +48,22 @@ class ThreadRank:
         store, rank, _ = self.join()
         store.compare_set(ALL_HERE, "", f"rank {rank} {how}")
         store.close()
+
+
+class _OfThread(threading.local):
+    """The place of a thread that has one; where its World is kept, ``meshlib.world`` says."""
+
+    rank: ThreadRank | None = None
+
+
+_current = _OfThread()
+
+
+def thread_rank() -> ThreadRank | None:
+    """Return what the calling thread knows as a rank of ``run_ranks``; None if it is none."""
+    return _current.rank
+
+
+def set_thread_rank(rank: ThreadRank | None) -> None:
+    """Make the calling thread a rank; None: it is one no more."""
+    _current.rank = rank

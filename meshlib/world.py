@@ -30,11 +30,12 @@ from meshlib.failures import (
     register_log,
     statement,
 )
+from meshlib.host import Observer
 from meshlib.launcher.news import ended_event
-from meshlib.process_group import DRAIN_SECONDS, Observer, ProcessGroup
+from meshlib.process_group import DRAIN_SECONDS, ProcessGroup
 from meshlib.recorder import CAPACITY, FlightRecorder
 from meshlib.stalls import StallDetector, standing_key
-from meshlib.thread_rank import ALL_HERE, ThreadRank
+from meshlib.thread_rank import ALL_HERE, thread_rank
 from meshlib.trace import dump
 from meshlib.watcher import Watcher
 from transport import backends, environment
@@ -100,6 +101,8 @@ class World:
         self._as_launched = variables.items() <= os.environ.items()
         self._lock = threading.Lock()
         self._groups: dict[str, ProcessGroup] = {}
+        self._interning = threading.Lock()
+        self._interned: dict[str, tuple[int, ProcessGroup]] = {}  # how many before it, and the last
         self._made: dict[tuple[int, ...], int] = {}
         self._failures: dict[str, DistError] = {}
         self._lost: dict[int, DistError] = {}
@@ -130,12 +133,12 @@ class World:
         backend: str | None = None,
         timeout: float | timedelta | None = None,
         desc: str = "",
-        purpose: str = "mesh",
     ) -> ProcessGroup:
         """Return the one group of ``ranks`` (in this order) with ``backend`` and ``timeout``.
 
-        Groups of another ``purpose`` are other ones, whose calls are counted apart: for callers
-        whose calls come in an order of their own, such as those inside ``jax.jit``.
+        One that has retired is followed by another, with an id of its own: when this rank's
+        program was told that it broke, or destroyed it. So are the members' programs, each in its
+        time, and none makes a call on the next one before; they agree without a message.
 
         Costs no message: members find each other at the first call. Raises ValueError for ranks
         that are no ranks, appear twice, or do not include this one.
@@ -145,8 +148,25 @@ class World:
             raise ValueError(f"rank {self.rank} is not among the ranks {_short(members)}")
         chosen = self.backends if backend is None else parse_backend(backend)
         seconds = self.timeout if timeout is None else to_seconds(timeout)
-        group_id = _group_id(purpose, members, f"{sorted(chosen.items())} {seconds}")
-        return self._group(group_id, members, chosen, seconds, desc)
+        options = f"{sorted(chosen.items())} {seconds}"
+        key = _group_id("mesh", members, options)
+        with self._interning:
+            count, last = self._interned.get(key, (0, None))
+            if last is not None and not last.retired:
+                return last
+            if last is not None:
+                for old in (last, *last.companions()):
+                    old.release()
+                count += 1
+            group_id = _group_id("mesh", members, f"{options} after {count}") if count else key
+            group = self._group(group_id, members, chosen, seconds, desc)
+            self._interned[key] = count, group
+        return group
+
+    def make_companion(self, base: ProcessGroup, purpose: str, desc: str) -> ProcessGroup:
+        """Make what ``base.companion(purpose, desc)`` returns."""
+        group_id = _group_id(purpose, base.ranks, base.id)
+        return self._group(group_id, base.ranks, base.backends, base.seconds, desc, base)
 
     def new_group(
         self,
@@ -178,8 +198,8 @@ class World:
         Raises TypeError for what is no list of whole numbers.
         """
         members = tuple(to_whole_numbers(ranks, "ranks"))
-        strange = [rank for rank in members if not 0 <= rank < self.size]
-        if strange:
+        if members and not 0 <= min(members) <= max(members) < self.size:
+            strange = [rank for rank in members if not 0 <= rank < self.size]
             raise ValueError(f"ranks has {strange}; expected ranks from 0 to {self.size - 1}")
         if len(set(members)) != len(members):
             twice = sorted({rank for rank in members if members.count(rank) > 1})
@@ -213,9 +233,10 @@ class World:
 
     def forget(self, group: ProcessGroup) -> None:
         """Close ``group`` and drop it; the same ranks get a fresh one when next asked for."""
-        with self._lock:
-            self._groups.pop(group.id, None)
-        group.close()
+        for one in (*group.companions(), group):
+            with self._lock:
+                self._groups.pop(one.id, None)
+            one.close()
 
     def _group(
         self,
@@ -224,22 +245,20 @@ class World:
         chosen: Mapping[str, str],
         seconds: float,
         desc: str,
+        beside: ProcessGroup | None = None,
     ) -> ProcessGroup:
         with self._lock:
-            group = self._groups.get(group_id)
-            if group is not None:
-                return group
             group = ProcessGroup(self, group_id, members, dict(chosen), seconds, desc)
+            group.beside = beside
             self._groups[group_id] = group
             known = self._failures.get(group_id) or next(
                 (error for rank, error in self._lost.items() if rank in members), None
             )
-            left = [(rank, group_id in joined) for rank, joined in self._left.items()]
+            left = dict(self._left)
         self.log.info("%s has id %s, backends %s, timeout %g s", group, group_id, chosen, seconds)
         if known is not None:
             group.fail(known)
-        for rank, joined in left:
-            group.do_without(rank, joined)
+        group.do_without(left)
         return group
 
     # ------------------------------------------------------------------ events
@@ -262,13 +281,13 @@ class World:
                 group = self._groups.get(event["group"])
             if group is not None:
                 group.fail(error)
-        elif kind == "leave" and event["rank"] != self.rank:
-            rank, joined = event["rank"], frozenset(event["joined"])
+        elif kind == "left":
+            left = event["left"]
             with self._lock:
-                self._left[rank] = joined
+                self._left.update(left)
                 groups = list(self._groups.values())
             for group in groups:
-                group.do_without(rank, group.id in joined)
+                group.do_without(left)
         elif event["rank"] != self.rank and (
             kind == "rank_exit" or (kind == "ended" and self._as_launched)
         ):
@@ -427,10 +446,9 @@ def _short(ranks: Sequence[int]) -> str:
 
 
 class _OfThread(threading.local):
-    """What a thread has that is a rank of its own: a World, and maybe a place in ``run_ranks``."""
+    """The World of a thread that has one of its own."""
 
     world: World | None = None
-    rank: ThreadRank | None = None
 
 
 class _Current:
@@ -446,8 +464,7 @@ _current = _Current()
 
 def find_world() -> World | None:
     """Return this thread's World, else (unless it is a rank itself) the process's, else None."""
-    own = _current.thread
-    return own.world or (_current.process if own.rank is None else None)
+    return _current.thread.world or (_current.process if thread_rank() is None else None)
 
 
 def current_world() -> World:
@@ -465,23 +482,13 @@ def install(world: World | None, *, thread_only: bool) -> None:
 
     In a thread that is a rank of ``run_ranks`` it is always the thread's.
     """
-    own = _current.thread
-    if own.rank is not None:
-        own.rank.world, own.rank.provided = world, False
-    if thread_only or own.rank is not None:
-        own.world = world
+    mine = thread_rank()
+    if mine is not None:
+        mine.world, mine.provided = world, False
+    if thread_only or mine is not None:
+        _current.thread.world = world
     else:
         _current.process = world
-
-
-def thread_rank() -> ThreadRank | None:
-    """Return what the calling thread knows as a rank of ``run_ranks``; None if it is none."""
-    return _current.thread.rank
-
-
-def set_thread_rank(rank: ThreadRank | None) -> None:
-    """Make the calling thread a rank; None: it is one no more."""
-    _current.thread.rank = rank
 
 
 def is_thread_world(world: World) -> bool:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import re
+import threading
 import time
 from datetime import timedelta
 
-# What Python's lock and condition waits accept; a wait "without end" is cut into such pieces.
+# The kernel counts the milliseconds of a poll in an int: longer ones are cut into such pieces.
 LONGEST_WAIT = 3600.0
 
 Timeout = float | timedelta | str
@@ -36,8 +37,18 @@ class Deadline:
         return cls(time.monotonic() + seconds, seconds)
 
     def remaining(self) -> float:
-        """Return the seconds that are left, at least 0 and at most an hour (a legal wait)."""
-        return min(max(self.at - time.monotonic(), 0.0), LONGEST_WAIT)
+        """Return the seconds that are left, from 0 to what locks and conditions can wait.
+
+        That is 292 years: a wait for so long that ends in vain has passed its deadline.
+        """
+        return min(max(self.at - time.monotonic(), 0.0), threading.TIMEOUT_MAX)
+
+    def piece(self) -> float:
+        """Return for how many seconds to wait in ``poll`` and its like, at most an hour.
+
+        Only ``expired`` tells whether the deadline has passed then.
+        """
+        return min(self.remaining(), LONGEST_WAIT)
 
     @property
     def expired(self) -> bool:

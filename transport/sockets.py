@@ -6,16 +6,19 @@ hosts, forked children and ports are treated once.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import Any
 
 from transport.deadline import Deadline
 from transport.errors import DistNetworkError
 from transport.fork import close_in_forked_children
+from transport.limits import explain
 
 LOOPBACK = "127.0.0.1"
 MAX_BACKLOG = 4096
@@ -30,7 +33,7 @@ _KEEPALIVE = (
 _ATTEMPT_SECONDS = 5.0
 # A name may be unknown for a while when its machine is just starting, but a typo should not
 # take the whole deadline.
-UNKNOWN_NAME_SECONDS = 20.0
+_UNKNOWN_NAME_SECONDS = 20.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.002, 0.1
 # Errors that waiting does not cure.
 _HOPELESS = {errno.EACCES, errno.EPERM, errno.EINVAL, errno.EAFNOSUPPORT, errno.EMFILE}
@@ -132,7 +135,7 @@ def connect(
         except OSError as error:
             spent = time.monotonic() - begin
             hopeless = error.errno in _HOPELESS and not isinstance(error, socket.gaierror)
-            unknown = is_unknown_name(error) and spent > UNKNOWN_NAME_SECONDS
+            unknown = is_unknown_name(error) and spent > _UNKNOWN_NAME_SECONDS
             gone = refusal_is_final and isinstance(error, ConnectionRefusedError)
             if hopeless or unknown or gone or deadline.expired:
                 raise DistNetworkError(
@@ -200,6 +203,8 @@ def _connect_once(
 
 def _reason(error: OSError, host: str | None) -> str:
     name = errno.errorcode.get(error.errno or 0, "")
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return explain(error)
     if isinstance(error, socket.gaierror):
         return f"cannot resolve {host} ({error.strerror})"
     if isinstance(error, TimeoutError) and not name:
@@ -209,8 +214,11 @@ def _reason(error: OSError, host: str | None) -> str:
 
 def send_all(sock: socket.socket, data: bytes | memoryview, deadline: Deadline) -> None:
     """Send all of ``data``. Raises TimeoutError past the deadline, OSError when it breaks."""
-    sock.settimeout(_grant(deadline))
-    sock.sendall(data)
+    rest = memoryview(data)
+    while rest:
+        sock.settimeout(_grant(deadline))
+        with _until_granted_again():
+            rest = rest[sock.send(rest) :]
 
 
 def recv_exact_into(sock: socket.socket, into: memoryview, deadline: Deadline) -> None:
@@ -221,12 +229,13 @@ def recv_exact_into(sock: socket.socket, into: memoryview, deadline: Deadline) -
     done, size = 0, len(into)
     while done < size:
         sock.settimeout(_grant(deadline))
-        count = sock.recv_into(into[done:])
-        if count == 0:
-            raise ConnectionResetError(
-                errno.ECONNRESET, f"the connection ended after {done} of {size} bytes"
-            )
-        done += count
+        with _until_granted_again():
+            count = sock.recv_into(into[done:])
+            if count == 0:
+                raise ConnectionResetError(
+                    errno.ECONNRESET, f"the connection ended after {done} of {size} bytes"
+                )
+            done += count
 
 
 def recv_exact(sock: socket.socket, size: int, deadline: Deadline) -> bytes:
@@ -237,10 +246,22 @@ def recv_exact(sock: socket.socket, size: int, deadline: Deadline) -> bytes:
 
 
 def _grant(deadline: Deadline) -> float:
-    remaining = deadline.remaining()
-    if remaining <= 0:
+    seconds = deadline.piece()
+    if seconds <= 0:
         raise TimeoutError(errno.ETIMEDOUT, f"no progress within {deadline.seconds:g} s")
-    return remaining
+    return seconds
+
+
+@contextmanager
+def _until_granted_again() -> Generator[None]:
+    """Go on when the seconds granted are over: the deadline may be later. (Where the kernel has
+    given the connection up, its error has a number.)
+    """
+    try:
+        yield
+    except TimeoutError as error:
+        if error.errno is not None:
+            raise
 
 
 def local_address_towards(host: str, port: int) -> str:
@@ -257,3 +278,24 @@ def local_address_towards(host: str, port: int) -> str:
         raise DistNetworkError(
             f"no interface leads to {format_address(host, port)}: {_reason(error, host)}"
         ) from error
+
+
+def is_local(host: str) -> bool:
+    """Return whether ``host`` is a name or an address of this machine, as far as it resolves."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    for family, kind, protocol, _, address in found:
+        with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
+            probe.bind(address)
+            return True
+    return False
+
+
+def resolves(host: str) -> bool:
+    """Return whether ``host`` is an address, or a name that is known here by now."""
+    try:
+        return bool(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM))
+    except OSError:
+        return False

@@ -13,11 +13,13 @@ from typing import Any
 from meshlib import __version__
 from meshlib.command_line import OneLineParser, told
 from meshlib.launcher.devices import count_cpus, count_gpus
-from meshlib.launcher.node_options import DEFAULT_PORT, node_options
+from meshlib.launcher.engine_options import ask_engine, patience_under_engine
+from meshlib.launcher.node_options import node_options
 from meshlib.launcher.notes import hidden_packages, stray_options
 from meshlib.launcher.options import LaunchOptions, NodeOptions, Program
 from meshlib.launcher.output import OutputOptions, parse_streams
 from transport.deadline import read_duration
+from transport.launch_environments import DEFAULT_PORT
 from transport.tls import tls_from_environment
 
 _DESCRIPTION = """\
@@ -39,7 +41,7 @@ def parse(argv: Sequence[str] | None = None) -> LaunchOptions:
     try:
         options = _launch_options(given)
         strays = stray_options(given, parser.get_default)
-        return replace(options, notes=(*strays, *hidden_packages(options.program)))
+        return replace(options, warnings=(*strays, *hidden_packages(options.program)))
     except (ValueError, OSError) as error:
         parser.error(told(error))
 
@@ -72,7 +74,6 @@ def make_parser() -> argparse.ArgumentParser:
         parser,
         "--max-restarts",
         type=_number(int, "a number of restarts >= 0"),
-        default=0,
         metavar="N",
         help="how often all ranks are started again after a failure; default 0",
     )
@@ -82,7 +83,7 @@ def make_parser() -> argparse.ArgumentParser:
         type=_number(_seconds, "a number of seconds >= 0, or 30s or 10m"),
         metavar="SECONDS",
         help="what ranks get between SIGTERM and SIGKILL; default 3 after a failure or Ctrl-C,"
-        " 30 when meshrun itself is told to end",
+        " 30 (25 under Slurm) when meshrun itself is told to end",
     )
     _add(parser, "-v", "--verbose", action="store_true", help="say what the launcher does")
     _add(parser, "--version", action="version", version=f"meshrun {__version__}")
@@ -93,7 +94,13 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _add_nodes(group: argparse._ArgumentGroup) -> None:  # pyright: ignore[reportPrivateUsage]
-    _add(group, "--nnodes", default="1", metavar="N", help="how many nodes: N, or MIN:MAX")
+    _add(
+        group,
+        "--nnodes",
+        metavar="N",
+        help="how many nodes: N, or MIN:MAX; default: what the engine says that started meshrun"
+        " (Slurm and others), or 1",
+    )
     _add(group, "--node-rank", type=int, metavar="R", help="which one this is; default: by arrival")
     _add(group, "--master-addr", metavar="HOST", help="the address of the node that leads, node 0")
     _add(
@@ -111,24 +118,25 @@ def _add_nodes(group: argparse._ArgumentGroup) -> None:  # pyright: ignore[repor
         help="static (every node has its --node-rank) or store (the first agent that can serves"
         " the store; c10d is the same); default: static with --node-rank, else store",
     )
-    _add(group, "--rdzv-id", default="none", metavar="NAME", help="the job's name: must be equal")
+    _add(group, "--rdzv-id", metavar="NAME", help="the job's name: must be equal")
     _add(
         group,
         "--rdzv-conf",
-        default="",
         metavar="KEY=SECONDS,...",
         help="join_timeout=600, last_call_timeout=30 (wait for more than MIN nodes),"
         " heartbeat_timeout=10 (a silent node is lost), is_host=0 or 1 (serve the store)",
     )
+    _add(group, "--role", help=argparse.SUPPRESS)  # torchx gives it: there is one kind of rank
     _add(group, "--local-addr", metavar="HOST", help="this node's address for other nodes' ranks")
     _add(
         group,
         "--secret-file",
         type=Path,
         metavar="FILE",
-        help="the job's secret in hexadecimal digits, equal on all nodes; default: MESHLIB_SECRET",
+        help="the job's secret in hexadecimal digits, equal on all nodes; default: MESHLIB_SECRET,"
+        " or what `meshlib secret` has written",
     )
-    _add(group, "--standalone", action="store_true", help="one node, whatever the environment")
+    _add(group, "--standalone", action="store_true", help="one node, whatever the engine says")
 
 
 def _add_output(group: argparse._ArgumentGroup) -> None:  # pyright: ignore[reportPrivateUsage]
@@ -204,6 +212,7 @@ def _number(kind: Callable[[str], float], expected: str) -> Callable[[str], floa
 
 def _launch_options(given: argparse.Namespace) -> LaunchOptions:
     tls_from_environment()  # or an error before anything starts
+    notes = ask_engine(given, os.environ)
     nodes = node_options(given)
     ranks, mesh = _ranks_and_mesh(given.nproc_per_node, given.mesh, nodes)
     options = LaunchOptions(
@@ -213,8 +222,10 @@ def _launch_options(given: argparse.Namespace) -> LaunchOptions:
         nodes=nodes,
         output=_output(given, ranks),
         trace_dir=given.trace_dir,
-        max_restarts=given.max_restarts,
+        max_restarts=given.max_restarts or 0,
         verbose=given.verbose,
+        notes=notes,
+        **patience_under_engine(os.environ),
     )
     if given.grace_period is None:
         return options
@@ -292,9 +303,11 @@ def _output(given: argparse.Namespace, ranks: int) -> OutputOptions:
     log_dir: Path | None = given.log_dir
     redirects, tee = ((given.redirects, "--redirects"), (given.tee, "--tee"))
     if log_dir is None:
-        for value, name in (redirects, tee):
-            if value is not None:
-                raise ValueError(f"{name} {value} needs --log-dir DIR for the files")
+        if redirects[0] is not None:
+            raise ValueError(f"--redirects {redirects[0]} needs --log-dir DIR for the files")
+        if tee[0] is not None:  # everything is shown, as asked; torchx says so to every launcher
+            _streams(*tee, ranks)
+            tee = (None, "--tee")
     if log_dir is not None and redirects[0] is None and tee[0] is None:
         tee = ("3", "--tee")
     shown = given.local_ranks_filter

@@ -26,7 +26,7 @@ def launch(options: LaunchOptions) -> int:
 
     Call it from the main thread of a process of its own.
     """
-    for note in options.notes:
+    for note in options.warnings:
         sys.stderr.write(f"meshrun: {note}\n")
     with SignalPipe() as signals:  # from here on Ctrl-C is the agent's, who ends what was begun
         return _launch(options, signals)

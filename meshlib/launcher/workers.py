@@ -20,6 +20,8 @@ from meshlib.launcher.output import RankStreams, connect
 from meshlib.launcher.pump import OutputPump
 from transport import environment
 
+_A_MOMENT = 1.0
+
 
 class Worker:
     """One rank's process. It leads a session of its own, so that a signal reaches all of it."""
@@ -62,6 +64,11 @@ class Worker:
             return
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.process.pid, number)
+
+    def told_by_others(self) -> None:
+        """Note that the rank has been told to end, a moment ago and not by this launcher."""
+        if self.running or self.process.returncode < 0:
+            self._stopped_at = self._stopped_at or time.time() - _A_MOMENT
 
     def result(self) -> RankExit:
         """Return how the rank ended, or, while it runs, how it has failed."""
@@ -212,7 +219,8 @@ def common_environment(
 ) -> dict[str, str]:
     """Return the variables that all ranks of this node get."""
     variables = dict(inherited)
-    variables.pop(environment.MESH, None)  # of a launch around this one
+    for name in (environment.MESH, environment.LAUNCHER):  # of a launch around this one
+        variables.pop(name, None)
     optional = {
         environment.SECRET: placement.secret or None,
         environment.MESH: options.mesh,

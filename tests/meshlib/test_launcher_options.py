@@ -65,7 +65,7 @@ def test_the_version(capsys):
 def test_options_behind_the_script_are_told_of(script):
     notes = parse(
         [script, "--mesh", "dp=2", "--lr=1", "--nproc_per_node=2", "--log-dir", "x"]
-    ).notes
+    ).warnings
     assert [note.split()[0] for note in notes] == ["--mesh", "--nproc-per-node"]
     assert "stands after train.py, so the program gets it" in notes[0]
     assert "meshrun --mesh ... train.py" in notes[0]
@@ -79,7 +79,7 @@ def test_options_behind_the_script_are_told_of(script):
     ],
 )
 def test_a_programs_own_options_are_not_told_of(script, arguments):
-    assert parse(arguments).notes == ()
+    assert parse(arguments).warnings == ()
 
 
 @pytest.mark.parametrize(
@@ -96,18 +96,18 @@ def test_a_file_in_the_way_is_told_of(script, tmp_path, monkeypatch, file, packa
     (folder / file).parent.mkdir(exist_ok=True, parents=True)
     (folder / file).touch()
     monkeypatch.setenv("PYTHONPATH", str(folder) if kind == "path" else "")
-    (note,) = parse(["-m", "train"] if kind == "module" else [script]).notes
+    (note,) = parse(["-m", "train"] if kind == "module" else [script]).warnings
     assert note.startswith(f"{folder / file} hides meshlib's package {package!r}")
 
 
 def test_what_is_not_in_the_way_is_not_told_of(script, tmp_path, monkeypatch):
     (tmp_path / "parallel").mkdir()  # without __init__.py ours comes first
     monkeypatch.setenv("PYTHONPATH", str(Path(meshlib.__file__).parents[1]))
-    assert parse([script]).notes == ()
+    assert parse([script]).warnings == ()
     (tmp_path / "transport.py").touch()
-    assert parse(["--no-python", "true"]).notes == ()
+    assert parse(["--no-python", "true"]).warnings == ()
     monkeypatch.setenv("PYTHONSAFEPATH", "1")
-    assert parse([script]).notes == ()
+    assert parse([script]).warnings == ()
 
 
 def test_one_grace_period_for_all_reasons(script):

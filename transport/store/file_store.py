@@ -193,6 +193,10 @@ class FileStore(Store):
             other._open_log(FileLog.beside(self._log, Deadline.after(self._timeout)))
         return other
 
+    def hang_up(self) -> None:
+        """See ``Store``."""
+        self._closing.set()
+
     def close(self) -> None:
         """See ``Store``. The last user removes the file."""
         if self._pid != os.getpid():

@@ -178,6 +178,11 @@ class HashStore(Store):
         """See ``Store``."""
         return "HashStore()"
 
+    @property
+    def in_one_process(self) -> bool:
+        """See ``Store``."""
+        return True
+
     def in_process(self, key: str, factory: Callable[[], T]) -> T:
         """See ``Store``. ``factory`` may use the store, but must not wait for other threads that
         ask for objects too.
@@ -219,11 +224,14 @@ class HashStore(Store):
                 if deadline.expired:
                     break
         finally:
-            # Also after Ctrl-C: a wait that nobody waits for must not take a value from a queue.
-            with self._lock:
-                missing = waiter.missing(self._table)
-                unfinished = self._table.withdraw(waiter)
-                self._waits.pop(waiter, None)
+            unfinished, missing = False, list[bytes]()
+            # All who waited for one key wake up together, and need not queue for the lock then.
+            if waiter in self._waits or self._closed:
+                # Also after Ctrl-C: a wait that nobody waits for must not take a queue's value.
+                with self._lock:
+                    missing = waiter.missing(self._table)
+                    unfinished = self._table.withdraw(waiter)
+                    self._waits.pop(waiter, None)
         self._check_open()
         if unfinished:
             raise self._waited_in_vain(waiter.what, missing, deadline)

@@ -126,6 +126,10 @@ class PrefixStore(Store):
         """See ``Store``: of all who use the wrapped object."""
         self._store.end_waits(error, by)
 
+    def hang_up(self) -> None:
+        """Hang up the wrapped store."""
+        self._store.hang_up()
+
     def close(self) -> None:
         """Close the wrapped store."""
         self._store.close()
@@ -133,6 +137,11 @@ class PrefixStore(Store):
     def describe(self) -> str:
         """See ``Store``."""
         return f"PrefixStore({self._prefix!r}, {self._store.describe()})"
+
+    @property
+    def in_one_process(self) -> bool:
+        """See ``Store``."""
+        return self._store.in_one_process
 
     def in_process(self, key: str, factory: Callable[[], T]) -> T:
         """See ``Store``."""

@@ -88,6 +88,7 @@ class TCPStore(Store):
         self._world_size = world_size
         self._close_lock = threading.Lock()
         self._closed = True
+        self._has_will = False
         self._lease: ServerLease | None = None
         deadline = Deadline.after(timeout)
         address = (host_name, port)
@@ -209,6 +210,7 @@ class TCPStore(Store):
 
     def set_will(self, key: str, value: Value) -> bool:
         """See ``Store``. The server notices within milliseconds when this process dies."""
+        self._has_will = True
         self._call(Op.SET_WILL, (to_key(key), to_bytes(value)))
         return True
 
@@ -231,13 +233,18 @@ class TCPStore(Store):
         super().end_waits(error, by)
         self._connection.end_waits(bool(self._ends))
 
+    def hang_up(self) -> None:
+        """See ``Store``."""
+        self._connection.hang_up()
+
     def close(self) -> None:
         """See ``Store``. A master's server ends too, unless other tenants use it."""
         with self._close_lock:
             if self._closed:
                 return
             self._closed = True
-        self._connection.close()
+        # All a goodbye does is to withdraw the will, and it may take a moment.
+        self._connection.close(goodbye=self._has_will)
         if self._lease is not None:
             self._lease.close()
 
