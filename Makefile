@@ -10,7 +10,7 @@ SOURCES := pyproject.toml hatch_build.py $(wildcard transport/native/*.[ch])
 GPU_PYTHON ?= $(PYTHON)
 CUDA   ?= cuda13
 
-.PHONY: demo test test-mpi check gpu-check bench chaos format clean
+.PHONY: demo test test-mpi check docs gpu-check bench chaos format clean
 
 $(STAMP): $(SOURCES)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -46,11 +46,14 @@ gpu-check:  ## on a machine with a GPU: tests, then benchmarks, then out/gpu-rep
 			--editable '.[dev,$(CUDA)]' 'jax[$(CUDA)]' && $(BIN)/python tests/gpu/check.py out; \
 	fi
 
-check: $(STAMP)  ## lint, format, types, import floors
+check: $(STAMP) docs  ## lint, format, types, import floors, and the pages as a site
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/pyright
+
+docs: $(STAMP)  ## the pages and the reference as a site, in out/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --config-file docs/site/mkdocs.yml
 
 bench: $(STAMP)  ## every collective beside Gloo, Open MPI, MPICH and JAX, in one run
 	-$(BIN)/python -m meshlib.bench.setup_peers
@@ -61,7 +64,8 @@ chaos: $(STAMP)  ## every fault on every transport, 2, 3 and 5 ranks
 	$(BIN)/python tests/chaos/run.py --transports tcp,shm,auto --repeat 3 \
 		--results out/reliability.jsonl --table out/reliability-table.md
 
-format: $(STAMP)
+format: $(STAMP)  ## ... and copy the words of methods to the functions that share them
+	$(BIN)/python tests/docs/shared_docstrings.py
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 

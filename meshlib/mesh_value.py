@@ -192,7 +192,7 @@ class MeshValue:
     def described_ranks(self, slice_number: int = 0) -> str:
         """Return the ranks of a slice in C order, as ``[0, 2]`` or ``[0, 1, 2, 3, …, 127]``.
 
-        ``slice_number`` is as for ``rank_at``.
+        ``slice_number`` counts this mesh's slices in the order of their first ranks.
         """
         size = self.size()
         places = range(size if size <= SHOWN_RANKS else 4)
@@ -245,10 +245,10 @@ class MeshValue:
         Flatten a slice to flatten some dims, which need not be neighbours:
         ``mesh["dp", "cp"].flatten("dp_cp")``. The name (default: the dims' names with ``_``
         between) is known from then on to every mesh that this one was made from or with, as in
-        ``mesh["dp_cp"]`` and ``mesh.get_group("dp_cp")``. ``backend`` and ``timeout`` are what its
-        groups are made with, as for ``DeviceMesh``. Raises MeshDimError when the name stands for
-        other ranks already, ValueError for options as ``DeviceMesh`` does and for a name that is
-        no string.
+        ``mesh["dp_cp"]`` and ``mesh.get_group("dp_cp")``. ``backend`` and ``timeout`` (seconds,
+        a timedelta or ``"30s"``) are what its groups are made with, by default what the mesh's are.
+        Raises MeshDimError when ``mesh_dim_name`` stands for other ranks already, ValueError for
+        wrong options and for a name that is no string.
         """
         name = mesh_dim_name
         if name is None and self.mesh_dim_names is not None:

@@ -12,6 +12,7 @@ from parallel.arrays import Array, is_floating, namespace
 from parallel.checks import check_array, check_callable
 
 GradHook = Callable[["Parameter"], None]
+"""``hook(parameter)``: called when the gradient of the parameter has been accumulated."""
 
 
 class RemovableHandle:
