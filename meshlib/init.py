@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from meshlib.backend import parse_backend
@@ -24,7 +23,7 @@ from meshlib.world import (
 from transport import environment
 from transport.algorithms.tuning import agree, from_environment
 from transport.checks import to_whole_number
-from transport.deadline import to_seconds
+from transport.deadline import Timeout, to_seconds
 from transport.runtime import Runtime
 from transport.store.base import Store
 
@@ -39,7 +38,7 @@ FAILED_LINGER_SECONDS = 2.0
 def init_process_group(
     backend: str | None = None,
     init_method: str | None = None,
-    timeout: float | timedelta | None = None,
+    timeout: Timeout | None = None,
     world_size: int = -1,
     rank: int = -1,
     store: Store | None = None,
@@ -52,8 +51,8 @@ def init_process_group(
     ``init_method`` is a URL (``env://`` by default, ``tcp://host:port``, ``file:///path``;
     ``mpi://``, where MPI knows the ranks, is the default of ``backend="mpi"``);
     instead of it, an explicit ``store`` with ``rank`` and ``world_size``, on which waits then end
-    with ``RankFailedError`` when a rank is lost. ``timeout`` (seconds or
-    timedelta, 30 minutes by default) bounds this call and is the default deadline of all others.
+    with ``RankFailedError`` when a rank is lost. ``timeout`` (seconds,
+    timedelta, "30s"; 30 minutes by default) bounds this call and is the default deadline of all others.
     ``group_name`` keeps jobs apart that share a store. With ``backend="inproc"`` the calling
     thread alone becomes the rank. In ``meshlib.testing.run_ranks`` the thread is told its rank as a
     process is by a launcher, and ``backend`` and ``timeout`` are by default those of the run.

@@ -7,7 +7,6 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from datetime import timedelta
 from typing import Any, TypeVar
 
 from meshlib.backend import parse_backend
@@ -15,7 +14,7 @@ from meshlib.thread_rank import ThreadRank, set_thread_rank
 from meshlib.world import World, install
 from transport import backends
 from transport.checks import to_whole_number
-from transport.deadline import Deadline, to_seconds
+from transport.deadline import Deadline, Timeout, to_seconds
 from transport.errors import CollectiveTimeoutError, DistBackendError, DistError
 from transport.runtime import Runtime
 from transport.store.hash_store import HashStore
@@ -39,8 +38,8 @@ def run_ranks(
     world_size: int,
     *args: Any,
     backend: str = "inproc",
-    timeout: float | timedelta = DEFAULT_RUN_TIMEOUT,
-    call_timeout: float | timedelta | None = None,
+    timeout: Timeout = DEFAULT_RUN_TIMEOUT,
+    call_timeout: Timeout | None = None,
 ) -> list[T]:
     """Call ``fn(*args)`` as each of ``world_size`` ranks, each a thread, and return the results.
 
@@ -86,7 +85,7 @@ class _Run:
         size: int,
         backend: str,
         timeout: float,
-        call_timeout: float | timedelta | None,
+        call_timeout: Timeout | None,
     ) -> None:
         self._fn = fn
         self._args = args

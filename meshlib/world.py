@@ -12,7 +12,6 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +40,7 @@ from meshlib.watcher import Watcher
 from transport import backends, environment
 from transport.checks import to_whole_numbers
 from transport.communicator import Communicator
-from transport.deadline import Deadline, to_seconds
+from transport.deadline import Deadline, Timeout, to_seconds
 from transport.errors import DistBackendError, DistError, DistStoreError, RankFailedError
 from transport.runtime import Membership, Runtime
 from transport.store.base import Store
@@ -131,7 +130,7 @@ class World:
         ranks: Sequence[int],
         *,
         backend: str | None = None,
-        timeout: float | timedelta | None = None,
+        timeout: Timeout | None = None,
         desc: str = "",
     ) -> ProcessGroup:
         """Return the one group of ``ranks`` (in this order) with ``backend`` and ``timeout``.
@@ -173,7 +172,7 @@ class World:
         ranks: Sequence[int] | None = None,
         *,
         backend: str | None = None,
-        timeout: float | timedelta | None = None,
+        timeout: Timeout | None = None,
         desc: str = "",
         sort: bool = True,
     ) -> ProcessGroup:
