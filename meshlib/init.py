@@ -51,8 +51,8 @@ def init_process_group(
     ``init_method`` is a URL (``env://`` by default, ``tcp://host:port``, ``file:///path``;
     ``mpi://``, where MPI knows the ranks, is the default of ``backend="mpi"``);
     instead of it, an explicit ``store`` with ``rank`` and ``world_size``, on which waits then end
-    with ``RankFailedError`` when a rank is lost. ``timeout`` (seconds,
-    timedelta, "30s"; 30 minutes by default) bounds this call and is the default deadline of all others.
+    with ``RankFailedError`` when a rank is lost. ``timeout`` (seconds, timedelta,
+    "30s"; by default 30 minutes) bounds this call and is the default deadline of all others.
     ``group_name`` keeps jobs apart that share a store. With ``backend="inproc"`` the calling
     thread alone becomes the rank. In ``meshlib.testing.run_ranks`` the thread is told its rank as a
     process is by a launcher, and ``backend`` and ``timeout`` are by default those of the run.
