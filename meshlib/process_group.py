@@ -9,7 +9,6 @@ import threading
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from copy import copy
-from datetime import timedelta
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -24,7 +23,7 @@ from meshlib.recorder import COLLECTIVE, Record
 from meshlib.work import Work
 from transport.call import NO_ROOT, Call, CallHeader, Kind, pack_header
 from transport.communicator import Communicator
-from transport.deadline import Deadline, to_seconds
+from transport.deadline import Deadline, Timeout, to_seconds
 from transport.errors import (
     CollectiveMismatchError,
     CollectiveTimeoutError,
@@ -148,7 +147,7 @@ class ProcessGroup(Companions, Collectives):
         nbytes: int = 0,
         peer: int = COLLECTIVE,
         async_op: bool = False,
-        timeout: float | timedelta | None = None,
+        timeout: Timeout | None = None,
     ) -> Any:
         """Make one call: ``run(communicator, call)`` at its turn.
 
