@@ -95,7 +95,7 @@ def test_batches_of_gradients_whose_cotangents_do_not_vary():
 
 
 def test_messages_of_derivatives_that_nobody_receives_are_apart_and_reported(caplog):
-    """In the end rank 1's template is a constant: JAX asks it for no tangent, which rank 0 sends."""
+    """In the end rank 1's template is a constant: it takes no tangent, and rank 0 sends one."""
 
     def rank():
         me = dist.get_rank()
