@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, ref
 
@@ -17,13 +16,11 @@ from meshlib.mesh_spec import (
     did_you_mean,
     integer,
 )
+from transport.deadline import Timeout
 
 if TYPE_CHECKING:
     from meshlib.process_group import ProcessGroup
     from meshlib.world import World
-
-Timeout = float | timedelta | str
-"""Seconds, a timedelta, or ``"30s"``, ``"10m"``, ``"500ms"``, ``"1h"``."""
 
 DimKey = str | int
 """A dim's name (also a flattened one) or its number; negative ones count from the last."""

@@ -6,7 +6,7 @@ Order, deadlines, recording and failure are handled in ``ProcessGroup.issue`` an
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from copy import copy
 from datetime import timedelta
@@ -329,24 +329,31 @@ class ProcessGroup(Companions, Collectives):
             self.note_told()
         return error
 
-    def do_without(self, rank: int, joined: bool) -> None:
-        """Note that global rank ``rank`` has left the job; ``joined``: it made calls on this group.
+    def do_without(self, left: Mapping[int, frozenset[str]]) -> None:
+        """Note that ranks have left the job: ``left`` has, by global rank, the groups (their ids)
+        that it made calls on.
 
-        If it did not, calls that need it raise ``RankFailedError``, those under way too; others
-        go on. If it did, its channels tell who needs it. What it sent is still received.
+        If a member made none on this one, calls that need it raise ``RankFailedError``, those
+        under way too; others go on. If it did, its channels tell who needs it. What it sent is
+        still received.
         """
-        place = self._positions.get(rank)
-        if place is None:
+        positions = self._positions
+        places = [positions[rank] for rank in left if rank in positions]
+        if not places:
             return
+        absent = [place for place in places if self.id not in left[self.ranks[place]]]
         with self._lock:
-            self._left = (*self._left, place)
-            if not joined:
-                self._absent = (*self._absent, place)
+            self._left = (*self._left, *places)
+            if absent:
+                self._absent = (*self._absent, *absent)
                 self.shortcut = None
             communicators = list(self._communicators.values())
         for communicator in communicators:
-            self._lose(communicator, place)
-        if joined:
+            known = communicator.lost
+            for place in places:
+                if place not in known:
+                    self._lose(communicator, place)
+        if not absent:
             return
         # A call that starts from now on sees for itself who is absent.
         for record in self.world.recorder.records(self.id):

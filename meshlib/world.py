@@ -197,8 +197,8 @@ class World:
         Raises TypeError for what is no list of whole numbers.
         """
         members = tuple(to_whole_numbers(ranks, "ranks"))
-        strange = [rank for rank in members if not 0 <= rank < self.size]
-        if strange:
+        if members and not 0 <= min(members) <= max(members) < self.size:
+            strange = [rank for rank in members if not 0 <= rank < self.size]
             raise ValueError(f"ranks has {strange}; expected ranks from 0 to {self.size - 1}")
         if len(set(members)) != len(members):
             twice = sorted({rank for rank in members if members.count(rank) > 1})
@@ -253,12 +253,11 @@ class World:
             known = self._failures.get(group_id) or next(
                 (error for rank, error in self._lost.items() if rank in members), None
             )
-            left = [(rank, group_id in joined) for rank, joined in self._left.items()]
+            left = dict(self._left)
         self.log.info("%s has id %s, backends %s, timeout %g s", group, group_id, chosen, seconds)
         if known is not None:
             group.fail(known)
-        for rank, joined in left:
-            group.do_without(rank, joined)
+        group.do_without(left)
         return group
 
     # ------------------------------------------------------------------ events
@@ -281,13 +280,13 @@ class World:
                 group = self._groups.get(event["group"])
             if group is not None:
                 group.fail(error)
-        elif kind == "leave" and event["rank"] != self.rank:
-            rank, joined = event["rank"], frozenset(event["joined"])
+        elif kind == "left":
+            left = event["left"]
             with self._lock:
-                self._left[rank] = joined
+                self._left.update(left)
                 groups = list(self._groups.values())
             for group in groups:
-                group.do_without(rank, group.id in joined)
+                group.do_without(left)
         elif event["rank"] != self.rank and (
             kind == "rank_exit" or (kind == "ended" and self._as_launched)
         ):

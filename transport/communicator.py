@@ -13,7 +13,7 @@ threads may be in them, also while a collective runs.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, Generic, cast
 
 import numpy as np
@@ -125,6 +125,11 @@ class Communicator(Collectives[Buffer], Generic[Buffer]):
         A receive that only it could still satisfy raises ``PeerLostError`` with ``reason``. Any
         thread; collectives notice by themselves when a channel closes.
         """
+
+    @property
+    def lost(self) -> Collection[int]:
+        """The members that need not be named to ``lose``: this end has heard of them elsewhere."""
+        return ()
 
     def outline(self) -> Any:
         """Return what the compiled core needs to make small calls here by itself; None: it cannot.
