@@ -166,7 +166,11 @@ class Message(NamedTuple):
 
 
 class Work:
-    """A collective or point-to-point call under way; ``describe()`` says which."""
+    """A collective or point-to-point call under way.
+
+    ``describe()`` says which; ``told()`` is called when somebody sees the exception that it ended
+    with.
+    """
 
     def __init__(
         self, describe: Callable[[], str], told: Callable[[], object] | None = None
