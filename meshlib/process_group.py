@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from meshlib.collectives import Collectives
 from meshlib.debug import RankLog
-from meshlib.failures import Reporter, abort_event, publish
+from meshlib.failures import Reporter, abort_event, announce
 from meshlib.lane import Lane
 from meshlib.members import Members
 from meshlib.order import SHORT, Order, Shortcut, open_shortcut, resume
@@ -384,7 +384,7 @@ class ProcessGroup(Members, Collectives):
         """Break the group with ``error`` on all members, and here."""
         if self._failure is None:
             with suppress(DistStoreError):
-                publish(self.world.store, abort_event(self.id, error, self.global_rank))
+                announce(self.world.store, abort_event(self.id, error, self.global_rank))
             self.fail(error)
 
     def await_failure(self, timeout: float) -> DistError | None:

@@ -156,6 +156,7 @@ class StallDetector:
     def close(self) -> None:
         """Stop looking."""
         self._closing.set()
+        self._store.hang_up()
         self._thread.join(5.0)
         self._store.close()
 
