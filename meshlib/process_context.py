@@ -123,6 +123,7 @@ class ProcessContext:
             environment.AGENT_STORE: f"{_HOST}:{self._server.port}",
             environment.SECRET: self._secret.hex(),
             environment.RESTART_COUNT: "0",
+            environment.LAUNCHER: "",
         }
 
     def _running(self) -> list[_Child]:

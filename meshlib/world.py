@@ -30,8 +30,9 @@ from meshlib.failures import (
     register_log,
     statement,
 )
+from meshlib.host import Observer
 from meshlib.launcher.news import ended_event
-from meshlib.process_group import DRAIN_SECONDS, Observer, ProcessGroup
+from meshlib.process_group import DRAIN_SECONDS, ProcessGroup
 from meshlib.recorder import CAPACITY, FlightRecorder
 from meshlib.stalls import StallDetector, standing_key
 from meshlib.trace import dump
@@ -102,6 +103,8 @@ class World:
         self._as_launched = variables.items() <= os.environ.items()
         self._lock = threading.Lock()
         self._groups: dict[str, ProcessGroup] = {}
+        self._interning = threading.Lock()
+        self._interned: dict[str, tuple[int, ProcessGroup]] = {}  # how many before it, and the last
         self._made: dict[tuple[int, ...], int] = {}
         self._failures: dict[str, DistError] = {}
         self._lost: dict[int, DistError] = {}
@@ -132,12 +135,12 @@ class World:
         backend: str | None = None,
         timeout: float | timedelta | None = None,
         desc: str = "",
-        purpose: str = "mesh",
     ) -> ProcessGroup:
         """Return the one group of ``ranks`` (in this order) with ``backend`` and ``timeout``.
 
-        Groups of another ``purpose`` are other ones, whose calls are counted apart: for callers
-        whose calls come in an order of their own, such as those inside ``jax.jit``.
+        One that has retired is followed by another, with an id of its own: when this rank's
+        program was told that it broke, or destroyed it. So are the members' programs, each in its
+        time, and none makes a call on the next one before; they agree without a message.
 
         Costs no message: members find each other at the first call. Raises ValueError for ranks
         that are no ranks, appear twice, or do not include this one.
@@ -147,8 +150,25 @@ class World:
             raise ValueError(f"rank {self.rank} is not among the ranks {_short(members)}")
         chosen = self.backends if backend is None else parse_backend(backend)
         seconds = self.timeout if timeout is None else to_seconds(timeout)
-        group_id = _group_id(purpose, members, f"{sorted(chosen.items())} {seconds}")
-        return self._group(group_id, members, chosen, seconds, desc)
+        options = f"{sorted(chosen.items())} {seconds}"
+        key = _group_id("mesh", members, options)
+        with self._interning:
+            count, last = self._interned.get(key, (0, None))
+            if last is not None and not last.retired:
+                return last
+            if last is not None:
+                for old in (last, *last.companions()):
+                    old.release()
+                count += 1
+            group_id = _group_id("mesh", members, f"{options} after {count}") if count else key
+            group = self._group(group_id, members, chosen, seconds, desc)
+            self._interned[key] = count, group
+        return group
+
+    def make_companion(self, base: ProcessGroup, purpose: str, desc: str) -> ProcessGroup:
+        """Make what ``base.companion(purpose, desc)`` returns."""
+        group_id = _group_id(purpose, base.ranks, base.id)
+        return self._group(group_id, base.ranks, base.backends, base.seconds, desc, base)
 
     def new_group(
         self,
@@ -180,8 +200,8 @@ class World:
         Raises TypeError for what is no list of whole numbers.
         """
         members = tuple(to_whole_numbers(ranks, "ranks"))
-        strange = [rank for rank in members if not 0 <= rank < self.size]
-        if strange:
+        if members and not 0 <= min(members) <= max(members) < self.size:
+            strange = [rank for rank in members if not 0 <= rank < self.size]
             raise ValueError(f"ranks has {strange}; expected ranks from 0 to {self.size - 1}")
         if len(set(members)) != len(members):
             twice = sorted({rank for rank in members if members.count(rank) > 1})
@@ -215,9 +235,10 @@ class World:
 
     def forget(self, group: ProcessGroup) -> None:
         """Close ``group`` and drop it; the same ranks get a fresh one when next asked for."""
-        with self._lock:
-            self._groups.pop(group.id, None)
-        group.close()
+        for one in (*group.companions(), group):
+            with self._lock:
+                self._groups.pop(one.id, None)
+            one.close()
 
     def _group(
         self,
@@ -226,22 +247,20 @@ class World:
         chosen: Mapping[str, str],
         seconds: float,
         desc: str,
+        beside: ProcessGroup | None = None,
     ) -> ProcessGroup:
         with self._lock:
-            group = self._groups.get(group_id)
-            if group is not None:
-                return group
             group = ProcessGroup(self, group_id, members, dict(chosen), seconds, desc)
+            group.beside = beside
             self._groups[group_id] = group
             known = self._failures.get(group_id) or next(
                 (error for rank, error in self._lost.items() if rank in members), None
             )
-            left = [(rank, group_id in joined) for rank, joined in self._left.items()]
+            left = dict(self._left)
         self.log.info("%s has id %s, backends %s, timeout %g s", group, group_id, chosen, seconds)
         if known is not None:
             group.fail(known)
-        for rank, joined in left:
-            group.do_without(rank, joined)
+        group.do_without(left)
         return group
 
     # ------------------------------------------------------------------ events
@@ -264,13 +283,13 @@ class World:
                 group = self._groups.get(event["group"])
             if group is not None:
                 group.fail(error)
-        elif kind == "leave" and event["rank"] != self.rank:
-            rank, joined = event["rank"], frozenset(event["joined"])
+        elif kind == "left":
+            left = event["left"]
             with self._lock:
-                self._left[rank] = joined
+                self._left.update(left)
                 groups = list(self._groups.values())
             for group in groups:
-                group.do_without(rank, group.id in joined)
+                group.do_without(left)
         elif event["rank"] != self.rank and (
             kind == "rank_exit" or (kind == "ended" and self._as_launched)
         ):

@@ -127,21 +127,30 @@ class Receive:
 class Mailbox:
     """The messages for one member that have arrived, and the receives that wait for more.
 
-    ``limit`` bounds the bytes of unclaimed messages from one source.
+    ``limit`` bounds the bytes of unclaimed messages from one source. ``lost`` has the members from
+    whom nothing more comes, and why: mailboxes in one process may share it, so that one entry tells
+    them all (those with ``waiters`` must be told by ``fail`` as well).
     """
 
-    def __init__(self, membership: Membership, limit: int = DEFAULT_LIMIT) -> None:
+    def __init__(
+        self,
+        membership: Membership,
+        limit: int = DEFAULT_LIMIT,
+        lost: dict[int, Exception] | None = None,
+    ) -> None:
         self._membership = membership
         self._limit = limit
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
         self._blocked = 0
+        self.waiters = 0
+        """How many wait, or are about to look whether they must, for a message or room for one."""
         self._serials = itertools.count()
         self._unclaimed: dict[tuple[int, int], deque[Incoming]] = {}  # by (tag, source)
         self._stored = [0] * membership.size
         self._receives: list[Receive] = []
         self._asleep: set[threading.Condition] = set()
-        self._lost: dict[int, Exception] = {}
+        self._lost: dict[int, Exception] = {} if lost is None else lost
         self._arriving = 0
         self._aborted: str | None = None
 
@@ -149,6 +158,14 @@ class Mailbox:
     def receiving(self) -> bool:
         """Whether a receive has its message, and waits for the rest of it."""
         return self._arriving > 0
+
+    def left_over(self) -> list[str]:
+        """Say which messages came that nobody has received: "2 from rank 1 under tag 7"."""
+        with self._lock:
+            return [
+                f"{len(queue)} from {self._membership.describe(src)} under tag {tag}"
+                for (tag, src), queue in self._unclaimed.items()
+            ]
 
     # What transports call.
 
@@ -165,22 +182,18 @@ class Mailbox:
         ``CommunicatorAbortedError`` after ``abort`` or after ``fail`` for ``src``.
         """
         with self._lock:
-            while True:
-                incoming = self._begin(src, header, nbytes)
-                if incoming is not None:
-                    return incoming
-                self._blocked += 1
-                try:
-                    arrived = self._room.wait(None if deadline is None else deadline.remaining())
-                finally:
-                    self._blocked -= 1
-                if not arrived and deadline is not None and deadline.expired:
-                    raise CommunicatorTimeoutError(
-                        f"send to {self._membership.describe(self._membership.rank)} passed its"
-                        f" deadline of {deadline.seconds:g} s: {self._stored[src]} bytes lie"
-                        " there, and nobody receives them",
-                        self._membership.rank,
-                    )
+            incoming = self._begin(src, header, nbytes)
+            if incoming is not None:
+                return incoming
+            self._blocked += 1
+            self.waiters += 1  # before it looks (again) who is lost
+            try:
+                while (incoming := self._begin(src, header, nbytes)) is None:
+                    self._await_room(src, deadline)
+                return incoming
+            finally:
+                self._blocked -= 1
+                self.waiters -= 1
 
     def try_begin(self, src: int, header: CallHeader, nbytes: int) -> Incoming | None:
         """Announce a message as ``begin`` does, or return None where that would block."""
@@ -300,6 +313,16 @@ class Mailbox:
         receive.incoming = incoming
         return incoming
 
+    def _await_room(self, src: int, deadline: Deadline | None) -> None:
+        arrived = self._room.wait(None if deadline is None else deadline.remaining())
+        if not arrived and deadline is not None and deadline.expired:
+            raise CommunicatorTimeoutError(
+                f"send to {self._membership.describe(self._membership.rank)} passed its deadline"
+                f" of {deadline.seconds:g} s: {self._stored[src]} bytes lie there, and nobody"
+                " receives them",
+                self._membership.rank,
+            )
+
     def _store(self, src: int, header: CallHeader, nbytes: int) -> Incoming:
         incoming = Incoming(self._lock, self._stir, src, header, np.empty(nbytes, np.uint8).data)
         incoming.stored = True
@@ -347,23 +370,27 @@ class Mailbox:
                 self._room.notify_all()
 
     def _await_match(self, call: Call, receive: Receive) -> Incoming:
-        lost = self._lost_error(receive.src)
-        if lost is not None:
-            raise lost
-        self._receives.append(receive)
-        if self._blocked:
-            self._room.notify_all()
-        while receive.incoming is None:
-            try:
-                self._sleep(call, receive)
-            except CommunicatorTimeoutError:
-                if receive in self._receives:
-                    self._receives.remove(receive)
-                    raise
-                # A message or an error came in the same moment.
-            if receive.error is not None:
-                raise receive.error
-        return receive.incoming
+        self.waiters += 1  # before it looks who is lost
+        try:
+            lost = self._lost_error(receive.src)
+            if lost is not None:
+                raise lost
+            self._receives.append(receive)
+            if self._blocked:
+                self._room.notify_all()
+            while receive.incoming is None:
+                try:
+                    self._sleep(call, receive)
+                except CommunicatorTimeoutError:
+                    if receive in self._receives:
+                        self._receives.remove(receive)
+                        raise
+                    # A message or an error came in the same moment.
+                if receive.error is not None:
+                    raise receive.error
+            return receive.incoming
+        finally:
+            self.waiters -= 1
 
     def _await_bytes(self, call: Call, receive: Receive, incoming: Incoming) -> None:
         incoming.receive = receive
@@ -427,7 +454,8 @@ class Mailbox:
             lost = self._lost.get(src)
             return None if lost is None else PeerLostError(str(lost), src)
         others = self._membership.size - 1
-        if others and len(self._lost) == others:
+        lost = len(self._lost) - (self._membership.rank in self._lost)
+        if others and lost == others:
             peer, lost = next(iter(self._lost.items()))
             return PeerLostError(f"recv from any member: all others are gone ({lost})", peer)
         return None

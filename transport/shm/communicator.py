@@ -222,6 +222,9 @@ class ShmCommunicator(Communicator):
     def receiving(self) -> bool:  # noqa: D102
         return self.mailbox.receiving
 
+    def left_over(self) -> list[str]:  # noqa: D102
+        return self.mailbox.left_over()
+
     def outline(self) -> tuple[Any, ...] | None:  # noqa: D102
         return None if self._ready is None else self._ready.reductions.outline()
 

@@ -265,6 +265,11 @@ class Store(ABC):
     def describe(self) -> str:
         """Return what a person calls this store, for messages: ``TCPStore(host:port)``."""
 
+    @property
+    def in_one_process(self) -> bool:
+        """Whether all users of the data are threads of this process: ``in_process`` is for them."""
+        return False
+
     def in_process(self, key: str, factory: Callable[[], T]) -> T:
         """Return the one object that all users of this store in this process share under ``key``.
 
