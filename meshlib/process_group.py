@@ -15,7 +15,7 @@ from typing import Any
 
 from meshlib.collectives import Collectives
 from meshlib.companions import Companions
-from meshlib.failures import Reporter, abort_event, publish
+from meshlib.failures import Reporter, abort_event, announce
 from meshlib.host import Host, Observer, Run
 from meshlib.lane import Lane
 from meshlib.order import SHORT, Order, Shortcut, open_shortcut, resume
@@ -364,7 +364,7 @@ class ProcessGroup(Companions, Collectives):
         """Break the group with ``error`` on all members, and here."""
         if self._failure is None:
             with suppress(DistStoreError):
-                publish(self.world.store, abort_event(self.id, error, self.global_rank))
+                announce(self.world.store, abort_event(self.id, error, self.global_rank))
             self.fail(error)
 
     def await_failure(self, timeout: float) -> DistError | None:

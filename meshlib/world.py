@@ -53,6 +53,9 @@ DEFAULT_TIMEOUT = 1800.0
 LINGER_SECONDS = 10.0
 """How long the rank that serves the store waits for the others to leave before it does."""
 
+PARTING_SECONDS = 5.0
+"""What the store may take for an answer when this rank leaves."""
+
 
 def _recorder_capacity() -> int:
     text = os.environ.get(environment.TRACE_CALLS, str(CAPACITY))
@@ -423,11 +426,12 @@ class World:
         for store in self._users_stores:
             store.end_waits(None, self)
         with suppress(DistStoreError):
-            publish(self.store, leave_event(self.rank, sorted(self._joined)))
-            if self.store.add("left", 1) + lost >= self.size:
-                self.store.set("all-left", b"1")
-            elif self.store.serves and not lost:
-                self.store.wait(["all-left"], timeout=linger)
+            store = self.store.with_patience(PARTING_SECONDS)
+            publish(store, leave_event(self.rank, sorted(self._joined)))
+            if store.add("left", 1) + lost >= self.size:
+                store.set("all-left", b"1")
+            elif store.serves and not lost:
+                store.wait(["all-left"], timeout=linger)
         self.runtime.close()
         for closer in reversed(self._closers):
             closer()

@@ -212,6 +212,16 @@ class Store(ABC):
         Return False where the store has nobody to notice. One will a client: the last one holds.
         """
 
+    def with_patience(self, seconds: float) -> Store:
+        """Return this store for whoever cannot wait for a server that is silent.
+
+        Its calls raise ``DistStoreError`` when the server is late by more than ``seconds`` with its
+        answer (that nothing came is owed at a wait's own timeout). It is no clone: one closes the
+        object that it was made from.
+        """
+        del seconds
+        return self
+
     @abstractmethod
     def clone(self) -> Store:
         """Return a store over the same data that blocks independently of this one.

@@ -103,6 +103,10 @@ class PrefixStore(Store):
     def set_will(self, key: str, value: Value) -> bool:
         return self._store.set_will(self._key(key), value)
 
+    def with_patience(self, seconds: float) -> PrefixStore:
+        """See ``Store``: the same prefix over the wrapped store with patience."""
+        return PrefixStore(self._prefix, self._store.with_patience(seconds))
+
     def clone(self) -> PrefixStore:
         """Return a store with the same prefix over a clone of the wrapped store."""
         return PrefixStore(self._prefix, self._store.clone())

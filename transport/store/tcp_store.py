@@ -8,6 +8,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from copy import copy
 from types import EllipsisType
 
 from transport.auth import (
@@ -90,6 +91,7 @@ class TCPStore(Store):
         self._close_lock = threading.Lock()
         self._closed = True
         self._has_will = False
+        self._patience: float | None = None
         self._lease: ServerLease | None = None
         deadline = Deadline.after(timeout)
         address = (host_name, port)
@@ -199,6 +201,13 @@ class TCPStore(Store):
         self._call(Op.SET_WILL, (to_key(key), to_bytes(value)))
         return True
 
+    def with_patience(self, seconds: float) -> TCPStore:
+        """See ``Store``."""
+        other = copy(self)
+        other._closed = True  # that is, not to be closed
+        other._patience = seconds
+        return other
+
     def clone(self) -> TCPStore:
         """Return a client with a connection of its own, and no part of the server.
 
@@ -298,7 +307,8 @@ class TCPStore(Store):
             )
 
     def _call(self, op: Op, fields: Sequence[bytes]) -> list[bytes]:
-        return self._connection.request(op, fields, self._timeout)[1]
+        seconds = self._timeout if self._patience is None else 0.0
+        return self._connection.request(op, fields, seconds, self._patience)[1]
 
     def _wait(
         self,
@@ -308,7 +318,7 @@ class TCPStore(Store):
         what: str = "key",
     ) -> list[bytes]:
         deadline = Deadline.after(self._seconds(timeout))
-        status, answer = self._connection.request(op, fields, deadline.seconds)
+        status, answer = self._connection.request(op, fields, deadline.seconds, self._patience)
         if status == Status.TIMEOUT:
             raise self._waited_in_vain(what, answer, deadline)
         return answer
