@@ -136,6 +136,8 @@ def test_a_node_with_another_version_of_the_protocol_is_turned_away(meshrun, sta
     assert f"the other end speaks protocol version {version}, this end {version + 1}" in result.err
     assert f"127.0.0.1:{port}" in result.err
     assert first.poll() is None
+    first.terminate()
+    meshrun.finish(first)
 
 
 def test_nodes_that_do_not_agree_are_told(meshrun, start_nodes):
