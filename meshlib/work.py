@@ -29,7 +29,9 @@ class WaitTimeoutError(DistBackendError, TimeoutError):
 class Future:
     """The outcome of a call: a value or an exception, once. Methods as ``torch.futures.Future``."""
 
-    def __init__(self) -> None:
+    def __init__(self, told: Callable[[], object] | None = None) -> None:
+        """Make one without an outcome; ``told()`` is called when somebody sees an exception."""
+        self._told = told
         self._ready = threading.Condition()
         self._done = False
         self._value: Any = None
@@ -47,8 +49,9 @@ class Future:
         Raises ``WaitTimeoutError`` when the time is over first.
         """
         self.block(timeout, lambda: "the future")
-        if self._exception is not None:
-            raise self._exception
+        exception = self.exception()
+        if exception is not None:
+            raise exception
         return self._value
 
     def block(self, timeout: float | timedelta | None, what: Callable[[], str]) -> None:
@@ -83,6 +86,8 @@ class Future:
 
     def exception(self) -> BaseException | None:
         """Return the exception that the call ended with, or None (also while it runs)."""
+        if self._exception is not None and self._told is not None:
+            self._told()
         return self._exception
 
     def set_result(self, result: Any, completion: Completion | None = None) -> None:
@@ -164,9 +169,11 @@ class Message(NamedTuple):
 class Work:
     """A collective or point-to-point call under way; ``describe()`` says which."""
 
-    def __init__(self, describe: Callable[[], str]) -> None:
+    def __init__(
+        self, describe: Callable[[], str], told: Callable[[], object] | None = None
+    ) -> None:
         self._describe = describe
-        self._future = Future()
+        self._future = Future(told)
         self._outcome: Any = None
 
     def is_completed(self) -> bool:

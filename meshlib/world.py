@@ -30,8 +30,9 @@ from meshlib.failures import (
     register_log,
     statement,
 )
+from meshlib.host import Observer
 from meshlib.launcher.news import ended_event
-from meshlib.process_group import DRAIN_SECONDS, Observer, ProcessGroup
+from meshlib.process_group import DRAIN_SECONDS, ProcessGroup
 from meshlib.recorder import CAPACITY, FlightRecorder
 from meshlib.stalls import StallDetector, standing_key
 from meshlib.trace import dump
@@ -99,6 +100,8 @@ class World:
         self._as_launched = variables.items() <= os.environ.items()
         self._lock = threading.Lock()
         self._groups: dict[str, ProcessGroup] = {}
+        self._interning = threading.Lock()
+        self._interned: dict[str, tuple[int, ProcessGroup]] = {}  # how many before it, and the last
         self._made: dict[tuple[int, ...], int] = {}
         self._failures: dict[str, DistError] = {}
         self._lost: dict[int, DistError] = {}
@@ -129,12 +132,12 @@ class World:
         backend: str | None = None,
         timeout: float | timedelta | None = None,
         desc: str = "",
-        purpose: str = "mesh",
     ) -> ProcessGroup:
         """Return the one group of ``ranks`` (in this order) with ``backend`` and ``timeout``.
 
-        Groups of another ``purpose`` are other ones, whose calls are counted apart: for callers
-        whose calls come in an order of their own, such as those inside ``jax.jit``.
+        One that has retired is followed by another, with an id of its own: when this rank's
+        program was told that it broke, or destroyed it. So are the members' programs, each in its
+        time, and none makes a call on the next one before; they agree without a message.
 
         Costs no message: members find each other at the first call. Raises ValueError for ranks
         that are no ranks, appear twice, or do not include this one.
@@ -144,8 +147,25 @@ class World:
             raise ValueError(f"rank {self.rank} is not among the ranks {_short(members)}")
         chosen = self.backends if backend is None else parse_backend(backend)
         seconds = self.timeout if timeout is None else to_seconds(timeout)
-        group_id = _group_id(purpose, members, f"{sorted(chosen.items())} {seconds}")
-        return self._group(group_id, members, chosen, seconds, desc)
+        options = f"{sorted(chosen.items())} {seconds}"
+        key = _group_id("mesh", members, options)
+        with self._interning:
+            count, last = self._interned.get(key, (0, None))
+            if last is not None and not last.retired:
+                return last
+            if last is not None:
+                for old in (last, *last.companions()):
+                    old.release()
+                count += 1
+            group_id = _group_id("mesh", members, f"{options} after {count}") if count else key
+            group = self._group(group_id, members, chosen, seconds, desc)
+            self._interned[key] = count, group
+        return group
+
+    def make_companion(self, base: ProcessGroup, purpose: str, desc: str) -> ProcessGroup:
+        """Make what ``base.companion(purpose, desc)`` returns."""
+        group_id = _group_id(purpose, base.ranks, base.id)
+        return self._group(group_id, base.ranks, base.backends, base.seconds, desc, base)
 
     def new_group(
         self,
@@ -212,9 +232,10 @@ class World:
 
     def forget(self, group: ProcessGroup) -> None:
         """Close ``group`` and drop it; the same ranks get a fresh one when next asked for."""
-        with self._lock:
-            self._groups.pop(group.id, None)
-        group.close()
+        for one in (*group.companions(), group):
+            with self._lock:
+                self._groups.pop(one.id, None)
+            one.close()
 
     def _group(
         self,
@@ -223,12 +244,11 @@ class World:
         chosen: Mapping[str, str],
         seconds: float,
         desc: str,
+        beside: ProcessGroup | None = None,
     ) -> ProcessGroup:
         with self._lock:
-            group = self._groups.get(group_id)
-            if group is not None:
-                return group
             group = ProcessGroup(self, group_id, members, dict(chosen), seconds, desc)
+            group.beside = beside
             self._groups[group_id] = group
             known = self._failures.get(group_id) or next(
                 (error for rank, error in self._lost.items() if rank in members), None

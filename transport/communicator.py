@@ -148,6 +148,10 @@ class Communicator(Collectives[Buffer], Generic[Buffer]):
         """Whether a receive is under way whose message has begun to arrive."""
         return False
 
+    def left_over(self) -> list[str]:
+        """Say which messages have come that nobody received: "2 from rank 1 under tag 7"."""
+        return []
+
     @abstractmethod
     def abort(self, reason: str) -> None:
         """Wake every thread in a call of this communicator, here and, through broken channels,

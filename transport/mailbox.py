@@ -36,7 +36,9 @@ DEFAULT_LIMIT = 8 << 20
 class Incoming:
     """A message whose bytes are on their way: fill ``buffer``, then ``complete`` or ``fail``.
 
-    The other attributes are the mailbox's, under its lock.
+    ``buffer`` may be the receiver's array, and a receiver that gives up takes it back: so it is
+    looked up and written under the ``guard``, which is never held while waiting for anybody. What
+    is ``stored`` has memory of its own. The other attributes are the mailbox's, under its lock.
     """
 
     __slots__ = (
@@ -45,6 +47,7 @@ class Incoming:
         "buffer",
         "done",
         "error",
+        "guard",
         "header",
         "receive",
         "serial",
@@ -65,6 +68,7 @@ class Incoming:
         self.src = src
         self.header = header
         self.buffer = buffer
+        self.guard = threading.Lock()
         self.done = False
         self.error: Exception | None = None
         self.serial = 0
@@ -155,6 +159,14 @@ class Mailbox:
         """Whether a receive has its message, and waits for the rest of it."""
         return self._arriving > 0
 
+    def left_over(self) -> list[str]:
+        """Say which messages came that nobody has received: "2 from rank 1 under tag 7"."""
+        with self._lock:
+            return [
+                f"{len(queue)} from {self._membership.describe(src)} under tag {tag}"
+                for (tag, src), queue in self._unclaimed.items()
+            ]
+
     # What transports call.
 
     def begin(
@@ -193,7 +205,8 @@ class Mailbox:
     ) -> None:
         """Deliver a whole message: ``begin``, copy, ``complete``."""
         incoming = self.begin(src, header, payload.nbytes, deadline)
-        incoming.buffer[:] = payload
+        with incoming.guard:
+            incoming.buffer[:] = payload
         incoming.complete()
 
     def fail(self, src: int, error: Exception) -> None:
@@ -237,17 +250,22 @@ class Mailbox:
         """Receive as ``Communicator.recv`` does. Any number of threads at once.
 
         After ``CommunicatorTimeoutError`` or ``CommunicatorAbortedError`` in the middle of a
-        message, the contents of ``buffer`` are undefined.
+        message, ``buffer`` may hold a part of it. Nothing writes there any more: what is still to
+        come of the message is thrown away.
         """
         receive = Receive(call, buffer, src, tag)
         with self._lock:
             self._check_aborted()
             call.waiting_for = src
             incoming = self._take(src, tag) if self._unclaimed else None
-            if incoming is None:
-                incoming = self._await_match(call, receive)
-            if not incoming.done:
-                self._await_bytes(call, receive, incoming)
+            try:
+                if incoming is None:
+                    incoming = self._await_match(call, receive)
+                if not incoming.done:
+                    self._await_bytes(call, receive, incoming)
+            except BaseException:
+                self._give_up(receive)
+                raise
             if incoming.stored:
                 self._release(incoming)
             call.waiting_for = None
@@ -381,11 +399,27 @@ class Mailbox:
         try:
             while not incoming.done:
                 self._sleep(call, receive)
-        except CommunicatorTimeoutError:
-            self._release(incoming)
-            raise
         finally:
             self._arriving -= 1
+
+    def _give_up(self, receive: Receive) -> None:
+        """Take a receive back, with its buffer. Lets go of the lock for a moment."""
+        if receive in self._receives:
+            self._receives.remove(receive)
+        incoming = receive.incoming
+        if incoming is None or incoming.done:
+            return
+        incoming.receive = None
+        if incoming.stored:
+            self._release(incoming)
+            return
+        # Who holds the guard may be about to take the lock.
+        self._lock.release()
+        try:
+            with incoming.guard:
+                incoming.buffer = np.empty(incoming.buffer.nbytes, np.uint8).data
+        finally:
+            self._lock.acquire()
 
     def _sleep(self, call: Call, receive: Receive) -> None:
         """Wait for a notification; raise when the deadline has passed without, or on abort."""

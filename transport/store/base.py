@@ -241,6 +241,12 @@ class Store(ABC):
             return copy(self._last_end)
         return timeout_error(self.describe(), what, missing, deadline.seconds)
 
+    def hang_up(self) -> None:
+        """Have this object's waits under way, and all its later calls, end with ``DistStoreError``,
+        without a word to whoever serves. Any thread; never blocks. ``close`` is still due.
+        """
+        self.close()
+
     @abstractmethod
     def close(self) -> None:
         """Let go of connections and files; waits under way end with ``DistStoreError``."""
