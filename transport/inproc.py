@@ -51,7 +51,7 @@ class _Channel:
     def __init__(self, eager: int, high_water: int) -> None:
         self._eager = eager
         self._high_water = high_water
-        self._changed = threading.Condition(threading.Lock())
+        self._changed = threading.Condition()
         self._frames: deque[_Frame] = deque()
         self._queued = 0
         self._cut = False
