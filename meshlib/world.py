@@ -12,7 +12,6 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +34,13 @@ from meshlib.launcher.news import ended_event
 from meshlib.process_group import DRAIN_SECONDS, ProcessGroup
 from meshlib.recorder import CAPACITY, FlightRecorder
 from meshlib.stalls import StallDetector, standing_key
+from meshlib.thread_rank import ALL_HERE, thread_rank
 from meshlib.trace import dump
 from meshlib.watcher import Watcher
 from transport import backends, environment
 from transport.checks import to_whole_numbers
 from transport.communicator import Communicator
-from transport.deadline import Deadline, to_seconds
+from transport.deadline import Deadline, Timeout, to_seconds
 from transport.errors import DistBackendError, DistError, DistStoreError, RankFailedError
 from transport.runtime import Membership, Runtime
 from transport.store.base import Store
@@ -133,7 +133,7 @@ class World:
         ranks: Sequence[int],
         *,
         backend: str | None = None,
-        timeout: float | timedelta | None = None,
+        timeout: Timeout | None = None,
         desc: str = "",
     ) -> ProcessGroup:
         """Return the one group of ``ranks`` (in this order) with ``backend`` and ``timeout``.
@@ -175,7 +175,7 @@ class World:
         ranks: Sequence[int] | None = None,
         *,
         backend: str | None = None,
-        timeout: float | timedelta | None = None,
+        timeout: Timeout | None = None,
         desc: str = "",
         sort: bool = True,
     ) -> ProcessGroup:
@@ -315,7 +315,7 @@ class World:
         self._bad_news.set()
         # Who still waits for all to come waits in vain.
         with suppress(DistStoreError):
-            self.store.compare_set("all-here", "", b"lost")
+            self.store.compare_set(ALL_HERE, "", b"lost")
 
     def _answer(self, event: Mapping[str, Any]) -> None:
         with self._lock:
@@ -366,9 +366,9 @@ class World:
             register_log(store)
             self._tell_of_the_ended()
         if arrived == self.size:
-            store.compare_set("all-here", "", b"1")
+            store.compare_set(ALL_HERE, "", b"1")
         try:
-            said = store.get("all-here", timeout=deadline.remaining())
+            said = store.get(ALL_HERE, timeout=deadline.remaining())
         except DistStoreError as error:
             missing = [r for r in range(self.size) if not store.check([f"here/{r}"])]
             text = (
@@ -376,7 +376,7 @@ class World:
                 f"{store.describe()}: {_short(missing)} have not come"
             )
             # Without this rank the others wait in vain, and it may be the one that serves them.
-            store.compare_set("all-here", "", text)
+            store.compare_set(ALL_HERE, "", text)
             raise DistStoreError(text) from error
         if said == b"1":
             if store.check([_SERVER]):
@@ -466,8 +466,8 @@ _current = _Current()
 
 
 def find_world() -> World | None:
-    """Return this thread's World, else the process's, else None."""
-    return _current.thread.world or _current.process
+    """Return this thread's World, else (unless it is a rank itself) the process's, else None."""
+    return _current.thread.world or (_current.process if thread_rank() is None else None)
 
 
 def current_world() -> World:
@@ -481,8 +481,14 @@ def current_world() -> World:
 
 
 def install(world: World | None, *, thread_only: bool) -> None:
-    """Make ``world`` (None: no world) the current one, of this thread or of the process."""
-    if thread_only:
+    """Make ``world`` (None: no world) the current one, of this thread or of the process.
+
+    In a thread that is a rank of ``run_ranks`` it is always the thread's.
+    """
+    mine = thread_rank()
+    if mine is not None:
+        mine.world, mine.provided = world, False
+    if thread_only or mine is not None:
         _current.thread.world = world
     else:
         _current.process = world

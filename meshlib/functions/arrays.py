@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Any
 
 from meshlib.functions.group import Group, resolve_group
+from transport.deadline import Timeout
 from transport.reduce_op import ReduceOp
 
 
@@ -291,7 +291,7 @@ def barrier(
     group: Group = None,
     async_op: bool = False,
     device_ids: Sequence[int] | None = None,
-    timeout: float | timedelta | None = None,
+    timeout: Timeout | None = None,
 ) -> Any:
     """Return when every member has called.
 
@@ -299,7 +299,7 @@ def barrier(
         group: A ProcessGroup or a DeviceMesh; None is the default group.
         async_op: Return a ``Work`` at once, not the result.
         device_ids: Accepted for c10d's sake.
-        timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
+        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Returns:
         None; with ``async_op`` a ``Work``, except on a rank that is no member.
@@ -316,14 +316,14 @@ def barrier(
 
 def monitored_barrier(
     group: Group = None,
-    timeout: float | timedelta | None = None,
+    timeout: Timeout | None = None,
     wait_all_ranks: bool = False,
 ) -> None:
     """Return when every member has called; past ``timeout`` say who has not.
 
     Args:
         group: A ProcessGroup or a DeviceMesh; None is the default group.
-        timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
+        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
         wait_all_ranks: Accepted for c10d's sake: all missing ranks are named either way.
 
     Raises:

@@ -9,7 +9,6 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from copy import copy
-from datetime import timedelta
 from types import EllipsisType
 
 from transport.auth import (
@@ -19,7 +18,7 @@ from transport.auth import (
     secret_from_environment,
 )
 from transport.checks import to_whole_number
-from transport.deadline import Deadline
+from transport.deadline import Deadline, Timeout
 from transport.errors import AuthenticationError, DistError, DistStoreError, StoreTimeoutError
 from transport.sockets import connect, format_address
 from transport.store.base import (
@@ -72,7 +71,7 @@ class TCPStore(Store):
         port: int,
         world_size: int | None = None,
         is_master: bool = False,
-        timeout: float | timedelta = DEFAULT_STORE_TIMEOUT,
+        timeout: Timeout = DEFAULT_STORE_TIMEOUT,
         wait_for_workers: bool = True,
         multi_tenant: bool = False,
         master_listen_fd: int | None = None,
@@ -143,7 +142,7 @@ class TCPStore(Store):
     def set(self, key: str, value: Value) -> None:
         self._call(Op.SET, (to_key(key), to_bytes(value)))
 
-    def get(self, key: str, timeout: float | timedelta | None = None) -> bytes:
+    def get(self, key: str, timeout: Timeout | None = None) -> bytes:
         return self._wait(Op.GET, (to_key(key),), timeout)[0]
 
     def add(self, key: str, amount: int) -> int:
@@ -175,15 +174,13 @@ class TCPStore(Store):
         """Return the number of keys that users have set; the store has none of its own."""
         return int(self._call(Op.NUM_KEYS, ())[0])
 
-    def wait(self, keys: Sequence[str], timeout: float | timedelta | None = None) -> None:
+    def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None:
         self._wait(Op.WAIT, to_keys(keys), timeout)
 
     def queue_push(self, key: str, value: Value) -> None:
         self._call(Op.PUSH, (to_key(key), to_bytes(value)))
 
-    def queue_pop(
-        self, key: str, block: bool = True, timeout: float | timedelta | None = None
-    ) -> bytes:
+    def queue_pop(self, key: str, block: bool = True, timeout: Timeout | None = None) -> bytes:
         if block:
             return self._wait(Op.POP, (to_key(key),), timeout, "a value in queue")[0]
         found = self._call(Op.TRY_POP, (to_key(key),))
@@ -194,7 +191,7 @@ class TCPStore(Store):
     def queue_len(self, key: str) -> int:
         return int(self._call(Op.QUEUE_LEN, (to_key(key),))[0])
 
-    def tail(self, key: str, offset: int, timeout: float | timedelta | None = None) -> bytes:
+    def tail(self, key: str, offset: int, timeout: Timeout | None = None) -> bytes:
         fields = to_key(key), NUMBER.pack(check_offset(offset))
         return self._wait(Op.TAIL, fields, timeout, "more at the end of key")[0]
 
@@ -230,7 +227,6 @@ class TCPStore(Store):
         self._connection.end_waits(bool(self._ends))
 
     def hang_up(self) -> None:
-        """See ``Store``."""
         self._connection.hang_up()
 
     def close(self) -> None:
@@ -318,7 +314,7 @@ class TCPStore(Store):
         self,
         op: Op,
         fields: Sequence[bytes],
-        timeout: float | timedelta | None,
+        timeout: Timeout | None,
         what: str = "key",
     ) -> list[bytes]:
         deadline = Deadline.after(self._seconds(timeout))
