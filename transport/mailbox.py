@@ -37,8 +37,9 @@ class Incoming:
     """A message whose bytes are on their way: fill ``buffer``, then ``complete`` or ``fail``.
 
     ``buffer`` may be the receiver's array, and a receiver that gives up takes it back: so it is
-    looked up and written under the ``guard``, which is never held while waiting for anybody. What
-    is ``stored`` has memory of its own. The other attributes are the mailbox's, under its lock.
+    looked up and written under the ``guard``, which is held for moments, not while anybody is
+    waited for. What is ``stored`` has memory of its own. The other attributes are the mailbox's,
+    under its lock.
     """
 
     __slots__ = (

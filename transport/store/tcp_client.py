@@ -208,9 +208,10 @@ class StoreConnection:
         if not self._send_lock.acquire(timeout=seconds):
             raise DistStoreError(f"{self._name}: another thread has been sending for too long")
         try:
-            self._flush(time.monotonic() + _SEND_SECONDS, time.monotonic() + seconds)
+            now = time.monotonic()
+            self._flush(now + _SEND_SECONDS, now + seconds)
         finally:
-            _release(self._send_lock)
+            self._send_lock.release()
 
     def _flush(self, lost: float | None = None, until: float = math.inf) -> None:
         """Send what is in the outbox, up to the moment ``until``; from ``lost`` on, a server that
@@ -257,8 +258,9 @@ class StoreConnection:
                 try:
                     self._read_for(request, until)
                 finally:
-                    _release(self._turn)
-                    self._wake()
+                    self._turn.release()
+                    if len(self._expected) > 1:
+                        self._wake()
             else:
                 with contextlib.suppress(Empty):
                     request.news.get(timeout=min(left, _SLICE_SECONDS))
@@ -266,7 +268,8 @@ class StoreConnection:
 
     def _read_for(self, request: _Request, until: float) -> None:
         """Read and hand out what comes, until the request has its reply or nothing came in time."""
-        self._hand_out()  # what an interrupted thread has left
+        if self._received:
+            self._hand_out()  # what an interrupted thread has left
         while request.reply is None and (left := until - time.monotonic()) > 0:
             left = min(left, _SLICE_SECONDS)
             # Rounded up, so that equal timeouts do not cost a system call each.
