@@ -11,7 +11,17 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
+from transport.deadline import Deadline
+
 IDLE_SECONDS = 5.0
+
+
+class LaneThread(threading.Thread):
+    """The thread of a lane, which it names."""
+
+    def __init__(self, lane: Lane, target: Callable[[], None]) -> None:
+        super().__init__(target=target, name=lane.name, daemon=True)
+        self.lane = lane
 
 
 class Lane:
@@ -50,7 +60,7 @@ class Lane:
         with self._changed:
             self._queue.append(task)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
+                self._thread = LaneThread(self, self._run)
                 self._thread.start()
             else:
                 self._changed.notify_all()
@@ -96,3 +106,33 @@ class Lane:
                 del task  # its arrays must not live until the next task comes
             if self._draining:
                 self._notify()
+
+
+class Continuations(Lane):
+    """What a group's calls are followed by: the callbacks of their futures.
+
+    They run in the order in which the calls ended, off the calls' own lanes: so they may wait for
+    later calls of their group. One that waits for another runs what lies between in its own place.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.awaited: object = None
+        """What the task that runs now waits for."""
+
+    def is_current(self) -> bool:
+        """Whether the calling thread runs a task of this lane."""
+        return getattr(threading.current_thread(), "lane", None) is self
+
+    def run_until(self, done: Callable[[], bool], deadline: Deadline | None) -> None:
+        """Run tasks, from inside of one, until ``done()`` or the deadline.
+
+        One of those that come must bring it about.
+        """
+        while not done() and not (deadline is not None and deadline.expired):
+            with self._changed:
+                left = None if deadline is None else deadline.remaining()
+                self._changed.wait_for(lambda: bool(self._queue), left)
+                task = self._queue.popleft() if self._queue else None
+            if task is not None:
+                task()

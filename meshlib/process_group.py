@@ -18,6 +18,7 @@ from meshlib.collectives import Collectives
 from meshlib.debug import RankLog
 from meshlib.failures import Reporter, abort_event, publish
 from meshlib.lane import Lane
+from meshlib.lanes import Lanes
 from meshlib.members import Members
 from meshlib.order import SHORT, Order, Shortcut, open_shortcut, resume
 from meshlib.recorder import COLLECTIVE, FlightRecorder, Record
@@ -43,8 +44,6 @@ from transport.store.prefix_store import PrefixStore
 Run = Callable[[Communicator, Call], Any]
 Observer = Callable[["ProcessGroup", CallHeader, str, Run], Run]
 DRAIN_SECONDS = 5.0
-# A receive that nobody has sent to by then is given up when its group closes.
-UNMATCHED_SECONDS = 0.2
 
 
 class Host(Protocol):
@@ -87,8 +86,7 @@ class ProcessGroup(Members, Collectives):
         self._lock = threading.Lock()
         self._communicators: dict[str, Communicator] = {}
         self._making = threading.Lock()
-        self._collectives = Lane(f"meshlib-{desc or group_id}-{world.rank}")
-        self._peer_lanes: dict[tuple[Kind, int, int], Lane] = {}
+        self._lanes = Lanes(desc or group_id, world.rank)
         self._order = Order()
         self._peer_sequence = 0
         self.shortcut: Shortcut | None = None
@@ -140,7 +138,7 @@ class ProcessGroup(Members, Collectives):
                     store.end_waits(failure)
         if self._destroyed:
             store.close()
-            raise ValueError(f"{self} was destroyed; make a new one")
+            raise self._unusable()
         return store
 
     # ------------------------------------------------------------------ the door
@@ -203,10 +201,10 @@ class ProcessGroup(Members, Collectives):
             if self._failure is not None or self._destroyed:
                 raise self._unusable()
             if peer == COLLECTIVE:
-                lane = self._collectives
+                lane = self._lanes.collectives
                 packed = self._order.next_header(elements, root, kind, dtype, op, extra)
             else:
-                lane = self._peer_lane(kind, peer, extra)
+                lane = self._lanes.of_peer(kind, peer, extra)
                 self._peer_sequence = sequence = self._peer_sequence + 1
                 packed = pack_header(sequence, elements, root, kind, dtype, op, 0, 0, extra)
             record = world.recorder.open(self.id, packed, nbytes, peer, not async_op, seconds)
@@ -234,7 +232,7 @@ class ProcessGroup(Members, Collectives):
 
     def _open_shortcut(self) -> None:
         self._has_looked = True
-        world, lane = self.world, self._collectives
+        world, lane = self.world, self._lanes.collectives
         shortcut = open_shortcut(
             self._communicators["cpu"],
             (self.id, self._resume, self._run, self._order, self._lock, *lane.parts()),
@@ -244,17 +242,8 @@ class ProcessGroup(Members, Collectives):
             if self._failure is None and not self._destroyed and not self._absent:
                 self.shortcut = shortcut
 
-    def _peer_lane(self, kind: Kind, peer: int, tag: int) -> Lane:
-        # A sender's messages share one connection; receives are matched by their tags.
-        key = (kind, peer, 0 if kind is Kind.SEND else tag)
-        lane = self._peer_lanes.get(key)
-        if lane is None:
-            name = f"meshlib-{kind.name.lower()}-{peer}-{self.global_rank}"
-            lane = self._peer_lanes[key] = Lane(name)
-        return lane
-
     def _enqueue(self, lane: Lane, run: Run, record: Record, device: str) -> Work:
-        work = Work(lambda: f"{record.header} on {self}")
+        work = Work(lambda: f"{record.header} on {self}", self._lanes.continuations)
 
         def task() -> None:
             try:
@@ -472,29 +461,28 @@ class ProcessGroup(Members, Collectives):
         with self._lock:
             if self._destroyed:
                 return
-            lanes = [self._collectives, *self._peer_lanes.values()]
-            receives = [lane for key, lane in self._peer_lanes.items() if key[0] == Kind.RECV]
             users_store = self._users_store
-        deadline = Deadline.after(0 if self._failure is not None else drain)
-        idle = min(lane.drain(deadline.remaining()) for lane in lanes if lane not in receives)
-        idle = self._drain_receives(receives, deadline) and idle
+        idle = self._lanes.drain(
+            Deadline.after(0 if self._failure is not None else drain),
+            lambda: any(communicator.receiving for communicator in self._communicators.values()),
+        )
         self._destroyed = True
         self.shortcut = None
         if users_store is not None:
             users_store.close()
-        communicators = list(self._communicators.values())
-        for communicator in communicators:
+        for communicator in list(self._communicators.values()):
             if not idle:
                 communicator.abort("the group was destroyed")
             communicator.close()
-        for lane in lanes:
-            lane.join(1.0)
+        self._lanes.join()
 
-    def _drain_receives(self, lanes: list[Lane], deadline: Deadline) -> bool:
-        """Let receives end whose messages come; return whether there are no others."""
-        while True:
-            soon = Deadline.after(min(UNMATCHED_SECONDS, deadline.remaining()))
-            if all(lane.drain(soon.remaining()) for lane in lanes):
-                return True
-            if deadline.expired or not any(c.receiving for c in self._communicators.values()):
-                return False
+    def leave_behind(self, error: DistError) -> None:
+        """Let go of the group in a fork of this rank's process: every call raises ``error``.
+
+        The other members, and this one in its own process, are not to notice anything.
+        """
+        # Threads that are not here may have held them.
+        self._lock, self._making = threading.Lock(), threading.Lock()
+        self._failed = threading.Event()
+        self._failure, self._destroyed, self.shortcut = error, True, None
+        self._failed.set()

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import enum
+import logging
+import os
 import threading
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, NamedTuple
 
+from meshlib.lane import Continuations
 from transport.cuda.flat import Completion
 from transport.deadline import Deadline, to_seconds
 from transport.errors import DistBackendError, DistError
+from transport.fork import refusal
+
+_LOGGER = logging.getLogger("meshlib")
 
 
 class WorkResult(enum.IntEnum):
@@ -27,13 +33,22 @@ class WaitTimeoutError(DistBackendError, TimeoutError):
 
 
 class Future:
-    """The outcome of a call: a value or an exception, once. Methods as ``torch.futures.Future``."""
+    """The outcome of a call: a value or an exception, once. Methods as ``torch.futures.Future``.
 
-    def __init__(self) -> None:
+    A group gives its calls' futures the lane on which its continuations run.
+    """
+
+    def __init__(self, continuations: Continuations | None = None) -> None:
+        self._continuations = continuations
+        self._pid = os.getpid()
+        # What this one waits for, and whether its callback runs already: until there is an outcome.
+        self._source: Future | None = None
+        self._under_way = False
         self._ready = threading.Condition()
         self._done = False
         self._value: Any = None
         self._exception: BaseException | None = None
+        self._first: list[Callable[[Future], object]] = []
         self._callbacks: list[Callable[[Future], object]] = []
         self._completion: Completion | None = None
 
@@ -44,7 +59,9 @@ class Future:
     def wait(self, timeout: float | timedelta | None = None) -> Any:
         """Wait for the outcome (at most ``timeout`` seconds); return it or raise it.
 
-        Raises ``WaitTimeoutError`` when the time is over first.
+        Raises ``WaitTimeoutError`` when the time is over first; RuntimeError at once in a callback
+        for which this future itself waits, ``DistBackendError`` in a fork of the process that made
+        the call.
         """
         self.block(timeout, lambda: "the future")
         if self._exception is not None:
@@ -60,17 +77,62 @@ class Future:
         """
         if self._done and self._completion is None:
             return
+        if why := refusal(what(), self._pid, "the wait in that process"):
+            raise DistBackendError(why)
         deadline = None if timeout is None else Deadline.after(timeout)
+        lane = _lane_of_this_thread()
+        if lane is not None:
+            self._wait_in_a_callback(lane, what, deadline)
+        else:
+            self._wait(what, deadline)
+        if self._completion is not None:
+            if deadline is not None and not self._completion.wait(deadline):
+                raise WaitTimeoutError(f"{what()} is not done after {deadline.seconds:g} s")
+            self._completion.join()
+
+    def _wait(self, what: Callable[[], str], deadline: Deadline | None) -> None:
         with self._ready:
             while not self._done:
                 # Without a timeout the wait still ends: the call that fills this has a deadline.
                 if deadline is not None and deadline.expired:
                     raise WaitTimeoutError(f"{what()} is not done after {deadline.seconds:g} s")
                 self._ready.wait(None if deadline is None else deadline.remaining())
-        if self._completion is not None:
-            if deadline is not None and not self._completion.wait(deadline):
-                raise WaitTimeoutError(f"{what()} is not done after {deadline.seconds:g} s")
-            self._completion.join()
+
+    def _wait_in_a_callback(
+        self, lane: Continuations, what: Callable[[], str], deadline: Deadline | None
+    ) -> None:
+        """Wait in a task of ``lane``, which may be needed for the outcome."""
+        before, lane.awaited = lane.awaited, self
+        try:
+            if self._needs(lane):
+                raise RuntimeError(
+                    f"a callback waits for {what()}, which cannot come before that callback has"
+                    " ended; expected it to be continued with then() instead"
+                )
+            if self._continuations is lane and self._source is not None:
+                lane.run_until(lambda: self._done, deadline)
+            self._wait(what, deadline)
+        finally:
+            lane.awaited = before
+
+    def _needs(self, lane: Continuations) -> bool:
+        """Whether this cannot have an outcome before the task that ``lane`` runs has ended."""
+        future, seen = self, set[Future]()
+        while future not in seen:
+            seen.add(future)
+            runs, origin = future._continuations, future
+            while origin._source is not None and not origin._under_way:
+                origin = origin._source
+            if runs is lane and origin._under_way:
+                return True
+            # A continuation on another lane comes when what runs there has ended.
+            if runs is None or runs is lane or future._source is None:
+                return False
+            awaited = runs.awaited
+            if not isinstance(awaited, Future) or awaited._done:
+                return False
+            future = awaited
+        return False
 
     def value(self) -> Any:
         """Return the value, or raise the exception, of a future that is done.
@@ -104,13 +166,16 @@ class Future:
     def then(self, callback: Callable[[Future], Any]) -> Future:
         """Return a future for ``callback(self)``, called once this one is done.
 
-        The callback runs in the thread that finishes the call (at once if it is done): it must
-        not wait for a later call of the same group. Raises TypeError if it cannot be called.
+        The callbacks of a group's calls run one after the other, in the order in which the calls
+        ended, in a thread of their own (at once in the caller's if this one is done). They may make
+        calls and wait for them, on the same group too. Raises TypeError if it cannot be called.
         """
         check_callable(callback)
-        after = Future()
+        after = Future(self._continuations)
+        after._source = self
 
         def run(done: Future) -> None:
+            after._under_way = True
             try:
                 result = callback(done)
             except Exception as error:  # noqa: BLE001 (it becomes the outcome)
@@ -122,16 +187,31 @@ class Future:
         return after
 
     def add_done_callback(self, callback: Callable[[Future], object]) -> None:
-        """Call ``callback(self)`` once this future is done; its result is not used.
+        """Call ``callback(self)`` once this future is done, when ``then`` would; its result is not
+        used, and what it raises is logged.
 
         Raises TypeError if it cannot be called.
         """
         check_callable(callback)
+        if not self._keep(self._callbacks, callback):
+            callback(self)
+
+    def at_once(self, callback: Callable[[Future], object]) -> None:
+        """Call ``callback(self)`` in the very thread in which this future becomes done.
+
+        For what neither waits nor raises: the group's next call waits for it.
+        """
+        if not self._keep(self._first, callback):
+            callback(self)
+
+    def _keep(
+        self, callbacks: list[Callable[[Future], object]], callback: Callable[[Future], object]
+    ) -> bool:
+        """Keep ``callback`` for the end; False if that has come."""
         with self._ready:
             if not self._done:
-                self._callbacks.append(callback)
-                return
-        callback(self)
+                callbacks.append(callback)
+            return not self._done
 
     def _settle(
         self, value: Any, exception: BaseException | None, completion: Completion | None = None
@@ -142,10 +222,33 @@ class Future:
             self._value, self._exception = value, exception
             self._completion = completion
             self._done = True
-            callbacks, self._callbacks = self._callbacks, []
+            self._source = None
+            first, callbacks = self._first, self._callbacks
+            self._first = self._callbacks = []
             self._ready.notify_all()
-        for callback in callbacks:
+        for callback in first:
             callback(self)
+        lane = self._continuations
+        if not callbacks:
+            return
+        if lane is None or lane.is_current():
+            self._call(callbacks)
+        else:
+            lane.submit(lambda: self._call(callbacks))
+
+    def _call(self, callbacks: list[Callable[[Future], object]]) -> None:
+        for callback in callbacks:
+            try:
+                callback(self)
+            except BaseException:
+                # It has no caller that could be told, and the others are not to suffer for it.
+                _LOGGER.exception("a callback of a future raised")
+
+
+def _lane_of_this_thread() -> Continuations | None:
+    """Return the lane in whose task the calling thread is."""
+    lane = getattr(threading.current_thread(), "lane", None)
+    return lane if isinstance(lane, Continuations) else None
 
 
 def check_callable(callback: object) -> None:
@@ -162,11 +265,16 @@ class Message(NamedTuple):
 
 
 class Work:
-    """A collective or point-to-point call under way; ``describe()`` says which."""
+    """A collective or point-to-point call under way; ``describe()`` says which.
 
-    def __init__(self, describe: Callable[[], str]) -> None:
+    ``continuations`` is where the callbacks of its future run: None, in the thread that ends it.
+    """
+
+    def __init__(
+        self, describe: Callable[[], str], continuations: Continuations | None = None
+    ) -> None:
         self._describe = describe
-        self._future = Future()
+        self._future = Future(continuations)
         self._outcome: Any = None
 
     def is_completed(self) -> bool:
@@ -219,7 +327,9 @@ class Work:
 
     def get_future_result(self) -> Future:
         """Return a future of how the call ends, a ``WorkResult``; it never holds an exception."""
-        return self._future.then(_how_it_ended)
+        after = Future()
+        self._future.at_once(lambda done: after.set_result(_how_it_ended(done)))
+        return after
 
     def outcome(self) -> Any:
         """Wait for the end and return all of it: a ``Message`` for a receive."""

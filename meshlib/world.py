@@ -41,6 +41,7 @@ from transport.checks import to_whole_numbers
 from transport.communicator import Communicator
 from transport.deadline import Deadline, to_seconds
 from transport.errors import DistBackendError, DistError, DistStoreError, RankFailedError
+from transport.fork import in_forked_children, refusal
 from transport.runtime import Membership, Runtime
 from transport.store.base import Store
 from transport.store.prefix_store import PrefixStore
@@ -97,6 +98,7 @@ class World:
         # Ranks that were started by a launcher may have numbers of their own.
         variables = {environment.RANK: str(rank), environment.WORLD_SIZE: str(size)}
         self._as_launched = variables.items() <= os.environ.items()
+        self._pid = os.getpid()
         self._lock = threading.Lock()
         self._groups: dict[str, ProcessGroup] = {}
         self._made: dict[tuple[int, ...], int] = {}
@@ -110,6 +112,8 @@ class World:
         self._dumping = threading.Lock()
         self._bad_news = threading.Event()
         self._server: int | None = None  # the rank that serves the store, if one does
+        self._refusal: DistBackendError | None = None  # in a fork of this rank's process
+        in_forked_children(self, World._leave_behind)
         self._watcher = Watcher(store, rank, self._on_event, self._on_silence)
         try:
             self._meet(Deadline.after(timeout))
@@ -230,6 +234,9 @@ class World:
                 return group
             group = ProcessGroup(self, group_id, members, dict(chosen), seconds, desc)
             self._groups[group_id] = group
+            if self._refusal is not None:
+                group.leave_behind(self._refusal)
+                return group
             known = self._failures.get(group_id) or next(
                 (error for rank, error in self._lost.items() if rank in members), None
             )
@@ -245,6 +252,8 @@ class World:
 
     def announce_exit(self, how: str) -> None:
         """Tell the other ranks that this one will not make another call; ``how`` says why."""
+        if self._refusal is not None:
+            return
         self._trouble = self._trouble or how
         with suppress(DistStoreError):
             publish(self.store, rank_exit_event(self.rank, how))
@@ -382,6 +391,20 @@ class World:
             lost = next(iter(self._lost.values()), None)
         store.end_waits(lost, self)
 
+    def _leave_behind(self) -> None:
+        """Refuse all calls from now on, and say nothing to anybody: this is a forked child."""
+        why = refusal(
+            f"rank {self.rank} of the job",
+            self._pid,
+            "the call in that process, workers started with 'spawn' or 'forkserver', or, for a job"
+            " of this process's own, destroy_process_group() and then init_process_group()",
+        )
+        self._refusal = DistBackendError(why)
+        # Threads that are not here may have held them.
+        self._lock, self._dumping = threading.Lock(), threading.Lock()
+        for group in self._groups.values():
+            group.leave_behind(self._refusal)
+
     def on_close(self, closer: Callable[[], None]) -> None:
         """Have ``closer()`` called when this World closes, the last registered first."""
         self._closers.append(closer)
@@ -390,8 +413,10 @@ class World:
         """End this rank's part in the job, in bounded time; nothing of it is left.
 
         Calls that were issued get ``drain`` seconds to end. The rank that serves the store stays
-        for the others for at most ``linger`` seconds.
+        for the others for at most ``linger`` seconds. Does nothing in a fork of its process.
         """
+        if self._refusal is not None:
+            return
         for group in reversed(self.groups()):
             group.close(drain)
         if self._trouble is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from typing import Any, TypeVar
 from transport.checks import to_whole_number
 from transport.deadline import Deadline
 from transport.errors import DistError, DistStoreError
+from transport.fork import refusal
 from transport.store.base import (
     DEFAULT_STORE_TIMEOUT,
     Store,
@@ -30,6 +32,7 @@ class _Shared:
     """What all clones of a HashStore share."""
 
     def __init__(self) -> None:
+        self.pid = os.getpid()
         self.lock = threading.Lock()
         self.table = Table()
         # Its own lock, which a factory may take again and under which it may use the store.
@@ -160,6 +163,8 @@ class HashStore(Store):
 
     def end_waits(self, error: DistError | None, by: object = None) -> None:
         """See ``Store``."""
+        if self._shared.pid != os.getpid():
+            return
         with self._lock:
             super().end_waits(error, by)
             for event in self._waits.values() if error is not None else ():
@@ -167,6 +172,8 @@ class HashStore(Store):
 
     def close(self) -> None:
         """End the waits on this object. The data lives while any clone does."""
+        if self._shared.pid != os.getpid():
+            return
         with self._lock:
             self._closed = True
             for waiter, event in self._waits.items():
@@ -192,6 +199,9 @@ class HashStore(Store):
     @contextmanager
     def _open(self) -> Generator[None]:
         """Hold the lock for a block in which this store is open."""
+        # Before the lock, which a thread of the parent's may have held.
+        if why := refusal(self.describe(), self._shared.pid, "a store of processes, a TCPStore"):
+            raise DistStoreError(why)
         with self._lock:
             self._check_open()
             yield

@@ -15,6 +15,7 @@ import time
 from collections.abc import Sequence
 
 from transport.errors import DistStoreError
+from transport.fork import refusal
 from transport.store.wire import (
     NUMBER,
     REPLY,
@@ -70,11 +71,8 @@ class StoreConnection:
         Raises DistStoreError when the connection is closed or lost, the server silent, or this
         process a fork of the one that connected.
         """
-        if os.getpid() != self._pid:
-            raise DistStoreError(
-                f"{self._name} was connected by process {self._pid} and cannot be used in its"
-                f" fork, process {os.getpid()}; expected a clone() made there"
-            )
+        if why := refusal(self._name, self._pid, "a clone() made there"):
+            raise DistStoreError(why)
         number = self._send(op, fields, seconds)
         try:
             status, answer = self._receive(number, time.monotonic() + seconds + GRACE_SECONDS)
