@@ -28,10 +28,12 @@ class Lane:
     """One ordered sequence of tasks. A task must not raise: it reports through its Work.
 
     ``try_enter`` and ``submit`` are the order of issue: their caller makes them one at a time.
+    ``enter()`` is called first of all in the lane's thread.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, enter: Callable[[], None] | None = None) -> None:
         self.name = name
+        self._enter = enter
         # Held by whoever runs a task. What is queued leaves the queue after that is taken, so the
         # lane is idle when the queue is empty and this is free, looked at in this order.
         self._turn = threading.Lock()
@@ -70,7 +72,7 @@ class Lane:
         with self._changed:
             self._draining += 1
             try:
-                return self._changed.wait_for(self._is_idle, timeout)
+                return self._changed.wait_for(self.is_idle, timeout)
             finally:
                 self._draining -= 1
 
@@ -82,7 +84,8 @@ class Lane:
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout)
 
-    def _is_idle(self) -> bool:
+    def is_idle(self) -> bool:
+        """Whether nothing is queued or running."""
         return not self._queue and not self._turn.locked()
 
     def _notify(self) -> None:
@@ -91,6 +94,8 @@ class Lane:
 
     def _run(self) -> None:
         me = threading.current_thread()
+        if self._enter is not None:
+            self._enter()
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._queue or self._thread is not me, IDLE_SECONDS)
@@ -115,8 +120,8 @@ class Continuations(Lane):
     later calls of their group. One that waits for another runs what lies between in its own place.
     """
 
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
+    def __init__(self, name: str, enter: Callable[[], None] | None = None) -> None:
+        super().__init__(name, enter)
         self.awaited: object = None
         """What the task that runs now waits for."""
 

@@ -15,13 +15,14 @@ _JOIN_SECONDS = 1.0
 
 class Lanes:
     """``collectives`` run in the order of issue, and so do point-to-point calls with one peer,
-    direction and tag, independently of all others. ``continuations`` follow on both.
+    direction and tag, independently of all others. ``continuations`` follow on both; ``enter()``
+    makes their thread one of the rank's.
     """
 
-    def __init__(self, name: str, rank: int) -> None:
+    def __init__(self, name: str, rank: int, enter: Callable[[], None]) -> None:
         self._rank = rank
         self.collectives = Lane(f"meshlib-{name}-{rank}")
-        self.continuations = Continuations(f"meshlib-{name}-then-{rank}")
+        self.continuations = Continuations(f"meshlib-{name}-then-{rank}", enter)
         self._peers: dict[tuple[Kind, int, int], Lane] = {}
 
     def of_peer(self, kind: Kind, peer: int, tag: int) -> Lane:

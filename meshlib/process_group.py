@@ -60,6 +60,10 @@ class Host(Protocol):
         """Make the communicator of ``group`` for arrays on ``device``."""
         ...
 
+    def adopt_thread(self) -> None:
+        """Have the calling thread find this rank's World."""
+        ...
+
     def note_failure(self, error: DistError) -> None:
         """Keep what is known about ``error``, which broke a group, for later."""
         ...
@@ -86,7 +90,7 @@ class ProcessGroup(Members, Collectives):
         self._lock = threading.Lock()
         self._communicators: dict[str, Communicator] = {}
         self._making = threading.Lock()
-        self._lanes = Lanes(desc or group_id, world.rank)
+        self._lanes = Lanes(desc or group_id, world.rank, world.adopt_thread)
         self._order = Order()
         self._peer_sequence = 0
         self.shortcut: Shortcut | None = None

@@ -167,8 +167,10 @@ class Future:
         """Return a future for ``callback(self)``, called once this one is done.
 
         The callbacks of a group's calls run one after the other, in the order in which the calls
-        ended, in a thread of their own (at once in the caller's if this one is done). They may make
-        calls and wait for them, on the same group too. Raises TypeError if it cannot be called.
+        ended, in a thread of their own (at once in the caller's if this one is done and nothing
+        comes before it). They may make calls and wait for them, on the same group too.
+
+        Raises TypeError if it cannot be called.
         """
         check_callable(callback)
         after = Future(self._continuations)
@@ -193,8 +195,14 @@ class Future:
         Raises TypeError if it cannot be called.
         """
         check_callable(callback)
-        if not self._keep(self._callbacks, callback):
+        lane = self._continuations
+        if self._keep(self._callbacks, callback):
+            return
+        # Not before those that are to come before it.
+        if lane is None or lane.is_current() or lane.is_idle():
             callback(self)
+        else:
+            lane.submit(lambda: self._call([callback]))
 
     def at_once(self, callback: Callable[[Future], object]) -> None:
         """Call ``callback(self)`` in the very thread in which this future becomes done.
@@ -226,15 +234,14 @@ class Future:
             first, callbacks = self._first, self._callbacks
             self._first = self._callbacks = []
             self._ready.notify_all()
+            lane = self._continuations
+            inline = lane is None or lane.is_current()
+            if callbacks and lane is not None and not inline:
+                lane.submit(lambda: self._call(callbacks))
         for callback in first:
             callback(self)
-        lane = self._continuations
-        if not callbacks:
-            return
-        if lane is None or lane.is_current():
+        if inline:
             self._call(callbacks)
-        else:
-            lane.submit(lambda: self._call(callbacks))
 
     def _call(self, callbacks: list[Callable[[Future], object]]) -> None:
         for callback in callbacks:

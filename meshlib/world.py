@@ -248,6 +248,11 @@ class World:
             group.do_without(rank, joined)
         return group
 
+    def adopt_thread(self) -> None:
+        """Have the calling thread find this World, where ranks are threads."""
+        if find_world() is not self:
+            install(self, thread_only=True)
+
     # ------------------------------------------------------------------ events
 
     def announce_exit(self, how: str) -> None:
