@@ -118,9 +118,12 @@ def rank_exit_event(rank: int, how: str) -> dict[str, Any]:
     return {"kind": "rank_exit", "rank": rank, "how": how}
 
 
-def leave_event(rank: int, joined: Sequence[str]) -> dict[str, Any]:
-    """Return the event that ``rank`` has left in good order; ``joined`` are its groups' ids."""
-    return {"kind": "leave", "rank": rank, "joined": list(joined)}
+def leave_event(rank: int, joined: Mapping[str, tuple[int, int] | None]) -> dict[str, Any]:
+    """Return the event that ``rank`` has left in good order; ``joined`` are its groups' ids.
+
+    With each goes how far its chain of calls has come, if that is known (see ``meshlib.leaving``).
+    """
+    return {"kind": "leave", "rank": rank, "joined": joined}
 
 
 def abort_event(group: str, error: DistError, rank: int) -> dict[str, Any]:
@@ -173,6 +176,25 @@ def statement(
         "elsewhere": [r.as_json() for r in records if r.group != group and not r.ended][-1:],
         "stack": user_stack(thread_id),
     }
+
+
+def put_last_calls(
+    store: Store, rank: int, reached: Mapping[str, int], records: Sequence[Record]
+) -> None:
+    """Leave behind what ``rank``, which goes, would say about each of its groups when asked.
+
+    ``reached`` has the number of the last collective by group.
+    """
+    said = {
+        group: statement(rank, records, None, {"group": group, "sequence": 0}, number)
+        for group, number in reached.items()
+    }
+    store.set(f"left/{rank}", json.dumps(said))
+
+
+def _last_calls(store: Store, rank: int, group: str) -> dict[str, Any] | None:
+    key = f"left/{rank}"
+    return json.loads(store.get(key)).get(group) if store.check([key]) else None
 
 
 class Reporter:
@@ -279,6 +301,8 @@ class Reporter:
             if group.await_failure(0):
                 break
             if rank in departed:
+                if (said := _last_calls(self._store, rank, group.id)) is not None:
+                    found[rank] = said
                 continue
             grace = deadline.remaining()
             if rank == doubtful:

@@ -98,6 +98,8 @@ class ProcessGroup(Members, Collectives):
         self._has_looked = False
         self._failure: DistError | None = None
         self._failed = threading.Event()
+        self.told = False
+        """Whether what broke the group was raised to the user."""
         self._absent: tuple[int, ...] = ()
         self._left: tuple[int, ...] = ()
         self._users_store: Store | None = None
@@ -118,6 +120,10 @@ class ProcessGroup(Members, Collectives):
     def reached(self) -> int:
         """Return the number of the last collective that this rank issued."""
         return self._order.sequence
+
+    def chain(self) -> tuple[int, int]:
+        """Return the number of the last collective that this rank issued, and the hash of all."""
+        return self._order.sequence, self._order.history
 
     @property
     def destroyed(self) -> bool:
@@ -314,7 +320,7 @@ class ProcessGroup(Members, Collectives):
             if news:
                 self._failure = error
             self.shortcut = None
-            communicators = list(self._communicators.values())
+            communicators = [] if self._destroyed else list(self._communicators.values())
             users_store = self._users_store
         self._failed.set()
         if users_store is not None:
@@ -349,10 +355,10 @@ class ProcessGroup(Members, Collectives):
             if not joined:
                 self._absent = (*self._absent, place)
                 self.shortcut = None
-            communicators = list(self._communicators.values())
+            communicators = [] if self._destroyed else list(self._communicators.values())
         for communicator in communicators:
             self._lose(communicator, place)
-        if joined:
+        if joined or self._destroyed:
             return
         # A call that starts from now on sees for itself who is absent.
         for record in self.world.recorder.records(self.id):
@@ -389,6 +395,7 @@ class ProcessGroup(Members, Collectives):
 
     def _seen_by_user(self, record: Record, error: BaseException) -> BaseException:
         """Return what the user sees for ``error``; break the group unless it is still whole."""
+        self.told = True
         if self._destroyed:
             return DistBackendError(f"{self} was destroyed while {record.header} was under way")
         if record.header.kind == Kind.RECV:
@@ -426,6 +433,7 @@ class ProcessGroup(Members, Collectives):
 
     def _unusable(self) -> Exception:
         if self._failure is not None:
+            self.told = True
             return copy(self._failure)
         return ValueError(f"{self} was destroyed; make a new one")
 

@@ -22,18 +22,16 @@ from meshlib.device_backends import STAGED, make_device_communicator
 from meshlib.failures import (
     NEWS_SECONDS,
     answer_key,
-    ended_ranks,
     error_from_event,
-    leave_event,
     publish,
     rank_exit_event,
-    register_log,
     statement,
 )
-from meshlib.launcher.news import ended_event
+from meshlib.leaving import Chains, chains, find_mismatch, say_goodbye
+from meshlib.meeting import ALL_HERE, LOST, meet, server_of, short
 from meshlib.process_group import DRAIN_SECONDS, Observer, ProcessGroup
 from meshlib.recorder import CAPACITY, FlightRecorder
-from meshlib.stalls import StallDetector, standing_key
+from meshlib.stalls import StallDetector
 from meshlib.trace import dump
 from meshlib.watcher import Watcher
 from transport import backends, environment
@@ -46,9 +44,11 @@ from transport.runtime import Membership, Runtime
 from transport.store.base import Store
 from transport.store.prefix_store import PrefixStore
 
-_SERVER = "served-by"
 DEFAULT_TIMEOUT = 1800.0
 """Seconds that a call waits when nobody says otherwise: c10d's default."""
+
+LEAVE_SECONDS = 3.0
+"""How long a rank that leaves waits for the news of who left before it."""
 
 LINGER_SECONDS = 10.0
 """How long the rank that serves the store waits for the others to leave before it does."""
@@ -105,7 +105,8 @@ class World:
         self._failures: dict[str, DistError] = {}
         self._lost: dict[int, DistError] = {}
         self._joined: set[str] = set()
-        self._left: dict[int, frozenset[str]] = {}
+        self._left: dict[int, Chains] = {}
+        self._gone = threading.Event()  # all who left before this rank are known
         self._users_stores: tuple[Store, ...] = ()
         self._closers: list[Callable[[], None]] = []
         self._trouble: str | None = None
@@ -145,7 +146,7 @@ class World:
         """
         members = self.check_ranks(ranks)
         if self.rank not in members:
-            raise ValueError(f"rank {self.rank} is not among the ranks {_short(members)}")
+            raise ValueError(f"rank {self.rank} is not among the ranks {short(members)}")
         chosen = self.backends if backend is None else parse_backend(backend)
         seconds = self.timeout if timeout is None else to_seconds(timeout)
         group_id = _group_id(purpose, members, f"{sorted(chosen.items())} {seconds}")
@@ -186,7 +187,7 @@ class World:
             raise ValueError(f"ranks has {strange}; expected ranks from 0 to {self.size - 1}")
         if len(set(members)) != len(members):
             twice = sorted({rank for rank in members if members.count(rank) > 1})
-            raise ValueError(f"ranks has {twice} more than once: {_short(members)}")
+            raise ValueError(f"ranks has {twice} more than once: {short(members)}")
         if not members:
             raise ValueError("ranks is empty; expected at least one rank")
         return members
@@ -275,8 +276,10 @@ class World:
                 group = self._groups.get(event["group"])
             if group is not None:
                 group.fail(error)
-        elif kind == "leave" and event["rank"] != self.rank:
-            rank, joined = event["rank"], frozenset(event["joined"])
+        elif kind == "leave" and event["rank"] == self.rank:
+            self._gone.set()
+        elif kind == "leave":
+            rank, joined = event["rank"], event["joined"]
             with self._lock:
                 self._left[rank] = joined
                 groups = list(self._groups.values())
@@ -289,6 +292,7 @@ class World:
 
     def _on_silence(self) -> None:
         """The store is gone: so is the rank that served it, unless it has left in good order."""
+        self._gone.set()
         with self._lock:
             gone = self._server is not None and self._server not in self._left
         if gone and self._server is not None and self._server != self.rank:
@@ -307,7 +311,7 @@ class World:
         self._bad_news.set()
         # Who still waits for all to come waits in vain.
         with suppress(DistStoreError):
-            self.store.compare_set("all-here", "", b"lost")
+            self.store.compare_set(ALL_HERE, "", LOST)
 
     def _answer(self, event: Mapping[str, Any]) -> None:
         with self._lock:
@@ -349,45 +353,14 @@ class World:
 
     def _meet(self, deadline: Deadline) -> None:
         """Return when all ranks are here; else raise an error that names who is missing."""
-        store = self.store
-        if store.serves:
-            store.set(_SERVER, str(self.rank))
-        store.multi_set([f"here/{self.rank}", standing_key(self.rank)], [b"1", b""])
-        arrived = store.add("arrived", 1)
-        if arrived == 1:
-            register_log(store)
-            self._tell_of_the_ended()
-        if arrived == self.size:
-            store.compare_set("all-here", "", b"1")
-        try:
-            said = store.get("all-here", timeout=deadline.remaining())
-        except DistStoreError as error:
-            missing = [r for r in range(self.size) if not store.check([f"here/{r}"])]
-            text = (
-                f"rank {self.rank} waited {deadline.seconds:g} s for {self.size} ranks at "
-                f"{store.describe()}: {_short(missing)} have not come"
-            )
-            # Without this rank the others wait in vain, and it may be the one that serves them.
-            store.compare_set("all-here", "", text)
-            raise DistStoreError(text) from error
-        if said == b"1":
-            if store.check([_SERVER]):
-                self._server = int(store.get(_SERVER))
-        elif said != b"lost":
-            raise DistStoreError(f"rank {self.rank} stopped waiting: {said.decode()}")
-        else:
-            # Another rank's watcher may have been faster than this one's.
-            self._bad_news.wait(NEWS_SECONDS)
-            with self._lock:
-                lost = next(iter(self._lost.values()), None)
-            raise lost or DistBackendError("a rank was lost before all had come")
-
-    def _tell_of_the_ended(self) -> None:
-        """Tell all that come of the ranks that had ended before any came."""
-        if self._as_launched:
-            for rank in ended_ranks(self.store, os.environ.get(environment.RESTART_COUNT, "0")):
-                if rank < self.size and not self.store.check([f"here/{rank}"]):
-                    publish(self.store, ended_event(rank))
+        if meet(self.store, self.rank, self.size, deadline, self._as_launched):
+            self._server = server_of(self.store)
+            return
+        # Another rank's watcher may have been faster than this one's.
+        self._bad_news.wait(NEWS_SECONDS)
+        with self._lock:
+            lost = next(iter(self._lost.values()), None)
+        raise lost or DistBackendError("a rank was lost before all had come")
 
     def tell(self, store: Store) -> None:
         """Have waits on ``store``, an object of the user's, end when a rank of this job is lost."""
@@ -419,11 +392,16 @@ class World:
 
         Calls that were issued get ``drain`` seconds to end. The rank that serves the store stays
         for the others for at most ``linger`` seconds. Does nothing in a fork of its process.
+
+        Raises ``CollectiveMismatchError``, when all is done, if those who left before made other
+        calls than this rank (see ``meshlib.leaving``), or a mismatch has not been raised yet.
         """
         if self._refusal is not None:
             return
-        for group in reversed(self.groups()):
+        groups = self.groups()
+        for group in reversed(groups):
             group.close(drain)
+        mismatch = self._take_leave(groups)
         if self._trouble is not None:
             self._dump_if_asked()
         with self._lock:
@@ -434,7 +412,6 @@ class World:
         for store in self._users_stores:
             store.end_waits(None, self)
         with suppress(DistStoreError):
-            publish(self.store, leave_event(self.rank, sorted(self._joined)))
             if self.store.add("left", 1) + lost >= self.size:
                 self.store.set("all-left", b"1")
             elif self.store.serves and not lost:
@@ -443,16 +420,21 @@ class World:
         for closer in reversed(self._closers):
             closer()
         self.store.close()
+        if mismatch is not None:
+            raise mismatch
+
+    def _take_leave(self, groups: list[ProcessGroup]) -> DistError | None:
+        found = chains(groups, self._joined)
+        if say_goodbye(self.store, self.rank, found, groups, self.recorder) and self.size > 1:
+            self._gone.wait(LEAVE_SECONDS)
+        with self._lock:
+            left = dict(self._left)
+        return find_mismatch(self.store, groups, found, left, self.recorder)
 
 
 def _group_id(kind: str, members: tuple[int, ...], rest: str) -> str:
     digest = hashlib.sha256(f"{members} {rest}".encode()).hexdigest()[:16]
     return f"{kind}-{digest}"
-
-
-def _short(ranks: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ranks[:16]))
-    return f"[{shown}{', …' if len(ranks) > 16 else ''}]"
 
 
 class _OfThread(threading.local):
