@@ -5,7 +5,7 @@ meaning are c10d's. All calls update writable arrays in place and also return th
 immutable arrays (JAX) the returned array is the result. With ``async_op=True`` they return a
 ``Work`` whose ``result()`` is it. On a rank that is no member they return None.
 
-Errors are the same everywhere and not repeated at each method: TypeError and ValueError for
+Errors are the same everywhere: TypeError and ValueError for
 arguments, before any byte moves (the group stays usable); ``CollectiveMismatchError`` when members
 made different calls, ``CollectiveTimeoutError`` past the deadline, ``RankFailedError`` when a
 member is gone; after these three the group is broken and says so.
@@ -44,7 +44,22 @@ class Collectives(ObjectCollectives, SymmetricMemory):
     """
 
     def barrier(self, async_op: bool = False, timeout: float | timedelta | None = None) -> Any:
-        """Return when every member has called."""
+        """Return when every member has called.
+
+        Args:
+            async_op: Return a ``Work`` at once, not the result.
+            timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
+
+        Returns:
+            None; with ``async_op`` a ``Work``, except on a rank that is no member.
+
+        Raises:
+            TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
+                usable.
+            CollectiveMismatchError: On every member, if they make different calls.
+            CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+            RankFailedError: On every member, if one dies or leaves. These three break the group.
+        """
         group = self.process_group
         if group.rank() < 0:
             return None
@@ -65,8 +80,17 @@ class Collectives(ObjectCollectives, SymmetricMemory):
     ) -> None:
         """Return when every member has called; past ``timeout`` say who has not.
 
-        ``CollectiveTimeoutError`` on every member then names all ranks that are missing, whatever
-        ``wait_all_ranks`` says, and where each one stands.
+        Args:
+            timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
+            wait_all_ranks: Accepted for c10d's sake: all missing ranks are named either way.
+
+        Raises:
+            TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
+                usable.
+            CollectiveMismatchError: On every member, if they make different calls.
+            CollectiveTimeoutError: On every member, past the deadline; names all who have not come,
+                and where each stands.
+            RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
         self.barrier(timeout=timeout)
 

@@ -20,7 +20,7 @@ FORMAT = "%(asctime)s [rank %(rank)s] %(levelname)s: %(message)s"
 
 
 class DebugLevel(enum.IntEnum):
-    """How much is logged."""
+    """How much is logged: warnings (OFF), groups as well (INFO), each call as well (DETAIL)."""
 
     OFF = 0
     INFO = 1
@@ -62,7 +62,7 @@ class RankLog(logging.LoggerAdapter[logging.Logger]):
 
 
 def set_debug_level(level: DebugLevel) -> None:
-    """Set how much is logged, from now on, by all ranks in this process.
+    """Set how much is logged, from now on, by all ranks in this process, to ``level``.
 
     Where the program has not set up logging, what is logged goes to stderr. Raises TypeError for
     anything but a ``DebugLevel``.
@@ -77,7 +77,7 @@ def set_debug_level(level: DebugLevel) -> None:
 
 
 def get_debug_level() -> DebugLevel:
-    """Return how much is logged."""
+    """Return the ``DebugLevel`` that is in force: how much is logged by all ranks here."""
     if LOGGER.isEnabledFor(logging.DEBUG):
         return DebugLevel.DETAIL
     return DebugLevel.INFO if LOGGER.isEnabledFor(logging.INFO) else DebugLevel.OFF

@@ -251,7 +251,7 @@ class Reporter:
         elif isinstance(error, CommunicatorTimeoutError):
             message = timeout_message(group, record, statements)
         elif isinstance(error, PeerLostError):
-            message = lost_message(group, record, group.ranks[error.peer], statements)
+            message = lost_message(group, record, error, statements)
         elif isinstance(error, RankFailedError):
             message = str(error)
         else:
@@ -380,10 +380,11 @@ def timeout_message(
 def lost_message(
     group: Group,
     record: Record,
-    lost: int,
+    error: PeerLostError,
     statements: Mapping[int, Mapping[str, Any]],
 ) -> str:
-    """Return that ``lost`` is gone (or has closed its end), and during what."""
+    """Return that a rank is gone (or has closed its end), and during what."""
+    lost = group.ranks[error.peer]
     said = statements.get(lost)
     if record.peer == ANY_SOURCE:
         others = _join([rank for rank in group.ranks if rank != group.global_rank])
@@ -395,7 +396,7 @@ def lost_message(
     else:
         what = (
             f"rank {lost} closed its connection but is alive (pid {said['pid']} on "
-            f"{said['host']}): it has left {group}"
+            f"{said['host']}): it has left {group} ({error})"
         )
     return f"{what}; rank {group.global_rank} noticed in {record.header} on {group}, {record.site}"
 

@@ -103,9 +103,8 @@ def init_process_group(
     except BaseException:
         store.close()
         raise
-    secret = os.environ.get(environment.SECRET)
     runtime = Runtime(
-        bytes.fromhex(secret) if secret else None,
+        None if thread_only else _secret(),
         os.environ.get(environment.HOST),
         tls,
         tuning=tuning,
@@ -134,6 +133,12 @@ def _tls() -> Tls | None:
     from transport.tls import tls_from_environment
 
     return tls_from_environment()
+
+
+def _secret() -> bytes | None:
+    from transport.auth import secret_from_environment
+
+    return secret_from_environment()
 
 
 def _rendezvous(
@@ -180,6 +185,13 @@ def destroy_process_group(group: Any = None) -> None:
 def is_initialized() -> bool:
     """Return whether there is a default process group."""
     return find_world() is not None
+
+
+def ensure_world() -> World:
+    """Return the World; initialise the default process group from the environment if need be."""
+    if find_world() is None:
+        init_process_group()
+    return current_world()
 
 
 def _close_at_exit() -> None:

@@ -53,6 +53,10 @@ class Lanes:
             if deadline.expired or not idle or all(lane.drain(0) for lane in lanes):
                 return idle
 
+    def is_idle(self) -> bool:
+        """Whether no call is queued or under way."""
+        return all(lane.is_idle() for lane in (self.collectives, *list(self._peers.values())))
+
     def join(self) -> None:
         """Let the threads end."""
         for lane in (self.collectives, self.continuations, *self._peers.values()):

@@ -9,7 +9,7 @@ the store, for the table that all raise who can still be told: the first to leav
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -57,15 +57,14 @@ def find_mismatch(
     found: Chains,
     left: Mapping[int, Chains],
     records: FlightRecorder,
+    told: Collection[str] = (),
 ) -> DistError | None:
     """Return the error of the first group whose members have left after different calls.
 
-    ``left`` has those of the ranks that left before this one. Where one of them made more calls
-    than another, those that both made are compared.
+    ``left`` has those of the ranks that left before this one; ``told`` are the messages of failures
+    that were raised already (one mismatch may have broken several groups). Where one of them made
+    more calls than another, those that both made are compared.
     """
-    groups = list(groups)
-    # One mismatch may have broken several groups.
-    told = {str(group.await_failure(0)) for group in groups if group.told}
     for group in groups:
         failure = group.await_failure(0)
         if isinstance(failure, CollectiveMismatchError) and str(failure) not in told:

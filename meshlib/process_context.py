@@ -73,7 +73,7 @@ class ProcessContext:
                 settle = SETTLE_SECONDS if first.is_cause else SETTLE_AFTER_ECHO_SECONDS
                 self.end(FAILURE_GRACE_SECONDS if grace_period is None else grace_period, settle)
                 break
-            left = None if deadline is None else deadline.remaining()
+            left = None if deadline is None else deadline.piece()
             if not _wait(running, left) and deadline is not None and deadline.expired:
                 return False
         failure = first_failure(self._failures())
@@ -94,7 +94,7 @@ class ProcessContext:
                 if number is not None and (child.failure is None or number == signal.SIGKILL):
                     child.stop(number)
             while (running := self._running()) and not deadline.expired:
-                _wait(running, deadline.remaining())
+                _wait(running, deadline.piece())
 
     def close(self) -> None:
         """Kill the ranks that still run, and end the store. Idempotent."""
@@ -123,6 +123,7 @@ class ProcessContext:
             environment.AGENT_STORE: f"{_HOST}:{self._server.port}",
             environment.SECRET: self._secret.hex(),
             environment.RESTART_COUNT: "0",
+            environment.LAUNCHER: "",
         }
 
     def _running(self) -> list[_Child]:

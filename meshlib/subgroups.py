@@ -31,8 +31,10 @@ def new_subgroups(
     """Cut ``group`` into groups of ``group_size`` neighbours; return this rank's, and all.
 
     ``group_size`` defaults to the number of ranks on this host, as ``LOCAL_WORLD_SIZE`` says. All
-    members of ``group`` call. The other arguments are those of ``new_group``. Raises ValueError
-    unless ``group_size`` divides the group's size, and on a rank that is not in ``group``.
+    members of ``group`` call. ``timeout`` (seconds or a timedelta) and
+    ``backend`` are the job's unless given; ``group_desc`` is how messages call each;
+    ``pg_options`` is accepted for c10d's sake. Raises ValueError unless
+    ``group_size`` divides the group's size, and on a rank that is not in ``group``.
     """
     parent = _parent(group, "new_subgroups")
     size = len(parent.ranks)
@@ -64,9 +66,10 @@ def new_subgroups_by_enumeration(
 ) -> tuple[ProcessGroup | None, list[ProcessGroup]]:
     """Make a group of each list of global ranks; return this rank's (or None), and all.
 
-    ``ranks_per_subgroup_list`` has the lists; the other arguments are those of ``new_group``.
-    Raises ValueError for a list that is empty or has ranks that do not exist, and for a rank that
-    is in two of them; TypeError for what is no list of lists of ranks.
+    ``ranks_per_subgroup_list`` has the lists. ``timeout`` (seconds or a timedelta) and ``backend``
+    are the job's unless given; ``group_desc`` is how messages call each; ``pg_options`` is accepted
+    for c10d's sake. Raises ValueError for a list that is empty or has ranks that do not exist, and
+    for a rank that is in two of them; TypeError for what is no list of lists of ranks.
     """
     lists = _disjoint(ranks_per_subgroup_list, "ranks_per_subgroup_list")
     size = current_world().size
@@ -94,9 +97,10 @@ def split_group(
     """Return the new group for that list of ``split_ranks`` which has this rank; None if none has.
 
     The lists are of ranks in ``parent_pg``. ``timeout`` and ``backend`` are the parent's unless
-    given; ``backend`` may keep some of the parent's devices and must agree with it. Costs no
-    message, except that with a ``device_id`` (see ``init_process_group``) all members of the
-    parent meet, and NCCL splits the parent's communicator. Raises ValueError for lists that
+    given; ``backend`` may keep some of the parent's devices and must agree with it.
+    ``group_desc`` is how messages call the group; ``pg_options`` is accepted for c10d's sake.
+    Costs no message, except that where ``init_process_group`` got a ``device_id`` all members of
+    the parent meet, and NCCL splits the parent's communicator. Raises ValueError for lists that
     overlap or have ranks that are not in the parent.
     """
     parent = _parent(parent_pg, "split_group")

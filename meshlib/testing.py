@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from meshlib.backend import parse_backend
 from meshlib.world import World, install
+from transport import backends
 from transport.checks import to_whole_number
 from transport.deadline import Deadline, to_seconds
 from transport.errors import (
@@ -92,6 +93,9 @@ class _Run:
         self._args = args
         self._size = size
         self._backends = parse_backend(backend)
+        for name in set(self._backends.values()):
+            # Imported here, not by all ranks at once.
+            backends.lookup(name).load()
         self._timeout = timeout
         self._call_timeout = (
             timeout if call_timeout is None else to_seconds(call_timeout, "call_timeout")

@@ -35,10 +35,16 @@ class WaitTimeoutError(DistBackendError, TimeoutError):
 class Future:
     """The outcome of a call: a value or an exception, once. Methods as ``torch.futures.Future``.
 
-    A group gives its calls' futures the lane on which its continuations run.
+    A group gives its calls' futures the lane on which its continuations run. ``told()`` is called
+    when somebody sees an exception.
     """
 
-    def __init__(self, continuations: Continuations | None = None) -> None:
+    def __init__(
+        self,
+        told: Callable[[], object] | None = None,
+        continuations: Continuations | None = None,
+    ) -> None:
+        self._told = told
         self._continuations = continuations
         self._pid = os.getpid()
         # What this one waits for, and whether its callback runs already: until there is an outcome.
@@ -64,8 +70,9 @@ class Future:
         the call.
         """
         self.block(timeout, lambda: "the future")
-        if self._exception is not None:
-            raise self._exception
+        exception = self.exception()
+        if exception is not None:
+            raise exception
         return self._value
 
     def block(self, timeout: float | timedelta | None, what: Callable[[], str]) -> None:
@@ -145,6 +152,8 @@ class Future:
 
     def exception(self) -> BaseException | None:
         """Return the exception that the call ended with, or None (also while it runs)."""
+        if self._exception is not None and self._told is not None:
+            self._told()
         return self._exception
 
     def set_result(self, result: Any, completion: Completion | None = None) -> None:
@@ -173,7 +182,7 @@ class Future:
         Raises TypeError if it cannot be called.
         """
         check_callable(callback)
-        after = Future(self._continuations)
+        after = Future(continuations=self._continuations)
         after._source = self
 
         def run(done: Future) -> None:
@@ -275,13 +284,17 @@ class Work:
     """A collective or point-to-point call under way; ``describe()`` says which.
 
     ``continuations`` is where the callbacks of its future run: None, in the thread that ends it.
+    ``told()`` is called when somebody sees an exception.
     """
 
     def __init__(
-        self, describe: Callable[[], str], continuations: Continuations | None = None
+        self,
+        describe: Callable[[], str],
+        told: Callable[[], object] | None = None,
+        continuations: Continuations | None = None,
     ) -> None:
         self._describe = describe
-        self._future = Future(continuations)
+        self._future = Future(told, continuations)
         self._outcome: Any = None
 
     def is_completed(self) -> bool:

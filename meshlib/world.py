@@ -27,9 +27,10 @@ from meshlib.failures import (
     rank_exit_event,
     statement,
 )
+from meshlib.host import Observer
 from meshlib.leaving import Chains, chains, find_mismatch, say_goodbye
 from meshlib.meeting import ALL_HERE, LOST, meet, server_of, short
-from meshlib.process_group import DRAIN_SECONDS, Observer, ProcessGroup
+from meshlib.process_group import DRAIN_SECONDS, ProcessGroup
 from meshlib.recorder import CAPACITY, FlightRecorder
 from meshlib.stalls import StallDetector
 from meshlib.trace import dump
@@ -47,11 +48,15 @@ from transport.store.prefix_store import PrefixStore
 DEFAULT_TIMEOUT = 1800.0
 """Seconds that a call waits when nobody says otherwise: c10d's default."""
 
-LEAVE_SECONDS = 3.0
-"""How long a rank that leaves waits for the news of who left before it."""
-
+LEAVE_SECONDS = 3.0  # how long a rank that leaves waits for the news of who left before it
 LINGER_SECONDS = 10.0
 """How long the rank that serves the store waits for the others to leave before it does."""
+
+
+_IN_A_FORK = (
+    "the call in that process, workers started with 'spawn' or 'forkserver', or, for a job"
+    " of this process's own, destroy_process_group() and then init_process_group()"
+)
 
 
 def _recorder_capacity() -> int:
@@ -101,6 +106,8 @@ class World:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._groups: dict[str, ProcessGroup] = {}
+        self._interning = threading.Lock()
+        self._interned: dict[str, tuple[int, ProcessGroup]] = {}  # how many before it, and the last
         self._made: dict[tuple[int, ...], int] = {}
         self._failures: dict[str, DistError] = {}
         self._lost: dict[int, DistError] = {}
@@ -134,12 +141,12 @@ class World:
         backend: str | None = None,
         timeout: float | timedelta | None = None,
         desc: str = "",
-        purpose: str = "mesh",
     ) -> ProcessGroup:
         """Return the one group of ``ranks`` (in this order) with ``backend`` and ``timeout``.
 
-        Groups of another ``purpose`` are other ones, whose calls are counted apart: for callers
-        whose calls come in an order of their own, such as those inside ``jax.jit``.
+        One that has retired is followed by another, with an id of its own: when this rank's
+        program was told that it broke, or destroyed it. So are the members' programs, each in its
+        time, and none makes a call on the next one before; they agree without a message.
 
         Costs no message: members find each other at the first call. Raises ValueError for ranks
         that are no ranks, appear twice, or do not include this one.
@@ -149,8 +156,25 @@ class World:
             raise ValueError(f"rank {self.rank} is not among the ranks {short(members)}")
         chosen = self.backends if backend is None else parse_backend(backend)
         seconds = self.timeout if timeout is None else to_seconds(timeout)
-        group_id = _group_id(purpose, members, f"{sorted(chosen.items())} {seconds}")
-        return self._group(group_id, members, chosen, seconds, desc)
+        options = f"{sorted(chosen.items())} {seconds}"
+        key = _group_id("mesh", members, options)
+        with self._interning:
+            count, last = self._interned.get(key, (0, None))
+            if last is not None and not last.retired:
+                return last
+            if last is not None:
+                for old in (last, *last.companions()):
+                    old.release()
+                count += 1
+            group_id = _group_id("mesh", members, f"{options} after {count}") if count else key
+            group = self._group(group_id, members, chosen, seconds, desc)
+            self._interned[key] = count, group
+        return group
+
+    def make_companion(self, base: ProcessGroup, purpose: str, desc: str) -> ProcessGroup:
+        """Make what ``base.companion(purpose, desc)`` returns."""
+        group_id = _group_id(purpose, base.ranks, base.id)
+        return self._group(group_id, base.ranks, base.backends, base.seconds, desc, base)
 
     def new_group(
         self,
@@ -182,8 +206,8 @@ class World:
         Raises TypeError for what is no list of whole numbers.
         """
         members = tuple(to_whole_numbers(ranks, "ranks"))
-        strange = [rank for rank in members if not 0 <= rank < self.size]
-        if strange:
+        if members and not 0 <= min(members) <= max(members) < self.size:
+            strange = [rank for rank in members if not 0 <= rank < self.size]
             raise ValueError(f"ranks has {strange}; expected ranks from 0 to {self.size - 1}")
         if len(set(members)) != len(members):
             twice = sorted({rank for rank in members if members.count(rank) > 1})
@@ -217,9 +241,10 @@ class World:
 
     def forget(self, group: ProcessGroup) -> None:
         """Close ``group`` and drop it; the same ranks get a fresh one when next asked for."""
-        with self._lock:
-            self._groups.pop(group.id, None)
-        group.close()
+        for one in (*group.companions(), group):
+            with self._lock:
+                self._groups.pop(one.id, None)
+            one.close()
 
     def _group(
         self,
@@ -228,12 +253,11 @@ class World:
         chosen: Mapping[str, str],
         seconds: float,
         desc: str,
+        beside: ProcessGroup | None = None,
     ) -> ProcessGroup:
         with self._lock:
-            group = self._groups.get(group_id)
-            if group is not None:
-                return group
             group = ProcessGroup(self, group_id, members, dict(chosen), seconds, desc)
+            group.beside = beside
             self._groups[group_id] = group
             if self._refusal is not None:
                 group.leave_behind(self._refusal)
@@ -241,12 +265,11 @@ class World:
             known = self._failures.get(group_id) or next(
                 (error for rank, error in self._lost.items() if rank in members), None
             )
-            left = [(rank, group_id in joined) for rank, joined in self._left.items()]
+            left = dict(self._left)
         self.log.info("%s has id %s, backends %s, timeout %g s", group, group_id, chosen, seconds)
         if known is not None:
             group.fail(known)
-        for rank, joined in left:
-            group.do_without(rank, joined)
+        group.do_without(left)
         return group
 
     def adopt_thread(self) -> None:
@@ -276,15 +299,15 @@ class World:
                 group = self._groups.get(event["group"])
             if group is not None:
                 group.fail(error)
-        elif kind == "leave" and event["rank"] == self.rank:
-            self._gone.set()
-        elif kind == "leave":
-            rank, joined = event["rank"], event["joined"]
+        elif kind == "left":
+            left = event["left"]
             with self._lock:
-                self._left[rank] = joined
+                self._left.update(left)
                 groups = list(self._groups.values())
             for group in groups:
-                group.do_without(rank, group.id in joined)
+                group.do_without(left)
+            if self.rank in left:
+                self._gone.set()
         elif event["rank"] != self.rank and (
             kind == "rank_exit" or (kind == "ended" and self._as_launched)
         ):
@@ -371,15 +394,10 @@ class World:
 
     def _leave_behind(self) -> None:
         """Refuse all calls from now on, and say nothing to anybody: this is a forked child."""
-        why = refusal(
-            f"rank {self.rank} of the job",
-            self._pid,
-            "the call in that process, workers started with 'spawn' or 'forkserver', or, for a job"
-            " of this process's own, destroy_process_group() and then init_process_group()",
-        )
+        why = refusal(f"rank {self.rank} of the job", self._pid, _IN_A_FORK)
         self._refusal = DistBackendError(why)
         # Threads that are not here may have held them.
-        self._lock, self._dumping = threading.Lock(), threading.Lock()
+        self._lock, self._interning, self._dumping = (threading.Lock() for _ in range(3))
         for group in self._groups.values():
             group.leave_behind(self._refusal)
 
@@ -393,15 +411,16 @@ class World:
         Calls that were issued get ``drain`` seconds to end. The rank that serves the store stays
         for the others for at most ``linger`` seconds. Does nothing in a fork of its process.
 
-        Raises ``CollectiveMismatchError``, when all is done, if those who left before made other
-        calls than this rank (see ``meshlib.leaving``), or a mismatch has not been raised yet.
+        Raises ``CollectiveMismatchError``, when all is done, if others made other calls than this
+        rank (see ``meshlib.leaving``) and it was not told yet.
         """
         if self._refusal is not None:
             return
         groups = self.groups()
+        told = {str(group.await_failure(0)) for group in groups if group.retired}
         for group in reversed(groups):
             group.close(drain)
-        mismatch = self._take_leave(groups)
+        mismatch = self._take_leave(groups, told)
         if self._trouble is not None:
             self._dump_if_asked()
         with self._lock:
@@ -423,13 +442,13 @@ class World:
         if mismatch is not None:
             raise mismatch
 
-    def _take_leave(self, groups: list[ProcessGroup]) -> DistError | None:
+    def _take_leave(self, groups: list[ProcessGroup], told: set[str]) -> DistError | None:
         found = chains(groups, self._joined)
         if say_goodbye(self.store, self.rank, found, groups, self.recorder) and self.size > 1:
             self._gone.wait(LEAVE_SECONDS)
         with self._lock:
             left = dict(self._left)
-        return find_mismatch(self.store, groups, found, left, self.recorder)
+        return find_mismatch(self.store, groups, found, left, self.recorder, told)
 
 
 def _group_id(kind: str, members: tuple[int, ...], rest: str) -> str:

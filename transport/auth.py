@@ -30,6 +30,7 @@ from collections.abc import Mapping
 from transport import environment
 from transport.deadline import Deadline
 from transport.errors import AuthenticationError
+from transport.secret_file import SECRET_BYTES, find_secret
 from transport.sockets import recv_exact, send_all
 from transport.tls import TlsSocket
 
@@ -230,17 +231,20 @@ def _peer(sock: socket.socket) -> str:
 
 def new_secret() -> bytes:
     """Return a fresh secret for a job."""
-    return secrets.token_bytes(32)
+    return secrets.token_bytes(SECRET_BYTES)
 
 
 def secret_from_environment(variables: Mapping[str, str] | None = None) -> bytes | None:
     """Return the secret that the launcher put into the environment, or None when there is none.
 
-    Raises ValueError when the variable is not hexadecimal; its value is not shown.
+    Where no variable has it, the user's secret file has (see ``transport.secret_file``). Raises
+    ValueError when the variable is not hexadecimal (its value is not shown), ValueError and OSError
+    for a file.
     """
-    text = (os.environ if variables is None else variables).get(environment.SECRET, "")
+    variables = os.environ if variables is None else variables
+    text = variables.get(environment.SECRET, "")
     if not text:
-        return None
+        return find_secret(variables)
     try:
         return bytes.fromhex(text)
     except ValueError:

@@ -150,6 +150,11 @@ class AutoCommunicator(Communicator):
     def receiving(self) -> bool:  # noqa: D102
         return any(part is not None and part.receiving for part in (self._near, self._far))
 
+    def left_over(self) -> list[str]:  # noqa: D102
+        # Where both are, they share a mailbox.
+        part = self._near or self._far
+        return [] if part is None else part.left_over()
+
     # The end.
 
     def abort(self, reason: str) -> None:  # noqa: D102

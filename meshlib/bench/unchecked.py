@@ -16,8 +16,9 @@ from typing import Any
 
 import transport.shm.communicator
 from meshlib import world
+from meshlib.host import Run
 from meshlib.order import SHORT
-from meshlib.process_group import ProcessGroup, Run
+from meshlib.process_group import ProcessGroup
 from meshlib.recorder import COLLECTIVE
 from transport.call import NO_ROOT, Call, CallHeader, Kind
 from transport.deadline import Deadline, to_seconds

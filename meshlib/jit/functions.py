@@ -22,7 +22,7 @@ import numpy as np
 
 from meshlib.arguments import check_op
 from meshlib.functions import Group, resolve_group
-from meshlib.jit import kinds
+from meshlib.jit import kinds, messages
 from meshlib.jit.collective import bind
 from meshlib.jit.host_call import host_call, traces_are_own
 from meshlib.point_to_point import check_tag
@@ -195,7 +195,7 @@ def send(
     x, calls = _prepare(x, group)
     peer = resolve_group(group).resolve_rank(dst, group_dst, "dst")
     check_tag(tag)
-    return bind(kinds.Send(calls, peer, tag), x)
+    return bind(messages.Send(calls, peer, tag), x)
 
 
 def recv(
@@ -214,7 +214,7 @@ def recv(
     like, calls = _prepare(like, group)
     peer = resolve_group(group).resolve_rank(src, group_src, "src")
     check_tag(tag)
-    return bind(kinds.Receive(calls, peer, tag), like)
+    return bind(messages.Receive(calls, peer, tag), like)
 
 
 def barrier(group: Group = None) -> None:
@@ -224,11 +224,11 @@ def barrier(group: Group = None) -> None:
     """
     calls = _calls_group(group)
     if calls.size() > 1:
-        host_call(kinds.barrier(calls), [], ordered=True, on_gpu=True)
+        host_call(kinds.barrier(calls), [], ordered=True, on_gpu=True, group=calls)
 
 
 def _calls_group(group: Group) -> ProcessGroup:
-    """Return the group that carries the calls of jitted programs among the ranks of ``group``.
+    """Return the group that carries the calls of jitted programs on ``group``.
 
     They have one of their own: they happen when XLA gets to them, whatever the main thread calls
     meanwhile, and would otherwise mix with its calls.
@@ -243,13 +243,7 @@ def _calls_group(group: Group) -> ProcessGroup:
             "this rank is a thread that shares its traces with other ranks; "
             "import jax before run_ranks is called"
         )
-    return world.group_for(
-        base.ranks,
-        backend=base.backend,
-        timeout=base.timeout,
-        desc=f"{base.group_desc or base.id} in jit",
-        purpose="jit",
-    )
+    return base.companion("jit", f"{base.group_desc or base.id} in jit")
 
 
 def _prepare(x: Any, group: Group) -> tuple[jax.Array, ProcessGroup]:

@@ -82,6 +82,12 @@ class RankExit:
         return not self.ok and not self.stopped and not (self.error and self.error.is_echo)
 
     @property
+    def wrote_in_vain(self) -> bool:
+        """Whether it failed because nobody reads what it wrote."""
+        said = self.error is not None and self.error.type == BrokenPipeError.__name__
+        return said or self.code == -signal.SIGPIPE
+
+    @property
     def exit_name(self) -> str:
         """Return ``exit code 3``, ``SIGKILL`` or ``exit code 0``."""
         return describe_code(self.code)

@@ -23,7 +23,7 @@ from host_driver import HostDriver, HostMachine
 
 import meshlib as dist
 import meshlib.jit as mj
-from meshlib.jit import kinds
+from meshlib.jit import kinds, messages
 from meshlib.jit.device_buffers import on_program_stream
 from meshlib.jit.host_call import Program, _Callback
 from meshlib.testing import run_ranks
@@ -218,7 +218,7 @@ def test_values(run: Callable[..., Any], backend: str) -> None:
 def test_messages_and_what_they_are_transposed_to(run: Callable[..., Any]) -> None:
     def body(driver: HostDriver) -> None:
         rank, members = dist.get_rank(), group()
-        there = kinds.Send(members, 1, 5) if rank == 0 else kinds.Receive(members, 0, 5)
+        there = messages.Send(members, 1, 5) if rank == 0 else messages.Receive(members, 0, 5)
         for collective, wanted in (
             (there, 7),
             (there.transposed(), {0: 7 + 8, 1: 0}[rank]),

@@ -241,6 +241,12 @@ class Store(ABC):
             return copy(self._last_end)
         return timeout_error(self.describe(), what, missing, deadline.seconds)
 
+    def hang_up(self) -> None:
+        """Have this object's waits under way, and all its later calls, end with ``DistStoreError``,
+        without a word to whoever serves. Any thread; never blocks. ``close`` is still due.
+        """
+        self.close()
+
     @abstractmethod
     def close(self) -> None:
         """Let go of connections and files; waits under way end with ``DistStoreError``."""
@@ -248,6 +254,11 @@ class Store(ABC):
     @abstractmethod
     def describe(self) -> str:
         """Return what a person calls this store, for messages: ``TCPStore(host:port)``."""
+
+    @property
+    def in_one_process(self) -> bool:
+        """Whether all users of the data are threads of this process: ``in_process`` is for them."""
+        return False
 
     def in_process(self, key: str, factory: Callable[[], T]) -> T:
         """Return the one object that all users of this store in this process share under ``key``.

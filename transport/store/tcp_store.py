@@ -1,5 +1,7 @@
 """A store served over TCP."""
 
+# ruff: noqa: D102 (the methods without words are Store's, which has them)
+
 from __future__ import annotations
 
 import threading
@@ -88,6 +90,7 @@ class TCPStore(Store):
         self._world_size = world_size
         self._close_lock = threading.Lock()
         self._closed = True
+        self._has_will = False
         self._lease: ServerLease | None = None
         deadline = Deadline.after(timeout)
         address = (host_name, port)
@@ -122,7 +125,7 @@ class TCPStore(Store):
 
     @property
     def serves(self) -> bool:
-        """See ``Store``: true for a master."""
+        """Whether this is the master, with whose end other ranks' stores end."""
         return self._lease is not None
 
     @property
@@ -136,42 +139,33 @@ class TCPStore(Store):
         return self._world_size
 
     def set(self, key: str, value: Value) -> None:
-        """See ``Store``."""
         self._call(Op.SET, (to_key(key), to_bytes(value)))
 
     def get(self, key: str, timeout: float | timedelta | None = None) -> bytes:
-        """See ``Store``."""
         return self._wait(Op.GET, (to_key(key),), timeout)[0]
 
     def add(self, key: str, amount: int) -> int:
-        """See ``Store``."""
         number = to_whole_number(amount, "amount")
         return int(self._call(Op.ADD, (to_key(key), b"%d" % number))[0])
 
     def append(self, key: str, value: Value) -> None:
-        """See ``Store``."""
         self._call(Op.APPEND, (to_key(key), to_bytes(value)))
 
     def check(self, keys: Sequence[str]) -> bool:
-        """See ``Store``."""
         return self._call(Op.CHECK, to_keys(keys))[0] == b"1"
 
     def compare_set(self, key: str, expected_value: Value, desired_value: Value) -> bytes:
-        """See ``Store``."""
         expected = to_bytes(expected_value, "expected_value")
         desired = to_bytes(desired_value, "desired_value")
         return self._call(Op.COMPARE_SET, (to_key(key), expected, desired))[0]
 
     def delete_key(self, key: str) -> bool:
-        """See ``Store``."""
         return self._call(Op.DELETE, (to_key(key),))[0] == b"1"
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """See ``Store``."""
         return self._wait(Op.MULTI_GET, to_keys(keys), None)
 
     def multi_set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
-        """See ``Store``."""
         pairs = to_pairs(keys, values)
         self._call(Op.MULTI_SET, [field for pair in pairs for field in pair])
 
@@ -180,17 +174,14 @@ class TCPStore(Store):
         return int(self._call(Op.NUM_KEYS, ())[0])
 
     def wait(self, keys: Sequence[str], timeout: float | timedelta | None = None) -> None:
-        """See ``Store``."""
         self._wait(Op.WAIT, to_keys(keys), timeout)
 
     def queue_push(self, key: str, value: Value) -> None:
-        """See ``Store``."""
         self._call(Op.PUSH, (to_key(key), to_bytes(value)))
 
     def queue_pop(
         self, key: str, block: bool = True, timeout: float | timedelta | None = None
     ) -> bytes:
-        """See ``Store``."""
         if block:
             return self._wait(Op.POP, (to_key(key),), timeout, "a value in queue")[0]
         found = self._call(Op.TRY_POP, (to_key(key),))
@@ -199,21 +190,20 @@ class TCPStore(Store):
         return found[0]
 
     def queue_len(self, key: str) -> int:
-        """See ``Store``."""
         return int(self._call(Op.QUEUE_LEN, (to_key(key),))[0])
 
     def tail(self, key: str, offset: int, timeout: float | timedelta | None = None) -> bytes:
-        """See ``Store``."""
         fields = to_key(key), NUMBER.pack(check_offset(offset))
         return self._wait(Op.TAIL, fields, timeout, "more at the end of key")[0]
 
     def set_will(self, key: str, value: Value) -> bool:
-        """See ``Store``. The server notices within milliseconds when this process dies."""
+        """Have the server append ``value`` to ``key``, milliseconds after this process dies."""
+        self._has_will = True
         self._call(Op.SET_WILL, (to_key(key), to_bytes(value)))
         return True
 
     def clone(self) -> TCPStore:
-        """See ``Store``: a client with a connection of its own (and no part of the server).
+        """Return a client with a connection of its own, and no part of the server.
 
         Raises DistStoreError when this store is closed.
         """
@@ -227,22 +217,25 @@ class TCPStore(Store):
         return other
 
     def end_waits(self, error: DistError | None, by: object = None) -> None:
-        """See ``Store``."""
         super().end_waits(error, by)
         self._connection.end_waits(bool(self._ends))
 
+    def hang_up(self) -> None:
+        """See ``Store``."""
+        self._connection.hang_up()
+
     def close(self) -> None:
-        """See ``Store``. A master's server ends too, unless other tenants use it."""
+        """End the connection and the waits on it; and a master's server, unless others share it."""
         with self._close_lock:
             if self._closed:
                 return
             self._closed = True
-        self._connection.close()
+        # All a goodbye does is to withdraw the will, and it may take a moment.
+        self._connection.close(goodbye=self._has_will)
         if self._lease is not None:
             self._lease.close()
 
     def describe(self) -> str:
-        """See ``Store``."""
         return f"TCPStore({format_address(self._host, self._address[1])})"
 
     def __enter__(self) -> TCPStore:

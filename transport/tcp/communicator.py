@@ -14,8 +14,10 @@ from transport.errors import (
     AuthenticationError,
     CommunicatorAbortedError,
     CommunicatorTimeoutError,
+    DistBackendError,
     PeerLostError,
 )
+from transport.limits import explain
 from transport.link_communicator import LinkCommunicator
 from transport.mailbox import Mailbox
 from transport.reduce_op import Flat
@@ -201,15 +203,19 @@ class TcpCommunicator(LinkCommunicator):
             self._miss_if_silent(peer)
 
     def _begin_conversation(self, peer: int, sock: socket.socket) -> Conversation:
-        """Make a conversation of a connection. Under the lock."""
-        conversation = Conversation(
-            sock,
-            peer,
-            self.membership.describe(peer),
-            self.mailbox,
-            self._on_speak,
-            self._on_conversation_end,
-        )
+        """Make a conversation of a connection. Under the lock.
+
+        Raises DistBackendError when its thread cannot be started.
+        """
+        name = self.membership.describe(peer)
+        try:
+            conversation = Conversation(
+                sock, peer, name, self.mailbox, self._on_speak, self._on_conversation_end
+            )
+        except RuntimeError as error:
+            sock.close()
+            text = f"cannot exchange messages with {name}: {explain(error)}"
+            raise DistBackendError(text) from error
         self._all_conversations.add(conversation)
         # Messages to one member must not overtake each other: the first connection is used.
         return self._conversations.setdefault(peer, conversation)
@@ -257,8 +263,13 @@ class TcpCommunicator(LinkCommunicator):
 
     def _deliver(self, hello: Hello, sock: socket.socket) -> None:
         """Take a connection from the endpoint."""
-        with self._lock:
-            superfluous = self._accept(hello, sock)
+        try:
+            with self._lock:
+                superfluous = self._accept(hello, sock)
+        except DistBackendError as error:
+            # Of no call, but the group cannot go on here. The others can.
+            self.abort(f"this rank {error}")
+            return
         if superfluous is not None:
             superfluous.close()
 

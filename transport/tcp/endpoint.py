@@ -161,7 +161,11 @@ class Endpoint:
             if deliver is None:
                 self._hold(sock, hello)
                 return
-        deliver(hello, sock)
+        try:
+            deliver(hello, sock)
+        except Exception:
+            _LOGGER.exception("a connection of a group could not be delivered")
+            sock.close()
 
     def _hold(self, sock: socket.socket, hello: Hello) -> None:
         """Keep a connection until its group is made. Under the lock."""
