@@ -364,7 +364,7 @@ def timeout_message(
         return (
             f"{record.header} to rank {receiver} on {group} was not done after {seconds:g} s: "
             f"rank {receiver} did not receive it\n"
-            + _where(receiver, statements.get(receiver), None)
+            + _where(receiver, statements.get(receiver), None, group.ranks)
         )
     missing = [r for r in group.ranks if not _has_come(statements.get(r), sequence)]
     who = (
@@ -373,7 +373,7 @@ def timeout_message(
         else "all ranks have come, but it did not finish"
     )
     return f"{record.header} on {group} was not done after {seconds:g} s: {who}\n" + "\n".join(
-        _where(rank, statements.get(rank), sequence) for rank in group.ranks
+        _where(rank, statements.get(rank), sequence, group.ranks, missing) for rank in group.ranks
     )
 
 
@@ -424,8 +424,17 @@ def _call_at(said: Mapping[str, Any] | None, sequence: int) -> Mapping[str, Any]
     return None
 
 
-def _where(rank: int, said: Mapping[str, Any] | None, sequence: int | None) -> str:
-    """Return where ``rank`` stands, in or before collective ``sequence`` (None: in none)."""
+def _where(
+    rank: int,
+    said: Mapping[str, Any] | None,
+    sequence: int | None,
+    ranks: Sequence[int],
+    missing: Sequence[int] = (),
+) -> str:
+    """Return where ``rank`` stands, in or before collective ``sequence`` (None: in none).
+
+    ``ranks`` are the group's; ``missing`` those that have not come, for whom the others wait.
+    """
     if said is None:
         return f"  rank {rank}: silent (no answer in {ANSWER_SECONDS:g} s: stopped or gone)"
     here = None if sequence is None else _call_at(said, sequence)
@@ -440,7 +449,10 @@ def _where(rank: int, said: Mapping[str, Any] | None, sequence: int | None) -> s
         lines += [f"    now in {c['call']} on {c['group']}, {c['site']}" for c in said["elsewhere"]]
     else:
         waits = here["waiting_for"]
-        suffix = "" if waits is None else f", waits for group rank {waits}"
+        suffix = "" if waits is None else f", waits for rank {ranks[waits]}"
+        # Whom it waits for may itself wait for another.
+        if missing and (waits is None or ranks[waits] not in missing):
+            suffix += f", misses rank{'s' if len(missing) > 1 else ''} {_join(missing)}"
         lines.append(f"    {here['call']} ({here['state']}{suffix}), {here['site']}")
     lines += [f"    | {line}" for line in said["stack"][-STACK_LINES:]]
     return "\n".join(lines)

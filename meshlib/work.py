@@ -6,12 +6,11 @@ import enum
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from meshlib.lane import Continuations
-from transport.cuda.flat import Completion
 from transport.deadline import Deadline, to_seconds
 from transport.errors import DistBackendError, DistError
 from transport.fork import refusal
@@ -30,6 +29,22 @@ class WorkResult(enum.IntEnum):
 
 class WaitTimeoutError(DistBackendError, TimeoutError):
     """``wait(timeout)`` ended before the call did. The call goes on; its group is not broken."""
+
+
+class End(Protocol):
+    """The end of what a device still has to do: a ``Completion``, or several."""
+
+    def done(self) -> bool:
+        """Whether it has come."""
+        ...
+
+    def wait(self, deadline: Deadline) -> bool:
+        """Wait for it on the host; False past the deadline."""
+        ...
+
+    def join(self) -> None:
+        """Have the caller's current stream wait for it."""
+        ...
 
 
 class Future:
@@ -56,7 +71,27 @@ class Future:
         self._exception: BaseException | None = None
         self._first: list[Callable[[Future], object]] = []
         self._callbacks: list[Callable[[Future], object]] = []
-        self._completion: Completion | None = None
+        self._completion: End | None = None
+
+    @property
+    def continuations(self) -> Continuations | None:
+        """Where callbacks run."""
+        return self._continuations
+
+    @property
+    def completion(self) -> End | None:
+        """What a device still has to do for the outcome."""
+        return self._completion
+
+    @property
+    def outcome(self) -> Any:
+        """The value, without a wait for a device."""
+        return self._value
+
+    @property
+    def failure(self) -> BaseException | None:
+        """The exception, of which nobody is told by this."""
+        return self._exception
 
     def done(self) -> bool:
         """Whether the outcome is there; on a device, whether its work is done."""
@@ -156,7 +191,7 @@ class Future:
             self._told()
         return self._exception
 
-    def set_result(self, result: Any, completion: Completion | None = None) -> None:
+    def set_result(self, result: Any, completion: End | None = None) -> None:
         """Make ``result`` the value. Raises RuntimeError when there is an outcome already.
 
         ``completion`` is the end of what a device still has to do for it.
@@ -231,7 +266,7 @@ class Future:
             return not self._done
 
     def _settle(
-        self, value: Any, exception: BaseException | None, completion: Completion | None = None
+        self, value: Any, exception: BaseException | None, completion: End | None = None
     ) -> None:
         with self._ready:
             if self._done:
@@ -356,7 +391,7 @@ class Work:
         self.wait()
         return self._outcome
 
-    def finish(self, outcome: Any, completion: Completion | None = None) -> None:
+    def finish(self, outcome: Any, completion: End | None = None) -> None:
         """Record a good end: what the call gave, and the end of what a device still does for it.
 
         For the group that runs the call.
@@ -375,6 +410,65 @@ class Work:
         else:
             state = "done" if self.is_success() else f"failed: {self.exception()!r}"
         return f"<Work {self._describe()}: {state}>"
+
+
+class _Ends:
+    """The ends of several calls on devices, as one ``End``."""
+
+    def __init__(self, parts: Sequence[Future]) -> None:
+        self._ends = [end for future in parts if (end := future.completion) is not None]
+
+    def done(self) -> bool:
+        return all(end.done() for end in self._ends)
+
+    def wait(self, deadline: Deadline) -> bool:
+        return all(end.wait(deadline) for end in self._ends)
+
+    def join(self) -> None:
+        for end in self._ends:
+            end.join()
+
+
+def collect_all(works: Sequence[Work | None]) -> Work:
+    """Return one ``Work`` of several: it ends when all of them have.
+
+    Its result is the list of theirs; what it raises is what the first in the list raises that
+    failed. None, which a call gives on a rank that is no member, is left out.
+
+    Raises TypeError for anything else in ``works``, ValueError where nothing is left.
+    """
+    if not isinstance(works, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"works must be a list of Work, got {works!r}")
+    for i, work in enumerate(works):
+        if work is not None and not isinstance(work, Work):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"works[{i}] must be a Work or None, got {work!r}")
+    parts = [work.get_future() for work in works if work is not None]
+    if not parts:
+        raise ValueError("works has no Work; expected at least one")
+    names = [repr(work) for work in works]
+
+    def tell() -> None:
+        for part in parts:
+            part.exception()
+
+    # What follows on all runs where none of them has to wait for it.
+    whole = Work(lambda: f"all of {', '.join(names)}", tell, parts[0].continuations)
+    left, lock = list(parts), threading.Lock()
+
+    def note(part: Future) -> None:
+        with lock:
+            left.remove(part)
+            if left:
+                return
+        failures = [part.failure for part in parts if part.failure is not None]
+        if failures:
+            whole.fail(failures[0])
+        else:
+            whole.finish([part.outcome for part in parts], _Ends(parts))
+
+    for part in parts:
+        part.at_once(note)
+    return whole
 
 
 def _how_it_ended(future: Future) -> WorkResult:

@@ -14,7 +14,7 @@ from datetime import timedelta
 
 from transport.checks import to_whole_number
 from transport.deadline import Deadline
-from transport.errors import DistStoreError
+from transport.errors import DistStoreError, QueueEmptyError
 from transport.fork import refusal
 from transport.store.base import (
     DEFAULT_STORE_TIMEOUT,
@@ -136,6 +136,10 @@ class FileStore(Store):
         with self._reading() as log:
             return len(log.table)
 
+    def list_keys(self) -> list[str]:
+        with self._reading() as log:
+            return log.table.names()
+
     def wait(self, keys: Sequence[str], timeout: float | timedelta | None = None) -> None:
         self._wait(KeysWaiter(to_keys(keys), _nobody, values=False), timeout)
 
@@ -154,7 +158,7 @@ class FileStore(Store):
         with self._changing() as log:
             value = log.table.pop(stored)
             if value is None:
-                raise DistStoreError(f"{self.describe()}: queue {key!r} is empty")
+                raise QueueEmptyError(f"{self.describe()}: queue {key!r} is empty")
             log.write((Record.POP, (stored,)))
         return value
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from transport.checks import to_whole_number
 from transport.deadline import Deadline
-from transport.errors import DistError, DistStoreError
+from transport.errors import DistError, DistStoreError, QueueEmptyError
 from transport.fork import refusal
 from transport.store.base import (
     DEFAULT_STORE_TIMEOUT,
@@ -111,6 +111,10 @@ class HashStore(Store):
         with self._open():
             return len(self._table)
 
+    def list_keys(self) -> list[str]:
+        with self._open():
+            return self._table.names()
+
     def wait(self, keys: Sequence[str], timeout: float | timedelta | None = None) -> None:
         self._wait(KeysWaiter(to_keys(keys), self._wake, values=False), timeout)
 
@@ -127,7 +131,7 @@ class HashStore(Store):
         with self._open():
             value = self._table.pop(to_key(key))
         if value is None:
-            raise DistStoreError(f"{self.describe()}: queue {key!r} is empty")
+            raise QueueEmptyError(f"{self.describe()}: queue {key!r} is empty")
         return value
 
     def queue_len(self, key: str) -> int:
