@@ -118,7 +118,7 @@ def reduce_scatter_tensor_coalesced(
     async_op: bool = False,
     timeout: float | timedelta | None = None,
 ) -> Any:
-    """Reduce the members' ``input_tensors[j]`` into parts, for member i's ``output_tensors[j]``.
+    """Reduce the members' ``input_tensors[j]``; member i gets part i in ``output_tensors[j]``.
 
     Args:
         output_tensors: Writable arrays of any shapes and one dtype, the same on every member.

@@ -223,7 +223,7 @@ def test_one_work_of_several():
         assert whole.wait(10)
         assert whole.is_success()
         late = dist.collect_all([dist.irecv(np.zeros(1), 1 - rank)])
-        with pytest.raises(TimeoutError, match="all of .*recv"):
+        with pytest.raises(TimeoutError, match=r"all of .*recv"):
             late.wait(0.01)
         dist.send(np.ones(1), 1 - rank)
         assert late.result()[0][0] == 1

@@ -1,9 +1,11 @@
 """Flight records: written when something fails, merged, explained and drawn."""
 
 import contextlib
+import errno
 import json
 import os
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from transport.errors import DistStoreError, QueueEmptyError, RankFailedError, StoreTimeoutError
 from transport.store import HashStore, Store
+from transport.store.prefix_store import PrefixStore
 
 MakeStore = Callable[[], Store]
 SOON = 10.0
