@@ -48,7 +48,7 @@ from transport.store.prefix_store import PrefixStore
 DEFAULT_TIMEOUT = 1800.0
 """Seconds that a call waits when nobody says otherwise: c10d's default."""
 
-LEAVE_SECONDS = 3.0  # how long a rank that leaves waits for the news of who left before it
+LEAVE_SECONDS = 3.0  # that a rank which leaves waits for the news of who left before it
 LINGER_SECONDS = 10.0
 """How long the rank that serves the store waits for the others to leave before it does."""
 
@@ -281,10 +281,8 @@ class World:
 
     def announce_exit(self, how: str) -> None:
         """Tell the other ranks that this one will not make another call; ``how`` says why."""
-        if self._refusal is not None:
-            return
         self._trouble = self._trouble or how
-        with suppress(DistStoreError):
+        with suppress(DistStoreError):  # also in a fork
             publish(self.store, rank_exit_event(self.rank, how))
 
     def _on_event(self, event: Mapping[str, Any]) -> None:
