@@ -9,7 +9,6 @@ change, ``make format`` copies them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -31,10 +30,9 @@ from meshlib.point_to_point import PointToPoint
 from meshlib.recorder import COLLECTIVE
 from transport.call import NO_ROOT, Call, Kind
 from transport.communicator import Communicator
-from transport.deadline import to_seconds
+from transport.deadline import Timeout, to_seconds
 from transport.reduce_op import ReduceOp
 
-Timeout = float | timedelta | None
 # An enumeration looks its members up in Python, which takes a tenth of a microsecond.
 _ALL_REDUCE = Kind.ALL_REDUCE
 
@@ -49,7 +47,7 @@ class ArrayCollectives(PointToPoint):
         like: Adapted,
         dtype: int,
         async_op: bool,
-        timeout: Timeout,
+        timeout: Timeout | None,
         elements: int = 0,
         op: int = 0,
         root: int = NO_ROOT,
@@ -78,7 +76,7 @@ class ArrayCollectives(PointToPoint):
         tensor: Any,
         op: ReduceOp = ReduceOp.SUM,
         async_op: bool = False,
-        timeout: Timeout = None,
+        timeout: Timeout | None = None,
     ) -> Any:
         """Reduce ``tensor`` over the members with ``op``; all get the same bits.
 
@@ -88,7 +86,7 @@ class ArrayCollectives(PointToPoint):
                 with the result where it can be written to.
             op: A ``ReduceOp`` that means something for the dtype.
             async_op: Return a ``Work`` at once, not the result.
-            timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
+            timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Returns:
             The result, in ``tensor`` or in a new array if that cannot be written to (JAX). With
@@ -154,7 +152,7 @@ class ArrayCollectives(PointToPoint):
         src: int | None = None,
         async_op: bool = False,
         group_src: int | None = None,
-        timeout: Timeout = None,
+        timeout: Timeout | None = None,
     ) -> Any:
         """Copy ``tensor`` of one member to all.
 
@@ -165,7 +163,7 @@ class ArrayCollectives(PointToPoint):
             src: The global rank of the source.
             async_op: Return a ``Work`` at once, not the result.
             group_src: The source's rank in the group, instead of ``src``.
-            timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
+            timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Returns:
             The source's values, in ``tensor`` or in a new array if that cannot be written to (JAX).
@@ -202,7 +200,7 @@ class ArrayCollectives(PointToPoint):
         op: ReduceOp = ReduceOp.SUM,
         async_op: bool = False,
         group_dst: int | None = None,
-        timeout: Timeout = None,
+        timeout: Timeout | None = None,
     ) -> Any:
         """Reduce ``tensor`` over the members with ``op``, into that of one of them.
 
@@ -215,7 +213,7 @@ class ArrayCollectives(PointToPoint):
             op: A ``ReduceOp`` that means something for the dtype.
             async_op: Return a ``Work`` at once, not the result.
             group_dst: The destination's rank in the group, instead of ``dst``.
-            timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
+            timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Returns:
             On the destination the result, elsewhere ``tensor`` as it was. With ``async_op``, a
@@ -257,7 +255,7 @@ class ArrayCollectives(PointToPoint):
         tensor_list: Sequence[Any],
         tensor: Any,
         async_op: bool = False,
-        timeout: Timeout = None,
+        timeout: Timeout | None = None,
     ) -> Any:
         """Gather member i's ``tensor`` into ``tensor_list[i]`` on all members.
 
@@ -267,7 +265,7 @@ class ArrayCollectives(PointToPoint):
             tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
                 one of ml_dtypes' floats. Its size may differ by member.
             async_op: Return a ``Work`` at once, not the result.
-            timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
+            timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Returns:
             The list of what was gathered. With ``async_op``, a ``Work`` whose ``result()`` that is.
@@ -306,7 +304,7 @@ class ArrayCollectives(PointToPoint):
         output_tensor: Any,
         input_tensor: Any,
         async_op: bool = False,
-        timeout: Timeout = None,
+        timeout: Timeout | None = None,
     ) -> Any:
         """Gather the members' ``input_tensor`` into one ``output_tensor`` on all members.
 
@@ -317,7 +315,7 @@ class ArrayCollectives(PointToPoint):
                 bool, or one of ml_dtypes' floats. Size and dtype are the same on every member. May
                 be this member's part of ``output_tensor``.
             async_op: Return a ``Work`` at once, not the result.
-            timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
+            timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Returns:
             ``output_tensor``, or a new array if that cannot be written to (JAX). With ``async_op``,
@@ -355,7 +353,7 @@ class ArrayCollectives(PointToPoint):
         input_list: Sequence[Any],
         op: ReduceOp = ReduceOp.SUM,
         async_op: bool = False,
-        timeout: Timeout = None,
+        timeout: Timeout | None = None,
     ) -> Any:
         """Reduce the members' ``input_list[i]`` with ``op`` into member i's ``output``.
 
@@ -367,7 +365,7 @@ class ArrayCollectives(PointToPoint):
                 differ by place, not by member.
             op: A ``ReduceOp`` that means something for the dtype.
             async_op: Return a ``Work`` at once, not the result.
-            timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
+            timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Returns:
             ``output``, or a new array if that cannot be written to (JAX). With ``async_op``, a
@@ -410,7 +408,7 @@ class ArrayCollectives(PointToPoint):
         input: Any,
         op: ReduceOp = ReduceOp.SUM,
         async_op: bool = False,
-        timeout: Timeout = None,
+        timeout: Timeout | None = None,
     ) -> Any:
         """Reduce the members' ``input`` with ``op``; part i goes into member i's ``output``.
 
@@ -422,7 +420,7 @@ class ArrayCollectives(PointToPoint):
                 dim 0 or stacked in a new first dim.
             op: A ``ReduceOp`` that means something for the dtype.
             async_op: Return a ``Work`` at once, not the result.
-            timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
+            timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Returns:
             ``output``, or a new array if that cannot be written to (JAX). With ``async_op``, a

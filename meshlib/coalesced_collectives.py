@@ -22,11 +22,11 @@ from meshlib.arguments import (
     check_size,
     split_evenly,
 )
-from meshlib.array_collectives import Timeout
 from meshlib.personalized_collectives import PersonalizedCollectives
 from transport.call import Call, Kind
 from transport.communicator import Communicator
 from transport.cuda.flat import DeviceFlat, end_together
+from transport.deadline import Timeout
 from transport.reduce_op import Flat, ReduceOp
 
 
@@ -42,7 +42,7 @@ class CoalescedCollectives(PersonalizedCollectives):
         tensors: Sequence[Any],
         op: ReduceOp = ReduceOp.SUM,
         async_op: bool = False,
-        timeout: Timeout = None,
+        timeout: Timeout | None = None,
     ) -> Any:
         """Reduce each of ``tensors`` over the members with ``op``, in one call.
 
@@ -52,7 +52,7 @@ class CoalescedCollectives(PersonalizedCollectives):
                 on every member. Overwritten where they can be written to.
             op: A ``ReduceOp`` that means something for the dtype.
             async_op: Return a ``Work`` at once, not the result.
-            timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
+            timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Returns:
             The list of results. With ``async_op``, a ``Work`` whose ``result()`` that is. None on a
@@ -106,7 +106,7 @@ class CoalescedCollectives(PersonalizedCollectives):
         output_tensor_lists: Sequence[Sequence[Any]],
         input_tensor_list: Sequence[Any],
         async_op: bool = False,
-        timeout: Timeout = None,
+        timeout: Timeout | None = None,
     ) -> Any:
         """Gather member i's ``input_tensor_list[j]`` into ``output_tensor_lists[i][j]``.
 
@@ -117,7 +117,7 @@ class CoalescedCollectives(PersonalizedCollectives):
                 (numeric, bool, or one of ml_dtypes' floats). Their number and sizes may differ by
                 member.
             async_op: Return a ``Work`` at once, not the result.
-            timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
+            timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Returns:
             The lists of what was gathered. With ``async_op``, a ``Work`` whose ``result()`` that

@@ -13,7 +13,6 @@ member is gone; after these three the group is broken and says so.
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any
 
 from meshlib.array_collectives import ArrayCollectives
@@ -21,7 +20,7 @@ from meshlib.object_collectives import ObjectCollectives
 from meshlib.symmetric import SymmetricMemory
 from transport.call import Call, Kind
 from transport.communicator import Communicator
-from transport.deadline import to_seconds
+from transport.deadline import Timeout, to_seconds
 
 
 def _meet(communicator: Communicator, call: Call) -> None:
@@ -47,12 +46,12 @@ class Collectives(ObjectCollectives, SymmetricMemory):
     ``CollectiveMismatchError``, ``CollectiveTimeoutError`` and ``RankFailedError`` break it.
     """
 
-    def barrier(self, async_op: bool = False, timeout: float | timedelta | None = None) -> Any:
+    def barrier(self, async_op: bool = False, timeout: Timeout | None = None) -> Any:
         """Return when every member has called.
 
         Args:
             async_op: Return a ``Work`` at once, not the result.
-            timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
+            timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Returns:
             None; with ``async_op`` a ``Work``, except on a rank that is no member.
@@ -79,12 +78,12 @@ class Collectives(ObjectCollectives, SymmetricMemory):
         )
 
     def monitored_barrier(
-        self, timeout: float | timedelta | None = None, wait_all_ranks: bool = False
+        self, timeout: Timeout | None = None, wait_all_ranks: bool = False
     ) -> None:
         """Return when every member has called; past ``timeout`` say who has not.
 
         Args:
-            timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
+            timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
             wait_all_ranks: Accepted for c10d's sake: all missing ranks are named either way.
 
         Raises:

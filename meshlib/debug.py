@@ -11,9 +11,16 @@ import enum
 import logging
 import os
 from collections.abc import MutableMapping
-from typing import Any
+from time import monotonic
+from typing import TYPE_CHECKING, Any
 
 from transport import environment
+
+if TYPE_CHECKING:
+    from meshlib.host import Run
+    from meshlib.recorder import Record
+    from transport.call import Call
+    from transport.communicator import Communicator
 
 LOGGER = logging.getLogger("meshlib")
 FORMAT = "%(asctime)s [rank %(rank)s] %(levelname)s: %(message)s"
@@ -59,6 +66,18 @@ class RankLog(logging.LoggerAdapter[logging.Logger]):
     def detailed(self) -> bool:
         """Whether every call is to be logged."""
         return LOGGER.isEnabledFor(logging.DEBUG)
+
+    def around(self, run: Run, record: Record, group: object) -> Run:
+        """Return ``run`` that tells when it is done; tell of the call ``record`` now."""
+        self.debug("%s on %s, %s", record.header, group, record.site)
+
+        def logged(communicator: Communicator, call: Call) -> Any:
+            result = run(communicator, call)
+            took = 1e3 * (monotonic() - record.started)
+            self.debug("%s on %s: done in %.3f ms", record.header, group, took)
+            return result
+
+        return logged
 
 
 def set_debug_level(level: DebugLevel) -> None:

@@ -42,6 +42,7 @@ from transport.errors import (
     HeaderMismatchError,
     PeerLostError,
     RankFailedError,
+    StoreTimeoutError,
 )
 from transport.store.base import Store
 from transport.store.prefix_store import PrefixStore
@@ -74,6 +75,8 @@ DOUBTFUL_SECONDS = 0.15
 NEWS_SECONDS = 0.4
 # What the others grant the reporter, beyond which they raise what they saw themselves.
 REPORT_SECONDS = 3.0
+# What the store may take for an answer when a call has failed: its deadline has passed already.
+STORE_SECONDS = 1.5
 CALLS_IN_STATEMENT = 3
 # How far back a statement goes from the call that was asked about: an earlier one may differ.
 CALLS_BEFORE = 16
@@ -91,6 +94,14 @@ _ERRORS: dict[str, type[DistError]] = {
 def publish(store: Store, event: Mapping[str, Any]) -> None:
     """Append ``event`` to the job's log."""
     store.append(EVENTS, json.dumps(event) + "\n")
+
+
+def announce(store: Store, event: Mapping[str, Any]) -> None:
+    """Append ``event``, which tells of a failure, unless the store is silent.
+
+    Raises DistStoreError then, after ``STORE_SECONDS``.
+    """
+    publish(store.with_patience(STORE_SECONDS), event)
 
 
 def register_log(store: Store) -> None:
@@ -202,12 +213,13 @@ class Reporter:
 
     def __init__(self, group: Group, store: Store) -> None:
         self._group = group
-        self._store = store
+        self._store = store.with_patience(STORE_SECONDS)
 
     def explain(self, record: Record, error: DistError) -> DistError:
         """Return the error that all members raise for ``record``'s failure.
 
-        Blocks for at most ``REPORT_SECONDS`` or so; breaks the group.
+        Blocks for at most ``REPORT_SECONDS`` or so, and for ``STORE_SECONDS`` where the store is
+        silent: a rank that is cut off from it raises what it saw itself. Breaks the group.
         """
         group = self._group
         if isinstance(error, PeerLostError) and group.ranks[error.peer] not in group.departed:
@@ -309,7 +321,7 @@ class Reporter:
                 grace = min(grace, DOUBTFUL_SECONDS)
             try:
                 text = self._store.get(answer_key(ticket, rank), timeout=grace)
-            except DistStoreError:
+            except StoreTimeoutError:
                 continue
             found[rank] = json.loads(text)
         return found

@@ -26,6 +26,9 @@ from transport.store.base import Store
 if TYPE_CHECKING:
     from meshlib.process_group import ProcessGroup
 
+PARTING_SECONDS = 5.0
+"""What the store may take for an answer when a rank leaves."""
+
 Chain = tuple[int, int]
 """The number of the last collective, and the hash of all."""
 Chains = Mapping[str, Chain | None]
@@ -44,11 +47,25 @@ def say_goodbye(
     """Tell the others that ``rank`` leaves, after the calls ``found``; False: it cannot be told."""
     mine = [group for group in groups if found.get(group.id) and len(group.ranks) > 1]
     with suppress(DistStoreError):
+        store = store.with_patience(PARTING_SECONDS)
         if mine:
             put_last_calls(store, rank, {g.id: g.reached() for g in mine}, records.records())
         publish(store, leave_event(rank, found))
         return True
     return False
+
+
+def count_out(store: Store, size: int, lost: int, linger: float) -> None:
+    """Count this rank, of ``size``, as gone; ``lost`` are gone already.
+
+    The rank that serves the store waits until all are, at most ``linger`` seconds.
+    """
+    with suppress(DistStoreError):
+        store = store.with_patience(PARTING_SECONDS)
+        if store.add("left", 1) + lost >= size:
+            store.set("all-left", b"1")
+        elif store.serves and not lost:
+            store.wait(["all-left"], timeout=linger)
 
 
 def find_mismatch(

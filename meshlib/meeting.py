@@ -8,13 +8,12 @@ from collections.abc import Sequence
 from meshlib.failures import ended_ranks, publish, register_log
 from meshlib.launcher.news import ended_event
 from meshlib.stalls import standing_key
+from meshlib.thread_rank import ALL_HERE
 from transport import environment
 from transport.deadline import Deadline
 from transport.errors import DistStoreError
 from transport.store.base import Store
 
-ALL_HERE = "all-here"
-"""The key that ends the wait: b"1", or why it is in vain."""
 LOST = b"lost"
 _SERVER = "served-by"
 _SIZE = "size"

@@ -15,9 +15,10 @@ from meshlib.arguments import (
     check_size,
     split_by_rows,
 )
-from meshlib.array_collectives import ArrayCollectives, Timeout
+from meshlib.array_collectives import ArrayCollectives
 from transport.call import Call, Kind
 from transport.communicator import Communicator
+from transport.deadline import Timeout
 
 
 class PersonalizedCollectives(ArrayCollectives):
@@ -30,7 +31,7 @@ class PersonalizedCollectives(ArrayCollectives):
         dst: int | None = None,
         async_op: bool = False,
         group_dst: int | None = None,
-        timeout: Timeout = None,
+        timeout: Timeout | None = None,
     ) -> Any:
         """Gather member i's ``tensor`` into ``gather_list[i]`` of one member.
 
@@ -42,7 +43,7 @@ class PersonalizedCollectives(ArrayCollectives):
             dst: The global rank of the destination; by default that of group rank 0.
             async_op: Return a ``Work`` at once, not the result.
             group_dst: The destination's rank in the group, instead of ``dst``.
-            timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
+            timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Returns:
             The list of what was gathered on the destination, None elsewhere. With ``async_op``, a
@@ -95,7 +96,7 @@ class PersonalizedCollectives(ArrayCollectives):
         src: int | None = None,
         async_op: bool = False,
         group_src: int | None = None,
-        timeout: Timeout = None,
+        timeout: Timeout | None = None,
     ) -> Any:
         """Copy ``scatter_list[i]`` of one member into member i's ``tensor``.
 
@@ -107,7 +108,7 @@ class PersonalizedCollectives(ArrayCollectives):
             src: The global rank of the source; by default that of group rank 0.
             async_op: Return a ``Work`` at once, not the result.
             group_src: The source's rank in the group, instead of ``src``.
-            timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
+            timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Returns:
             ``tensor``, or a new array if that cannot be written to (JAX). With ``async_op``, a
@@ -156,7 +157,7 @@ class PersonalizedCollectives(ArrayCollectives):
         output_tensor_list: Sequence[Any],
         input_tensor_list: Sequence[Any],
         async_op: bool = False,
-        timeout: Timeout = None,
+        timeout: Timeout | None = None,
     ) -> Any:
         """Copy member i's ``input_tensor_list[j]`` into member j's ``output_tensor_list[i]``.
 
@@ -166,7 +167,7 @@ class PersonalizedCollectives(ArrayCollectives):
             input_tensor_list: One array for each member: NumPy, JAX or CuPy arrays or buffers, of
                 any shapes and one dtype (numeric, bool, or one of ml_dtypes' floats).
             async_op: Return a ``Work`` at once, not the result.
-            timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
+            timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Returns:
             The list of outputs. With ``async_op``, a ``Work`` whose ``result()`` that is. None on a
@@ -216,7 +217,7 @@ class PersonalizedCollectives(ArrayCollectives):
         output_split_sizes: Sequence[int] | None = None,
         input_split_sizes: Sequence[int] | None = None,
         async_op: bool = False,
-        timeout: Timeout = None,
+        timeout: Timeout | None = None,
     ) -> Any:
         """Split ``input`` along dim 0, send part j to member j, join what comes in ``output``.
 
@@ -228,7 +229,7 @@ class PersonalizedCollectives(ArrayCollectives):
                 parts.
             input_split_sizes: How many rows of ``input`` go to each member; by default equal parts.
             async_op: Return a ``Work`` at once, not the result.
-            timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
+            timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Returns:
             ``output``, or a new array if that cannot be written to (JAX). With ``async_op``, a

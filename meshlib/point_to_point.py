@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 from meshlib import arrays
@@ -14,6 +13,7 @@ from meshlib.work import Message, Work
 from transport.call import NO_ROOT, Call, Kind
 from transport.checks import to_whole_number
 from transport.communicator import Communicator
+from transport.deadline import Timeout
 
 MAX_TAG = 2**32 - 1
 # An enumeration looks its members up in Python, which takes a tenth of a microsecond.
@@ -34,7 +34,7 @@ class PointToPoint(GroupOfRanks):
         dst: int | None = None,
         tag: int = 0,
         group_dst: int | None = None,
-        timeout: float | timedelta | None = None,
+        timeout: Timeout | None = None,
     ) -> None:
         """Send ``tensor`` to one member; return when it may be reused.
 
@@ -45,7 +45,7 @@ class PointToPoint(GroupOfRanks):
             tag: A whole number from 0 to 2**32 - 1, the same at both ends; messages under one tag
                 do not overtake each other.
             group_dst: The destination's rank in the group, instead of ``dst``.
-            timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
+            timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Raises:
             TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
@@ -63,7 +63,7 @@ class PointToPoint(GroupOfRanks):
         dst: int | None = None,
         tag: int = 0,
         group_dst: int | None = None,
-        timeout: float | timedelta | None = None,
+        timeout: Timeout | None = None,
     ) -> Work | None:
         """Begin to send ``tensor`` to one member.
 
@@ -75,7 +75,7 @@ class PointToPoint(GroupOfRanks):
             tag: A whole number from 0 to 2**32 - 1, the same at both ends; messages under one tag
                 do not overtake each other.
             group_dst: The destination's rank in the group, instead of ``dst``.
-            timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
+            timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Returns:
             A ``Work``, whose ``wait()`` raises what goes wrong on the way; None on a rank that is
@@ -94,7 +94,7 @@ class PointToPoint(GroupOfRanks):
         src: int | None = None,
         tag: int = 0,
         group_src: int | None = None,
-        timeout: float | timedelta | None = None,
+        timeout: Timeout | None = None,
     ) -> int:
         """Receive into ``tensor`` what one member sends.
 
@@ -107,7 +107,7 @@ class PointToPoint(GroupOfRanks):
             tag: A whole number from 0 to 2**32 - 1, the same at both ends; messages under one tag
                 do not overtake each other.
             group_src: The source's rank in the group, instead of ``src``.
-            timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
+            timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Returns:
             The sender's global rank; -1 on a rank that is no member.
@@ -129,7 +129,7 @@ class PointToPoint(GroupOfRanks):
         src: int | None = None,
         tag: int = 0,
         group_src: int | None = None,
-        timeout: float | timedelta | None = None,
+        timeout: Timeout | None = None,
     ) -> Work | None:
         """Begin to receive into ``tensor`` what one member sends.
 
@@ -142,7 +142,7 @@ class PointToPoint(GroupOfRanks):
             tag: A whole number from 0 to 2**32 - 1, the same at both ends; messages under one tag
                 do not overtake each other.
             group_src: The source's rank in the group, instead of ``src``.
-            timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
+            timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Returns:
             A ``Work``, whose ``result()`` is the array, ``source_rank()`` the sender, and
@@ -161,7 +161,7 @@ class PointToPoint(GroupOfRanks):
         dst: int | None,
         tag: int,
         group_dst: int | None,
-        timeout: float | timedelta | None = None,
+        timeout: Timeout | None = None,
     ) -> Callable[..., Any] | None:
         """Check ``send``'s arguments; return what makes the call, given ``async_op``.
 
@@ -193,7 +193,7 @@ class PointToPoint(GroupOfRanks):
         src: int | None,
         tag: int,
         group_src: int | None,
-        timeout: float | timedelta | None = None,
+        timeout: Timeout | None = None,
     ) -> Callable[..., Any] | None:
         """Check ``recv``'s arguments; return what makes the call, given ``async_op``.
 

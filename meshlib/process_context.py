@@ -9,14 +9,13 @@ import os
 import signal
 import socket
 import threading
-import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any
 
 from meshlib.launcher.bootstrap import describe_error, die_with_parent
-from meshlib.launcher.failure import ErrorRecord, RankExit, first_failure
+from meshlib.launcher.failure import ErrorRecord, RankExit, first_failure, wall_time
 from meshlib.launcher.news import announce_exit
 from meshlib.launcher.patience import (
     FAILURE_GRACE_SECONDS,
@@ -182,7 +181,7 @@ class _Child:
                 host=socket.gethostname(),
                 pid=self.process.pid or 0,
                 code=code or 1,
-                time=error.time if error is not None else time.time(),
+                time=error.time if error is not None else wall_time(),
                 stopped=self._stopped and error is None,
                 error=error,
             )

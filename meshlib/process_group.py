@@ -9,23 +9,22 @@ import threading
 from collections.abc import Collection, Generator, Mapping
 from contextlib import contextmanager, suppress
 from copy import copy
-from datetime import timedelta
 from functools import partial
 from time import monotonic
 from typing import Any
 
 from meshlib.collectives import Collectives
 from meshlib.companions import Companions
-from meshlib.failures import Reporter, abort_event, publish
+from meshlib.failures import Reporter, abort_event, announce
 from meshlib.host import Host, Observer, Run
 from meshlib.lane import Lane
 from meshlib.lanes import Lanes
 from meshlib.order import SHORT, Order, Shortcut, open_shortcut, resume
 from meshlib.recorder import COLLECTIVE, Record
 from meshlib.work import Work
-from transport.call import NO_ROOT, Call, CallHeader, Kind, pack_header
+from transport.call import NO_ROOT, CallHeader, Kind, pack_header
 from transport.communicator import Communicator
-from transport.deadline import Deadline, to_seconds
+from transport.deadline import Deadline, Timeout, to_seconds
 from transport.errors import (
     CollectiveMismatchError,
     CollectiveTimeoutError,
@@ -150,7 +149,7 @@ class ProcessGroup(Companions, Collectives):
         nbytes: int = 0,
         peer: int = COLLECTIVE,
         async_op: bool = False,
-        timeout: float | timedelta | None = None,
+        timeout: Timeout | None = None,
     ) -> Any:
         """Make one call: ``run(communicator, call)`` at its turn.
 
@@ -186,7 +185,7 @@ class ProcessGroup(Companions, Collectives):
                 packed = pack_header(sequence, elements, root, kind, dtype, op, 0, 0, extra)
             record = world.recorder.open(self.id, packed, nbytes, peer, not async_op, seconds)
             if world.log.detailed:
-                run = self._logged(run, record)
+                run = world.log.around(run, record, self)
             inline = not async_op and lane.try_enter()
             work = None if inline else self._enqueue(lane, run, record, device)
         if work is not None:
@@ -265,19 +264,6 @@ class ProcessGroup(Companions, Collectives):
         if record.completion is not None:
             record.completion.explain_by(partial(self._explain, record))
         return result
-
-    def _logged(self, run: Run, record: Record) -> Run:
-        """Return ``run`` that tells when it is done; tell of the call now."""
-        log = self.world.log
-        log.debug("%s on %s, %s", record.header, self, record.site)
-
-        def logged(communicator: Communicator, call: Call) -> Any:
-            result = run(communicator, call)
-            took = 1e3 * (monotonic() - record.started)
-            log.debug("%s on %s: done in %.3f ms", record.header, self, took)
-            return result
-
-        return logged
 
     # ------------------------------------------------------------------ failure
 
@@ -372,7 +358,7 @@ class ProcessGroup(Companions, Collectives):
         """Break the group with ``error`` on all members, and here."""
         if self._failure is None:
             with suppress(DistStoreError):
-                publish(self.world.store, abort_event(self.id, error, self.global_rank))
+                announce(self.world.store, abort_event(self.id, error, self.global_rank))
             self.fail(error)
 
     def await_failure(self, timeout: float) -> DistError | None:

@@ -7,11 +7,10 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from typing import Any, NamedTuple, Protocol
 
 from meshlib.lane import Continuations
-from transport.deadline import Deadline, to_seconds
+from transport.deadline import Deadline, Timeout, to_seconds
 from transport.errors import DistBackendError, DistError
 from transport.fork import refusal
 
@@ -97,7 +96,7 @@ class Future:
         """Whether the outcome is there; on a device, whether its work is done."""
         return self._done and (self._completion is None or self._completion.done())
 
-    def wait(self, timeout: float | timedelta | None = None) -> Any:
+    def wait(self, timeout: Timeout | None = None) -> Any:
         """Wait for the outcome (at most ``timeout`` seconds); return it or raise it.
 
         Raises ``WaitTimeoutError`` when the time is over first; RuntimeError at once in a callback
@@ -110,11 +109,11 @@ class Future:
             raise exception
         return self._value
 
-    def block(self, timeout: float | timedelta | None, what: Callable[[], str]) -> None:
+    def block(self, timeout: Timeout | None, what: Callable[[], str]) -> None:
         """Wait for the outcome without looking at it; ``what()`` names it in the error.
 
         An outcome on a device is waited for by the caller's current stream, not by the host,
-        unless there is a ``timeout`` (seconds or a timedelta), past which it raises
+        unless there is a ``timeout`` (seconds, a timedelta or "30s"), past which it raises
         ``WaitTimeoutError``.
         """
         if self._done and self._completion is None:
@@ -344,10 +343,10 @@ class Work:
         """Return what the call failed with, or None."""
         return self._future.exception()
 
-    def wait(self, timeout: float | timedelta | None = None) -> bool:
+    def wait(self, timeout: Timeout | None = None) -> bool:
         """Wait until the call has ended; return True or raise its exception.
 
-        ``timeout`` (seconds or a timedelta) bounds this wait, not the call (which has a deadline
+        ``timeout`` (seconds or "30s") bounds this wait, not the call (which has a deadline
         of its own): past it, ``WaitTimeoutError``, and the call goes on. None and 0 mean no bound,
         as in c10d.
         """

@@ -12,7 +12,6 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +27,18 @@ from meshlib.failures import (
     statement,
 )
 from meshlib.host import Observer
-from meshlib.leaving import Chains, chains, find_mismatch, say_goodbye
-from meshlib.meeting import ALL_HERE, LOST, meet, server_of, short
+from meshlib.leaving import Chains, chains, count_out, find_mismatch, say_goodbye
+from meshlib.meeting import LOST, meet, server_of, short
 from meshlib.process_group import DRAIN_SECONDS, ProcessGroup
 from meshlib.recorder import CAPACITY, FlightRecorder
 from meshlib.stalls import StallDetector
+from meshlib.thread_rank import ALL_HERE, thread_rank
 from meshlib.trace import dump
 from meshlib.watcher import Watcher
 from transport import backends, environment
 from transport.checks import to_whole_numbers
 from transport.communicator import Communicator
-from transport.deadline import Deadline, to_seconds
+from transport.deadline import Deadline, Timeout, to_seconds
 from transport.errors import DistBackendError, DistError, DistStoreError, RankFailedError
 from transport.fork import in_forked_children, refusal
 from transport.runtime import Membership, Runtime
@@ -48,7 +48,7 @@ from transport.store.prefix_store import PrefixStore
 DEFAULT_TIMEOUT = 1800.0
 """Seconds that a call waits when nobody says otherwise: c10d's default."""
 
-LEAVE_SECONDS = 3.0  # that a rank which leaves waits for the news of who left before it
+LEAVE_SECONDS = 3.0  # for the news of who left before this rank
 LINGER_SECONDS = 10.0
 """How long the rank that serves the store waits for the others to leave before it does."""
 
@@ -139,7 +139,7 @@ class World:
         ranks: Sequence[int],
         *,
         backend: str | None = None,
-        timeout: float | timedelta | None = None,
+        timeout: Timeout | None = None,
         desc: str = "",
     ) -> ProcessGroup:
         """Return the one group of ``ranks`` (in this order) with ``backend`` and ``timeout``.
@@ -181,7 +181,7 @@ class World:
         ranks: Sequence[int] | None = None,
         *,
         backend: str | None = None,
-        timeout: float | timedelta | None = None,
+        timeout: Timeout | None = None,
         desc: str = "",
         sort: bool = True,
     ) -> ProcessGroup:
@@ -409,8 +409,7 @@ class World:
         Calls that were issued get ``drain`` seconds to end. The rank that serves the store stays
         for the others for at most ``linger`` seconds. Does nothing in a fork of its process.
 
-        Raises ``CollectiveMismatchError``, when all is done, if others made other calls than this
-        rank (see ``meshlib.leaving``) and it was not told yet.
+        Raises ``CollectiveMismatchError`` at the end for what ``meshlib.leaving`` finds.
         """
         if self._refusal is not None:
             return
@@ -428,11 +427,7 @@ class World:
         self._watcher.close()
         for store in self._users_stores:
             store.end_waits(None, self)
-        with suppress(DistStoreError):
-            if self.store.add("left", 1) + lost >= self.size:
-                self.store.set("all-left", b"1")
-            elif self.store.serves and not lost:
-                self.store.wait(["all-left"], timeout=linger)
+        count_out(self.store, self.size, lost, linger)
         self.runtime.close()
         for closer in reversed(self._closers):
             closer()
@@ -472,8 +467,8 @@ _current = _Current()
 
 
 def find_world() -> World | None:
-    """Return this thread's World, else the process's, else None."""
-    return _current.thread.world or _current.process
+    """Return this thread's World, else (unless it is a rank itself) the process's, else None."""
+    return _current.thread.world or (_current.process if thread_rank() is None else None)
 
 
 def current_world() -> World:
@@ -487,8 +482,14 @@ def current_world() -> World:
 
 
 def install(world: World | None, *, thread_only: bool) -> None:
-    """Make ``world`` (None: no world) the current one, of this thread or of the process."""
-    if thread_only:
+    """Make ``world`` (None: no world) the current one, of this thread or of the process.
+
+    In a thread that is a rank of ``run_ranks`` it is always the thread's.
+    """
+    mine = thread_rank()
+    if mine is not None:
+        mine.world, mine.provided = world, False
+    if thread_only or mine is not None:
         _current.thread.world = world
     else:
         _current.process = world

@@ -315,7 +315,8 @@ def test_the_demo_installs_what_it_needs_and_no_more():
     }
     used = {
         name.partition(".")[0]
-        for node in ast.walk(ast.parse((ROOT / "examples/digits_2d.py").read_text()))
+        for path in (ROOT / "examples/digits_2d.py", *(ROOT / "examples/support").glob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
         for name in (
             [alias.name for alias in node.names]
             if isinstance(node, ast.Import)
@@ -324,5 +325,5 @@ def test_the_demo_installs_what_it_needs_and_no_more():
             else []
         )
     }
-    foreign = used - set(sys.stdlib_module_names) - {*PACKAGES, "numpy"}
+    foreign = used - set(sys.stdlib_module_names) - {*PACKAGES, "numpy", "support"}
     assert wanted == {{"sklearn": "scikit-learn"}.get(name, name) for name in foreign}

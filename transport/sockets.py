@@ -135,7 +135,7 @@ def connect(
         except OSError as error:
             spent = time.monotonic() - begin
             hopeless = error.errno in _HOPELESS and not isinstance(error, socket.gaierror)
-            unknown = is_unknown_name(error) and spent > _UNKNOWN_NAME_SECONDS
+            unknown = _is_unknown_name(error) and spent > _UNKNOWN_NAME_SECONDS
             gone = refusal_is_final and isinstance(error, ConnectionRefusedError)
             if hopeless or unknown or gone or deadline.expired:
                 raise DistNetworkError(
@@ -146,7 +146,7 @@ def connect(
         pause = min(pause * 1.5, _LONGEST_PAUSE)
 
 
-def is_unknown_name(error: BaseException | None) -> bool:
+def _is_unknown_name(error: BaseException | None) -> bool:
     """Whether ``error``, or its cause, says that there is no host of that name."""
     if isinstance(error, DistNetworkError):
         error = error.__cause__

@@ -12,6 +12,8 @@ from transport.runtime import Membership
 from transport.store.base import Store
 
 T = TypeVar("T")
+# After so long it is worth some questions to the store to know who is missing.
+PATIENCE_SECONDS = 0.2
 
 
 class StoreWaits:

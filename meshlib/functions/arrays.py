@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Any
 
 from meshlib.functions.group import Group, resolve_group
+from transport.deadline import Timeout
 from transport.reduce_op import ReduceOp
 
 
@@ -15,7 +15,7 @@ def all_reduce(
     op: ReduceOp = ReduceOp.SUM,
     group: Group = None,
     async_op: bool = False,
-    timeout: float | timedelta | None = None,
+    timeout: Timeout | None = None,
 ) -> Any:
     """Reduce ``tensor`` over the members with ``op``; all get the same bits.
 
@@ -26,7 +26,7 @@ def all_reduce(
         op: A ``ReduceOp`` that means something for the dtype.
         group: A ProcessGroup or a DeviceMesh; None is the default group.
         async_op: Return a ``Work`` at once, not the result.
-        timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
+        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Returns:
         The result, in ``tensor`` or in a new array if that cannot be written to (JAX). With
@@ -48,7 +48,7 @@ def broadcast(
     group: Group = None,
     async_op: bool = False,
     group_src: int | None = None,
-    timeout: float | timedelta | None = None,
+    timeout: Timeout | None = None,
 ) -> Any:
     """Copy ``tensor`` of one member to all.
 
@@ -60,7 +60,7 @@ def broadcast(
         group: A ProcessGroup or a DeviceMesh; None is the default group.
         async_op: Return a ``Work`` at once, not the result.
         group_src: The source's rank in the group, instead of ``src``.
-        timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
+        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Returns:
         The source's values, in ``tensor`` or in a new array if that cannot be written to (JAX).
@@ -84,7 +84,7 @@ def reduce(
     group: Group = None,
     async_op: bool = False,
     group_dst: int | None = None,
-    timeout: float | timedelta | None = None,
+    timeout: Timeout | None = None,
 ) -> Any:
     """Reduce ``tensor`` over the members with ``op``, into that of one of them.
 
@@ -98,7 +98,7 @@ def reduce(
         group: A ProcessGroup or a DeviceMesh; None is the default group.
         async_op: Return a ``Work`` at once, not the result.
         group_dst: The destination's rank in the group, instead of ``dst``.
-        timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
+        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Returns:
         On the destination the result, elsewhere ``tensor`` as it was. With ``async_op``, a
@@ -119,7 +119,7 @@ def all_gather(
     tensor: Any,
     group: Group = None,
     async_op: bool = False,
-    timeout: float | timedelta | None = None,
+    timeout: Timeout | None = None,
 ) -> Any:
     """Gather member i's ``tensor`` into ``tensor_list[i]`` on all members.
 
@@ -130,7 +130,7 @@ def all_gather(
             one of ml_dtypes' floats. Its size may differ by member.
         group: A ProcessGroup or a DeviceMesh; None is the default group.
         async_op: Return a ``Work`` at once, not the result.
-        timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
+        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Returns:
         The list of what was gathered. With ``async_op``, a ``Work`` whose ``result()`` that is.
@@ -151,7 +151,7 @@ def all_gather_into_tensor(
     input_tensor: Any,
     group: Group = None,
     async_op: bool = False,
-    timeout: float | timedelta | None = None,
+    timeout: Timeout | None = None,
 ) -> Any:
     """Gather the members' ``input_tensor`` into one ``output_tensor`` on all members.
 
@@ -163,7 +163,7 @@ def all_gather_into_tensor(
             be this member's part of ``output_tensor``.
         group: A ProcessGroup or a DeviceMesh; None is the default group.
         async_op: Return a ``Work`` at once, not the result.
-        timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
+        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Returns:
         ``output_tensor``, or a new array if that cannot be written to (JAX). With ``async_op``,
@@ -186,7 +186,7 @@ def all_gather_single(
     input_tensor: Any,
     group: Group = None,
     async_op: bool = False,
-    timeout: float | timedelta | None = None,
+    timeout: Timeout | None = None,
 ) -> Any:
     """Gather the members' ``input_tensor`` into one ``output_tensor`` on all members.
 
@@ -198,7 +198,7 @@ def all_gather_single(
             be this member's part of ``output_tensor``.
         group: A ProcessGroup or a DeviceMesh; None is the default group.
         async_op: Return a ``Work`` at once, not the result.
-        timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
+        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Returns:
         ``output_tensor``, or a new array if that cannot be written to (JAX). With ``async_op``,
@@ -222,7 +222,7 @@ def reduce_scatter(
     op: ReduceOp = ReduceOp.SUM,
     group: Group = None,
     async_op: bool = False,
-    timeout: float | timedelta | None = None,
+    timeout: Timeout | None = None,
 ) -> Any:
     """Reduce the members' ``input_list[i]`` with ``op`` into member i's ``output``.
 
@@ -235,7 +235,7 @@ def reduce_scatter(
         op: A ``ReduceOp`` that means something for the dtype.
         group: A ProcessGroup or a DeviceMesh; None is the default group.
         async_op: Return a ``Work`` at once, not the result.
-        timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
+        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Returns:
         ``output``, or a new array if that cannot be written to (JAX). With ``async_op``, a
@@ -257,7 +257,7 @@ def reduce_scatter_tensor(
     op: ReduceOp = ReduceOp.SUM,
     group: Group = None,
     async_op: bool = False,
-    timeout: float | timedelta | None = None,
+    timeout: Timeout | None = None,
 ) -> Any:
     """Reduce the members' ``input`` with ``op``; part i goes into member i's ``output``.
 
@@ -270,7 +270,7 @@ def reduce_scatter_tensor(
         op: A ``ReduceOp`` that means something for the dtype.
         group: A ProcessGroup or a DeviceMesh; None is the default group.
         async_op: Return a ``Work`` at once, not the result.
-        timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
+        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Returns:
         ``output``, or a new array if that cannot be written to (JAX). With ``async_op``, a
@@ -292,7 +292,7 @@ def reduce_scatter_single(
     op: ReduceOp = ReduceOp.SUM,
     group: Group = None,
     async_op: bool = False,
-    timeout: float | timedelta | None = None,
+    timeout: Timeout | None = None,
 ) -> Any:
     """Reduce the members' ``input`` with ``op``; part i goes into member i's ``output``.
 
@@ -305,7 +305,7 @@ def reduce_scatter_single(
         op: A ``ReduceOp`` that means something for the dtype.
         group: A ProcessGroup or a DeviceMesh; None is the default group.
         async_op: Return a ``Work`` at once, not the result.
-        timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
+        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Returns:
         ``output``, or a new array if that cannot be written to (JAX). With ``async_op``, a
@@ -325,7 +325,7 @@ def barrier(
     group: Group = None,
     async_op: bool = False,
     device_ids: Sequence[int] | None = None,
-    timeout: float | timedelta | None = None,
+    timeout: Timeout | None = None,
 ) -> Any:
     """Return when every member has called.
 
@@ -333,7 +333,7 @@ def barrier(
         group: A ProcessGroup or a DeviceMesh; None is the default group.
         async_op: Return a ``Work`` at once, not the result.
         device_ids: Accepted for c10d's sake.
-        timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
+        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Returns:
         None; with ``async_op`` a ``Work``, except on a rank that is no member.
@@ -350,14 +350,14 @@ def barrier(
 
 def monitored_barrier(
     group: Group = None,
-    timeout: float | timedelta | None = None,
+    timeout: Timeout | None = None,
     wait_all_ranks: bool = False,
 ) -> None:
     """Return when every member has called; past ``timeout`` say who has not.
 
     Args:
         group: A ProcessGroup or a DeviceMesh; None is the default group.
-        timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
+        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
         wait_all_ranks: Accepted for c10d's sake: all missing ranks are named either way.
 
     Raises:

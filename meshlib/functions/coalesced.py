@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Any
 
 from meshlib.functions.group import Group, resolve_group
+from transport.deadline import Timeout
 from transport.reduce_op import ReduceOp
 
 
@@ -15,7 +15,7 @@ def all_reduce_coalesced(
     op: ReduceOp = ReduceOp.SUM,
     group: Group = None,
     async_op: bool = False,
-    timeout: float | timedelta | None = None,
+    timeout: Timeout | None = None,
 ) -> Any:
     """Reduce each of ``tensors`` over the members with ``op``, in one call.
 
@@ -26,7 +26,7 @@ def all_reduce_coalesced(
         op: A ``ReduceOp`` that means something for the dtype.
         group: A ProcessGroup or a DeviceMesh; None is the default group.
         async_op: Return a ``Work`` at once, not the result.
-        timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
+        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Returns:
         The list of results. With ``async_op``, a ``Work`` whose ``result()`` that is. None on a
@@ -47,7 +47,7 @@ def all_gather_coalesced(
     input_tensor_list: Sequence[Any],
     group: Group = None,
     async_op: bool = False,
-    timeout: float | timedelta | None = None,
+    timeout: Timeout | None = None,
 ) -> Any:
     """Gather member i's ``input_tensor_list[j]`` into ``output_tensor_lists[i][j]``.
 
@@ -59,7 +59,7 @@ def all_gather_coalesced(
             member.
         group: A ProcessGroup or a DeviceMesh; None is the default group.
         async_op: Return a ``Work`` at once, not the result.
-        timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
+        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Returns:
         The lists of what was gathered. With ``async_op``, a ``Work`` whose ``result()`` that
@@ -82,7 +82,7 @@ def all_gather_into_tensor_coalesced(
     input_tensors: Sequence[Any],
     group: Group = None,
     async_op: bool = False,
-    timeout: float | timedelta | None = None,
+    timeout: Timeout | None = None,
 ) -> Any:
     """Gather the members' ``input_tensors[j]`` into ``output_tensors[j]`` on all members.
 
@@ -116,7 +116,7 @@ def reduce_scatter_tensor_coalesced(
     op: ReduceOp = ReduceOp.SUM,
     group: Group = None,
     async_op: bool = False,
-    timeout: float | timedelta | None = None,
+    timeout: Timeout | None = None,
 ) -> Any:
     """Reduce the members' ``input_tensors[j]``; member i gets part i in ``output_tensors[j]``.
 

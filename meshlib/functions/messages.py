@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any
 
 from meshlib.functions.group import Group, resolve_group
 from meshlib.work import Work
+from transport.deadline import Timeout
 
 
 def send(
@@ -15,7 +15,7 @@ def send(
     group: Group = None,
     tag: int = 0,
     group_dst: int | None = None,
-    timeout: float | timedelta | None = None,
+    timeout: Timeout | None = None,
 ) -> None:
     """Send ``tensor`` to one member; return when it may be reused.
 
@@ -27,7 +27,7 @@ def send(
         tag: A whole number from 0 to 2**32 - 1, the same at both ends; messages under one tag
             do not overtake each other.
         group_dst: The destination's rank in the group, instead of ``dst``.
-        timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
+        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Raises:
         TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
@@ -44,7 +44,7 @@ def recv(
     group: Group = None,
     tag: int = 0,
     group_src: int | None = None,
-    timeout: float | timedelta | None = None,
+    timeout: Timeout | None = None,
 ) -> int:
     """Receive into ``tensor`` what one member sends.
 
@@ -58,7 +58,7 @@ def recv(
         tag: A whole number from 0 to 2**32 - 1, the same at both ends; messages under one tag
             do not overtake each other.
         group_src: The source's rank in the group, instead of ``src``.
-        timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
+        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Returns:
         The sender's global rank; -1 on a rank that is no member.
@@ -80,7 +80,7 @@ def isend(
     group: Group = None,
     tag: int = 0,
     group_dst: int | None = None,
-    timeout: float | timedelta | None = None,
+    timeout: Timeout | None = None,
 ) -> Work | None:
     """Begin to send ``tensor`` to one member.
 
@@ -93,7 +93,7 @@ def isend(
         tag: A whole number from 0 to 2**32 - 1, the same at both ends; messages under one tag
             do not overtake each other.
         group_dst: The destination's rank in the group, instead of ``dst``.
-        timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
+        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Returns:
         A ``Work``, whose ``wait()`` raises what goes wrong on the way; None on a rank that is
@@ -112,7 +112,7 @@ def irecv(
     group: Group = None,
     tag: int = 0,
     group_src: int | None = None,
-    timeout: float | timedelta | None = None,
+    timeout: Timeout | None = None,
 ) -> Work | None:
     """Begin to receive into ``tensor`` what one member sends.
 
@@ -126,7 +126,7 @@ def irecv(
         tag: A whole number from 0 to 2**32 - 1, the same at both ends; messages under one tag
             do not overtake each other.
         group_src: The source's rank in the group, instead of ``src``.
-        timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
+        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Returns:
         A ``Work``, whose ``result()`` is the array, ``source_rank()`` the sender, and

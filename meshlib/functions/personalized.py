@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Any
 
 from meshlib.functions.group import Group, resolve_group
+from transport.deadline import Timeout
 
 
 def gather(
@@ -16,7 +16,7 @@ def gather(
     group: Group = None,
     async_op: bool = False,
     group_dst: int | None = None,
-    timeout: float | timedelta | None = None,
+    timeout: Timeout | None = None,
 ) -> Any:
     """Gather member i's ``tensor`` into ``gather_list[i]`` of one member.
 
@@ -29,7 +29,7 @@ def gather(
         group: A ProcessGroup or a DeviceMesh; None is the default group.
         async_op: Return a ``Work`` at once, not the result.
         group_dst: The destination's rank in the group, instead of ``dst``.
-        timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
+        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Returns:
         The list of what was gathered on the destination, None elsewhere. With ``async_op``, a
@@ -54,7 +54,7 @@ def scatter(
     group: Group = None,
     async_op: bool = False,
     group_src: int | None = None,
-    timeout: float | timedelta | None = None,
+    timeout: Timeout | None = None,
 ) -> Any:
     """Copy ``scatter_list[i]`` of one member into member i's ``tensor``.
 
@@ -67,7 +67,7 @@ def scatter(
         group: A ProcessGroup or a DeviceMesh; None is the default group.
         async_op: Return a ``Work`` at once, not the result.
         group_src: The source's rank in the group, instead of ``src``.
-        timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
+        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Returns:
         ``tensor``, or a new array if that cannot be written to (JAX). With ``async_op``, a
@@ -90,7 +90,7 @@ def all_to_all(
     input_tensor_list: Sequence[Any],
     group: Group = None,
     async_op: bool = False,
-    timeout: float | timedelta | None = None,
+    timeout: Timeout | None = None,
 ) -> Any:
     """Copy member i's ``input_tensor_list[j]`` into member j's ``output_tensor_list[i]``.
 
@@ -101,7 +101,7 @@ def all_to_all(
             any shapes and one dtype (numeric, bool, or one of ml_dtypes' floats).
         group: A ProcessGroup or a DeviceMesh; None is the default group.
         async_op: Return a ``Work`` at once, not the result.
-        timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
+        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Returns:
         The list of outputs. With ``async_op``, a ``Work`` whose ``result()`` that is. None on a
@@ -126,7 +126,7 @@ def all_to_all_single(
     input_split_sizes: Sequence[int] | None = None,
     group: Group = None,
     async_op: bool = False,
-    timeout: float | timedelta | None = None,
+    timeout: Timeout | None = None,
 ) -> Any:
     """Split ``input`` along dim 0, send part j to member j, join what comes in ``output``.
 
@@ -139,7 +139,7 @@ def all_to_all_single(
         input_split_sizes: How many rows of ``input`` go to each member; by default equal parts.
         group: A ProcessGroup or a DeviceMesh; None is the default group.
         async_op: Return a ``Work`` at once, not the result.
-        timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
+        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Returns:
         ``output``, or a new array if that cannot be written to (JAX). With ``async_op``, a

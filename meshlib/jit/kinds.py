@@ -195,17 +195,18 @@ class Broadcast(SameShape):
         return self._caller(Kind.BROADCAST, work, x, root=root)
 
     def transposed(self) -> InJit:
-        return Reduce(self.group, self.root)
+        return Reduce(self.group, self.root, ReduceOp.SUM)
 
 
 @dataclass(frozen=True)
 class Reduce(SameShape):
-    """The root gets the sum, the others zeros."""
+    """The root gets the reduction of all, the others zeros."""
 
     root: int
+    op: ReduceOp
 
     def host_side(self, x: jax.ShapeDtypeStruct) -> HostSide:
-        root, op = self.root, ReduceOp.SUM
+        root, op = self.root, self.op
 
         def work(output: HostArray, _: HostArray) -> Run:
             flat = flat_of(output)
@@ -214,8 +215,16 @@ class Reduce(SameShape):
         call = self._caller(Kind.REDUCE, work, x, op=op.code, root=root)
         return call if self.group.rank() == root else then_zeros(call)
 
-    def transposed(self) -> InJit:
-        return Broadcast(self.group, self.root)
+    def transposed(self) -> InJit | None:
+        return Broadcast(self.group, self.root) if self.op.kind is RedOpType.SUM else None
+
+    def tangent(self, x: jax.Array, y: jax.Array, t: jax.Array) -> jax.Array:
+        if self.op.kind is RedOpType.SUM:
+            return bind(self, t)
+        whole = AllReduce(self.group, self.op)
+        tangent = whole.tangent(x, bind(Broadcast(self.group, self.root), y), t)
+        # Also where it is not: the transposed call needs all members.
+        return jnp.where(self.group.rank() == self.root, tangent, 0)
 
 
 @dataclass(frozen=True)

@@ -72,6 +72,7 @@ def describe_error(error: BaseException, rank: int, runner: str = __file__) -> d
         "rank": rank,
         "pid": os.getpid(),
         "time": time.time(),
+        "monotonic": time.monotonic(),
         "type": type(error).__name__,
         "types": list(types),
         "message": _text(error),

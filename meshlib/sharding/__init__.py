@@ -20,7 +20,7 @@ A ``DArray`` is a global array of which each rank has a part::
 
 from meshlib.sharding.creation import distribute_array, full, ones, random, zeros
 from meshlib.sharding.darray import DArray, ShardingError
-from meshlib.sharding.plan import Plan, Step
+from meshlib.sharding.redistribution.plan import Plan, Step
 from meshlib.sharding.sharding import Sharding
 from meshlib.sharding.spec import P, Partial, Replicate, Shard
 

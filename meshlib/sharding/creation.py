@@ -8,10 +8,10 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from meshlib.sharding.across import spread
 from meshlib.sharding.darray import DArray
 from meshlib.sharding.draws import draw_part
 from meshlib.sharding.local import Array, Box, array_module, module_for, shape_of
+from meshlib.sharding.redistribution.across import spread
 from meshlib.sharding.sharding import Sharding
 from transport.checks import to_whole_number
 

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from meshlib.device_mesh import DeviceMesh
-from meshlib.sharding.execute import begin, carry_out
 from meshlib.sharding.local import Array
-from meshlib.sharding.plan import plan
+from meshlib.sharding.redistribution.execute import begin, carry_out
+from meshlib.sharding.redistribution.plan import plan
 from meshlib.sharding.sharding import PartialDims, Sharding
 
 if TYPE_CHECKING:
@@ -204,7 +204,87 @@ class DArray(NDArrayOperatorsMixin):
 
         return cls(*from_jax(array, mesh))
 
-    # ------------------------------------------------------------------ NumPy's protocols
+    # ------------------------------------------------------------------ as NumPy's arrays
+
+    def __getitem__(self, index: Any) -> DArray:
+        from meshlib.sharding.rules.shapes import select
+
+        return select(self, index)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        from meshlib.sharding.rules.shapes import assign
+
+        assign(self, index, value)
+
+    @property
+    def T(self) -> DArray:
+        """The array with its dims in reverse order."""
+        return self.transpose()
+
+    def item(self) -> Any:
+        """Return the value of an array with one element, which rank 0 and all others get.
+
+        Raises ValueError for more elements.
+        """
+        if self.size != 1:
+            raise ValueError(f"{self!r} has {self.size} elements; expected one")
+        return self.full_array().item()
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __bool__(self) -> bool:
+        return bool(self.item())
+
+    def astype(self, dtype: Any) -> Self:
+        """Return the array in another dtype, a copy; partial values are reduced first."""
+        x = self.reduced()
+        local = None if x._local is None else x._local.astype(dtype)
+        return type(self)(local, x.sharding, x.shape, dtype)
+
+    def copy(self) -> Self:
+        """Return a copy in the same sharding."""
+        local = None if self._local is None else self._local.copy()
+        return type(self)(local, self.sharding, self.shape, self.dtype)
+
+    def reshape(self, *shape: Any) -> DArray:
+        """Return the array in another shape, where each part of it is a part of the result."""
+        from meshlib.sharding.rules.shapes import reshape
+
+        return reshape(self, shape[0] if len(shape) == 1 else shape)
+
+    def transpose(self, *axes: Any) -> DArray:
+        """Return the array with its dims in another order (default: reversed)."""
+        from meshlib.sharding.rules.shapes import transpose
+
+        return transpose(self, axes[0] if len(axes) == 1 else axes or None)
+
+    def sum(self, axis: Any = None, dtype: Any = None, keepdims: bool = False) -> DArray:
+        """Return the sum, partial along the mesh dims that split ``axis``."""
+        from meshlib.sharding.rules.reductions import SUM, reduce
+
+        return reduce(SUM, self, axis, dtype=dtype, keepdims=keepdims)
+
+    def mean(self, axis: Any = None, dtype: Any = None, keepdims: bool = False) -> DArray:
+        """Return the mean, partial along the mesh dims that split ``axis``."""
+        from meshlib.sharding.rules.reductions import mean
+
+        return mean(self, axis, dtype=dtype, keepdims=keepdims)
+
+    def max(self, axis: Any = None, keepdims: bool = False) -> DArray:
+        """Return the greatest value, partial along the mesh dims that split ``axis``."""
+        from meshlib.sharding.rules.reductions import MAX, reduce
+
+        return reduce(MAX, self, axis, keepdims=keepdims)
+
+    def min(self, axis: Any = None, keepdims: bool = False) -> DArray:
+        """Return the least value, partial along the mesh dims that split ``axis``."""
+        from meshlib.sharding.rules.reductions import MIN, reduce
+
+        return reduce(MIN, self, axis, keepdims=keepdims)
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
         from meshlib.sharding.rules import apply_ufunc

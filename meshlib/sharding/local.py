@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from importlib import import_module
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -66,6 +64,6 @@ def neutral(op: str, array: Array) -> Array:
     return array.copy()  # of equal values average, least and greatest are that value
 
 
-def count_of(boxes: Sequence[Box | None]) -> int:
-    """Return how many elements some parts have together."""
-    return sum(prod(shape_of(box)) for box in boxes if box is not None)
+def as_array(value: Any) -> Array:
+    """Return a result of NumPy, which gives scalars for arrays without dims, as an array."""
+    return np.asarray(value) if isinstance(value, (np.generic, bool, int, float)) else value

@@ -26,7 +26,7 @@ from transport.checks import to_whole_numbers
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from meshlib.sharding.plan import Plan
+    from meshlib.sharding.redistribution.plan import Plan
 
 PartialDims = Mapping[DimKey, Any] | Sequence[DimKey] | DimKey | None
 # Partial values of these kinds may be reduced in any order, and be partial together.
@@ -288,7 +288,7 @@ class Sharding:
 
     def plan(self, to: Sharding, shape: Sequence[int], dtype: npt.DTypeLike = float) -> Plan:
         """Return how an array of ``shape`` gets from this sharding to ``to``; see ``Plan``."""
-        from meshlib.sharding.plan import plan
+        from meshlib.sharding.redistribution.plan import plan
 
         return plan(self, to, shape, dtype)
 

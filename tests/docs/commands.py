@@ -73,8 +73,8 @@ def run(words: list[str], directory: Path, timeout: float = 50) -> subprocess.Co
     ours = {"meshrun": "meshlib.launcher.cli", "meshlib": "meshlib.cli"}
     if words[0] in ours:
         words = [sys.executable, "-m", ours[words[0]], *words[1:]]
-    elif words[0] == "python":
-        words = [sys.executable, *words[1:]]
+    else:
+        words = [sys.executable if word == "python" else word for word in words]
     return subprocess.run(
         words, cwd=directory, capture_output=True, text=True, timeout=timeout, check=False
     )

@@ -13,6 +13,7 @@
 import importlib.util
 import json
 import re
+import shutil
 import tomllib
 
 import pytest
@@ -35,6 +36,7 @@ COMMANDS = [
     if block.language == "sh"
     for line in command_lines(block.text)
 ]
+STARTERS = {"meshrun", "python", "mpirun"}
 CONSOLES = [block for block in BLOCKS if block.language == "console"]
 
 
@@ -66,6 +68,7 @@ def test_python_compiles(block):
     block.compiled()
 
 
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("page", FRAGMENTS, ids=lambda page: page.name)
 def test_the_fragments_of_a_page_run_in_their_order(page, tmp_path, monkeypatch):
     runnable = [block for block in FRAGMENTS[page] if all(map(is_here, block.needs))]
@@ -85,7 +88,7 @@ def test_the_fragments_of_a_page_run_in_their_order(page, tmp_path, monkeypatch)
         for block in runnable:
             exec(block.compiled(), names)
 
-    run_ranks(program, ranks)
+    run_ranks(program, ranks, timeout=100)
 
 
 @pytest.mark.processes
@@ -95,10 +98,12 @@ def test_a_program_runs(block, tmp_path):
         pytest.importorskip(module)
     write_files(block.page, tmp_path)
     named = [words_of(line) for other, line in COMMANDS if other.page == block.page]
-    named = [words for words in named if words[0] in {"meshrun", "python"} and block.title in words]
+    named = [words for words in named if words[0] in STARTERS and block.title in words]
     if any(block.title in other.text for other in CONSOLES if other.page == block.page):
         return  # test_a_console_shows_what_really_comes runs it
     for words in named or [["python", block.title]]:
+        if words[0] == "mpirun" and not shutil.which("mpirun"):
+            pytest.skip("needs mpirun")
         done = run(words, tmp_path)
         assert done.returncode == 0, done.stderr
 

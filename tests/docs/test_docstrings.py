@@ -38,7 +38,9 @@ CLASSES = {path: value for path, value in NAMES.items() if inspect.isclass(value
 ALIASES = {path: value for path, value in NAMES.items() if not value.__doc__ or value is dict}
 # Its objects are made by this project, so its users need not know how.
 NOT_MADE_BY_USERS = {
+    "meshlib.DArray",
     "meshlib.ProcessGroup",
+    "meshlib.Work",
     "parallel.GradBucket",
     "parallel.nn.RemovableHandle",
 }

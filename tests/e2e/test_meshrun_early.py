@@ -70,17 +70,13 @@ def test_an_address_in_use_names_the_option(meshrun):
     assert result.err.endswith("--master-port, or leave it out to have any that is free\n")
 
 
-def test_a_name_that_no_machine_has_is_said_soon(monkeypatch):
+def test_a_name_that_no_machine_has_is_said(monkeypatch):
     def unknown(*args, **kwargs):
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     monkeypatch.setattr(sockets.socket, "getaddrinfo", unknown)
-    config = {
-        "join_timeout": 0.3,
-        "last_call_timeout": 1.0,
-        "heartbeat_timeout": 10.0,
-        "is_host": 0.0,
-    }
+    times = {"join_timeout": 0.3, "last_call_timeout": 1.0, "heartbeat_timeout": 10.0}
+    config = times | {"is_host": 0.0}
     options = NodeOptions(2, 2, 1, host="nodeA", port=29500, config=config)
     node = many_nodes.ManyNodes(options, 1, 0, "agent", lambda: None)
     try:

@@ -21,12 +21,6 @@ def test_all_is_what_is_public():
     assert meshlib.__all__ == sorted(meshlib.__all__)
 
 
-@pytest.mark.parametrize("name", meshlib.__all__)
-def test_what_is_public_is_documented(name):
-    value = getattr(meshlib, name)
-    assert value.__doc__ or type(value).__doc__
-
-
 def test_a_first_use_brings_all_names_and_no_name_is_a_modules():
     program = """
         import importlib.util, sys

@@ -333,6 +333,7 @@ class ShmCommunicator(Communicator):
     def _meet(self, call: Call) -> _Meeting:
         """Find all members and map the group's segment."""
         neighbourhood = self._neighbourhood
+        self.directory.look_up_all(call)
         for peer in range(self.size):
             if peer != self.rank:
                 neighbourhood.watch(peer, call)

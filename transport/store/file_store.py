@@ -10,10 +10,9 @@ import time
 import warnings
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
-from datetime import timedelta
 
 from transport.checks import to_whole_number
-from transport.deadline import Deadline
+from transport.deadline import Deadline, Timeout
 from transport.errors import DistStoreError, QueueEmptyError
 from transport.fork import refusal
 from transport.store.base import (
@@ -53,7 +52,7 @@ class FileStore(Store):
         self,
         file_name: str | os.PathLike[str],
         world_size: int = -1,
-        timeout: float | timedelta = DEFAULT_STORE_TIMEOUT,
+        timeout: Timeout = DEFAULT_STORE_TIMEOUT,
     ) -> None:
         super().__init__(timeout)
         number = to_whole_number(world_size, "world_size")
@@ -81,7 +80,7 @@ class FileStore(Store):
     def set(self, key: str, value: Value) -> None:
         self._set([(to_key(key), to_bytes(value))])
 
-    def get(self, key: str, timeout: float | timedelta | None = None) -> bytes:
+    def get(self, key: str, timeout: Timeout | None = None) -> bytes:
         return self._wait(KeysWaiter([to_key(key)], _nobody, values=True), timeout)[0]
 
     def add(self, key: str, amount: int) -> int:
@@ -140,7 +139,7 @@ class FileStore(Store):
         with self._reading() as log:
             return log.table.names()
 
-    def wait(self, keys: Sequence[str], timeout: float | timedelta | None = None) -> None:
+    def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None:
         self._wait(KeysWaiter(to_keys(keys), _nobody, values=False), timeout)
 
     def queue_push(self, key: str, value: Value) -> None:
@@ -149,9 +148,7 @@ class FileStore(Store):
             log.table.push(*fields)
             log.write((Record.PUSH, fields))
 
-    def queue_pop(
-        self, key: str, block: bool = True, timeout: float | timedelta | None = None
-    ) -> bytes:
+    def queue_pop(self, key: str, block: bool = True, timeout: Timeout | None = None) -> bytes:
         stored = to_key(key)
         if block:
             return self._wait(PopWaiter(stored, _nobody), timeout)[0]
@@ -166,7 +163,7 @@ class FileStore(Store):
         with self._reading() as log:
             return log.table.queue_len(to_key(key))
 
-    def tail(self, key: str, offset: int, timeout: float | timedelta | None = None) -> bytes:
+    def tail(self, key: str, offset: int, timeout: Timeout | None = None) -> bytes:
         return self._wait(TailWaiter(to_key(key), check_offset(offset), _nobody), timeout)[0]
 
     def set_will(self, key: str, value: Value) -> bool:
@@ -185,7 +182,6 @@ class FileStore(Store):
         return other
 
     def hang_up(self) -> None:
-        """See ``Store``."""
         self._closing.set()
 
     def close(self) -> None:
@@ -237,7 +233,7 @@ class FileStore(Store):
         with self._open(), self._log.locked(Deadline.after(self._timeout), shared=True):
             yield self._log
 
-    def _wait(self, waiter: Waiter, timeout: float | timedelta | None) -> list[bytes]:
+    def _wait(self, waiter: Waiter, timeout: Timeout | None) -> list[bytes]:
         deadline = Deadline.after(self._seconds(timeout))
         pause = _FIRST_PAUSE
         seen, looked = -1, 0.0

@@ -8,11 +8,10 @@ import os
 import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import Any, TypeVar
 
 from transport.checks import to_whole_number
-from transport.deadline import Deadline
+from transport.deadline import Deadline, Timeout
 from transport.errors import DistError, DistStoreError, QueueEmptyError
 from transport.fork import refusal
 from transport.store.base import (
@@ -50,7 +49,7 @@ class HashStore(Store):
 
     def __init__(
         self,
-        timeout: float | timedelta = DEFAULT_STORE_TIMEOUT,
+        timeout: Timeout = DEFAULT_STORE_TIMEOUT,
         *,
         _shared: _Shared | None = None,
     ) -> None:
@@ -66,7 +65,7 @@ class HashStore(Store):
         with self._open():
             self._table.set(to_key(key), data)
 
-    def get(self, key: str, timeout: float | timedelta | None = None) -> bytes:
+    def get(self, key: str, timeout: Timeout | None = None) -> bytes:
         stored = to_key(key)
         with self._open():
             value = self._table.get(stored)
@@ -115,7 +114,7 @@ class HashStore(Store):
         with self._open():
             return self._table.names()
 
-    def wait(self, keys: Sequence[str], timeout: float | timedelta | None = None) -> None:
+    def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None:
         self._wait(KeysWaiter(to_keys(keys), self._wake, values=False), timeout)
 
     def queue_push(self, key: str, value: Value) -> None:
@@ -123,9 +122,7 @@ class HashStore(Store):
         with self._open():
             self._table.push(to_key(key), data)
 
-    def queue_pop(
-        self, key: str, block: bool = True, timeout: float | timedelta | None = None
-    ) -> bytes:
+    def queue_pop(self, key: str, block: bool = True, timeout: Timeout | None = None) -> bytes:
         if block:
             return self._wait(PopWaiter(to_key(key), self._wake), timeout)[0]
         with self._open():
@@ -138,7 +135,7 @@ class HashStore(Store):
         with self._open():
             return self._table.queue_len(to_key(key))
 
-    def tail(self, key: str, offset: int, timeout: float | timedelta | None = None) -> bytes:
+    def tail(self, key: str, offset: int, timeout: Timeout | None = None) -> bytes:
         return self._wait(TailWaiter(to_key(key), check_offset(offset), self._wake), timeout)[0]
 
     def set_will(self, key: str, value: Value) -> bool:
@@ -175,7 +172,6 @@ class HashStore(Store):
 
     @property
     def in_one_process(self) -> bool:
-        """See ``Store``."""
         return True
 
     def in_process(self, key: str, factory: Callable[[], T]) -> T:
@@ -210,7 +206,7 @@ class HashStore(Store):
         if event is not None:
             event.set()
 
-    def _wait(self, waiter: Waiter, timeout: float | timedelta | None) -> list[bytes]:
+    def _wait(self, waiter: Waiter, timeout: Timeout | None) -> list[bytes]:
         deadline = Deadline.after(self._seconds(timeout))
         event = threading.Event()
         with self._open():

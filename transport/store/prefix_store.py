@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TypeVar
 
+from transport.deadline import Timeout
 from transport.errors import DistError
 from transport.store.base import Store, Value, list_keys, to_key
 
@@ -49,14 +50,14 @@ class PrefixStore(Store):
         """The wrapped store's timeout."""
         return self._store.timeout
 
-    def set_timeout(self, timeout: float | timedelta) -> None:
+    def set_timeout(self, timeout: Timeout) -> None:
         """Set the wrapped store's timeout."""
         self._store.set_timeout(timeout)
 
     def set(self, key: str, value: Value) -> None:
         self._store.set(self._key(key), value)
 
-    def get(self, key: str, timeout: float | timedelta | None = None) -> bytes:
+    def get(self, key: str, timeout: Timeout | None = None) -> bytes:
         return self._store.get(self._key(key), timeout)
 
     def add(self, key: str, amount: int) -> int:
@@ -89,25 +90,27 @@ class PrefixStore(Store):
         start = self._key("")
         return [key[len(start) :] for key in self._store.list_keys() if key.startswith(start)]
 
-    def wait(self, keys: Sequence[str], timeout: float | timedelta | None = None) -> None:
+    def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None:
         self._store.wait(self._keys(keys), timeout)
 
     def queue_push(self, key: str, value: Value) -> None:
         self._store.queue_push(self._key(key), value)
 
-    def queue_pop(
-        self, key: str, block: bool = True, timeout: float | timedelta | None = None
-    ) -> bytes:
+    def queue_pop(self, key: str, block: bool = True, timeout: Timeout | None = None) -> bytes:
         return self._store.queue_pop(self._key(key), block, timeout)
 
     def queue_len(self, key: str) -> int:
         return self._store.queue_len(self._key(key))
 
-    def tail(self, key: str, offset: int, timeout: float | timedelta | None = None) -> bytes:
+    def tail(self, key: str, offset: int, timeout: Timeout | None = None) -> bytes:
         return self._store.tail(self._key(key), offset, timeout)
 
     def set_will(self, key: str, value: Value) -> bool:
         return self._store.set_will(self._key(key), value)
+
+    def with_patience(self, seconds: float) -> PrefixStore:
+        """See ``Store``: the same prefix over the wrapped store with patience."""
+        return PrefixStore(self._prefix, self._store.with_patience(seconds))
 
     def clone(self) -> PrefixStore:
         """Return a store with the same prefix over a clone of the wrapped store."""
@@ -130,7 +133,6 @@ class PrefixStore(Store):
 
     @property
     def in_one_process(self) -> bool:
-        """See ``Store``."""
         return self._store.in_one_process
 
     def in_process(self, key: str, factory: Callable[[], T]) -> T:

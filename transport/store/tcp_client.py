@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import os
 import select
 import socket
@@ -99,8 +100,11 @@ class StoreConnection:
         # threads that send and receive at the same time could not have different ones.
         sock.settimeout(None)
 
-    def request(self, op: Op, fields: Sequence[bytes], seconds: float) -> Reply:
-        """Send a request and return its reply, which the server owes within ``seconds``.
+    def request(
+        self, op: Op, fields: Sequence[bytes], seconds: float, patience: float | None = None
+    ) -> Reply:
+        """Send a request and return its reply, which the server owes within ``seconds``, and may be
+        late with for ``patience`` more (default: ``GRACE_SECONDS``).
 
         Raises DistStoreError when the connection is closed or lost, the server silent, or this
         process a fork of the one that connected.
@@ -111,8 +115,9 @@ class StoreConnection:
         data = pack_request(number, op, 0.0 if self._waits_end else seconds, fields)
         request = _Request()
         try:
-            self._send(number, request, data)
-            until = time.monotonic() + seconds + GRACE_SECONDS
+            self._send(number, request, data, _SEND_SECONDS if patience is None else patience)
+            grace = GRACE_SECONDS if patience is None else patience
+            until = time.monotonic() + seconds + grace
             status, answer = self._receive(request, until)
             self._expected.pop(number, None)
         except BaseException as error:
@@ -192,23 +197,24 @@ class StoreConnection:
 
     # Sending.
 
-    def _send(self, number: int, request: _Request, data: bytes) -> None:
+    def _send(self, number: int, request: _Request, data: bytes, seconds: float) -> None:
         self._expected[number] = request
         self._check()
         self._outbox.append(_Outgoing(data))
         if self._waits_end:  # maybe only since the data was packed
             self._outbox.append(_cancel(number))
-        if not self._send_lock.acquire(timeout=_SEND_SECONDS):
+        if not self._send_lock.acquire(timeout=seconds):
             raise DistStoreError(f"{self._name}: another thread has been sending for too long")
         try:
-            self._flush(time.monotonic() + _SEND_SECONDS)
+            self._flush(time.monotonic() + _SEND_SECONDS, time.monotonic() + seconds)
         finally:
             _release(self._send_lock)
 
-    def _flush(self, until: float | None = None) -> None:
-        """Send what is in the outbox; with no ``until``, what goes at once. Under the send lock.
+    def _flush(self, lost: float | None = None, until: float = math.inf) -> None:
+        """Send what is in the outbox, up to the moment ``until``; from ``lost`` on, a server that
+        takes nothing is lost. With no ``lost``, what goes at once. Under the send lock.
 
-        Raises DistStoreError when the connection is lost.
+        Raises DistStoreError when the connection is lost, or not all was sent in time.
         """
         outbox = self._outbox
         while outbox:
@@ -221,9 +227,11 @@ class StoreConnection:
                 rest = first.data[done:]
                 first.taken.extend(map(self._sock.send, (rest,), (socket.MSG_DONTWAIT,)))
             except BlockingIOError:
-                if until is None:
+                if lost is None:
                     return
-                if not self._await_room(until):
+                if not self._await_room(min(lost, until)):
+                    if until < lost:
+                        raise self._silence() from None
                     self._fail(f"sending failed: the server took nothing for {_SEND_SECONDS:g} s")
                     raise self._error() from None
             except OSError as error:
@@ -242,7 +250,7 @@ class StoreConnection:
             self._check()
             left = until - time.monotonic()
             if left <= 0:
-                raise DistStoreError(f"{self._name}: the server did not answer in time")
+                raise self._silence()
             if self._turn.acquire(blocking=False):
                 try:
                     self._read_for(request, until)
@@ -350,6 +358,9 @@ class StoreConnection:
         if self._failure == _CLOSED:
             return DistStoreError(f"{self._name} is closed")
         return DistStoreError(f"{self._name}: the connection is lost ({self._failure})")
+
+    def _silence(self) -> DistStoreError:
+        return DistStoreError(f"{self._name}: the server did not answer in time")
 
     def _fail(self, reason: str) -> None:
         if self._failure is None:

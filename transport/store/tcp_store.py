@@ -8,7 +8,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from datetime import timedelta
+from copy import copy
 from types import EllipsisType
 
 from transport.auth import (
@@ -18,7 +18,7 @@ from transport.auth import (
     secret_from_environment,
 )
 from transport.checks import to_whole_number
-from transport.deadline import Deadline
+from transport.deadline import Deadline, Timeout
 from transport.errors import (
     AuthenticationError,
     DistError,
@@ -78,7 +78,7 @@ class TCPStore(Store):
         port: int,
         world_size: int | None = None,
         is_master: bool = False,
-        timeout: float | timedelta = DEFAULT_STORE_TIMEOUT,
+        timeout: Timeout = DEFAULT_STORE_TIMEOUT,
         wait_for_workers: bool = True,
         multi_tenant: bool = False,
         master_listen_fd: int | None = None,
@@ -98,6 +98,7 @@ class TCPStore(Store):
         self._close_lock = threading.Lock()
         self._closed = True
         self._has_will = False
+        self._patience: float | None = None
         self._lease: ServerLease | None = None
         deadline = Deadline.after(timeout)
         address = (host_name, port)
@@ -148,7 +149,7 @@ class TCPStore(Store):
     def set(self, key: str, value: Value) -> None:
         self._call(Op.SET, (to_key(key), to_bytes(value)))
 
-    def get(self, key: str, timeout: float | timedelta | None = None) -> bytes:
+    def get(self, key: str, timeout: Timeout | None = None) -> bytes:
         return self._wait(Op.GET, (to_key(key),), timeout)[0]
 
     def add(self, key: str, amount: int) -> int:
@@ -183,15 +184,13 @@ class TCPStore(Store):
     def list_keys(self) -> list[str]:
         return [from_key(key) for key in self._call(Op.LIST_KEYS, ())]
 
-    def wait(self, keys: Sequence[str], timeout: float | timedelta | None = None) -> None:
+    def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None:
         self._wait(Op.WAIT, to_keys(keys), timeout)
 
     def queue_push(self, key: str, value: Value) -> None:
         self._call(Op.PUSH, (to_key(key), to_bytes(value)))
 
-    def queue_pop(
-        self, key: str, block: bool = True, timeout: float | timedelta | None = None
-    ) -> bytes:
+    def queue_pop(self, key: str, block: bool = True, timeout: Timeout | None = None) -> bytes:
         if block:
             return self._wait(Op.POP, (to_key(key),), timeout, "a value in queue")[0]
         found = self._call(Op.TRY_POP, (to_key(key),))
@@ -202,7 +201,7 @@ class TCPStore(Store):
     def queue_len(self, key: str) -> int:
         return int(self._call(Op.QUEUE_LEN, (to_key(key),))[0])
 
-    def tail(self, key: str, offset: int, timeout: float | timedelta | None = None) -> bytes:
+    def tail(self, key: str, offset: int, timeout: Timeout | None = None) -> bytes:
         fields = to_key(key), NUMBER.pack(check_offset(offset))
         return self._wait(Op.TAIL, fields, timeout, "more at the end of key")[0]
 
@@ -211,6 +210,13 @@ class TCPStore(Store):
         self._has_will = True
         self._call(Op.SET_WILL, (to_key(key), to_bytes(value)))
         return True
+
+    def with_patience(self, seconds: float) -> TCPStore:
+        """See ``Store``."""
+        other = copy(self)
+        other._closed = True  # that is, not to be closed
+        other._patience = seconds
+        return other
 
     def clone(self) -> TCPStore:
         """Return a client with a connection of its own, and no part of the server.
@@ -231,7 +237,6 @@ class TCPStore(Store):
         self._connection.end_waits(bool(self._ends))
 
     def hang_up(self) -> None:
-        """See ``Store``."""
         self._connection.hang_up()
 
     def close(self) -> None:
@@ -312,17 +317,18 @@ class TCPStore(Store):
             )
 
     def _call(self, op: Op, fields: Sequence[bytes]) -> list[bytes]:
-        return self._connection.request(op, fields, self._timeout)[1]
+        seconds = self._timeout if self._patience is None else 0.0
+        return self._connection.request(op, fields, seconds, self._patience)[1]
 
     def _wait(
         self,
         op: Op,
         fields: Sequence[bytes],
-        timeout: float | timedelta | None,
+        timeout: Timeout | None,
         what: str = "key",
     ) -> list[bytes]:
         deadline = Deadline.after(self._seconds(timeout))
-        status, answer = self._connection.request(op, fields, deadline.seconds)
+        status, answer = self._connection.request(op, fields, deadline.seconds, self._patience)
         if status == Status.TIMEOUT:
             raise self._waited_in_vain(what, answer, deadline)
         return answer

@@ -100,7 +100,7 @@ store.get("go")
         connection = other._connection
         for number in range(8):
             request = pack_request(100 + number, Op.GET, SOON, [b"big"])
-            connection._send(100 + number, _Request(), request)
+            connection._send(100 + number, _Request(), request, SOON)
         other.close()
         with pytest.raises(StoreTimeoutError):
             store.tail("log", 0, timeout=0.2)

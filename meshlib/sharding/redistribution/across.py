@@ -15,8 +15,8 @@ from itertools import product
 from math import prod
 
 from meshlib.sharding.blocks import blocks
-from meshlib.sharding.plan import POINT_TO_POINT, Step, held_bytes
-from meshlib.sharding.search import steps_within
+from meshlib.sharding.redistribution.plan import POINT_TO_POINT, Step, held_bytes
+from meshlib.sharding.redistribution.search import steps_within
 from meshlib.sharding.sharding import Sharding
 
 Box = tuple[slice, ...]

@@ -18,15 +18,6 @@ import numpy as np
 
 from meshlib.arguments import check_op
 from meshlib.process_group import ProcessGroup
-from meshlib.sharding.across import messages_from, messages_to
-from meshlib.sharding.exchange import (
-    AllGather,
-    AllReduce,
-    AllToAll,
-    Members,
-    Part,
-    ReduceScatter,
-)
 from meshlib.sharding.local import (
     Array,
     array_module,
@@ -37,7 +28,9 @@ from meshlib.sharding.local import (
     relative,
     shape_of,
 )
-from meshlib.sharding.plan import (
+from meshlib.sharding.redistribution.across import messages_from, messages_to
+from meshlib.sharding.redistribution.exchange import Exchange, Part, Reduction, members_of
+from meshlib.sharding.redistribution.plan import (
     ALL_GATHER,
     ALL_REDUCE,
     ALL_TO_ALL,
@@ -157,21 +150,20 @@ class _Run:
         kind = _KINDS[step.kind]
         if not self._async:
             x = ready()
-            assert x is not None, "a member of the mesh has a part"
             if array_module(x) is not np:
-                part.pack(x, None)
+                part.prepare(x)
+                part.pack(0)
                 group.issue(kind, part.call, device="cuda", **header)
-                return _given(part.unpack())
+                return _given(part.unpack(0))
             ready = _given(x)
-        spacious = isinstance(part, AllToAll) and part.wants_memory(dtype.itemsize)
 
         def run(communicator: Communicator, call: Call) -> Array:
-            def allocate(count: int, dtype: np.dtype[Any]) -> Any:
-                return communicator.allocate(call, count, dtype)
-
-            part.pack(ready(), allocate if spacious else None)
-            part.call(communicator, call)
-            return part.unpack()
+            result = None
+            for number in range(part.prepare(ready())):
+                part.pack(number)
+                part.call(communicator, call)
+                result = part.unpack(number)
+            return result
 
         issued = group.issue(kind, run, async_op=self._async, **header)
         if not self._async:
@@ -180,13 +172,11 @@ class _Run:
         return issued.result
 
     def _part_of(self, step: Step, group: ProcessGroup) -> Part:
-        members = Members(step, self._plan.shape, group.ranks, self._rank)
-        if step.kind == ALL_GATHER:
-            return AllGather(members)
-        if step.kind == ALL_TO_ALL:
-            return AllToAll(members)
-        reduction = REDUCTIONS[step.op or "sum"]
-        return (ReduceScatter if step.kind == REDUCE_SCATTER else AllReduce)(members, reduction)
+        members = members_of(step, self._plan.shape, group.ranks)
+        if step.kind in (ALL_GATHER, ALL_TO_ALL):
+            return Exchange(step, members, group.rank())
+        op = REDUCTIONS[step.op or "sum"]
+        return Reduction(members, group.rank(), op, scatter=step.kind == REDUCE_SCATTER)
 
     # ------------------------------------------------------------------ from mesh to mesh
 

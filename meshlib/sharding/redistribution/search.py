@@ -14,7 +14,7 @@ from heapq import heappop, heappush
 from itertools import count
 from math import prod
 
-from meshlib.sharding.plan import (
+from meshlib.sharding.redistribution.plan import (
     ALL_GATHER,
     ALL_REDUCE,
     ALL_TO_ALL,

@@ -119,8 +119,8 @@ def plan(
 
 @lru_cache(maxsize=1024)
 def _plan(source: Sharding, target: Sharding, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Plan:
-    from meshlib.sharding.across import steps_across
-    from meshlib.sharding.search import steps_within
+    from meshlib.sharding.redistribution.across import steps_across
+    from meshlib.sharding.redistribution.search import steps_within
 
     within = source.mesh == target.mesh
     steps = (steps_within if within else steps_across)(source, target, shape, dtype.itemsize)
