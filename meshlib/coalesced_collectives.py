@@ -181,7 +181,7 @@ class CoalescedCollectives(PersonalizedCollectives):
         output_tensors: Sequence[Any],
         input_tensors: Sequence[Any],
         async_op: bool = False,
-        timeout: Timeout = None,
+        timeout: Timeout | None = None,
     ) -> Any:
         """Gather the members' ``input_tensors[j]`` into ``output_tensors[j]`` on all members.
 
@@ -245,7 +245,7 @@ class CoalescedCollectives(PersonalizedCollectives):
         input_tensors: Sequence[Any],
         op: ReduceOp = ReduceOp.SUM,
         async_op: bool = False,
-        timeout: Timeout = None,
+        timeout: Timeout | None = None,
     ) -> Any:
         """Reduce the members' ``input_tensors[j]``; member i gets part i in ``output_tensors[j]``.
 
