@@ -9,12 +9,14 @@ import socket
 import subprocess
 import sys
 from collections.abc import Generator, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 from meshlib.launcher.nodes.coordinator import Placement
 from meshlib.launcher.options.launch import LaunchOptions, Program
 from meshlib.launcher.ranks import bootstrap
 from meshlib.launcher.ranks.failure import ErrorRecord, RankExit, wall_time
+from meshlib.launcher.ranks.fork_server import ForkedRank, ForkServer
 from meshlib.launcher.ranks.memory import HINT, oom_kills
 from meshlib.launcher.ranks.output import RankStreams, connect
 from meshlib.launcher.ranks.pump import OutputPump
@@ -27,7 +29,11 @@ class Worker:
     """One rank's process. It leads a session of its own, so that a signal reaches all of it."""
 
     def __init__(
-        self, process: subprocess.Popen[bytes], rank: int, local_rank: int, error_file: Path
+        self,
+        process: subprocess.Popen[bytes] | ForkedRank,
+        rank: int,
+        local_rank: int,
+        error_file: Path,
     ) -> None:
         self.rank = rank
         self.local_rank = local_rank
@@ -102,7 +108,12 @@ class WorkerGroup:
     """All ranks of this node in one attempt."""
 
     def __init__(
-        self, options: LaunchOptions, placement: Placement, run_id: str, directory: Path
+        self,
+        options: LaunchOptions,
+        placement: Placement,
+        run_id: str,
+        directory: Path,
+        server: ForkServer | None = None,
     ) -> None:
         self.workers: list[Worker] = []
         self._pump = OutputPump()
@@ -121,14 +132,7 @@ class WorkerGroup:
                     environment.LOCAL_RANK: str(local_rank),
                     environment.ERROR_FILE: str(error_file),
                 }
-                with _interrupt_later():
-                    process = subprocess.Popen(
-                        command_line(options.program, ends),
-                        env=variables,
-                        stdout=ends.stdout,
-                        stderr=ends.stderr,
-                        start_new_session=True,
-                    )
+                process = _start(options.program, ends, variables, server)
                 self.workers.append(Worker(process, rank, local_rank, error_file))
         except BaseException:
             self.signal(signal.SIGKILL)
@@ -201,14 +205,44 @@ def _ended_children() -> Iterator[int]:
         yield child.si_pid
 
 
-def command_line(program: Program, streams: RankStreams) -> list[str]:
+def start_server(options: LaunchOptions, run_id: str) -> ForkServer | None:
+    """Start what this node's ranks are forked from, if they are to be."""
+    if options.start != "fork" or options.program.kind == "program":
+        return None
+    variables = {**os.environ, environment.RUN_ID: run_id}
+    _limit_threads(variables, options.ranks)
+    try:
+        with _interrupt_later():
+            return ForkServer(partial(_command_line, options.program), variables)
+    except OSError:  # out of processes or descriptors: each rank will tell better
+        return None
+
+
+def _start(
+    program: Program, ends: RankStreams, variables: Mapping[str, str], server: ForkServer | None
+) -> subprocess.Popen[bytes] | ForkedRank:
+    flags = "-" if ends.inherited else "-l"
+    if not ends.logged:  # a log keeps each rank's traceback; the console gets only the first
+        flags += "q"
+    if server is not None:
+        forked = server.fork(flags, variables, ends.stdout, ends.stderr)
+        if forked is not None:
+            return forked
+    with _interrupt_later():
+        return subprocess.Popen(
+            _command_line(program, flags),
+            env=variables,
+            stdout=ends.stdout,
+            stderr=ends.stderr,
+            start_new_session=True,
+        )
+
+
+def _command_line(program: Program, flags: str) -> list[str]:
     """Return what starts ``program`` in a rank: this Python, and in it ``bootstrap``."""
     python = [sys.executable]
     if program.kind == "program":
         python += ["-I", "-S"]
-    flags = "-" if streams.inherited else "-l"
-    if not streams.logged:  # a log keeps each rank's traceback; the console gets only the first
-        flags += "q"
     return [
         *python,
         bootstrap.__file__,
@@ -218,6 +252,12 @@ def command_line(program: Program, streams: RankStreams) -> list[str]:
         program.target,
         *program.arguments,
     ]
+
+
+def _limit_threads(variables: dict[str, str], ranks: int) -> None:
+    if ranks > 1:
+        # Ranks that each start a thread for every core are slower than ranks with one.
+        variables.setdefault("OMP_NUM_THREADS", "1")
 
 
 def common_environment(
@@ -237,9 +277,7 @@ def common_environment(
     for name in (environment.TLS_CERT, environment.TLS_KEY, environment.TLS_CA):
         if variables.get(name):
             variables[name] = os.path.abspath(variables[name])  # the program may change directory
-    if placement.ranks > 1:
-        # Ranks that each start a thread for every core are slower than ranks with one.
-        variables.setdefault("OMP_NUM_THREADS", "1")
+    _limit_threads(variables, placement.ranks)
     return variables | {
         environment.WORLD_SIZE: str(placement.world_size),
         environment.LOCAL_WORLD_SIZE: str(placement.ranks),
