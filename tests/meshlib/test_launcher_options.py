@@ -213,7 +213,7 @@ def test_the_programs_own_options_are_not_taken_for_misspelt_ones(script):
         (["--mesh", "none.toml", "train.py"], ["none.toml"]),
         (["--max-restarts", "-1", "train.py"], ["--max-restarts", ">= 0", "'-1'"]),
         (["--grace-period", "soon", "train.py"], ["--grace-period", "seconds", "'soon'"]),
-        (["--tee", "3", "train.py"], ["--tee", "--log-dir"]),
+        (["--redirects", "3", "train.py"], ["--redirects", "--log-dir"]),
         (["--log-dir", "x", "--tee", "4", "train.py"], ["--tee", "0:1,1:3", "'4'"]),
         (["--log-dir", "x", "-r", "5:1", "train.py"], ["--redirects", "5:1", "0 to 0"]),
         (["--local-ranks-filter", "1", "train.py"], ["--local-ranks-filter", "'1'"]),
