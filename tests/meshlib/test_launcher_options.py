@@ -126,7 +126,7 @@ MANY = ["--nnodes=2", "--master-addr=127.0.0.1"]
         ([*MANY, "--rdzv-conf", "join_timeout=x"], ["join_timeout=NUMBER", "join_timeout=x"]),
         (["--standalone", "--nnodes", "2"], ["--standalone"]),
         ([*MANY, "--secret-file", "missing"], ["missing"]),
-        ([*MANY, "--secret-file", "train.py"], ["--secret-file train.py", "hexadecimal"]),
+        ([*MANY, "--secret-file", "train.py"], ["secret file train.py", "hexadecimal"]),
         (["--nnodes=1:2", "--master-addr=127.0.0.1", "--mesh", "dp=2"], ["dp=2", "1:2"]),
         ([*MANY, "--mesh", "dp=3"], ["dp=3", "2 nodes"]),
     ],

@@ -72,14 +72,15 @@ def test_a_missing_variable_is_named(env: pytest.MonkeyPatch, missing: str) -> N
         assert (f"{name}={value!r}" in text) == (name != missing)
 
 
-def test_nothing_at_all() -> None:
+def test_nothing_at_all(env: pytest.MonkeyPatch) -> None:
+    env.setattr("sys.argv", ["/home/me/train.py", "--lr", "1"])
     with pytest.raises(LaunchEnvironmentError) as caught:
         meet("env://")
     text = str(caught.value)
     assert "needs RANK and WORLD_SIZE and MASTER_ADDR and MASTER_PORT" in text
     assert "found none of its variables and no launcher" in text
     assert "recognised: meshrun or torchrun, Open MPI, PMI" in text
-    assert "meshrun --nproc-per-node 2 PROGRAM.py" in text  # pytest is no .py
+    assert "meshrun --nproc-per-node 2 train.py" in text
     assert "MESHLIB_LAUNCHER=none" in text
     assert "init_method='solo://'" in text
 

@@ -163,7 +163,9 @@ def _explain(missing: list[str], place: Place) -> str:
     )
     if place.rank is not None or place.world_size is not None:
         return text
-    program = os.path.basename(sys.argv[0]) if sys.argv[0].endswith(".py") else "PROGRAM.py"
+    program = os.path.basename(sys.argv[0]) if sys.argv else ""
+    if not program.endswith(".py") or program == "__main__.py":
+        program = "PROGRAM.py"
     return (
         f"{text}. To start several ranks: meshrun --nproc-per-node 2 {program}. To run this"
         f" process alone, a world of one: {environment.LAUNCHER}={NONE} in its environment, or"
