@@ -45,8 +45,8 @@ test-slurm: $(STAMP)  ## test under a real Slurm of two nodes, in network namesp
 test-ray test-dask: test-%:  ## test the adapters for Ray and Dask, in environments of their own
 	test -x .engines/$*/bin/pytest || { $(PYTHON) -m venv .engines/$* && \
 		.engines/$*/bin/python -m pip install --quiet --disable-pip-version-check \
-			--editable '.[$*]' pytest pytest-timeout; }
-	MESHLIB_TEST_ENGINE=$* .engines/$*/bin/python -m pytest --durations=5 tests/engines/test_$*.py
+			--editable '.[$*]' hypothesis pytest pytest-timeout; }
+	PYTHONPATH=. .engines/$*/bin/python -m pytest -W default --durations=5 tests/engines/test_$*.py
 
 gpu-check:  ## on a machine with a GPU: tests, then benchmarks, then out/gpu-report.md
 	@if ! ls /dev/nvidia[0-9]* >/dev/null 2>&1 && ! nvidia-smi -L >/dev/null 2>&1; then \
