@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.installed
 GPU_PYTHON ?= $(PYTHON)
 CUDA   ?= cuda13
 
-.PHONY: demo test test-mpi test-slurm test-ray test-dask check gpu-check bench chaos format clean
+.PHONY: demo test test-mpi test-slurm test-ray test-dask test-kubernetes check gpu-check bench chaos format clean
 
 $(STAMP): pyproject.toml hatch_build.py $(wildcard transport/native/*.[ch])
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -42,10 +42,13 @@ test-slurm: $(STAMP)  ## test under a real Slurm of two nodes, in network namesp
 		MESHLIB_TEST_SLURM=1 $(BIN)/python -m pytest -n 0 --durations=5 tests/engines/test_slurm.py; \
 	fi
 
-test-ray test-dask: test-%:  ## test the adapters for Ray and Dask, in environments of their own
+NEEDS_ray := .[ray]
+NEEDS_dask := .[dask]
+NEEDS_kubernetes := .[yaml] kubeflow-trainer-api kubernetes-validate
+test-ray test-dask test-kubernetes: test-%:  ## test what is for an engine, in an environment of its own
 	test -x .engines/$*/bin/pytest || { $(PYTHON) -m venv .engines/$* && \
 		.engines/$*/bin/python -m pip install --quiet --disable-pip-version-check \
-			--editable '.[$*]' hypothesis pytest pytest-timeout; }
+			$(patsubst .%,'.%',$(NEEDS_$*)) hypothesis pytest pytest-timeout; }
 	PYTHONPATH=. .engines/$*/bin/python -m pytest -W default --durations=5 tests/engines/test_$*.py
 
 gpu-check:  ## on a machine with a GPU: tests, then benchmarks, then out/gpu-report.md
