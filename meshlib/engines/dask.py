@@ -1,3 +1,6 @@
+# pyright: reportMissingImports=false, reportUnknownParameterType=false, reportUntypedBaseClass=false
+# pyright: reportAttributeAccessIssue=false
+# (the engine is not among what the checks install)
 """meshlib under Dask: ``run`` makes ranks of a cluster's workers for one call.
 
 The client serves the store that the ranks meet in; nothing is restarted here.

@@ -1,3 +1,6 @@
+# pyright: reportMissingImports=false, reportUnknownParameterType=false, reportUntypedBaseClass=false
+# pyright: reportAttributeAccessIssue=false
+# (the engine is not among what the checks install)
 """meshlib under Ray Train: ``MeshlibTrainer``, beside ``TorchTrainer`` and ``JaxTrainer``.
 
 Ray places the workers, restarts them and keeps checkpoints; each worker is a rank. The store that

@@ -86,7 +86,9 @@ def test_workers_on_two_nodes_are_ranks(cluster, tmp_path):
 @pytest.mark.parametrize("fails", ["raise", "kill"])
 def test_a_failure_is_tried_again_from_the_last_checkpoint(cluster, tmp_path, fails):
     metrics = fit(tmp_path, fails, failures=1).metrics
-    assert (metrics["attempt"], metrics["start"], metrics["step"]) == (1, 3, 5)
+    assert (metrics["attempt"], metrics["step"]) == (1, 5)
+    # The last report of a process that is killed may not have reached Ray.
+    assert metrics["start"] in ((3,) if fails == "raise" else (2, 3))
     assert metrics["sum"] == 13.0
 
 
