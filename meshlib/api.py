@@ -64,6 +64,16 @@ from meshlib.mesh_config import MeshConfig
 from meshlib.mesh_spec import MeshDimError
 from meshlib.process_group import ProcessGroup
 from meshlib.profiler import profile
+from meshlib.sharding import (
+    DArray,
+    P,
+    Partial,
+    Replicate,
+    Shard,
+    Sharding,
+    ShardingError,
+    distribute_array,
+)
 from meshlib.spawning import (
     ProcessException,
     ProcessExitedException,
@@ -89,6 +99,7 @@ __all__ = [
     "Backend",
     "CollectiveMismatchError",
     "CollectiveTimeoutError",
+    "DArray",
     "DebugLevel",
     "DeviceMesh",
     "DistBackendError",
@@ -102,7 +113,9 @@ __all__ = [
     "Layout",
     "MeshConfig",
     "MeshDimError",
+    "P",
     "P2POp",
+    "Partial",
     "PrefixStore",
     "ProcessException",
     "ProcessExitedException",
@@ -110,6 +123,10 @@ __all__ = [
     "ProcessRaisedException",
     "RankFailedError",
     "ReduceOp",
+    "Replicate",
+    "Shard",
+    "Sharding",
+    "ShardingError",
     "Store",
     "TCPStore",
     "Work",
@@ -130,6 +147,7 @@ __all__ = [
     "broadcast_object_list",
     "current_mesh",
     "destroy_process_group",
+    "distribute_array",
     "gather",
     "gather_object",
     "get_backend",

@@ -54,7 +54,10 @@ RESTART_COUNT = "MESHLIB_RESTART_COUNT"
 """How often the launcher has restarted the ranks; keys in the store are prefixed with it."""
 
 MESH = "MESHLIB_MESH"
-"""The mesh that ``meshrun --mesh`` was given: ``dp=2,tp=2``, or the full path of a config file."""
+"""The mesh that ``meshrun --mesh`` was given: ``dp=2,tp=2``, or what it read from a file, as JSON.
+
+Without a launcher it may also be the path of a config file.
+"""
 
 ERROR_FILE = "MESHLIB_ERROR_FILE"
 """Where this rank writes the exception that ended it, as JSON, for the launcher to print."""

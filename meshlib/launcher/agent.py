@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
 import time
 from pathlib import Path
 
+from meshlib.command_line import reader_is_gone
 from meshlib.launcher.coordinator import Coordinator, Placed, Placement, Stop, Verdict
 from meshlib.launcher.ending import Ending
 from meshlib.launcher.failure import RankExit, Report, rank_list
@@ -16,9 +18,14 @@ from meshlib.launcher.patience import SETTLE_AFTER_ECHO_SECONDS, SETTLE_SECONDS
 from meshlib.launcher.signals import SignalPipe
 from meshlib.launcher.sweep import end_strays
 from meshlib.launcher.workers import WorkerGroup
+from meshlib.trace import RECORDS
+from transport import environment
 
+STDOUT = 1
 _DRAIN_SECONDS = 2.0
 _SAME_SIGNAL_SECONDS = 0.5
+_CLOCK_STEP = 0.1
+"""By so much a file's time may lag behind the clock."""
 _FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -49,6 +56,7 @@ class Agent:
         self._ending: Ending | None = None
         self._announced: set[int] = set()
         self._attempts = 0
+        self._begun = time.time() - _CLOCK_STEP
         self._interrupt: signal.Signals | None = None
         self._stopped_elsewhere = False
 
@@ -209,11 +217,25 @@ class Agent:
     def _finish(self, verdict: Verdict) -> int:
         report = Report(verdict.exits, verdict.error, self._attempts)
         cause = report.cause
+        if cause is not None and cause.wrote_in_vain and reader_is_gone(STDOUT):
+            return 128 + signal.SIGPIPE  # | head has seen enough
         if self._interrupt is not None and (cause is None or not cause.is_cause):
             return self._report_interrupt(self._interrupt, verdict)
-        sys.stderr.write(report.text())
+        sys.stderr.write(report.text() + (self._where_to_look() if report.code else ""))
         sys.stderr.flush()
         return report.code
+
+    def _where_to_look(self) -> str:
+        """Return a line with the command that explains this run's flight records, if it left any.
+
+        Records of other runs may be where the user has told the ranks to write.
+        """
+        given = self._options.trace_dir or os.environ.get(environment.TRACE_DIR)
+        found = Path(given).glob(RECORDS) if given else ()
+        if not any(path.stat().st_mtime >= self._begun for path in found):
+            return ""
+        command = shlex.join(["meshlib", "trace", str(given)])
+        return f"meshrun: what each rank was doing: {command}\n"
 
     def _report_interrupt(self, number: signal.Signals, verdict: Verdict) -> int:
         ranks = sorted(item.rank for item in verdict.exits)

@@ -10,12 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from meshlib import __version__
 from meshlib.command_line import OneLineParser, told
 from meshlib.launcher.devices import count_cpus, count_gpus
 from meshlib.launcher.engine_options import ask_engine, patience_under_engine
 from meshlib.launcher.node_options import node_options
+from meshlib.launcher.notes import hidden_packages, stray_options
 from meshlib.launcher.options import LaunchOptions, NodeOptions, Program
 from meshlib.launcher.output import OutputOptions, parse_streams
+from transport.deadline import read_duration
 from transport.launch_environments import DEFAULT_PORT
 from transport.tls import tls_from_environment
 
@@ -26,7 +29,6 @@ Start the ranks of a job on this node, watch them, and end all of them when one 
   meshrun --mesh dp=2,tp=2 train.py
   meshrun --mesh train.toml -m my_package.train
 """
-_CONFIG_ENDINGS = (".toml", ".yaml", ".yml", ".json")
 
 
 def parse(argv: Sequence[str] | None = None) -> LaunchOptions:
@@ -37,7 +39,9 @@ def parse(argv: Sequence[str] | None = None) -> LaunchOptions:
     parser = make_parser()
     given = parser.parse_args(argv)
     try:
-        return _launch_options(given)
+        options = _launch_options(given)
+        strays = stray_options(given, parser.get_default)
+        return replace(options, warnings=(*strays, *hidden_packages(options.program)))
     except (ValueError, OSError) as error:
         parser.error(told(error))
 
@@ -53,6 +57,8 @@ def make_parser() -> argparse.ArgumentParser:
     _add(
         parser,
         "--nproc-per-node",
+        "-n",
+        "-np",
         metavar="N",
         help="ranks on this node: a number, cpu, gpu, or auto (gpu where there is one);"
         " default: what --mesh needs, or 1",
@@ -74,12 +80,13 @@ def make_parser() -> argparse.ArgumentParser:
     _add(
         parser,
         "--grace-period",
-        type=_number(float, "a number of seconds >= 0"),
+        type=_number(_seconds, "a number of seconds >= 0, or 30s or 10m"),
         metavar="SECONDS",
         help="what ranks get between SIGTERM and SIGKILL; default 3 after a failure or Ctrl-C,"
         " 30 (25 under Slurm) when meshrun itself is told to end",
     )
     _add(parser, "-v", "--verbose", action="store_true", help="say what the launcher does")
+    _add(parser, "--version", action="version", version=f"meshrun {__version__}")
     _add_nodes(parser.add_argument_group("several nodes"))
     _add_output(parser.add_argument_group("output"))
     _add_program(parser.add_argument_group("program"))
@@ -185,6 +192,11 @@ def _add(container: argparse._ActionsContainer, *names: str, **details: Any) -> 
         container.add_argument("--" + name[2:].replace("-", "_"), **{**details, **hidden})
 
 
+def _seconds(text: str) -> float:
+    read = read_duration(text)
+    return float(text) if read is None else read
+
+
 def _number(kind: Callable[[str], float], expected: str) -> Callable[[str], float]:
     def convert(text: str) -> float:
         try:
@@ -238,18 +250,16 @@ def _program(given: argparse.Namespace) -> Program:
 def _ranks_and_mesh(
     count: str | None, mesh: str | None, nodes: NodeOptions
 ) -> tuple[int, str | None]:
-    """Return the ranks on this node, and the mesh as ranks are told it (a file by full path)."""
+    """Return the ranks on this node, and the mesh as ranks are told it."""
     ranks = None if count is None else _rank_count(count)
     if mesh is None:
         return ranks or 1, None
     from meshlib.mesh_config import MeshConfig
 
-    is_file = mesh.endswith(_CONFIG_ENDINGS)
     try:
-        config = MeshConfig.load(mesh) if is_file else MeshConfig.from_string(mesh)
-    except OSError as error:
+        config = MeshConfig.parse(mesh)
+    except (OSError, ImportError) as error:
         raise ValueError(f"--mesh {told(error)} (in {os.getcwd()})") from None
-    path_or_text = os.path.abspath(mesh) if is_file else mesh
     if nodes.least != nodes.most:
         raise ValueError(
             f"--mesh {mesh} needs a fixed number of ranks, but --nnodes is"
@@ -257,7 +267,7 @@ def _ranks_and_mesh(
         )
     if ranks is not None:
         config.resolve(ranks * nodes.most)
-        return ranks, path_or_text
+        return ranks, config.to_text()
     if config.world_size is None:
         raise ValueError(
             f"--mesh {mesh} has a dim of size -1 to be inferred: expected --nproc-per-node with it"
@@ -267,7 +277,7 @@ def _ranks_and_mesh(
             f"--mesh {mesh} has {config.world_size} ranks, which {nodes.most} nodes cannot share"
             " equally; expected --nproc-per-node with it"
         )
-    return config.world_size // nodes.most, path_or_text
+    return config.world_size // nodes.most, config.to_text()
 
 
 def _rank_count(text: str) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 from meshlib.launcher.options import NodeOptions
 from transport import environment
 from transport.auth import secret_from_environment
+from transport.deadline import read_duration
 from transport.launch_environments import DEFAULT_PORT
 from transport.secret_file import read_secret
 
@@ -119,7 +120,7 @@ def _config(text: str) -> dict[str, float]:
         key, _, value = item.partition("=")
         value = {"true": "1", "false": "0"}.get(value.lower(), value)
         try:
-            number = float(value)
+            number = float(value if (read := read_duration(value)) is None else read)
         except ValueError:
             number = -1.0
         if key not in config:

@@ -47,7 +47,7 @@ class LaunchOptions:
     ``failure_grace`` is what other ranks get between SIGTERM and SIGKILL when one has failed;
     ``signal_grace`` what all get when the launcher itself is told to end. ``engine_signals``: what
     signals the launcher has signalled its ranks too. ``notes`` say where options come from that
-    were not on the command line.
+    were not on the command line; ``warnings`` what the user is told before anything starts.
     """
 
     program: Program
@@ -62,3 +62,4 @@ class LaunchOptions:
     verbose: bool = False
     engine_signals: bool = False
     notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()

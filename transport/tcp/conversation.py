@@ -199,7 +199,8 @@ class Conversation:
             self._on_speak(self)
         self._begin += PREFIX_BYTES
         ready = min(size, self._end - self._begin)
-        message.buffer[:ready] = self._buffer[self._begin : self._begin + ready]
+        with message.guard:
+            message.buffer[:ready] = self._buffer[self._begin : self._begin + ready]
         self._begin += ready
         if ready == size:
             message.complete()
@@ -226,9 +227,17 @@ class Conversation:
     def _fill(self, message: Incoming, flags: int) -> None:
         """Receive more of a payload, straight to where it belongs."""
         try:
-            self._filled += self._receive(message.buffer[self._filled :], flags)
+            if message.stored:
+                self._filled += self._receive(message.buffer[self._filled :], flags)
+            else:
+                # The kernel must not have a receiver's memory while it waits.
+                with message.guard:
+                    self._filled += self._receive(message.buffer[self._filled :], NOW)
         except BlockingIOError:
-            raise
+            if message.stored or flags & socket.MSG_DONTWAIT:
+                raise
+            self._poller.poll()
+            return
         except OSError as error:
             text = f"the connection to {self._name} was lost in the middle of a message: {error}"
             message.fail(PeerLostError(text, self.peer))

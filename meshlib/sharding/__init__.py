@@ -1,0 +1,42 @@
+"""Global arrays on a mesh: what lies where, how it gets elsewhere, and arrays that know it.
+
+A ``Sharding`` is a value, for arithmetic without communication::
+
+    s = Sharding(mesh, P("dp", None, ("cp", "tp")))     # or [Shard(0), Replicate(), Partial("sum")]
+    s.local_shape(shape, rank)      # the shape of a rank's part (default: of this rank's)
+    s.slices(shape, rank)           # which part of the global array it is, a slice a dim
+    s.replica(rank), s.replica_count   # which of the ranks with the same values it is
+    s.parts(shape)                  # each part once, as slices: for whoever writes them
+    s.spec, s.partial, s.placements, s.mesh, s.dims, s.reduced(), s.with_spec(...)
+    s.plan(other, shape, dtype)     # the collectives from one sharding to another, with bytes
+
+A ``DArray`` is a global array of which each rank has a part::
+
+    x = distribute_array(array, s)  # or zeros, ones, full, random(shape, s, ...)
+    x = DArray.from_local(part, s)
+    x.to_local(), x.redistribute(P(None, "dp")), x.full_array()
+    np.sum(x * 2, axis=0), a @ b    # NumPy, each rank its part; see ``rules``
+"""
+
+from meshlib.sharding.creation import distribute_array, full, ones, random, zeros
+from meshlib.sharding.darray import DArray, ShardingError
+from meshlib.sharding.redistribution.plan import Plan, Step
+from meshlib.sharding.sharding import Sharding
+from meshlib.sharding.spec import P, Partial, Replicate, Shard
+
+__all__ = [
+    "DArray",
+    "P",
+    "Partial",
+    "Plan",
+    "Replicate",
+    "Shard",
+    "Sharding",
+    "ShardingError",
+    "Step",
+    "distribute_array",
+    "full",
+    "ones",
+    "random",
+    "zeros",
+]

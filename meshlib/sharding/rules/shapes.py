@@ -1,0 +1,278 @@
+"""Rules for what rearranges an array and computes nothing: each rank rearranges its part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from operator import index as to_int
+from typing import Any
+
+import numpy as np
+
+from meshlib.sharding.darray import DArray, ShardingError
+from meshlib.sharding.local import array_module
+from meshlib.sharding.rules.align import align, settled_alike
+from meshlib.sharding.sharding import Sharding
+
+
+def transpose(x: DArray, axes: Any = None) -> DArray:
+    """Return ``x`` with its dims in another order."""
+    order = [axis % x.ndim for axis in axes] if axes is not None else list(range(x.ndim))[::-1]
+    local = x.local.transpose(order)  # which checks them
+    return _like(x, local, [x.sharding.split_of(d) for d in order], [x.shape[d] for d in order])
+
+
+def swapaxes(x: DArray, axis1: int, axis2: int) -> DArray:
+    """Return ``x`` with two dims in each other's place."""
+    order = list(range(x.ndim))
+    order[axis1], order[axis2] = order[axis2], order[axis1]
+    return transpose(x, order)
+
+
+def moveaxis(x: DArray, source: Any, destination: Any) -> DArray:
+    """Return ``x`` with some dims moved to other places."""
+    # NumPy finds the order on an array that has the dims' numbers as lengths, and no elements.
+    numbered = np.broadcast_to(np.empty(()), range(1, x.ndim + 1))
+    order = [n - 1 for n in np.moveaxis(numbered, source, destination).shape]
+    return transpose(x, order)
+
+
+def expand_dims(x: DArray, axis: Any) -> DArray:
+    """Return ``x`` with dims of length 1 put in at ``axis``."""
+    axes = axis if isinstance(axis, tuple) else (axis,)
+    ndim = x.ndim + len(axes)
+    new = {to_int(one) % ndim for one in axes}
+    local = np.expand_dims(x.local, axis)  # which checks them
+    old = iter(range(x.ndim))
+    dims = [() if d in new else x.sharding.split_of(next(old)) for d in range(ndim)]
+    lengths = iter(x.shape)
+    return _like(x, local, dims, [1 if d in new else next(lengths) for d in range(ndim)])
+
+
+def squeeze(x: DArray, axis: Any = None) -> DArray:
+    """Return ``x`` without dims of length 1: all of them, or those at ``axis``."""
+    if axis is None:
+        gone = {d for d, length in enumerate(x.shape) if length == 1}
+    else:
+        gone = {to_int(one) % x.ndim for one in (axis if isinstance(axis, tuple) else (axis,))}
+    for d in gone:
+        if x.shape[d] != 1:
+            raise ValueError(f"squeeze: dim {d} of {x!r} has length {x.shape[d]}; expected 1")
+        if x.sharding.split_of(d):
+            raise _split("squeeze", x, d)
+    kept = [d for d in range(x.ndim) if d not in gone]
+    local = x.local.reshape([x.local.shape[d] for d in kept])
+    return _like(x, local, [x.sharding.split_of(d) for d in kept], [x.shape[d] for d in kept])
+
+
+def reshape(x: DArray, shape: Any, order: str = "C") -> DArray:
+    """Return ``x`` in another ``shape``, where each part of it is a part of the result.
+
+    Dims that become one, or come of one, may be split in the outermost of them alone, and evenly.
+    """
+    if order != "C":
+        raise ShardingError(f"reshape: order={order!r} has no rule; only C order has")
+    wanted = _inferred(x, shape)
+    dims: list[tuple[int, ...]] = [()] * len(wanted)
+    for olds, news in _runs(x.shape, wanted):
+        # Dims of length 1 come and go without changing where an element lies.
+        first = next((d for d in olds if x.shape[d] != 1), olds[0] if olds else None)
+        into = next((k for k in news if wanted[k] != 1), news[0] if news else None)
+        for d in olds:
+            split = x.sharding.split_of(d)
+            if not split:
+                continue
+            n = prod(x.mesh.shape[i] for i in split)
+            same = into is not None and wanted[into] == x.shape[d]
+            even = into is not None and x.shape[d] % n == wanted[into] % n == 0
+            if d == first and into is not None and (same or even):
+                dims[into] = split
+            else:
+                raise ShardingError(
+                    f"reshape: {x!r} to {wanted}: dim {d} is split {n} ways, and the parts are not"
+                    f" parts of the result; redistribute it first so that dim {d} is not split,"
+                    f" such as to {_without(x, d)}"
+                )
+    target = Sharding.of_positions(x.mesh, dims, x.sharding.partial_dims)
+    local = x.local.reshape(target.local_shape(wanted))
+    return DArray(local, target, wanted, x.dtype)
+
+
+def ravel(x: DArray, order: str = "C") -> DArray:
+    """Return ``x`` with one dim; see ``reshape``."""
+    return reshape(x, -1, order)
+
+
+def select(x: DArray, index: Any) -> DArray:
+    """Return ``x[index]``: integers, slices, None and an ellipsis, whole slices where it is split.
+
+    The result has the memory of ``x``, as in NumPy.
+    """
+    entries = list(index) if isinstance(index, tuple) else [index]
+    for entry in entries:
+        if not (entry is None or entry is ... or isinstance(entry, slice)) and _no_integer(entry):
+            raise ShardingError(
+                f"indexing with {entry!r} has no rule; expected integers, slices, None and ..."
+                " (full_array() has the whole of it)"
+            )
+    given = sum(entry is not None and entry is not ... for entry in entries)
+    if given > x.ndim or entries.count(...) > 1:
+        raise IndexError(f"{index!r} has too many entries for {x!r}")
+    if ... not in entries:
+        entries.append(...)
+    at = entries.index(...)
+    entries[at : at + 1] = [slice(None)] * (x.ndim - given)
+    dims: list[tuple[int, ...]] = []
+    shape: list[int] = []
+    here: list[Any] = []
+    d = 0
+    for entry in entries:
+        if entry is None:
+            dims.append(())
+            shape.append(1)
+            here.append(None)
+            continue
+        split = x.sharding.split_of(d)
+        if isinstance(entry, slice):
+            chosen = range(*entry.indices(x.shape[d]))
+            if split and chosen != range(x.shape[d]):
+                raise _split("indexing", x, d)
+            dims.append(split)
+            shape.append(len(chosen))
+            # All of a dim is all of this rank's part of it.
+            here.append(slice(None) if chosen == range(x.shape[d]) else entry)
+        else:
+            if split:
+                raise _split("indexing", x, d)
+            if not -x.shape[d] <= entry < x.shape[d]:
+                raise IndexError(f"index {entry} is out of bounds for dim {d} of {x!r}")
+            here.append(entry)
+        d += 1
+    return _like(x, x.local[(*here, ...)], dims, shape)
+
+
+def assign(x: DArray, index: Any, value: Any) -> None:
+    """Do ``x[index] = value``, with a single value or a DArray that lies alike."""
+    if x.sharding.partial_dims:
+        raise ShardingError(f"assigning to {x!r}, whose values are partial; use reduced() first")
+    part = select(x, index)
+    if isinstance(value, DArray):
+        value = value.reduced()
+        labels = [range(part.ndim), range(part.ndim - value.ndim, part.ndim)]
+        aligned = align("assigning", [part, value], labels)
+        if aligned.sharding(range(part.ndim)) != part.sharding:
+            raise ShardingError(
+                f"assigning: {value!r} is split where {part!r} is not; redistribute it to"
+                f" {part.sharding.spec}"
+            )
+        value = aligned.locals[1]
+    elif np.ndim(value):
+        raise ShardingError(
+            "assigning: the value is an array that belongs to no mesh; use distribute_array"
+        )
+    part.local[...] = value
+
+
+def concatenate(arrays: Sequence[Any], axis: int = 0) -> DArray:
+    """Return the arrays joined along ``axis``, which may not be split."""
+    operands, partial = settled_alike(_all_arrays("concatenate", arrays))
+    ndim = operands[0].ndim
+    axis = to_int(axis) % max(ndim, 1)
+    labels: list[list[Any]] = []
+    for number, x in enumerate(operands):
+        if x.ndim != ndim or any(
+            a != b
+            for d, (a, b) in enumerate(zip(x.shape, operands[0].shape, strict=False))
+            if d != axis
+        ):
+            raise ValueError(f"concatenate: shapes {[one.shape for one in operands]} do not fit")
+        if x.sharding.split_of(axis):
+            raise _split("concatenate", x, axis)
+        labels.append([(d, number) if d == axis else d for d in range(ndim)])
+    aligned = align("concatenate", operands, labels)
+    local = array_module(aligned.locals[0]).concatenate(aligned.locals, axis=axis)
+    shape = list(operands[0].shape)
+    shape[axis] = sum(x.shape[axis] for x in operands)
+    return DArray(local, aligned.sharding(range(ndim), partial), shape, local.dtype)
+
+
+def stack(arrays: Sequence[Any], axis: int = 0) -> DArray:
+    """Return the arrays, of one shape, joined along a new dim."""
+    operands = _all_arrays("stack", arrays)
+    return concatenate(
+        [expand_dims(x, axis) for x in operands], to_int(axis) % (operands[0].ndim + 1)
+    )
+
+
+def _like(x: DArray, local: Any, dims: Sequence[tuple[int, ...]], shape: Sequence[int]) -> DArray:
+    sharding = Sharding.of_positions(x.mesh, dims, x.sharding.partial_dims)
+    return DArray(local, sharding, shape, x.dtype)
+
+
+def _no_integer(entry: Any) -> bool:
+    if isinstance(entry, (bool, np.bool_)) or np.ndim(entry):
+        return True
+    try:
+        to_int(entry)
+    except TypeError:
+        return True
+    return False
+
+
+def _without(x: DArray, array_dim: int) -> Any:
+    dims = [() if d == array_dim else x.sharding.split_of(d) for d in range(x.ndim)]
+    return Sharding.of_positions(x.mesh, dims).spec
+
+
+def _split(name: str, x: DArray, array_dim: int) -> ShardingError:
+    return ShardingError(
+        f"{name}: dim {array_dim} of {x!r} is split; redistribute it first, such as to"
+        f" {_without(x, array_dim)}"
+    )
+
+
+def _all_arrays(name: str, arrays: Sequence[Any]) -> list[DArray]:
+    operands = list(arrays)
+    if not operands or not all(isinstance(x, DArray) for x in operands):
+        raise ShardingError(f"{name}: expected a list of DArrays, got {operands!r}")
+    return operands
+
+
+def _inferred(x: DArray, shape: Any) -> tuple[int, ...]:
+    lengths = [to_int(n) for n in (shape if isinstance(shape, (tuple, list)) else (shape,))]
+    known = prod(n for n in lengths if n != -1)
+    if lengths.count(-1) == 1 and known and x.size % known == 0:
+        lengths[lengths.index(-1)] = x.size // known
+    if -1 in lengths or prod(lengths) != x.size:
+        raise ValueError(f"reshape: {x!r} has {x.size} elements, which do not fit {shape}")
+    return tuple(lengths)
+
+
+def _runs(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[int]]]:
+    """Return the shortest runs of dims, of ``old`` and ``new``, that have equal products."""
+    if prod(old) == 0:
+        return _runs_of_nothing(old, new)
+    runs: list[tuple[list[int], list[int]]] = []
+    i = j = 0
+    while i < len(old) or j < len(new):
+        olds, news = [i] if i < len(old) else [], [j] if j < len(new) else []
+        a, b = prod(old[k] for k in olds), prod(new[k] for k in news)
+        i, j = i + len(olds), j + len(news)
+        while a != b:
+            if a < b:
+                olds.append(i)
+                a, i = a * old[i], i + 1
+            else:
+                news.append(j)
+                b, j = b * new[j], j + 1
+        runs.append((olds, news))
+    return runs
+
+
+def _runs_of_nothing(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[int]]]:
+    """The same for arrays without elements: dims that stay, and all others in one run."""
+    same = 0
+    while same < min(len(old), len(new)) and old[same] == new[same]:
+        same += 1
+    rest = (list(range(same, len(old))), list(range(same, len(new))))
+    return [*(([d], [d]) for d in range(same)), *([rest] if rest[0] or rest[1] else [])]
