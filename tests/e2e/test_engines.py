@@ -80,8 +80,12 @@ def test_ranks_that_slurm_ends_first_have_not_failed(meshrun):
     assert (result.code, result.err) == (143, "meshrun: received SIGTERM; ended ranks 0-1\n")
 
 
-def test_a_name_that_nobody_knows_yet(meshrun, tmp_path):
-    """Both nodes failed, since neither took the address for its own at the beginning."""
+@pytest.mark.parametrize("way", ["endpoint", "pods"])
+def test_a_name_that_nobody_knows_yet(meshrun, tmp_path, way):
+    """Both nodes failed, since neither took the address for its own at the beginning.
+
+    Pods have numbers (Kubeflow's ``PET_`` variables); at an endpoint they go by arrival.
+    """
     if os.geteuid() != 0 or shutil.which("unshare") is None:
         pytest.skip("needs root and unshare, to have a hosts file of its own")
     hosts = tmp_path / "hosts"
@@ -94,8 +98,13 @@ def test_a_name_that_nobody_knows_yet(meshrun, tmp_path):
     flags = ("--nnodes", "2", "--rdzv-endpoint", f"late.test:{port}")
     script = meshrun.script(HELLO)
     env = {"MESHLIB_SECRET": "ab" * 32}
-    nodes = [meshrun.start(*flags, script, command=command, env=env) for _ in range(2)]
-    waiting = nodes[0].stderr.readline()
+    pods = {"PET_NNODES": "2", "PET_MASTER_ADDR": "late.test", "PET_MASTER_PORT": str(port)}
+    nodes = []
+    for node in range(2):
+        if way == "pods":
+            flags, env = (), env | pods | {"PET_NODE_RANK": str(node)}
+        nodes.append(meshrun.start(*flags, script, command=command, env=env))
+    waiting = nodes[1].stderr.readline()
     assert "waiting for the node that leads, at late.test" in waiting
     with hosts.open("a") as file:
         file.write("127.0.0.1 late.test\n")
