@@ -16,8 +16,8 @@ from typing import Any
 from distributed import Client, as_completed, wait
 
 from meshlib.engines.variables import Attempt, RankVariables, place_variables
-from meshlib.launcher.failure import ECHOES
-from transport.sockets import LOOPBACK, local_address_towards
+from meshlib.launcher.ranks.failure import ECHOES
+from transport.net.sockets import LOOPBACK, local_address_towards
 
 _ECHO_SECONDS = 2.0
 
@@ -53,7 +53,7 @@ def run(
     information = client.scheduler_info(n_workers=-1)["workers"]
     chosen = _choose(information, workers)
     if mesh is not None:
-        from meshlib.mesh_config import MeshConfig
+        from meshlib.mesh.config import MeshConfig
 
         MeshConfig.from_string(mesh).resolve(len(chosen))
     hosts = [information[worker]["host"] for worker in chosen]

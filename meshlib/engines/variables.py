@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 
 from transport import environment
-from transport.auth import new_secret
+from transport.net.auth import new_secret
 from transport.store.tcp_server import TCPStoreServer
 
 

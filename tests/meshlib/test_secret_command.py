@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from meshlib.cli import main
-from transport.secret_file import read_secret
+from transport.net.secret_file import read_secret
 
 
 @pytest.fixture

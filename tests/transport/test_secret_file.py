@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from transport.auth import secret_from_environment
-from transport.secret_file import home_secret_file, read_secret, write_secret
+from transport.net.auth import secret_from_environment
+from transport.net.secret_file import home_secret_file, read_secret, write_secret
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from types import EllipsisType
 from typing import Any
 
 from transport import environment
-from transport.auth import secret_from_environment
 from transport.deadline import Deadline
 from transport.errors import DistError
 from transport.launch_environments import (
@@ -22,11 +21,12 @@ from transport.launch_environments import (
     detect,
     hints,
 )
+from transport.net.auth import secret_from_environment
+from transport.net.sockets import LOOPBACK, format_address, is_local
 from transport.rendezvous.address import RendezvousAddress
 from transport.rendezvous.seats import in_group, take_turn
 from transport.rendezvous.solo import solo_rendezvous
 from transport.rendezvous.static import Secret, static_store
-from transport.sockets import LOOPBACK, format_address, is_local
 from transport.store.base import DEFAULT_STORE_TIMEOUT, Store
 from transport.store.prefix_store import PrefixStore
 from transport.store.tcp_store import TCPStore
