@@ -50,7 +50,8 @@ def init_process_group(
 ) -> None:
     """Join the job: find the other ranks, and make the default group of all of them.
 
-    ``init_method`` is a URL (``env://`` by default, ``tcp://host:port``, ``file:///path``;
+    ``init_method`` is a URL (``env://`` by default, ``tcp://host:port``, ``file:///path``,
+    ``solo://`` for a world of one;
     ``mpi://``, where MPI knows the ranks, is the default of ``backend="mpi"``);
     instead of it, an explicit ``store`` with ``rank`` and ``world_size``, on which waits then end
     with ``RankFailedError`` when a rank is lost. ``timeout`` (seconds, timedelta,

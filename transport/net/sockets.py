@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import socket
 import time
@@ -20,6 +21,8 @@ from transport.errors import DistNetworkError
 from transport.limits import explain
 from transport.net.fork import close_in_forked_children
 
+_LOGGER = logging.getLogger("meshlib.transport")
+
 LOOPBACK = "127.0.0.1"
 MAX_BACKLOG = 4096
 
@@ -31,9 +34,10 @@ _KEEPALIVE = (
 )
 # One attempt at one of several addresses; a black hole must not eat the whole deadline.
 _ATTEMPT_SECONDS = 5.0
-# A name may be unknown for a while when its machine is just starting, but a typo should not
-# take the whole deadline.
-_UNKNOWN_NAME_SECONDS = 20.0
+# A name may be unknown for a while when its machine is just starting (a pod's, until resolvers
+# forget that there was none: half a minute), but a typo should not take the whole deadline.
+_UNKNOWN_NAME_SECONDS = 60.0
+_NAME_WARNING_SECONDS = 5.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.002, 0.1
 # Errors that waiting does not cure.
 _HOPELESS = {errno.EACCES, errno.EPERM, errno.EINVAL, errno.EAFNOSUPPORT, errno.EMFILE}
@@ -129,6 +133,7 @@ def connect(
     """
     begin = time.monotonic()
     pause = _FIRST_PAUSE
+    warned = False
     while True:
         try:
             return _connect_once(host, port, deadline, before_attempt)
@@ -142,6 +147,9 @@ def connect(
                     f"cannot connect to {format_address(host, port)}: tried for {spent:.1f} s,"
                     f" last error: {_reason(error, host)}"
                 ) from error
+            if isinstance(error, socket.gaierror) and not warned and spent > _NAME_WARNING_SECONDS:
+                warned = True
+                _LOGGER.warning("cannot resolve %s yet (%s); asking again", host, error.strerror)
         time.sleep(min(pause, deadline.remaining()))
         pause = min(pause * 1.5, _LONGEST_PAUSE)
 

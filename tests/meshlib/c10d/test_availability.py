@@ -4,6 +4,7 @@ import importlib.util
 
 import numpy as np
 import pytest
+from test_launch_environments import SLURM
 
 import meshlib as dist
 from transport.errors import DistError
@@ -50,7 +51,7 @@ def test_backend_names():
     ("variables", "local_rank"),
     [
         ({"LOCAL_RANK": "3"}, 3),
-        ({"SLURM_PROCID": "9", "SLURM_NTASKS": "16", "SLURM_LOCALID": "1"}, 1),
+        (SLURM | {"SLURM_LOCALID": "3"}, 3),
         ({"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_LOCAL_RANK": "2"}, 2),
         ({"PMI_RANK": "5", "MPI_LOCALRANKID": "4"}, 4),
     ],
