@@ -3,19 +3,26 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+DEMO   := $(VENV)/.installed-demo
+SOURCES := pyproject.toml hatch_build.py $(wildcard transport/native/*.[ch])
 # gpu-check takes this Python as it is if it has CuPy and what the tests need (as where nothing can
 # be installed); else it installs the CuPy and the JAX for cuda12 or cuda13, as the driver is.
 GPU_PYTHON ?= $(PYTHON)
 CUDA   ?= cuda13
 
-.PHONY: demo test test-mpi check gpu-check bench chaos format clean
+.PHONY: demo test test-mpi check docs gpu-check bench chaos format clean
 
-$(STAMP): pyproject.toml hatch_build.py $(wildcard transport/native/*.[ch])
+$(STAMP): $(SOURCES)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@ $(DEMO)
+
+$(DEMO): $(SOURCES)  # who only looks does not wait for linters and JAX
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[demo]'
 	@touch $@
 
-demo: $(STAMP)  ## train on real data over a dp=2, tp=2 mesh
+demo: $(DEMO)  ## train on real data over a dp=2, tp=2 mesh
 	$(BIN)/meshrun --mesh examples/digits_2d.toml examples/digits_2d.py
 
 test: $(STAMP)  ## run all tests
@@ -39,11 +46,14 @@ gpu-check:  ## on a machine with a GPU: tests, then benchmarks, then out/gpu-rep
 			--editable '.[dev,$(CUDA)]' 'jax[$(CUDA)]' && $(BIN)/python tests/gpu/check.py out; \
 	fi
 
-check: $(STAMP)  ## lint, format, types, import floors
+check: $(STAMP) docs  ## lint, format, types, import floors, and the pages as a site
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/pyright
+
+docs: $(STAMP)  ## the pages and the reference as a site, in out/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --config-file docs/site/mkdocs.yml
 
 bench: $(STAMP)  ## every collective beside Gloo, Open MPI, MPICH and JAX, in one run
 	-$(BIN)/python -m meshlib.bench.setup_peers
@@ -54,7 +64,8 @@ chaos: $(STAMP)  ## every fault on every transport, 2, 3 and 5 ranks
 	$(BIN)/python tests/chaos/run.py --transports tcp,shm,auto --repeat 3 \
 		--results out/reliability.jsonl --table out/reliability-table.md
 
-format: $(STAMP)
+format: $(STAMP)  ## ... and copy the words of methods to the functions that share them
+	$(BIN)/python tests/docs/shared_docstrings.py
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 

@@ -1,7 +1,8 @@
 """Builds the compiled core, transport/native/*.c, into a wheel or, if editable, beside it.
 
 Everything works without it, so where it cannot be built the wheel is a pure one, and a line says
-why. ``MESHLIB_NATIVE=0`` asks for that, and with ``MESHLIB_NATIVE=1`` a failure is an error.
+why: here, and in ``transport.native.why_not`` of what is installed. ``MESHLIB_NATIVE=0`` asks for
+that, and with ``MESHLIB_NATIVE=1`` a failure is an error.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 SWITCH = "MESHLIB_NATIVE"
 SOURCES = "transport/native"
 MODULE = "transport.native._core"
+REASON = f"{SOURCES}/_core.txt"
+"""Where what is installed without a core says why: ``transport.native`` reads it."""
 # -ffp-contract=off: the bits that NumPy computes, on every CPU.
 FLAGS = ["-O3", "-ffp-contract=off", "-shared", "-fPIC", "-fvisibility=hidden", "-pthread"]
 SECONDS = 120.0
@@ -70,12 +73,17 @@ class CompiledCore(BuildHookInterface[BuilderConfig]):
             compile_core(root, built)
             if editable:
                 _replace(built, root / inside)
+                (root / REASON).unlink(missing_ok=True)
         except NotBuilt as reason:
             if switch == "1":
                 raise RuntimeError(f"{SWITCH}=1, and no compiled core: {reason}") from None
             self.app.display_warning(f"meshlib without its compiled core: {reason}")
+            told = root / REASON if editable else Path(self._scratch.name, Path(REASON).name)
+            told.write_text(f"{reason}\n", encoding="utf-8")
             if editable:
                 (root / inside).unlink(missing_ok=True)  # from another source or compiler
+            else:
+                build_data["force_include"][str(told)] = REASON
             return
         if not editable:
             build_data["force_include"][str(built)] = inside

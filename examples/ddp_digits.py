@@ -1,9 +1,9 @@
 """Data parallel training in one page: wrap the model, share the data, train.
 
-    meshrun --nproc-per-node 2 examples/ddp_digits.py
+    meshrun --mesh dp=2 examples/ddp_digits.py
 
-Each rank has the whole model and its share of the data; gradients are averaged over the ranks while
-the backward pass runs.
+On any mesh: each rank has the whole model and its share of the data; gradients are averaged over
+the ranks while the backward pass runs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=32, help="per rank")
     args = parser.parse_args()
 
-    dist.init_process_group()
+    mesh = dist.init_device_mesh()  # the one that `meshrun --mesh` was given
     rng = np.random.default_rng(0)
     images, labels = load_digits(return_X_y=True)
     images = (images / 16).astype(np.float32)
@@ -35,9 +35,10 @@ def main() -> None:
             nn.Linear(64, 128, rng=rng),
             nn.ReLU(),
             nn.Linear(128, 10, rng=rng),
-        )
+        ),
+        mesh,
     )
-    sampler = DistributedSampler(train)
+    sampler = DistributedSampler(train, mesh=mesh)
     optimizer = optim.Adam(model.parameters(), lr=2e-3)
     loss_function = nn.CrossEntropyLoss()
 
@@ -51,17 +52,17 @@ def main() -> None:
             losses.append(loss_function(model(images[batch]), labels[batch]))
             model.backward(loss_function.backward())
             optimizer.step()
-        mean = dist.all_reduce(np.array(np.mean(losses)), op=dist.ReduceOp.AVG)
+        mean = mesh.all_reduce(np.array(np.mean(losses)), op=dist.ReduceOp.AVG)
         if dist.get_rank() == 0:
             print(f"epoch {epoch + 1:2}: loss {mean:.4f}")
 
     # Each test image is seen by exactly one rank; the counts add up to the whole.
     model.eval()
-    share = test[list(DistributedSampler(test, evaluation=True))]
+    share = test[list(DistributedSampler(test, mesh=mesh, evaluation=True))]
     correct = np.array((model(images[share]).argmax(axis=-1) == labels[share]).sum())
-    dist.all_reduce(correct)
+    mesh.all_reduce(correct)
     if dist.get_rank() == 0:
-        print(f"test accuracy {correct / len(test):.1%} on {dist.get_world_size()} ranks")
+        print(f"test accuracy {correct / len(test):.1%} on {mesh.size()} ranks")
     dist.destroy_process_group()
 
 

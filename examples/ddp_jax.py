@@ -1,9 +1,9 @@
 """Data parallel training with JAX in one page: the step is jitted, communication and all.
 
-    meshrun --nproc-per-node 2 examples/ddp_jax.py
+    meshrun --mesh dp=2 examples/ddp_jax.py
 
-Each rank has all parameters and its share of the data. Inside the jitted step the gradients are
-averaged over the ranks, each bucket as soon as XLA has computed it.
+On any mesh: each rank has all parameters and its share of the data. Inside the jitted step the
+gradients are averaged over the ranks, each bucket as soon as XLA has computed it.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=32, help="per rank")
     args = parser.parse_args()
 
-    dist.init_process_group()
+    mesh = dist.init_device_mesh()  # the one that `meshrun --mesh` was given
     images, labels = load_digits(return_X_y=True)
     images = (images / 16).astype(np.float32)
     train, test = np.split(np.random.default_rng(0).permutation(len(labels)), [1437])
 
-    ddp = DistributedDataParallel(init(jax.random.key(0), (64, 128, 10)))
+    ddp = DistributedDataParallel(init(jax.random.key(0), (64, 128, 10)), mesh)
     optimizer = optax.adam(2e-3)
 
     @jax.jit
@@ -65,24 +65,26 @@ def main() -> None:
         return optax.apply_updates(params, updates), state, loss
 
     params, state = ddp.params, optimizer.init(ddp.params)
-    batches = DistributedBatchSampler(DistributedSampler(train), args.batch_size, drop_last=True)
+    batches = DistributedBatchSampler(
+        DistributedSampler(train, mesh=mesh), args.batch_size, drop_last=True
+    )
     for epoch in range(args.epochs):
         losses = []
         for batch in batches:
             chosen = train[batch.indices]
             params, state, loss = step(params, state, images[chosen], labels[chosen])
             losses.append(loss)
-        mean = dist.all_reduce(np.array(np.mean(losses)), op=dist.ReduceOp.AVG)
+        mean = mesh.all_reduce(np.array(np.mean(losses)), op=dist.ReduceOp.AVG)
         if dist.get_rank() == 0:
             print(f"epoch {epoch + 1:2}: loss {mean:.4f}")
 
     # Each test image is seen by exactly one rank; the counts add up to the whole.
-    share = test[list(DistributedSampler(test, evaluation=True))]
+    share = test[list(DistributedSampler(test, mesh=mesh, evaluation=True))]
     right = int((apply(params, images[share]).argmax(-1) == labels[share]).sum())
-    right = dist.all_reduce(np.array(right))
+    right = mesh.all_reduce(np.array(right))
     if dist.get_rank() == 0:
         accuracy = right / len(test)
-        print(f"test accuracy {accuracy:.1%} on {dist.get_world_size()} ranks")
+        print(f"test accuracy {accuracy:.1%} on {mesh.size()} ranks")
     dist.destroy_process_group()
 
 

@@ -4,22 +4,25 @@
 
 The data are scikit-learn's ``load_digits``: 1,797 scans of 8 × 8 pixels. Batches are shared by the
 replicas (dp), the hidden layer is split over the ranks of one replica (tp). Everything is float64,
-so that the only difference to one process is the order of additions.
+so that the only difference to one process is the order of additions. Any mesh will do: ``--mesh
+dp=3``, ``--mesh tp=4``; the rest of the file stays.
 """
 
 from __future__ import annotations
 
 import argparse
-import tomllib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from support.any_mesh import replicas_and_tp
+from support.progress import Progress
+from support.settings import SettingsFile
 
 import meshlib as dist
-from meshlib import DeviceMesh, MeshConfig
+from meshlib import DeviceMesh
 from parallel import (
     ColwiseParallel,
     DistributedDataParallel,
@@ -31,6 +34,24 @@ from parallel import (
 
 HERE = Path(__file__).parent
 CLASSES = 10
+
+
+@dataclass(frozen=True)
+class Model:
+    """The config's table ``[model]``."""
+
+    hidden: int
+
+
+@dataclass(frozen=True)
+class Training:
+    """The config's table ``[train]``; ``batch_size`` is that over all replicas."""
+
+    epochs: int
+    batch_size: int
+    lr: float
+    weight_decay: float
+    seed: int
 
 
 class Digits(NamedTuple):
@@ -50,10 +71,9 @@ def load_digits(seed: int) -> tuple[Digits, Digits]:
     return Digits(images[train] / 16, labels[train]), Digits(images[test] / 16, labels[test])
 
 
-def make_model(config: dict[str, Any], tp: DeviceMesh | None) -> nn.Sequential:
+def make_model(hidden: int, seed: int, tp: DeviceMesh | None) -> nn.Sequential:
     """Return the classifier: whole without ``tp``, this rank's part of the same one with it."""
-    hidden = config["model"]["hidden"]
-    rng = np.random.default_rng(config["train"]["seed"])
+    rng = np.random.default_rng(seed)
     wide = nn.Linear(64, hidden, rng=rng, dtype="float64")
     narrow = nn.Linear(hidden, 64, rng=rng, dtype="float64")
     head = nn.Linear(64, CLASSES, rng=rng, dtype="float64")
@@ -70,26 +90,18 @@ def train(
     model: nn.Module,
     data: Digits,
     sampler: DistributedSampler,
-    config: dict[str, Any],
+    settings: Training,
     progress: Progress,
     title: str,
 ) -> list[float]:
     """Train ``model`` on this replica's share of ``data``; return the loss of each step."""
-    settings = config["train"]
-    optimizer = optim.AdamW(
-        model.parameters(), lr=settings["lr"], weight_decay=settings["weight_decay"]
-    )
+    optimizer = optim.AdamW(model.parameters(), lr=settings.lr, weight_decay=settings.weight_decay)
     loss_function = nn.CrossEntropyLoss()
-    local_batch, rest = divmod(settings["batch_size"], sampler.num_replicas)
-    if rest:
-        raise ValueError(
-            f"batch_size is {settings['batch_size']}, which does not divide by "
-            f"{sampler.num_replicas} replicas"
-        )
+    local_batch = settings.batch_size // sampler.num_replicas
     steps = len(sampler) // local_batch
-    task = progress.add_task(title, total=steps * settings["epochs"], loss="")
+    advance = progress.task(title, steps * settings.epochs)
     losses: list[float] = []
-    for epoch in range(settings["epochs"]):
+    for epoch in range(settings.epochs):
         sampler.set_epoch(epoch)
         for batch in full_batches(sampler, local_batch):
             optimizer.zero_grad()
@@ -97,7 +109,7 @@ def train(
             model.backward(loss_function.backward())
             optimizer.step()
             losses.append(loss)
-            progress.update(task, advance=1, loss=f"loss {loss:.3f}")
+            advance(f"loss {loss:.3f}")
     return losses
 
 
@@ -151,27 +163,25 @@ def main() -> None:
     parser.add_argument("--config", type=Path, default=HERE / "digits_2d.toml")
     parser.add_argument("--out", type=Path, default=Path("out"), help="where the picture goes")
     args = parser.parse_args()
-    config = tomllib.loads(args.config.read_text())
-    seed = config["train"]["seed"]
+    file = SettingsFile(args.config)
+    hidden = file.read("model", Model, ["hidden"]).hidden
+    settings = file.read("train", Training, ["epochs", "batch_size"])
+    seed = settings.seed
 
-    mesh = MeshConfig.load(args.config).build("cpu")
-    dp, tp = mesh["dp"], mesh["tp"]
+    mesh = dist.init_device_mesh()  # the one that `meshrun --mesh` was given
+    dp, tp = replicas_and_tp(mesh)
+    if settings.batch_size % dp.size():
+        file.wrong("train", "batch_size", f"which does not divide by {dp.size()} replicas")
+    if hidden % tp.size():
+        file.wrong("model", "hidden", f"which does not divide by the {tp.size()} ranks of tp")
     first = dist.get_rank() == 0
-    progress = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[loss]}"),
-        TimeElapsedColumn(),
-        disable=not first,
-    )
     training, test = load_digits(seed)
 
-    with progress:
-        model = make_model(config, tp)
+    with Progress(first) as progress:
+        model = make_model(hidden, seed, tp)
         ddp = DistributedDataParallel(model, dp)
         sampler = DistributedSampler(training.labels, mesh=dp, seed=seed)
-        losses = np.array(train(ddp, training, sampler, config, progress, mesh.described()))
+        losses = np.array(train(ddp, training, sampler, settings, progress, mesh.described()))
         dp.all_reduce(losses, op=dist.ReduceOp.AVG)
 
         share = DistributedSampler(test.labels, mesh=dp, evaluation=True)
@@ -181,9 +191,9 @@ def main() -> None:
         if not first:
             return
 
-        single = make_model(config, tp=None)
+        single = make_model(hidden, seed, tp=None)
         everything = DistributedSampler(training.labels, num_replicas=1, rank=0, seed=seed)
-        reference = train(single, training, everything, config, progress, "one process")
+        reference = train(single, training, everything, settings, progress, "one process")
 
     picture = args.out / "digits_2d.png"
     plot(losses, reference, picture)

@@ -4,7 +4,8 @@
 
 The whole step is one jitted function. Inside it gradients are averaged over the replicas (dp) while
 XLA still computes, and attention heads and the hidden layers are split over the ranks of a replica
-(tp). ``--resume`` goes on from the last checkpoint, exactly: the same losses as without a break.
+(tp). Any mesh will do whose tp divides the heads: ``--mesh dp=2``, ``--mesh tp=4``. ``--resume``
+goes on from the last checkpoint, exactly: the same losses as without a break.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import argparse
 import json
 import os
 import sysconfig
-import tomllib
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,16 +23,77 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from support.any_mesh import replicas_and_tp
+from support.progress import Progress
+from support.settings import SettingsFile
 
 import meshlib as dist
-from meshlib import DeviceMesh, MeshConfig
+from meshlib import DeviceMesh
 from meshlib import jit as mj
 from parallel import DistributedBatchSampler, DistributedDataParallel, DistributedSampler
 from parallel.jax import copy_to_region, reduce_from_region
 
 HERE = Path(__file__).parent
 Params = dict[str, Any]
+
+# ---------------------------------------------------------------- settings
+
+
+@dataclass(frozen=True)
+class Data:
+    """The config's table ``[data]``."""
+
+    characters: int
+
+
+@dataclass(frozen=True)
+class Model:
+    """The config's table ``[model]``."""
+
+    layers: int
+    width: int
+    heads: int
+    context: int
+
+
+@dataclass(frozen=True)
+class Training:
+    """The config's table ``[train]``; ``batch_size`` is that over all replicas."""
+
+    steps: int
+    batch_size: int
+    lr: float
+    warmup: int
+    weight_decay: float
+    checkpoint_every: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The config's table ``[sample]``."""
+
+    prompt: str
+    length: int
+    temperature: float
+
+
+class Config:
+    """All settings. Raises ValueError with file and key for what is wrong or does not fit."""
+
+    def __init__(self, path: Path, replicas: int, tp: int) -> None:
+        file = SettingsFile(path)
+        self.data = file.read("data", Data, ["characters"])
+        self.model = file.read("model", Model, ["layers", "width", "heads", "context"])
+        self.train = file.read("train", Training, ["steps", "batch_size", "checkpoint_every"])
+        self.sample = file.read("sample", Sample, ["length", "temperature"])
+        if self.train.batch_size % replicas:
+            file.wrong("train", "batch_size", f"which does not divide by {replicas} replicas")
+        if self.model.heads % tp:
+            file.wrong("model", "heads", f"which does not divide by the {tp} ranks of tp")
+        if self.model.width % self.model.heads:
+            file.wrong("model", "width", f"which does not divide by {self.model.heads} heads")
+
 
 # ---------------------------------------------------------------- data
 
@@ -66,27 +128,27 @@ def read_library(characters: int) -> Text:
 # ---------------------------------------------------------------- model
 
 
-def init(settings: dict[str, Any], vocabulary: int, seed: int) -> Params:
+def init(settings: Model, vocabulary: int, seed: int) -> Params:
     """Return the whole model's parameters, the same on every rank."""
     rng = np.random.default_rng(seed)
-    width, layers = settings["width"], settings["layers"]
+    width, heads = settings.width, settings.heads
 
     def draw(*shape: int, scale: float = 1.0) -> np.ndarray:
         return (rng.normal(size=shape) * scale * shape[0] ** -0.5).astype(np.float32)
 
     return {
         "tokens": (rng.normal(size=(vocabulary, width)) * 0.1).astype(np.float32),
-        "places": (rng.normal(size=(settings["context"], width)) * 0.1).astype(np.float32),
+        "places": (rng.normal(size=(settings.context, width)) * 0.1).astype(np.float32),
         "blocks": [
             {
                 "norm_1": np.ones(width, np.float32),
-                "qkv": draw(width, 3, settings["heads"], width // settings["heads"]),
-                "attended": draw(settings["heads"], width // settings["heads"], width, scale=0.3),
+                "qkv": draw(width, 3, heads, width // heads),
+                "attended": draw(heads, width // heads, width, scale=0.3),
                 "norm_2": np.ones(width, np.float32),
                 "up": draw(width, 4 * width),
                 "down": draw(4 * width, width, scale=0.3),
             }
-            for _ in range(layers)
+            for _ in range(settings.layers)
         ],
         "norm": np.ones(width, np.float32),
         "head": draw(width, vocabulary),
@@ -175,20 +237,20 @@ class Checkpoints:
     A new file takes an old one's place in one step; the other ranks wait until all are there.
     """
 
-    def __init__(self, folder: Path, mesh: DeviceMesh) -> None:
-        self._mesh = mesh
-        self._path = folder / f"gpt_jax_2d-tp{dist.get_rank(mesh['tp'])}.npz"
+    def __init__(self, folder: Path, dp: DeviceMesh, tp: DeviceMesh) -> None:
+        self._dp = dp
+        self._path = folder / f"gpt_jax_2d-tp{dist.get_rank(tp)}.npz"
 
     def save(self, state: Any, progress: dict[str, Any]) -> None:
         """Write the pytree ``state`` and ``progress`` (JSON)."""
-        if dist.get_rank(self._mesh["dp"]) == 0:
+        if dist.get_rank(self._dp) == 0:
             leaves = {f"leaf_{i}": x for i, x in enumerate(jax.tree_util.tree_leaves(state))}
             unfinished = self._path.with_suffix(".unfinished")
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with unfinished.open("wb") as file:
                 np.savez(file, progress=json.dumps(progress), **leaves)
             os.replace(unfinished, self._path)
-        self._mesh.barrier()
+        dist.barrier()
 
     def load(self, like: Any) -> tuple[Any, dict[str, Any]]:
         """Return what was saved, the state with the structure of ``like``."""
@@ -203,28 +265,21 @@ class Checkpoints:
 
 
 def train(
-    config: dict[str, Any],
-    mesh: DeviceMesh,
+    config: Config,
+    dp: DeviceMesh,
+    tp: DeviceMesh,
     text: Text,
     checkpoints: Checkpoints,
     resume: bool,
     break_at: int | None,
 ) -> tuple[Params, list[float]]:
     """Train, or go on; return this rank's parameters, and the loss of each step."""
-    settings, context = config["train"], config["model"]["context"]
-    dp, tp = mesh["dp"], mesh["tp"]
-    local_batch, rest = divmod(settings["batch_size"], dist.get_world_size(dp))
-    if rest:
-        raise ValueError(
-            f"batch_size is {settings['batch_size']}, which does not divide by "
-            f"{dist.get_world_size(dp)} replicas"
-        )
-    whole = init(config["model"], len(text.alphabet), settings["seed"])
+    settings, context = config.train, config.model.context
+    local_batch = settings.batch_size // dp.size()
+    whole = init(config.model, len(text.alphabet), settings.seed)
     ddp = DistributedDataParallel(shard(whole, tp), dp)
-    schedule = optax.warmup_cosine_decay_schedule(
-        0.0, settings["lr"], settings["warmup"], settings["steps"]
-    )
-    optimizer = optax.adamw(schedule, weight_decay=settings["weight_decay"])
+    schedule = optax.warmup_cosine_decay_schedule(0.0, settings.lr, settings.warmup, settings.steps)
+    optimizer = optax.adamw(schedule, weight_decay=settings.weight_decay)
 
     @jax.jit
     def step(params: Params, state: Any, windows: jax.Array) -> tuple[Params, Any, jax.Array]:
@@ -234,7 +289,7 @@ def train(
         return optax.apply_updates(params, updates), state, loss
 
     params, state = ddp.params, optimizer.init(ddp.params)
-    sampler = DistributedSampler(len(text.codes) // context - 1, mesh=dp, seed=settings["seed"])
+    sampler = DistributedSampler(len(text.codes) // context - 1, mesh=dp, seed=settings.seed)
     batches = DistributedBatchSampler(sampler, local_batch, drop_last=True)
     losses: list[float] = []
     if resume:
@@ -242,28 +297,18 @@ def train(
         batches.load_state_dict(done["sampler"])
         losses = done["losses"]
 
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[loss]}"),
-        TimeElapsedColumn(),
-        disable=dist.get_rank() != 0,
-    )
-    with bar:
-        task = bar.add_task(
-            mesh.described(), total=settings["steps"], completed=len(losses), loss=""
-        )
-        while len(losses) < settings["steps"]:
+    with Progress(dist.get_rank() == 0) as progress:
+        advance = progress.task("training", settings.steps, len(losses))
+        while len(losses) < settings.steps:
             for batch in batches:
                 starts = [context * number for number in batch.indices]
                 params, state, loss = step(params, state, text.windows(starts, context + 1))
                 losses.append(float(loss))
-                bar.update(task, advance=1, loss=f"loss {losses[-1]:.3f}")
-                if len(losses) % settings["checkpoint_every"] == 0:
-                    progress = {"sampler": batches.state_dict(), "losses": losses}
-                    checkpoints.save((params, state), progress)
-                if len(losses) == settings["steps"]:
+                advance(f"loss {losses[-1]:.3f}")
+                if len(losses) % settings.checkpoint_every == 0:
+                    so_far = {"sampler": batches.state_dict(), "losses": losses}
+                    checkpoints.save((params, state), so_far)
+                if len(losses) == settings.steps:
                     break
                 if len(losses) == break_at:
                     raise SystemExit(f"broken off at step {break_at}")
@@ -293,28 +338,29 @@ def main() -> None:
         "--break-at", type=int, metavar="STEP", help="end there, as if the job had been killed"
     )
     args = parser.parse_args()
-    config = tomllib.loads(args.config.read_text())
 
-    mesh = MeshConfig.load(args.config).build("cpu")
-    text = read_library(config["data"]["characters"])
-    checkpoints = Checkpoints(args.out, mesh)
-    params, losses = train(config, mesh, text, checkpoints, args.resume, args.break_at)
+    mesh = dist.init_device_mesh()  # the one that `meshrun --mesh` was given
+    dp, tp = replicas_and_tp(mesh)
+    config = Config(args.config, dp.size(), tp.size())
+    text = read_library(config.data.characters)
+    checkpoints = Checkpoints(args.out, dp, tp)
+    params, losses = train(config, dp, tp, text, checkpoints, args.resume, args.break_at)
 
-    if dist.get_rank(mesh["dp"]) == 0:
-        sample = config["sample"]
-        prompt = np.array([text.alphabet.index(character) for character in sample["prompt"]])
+    if dist.get_rank(dp) == 0:
+        sample = config.sample
+        prompt = np.array([text.alphabet.index(character) for character in sample.prompt])
         tokens = np.asarray(
             generate(
                 params,
                 prompt,
-                jax.random.key(config["train"]["seed"]),
-                sample["temperature"],
-                length=sample["length"],
-                context=config["model"]["context"],
-                tp=mesh["tp"],
+                jax.random.key(config.train.seed),
+                sample.temperature,
+                length=sample.length,
+                context=config.model.context,
+                tp=tp,
             )
         )
-        written = sample["prompt"] + "".join(text.alphabet[token] for token in tokens)
+        written = sample.prompt + "".join(text.alphabet[token] for token in tokens)
         if dist.get_rank() == 0:
             picture = args.out / "gpt_jax_2d.png"
             plot(losses, picture)

@@ -1,6 +1,6 @@
 """A tour of meshes: slicing, groups and collectives, each line with its result.
 
-meshrun --nproc-per-node 4 examples/mesh_tour.py
+meshrun --mesh dp=2,tp=2 examples/mesh_tour.py
 """
 
 from __future__ import annotations
@@ -32,48 +32,53 @@ def title(text: str) -> None:
 
 
 def main() -> None:
-    """Walk around a 2 × 2 mesh."""
-    # 4 ranks in a row become 2 × 2; -1 would infer a size.
-    mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    """Walk around a mesh, whichever it is."""
+    mesh = dist.init_device_mesh()  # the one that `meshrun --mesh` was given
     rank = dist.get_rank()
+    names = mesh.mesh_dim_names or ()
+    outer, inner = names[0], names[-1]
 
     title("The mesh and this rank's place in it")
     show(f"{mesh.shape = }")
     show(f"{mesh.mesh.tolist() = }")
+    show(f"{names = }")
+    show(f"{outer = }")
+    show(f"{inner = }")
     show(f"{mesh.get_coordinate() = }")
-    show(f"{mesh.get_local_rank('dp') = }")
+    show(f"{mesh.get_local_rank(outer) = }")
 
     title("Slices: each rank gets the one that it is in")
-    show(f"{mesh['dp'].mesh.tolist() = }")
-    show(f"{mesh['tp'].mesh.tolist() = }")
-    show(f"{mesh['tp', 'dp'].mesh.tolist() = }")
+    show(f"{mesh[outer].mesh.tolist() = }")
+    show(f"{mesh[inner].mesh.tolist() = }")
+    show(f"{mesh[names[::-1]].mesh.tolist() = }")
 
     title("Groups")
-    show(f"{mesh['tp'].get_group().rank() = }")
-    show(f"{dist.get_process_group_ranks(mesh.get_group('tp')) = }")
+    show(f"{mesh[inner].get_group().rank() = }")
+    show(f"{dist.get_process_group_ranks(mesh.get_group(inner)) = }")
 
     title("Flattened: several dims as one")
     mesh.flatten("all")
     show(f"{mesh['all'].size() = }")
 
     title("A mesh is a group of ranks: collectives are its methods")
-    show(f"{mesh['tp'].all_reduce(np.array([rank])) = }")
-    show(f"{mesh['dp'].all_reduce(np.array([rank]), op=dist.ReduceOp.MAX) = }")
+    show(f"{mesh[inner].all_reduce(np.array([rank])) = }")
+    show(f"{mesh[outer].all_reduce(np.array([rank]), op=dist.ReduceOp.MAX) = }")
     show(f"{mesh.all_reduce(np.array([1.0]), op=dist.ReduceOp.SUM) = }")
-    show(f"{mesh['dp'].broadcast(np.array([10 * rank]), group_src=1) = }")
-    gathered = np.empty(2, dtype=int)
-    show(f"{mesh['tp'].all_gather_into_tensor(gathered, np.array([rank])) = }")
+    show(f"{mesh[outer].broadcast(np.array([10 * rank]), group_src=0) = }")
+    size = mesh[inner].size()
+    gathered = np.empty(size, dtype=int)
+    show(f"{mesh[inner].all_gather_into_tensor(gathered, np.array([rank])) = }")
     own = np.empty(1, dtype=int)
-    rows = np.array([rank, 10 * rank])
-    show(f"{mesh['tp'].reduce_scatter_tensor(own, rows) = }")
+    rows = rank + 10 * np.arange(size)
+    show(f"{mesh[inner].reduce_scatter_tensor(own, rows) = }")
 
     title("Asynchronously: compute while the bytes travel")
     work = mesh.all_reduce(np.array([rank + 1]), async_op=True)
     show(f"{work.result() = }")
 
     title("The same calls as c10d's functions")
-    show(f"{dist.all_reduce(np.array([rank]), group=mesh['dp']) = }")
-    show(f"{dist.get_world_size(mesh['tp']) = }")
+    show(f"{dist.all_reduce(np.array([rank]), group=mesh[outer]) = }")
+    show(f"{dist.get_world_size(mesh[inner]) = }")
 
     dist.destroy_process_group()
 

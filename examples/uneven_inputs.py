@@ -1,10 +1,11 @@
 """Ranks whose inputs run out at different times, trained to the same model nevertheless.
 
-    meshrun --nproc-per-node 3 examples/uneven_inputs.py
+    meshrun --mesh dp=3 examples/uneven_inputs.py
 
-Each rank has images of its own, some three times as many as others. Without ``join`` the first rank
-to finish would leave the others waiting; with it, that rank takes part in their calls until all are
-done. In one loop: gradient accumulation, a sharded optimizer, and a collective of the user's own.
+On any mesh: each rank has images of its own, some three times as many as others. Without ``join``
+the first rank to finish would leave the others waiting; with it, that rank takes part in their
+calls until all are done. In one loop: gradient accumulation, a sharded optimizer, and a collective
+of the user's own.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=20)
     args = parser.parse_args()
 
-    mesh = dist.init_device_mesh("cpu", (-1,), mesh_dim_names=("dp",))
+    mesh = dist.init_device_mesh()  # the one that `meshrun --mesh` was given
     rank, ranks = mesh.get_rank(), mesh.size()
     images, labels, test_images, test_labels = own_images(rank, ranks)
     steps = len(labels) // (BATCH * ACCUMULATE)
@@ -51,9 +52,9 @@ def main() -> None:
     rng = np.random.default_rng(0)
     model = DistributedDataParallel(
         nn.Sequential(nn.Linear(64, 128, rng=rng), nn.ReLU(), nn.Linear(128, 10, rng=rng)),
-        mesh["dp"],
+        mesh,
     )
-    optimizer = ZeroRedundancyOptimizer(model.parameters(), optim.AdamW, mesh["dp"], lr=3e-3)
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), optim.AdamW, mesh, lr=3e-3)
     loss_function = nn.CrossEntropyLoss()
     order = np.random.default_rng(rank)
 
@@ -72,15 +73,15 @@ def main() -> None:
                         model.backward(loss_function.backward(1 / ACCUMULATE))
                 optimizer.step()
                 # Ranks that are out of images count as zero in this sum.
-                seen += mesh["dp"].all_reduce(np.array([BATCH * ACCUMULATE, BATCH * total]))
+                seen += mesh.all_reduce(np.array([BATCH * ACCUMULATE, BATCH * total]))
         # Whoever stopped early has not seen the last sums; the largest are the whole epoch's.
-        seen = mesh["dp"].all_reduce(seen, op=dist.ReduceOp.MAX)
+        seen = mesh.all_reduce(seen, op=dist.ReduceOp.MAX)
         if rank == 0:
             print(f"epoch {epoch + 1:2}: {seen[0]:.0f} images, loss {seen[1] / seen[0]:.4f}")
 
     flat = np.concatenate([parameter.data.reshape(-1) for parameter in model.parameters()])
     low, high = (
-        mesh["dp"].all_reduce(flat.copy(), op=op) for op in (dist.ReduceOp.MIN, dist.ReduceOp.MAX)
+        mesh.all_reduce(flat.copy(), op=op) for op in (dist.ReduceOp.MIN, dist.ReduceOp.MAX)
     )
     correct = (model.eval()(test_images).argmax(axis=-1) == test_labels).mean()
     if rank == 0:

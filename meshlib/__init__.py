@@ -8,6 +8,10 @@ import importlib
 import typing
 from importlib.util import find_spec
 
+from meshlib.neighbours import check_transport as _check_transport
+
+_check_transport()
+
 if typing.TYPE_CHECKING:
     from meshlib.api import *  # noqa: F403 (its __all__ is the one list of names)
     from meshlib.api import __all__ as __all__
@@ -21,7 +25,12 @@ else:
                 globals().update({public: api[public] for public in ("__all__", *api["__all__"])})
             if name in globals():
                 return globals()[name]
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        hint = ""
+        if "__all__" in globals() and not name.startswith("_"):
+            from meshlib.mesh_spec import did_you_mean
+
+            hint = did_you_mean(name, globals()["__all__"])
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
 
     def _is_module(name: str) -> bool:
         """Whether ``from meshlib import name`` asks for a module, which the import brings itself.

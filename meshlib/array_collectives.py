@@ -1,14 +1,14 @@
-"""Every collective on arrays, as a method of whatever is a group of ranks.
+"""Collectives on arrays, as methods of whatever is a group of ranks.
 
 All of them go the same way: adapt the arguments to flat buffers, check them, and hand the door
-what must be equal on every member together with what is to be run. See ``meshlib.collectives``
-for what holds for all.
+what must be equal on every member together with what is to be run. What holds for all is said in
+``meshlib.collectives``. The words of a method are shared with the function of its name: after a
+change, ``make format`` copies them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -24,17 +24,15 @@ from meshlib.arguments import (
     check_same_dtype,
     check_size,
     same_start,
-    split_by_rows,
     split_evenly,
 )
 from meshlib.point_to_point import PointToPoint
 from meshlib.recorder import COLLECTIVE
 from transport.call import NO_ROOT, Call, Kind
 from transport.communicator import Communicator
-from transport.deadline import to_seconds
+from transport.deadline import Timeout, to_seconds
 from transport.reduce_op import ReduceOp
 
-Timeout = float | timedelta | None
 # An enumeration looks its members up in Python, which takes a tenth of a microsecond.
 _ALL_REDUCE = Kind.ALL_REDUCE
 
@@ -49,7 +47,7 @@ class ArrayCollectives(PointToPoint):
         like: Adapted,
         dtype: int,
         async_op: bool,
-        timeout: Timeout,
+        timeout: Timeout | None,
         elements: int = 0,
         op: int = 0,
         root: int = NO_ROOT,
@@ -78,11 +76,28 @@ class ArrayCollectives(PointToPoint):
         tensor: Any,
         op: ReduceOp = ReduceOp.SUM,
         async_op: bool = False,
-        timeout: Timeout = None,
+        timeout: Timeout | None = None,
     ) -> Any:
-        """Reduce ``tensor`` over the members; all get the result, bit for bit the same.
+        """Reduce ``tensor`` over the members with ``op``; all get the same bits.
 
-        ``tensor`` has any shape and the same number of elements and dtype on every member.
+        Args:
+            tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
+                one of ml_dtypes' floats. Size and dtype are the same on every member. Overwritten
+                with the result where it can be written to.
+            op: A ``ReduceOp`` that means something for the dtype.
+            async_op: Return a ``Work`` at once, not the result.
+            timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
+
+        Returns:
+            The result, in ``tensor`` or in a new array if that cannot be written to (JAX). With
+            ``async_op``, a ``Work`` whose ``result()`` that is. None on a rank that is no member.
+
+        Raises:
+            TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
+                usable.
+            CollectiveMismatchError: On every member, if they make different calls.
+            CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+            RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
         group = self.process_group
         if group.rank() < 0:
@@ -137,9 +152,31 @@ class ArrayCollectives(PointToPoint):
         src: int | None = None,
         async_op: bool = False,
         group_src: int | None = None,
-        timeout: Timeout = None,
+        timeout: Timeout | None = None,
     ) -> Any:
-        """Copy ``tensor`` of the member ``src`` (global) or ``group_src`` to all members."""
+        """Copy ``tensor`` of one member to all.
+
+        Args:
+            tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
+                one of ml_dtypes' floats. Size and dtype are the same on every member. Overwritten
+                on all but the source, where it can be written to.
+            src: The global rank of the source.
+            async_op: Return a ``Work`` at once, not the result.
+            group_src: The source's rank in the group, instead of ``src``.
+            timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
+
+        Returns:
+            The source's values, in ``tensor`` or in a new array if that cannot be written to (JAX).
+            With ``async_op``, a ``Work`` whose ``result()`` that is. None on a rank that is no
+            member.
+
+        Raises:
+            TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
+                usable.
+            CollectiveMismatchError: On every member, if they make different calls.
+            CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+            RankFailedError: On every member, if one dies or leaves. These three break the group.
+        """
         group = self.process_group
         if group.rank() < 0:
             return None
@@ -163,11 +200,31 @@ class ArrayCollectives(PointToPoint):
         op: ReduceOp = ReduceOp.SUM,
         async_op: bool = False,
         group_dst: int | None = None,
-        timeout: Timeout = None,
+        timeout: Timeout | None = None,
     ) -> Any:
-        """Reduce ``tensor`` into that of the member ``dst`` (global) or ``group_dst``.
+        """Reduce ``tensor`` over the members with ``op``, into that of one of them.
 
-        The other members' arrays are left as they were.
+        Args:
+            tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
+                one of ml_dtypes' floats. Size and dtype are the same on every member. The
+                destination's is overwritten with the result where it can be written to; the others'
+                are left as they are.
+            dst: The global rank of the destination.
+            op: A ``ReduceOp`` that means something for the dtype.
+            async_op: Return a ``Work`` at once, not the result.
+            group_dst: The destination's rank in the group, instead of ``dst``.
+            timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
+
+        Returns:
+            On the destination the result, elsewhere ``tensor`` as it was. With ``async_op``, a
+            ``Work`` whose ``result()`` that is. None on a rank that is no member.
+
+        Raises:
+            TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
+                usable.
+            CollectiveMismatchError: On every member, if they make different calls.
+            CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+            RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
         group = self.process_group
         if group.rank() < 0:
@@ -198,12 +255,28 @@ class ArrayCollectives(PointToPoint):
         tensor_list: Sequence[Any],
         tensor: Any,
         async_op: bool = False,
-        timeout: Timeout = None,
+        timeout: Timeout | None = None,
     ) -> Any:
         """Gather member i's ``tensor`` into ``tensor_list[i]`` on all members.
 
-        Sizes may differ by member: ``tensor_list[i]`` has member i's size everywhere.
-        Returns the list.
+        Args:
+            tensor_list: One array for each member, in group order, of its size and of ``tensor``'s
+                dtype. They do not overlap each other; ``tensor_list[rank]`` may be ``tensor``.
+            tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
+                one of ml_dtypes' floats. Its size may differ by member.
+            async_op: Return a ``Work`` at once, not the result.
+            timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
+
+        Returns:
+            The list of what was gathered. With ``async_op``, a ``Work`` whose ``result()`` that is.
+            None on a rank that is no member.
+
+        Raises:
+            TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
+                usable.
+            CollectiveMismatchError: On every member, if they make different calls.
+            CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+            RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
         group = self.process_group
         if group.rank() < 0:
@@ -231,13 +304,29 @@ class ArrayCollectives(PointToPoint):
         output_tensor: Any,
         input_tensor: Any,
         async_op: bool = False,
-        timeout: Timeout = None,
+        timeout: Timeout | None = None,
     ) -> Any:
-        """Gather the members' ``input_tensor`` into ``output_tensor`` on all members.
+        """Gather the members' ``input_tensor`` into one ``output_tensor`` on all members.
 
-        ``output_tensor`` has ``size()`` times the elements, concatenated along dim 0 or stacked
-        in a new first dim: the memory is the same. ``input_tensor`` may be this member's part of
-        ``output_tensor``.
+        Args:
+            output_tensor: ``size()`` times the elements of ``input_tensor``, of its dtype: joined
+                along dim 0 or stacked in a new first dim, which is the same memory.
+            input_tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype,
+                bool, or one of ml_dtypes' floats. Size and dtype are the same on every member. May
+                be this member's part of ``output_tensor``.
+            async_op: Return a ``Work`` at once, not the result.
+            timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
+
+        Returns:
+            ``output_tensor``, or a new array if that cannot be written to (JAX). With ``async_op``,
+            a ``Work`` whose ``result()`` that is. None on a rank that is no member.
+
+        Raises:
+            TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
+                usable.
+            CollectiveMismatchError: On every member, if they make different calls.
+            CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+            RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
         group = self.process_group
         if group.rank() < 0:
@@ -264,11 +353,30 @@ class ArrayCollectives(PointToPoint):
         input_list: Sequence[Any],
         op: ReduceOp = ReduceOp.SUM,
         async_op: bool = False,
-        timeout: Timeout = None,
+        timeout: Timeout | None = None,
     ) -> Any:
-        """Reduce the members' ``input_list[i]`` into member i's ``output``.
+        """Reduce the members' ``input_list[i]`` with ``op`` into member i's ``output``.
 
-        Sizes may differ by i; ``input_list[rank]`` has the size of ``output``.
+        Args:
+            output: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
+                one of ml_dtypes' floats. It has the size of ``input_list[rank]``, which it may be;
+                it overlaps no other.
+            input_list: One array of ``output``'s dtype for each member, in group order. Sizes may
+                differ by place, not by member.
+            op: A ``ReduceOp`` that means something for the dtype.
+            async_op: Return a ``Work`` at once, not the result.
+            timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
+
+        Returns:
+            ``output``, or a new array if that cannot be written to (JAX). With ``async_op``, a
+            ``Work`` whose ``result()`` that is. None on a rank that is no member.
+
+        Raises:
+            TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
+                usable.
+            CollectiveMismatchError: On every member, if they make different calls.
+            CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+            RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
         group = self.process_group
         if group.rank() < 0:
@@ -300,11 +408,30 @@ class ArrayCollectives(PointToPoint):
         input: Any,
         op: ReduceOp = ReduceOp.SUM,
         async_op: bool = False,
-        timeout: Timeout = None,
+        timeout: Timeout | None = None,
     ) -> Any:
-        """Reduce the members' ``input`` and leave part i of the result in member i's ``output``.
+        """Reduce the members' ``input`` with ``op``; part i goes into member i's ``output``.
 
-        ``input`` has ``size()`` times the elements of ``output``, concatenated or stacked.
+        Args:
+            output: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
+                one of ml_dtypes' floats. Size and dtype are the same on every member. May be this
+                member's part of ``input``.
+            input: ``size()`` times the elements of ``output``, of its dtype: the parts joined along
+                dim 0 or stacked in a new first dim.
+            op: A ``ReduceOp`` that means something for the dtype.
+            async_op: Return a ``Work`` at once, not the result.
+            timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
+
+        Returns:
+            ``output``, or a new array if that cannot be written to (JAX). With ``async_op``, a
+            ``Work`` whose ``result()`` that is. None on a rank that is no member.
+
+        Raises:
+            TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
+                usable.
+            CollectiveMismatchError: On every member, if they make different calls.
+            CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+            RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
         group = self.process_group
         if group.rank() < 0:
@@ -326,167 +453,3 @@ class ArrayCollectives(PointToPoint):
         return self._issue(
             Kind.REDUCE_SCATTER, run, out, code, async_op, timeout, elements=x.flat.size, op=op.code
         )
-
-    def gather(
-        self,
-        tensor: Any,
-        gather_list: Sequence[Any] | None = None,
-        dst: int | None = None,
-        async_op: bool = False,
-        group_dst: int | None = None,
-        timeout: Timeout = None,
-    ) -> Any:
-        """Gather the ``tensor`` into ``gather_list[i]`` of ``dst`` (global) or ``group_dst``.
-
-        The destination is group rank 0 when neither is given. ``gather_list`` is given there and
-        nowhere else; it is returned there, None elsewhere.
-        """
-        group = self.process_group
-        if group.rank() < 0:
-            return None
-        root = self.resolve_rank(dst, group_dst, "dst", default=0)
-        x = arrays.source(tensor, "tensor")
-        code = check_dtype(x, "tensor")
-        outs = None
-        if root == group.rank():
-            if gather_list is None:
-                raise ValueError(
-                    f"gather_list is None on the destination, rank {group.ranks[root]}; expected a"
-                    " list"
-                )
-            outs = adapt_targets(gather_list, "gather_list", len(group.ranks))
-            for i, out in enumerate(outs):
-                check_same_dtype(out, f"gather_list[{i}]", x, "tensor")
-            name = f"gather_list[{root}]"
-            check_size(outs[root], name, x.flat.size, "the size of tensor")
-        elif gather_list:
-            raise ValueError(
-                f"gather_list was given on rank {group.ranks[group.rank()]}, which is not the"
-                f" destination, {group.ranks[root]}; expected None"
-            )
-        flats = None if outs is None else [out.flat for out in outs]
-
-        def run(communicator: Communicator, call: Call) -> Any:
-            communicator.gather(call, flats, x.flat, root)
-            return None if outs is None else [out.finish() for out in outs]
-
-        return self._issue(
-            Kind.GATHER, run, x, code, async_op, timeout, root=root, nbytes=x.flat.nbytes
-        )
-
-    def scatter(
-        self,
-        tensor: Any,
-        scatter_list: Sequence[Any] | None = None,
-        src: int | None = None,
-        async_op: bool = False,
-        group_src: int | None = None,
-        timeout: Timeout = None,
-    ) -> Any:
-        """Copy ``scatter_list[i]`` of ``src`` (global) or ``group_src`` to member i's ``tensor``.
-
-        The source is group rank 0 when neither is given. ``scatter_list`` is given there and
-        nowhere else.
-        """
-        group = self.process_group
-        if group.rank() < 0:
-            return None
-        root = self.resolve_rank(src, group_src, "src", default=0)
-        out = arrays.target(tensor, "tensor")
-        code = check_dtype(out, "tensor")
-        ins = None
-        if root == group.rank():
-            if scatter_list is None:
-                raise ValueError(
-                    f"scatter_list is None on the source, rank {group.ranks[root]}; expected a list"
-                )
-            ins = adapt_sources(scatter_list, "scatter_list", len(group.ranks))
-            for i, x in enumerate(ins):
-                check_same_dtype(x, f"scatter_list[{i}]", out, "tensor")
-            check_size(out, "tensor", ins[root].flat.size, f"the size of scatter_list[{root}]")
-        elif scatter_list:
-            raise ValueError(
-                f"scatter_list was given on rank {group.ranks[group.rank()]}, which is not the"
-                f" source, {group.ranks[root]}; expected None"
-            )
-        flats = None if ins is None else [x.flat for x in ins]
-
-        def run(communicator: Communicator, call: Call) -> Any:
-            communicator.scatter(call, out.flat, flats, root)
-            return out.finish()
-
-        return self._issue(
-            Kind.SCATTER, run, out, code, async_op, timeout, root=root, nbytes=out.flat.nbytes
-        )
-
-    def all_to_all(
-        self,
-        output_tensor_list: Sequence[Any],
-        input_tensor_list: Sequence[Any],
-        async_op: bool = False,
-        timeout: Timeout = None,
-    ) -> Any:
-        """Copy member i's ``input_tensor_list[j]`` into member j's ``output_tensor_list[i]``.
-
-        All sizes may differ, as long as both ends agree on each. Returns the output list.
-        """
-        group = self.process_group
-        if group.rank() < 0:
-            return None
-        size = len(group.ranks)
-        outs = adapt_targets(output_tensor_list, "output_tensor_list", size)
-        ins = adapt_sources(input_tensor_list, "input_tensor_list", size)
-        code = check_dtype(ins[0], "input_tensor_list[0]")
-        for i, (out, x) in enumerate(zip(outs, ins, strict=True)):
-            check_same_dtype(x, f"input_tensor_list[{i}]", ins[0], "input_tensor_list[0]")
-            check_same_dtype(out, f"output_tensor_list[{i}]", ins[0], "input_tensor_list[0]")
-        for i, out in enumerate(outs):
-            for j, x in enumerate(ins):
-                check_no_overlap(out, f"output_tensor_list[{i}]", x, f"input_tensor_list[{j}]")
-        out_flats = [out.flat for out in outs]
-        in_flats = [x.flat for x in ins]
-
-        def run(communicator: Communicator, call: Call) -> Any:
-            communicator.all_to_all(call, out_flats, in_flats)
-            return [out.finish() for out in outs]
-
-        return self._issue(
-            Kind.ALL_TO_ALL,
-            run,
-            ins[0],
-            code,
-            async_op,
-            timeout,
-            nbytes=sum(flat.nbytes for flat in in_flats),
-        )
-
-    def all_to_all_single(
-        self,
-        output: Any,
-        input: Any,
-        output_split_sizes: Sequence[int] | None = None,
-        input_split_sizes: Sequence[int] | None = None,
-        async_op: bool = False,
-        timeout: Timeout = None,
-    ) -> Any:
-        """Split ``input`` along dim 0, send part j to member j, join what comes in ``output``.
-
-        Split sizes count rows of dim 0; without them the parts are equal.
-        """
-        group = self.process_group
-        if group.rank() < 0:
-            return None
-        size = len(group.ranks)
-        out = arrays.target(output, "output")
-        x = arrays.source(input, "input")
-        code = check_dtype(x, "input")
-        check_same_dtype(out, "output", x, "input")
-        check_no_overlap(out, "output", x, "input")
-        outs = split_by_rows(out, output_split_sizes, "output", "output_split_sizes", size)
-        ins = split_by_rows(x, input_split_sizes, "input", "input_split_sizes", size)
-
-        def run(communicator: Communicator, call: Call) -> Any:
-            communicator.all_to_all(call, outs, ins)
-            return out.finish()
-
-        return self._issue(Kind.ALL_TO_ALL, run, x, code, async_op, timeout, nbytes=x.flat.nbytes)

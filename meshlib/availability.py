@@ -8,6 +8,7 @@ import numpy as np
 
 from meshlib.arguments import check_op
 from meshlib.backend import is_backend_available
+from meshlib.thread_rank import thread_rank
 from transport import environment
 from transport.checks import to_whole_number
 from transport.launch_environments import detect, number_in
@@ -42,13 +43,13 @@ def is_torchelastic_launched() -> bool:
 def get_node_local_rank(fallback_rank: int | None = None) -> int:
     """Return this process' number among the ranks of its host, as its launcher says.
 
-    Known are ``LOCAL_RANK`` and what Slurm, Open MPI and PMI launchers set. Otherwise returns
+    Known are ``LOCAL_RANK`` and what Slurm, Open MPI and PMI launchers set; ranks of ``run_ranks``
+    are on one host. Otherwise returns
     ``fallback_rank``, or raises RuntimeError when that is None. Raises LaunchEnvironmentError when
     a variable holds no number, TypeError when ``fallback_rank`` is none.
     """
-    local_rank = number_in(os.environ, environment.LOCAL_RANK)
-    if local_rank is None:
-        local_rank = detect().local_rank
+    mine = thread_rank()
+    local_rank = launched_local_rank() if mine is None else mine.rank
     if local_rank is not None:
         return local_rank
     if fallback_rank is not None:
@@ -57,6 +58,12 @@ def get_node_local_rank(fallback_rank: int | None = None) -> int:
         f"the local rank is unknown: environment variable {environment.LOCAL_RANK} is not set; "
         "expected it, or fallback_rank"
     )
+
+
+def launched_local_rank() -> int | None:
+    """Return the local rank that the launcher of this process gave it, None if there was none."""
+    local_rank = number_in(os.environ, environment.LOCAL_RANK)
+    return detect().local_rank if local_rank is None else local_rank
 
 
 def supports_complex(reduceOp: ReduceOp) -> bool:

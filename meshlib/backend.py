@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from transport import backends
-from transport.communicator import Communicator
-from transport.runtime import Membership
+
+if TYPE_CHECKING:
+    from transport.communicator import Communicator
+    from transport.runtime import Membership
 
 # What scripts written for torch.distributed ask for on the CPU.
 _ALIASES = {"gloo": "auto"}

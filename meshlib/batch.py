@@ -14,7 +14,9 @@ class P2POp:
 
     ``op`` is ``meshlib.isend`` or ``meshlib.irecv``; ``peer`` (a global rank) or ``group_peer``
     (a rank in ``group``) the other end. A receive may leave out both: any member will do.
-    ``tensor`` and ``tag`` are as for ``send`` and ``recv``. Raises ValueError for another ``op``.
+    ``tensor`` is what is sent, or overwritten with what comes: a NumPy, JAX or CuPy array or a
+    buffer, of the same size and dtype at both ends. ``tag`` is a whole number from 0 to 2**32 - 1
+    that they agree on. Raises ValueError for another ``op``.
     """
 
     def __init__(

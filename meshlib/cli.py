@@ -6,11 +6,13 @@ import importlib
 import sys
 from collections.abc import Callable, Sequence
 
+from meshlib.command_line import end_quietly
 from meshlib.mesh_spec import did_you_mean
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "explain": ("meshlib.explain:main", "print a mesh's ranks, coordinates and groups"),
     "run": ("meshlib.launcher.cli:main", "start a program on several ranks (also: meshrun)"),
+    "secret": ("meshlib.secret_command:main", "write the secret that a job's processes share"),
     "trace": ("meshlib.trace.command:main", "explain and draw the flight records of a failed job"),
     "tune": ("meshlib.tune.cli:main", "measure where one algorithm gives way to another"),
     "bench": ("meshlib.bench.cli:main", "measure collectives, beside those of other libraries"),
@@ -20,7 +22,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command in ``argv`` (default: the process's arguments) and return its exit code."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    return end_quietly(lambda: _run(list(sys.argv[1:] if argv is None else argv)))
+
+
+def _run(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         sys.stdout.write(_usage())
         return 0 if arguments else 2

@@ -21,14 +21,15 @@ from meshlib.arguments import (
     check_same_dtype,
     check_size,
 )
-from meshlib.array_collectives import ArrayCollectives, Timeout
+from meshlib.personalized_collectives import PersonalizedCollectives
 from transport.call import Call, Kind
 from transport.communicator import Communicator
 from transport.cuda.flat import DeviceFlat, end_together
+from transport.deadline import Timeout
 from transport.reduce_op import Flat, ReduceOp
 
 
-class CoalescedCollectives(ArrayCollectives):
+class CoalescedCollectives(PersonalizedCollectives):
     """The coalesced forms. Their arrays share one dtype and travel in one flat buffer.
 
     The list of sizes is part of the call's fingerprint: members whose lists differ get
@@ -40,11 +41,28 @@ class CoalescedCollectives(ArrayCollectives):
         tensors: Sequence[Any],
         op: ReduceOp = ReduceOp.SUM,
         async_op: bool = False,
-        timeout: Timeout = None,
+        timeout: Timeout | None = None,
     ) -> Any:
-        """Reduce each of ``tensors`` over the members with ``op``; return the list.
+        """Reduce each of ``tensors`` over the members with ``op``, in one call.
 
-        They have any shapes and one dtype, the same on all members.
+        Args:
+            tensors: NumPy, JAX or CuPy arrays or buffers, of any shapes and one dtype (numeric,
+                bool, or one of ml_dtypes' floats), which do not overlap. Their sizes are the same
+                on every member. Overwritten where they can be written to.
+            op: A ``ReduceOp`` that means something for the dtype.
+            async_op: Return a ``Work`` at once, not the result.
+            timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
+
+        Returns:
+            The list of results. With ``async_op``, a ``Work`` whose ``result()`` that is. None on a
+            rank that is no member.
+
+        Raises:
+            TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
+                usable.
+            CollectiveMismatchError: On every member, if they make different calls.
+            CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+            RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
         group = self.process_group
         if group.rank() < 0:
@@ -87,11 +105,29 @@ class CoalescedCollectives(ArrayCollectives):
         output_tensor_lists: Sequence[Sequence[Any]],
         input_tensor_list: Sequence[Any],
         async_op: bool = False,
-        timeout: Timeout = None,
+        timeout: Timeout | None = None,
     ) -> Any:
         """Gather member i's ``input_tensor_list[j]`` into ``output_tensor_lists[i][j]``.
 
-        Sizes may differ by member and by j. Returns the lists.
+        Args:
+            output_tensor_lists: For each member, in group order, one array for each of its inputs.
+                They overlap neither each other nor the inputs.
+            input_tensor_list: NumPy, JAX or CuPy arrays or buffers, of any shapes and one dtype
+                (numeric, bool, or one of ml_dtypes' floats). Their number and sizes may differ by
+                member.
+            async_op: Return a ``Work`` at once, not the result.
+            timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
+
+        Returns:
+            The lists of what was gathered. With ``async_op``, a ``Work`` whose ``result()`` that
+            is. None on a rank that is no member.
+
+        Raises:
+            TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
+                usable.
+            CollectiveMismatchError: On every member, if they make different calls.
+            CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+            RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
         group = self.process_group
         if group.rank() < 0:

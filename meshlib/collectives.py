@@ -5,7 +5,7 @@ meaning are c10d's. All calls update writable arrays in place and also return th
 immutable arrays (JAX) the returned array is the result. With ``async_op=True`` they return a
 ``Work`` whose ``result()`` is it. On a rank that is no member they return None.
 
-Errors are the same everywhere and not repeated at each method: TypeError and ValueError for
+Errors are the same everywhere: TypeError and ValueError for
 arguments, before any byte moves (the group stays usable); ``CollectiveMismatchError`` when members
 made different calls, ``CollectiveTimeoutError`` past the deadline, ``RankFailedError`` when a
 member is gone; after these three the group is broken and says so.
@@ -13,7 +13,6 @@ member is gone; after these three the group is broken and says so.
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any
 
 from meshlib.array_collectives import ArrayCollectives
@@ -21,7 +20,7 @@ from meshlib.object_collectives import ObjectCollectives
 from meshlib.symmetric import SymmetricMemory
 from transport.call import Call, Kind
 from transport.communicator import Communicator
-from transport.deadline import to_seconds
+from transport.deadline import Timeout, to_seconds
 
 
 class Collectives(ObjectCollectives, SymmetricMemory):
@@ -43,8 +42,23 @@ class Collectives(ObjectCollectives, SymmetricMemory):
     ``CollectiveMismatchError``, ``CollectiveTimeoutError`` and ``RankFailedError`` break it.
     """
 
-    def barrier(self, async_op: bool = False, timeout: float | timedelta | None = None) -> Any:
-        """Return when every member has called."""
+    def barrier(self, async_op: bool = False, timeout: Timeout | None = None) -> Any:
+        """Return when every member has called.
+
+        Args:
+            async_op: Return a ``Work`` at once, not the result.
+            timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
+
+        Returns:
+            None; with ``async_op`` a ``Work``, except on a rank that is no member.
+
+        Raises:
+            TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
+                usable.
+            CollectiveMismatchError: On every member, if they make different calls.
+            CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+            RankFailedError: On every member, if one dies or leaves. These three break the group.
+        """
         group = self.process_group
         if group.rank() < 0:
             return None
@@ -61,12 +75,21 @@ class Collectives(ObjectCollectives, SymmetricMemory):
         return group.issue(Kind.BARRIER, run, async_op=async_op, timeout=self.call_timeout(timeout))
 
     def monitored_barrier(
-        self, timeout: float | timedelta | None = None, wait_all_ranks: bool = False
+        self, timeout: Timeout | None = None, wait_all_ranks: bool = False
     ) -> None:
         """Return when every member has called; past ``timeout`` say who has not.
 
-        ``CollectiveTimeoutError`` on every member then names all ranks that are missing, whatever
-        ``wait_all_ranks`` says, and where each one stands.
+        Args:
+            timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
+            wait_all_ranks: Accepted for c10d's sake: all missing ranks are named either way.
+
+        Raises:
+            TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
+                usable.
+            CollectiveMismatchError: On every member, if they make different calls.
+            CollectiveTimeoutError: On every member, past the deadline; names all who have not come,
+                and where each stands.
+            RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
         self.barrier(timeout=timeout)
 

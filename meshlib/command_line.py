@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import select
 import sys
 from collections.abc import Callable, Sequence
 from io import TextIOWrapper
@@ -12,6 +13,7 @@ from typing import Any, NoReturn
 from meshlib.mesh_spec import did_you_mean
 
 USAGE_ERROR = 2
+INTERRUPTED = 130
 _UNKNOWN = "unrecognized arguments: "
 _MISSING = "the following arguments are required"
 
@@ -49,8 +51,7 @@ class OneLineParser(argparse.ArgumentParser):
 def print_result(prog: str, make: Callable[[], str]) -> int:
     """Print what ``make()`` returns, or its error in one line; return the exit code.
 
-    Wrong input is ValueError, OSError or ImportError. A reader that has seen enough (``| head``)
-    is no error.
+    Wrong input is ValueError, OSError or ImportError.
     """
     try:
         text = make()
@@ -59,13 +60,38 @@ def print_result(prog: str, make: Callable[[], str]) -> int:
         return USAGE_ERROR
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without × is no reason to fail
-    try:
+
+    def write() -> int:
         sys.stdout.write(text)
+        return 0
+
+    return end_quietly(write)
+
+
+def end_quietly(run: Callable[[], int]) -> int:
+    """Return what ``run()`` returns: an exit code.
+
+    A reader of its output that has seen enough (``| head``) is no error, and Ctrl-C no news: 130.
+    """
+    try:
+        code = run()
         sys.stdout.flush()
+        return code
     except BrokenPipeError:
+        if not reader_is_gone(sys.stdout.fileno()):
+            raise
         # What is still buffered has no reader; the interpreter would try again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
+        return 0
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def reader_is_gone(descriptor: int) -> bool:
+    """Return whether nobody reads any more what is written to ``descriptor``."""
+    poll = select.poll()
+    poll.register(descriptor, 0)
+    return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
 
 
 def told(error: Exception) -> str:

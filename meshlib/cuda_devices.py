@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from meshlib.availability import get_node_local_rank
+from meshlib.availability import launched_local_rank
 from meshlib.nccl_splits import connect
 from meshlib.world import World
 from transport import environment
@@ -98,7 +98,7 @@ def _choose(driver: Driver, bound: int | None) -> bool:
             "device_type is 'cuda', but this process sees no GPU (CUDA_VISIBLE_DEVICES is"
             f" {os.environ.get('CUDA_VISIBLE_DEVICES')!r}); expected one, or device_type='cpu'"
         )
-    local_rank = get_node_local_rank(fallback_rank=0)
+    local_rank = launched_local_rank() or 0
     ranks = int(os.environ.get(environment.LOCAL_WORLD_SIZE, local_rank + 1))
     driver.choose_device(local_rank % count if bound is None else bound)
     # A launcher may show each rank a GPU of its own, and no other.

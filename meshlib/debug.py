@@ -11,16 +11,23 @@ import enum
 import logging
 import os
 from collections.abc import MutableMapping
-from typing import Any
+from time import monotonic
+from typing import TYPE_CHECKING, Any
 
 from transport import environment
+
+if TYPE_CHECKING:
+    from meshlib.host import Run
+    from meshlib.recorder import Record
+    from transport.call import Call
+    from transport.communicator import Communicator
 
 LOGGER = logging.getLogger("meshlib")
 FORMAT = "%(asctime)s [rank %(rank)s] %(levelname)s: %(message)s"
 
 
 class DebugLevel(enum.IntEnum):
-    """How much is logged."""
+    """How much is logged: warnings (OFF), groups as well (INFO), each call as well (DETAIL)."""
 
     OFF = 0
     INFO = 1
@@ -60,9 +67,21 @@ class RankLog(logging.LoggerAdapter[logging.Logger]):
         """Whether every call is to be logged."""
         return LOGGER.isEnabledFor(logging.DEBUG)
 
+    def around(self, run: Run, record: Record, group: object) -> Run:
+        """Return ``run`` that tells when it is done; tell of the call ``record`` now."""
+        self.debug("%s on %s, %s", record.header, group, record.site)
+
+        def logged(communicator: Communicator, call: Call) -> Any:
+            result = run(communicator, call)
+            took = 1e3 * (monotonic() - record.started)
+            self.debug("%s on %s: done in %.3f ms", record.header, group, took)
+            return result
+
+        return logged
+
 
 def set_debug_level(level: DebugLevel) -> None:
-    """Set how much is logged, from now on, by all ranks in this process.
+    """Set how much is logged, from now on, by all ranks in this process, to ``level``.
 
     Where the program has not set up logging, what is logged goes to stderr. Raises TypeError for
     anything but a ``DebugLevel``.
@@ -77,7 +96,7 @@ def set_debug_level(level: DebugLevel) -> None:
 
 
 def get_debug_level() -> DebugLevel:
-    """Return how much is logged."""
+    """Return the ``DebugLevel`` that is in force: how much is logged by all ranks here."""
     if LOGGER.isEnabledFor(logging.DEBUG):
         return DebugLevel.DETAIL
     return DebugLevel.INFO if LOGGER.isEnabledFor(logging.INFO) else DebugLevel.OFF

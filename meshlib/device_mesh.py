@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from meshlib.collectives import Collectives
 from meshlib.layout import IndexArray
-from meshlib.mesh_names import DimKey, Timeout, make_dims
+from meshlib.mesh_names import DimKey, make_dims
 from meshlib.mesh_spec import (
     DimOptions,
     check_backend,
@@ -30,6 +30,7 @@ from meshlib.mesh_value import MeshValue, check_product
 from meshlib.process_group import ProcessGroup
 from meshlib.rank_layout import RankLayout
 from meshlib.world import World, current_world, find_world
+from transport.deadline import Timeout
 
 if TYPE_CHECKING:
     import jax.sharding
@@ -94,7 +95,12 @@ class DeviceMesh(MeshValue, Collectives):
     ) -> Self:
         """Arrange ranks 0 to n-1 in C order, n the product of ``mesh_shape``; needs no job.
 
-        Takes no memory for the ranks. Arguments and errors are those of ``DeviceMesh``.
+        Takes no memory for the ranks. ``device_type`` (``"cpu"``, ``"cuda"``) is the kind of device
+        whose arrays the mesh is for; ``mesh_dim_names`` has a name for each dim. ``backend`` and
+        ``timeout`` (seconds, a timedelta or ``"30s"``) are what groups are made with,
+        ``backend_override`` and ``timeout_override`` the same by dim (name or number); where
+        nothing is said, the job's hold. Raises ValueError for sizes below 1, and for wrong names or
+        options.
         """
         shape = check_shape(mesh_shape)
         check_product(shape)
@@ -115,9 +121,10 @@ class DeviceMesh(MeshValue, Collectives):
         """Return the mesh whose dims are groups that exist already; its calls go through them.
 
         One group gives a 1-D mesh of its ranks. Of a sequence, group i is dim i of ``mesh``, which
-        must then be given. ``device_type`` and ``mesh_dim_names`` are as for ``DeviceMesh``.
-        Raises ValueError when a group's ranks are not those that ``mesh`` has along its dim, for
-        this rank, TypeError for what is no group.
+        must then be given. ``device_type`` (``"cpu"``, ``"cuda"``) is the kind of device whose
+        arrays the mesh is for; ``mesh_dim_names`` has a name for each dim. Raises ValueError when a
+        group's ranks are not those that ``mesh`` has along its dim, for this rank, TypeError for
+        what is no group.
         """
         groups = tuple(group) if isinstance(group, Sequence) else (group,)
         for one in groups:
@@ -225,9 +232,7 @@ class DeviceMesh(MeshValue, Collectives):
             if dim.group is not None and dim.group.world is world:
                 return dim.group
             options = dim.options.over(options)
-        return world.group_for(
-            members.ravel().tolist(), backend=options.backend, timeout=options.timeout, desc=desc
-        )
+        return self._names.group(world, members.ravel().tolist(), options, desc)
 
     def get_group(self, mesh_dim: DimKey | None = None) -> ProcessGroup:
         """Return this rank's group along ``mesh_dim``, which a 1-D mesh need not name.

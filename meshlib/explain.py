@@ -10,6 +10,7 @@ from meshlib.command_line import OneLineParser, print_result
 from meshlib.device_mesh import DeviceMesh
 from meshlib.mesh_config import MeshConfig
 from meshlib.mesh_spec import DimOptions
+from meshlib.read_config import SUFFIXES_IN_WORDS
 
 WHOLE_TABLE = 64
 """Up to so many ranks each has its line; of more, the first and the last few have."""
@@ -28,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         ),
     )
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("file", nargs="?", help="a .toml, .yaml or .yml file with a [mesh] table")
+    what.add_argument("file", nargs="?", help=f"a {SUFFIXES_IN_WORDS} file with a [mesh] table")
     what.add_argument("--mesh", metavar="DIMS", help="the mesh itself, such as dp=2,tp=2")
     parser.add_argument(
         "--world-size",

@@ -42,6 +42,7 @@ from transport.errors import (
     HeaderMismatchError,
     PeerLostError,
     RankFailedError,
+    StoreTimeoutError,
 )
 from transport.store.base import Store
 from transport.store.prefix_store import PrefixStore
@@ -74,6 +75,8 @@ DOUBTFUL_SECONDS = 0.15
 NEWS_SECONDS = 0.4
 # What the others grant the reporter, beyond which they raise what they saw themselves.
 REPORT_SECONDS = 3.0
+# What the store may take for an answer when a call has failed: its deadline has passed already.
+STORE_SECONDS = 1.5
 CALLS_IN_STATEMENT = 3
 # How far back a statement goes from the call that was asked about: an earlier one may differ.
 CALLS_BEFORE = 16
@@ -91,6 +94,14 @@ _ERRORS: dict[str, type[DistError]] = {
 def publish(store: Store, event: Mapping[str, Any]) -> None:
     """Append ``event`` to the job's log."""
     store.append(EVENTS, json.dumps(event) + "\n")
+
+
+def announce(store: Store, event: Mapping[str, Any]) -> None:
+    """Append ``event``, which tells of a failure, unless the store is silent.
+
+    Raises DistStoreError then, after ``STORE_SECONDS``.
+    """
+    publish(store.with_patience(STORE_SECONDS), event)
 
 
 def register_log(store: Store) -> None:
@@ -180,12 +191,13 @@ class Reporter:
 
     def __init__(self, group: Group, store: Store) -> None:
         self._group = group
-        self._store = store
+        self._store = store.with_patience(STORE_SECONDS)
 
     def explain(self, record: Record, error: DistError) -> DistError:
         """Return the error that all members raise for ``record``'s failure.
 
-        Blocks for at most ``REPORT_SECONDS`` or so; breaks the group.
+        Blocks for at most ``REPORT_SECONDS`` or so, and for ``STORE_SECONDS`` where the store is
+        silent: a rank that is cut off from it raises what it saw itself. Breaks the group.
         """
         group = self._group
         if isinstance(error, PeerLostError) and group.ranks[error.peer] not in group.departed:
@@ -229,7 +241,7 @@ class Reporter:
         elif isinstance(error, CommunicatorTimeoutError):
             message = timeout_message(group, record, statements)
         elif isinstance(error, PeerLostError):
-            message = lost_message(group, record, group.ranks[error.peer], statements)
+            message = lost_message(group, record, error, statements)
         elif isinstance(error, RankFailedError):
             message = str(error)
         else:
@@ -285,7 +297,7 @@ class Reporter:
                 grace = min(grace, DOUBTFUL_SECONDS)
             try:
                 text = self._store.get(answer_key(ticket, rank), timeout=grace)
-            except DistStoreError:
+            except StoreTimeoutError:
                 continue
             found[rank] = json.loads(text)
         return found
@@ -356,10 +368,11 @@ def timeout_message(
 def lost_message(
     group: Group,
     record: Record,
-    lost: int,
+    error: PeerLostError,
     statements: Mapping[int, Mapping[str, Any]],
 ) -> str:
-    """Return that ``lost`` is gone (or has closed its end), and during what."""
+    """Return that a rank is gone (or has closed its end), and during what."""
+    lost = group.ranks[error.peer]
     said = statements.get(lost)
     if record.peer == ANY_SOURCE:
         others = _join([rank for rank in group.ranks if rank != group.global_rank])
@@ -371,7 +384,7 @@ def lost_message(
     else:
         what = (
             f"rank {lost} closed its connection but is alive (pid {said['pid']} on "
-            f"{said['host']}): it has left {group}"
+            f"{said['host']}): it has left {group} ({error})"
         )
     return f"{what}; rank {group.global_rank} noticed in {record.header} on {group}, {record.site}"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any, Protocol
 
 from meshlib.order import Shortcut
@@ -11,6 +10,7 @@ from meshlib.recorder import COLLECTIVE
 from transport.call import NO_ROOT, Call, Kind
 from transport.checks import to_whole_number
 from transport.communicator import Communicator
+from transport.deadline import Timeout
 
 
 class Door(Protocol):
@@ -41,7 +41,7 @@ class Door(Protocol):
         nbytes: int = 0,
         peer: int = COLLECTIVE,
         async_op: bool = False,
-        timeout: float | timedelta | None = None,
+        timeout: Timeout | None = None,
     ) -> Any:
         """Make one call; see ``ProcessGroup.issue``."""
         ...
@@ -56,7 +56,7 @@ class GroupOfRanks:
         """The group that the calls of this object are made on."""
         raise NotImplementedError
 
-    def call_timeout(self, timeout: float | timedelta | None) -> float | timedelta | None:
+    def call_timeout(self, timeout: Timeout | None) -> Timeout | None:
         """Return the deadline of a call that was given ``timeout``; None: the group's own."""
         return timeout
 

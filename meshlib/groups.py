@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Any
 
 from meshlib.functions import Group, resolve_group
 from meshlib.process_group import ProcessGroup
 from meshlib.world import current_world
 from transport.checks import to_whole_number
+from transport.deadline import Timeout
 
 
 class _WorldGroup:
@@ -44,7 +44,7 @@ class GroupMember:
 
 def new_group(
     ranks: Sequence[int] | None = None,
-    timeout: float | timedelta | None = None,
+    timeout: Timeout | None = None,
     backend: str | None = None,
     pg_options: Any = None,
     use_local_synchronization: bool = False,
@@ -54,7 +54,7 @@ def new_group(
 ) -> ProcessGroup:
     """Return a new group of the global ``ranks`` (all by default), sorted if ``sort_ranks``.
 
-    ``timeout`` (seconds or a timedelta) and ``backend`` are the job's unless given; ``group_desc``
+    ``timeout`` (seconds or "30s") and ``backend`` are the job's unless given; ``group_desc``
     is how messages call the group. ``pg_options`` and ``device_id`` are accepted for c10d's sake.
 
     Only members have to call, in the same order for the same ranks: ``use_local_synchronization``

@@ -5,13 +5,13 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from meshlib.backend import parse_backend
 from meshlib.debug import set_debug_level_from_env
 from meshlib.functions import resolve_group
 from meshlib.process_group import ProcessGroup
+from meshlib.thread_rank import thread_rank
 from meshlib.world import (
     DEFAULT_TIMEOUT,
     World,
@@ -23,7 +23,7 @@ from meshlib.world import (
 from transport import environment
 from transport.algorithms.tuning import agree, from_environment
 from transport.checks import to_whole_number
-from transport.deadline import to_seconds
+from transport.deadline import Timeout, to_seconds
 from transport.runtime import Runtime
 from transport.store.base import Store
 
@@ -38,7 +38,7 @@ FAILED_LINGER_SECONDS = 2.0
 def init_process_group(
     backend: str | None = None,
     init_method: str | None = None,
-    timeout: float | timedelta | None = None,
+    timeout: Timeout | None = None,
     world_size: int = -1,
     rank: int = -1,
     store: Store | None = None,
@@ -51,10 +51,12 @@ def init_process_group(
     ``init_method`` is a URL (``env://`` by default, ``tcp://host:port``, ``file:///path``;
     ``mpi://``, where MPI knows the ranks, is the default of ``backend="mpi"``);
     instead of it, an explicit ``store`` with ``rank`` and ``world_size``, on which waits then end
-    with ``RankFailedError`` when a rank is lost. ``timeout`` (seconds or
-    timedelta, 30 minutes by default) bounds this call and is the default deadline of all others.
+    with ``RankFailedError`` when a rank is lost. ``timeout`` (seconds, timedelta,
+    "30s"; by default 30 minutes) bounds this call and is the default deadline of all others.
     ``group_name`` keeps jobs apart that share a store. With ``backend="inproc"`` the calling
-    thread alone becomes the rank. ``device_id`` (a number, ``"cuda:1"``, or an object with ``id``
+    thread alone becomes the rank. In ``meshlib.testing.run_ranks`` the thread is told its rank as a
+    process is by a launcher, and ``backend`` and ``timeout`` are by default those of the run.
+    ``device_id`` (a number, ``"cuda:1"``, or an object with ``id``
     or ``index``) binds this rank to a GPU: it becomes the calling thread's current one, and NCCL,
     if it is a backend, connects all ranks here, not at the first call; groups that all ranks make
     together then need no connections of their own.
@@ -66,14 +68,16 @@ def init_process_group(
     """
     if environment.DEBUG in os.environ:
         set_debug_level_from_env()
-    chosen = parse_backend(backend)
+    mine = thread_rank()
+    chosen = parse_backend(mine.backend if mine is not None and backend is None else backend)
     tuning = from_environment()
     thread_only = set(chosen.values()) == {"inproc"}
-    if find_world() is not None:
+    if find_world() is not None and not (mine is not None and mine.provided):
         raise ValueError(
             "the default process group is initialised already; call destroy_process_group() first"
         )
-    seconds = DEFAULT_TIMEOUT if timeout is None else to_seconds(timeout)
+    default = DEFAULT_TIMEOUT if mine is None else mine.timeout
+    seconds = default if timeout is None else to_seconds(timeout)
     if not isinstance(group_name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"group_name must be a str, got {group_name!r}")
     if init_method is not None and not isinstance(init_method, str):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -82,6 +86,10 @@ def init_process_group(
     world_size = to_whole_number(world_size, "world_size")
     tls = None if thread_only else _tls()
     users_store = store
+    if mine is not None and mine.world is not None:  # the program makes its own, as in a process
+        provided = mine.world
+        install(None, thread_only=True)
+        provided.close(drain=0.0, linger=0.0)
     if store is None:
         url = init_method or ("mpi://" if "mpi" in chosen.values() else DEFAULT_INIT_METHOD)
         store, rank, world_size = _rendezvous(url, rank, world_size, seconds, group_name)
@@ -101,9 +109,8 @@ def init_process_group(
     except BaseException:
         store.close()
         raise
-    secret = os.environ.get(environment.SECRET)
     runtime = Runtime(
-        bytes.fromhex(secret) if secret else None,
+        None if thread_only else _secret(),
         os.environ.get(environment.HOST),
         tls,
         tuning=tuning,
@@ -134,9 +141,18 @@ def _tls() -> Tls | None:
     return tls_from_environment()
 
 
+def _secret() -> bytes | None:
+    from transport.auth import secret_from_environment
+
+    return secret_from_environment()
+
+
 def _rendezvous(
     url: str, rank: int, world_size: int, timeout: float, group_name: str
 ) -> tuple[Store, int, int]:
+    mine = thread_rank()
+    if mine is not None and url == DEFAULT_INIT_METHOD:
+        return mine.join(rank, world_size)
     # Sockets and URL handlers are not needed where ranks are threads.
     from transport.rendezvous import rendezvous
 
@@ -174,6 +190,13 @@ def destroy_process_group(group: Any = None) -> None:
 def is_initialized() -> bool:
     """Return whether there is a default process group."""
     return find_world() is not None
+
+
+def ensure_world() -> World:
+    """Return the World; initialise the default process group from the environment if need be."""
+    if find_world() is None:
+        init_process_group()
+    return current_world()
 
 
 def _close_at_exit() -> None:

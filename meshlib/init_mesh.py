@@ -7,14 +7,16 @@ from collections.abc import Mapping, Sequence
 
 from meshlib.cuda_devices import choose_cuda_device
 from meshlib.device_mesh import DeviceMesh
-from meshlib.mesh_config import MeshConfig, ensure_world
-from meshlib.mesh_names import DimKey, Timeout
+from meshlib.init import ensure_world
+from meshlib.mesh_config import MeshConfig
+from meshlib.mesh_names import DimKey
 from meshlib.mesh_spec import check_dim_names, check_shape, describe_dims, infer_sizes
 from meshlib.mesh_value import check_device_type
 from meshlib.nccl_splits import split_mesh
 from meshlib.world import current_world
 from transport import environment
 from transport.cuda.driver import load_driver
+from transport.deadline import Timeout
 
 
 def init_device_mesh(
@@ -32,13 +34,14 @@ def init_device_mesh(
     One size in ``mesh_shape`` may be -1; ``mesh_dim_names`` has a name for each dim. Without
     ``mesh_shape``, the mesh is the one that the job was started with: ``meshrun --mesh
     dp=2,tp=2``, or ``--mesh FILE`` with all that the file says. Initialises the default process
-    group from the environment unless that was done. The options ``backend``, ``timeout``,
-    ``backend_override`` and ``timeout_override`` are as for ``DeviceMesh``.
+    group from the environment unless that was done. ``backend`` and ``timeout`` (seconds,
+    a timedelta or ``"30s"``) are what its groups are made with, ``backend_override`` and
+    ``timeout_override`` the same by dim (name or number); where nothing is said, the job's hold.
 
     With ``device_type="cuda"`` the GPU number ``LOCAL_RANK`` becomes the current one of the
     calling thread. Where there are fewer GPUs than ranks on a host, ranks share them, with a
     warning, and arrays travel by way of the host; else, unless ``backend`` says otherwise, by
-    NCCL. With a ``device_id`` (see ``init_process_group``) that is the GPU, and the groups of
+    NCCL. Where ``init_process_group`` got a ``device_id`` that is the GPU, and the groups of
     NCCL along all dims are connected here, not at their first calls. Raises DistBackendError
     that says what to do when there is no GPU, driver or CuPy.
 

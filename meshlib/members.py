@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from transport.deadline import to_seconds
+from transport.deadline import Timeout, to_seconds
 
 
 class Members:
@@ -59,7 +59,7 @@ class Members:
         """The deadline of calls that bring none of their own."""
         return timedelta(seconds=self.seconds)
 
-    def set_timeout(self, timeout: float | timedelta) -> None:
+    def set_timeout(self, timeout: Timeout) -> None:
         """Set the deadline of calls that bring none of their own: seconds or a timedelta.
 
         Raises ValueError for a negative one, TypeError for what is no number.

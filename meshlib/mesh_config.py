@@ -1,19 +1,18 @@
 """The mesh as people write it in training configs; docs/mesh.md has the schema.
 
 Everything is checked when a config is read, and the world size when it is known: before a process
-or a connection is started.
+or a connection is started. Reading takes no array library: the launcher does it, once for all.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from meshlib.device_mesh import DeviceMesh
-from meshlib.init import init_process_group
 from meshlib.mesh_spec import (
     CONVENTIONAL_NAMES,
     INFER,
@@ -30,10 +29,11 @@ from meshlib.mesh_spec import (
     parse_mesh,
 )
 from meshlib.read_config import SUFFIXES, read_config
-from meshlib.world import World, current_world, find_world
 
 if TYPE_CHECKING:
     import os
+
+    from meshlib.device_mesh import DeviceMesh
 
 KEYS = ("dims", "backend", "timeout", "flatten", "options")
 """Keys of the ``[mesh]`` table that are not dims."""
@@ -64,7 +64,7 @@ class MeshConfig:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> MeshConfig:
-        """Return the mesh of a ``.toml``, ``.yaml`` or ``.yml`` file: its ``mesh`` table.
+        """Return the mesh of a TOML, JSON or YAML file, by its suffix: its ``mesh`` table.
 
         Other tables (``[train]`` and so on) may be in the file at ``path``. Raises ValueError that
         names the file for what is wrong in it, OSError when it cannot be read, ImportError for
@@ -99,12 +99,16 @@ class MeshConfig:
 
     @classmethod
     def parse(cls, text: str) -> MeshConfig:
-        """Return the mesh of a file if ``text`` ends as one does, else that of the text.
+        """Return the mesh of a file if ``text`` ends as one does, else that of the text itself.
 
-        Raises what ``load`` and ``from_string`` raise.
+        The text is ``"dp=2,tp=2"`` or what ``to_text`` returned. Raises what ``load``,
+        ``from_dict`` and ``from_string`` raise.
         """
         if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"text is {text!r}; expected the name of a file, or 'dp=2,tp=2'")
+        if text.startswith("{"):
+            table = _table(json.loads(text), "mesh")
+            return cls._from_value(table.get("mesh"), str(table.get("source", "mesh")))
         return cls.load(text) if text.lower().endswith(SUFFIXES) else cls.from_string(text)
 
     @classmethod
@@ -121,6 +125,20 @@ class MeshConfig:
         return cls(
             tuple(dims.items()), tuple(flattened.items()), options, tuple(overrides.items()), where
         )
+
+    def to_text(self) -> str:
+        """Return a line from which ``parse`` makes an equal config: ``dp=2,tp=2``, or JSON.
+
+        So it is handed to ranks, who need not read (and might find changed) the file.
+        """
+        dims = ",".join(f"{name}={degree}" for name, degree in self.dims)
+        if replace(self, dims=()) == MeshConfig(()):  # there is nothing but dims
+            named = {"source": self.source, "mesh": dims}
+            return dims if self.source == "mesh" else json.dumps(named)
+        table: dict[str, object] = {"dims": self.names, **dict(self.dims)}
+        table |= {"flatten": dict(self.flattened), **_said(self.options)}
+        table["options"] = {name: _said(options) for name, options in self.overrides}
+        return json.dumps({"source": self.source, "mesh": table})
 
     # ------------------------------------------------------------------ asked
 
@@ -173,6 +191,8 @@ class MeshConfig:
 
         ``device_type`` is ``"cpu"`` or ``"cuda"``. Raises ValueError when the degrees do not fit.
         """
+        from meshlib.device_mesh import DeviceMesh  # NumPy, for those who make a mesh
+
         resolved = self.resolve(world_size)
         own = [(name, options) for name, options in self.overrides if name in self.names]
         mesh = DeviceMesh.from_shape(
@@ -195,16 +215,9 @@ class MeshConfig:
         Initialises the default process group from the environment unless that was done. Every
         rank calls it. Raises ValueError when the degrees do not fit the job's world size.
         """
+        from meshlib.init import ensure_world
+
         return self.mesh_for(ensure_world().size, device_type)
-
-
-def ensure_world() -> World:
-    """Return the World; initialise the default process group from the environment if need be."""
-    world = find_world()
-    if world is None:
-        init_process_group()
-        world = current_world()
-    return world
 
 
 # ---------------------------------------------------------------------- the parts of the table
@@ -300,6 +313,11 @@ def _options(table: Mapping[str, object], where: str) -> DimOptions:
     return DimOptions(
         check_backend(table.get("backend"), where), check_timeout(table.get("timeout"), where)
     )
+
+
+def _said(options: DimOptions) -> dict[str, object]:
+    said = {"backend": options.backend, "timeout": options.timeout}
+    return {key: value for key, value in said.items() if value is not None}
 
 
 def _names_in(value: object, where: str) -> tuple[str, ...]:

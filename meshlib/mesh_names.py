@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary, ref
 
 from meshlib.layout import Dim
 from meshlib.mesh_spec import (
@@ -16,15 +16,17 @@ from meshlib.mesh_spec import (
     did_you_mean,
     integer,
 )
+from transport.deadline import Timeout
 
 if TYPE_CHECKING:
     from meshlib.process_group import ProcessGroup
-
-Timeout = float | timedelta | str
-"""Seconds, a timedelta, or ``"30s"``, ``"10m"``, ``"500ms"``, ``"1h"``."""
+    from meshlib.world import World
 
 DimKey = str | int
 """A dim's name (also a flattened one) or its number; negative ones count from the last."""
+
+GroupKey = tuple[tuple[int, ...], DimOptions]
+"""The ranks of a group, and how it is made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +56,17 @@ class MeshNames:
     A flattened name is found from the mesh that the flattened one was sliced from because both
     hold this object. A name never changes its meaning, so threads may share it too. It is no part
     of a mesh's value: equal meshes may know different names.
+
+    So it is with the groups that they have found: after a failure all of them keep the broken one,
+    and an equal mesh that is made again finds another.
     """
 
     def __init__(self, known: Mapping[str, NamedDim]) -> None:
         self._known = dict(known)
+        # Several Worlds share a mesh when ranks are threads. They keep their groups themselves.
+        self._groups: WeakKeyDictionary[World, dict[GroupKey, ref[ProcessGroup]]] = (
+            WeakKeyDictionary()
+        )
 
     @classmethod
     def of(cls, own: Sequence[MeshDim], dims: Sequence[Dim]) -> MeshNames:
@@ -85,6 +94,19 @@ class MeshNames:
                 " take a new name"
             )
         return known
+
+    def group(
+        self, world: World, ranks: Sequence[int], options: DimOptions, desc: str
+    ) -> ProcessGroup:
+        """Return the group of ``ranks`` in ``world``; the one found first, unless destroyed."""
+        found = self._groups.setdefault(world, {})
+        key = (tuple(ranks), options)
+        known = found[key]() if key in found else None
+        if known is not None and not known.destroyed:
+            return known
+        group = world.group_for(ranks, backend=options.backend, timeout=options.timeout, desc=desc)
+        found[key] = ref(group)
+        return group
 
     def find(self, name: str) -> NamedDim | None:
         """Return what ``name`` stands for, None if it is unknown."""

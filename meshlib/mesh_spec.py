@@ -13,6 +13,8 @@ from datetime import timedelta
 from operator import index as to_int
 from typing import SupportsIndex, cast
 
+from transport.deadline import read_duration
+
 CONVENTIONAL_NAMES = ("pp", "dp_replicate", "dp_shard", "dp", "cp", "tp", "ep")
 """Pipeline, replicated / sharded / plain data, context, tensor and expert parallel."""
 
@@ -21,8 +23,6 @@ INFER = -1
 
 _EXAMPLE = "expected NAME=DEGREE pairs such as 'dp=2,tp=2'"
 _INTEGER = re.compile(r"-?[0-9]+")
-_DURATION = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)\s*(ms|s|m|h)")
-_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 class MeshDimError(ValueError, KeyError):
@@ -120,9 +120,7 @@ def check_timeout(timeout: object, where: str) -> float | None:
     if timeout is None:
         return None
     if isinstance(timeout, str):
-        match = _DURATION.fullmatch(timeout.strip())
-        if match:
-            seconds = float(match[1]) * _SECONDS[match[2]]
+        seconds = read_duration(timeout) or math.nan
     elif isinstance(timeout, (int, float, timedelta)) and not isinstance(timeout, bool):
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
     if not 0 < seconds < math.inf:
@@ -139,7 +137,7 @@ def check_backend(backend: object, where: str) -> str | None:
         return None
     if not isinstance(backend, str):
         raise ValueError(f"{where}: backend {backend!r}; expected a registered backend's name")
-    from meshlib.backend import parse_backend  # loads NumPy, which the launcher does without
+    from meshlib.backend import parse_backend  # for configs that name one
 
     try:
         parse_backend(backend)

@@ -9,7 +9,7 @@ from operator import index as to_int
 from typing import Any, Self, cast
 
 from meshlib.layout import IndexArray, Layout, join
-from meshlib.mesh_names import DimKey, MeshDim, MeshNames, NamedDim, Timeout
+from meshlib.mesh_names import DimKey, MeshDim, MeshNames, NamedDim
 from meshlib.mesh_spec import (
     INFER,
     DimOptions,
@@ -24,8 +24,10 @@ from meshlib.mesh_spec import (
 )
 from meshlib.rank_layout import RankLayout
 from transport.checks import to_whole_number
+from transport.deadline import Timeout
 
 DEVICE_TYPES = ("cpu", "cuda")
+_MEANT = {"gpu": "cuda", "nvidia": "cuda", "host": "cpu"}
 MAX_RANKS = 2**31 - 1
 SHOWN_RANKS = 16
 
@@ -190,7 +192,7 @@ class MeshValue:
     def described_ranks(self, slice_number: int = 0) -> str:
         """Return the ranks of a slice in C order, as ``[0, 2]`` or ``[0, 1, 2, 3, …, 127]``.
 
-        ``slice_number`` is as for ``rank_at``.
+        ``slice_number`` counts this mesh's slices in the order of their first ranks.
         """
         size = self.size()
         places = range(size if size <= SHOWN_RANKS else 4)
@@ -243,10 +245,10 @@ class MeshValue:
         Flatten a slice to flatten some dims, which need not be neighbours:
         ``mesh["dp", "cp"].flatten("dp_cp")``. The name (default: the dims' names with ``_``
         between) is known from then on to every mesh that this one was made from or with, as in
-        ``mesh["dp_cp"]`` and ``mesh.get_group("dp_cp")``. ``backend`` and ``timeout`` are what its
-        groups are made with, as for ``DeviceMesh``. Raises MeshDimError when the name stands for
-        other ranks already, ValueError for options as ``DeviceMesh`` does and for a name that is
-        no string.
+        ``mesh["dp_cp"]`` and ``mesh.get_group("dp_cp")``. ``backend`` and ``timeout`` (seconds,
+        a timedelta or ``"30s"``) are what its groups are made with, by default what the mesh's are.
+        Raises MeshDimError when ``mesh_dim_name`` stands for other ranks already, ValueError for
+        wrong options and for a name that is no string.
         """
         name = mesh_dim_name
         if name is None and self.mesh_dim_names is not None:
@@ -437,7 +439,7 @@ def check_device_type(device_type: object) -> str:
     hint = (
         " without a number"
         if ":" in str(device_type)
-        else did_you_mean(str(device_type), DEVICE_TYPES)
+        else did_you_mean(_MEANT.get(str(device_type).lower(), str(device_type)), DEVICE_TYPES)
     )
     raise ValueError(
         f"device_type is {device_type!r}; expected one of {', '.join(DEVICE_TYPES)}{hint}"

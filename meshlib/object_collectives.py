@@ -65,10 +65,26 @@ class ObjectCollectives(CoalescedCollectives):
         device: Any = None,
         group_src: int | None = None,
     ) -> None:
-        """Replace the entries of ``object_list`` by those of ``src`` (global) or ``group_src``.
+        """Replace the objects in ``object_list`` by those of one member.
 
-        The lists have the same length on all members (else ValueError, on those whose length is
-        not the source's). The source is group rank 0 by default.
+        Objects travel as pickles (protocol 5), and unpickling runs code of the sender's choice;
+        only ranks that know the job's secret can send one. Each array call that this is made of has
+        the group's deadline.
+
+        Args:
+            object_list: A list, of the same length on every member.
+            src: The global rank of the source; by default that of group rank 0.
+            device: Accepted for c10d's sake.
+            group_src: The source's rank in the group, instead of ``src``.
+
+        Raises:
+            TypeError: For a wrong argument or an object that cannot be pickled, before any byte
+                moves.
+            ValueError: For a wrong rank, and on a member whose list has another length than the
+                source's.
+            CollectiveMismatchError: On every member, if they make different calls.
+            CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+            RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
         group = self.process_group
         if group.rank() < 0:
@@ -92,7 +108,21 @@ class ObjectCollectives(CoalescedCollectives):
     def all_gather_object(self, object_list: list[Any], obj: Any) -> None:
         """Put member i's ``obj`` into ``object_list[i]`` on all members.
 
-        The list has ``size()`` entries.
+        Objects travel as pickles (protocol 5), and unpickling runs code of the sender's choice;
+        only ranks that know the job's secret can send one. Each array call that this is made of has
+        the group's deadline.
+
+        Args:
+            object_list: A list with ``size()`` entries, which are replaced.
+            obj: An object that can be pickled.
+
+        Raises:
+            TypeError: For a wrong argument or an object that cannot be pickled, before any byte
+                moves.
+            ValueError: For a list of another length.
+            CollectiveMismatchError: On every member, if they make different calls.
+            CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+            RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
         group = self.process_group
         if group.rank() < 0:
@@ -111,10 +141,27 @@ class ObjectCollectives(CoalescedCollectives):
         dst: int | None = None,
         group_dst: int | None = None,
     ) -> None:
-        """Put member i's ``obj`` into ``object_gather_list[i]`` on ``dst`` or ``group_dst``.
+        """Put member i's ``obj`` into ``object_gather_list[i]`` of one member.
 
-        The destination is group rank 0 by default, and its list has ``size()`` entries; elsewhere
-        the list is None (ValueError for one).
+        Objects travel as pickles (protocol 5), and unpickling runs code of the sender's choice;
+        only ranks that know the job's secret can send one. Each array call that this is made of has
+        the group's deadline.
+
+        Args:
+            obj: An object that can be pickled.
+            object_gather_list: On the destination a list with ``size()`` entries, which are
+                replaced; None elsewhere.
+            dst: The global rank of the destination; by default that of group rank 0.
+            group_dst: The destination's rank in the group, instead of ``dst``.
+
+        Raises:
+            TypeError: For a wrong argument or an object that cannot be pickled, before any byte
+                moves.
+            ValueError: For a wrong rank, a list of another length, none on the destination or one
+                elsewhere.
+            CollectiveMismatchError: On every member, if they make different calls.
+            CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+            RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
         group = self.process_group
         if group.rank() < 0:
@@ -148,10 +195,27 @@ class ObjectCollectives(CoalescedCollectives):
         src: int | None = None,
         group_src: int | None = None,
     ) -> None:
-        """Put ``scatter_object_input_list[i]`` into ``scatter_object_output_list[0]`` of member i.
+        """Give member i entry i of one member's list, as ``scatter_object_output_list[0]``.
 
-        The input list is that of ``src`` (global) or ``group_src``, by default group rank 0, and
-        has ``size()`` entries; other members' is not looked at. The output list has at least one.
+        Objects travel as pickles (protocol 5), and unpickling runs code of the sender's choice;
+        only ranks that know the job's secret can send one. Each array call that this is made of has
+        the group's deadline.
+
+        Args:
+            scatter_object_output_list: A list with at least one entry, the first of which is
+                replaced.
+            scatter_object_input_list: On the source one object for each member; not looked at
+                elsewhere.
+            src: The global rank of the source; by default that of group rank 0.
+            group_src: The source's rank in the group, instead of ``src``.
+
+        Raises:
+            TypeError: For a wrong argument or an object that cannot be pickled, before any byte
+                moves.
+            ValueError: For a wrong rank, an empty output list, or no input list on the source.
+            CollectiveMismatchError: On every member, if they make different calls.
+            CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+            RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
         group = self.process_group
         if group.rank() < 0:
@@ -188,9 +252,26 @@ class ObjectCollectives(CoalescedCollectives):
         group_dst: int | None = None,
         tag: int = 0,
     ) -> None:
-        """Send the objects in ``object_list`` to ``dst`` (global) or ``group_dst``.
+        """Send the objects in ``object_list`` to one member.
 
-        ``tag`` is as for ``send``.
+        Objects travel as pickles (protocol 5), and unpickling runs code of the sender's choice;
+        only ranks that know the job's secret can send one. Each array call that this is made of has
+        the group's deadline.
+
+        Args:
+            object_list: Objects that can be pickled.
+            dst: The global rank of the destination.
+            device: Accepted for c10d's sake.
+            group_dst: The destination's rank in the group, instead of ``dst``.
+            tag: A whole number from 0 to 2**32 - 1, the same at both ends; messages under one tag
+                do not overtake each other.
+
+        Raises:
+            TypeError: For a wrong argument or an object that cannot be pickled, before any byte
+                moves.
+            ValueError: For a wrong rank or tag.
+            CollectiveTimeoutError: Past the deadline; names the other end. It breaks the group.
+            RankFailedError: If the other end dies or leaves.
         """
         group = self.process_group
         if group.rank() < 0:
@@ -209,11 +290,30 @@ class ObjectCollectives(CoalescedCollectives):
         group_src: int | None = None,
         tag: int = 0,
     ) -> int:
-        """Replace the entries of ``object_list`` by what ``src`` (global) or ``group_src`` sent.
+        """Replace the objects in ``object_list`` by those that one member sends.
 
-        ``tag`` is as for ``recv``; any member will do when no source is given. Returns the sender's
-        global rank, -1 on a rank that is no member. Raises ValueError when another number of
-        objects was sent; they are lost.
+        Objects travel as pickles (protocol 5), and unpickling runs code of the sender's choice;
+        only ranks that know the job's secret can send one. Each array call that this is made of has
+        the group's deadline.
+
+        Args:
+            object_list: A list as long as what is sent.
+            src: The global rank of the source; any member will do if neither it nor ``group_src``
+                is given.
+            device: Accepted for c10d's sake.
+            group_src: The source's rank in the group, instead of ``src``.
+            tag: A whole number from 0 to 2**32 - 1, the same at both ends; messages under one tag
+                do not overtake each other.
+
+        Returns:
+            The sender's global rank; -1 on a rank that is no member.
+
+        Raises:
+            TypeError: For a wrong argument.
+            ValueError: For a wrong rank or tag, and if another number of objects was sent; they are
+                lost.
+            CollectiveTimeoutError: Past the deadline; the group stays usable.
+            RankFailedError: If the other end dies or leaves.
         """
         group = self.process_group
         if group.rank() < 0:

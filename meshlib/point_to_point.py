@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 from meshlib import arrays
@@ -14,6 +13,7 @@ from meshlib.work import Message, Work
 from transport.call import NO_ROOT, Call, Kind
 from transport.checks import to_whole_number
 from transport.communicator import Communicator
+from transport.deadline import Timeout
 
 MAX_TAG = 2**32 - 1
 # An enumeration looks its members up in Python, which takes a tenth of a microsecond.
@@ -34,11 +34,24 @@ class PointToPoint(GroupOfRanks):
         dst: int | None = None,
         tag: int = 0,
         group_dst: int | None = None,
-        timeout: float | timedelta | None = None,
+        timeout: Timeout | None = None,
     ) -> None:
-        """Send ``tensor`` to ``dst`` (global) or ``group_dst``; return when it may be reused.
+        """Send ``tensor`` to one member; return when it may be reused.
 
-        The receiver names an array of the same size and dtype, and the same ``tag``.
+        Args:
+            tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
+                one of ml_dtypes' floats. The receiver names an array of its size and dtype.
+            dst: The global rank of the destination.
+            tag: A whole number from 0 to 2**32 - 1, the same at both ends; messages under one tag
+                do not overtake each other.
+            group_dst: The destination's rank in the group, instead of ``dst``.
+            timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
+
+        Raises:
+            TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
+                usable.
+            CollectiveTimeoutError: Past the deadline; names the other end. It breaks the group.
+            RankFailedError: If the other end dies or leaves.
         """
         issue = self.prepare_send(tensor, dst, tag, group_dst, timeout)
         if issue is not None:
@@ -50,9 +63,28 @@ class PointToPoint(GroupOfRanks):
         dst: int | None = None,
         tag: int = 0,
         group_dst: int | None = None,
-        timeout: float | timedelta | None = None,
+        timeout: Timeout | None = None,
     ) -> Work | None:
-        """Begin what ``send`` does; ``tensor`` must not change until the Work is done."""
+        """Begin to send ``tensor`` to one member.
+
+        Args:
+            tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
+                one of ml_dtypes' floats. The receiver names an array of its size and dtype. It must
+                not change until the ``Work`` is done.
+            dst: The global rank of the destination.
+            tag: A whole number from 0 to 2**32 - 1, the same at both ends; messages under one tag
+                do not overtake each other.
+            group_dst: The destination's rank in the group, instead of ``dst``.
+            timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
+
+        Returns:
+            A ``Work``, whose ``wait()`` raises what goes wrong on the way; None on a rank that is
+            no member.
+
+        Raises:
+            TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
+                usable.
+        """
         issue = self.prepare_send(tensor, dst, tag, group_dst, timeout)
         return None if issue is None else issue(async_op=True)
 
@@ -62,12 +94,31 @@ class PointToPoint(GroupOfRanks):
         src: int | None = None,
         tag: int = 0,
         group_src: int | None = None,
-        timeout: float | timedelta | None = None,
+        timeout: Timeout | None = None,
     ) -> int:
-        """Receive into ``tensor`` from ``src`` (global), ``group_src``, or any member.
+        """Receive into ``tensor`` what one member sends.
 
-        Returns the sender's global rank, -1 on a rank that is no member. For immutable arrays
-        use ``irecv(...).result()``.
+        Args:
+            tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
+                one of ml_dtypes' floats. The sender's has its size and dtype. For arrays that
+                cannot be written to (JAX) use ``irecv(...).result()``.
+            src: The global rank of the source; any member will do if neither it nor ``group_src``
+                is given.
+            tag: A whole number from 0 to 2**32 - 1, the same at both ends; messages under one tag
+                do not overtake each other.
+            group_src: The source's rank in the group, instead of ``src``.
+            timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
+
+        Returns:
+            The sender's global rank; -1 on a rank that is no member.
+
+        Raises:
+            TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
+                usable.
+            CollectiveMismatchError: If an array of another size or dtype was sent; the message is
+                lost and the group stays usable.
+            CollectiveTimeoutError: Past the deadline; the group stays usable.
+            RankFailedError: If the other end dies or leaves.
         """
         issue = self.prepare_receive(tensor, src, tag, group_src, timeout)
         return -1 if issue is None else issue(async_op=False).source
@@ -78,9 +129,29 @@ class PointToPoint(GroupOfRanks):
         src: int | None = None,
         tag: int = 0,
         group_src: int | None = None,
-        timeout: float | timedelta | None = None,
+        timeout: Timeout | None = None,
     ) -> Work | None:
-        """Begin what ``recv`` does; the Work has the sender in ``source_rank()``."""
+        """Begin to receive into ``tensor`` what one member sends.
+
+        Args:
+            tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
+                one of ml_dtypes' floats. The sender's has its size and dtype. It must not be used
+                until the ``Work`` is done.
+            src: The global rank of the source; any member will do if neither it nor ``group_src``
+                is given.
+            tag: A whole number from 0 to 2**32 - 1, the same at both ends; messages under one tag
+                do not overtake each other.
+            group_src: The source's rank in the group, instead of ``src``.
+            timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
+
+        Returns:
+            A ``Work``, whose ``result()`` is the array, ``source_rank()`` the sender, and
+            ``wait()`` raises what goes wrong on the way. None on a rank that is no member.
+
+        Raises:
+            TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
+                usable.
+        """
         issue = self.prepare_receive(tensor, src, tag, group_src, timeout)
         return None if issue is None else issue(async_op=True)
 
@@ -90,7 +161,7 @@ class PointToPoint(GroupOfRanks):
         dst: int | None,
         tag: int,
         group_dst: int | None,
-        timeout: float | timedelta | None = None,
+        timeout: Timeout | None = None,
     ) -> Callable[..., Any] | None:
         """Check ``send``'s arguments; return what makes the call, given ``async_op``.
 
@@ -122,7 +193,7 @@ class PointToPoint(GroupOfRanks):
         src: int | None,
         tag: int,
         group_src: int | None,
-        timeout: float | timedelta | None = None,
+        timeout: Timeout | None = None,
     ) -> Callable[..., Any] | None:
         """Check ``recv``'s arguments; return what makes the call, given ``async_op``.
 

@@ -9,14 +9,13 @@ import os
 import signal
 import socket
 import threading
-import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any
 
 from meshlib.launcher.bootstrap import describe_error, die_with_parent
-from meshlib.launcher.failure import ErrorRecord, RankExit, first_failure
+from meshlib.launcher.failure import ErrorRecord, RankExit, first_failure, wall_time
 from meshlib.launcher.news import announce_exit
 from meshlib.launcher.patience import (
     FAILURE_GRACE_SECONDS,
@@ -73,7 +72,7 @@ class ProcessContext:
                 settle = SETTLE_SECONDS if first.is_cause else SETTLE_AFTER_ECHO_SECONDS
                 self.end(FAILURE_GRACE_SECONDS if grace_period is None else grace_period, settle)
                 break
-            left = None if deadline is None else deadline.remaining()
+            left = None if deadline is None else deadline.piece()
             if not _wait(running, left) and deadline is not None and deadline.expired:
                 return False
         failure = first_failure(self._failures())
@@ -94,7 +93,7 @@ class ProcessContext:
                 if number is not None and (child.failure is None or number == signal.SIGKILL):
                     child.stop(number)
             while (running := self._running()) and not deadline.expired:
-                _wait(running, deadline.remaining())
+                _wait(running, deadline.piece())
 
     def close(self) -> None:
         """Kill the ranks that still run, and end the store. Idempotent."""
@@ -123,6 +122,7 @@ class ProcessContext:
             environment.AGENT_STORE: f"{_HOST}:{self._server.port}",
             environment.SECRET: self._secret.hex(),
             environment.RESTART_COUNT: "0",
+            environment.LAUNCHER: "",
         }
 
     def _running(self) -> list[_Child]:
@@ -181,7 +181,7 @@ class _Child:
                 host=socket.gethostname(),
                 pid=self.process.pid or 0,
                 code=code or 1,
-                time=error.time if error is not None else time.time(),
+                time=error.time if error is not None else wall_time(),
                 stopped=self._stopped and error is None,
                 error=error,
             )

@@ -6,25 +6,24 @@ Order, deadlines, recording and failure are handled in ``ProcessGroup.issue`` an
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from copy import copy
-from datetime import timedelta
 from functools import partial
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any
 
 from meshlib.collectives import Collectives
-from meshlib.debug import RankLog
-from meshlib.failures import Reporter, abort_event, publish
+from meshlib.companions import Companions
+from meshlib.failures import Reporter, abort_event, announce
+from meshlib.host import Host, Observer, Run
 from meshlib.lane import Lane
-from meshlib.members import Members
 from meshlib.order import SHORT, Order, Shortcut, open_shortcut, resume
-from meshlib.recorder import COLLECTIVE, FlightRecorder, Record
+from meshlib.recorder import COLLECTIVE, Record
 from meshlib.work import Work
-from transport.call import NO_ROOT, Call, CallHeader, Kind, pack_header
+from transport.call import NO_ROOT, CallHeader, Kind, pack_header
 from transport.communicator import Communicator
-from transport.deadline import Deadline, to_seconds
+from transport.deadline import Deadline, Timeout, to_seconds
 from transport.errors import (
     CollectiveMismatchError,
     CollectiveTimeoutError,
@@ -40,33 +39,12 @@ from transport.reduce_op import ReduceOp
 from transport.store.base import Store
 from transport.store.prefix_store import PrefixStore
 
-Run = Callable[[Communicator, Call], Any]
-Observer = Callable[["ProcessGroup", CallHeader, str, Run], Run]
 DRAIN_SECONDS = 5.0
 # A receive that nobody has sent to by then is given up when its group closes.
 UNMATCHED_SECONDS = 0.2
 
 
-class Host(Protocol):
-    """The side of the World that a group needs: this rank's identity and shared services."""
-
-    rank: int
-    store: Store
-    recorder: FlightRecorder
-    log: RankLog
-    observers: dict[str, Observer]
-    """By the id of the group on whose behalf they look: see ``ProcessGroup.observed``."""
-
-    def make_communicator(self, group: ProcessGroup, device: str) -> Communicator:
-        """Make the communicator of ``group`` for arrays on ``device``."""
-        ...
-
-    def note_failure(self, error: DistError) -> None:
-        """Keep what is known about ``error``, which broke a group, for later."""
-        ...
-
-
-class ProcessGroup(Members, Collectives):
+class ProcessGroup(Companions, Collectives):
     """The members ``ranks``, and what they do together.
 
     Made by ``new_group``, by a mesh, or by ``init_process_group``; never directly. On a rank that
@@ -82,8 +60,7 @@ class ProcessGroup(Members, Collectives):
         timeout: float,
         desc: str,
     ) -> None:
-        super().__init__(group_id, ranks, world.rank, backends, timeout, desc)
-        self.world = world
+        super().__init__(world, group_id, ranks, backends, timeout, desc)
         self._lock = threading.Lock()
         self._communicators: dict[str, Communicator] = {}
         self._making = threading.Lock()
@@ -99,7 +76,6 @@ class ProcessGroup(Members, Collectives):
         self._absent: tuple[int, ...] = ()
         self._left: tuple[int, ...] = ()
         self._users_store: Store | None = None
-        self._destroyed = False
 
     # ------------------------------------------------------------------ who
 
@@ -116,11 +92,6 @@ class ProcessGroup(Members, Collectives):
     def reached(self) -> int:
         """Return the number of the last collective that this rank issued."""
         return self._order.sequence
-
-    @property
-    def destroyed(self) -> bool:
-        """Whether the group was closed, by ``destroy_process_group`` or with the World."""
-        return self._destroyed
 
     def get_group_store(self) -> Store:
         """Return this group's own part of the job's store, for the user's keys.
@@ -176,7 +147,7 @@ class ProcessGroup(Members, Collectives):
         nbytes: int = 0,
         peer: int = COLLECTIVE,
         async_op: bool = False,
-        timeout: float | timedelta | None = None,
+        timeout: Timeout | None = None,
     ) -> Any:
         """Make one call: ``run(communicator, call)`` at its turn.
 
@@ -201,6 +172,7 @@ class ProcessGroup(Members, Collectives):
         seconds = self.seconds if timeout is None else to_seconds(timeout)
         with self._lock:
             if self._failure is not None or self._destroyed:
+                self.note_told()
                 raise self._unusable()
             if peer == COLLECTIVE:
                 lane = self._collectives
@@ -211,7 +183,7 @@ class ProcessGroup(Members, Collectives):
                 packed = pack_header(sequence, elements, root, kind, dtype, op, 0, 0, extra)
             record = world.recorder.open(self.id, packed, nbytes, peer, not async_op, seconds)
             if world.log.detailed:
-                run = self._logged(run, record)
+                run = world.log.around(run, record, self)
             inline = not async_op and lane.try_enter()
             work = None if inline else self._enqueue(lane, run, record, device)
         if work is not None:
@@ -254,7 +226,7 @@ class ProcessGroup(Members, Collectives):
         return lane
 
     def _enqueue(self, lane: Lane, run: Run, record: Record, device: str) -> Work:
-        work = Work(lambda: f"{record.header} on {self}")
+        work = Work(lambda: f"{record.header} on {self}", self.note_told)
 
         def task() -> None:
             try:
@@ -275,10 +247,10 @@ class ProcessGroup(Members, Collectives):
         """
         if self._failure is not None:
             record.end("the group was broken before its turn came")
-            raise self._unusable()
+            raise self._told(record, self._unusable())
         if self._absent and self._break_if_deserted(record):
             record.end(str(self._failure))
-            raise self._unusable()
+            raise self._told(record, self._unusable())
         try:
             communicator = self._communicators.get(device) or self._communicator(device)
             annotate = self.world.recorder.annotate
@@ -288,7 +260,7 @@ class ProcessGroup(Members, Collectives):
                 with annotate(record.title):
                     result = run(communicator, record)
         except BaseException as error:
-            seen = self._seen_by_user(record, error)
+            seen = self._told(record, self._seen_by_user(record, error))
             record.end(str(seen))
             if seen is error:
                 raise
@@ -298,19 +270,6 @@ class ProcessGroup(Members, Collectives):
         if record.completion is not None:
             record.completion.explain_by(partial(self._explain, record))
         return result
-
-    def _logged(self, run: Run, record: Record) -> Run:
-        """Return ``run`` that tells when it is done; tell of the call now."""
-        log = self.world.log
-        log.debug("%s on %s, %s", record.header, self, record.site)
-
-        def logged(communicator: Communicator, call: Call) -> Any:
-            result = run(communicator, call)
-            took = 1e3 * (monotonic() - record.started)
-            log.debug("%s on %s: done in %.3f ms", record.header, self, took)
-            return result
-
-        return logged
 
     # ------------------------------------------------------------------ failure
 
@@ -335,31 +294,52 @@ class ProcessGroup(Members, Collectives):
     def abort(self, reason: str) -> None:
         """Break the group on all members: they raise ``DistBackendError`` with ``reason``.
 
-        For whoever cannot make calls any more that the others wait for. Idempotent.
+        For whoever cannot make calls any more that the others wait for: those inside ``jax.jit``,
+        too. Idempotent.
         """
-        if self._failure is None:
-            message = f"{self} was aborted by rank {self.global_rank}: {reason}"
-            # The others learn the reason before they see this rank's channels close.
-            self._break(DistBackendError(message))
+        for group in (self, *self.companions()):
+            if group._failure is None:
+                message = f"{group} was aborted by rank {self.global_rank}: {reason}"
+                # The others learn the reason before they see this rank's channels close.
+                group._break(DistBackendError(message))
+            group.note_told()
 
-    def do_without(self, rank: int, joined: bool) -> None:
-        """Note that global rank ``rank`` has left the job; ``joined``: it made calls on this group.
+    def note_told(self) -> None:
+        """Note that whoever makes the calls was told what broke the group, if it is broken."""
+        if self._failure is not None:
+            self.retire()
 
-        If it did not, calls that need it raise ``RankFailedError``, those under way too; others
-        go on. If it did, its channels tell who needs it. What it sent is still received.
+    def _told(self, record: Record, error: BaseException) -> BaseException:
+        """Return ``error``, of which whoever waits for ``record``'s end is told now."""
+        if record.sync:
+            self.note_told()
+        return error
+
+    def do_without(self, left: Mapping[int, frozenset[str]]) -> None:
+        """Note that ranks have left the job: ``left`` has, by global rank, the groups (their ids)
+        that it made calls on.
+
+        If a member made none on this one, calls that need it raise ``RankFailedError``, those
+        under way too; others go on. If it did, its channels tell who needs it. What it sent is
+        still received.
         """
-        place = self._positions.get(rank)
-        if place is None:
+        positions = self._positions
+        places = [positions[rank] for rank in left if rank in positions]
+        if not places:
             return
+        absent = [place for place in places if self.id not in left[self.ranks[place]]]
         with self._lock:
-            self._left = (*self._left, place)
-            if not joined:
-                self._absent = (*self._absent, place)
+            self._left = (*self._left, *places)
+            if absent:
+                self._absent = (*self._absent, *absent)
                 self.shortcut = None
             communicators = list(self._communicators.values())
         for communicator in communicators:
-            self._lose(communicator, place)
-        if joined:
+            known = communicator.lost
+            for place in places:
+                if place not in known:
+                    self._lose(communicator, place)
+        if not absent:
             return
         # A call that starts from now on sees for itself who is absent.
         for record in self.world.recorder.records(self.id):
@@ -384,7 +364,7 @@ class ProcessGroup(Members, Collectives):
         """Break the group with ``error`` on all members, and here."""
         if self._failure is None:
             with suppress(DistStoreError):
-                publish(self.world.store, abort_event(self.id, error, self.global_rank))
+                announce(self.world.store, abort_event(self.id, error, self.global_rank))
             self.fail(error)
 
     def await_failure(self, timeout: float) -> DistError | None:
@@ -424,11 +404,13 @@ class ProcessGroup(Members, Collectives):
         ``at_fault`` is the call that went wrong, if it was another one.
         """
         if known := self.await_failure(0):
+            self.note_told()
             return known
         if at_fault is not None and at_fault != record.header:
             mine = self.world.recorder.records(self.id)
             record = next((r for r in mine if r.header == at_fault), record)
         seen = self._seen_by_user(record, error)
+        self.note_told()
         return seen if isinstance(seen, Exception) else error
 
     def _unusable(self) -> Exception:
@@ -467,6 +449,16 @@ class ProcessGroup(Members, Collectives):
                     communicator.abort(str(failure))
             return communicator
 
+    def release(self) -> None:
+        """Let go of the channels if the group is broken and no call is under way on them."""
+        with self._lock:
+            lanes = [self._collectives, *self._peer_lanes.values()]
+            if self._failure is None or self._destroyed or not all(la.drain(0) for la in lanes):
+                return
+            communicators, self._communicators = self._communicators, {}
+        for communicator in communicators.values():
+            communicator.close()
+
     def close(self, drain: float = DRAIN_SECONDS) -> None:
         """Let calls that were issued end (at most ``drain`` seconds), then let go of everything."""
         with self._lock:
@@ -478,12 +470,13 @@ class ProcessGroup(Members, Collectives):
         deadline = Deadline.after(0 if self._failure is not None else drain)
         idle = min(lane.drain(deadline.remaining()) for lane in lanes if lane not in receives)
         idle = self._drain_receives(receives, deadline) and idle
-        self._destroyed = True
+        self._destroyed = self.retired = True
         self.shortcut = None
         if users_store is not None:
             users_store.close()
-        communicators = list(self._communicators.values())
-        for communicator in communicators:
+        for communicator in list(self._communicators.values()):
+            for text in communicator.left_over() if self._failure is None else ():
+                self.world.log.warning("%s ends with messages left: %s", self, text)
             if not idle:
                 communicator.abort("the group was destroyed")
             communicator.close()

@@ -1,4 +1,4 @@
-"""Config files to dicts: TOML always, YAML where PyYAML is installed. Repeated keys are errors."""
+"""Config files to dicts: TOML, JSON, YAML where PyYAML is installed. Repeated keys are errors."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any, cast
 def read_config(path: Path) -> dict[str, Any]:
     """Return what stands in the file at ``path``; its suffix says how it is written.
 
-    Raises ValueError that names the file when it is neither TOML nor YAML, or not well formed;
-    OSError when it cannot be read; ImportError for YAML without PyYAML.
+    Raises ValueError that names the file when its suffix is none of ``SUFFIXES``, or it is not well
+    formed; OSError when it cannot be read; ImportError for YAML without PyYAML.
     """
     parse = _PARSERS.get(path.suffix.lower())
     if parse is None:
-        raise ValueError(f"{path}: suffix {path.suffix!r}; expected .toml, .yaml or .yml")
+        raise ValueError(f"{path}: suffix {path.suffix!r}; expected {SUFFIXES_IN_WORDS}")
     try:
         content = parse(path.read_bytes().decode())
     except ValueError as error:
@@ -31,6 +31,21 @@ def _parse_toml(text: str) -> object:
     import tomllib  # who reads no config does not pay for its grammar
 
     return tomllib.loads(text)
+
+
+def _parse_json(text: str) -> object:
+    import json
+
+    return json.loads(text, object_pairs_hook=_once_each)
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Refuse a key that comes twice; JSON leaves open what it means."""
+    keys = [key for key, _ in pairs]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise ValueError(f"key {key!r} comes twice")
+    return dict(pairs)
 
 
 def _parse_yaml(text: str) -> object:
@@ -64,9 +79,13 @@ def _parse_yaml(text: str) -> object:
 
 _PARSERS: dict[str, Callable[[str], object]] = {
     ".toml": _parse_toml,
+    ".json": _parse_json,
     ".yaml": _parse_yaml,
     ".yml": _parse_yaml,
 }
 
 SUFFIXES = tuple(_PARSERS)
-"""How the names of config files end."""
+"""How the names of config files end: the one list of them."""
+
+SUFFIXES_IN_WORDS = f"{', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
+"""The same for messages."""

@@ -11,110 +11,36 @@ A rank that merely computes has posted nothing, so slow is never taken for stuck
 
 Waiting must cost next to nothing, however many ranks wait for a slow one: a rank posts when it has
 come to a standstill, and reads what others have posted only when a counter says that there is more.
+Ranks that are threads of one process share one thread that looks, and what it has seen.
 """
 
 from __future__ import annotations
 
-import json
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Collection, Mapping
+from typing import Protocol
 
-from meshlib.failures import publish, table
+from meshlib.attendant import Attendant
+from meshlib.failures import publish
 from meshlib.recorder import COLLECTIVE, FlightRecorder, Record
+from meshlib.standings import Standing, find_tangle, tangle_message
 from transport.deadline import Deadline
-from transport.errors import CollectiveMismatchError, DistStoreError
+from transport.errors import CollectiveMismatchError
 from transport.store.base import Store
 
 TICK_SECONDS = 0.1
 STALLED_SECONDS = 0.3
+# Who looks takes at most one part in so many of a core.
+IDLE_PARTS = 10
 # How many of its last calls a rank posts: where ranks went different ways may lie some calls back.
 CALLS_POSTED = 8
 # What the rest gets to say where it stands, once a tangle is sure.
 REST_SECONDS = 0.2
 _PAUSE_SECONDS = 0.05
 _POSTED = "standings"
-# Beyond this many ranks nobody looks any further; deadlines still name who is missing.
+# Nobody reads more standings than these; deadlines still name who is missing.
 MOST_RANKS = 256
-
-
-@dataclass(frozen=True)
-class Standing:
-    """Where a rank has been standing still.
-
-    ``group`` and ``sequence`` tell the collective that it is in, ``ranks`` that group's members,
-    ``reached`` the number of its last call in each of its groups, ``beat`` how often it has
-    confirmed this. ``calls`` are its last collectives in the group, up to this one, each as
-    (sequence, header without history, call, site).
-    """
-
-    rank: int
-    group: str
-    sequence: int
-    header: Sequence[int]
-    ranks: Sequence[int]
-    reached: Mapping[str, int]
-    call: str
-    site: str
-    beat: int = 0
-    calls: Sequence[tuple[int, Sequence[int], str, str]] = ()
-
-    def pack(self) -> str:
-        """Return the standing as JSON."""
-        return json.dumps(self.__dict__)
-
-    @classmethod
-    def unpack(cls, data: bytes) -> Standing:
-        """Return the standing in ``data``."""
-        return cls(**json.loads(data))
-
-    def waits_for(self, other: Standing) -> bool:
-        """Whether this rank's call needs ``other``, which has not come to it."""
-        return other.rank in self.ranks and other.reached.get(self.group, 0) < self.sequence
-
-    def contradicts(self, other: Standing) -> bool:
-        """Whether both have come to a call of one group and it is not the same call."""
-        return self.first_difference(other) is not None
-
-    def first_difference(self, other: Standing) -> int | None:
-        """Return the number of the first call that both have made in one group differently."""
-        if self.group != other.group:
-            return None
-        theirs = {sequence: list(header) for sequence, header, *_ in other.history()}
-        for sequence, header, *_ in self.history():
-            if list(header) != theirs.get(sequence, list(header)):
-                return sequence
-        return None
-
-    def history(self) -> Sequence[tuple[int, Sequence[int], str, str]]:
-        """Return the last calls, in order, this one at the end."""
-        return self.calls or [(self.sequence, self.header, self.call, self.site)]
-
-
-def find_tangle(standings: Mapping[int, Standing]) -> list[int] | None:
-    """Return ranks that wait for each other in a circle, or contradict each other; else None.
-
-    The cycle is found by removing, again and again, whoever waits for nobody that is left.
-    """
-    for one in standings.values():
-        against = [o.rank for o in standings.values() if one.contradicts(o)]
-        if against:
-            return sorted([one.rank, *against])
-    left = dict(standings)
-    while left:
-        free = [
-            rank
-            for rank, one in left.items()
-            if not any(one.waits_for(other) for other in left.values() if other is not one)
-        ]
-        if not free:
-            return sorted(left)
-        for rank in free:
-            del left[rank]
-    return None
 
 
 class Blocked(Protocol):
@@ -129,7 +55,7 @@ class Blocked(Protocol):
 
 
 class StallDetector:
-    """A rank's thread that posts where the rank stands and looks for tangles."""
+    """One rank, whose main thread is looked at, from its making until it is closed."""
 
     def __init__(
         self,
@@ -139,54 +65,35 @@ class StallDetector:
         main_thread: int,
         groups: Mapping[str, Blocked],
     ) -> None:
-        self._rank = rank
-        self._store = store.clone()
+        self.rank = rank
         self._recorder = recorder
         self._main_thread = main_thread
         self._groups = groups
-        self._posted: Standing | None = None
-        self._seen = 0  # of what was posted, when this rank last looked
-        self._suspects: dict[int, Standing] = {}
-        self._closing = threading.Event()
-        self._thread = threading.Thread(
-            target=self._watch, name=f"meshlib-stalls-{rank}", daemon=True
-        )
-        self._thread.start()
+        self.posted: Standing | None = None
+        self._lookout = _Lookout.of(store)
+        self._lookout.enter(self, store)
 
     def close(self) -> None:
         """Stop looking."""
-        self._closing.set()
-        self._thread.join(5.0)
-        self._store.close()
+        self._lookout.leave(self)
 
-    def _watch(self) -> None:
-        # Without a store there is nobody to compare with; deadlines remain.
-        with suppress(DistStoreError):
-            while not self._closing.wait(TICK_SECONDS):
-                self._tick()
-
-    def _tick(self) -> None:
+    def look(self, store: Store, *, again: bool) -> Standing | None:
+        """Return where this rank stands still, which is in ``store`` if it is new, or ``again``."""
         record = self._stuck()
         if record is None:
-            if self._posted is not None:
-                self._store.set(standing_key(self._rank), b"")
-                self._posted = None
-                self._suspects.clear()
-            return
-        mine = self._post(record)
-        posted = self._store.add(_POSTED, 0)
-        if posted == self._seen and not self._suspects:
-            return
-        self._seen = posted
-        found = self._collect(mine)
-        tangle = find_tangle(found)
-        if tangle is None or self._rank not in tangle:
-            self._suspects.clear()
-            return
-        now = {rank: found[rank] for rank in tangle}
-        before, self._suspects = self._suspects, now
-        if before.keys() == now.keys() and all(_confirmed(before[r], now[r]) for r in tangle):
-            self._report(now)
+            if self.posted is not None:
+                store.set(standing_key(self.rank), b"")
+                self.posted = None
+            return None
+        before, place = self.posted, (record.group, record.header.sequence)
+        if before is not None and (before.group, before.sequence) != place:
+            before = None
+        if before is None or again:
+            self.posted = self._standing(record, 0 if before is None else before.beat + 1)
+            store.set(standing_key(self.rank), self.posted.pack())
+        if before is None:
+            store.add(_POSTED, 1)  # only now: who sees this sees the standing
+        return self.posted
 
     def _stuck(self) -> Record | None:
         """Return the collective that this rank's main thread has been stuck in, if it is."""
@@ -200,27 +107,18 @@ class StallDetector:
         # Calls of one group run in order: the first that has not ended is the one that waits.
         return next(r for r in open_calls if r.group == last.group and r.peer == COLLECTIVE)
 
-    def _post(self, record: Record) -> Standing:
-        """Return where this rank stands, which is in the store if it is new or somebody asks."""
+    def _standing(self, record: Record, beat: int) -> Standing:
         group = self._groups[record.group]
-        before = self._posted
-        if before is not None and (before.group, before.sequence) != (
-            record.group,
-            record.header.sequence,
-        ):
-            before = None
-        if before is not None and not self._suspects:
-            return before
-        standing = Standing(
-            rank=self._rank,
+        return Standing(
+            rank=self.rank,
             group=record.group,
             sequence=record.header.sequence,
             header=list(record.header),
-            ranks=list(group.ranks),
+            ranks=group.ranks,
             reached={g.id: g.reached() for g in list(self._groups.values())},
             call=f"{record.header} on {group}",
             site=record.site,
-            beat=0 if before is None else before.beat + 1,
+            beat=beat,
             calls=[
                 (r.header.sequence, list(r.header.what), f"{r.header} on {group}", r.site)
                 for r in self._recorder.records(record.group)
@@ -228,84 +126,127 @@ class StallDetector:
                 and 0 <= record.header.sequence - r.header.sequence < CALLS_POSTED
             ],
         )
-        self._store.set(standing_key(self._rank), standing.pack())
-        self._posted = standing
-        if before is None:
-            self._store.add(_POSTED, 1)  # only now: who sees this sees the standing
-        return standing
 
-    def _collect(self, mine: Standing) -> dict[int, Standing]:
-        """Return the standings of all ranks that this one waits for, directly or not."""
-        found = {self._rank: mine}
-        asked = {self._rank}
-        while ahead := {rank for one in found.values() for rank in one.ranks} - asked:
-            ranks = sorted(ahead)[: MOST_RANKS - len(asked)]
-            if not ranks:
-                break
-            asked.update(ranks)
-            found.update(self._read(ranks))
-        return found
 
-    def _read(self, ranks: Sequence[int]) -> dict[int, Standing]:
-        """Return where those of ``ranks`` stand that have said so."""
-        texts = self._store.multi_get([standing_key(rank) for rank in ranks])
-        pairs = zip(ranks, texts, strict=True)
-        return {rank: Standing.unpack(text) for rank, text in pairs if text}
+class _Lookout(Attendant[StallDetector]):
+    """Has ranks look where they stand, and looks for tangles among all that do."""
 
-    def _standings_beside(self, tangle: Mapping[int, Standing]) -> dict[int, Standing | None]:
+    name = "stalls"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen = 0  # of what was posted, when this one last looked
+        self._suspects: dict[int, Standing] = {}
+
+    def work(self, store: Store, ending: threading.Event) -> None:
+        pause = TICK_SECONDS
+        while not ending.wait(pause):
+            started = time.thread_time()
+            self._tick(store, ending)
+            pause = max(TICK_SECONDS, (time.thread_time() - started) * IDLE_PARTS)
+
+    def _tick(self, store: Store, ending: threading.Event) -> None:
+        mine: dict[int, Standing] = {}
+        ranks = {user.rank for user in self.users}
+        for user in self.users:
+            standing = user.look(store, again=user.rank in self._suspects)
+            if standing is not None:
+                mine[user.rank] = standing
+        if not mine:
+            self._suspects = {}
+            return
+        posted = store.add(_POSTED, 0)
+        if posted == self._seen and not self._suspects:
+            return
+        self._seen = posted
+        found = _collect(store, mine, ranks)
+        now = _tangle_of(found, mine)
+        before, self._suspects = self._suspects, now
+        if now and before.keys() == now.keys() and all(_confirmed(before[r], now[r]) for r in now):
+            self._report(store, min(mine.keys() & now.keys()), now, ending)
+
+    def _standings_beside(
+        self, store: Store, tangle: Mapping[int, Standing], ending: threading.Event
+    ) -> dict[int, Standing | None]:
         """Return where the other members of the tangle's groups stand, for those who say so soon.
 
         They may have come a little later than the tangle's ranks, and so be about to post.
         """
-        members = {rank for one in tangle.values() for rank in one.ranks} - set(tangle)
+        members = {rank for one in _groups(tangle) for rank in one} - set(tangle)
         beside: dict[int, Standing | None] = dict.fromkeys(sorted(members)[:MOST_RANKS])
         deadline = Deadline.after(REST_SECONDS)
         while missing := [rank for rank, one in beside.items() if one is None]:
-            beside.update(self._read(missing))
-            if self._closing.wait(min(_PAUSE_SECONDS, deadline.remaining())) or deadline.expired:
+            for user in self.users:
+                user.look(store, again=False)
+            beside.update(_read(store, missing))
+            if ending.wait(min(_PAUSE_SECONDS, deadline.remaining())) or deadline.expired:
                 break
         return beside
 
-    def _report(self, tangle: Mapping[int, Standing]) -> None:
+    def _report(
+        self, store: Store, rank: int, tangle: Mapping[int, Standing], ending: threading.Event
+    ) -> None:
         groups = sorted({one.group for one in tangle.values()})
         # All ranks of the tangle find it; one of them tells.
-        mine = f"tangle seen by {self._rank}".encode()
-        if self._store.compare_set(f"failure/{groups[0]}", "", mine) != mine:
+        mine = f"tangle seen by {rank}".encode()
+        if store.compare_set(f"failure/{groups[0]}", "", mine) != mine:
             return
-        message = tangle_message(tangle, self._standings_beside(tangle))
+        message = tangle_message(tangle, self._standings_beside(store, tangle, ending))
         for group in groups:
             publish(
-                self._store,
+                store,
                 {
                     "kind": "abort",
                     "group": group,
                     "error": CollectiveMismatchError.__name__,
                     "message": message,
-                    "from": self._rank,
+                    "from": rank,
                 },
             )
 
 
-def tangle_message(tangle: Mapping[int, Standing], beside: Mapping[int, Standing | None]) -> str:
-    """Return the table of what each rank of a tangle waits in, and where those ``beside`` it stand
-    (None: nobody knows).
+def _collect(
+    store: Store, mine: Mapping[int, Standing], known: Collection[int]
+) -> dict[int, Standing]:
+    """Return ``mine`` and where all ranks stand that those wait for, directly or not.
+
+    Of the ``known`` ranks no others stand still.
     """
-    rows: list[tuple[Any, ...]] = []
-    everybody = {**beside, **tangle}
-    known = [one for one in everybody.values() if one is not None]
-    differences = [one.first_difference(other) for one in tangle.values() for other in known]
-    first = min((number for number in differences if number is not None), default=0)
-    for rank, one in sorted(everybody.items()):
-        if one is None:
-            rows.append((str(rank), "in no call for as long (it computes, or has left)", ""))
-        else:
-            here = one.call, one.site
-            calls = (tuple(rest) for number, _, *rest in one.history() if number == first)
-            rows.append((str(rank), *next(calls, here)))
-    return (
-        f"ranks {sorted(tangle)} wait for each other in different calls: none of them can go on\n"
-        + table(("rank", "call", "where"), rows)
-    )
+    found = dict(mine)
+    asked = set(known)
+    room = MOST_RANKS
+    while room and (ahead := {rank for one in _groups(found) for rank in one} - asked):
+        ranks = sorted(ahead)[:room]
+        room -= len(ranks)
+        asked.update(ranks)
+        found.update(_read(store, ranks))
+    return found
+
+
+def _groups(standings: Mapping[int, Standing]) -> Collection[Collection[int]]:
+    """Return the members of the groups that somebody waits in."""
+    return {one.group: one.ranks for one in standings.values()}.values()
+
+
+def _tangle_of(found: Mapping[int, Standing], mine: Mapping[int, Standing]) -> dict[int, Standing]:
+    """Return a tangle that one of ``mine`` is in, as that rank sees it; empty if there is none."""
+    for rank in sorted(mine.keys() & set(find_tangle(found) or ())):
+        reach, ahead = {rank}, [rank]
+        while ahead:
+            new = {other for other in found[ahead.pop()].ranks if other in found} - reach
+            reach |= new
+            ahead += new
+        tangle = find_tangle({other: found[other] for other in sorted(reach)}) or ()
+        if rank in tangle:
+            return {other: found[other] for other in tangle}
+    return {}
+
+
+def _read(store: Store, ranks: Collection[int]) -> dict[int, Standing]:
+    """Return where those of ``ranks`` stand that have said so."""
+    texts = store.multi_get([standing_key(rank) for rank in ranks])
+    pairs = zip(ranks, texts, strict=True)
+    return {rank: Standing.unpack(text) for rank, text in pairs if text}
 
 
 def _confirmed(before: Standing, now: Standing) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from meshlib.group_of_ranks import GroupOfRanks
 from transport.call import Call, Kind, dtype_code, dtype_name
 from transport.communicator import Communicator
 from transport.cuda.device_communicator import DeviceCommunicator
+from transport.deadline import Timeout
 from transport.reduce_op import Flat
 
 _MOST_DIMS = 64
@@ -28,7 +28,7 @@ class SymmetricMemory(GroupOfRanks):
         self,
         shape: int | Sequence[int],
         dtype: npt.DTypeLike = np.float32,
-        timeout: float | timedelta | None = None,
+        timeout: Timeout | None = None,
         device: str = "cpu",
     ) -> Any:
         """Return a NumPy array for which this group's collectives need no copy to be staged.
@@ -44,7 +44,7 @@ class SymmetricMemory(GroupOfRanks):
         backends it is an ordinary array. Its memory stays with the process, for later arrays.
 
         The memory is used again when the array and its views are gone on all members. Returns None
-        on a rank that is no member. ``timeout`` (seconds or a timedelta) is the call's deadline.
+        on a rank that is no member. ``timeout`` (seconds or "30s") is the call's deadline.
         Raises ValueError, on all members, when they ask for different arrays; the group stays
         usable. A ``shape``, ``dtype`` or ``device`` that is none is a ValueError or TypeError.
         """
@@ -84,7 +84,7 @@ class SymmetricMemory(GroupOfRanks):
         place: _Place,
         dims: tuple[int, ...],
         dtype: np.dtype[Any],
-        timeout: float | timedelta | None,
+        timeout: Timeout | None,
     ) -> Any:
         nbytes = math.prod(dims) * dtype.itemsize
         driver, number = place.driver, place.number

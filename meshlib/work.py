@@ -5,11 +5,10 @@ from __future__ import annotations
 import enum
 import threading
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any, NamedTuple
 
 from transport.cuda.flat import Completion
-from transport.deadline import Deadline, to_seconds
+from transport.deadline import Deadline, Timeout, to_seconds
 from transport.errors import DistBackendError, DistError
 
 
@@ -29,7 +28,9 @@ class WaitTimeoutError(DistBackendError, TimeoutError):
 class Future:
     """The outcome of a call: a value or an exception, once. Methods as ``torch.futures.Future``."""
 
-    def __init__(self) -> None:
+    def __init__(self, told: Callable[[], object] | None = None) -> None:
+        """Make one without an outcome; ``told()`` is called when somebody sees an exception."""
+        self._told = told
         self._ready = threading.Condition()
         self._done = False
         self._value: Any = None
@@ -41,21 +42,22 @@ class Future:
         """Whether the outcome is there; on a device, whether its work is done."""
         return self._done and (self._completion is None or self._completion.done())
 
-    def wait(self, timeout: float | timedelta | None = None) -> Any:
+    def wait(self, timeout: Timeout | None = None) -> Any:
         """Wait for the outcome (at most ``timeout`` seconds); return it or raise it.
 
         Raises ``WaitTimeoutError`` when the time is over first.
         """
         self.block(timeout, lambda: "the future")
-        if self._exception is not None:
-            raise self._exception
+        exception = self.exception()
+        if exception is not None:
+            raise exception
         return self._value
 
-    def block(self, timeout: float | timedelta | None, what: Callable[[], str]) -> None:
+    def block(self, timeout: Timeout | None, what: Callable[[], str]) -> None:
         """Wait for the outcome without looking at it; ``what()`` names it in the error.
 
         An outcome on a device is waited for by the caller's current stream, not by the host,
-        unless there is a ``timeout`` (seconds or a timedelta), past which it raises
+        unless there is a ``timeout`` (seconds, a timedelta or "30s"), past which it raises
         ``WaitTimeoutError``.
         """
         if self._done and self._completion is None:
@@ -83,6 +85,8 @@ class Future:
 
     def exception(self) -> BaseException | None:
         """Return the exception that the call ended with, or None (also while it runs)."""
+        if self._exception is not None and self._told is not None:
+            self._told()
         return self._exception
 
     def set_result(self, result: Any, completion: Completion | None = None) -> None:
@@ -162,11 +166,17 @@ class Message(NamedTuple):
 
 
 class Work:
-    """A collective or point-to-point call under way; ``describe()`` says which."""
+    """A collective or point-to-point call under way.
 
-    def __init__(self, describe: Callable[[], str]) -> None:
+    ``describe()`` says which; ``told()`` is called when somebody sees the exception that it ended
+    with.
+    """
+
+    def __init__(
+        self, describe: Callable[[], str], told: Callable[[], object] | None = None
+    ) -> None:
         self._describe = describe
-        self._future = Future()
+        self._future = Future(told)
         self._outcome: Any = None
 
     def is_completed(self) -> bool:
@@ -181,10 +191,10 @@ class Work:
         """Return what the call failed with, or None."""
         return self._future.exception()
 
-    def wait(self, timeout: float | timedelta | None = None) -> bool:
+    def wait(self, timeout: Timeout | None = None) -> bool:
         """Wait until the call has ended; return True or raise its exception.
 
-        ``timeout`` (seconds or a timedelta) bounds this wait, not the call (which has a deadline
+        ``timeout`` (seconds or "30s") bounds this wait, not the call (which has a deadline
         of its own): past it, ``WaitTimeoutError``, and the call goes on. None and 0 mean no bound,
         as in c10d.
         """

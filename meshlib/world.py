@@ -12,7 +12,6 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +29,18 @@ from meshlib.failures import (
     register_log,
     statement,
 )
+from meshlib.host import Observer
 from meshlib.launcher.news import ended_event
-from meshlib.process_group import DRAIN_SECONDS, Observer, ProcessGroup
+from meshlib.process_group import DRAIN_SECONDS, ProcessGroup
 from meshlib.recorder import CAPACITY, FlightRecorder
 from meshlib.stalls import StallDetector, standing_key
+from meshlib.thread_rank import ALL_HERE, thread_rank
 from meshlib.trace import dump
 from meshlib.watcher import Watcher
 from transport import backends, environment
 from transport.checks import to_whole_numbers
 from transport.communicator import Communicator
-from transport.deadline import Deadline, to_seconds
+from transport.deadline import Deadline, Timeout, to_seconds
 from transport.errors import DistBackendError, DistError, DistStoreError, RankFailedError
 from transport.runtime import Membership, Runtime
 from transport.store.base import Store
@@ -51,6 +52,9 @@ DEFAULT_TIMEOUT = 1800.0
 
 LINGER_SECONDS = 10.0
 """How long the rank that serves the store waits for the others to leave before it does."""
+
+PARTING_SECONDS = 5.0
+"""What the store may take for an answer when this rank leaves."""
 
 
 def _recorder_capacity() -> int:
@@ -99,6 +103,8 @@ class World:
         self._as_launched = variables.items() <= os.environ.items()
         self._lock = threading.Lock()
         self._groups: dict[str, ProcessGroup] = {}
+        self._interning = threading.Lock()
+        self._interned: dict[str, tuple[int, ProcessGroup]] = {}  # how many before it, and the last
         self._made: dict[tuple[int, ...], int] = {}
         self._failures: dict[str, DistError] = {}
         self._lost: dict[int, DistError] = {}
@@ -127,14 +133,14 @@ class World:
         ranks: Sequence[int],
         *,
         backend: str | None = None,
-        timeout: float | timedelta | None = None,
+        timeout: Timeout | None = None,
         desc: str = "",
-        purpose: str = "mesh",
     ) -> ProcessGroup:
         """Return the one group of ``ranks`` (in this order) with ``backend`` and ``timeout``.
 
-        Groups of another ``purpose`` are other ones, whose calls are counted apart: for callers
-        whose calls come in an order of their own, such as those inside ``jax.jit``.
+        One that has retired is followed by another, with an id of its own: when this rank's
+        program was told that it broke, or destroyed it. So are the members' programs, each in its
+        time, and none makes a call on the next one before; they agree without a message.
 
         Costs no message: members find each other at the first call. Raises ValueError for ranks
         that are no ranks, appear twice, or do not include this one.
@@ -144,15 +150,32 @@ class World:
             raise ValueError(f"rank {self.rank} is not among the ranks {_short(members)}")
         chosen = self.backends if backend is None else parse_backend(backend)
         seconds = self.timeout if timeout is None else to_seconds(timeout)
-        group_id = _group_id(purpose, members, f"{sorted(chosen.items())} {seconds}")
-        return self._group(group_id, members, chosen, seconds, desc)
+        options = f"{sorted(chosen.items())} {seconds}"
+        key = _group_id("mesh", members, options)
+        with self._interning:
+            count, last = self._interned.get(key, (0, None))
+            if last is not None and not last.retired:
+                return last
+            if last is not None:
+                for old in (last, *last.companions()):
+                    old.release()
+                count += 1
+            group_id = _group_id("mesh", members, f"{options} after {count}") if count else key
+            group = self._group(group_id, members, chosen, seconds, desc)
+            self._interned[key] = count, group
+        return group
+
+    def make_companion(self, base: ProcessGroup, purpose: str, desc: str) -> ProcessGroup:
+        """Make what ``base.companion(purpose, desc)`` returns."""
+        group_id = _group_id(purpose, base.ranks, base.id)
+        return self._group(group_id, base.ranks, base.backends, base.seconds, desc, base)
 
     def new_group(
         self,
         ranks: Sequence[int] | None = None,
         *,
         backend: str | None = None,
-        timeout: float | timedelta | None = None,
+        timeout: Timeout | None = None,
         desc: str = "",
         sort: bool = True,
     ) -> ProcessGroup:
@@ -177,8 +200,8 @@ class World:
         Raises TypeError for what is no list of whole numbers.
         """
         members = tuple(to_whole_numbers(ranks, "ranks"))
-        strange = [rank for rank in members if not 0 <= rank < self.size]
-        if strange:
+        if members and not 0 <= min(members) <= max(members) < self.size:
+            strange = [rank for rank in members if not 0 <= rank < self.size]
             raise ValueError(f"ranks has {strange}; expected ranks from 0 to {self.size - 1}")
         if len(set(members)) != len(members):
             twice = sorted({rank for rank in members if members.count(rank) > 1})
@@ -212,9 +235,10 @@ class World:
 
     def forget(self, group: ProcessGroup) -> None:
         """Close ``group`` and drop it; the same ranks get a fresh one when next asked for."""
-        with self._lock:
-            self._groups.pop(group.id, None)
-        group.close()
+        for one in (*group.companions(), group):
+            with self._lock:
+                self._groups.pop(one.id, None)
+            one.close()
 
     def _group(
         self,
@@ -223,22 +247,20 @@ class World:
         chosen: Mapping[str, str],
         seconds: float,
         desc: str,
+        beside: ProcessGroup | None = None,
     ) -> ProcessGroup:
         with self._lock:
-            group = self._groups.get(group_id)
-            if group is not None:
-                return group
             group = ProcessGroup(self, group_id, members, dict(chosen), seconds, desc)
+            group.beside = beside
             self._groups[group_id] = group
             known = self._failures.get(group_id) or next(
                 (error for rank, error in self._lost.items() if rank in members), None
             )
-            left = [(rank, group_id in joined) for rank, joined in self._left.items()]
+            left = dict(self._left)
         self.log.info("%s has id %s, backends %s, timeout %g s", group, group_id, chosen, seconds)
         if known is not None:
             group.fail(known)
-        for rank, joined in left:
-            group.do_without(rank, joined)
+        group.do_without(left)
         return group
 
     # ------------------------------------------------------------------ events
@@ -261,13 +283,13 @@ class World:
                 group = self._groups.get(event["group"])
             if group is not None:
                 group.fail(error)
-        elif kind == "leave" and event["rank"] != self.rank:
-            rank, joined = event["rank"], frozenset(event["joined"])
+        elif kind == "left":
+            left = event["left"]
             with self._lock:
-                self._left[rank] = joined
+                self._left.update(left)
                 groups = list(self._groups.values())
             for group in groups:
-                group.do_without(rank, group.id in joined)
+                group.do_without(left)
         elif event["rank"] != self.rank and (
             kind == "rank_exit" or (kind == "ended" and self._as_launched)
         ):
@@ -293,7 +315,7 @@ class World:
         self._bad_news.set()
         # Who still waits for all to come waits in vain.
         with suppress(DistStoreError):
-            self.store.compare_set("all-here", "", b"lost")
+            self.store.compare_set(ALL_HERE, "", b"lost")
 
     def _answer(self, event: Mapping[str, Any]) -> None:
         with self._lock:
@@ -344,9 +366,9 @@ class World:
             register_log(store)
             self._tell_of_the_ended()
         if arrived == self.size:
-            store.compare_set("all-here", "", b"1")
+            store.compare_set(ALL_HERE, "", b"1")
         try:
-            said = store.get("all-here", timeout=deadline.remaining())
+            said = store.get(ALL_HERE, timeout=deadline.remaining())
         except DistStoreError as error:
             missing = [r for r in range(self.size) if not store.check([f"here/{r}"])]
             text = (
@@ -354,7 +376,7 @@ class World:
                 f"{store.describe()}: {_short(missing)} have not come"
             )
             # Without this rank the others wait in vain, and it may be the one that serves them.
-            store.compare_set("all-here", "", text)
+            store.compare_set(ALL_HERE, "", text)
             raise DistStoreError(text) from error
         if said == b"1":
             if store.check([_SERVER]):
@@ -404,11 +426,12 @@ class World:
         for store in self._users_stores:
             store.end_waits(None, self)
         with suppress(DistStoreError):
-            publish(self.store, leave_event(self.rank, sorted(self._joined)))
-            if self.store.add("left", 1) + lost >= self.size:
-                self.store.set("all-left", b"1")
-            elif self.store.serves and not lost:
-                self.store.wait(["all-left"], timeout=linger)
+            store = self.store.with_patience(PARTING_SECONDS)
+            publish(store, leave_event(self.rank, sorted(self._joined)))
+            if store.add("left", 1) + lost >= self.size:
+                store.set("all-left", b"1")
+            elif store.serves and not lost:
+                store.wait(["all-left"], timeout=linger)
         self.runtime.close()
         for closer in reversed(self._closers):
             closer()
@@ -443,8 +466,8 @@ _current = _Current()
 
 
 def find_world() -> World | None:
-    """Return this thread's World, else the process's, else None."""
-    return _current.thread.world or _current.process
+    """Return this thread's World, else (unless it is a rank itself) the process's, else None."""
+    return _current.thread.world or (_current.process if thread_rank() is None else None)
 
 
 def current_world() -> World:
@@ -458,8 +481,14 @@ def current_world() -> World:
 
 
 def install(world: World | None, *, thread_only: bool) -> None:
-    """Make ``world`` (None: no world) the current one, of this thread or of the process."""
-    if thread_only:
+    """Make ``world`` (None: no world) the current one, of this thread or of the process.
+
+    In a thread that is a rank of ``run_ranks`` it is always the thread's.
+    """
+    mine = thread_rank()
+    if mine is not None:
+        mine.world, mine.provided = world, False
+    if thread_only or mine is not None:
         _current.thread.world = world
     else:
         _current.process = world

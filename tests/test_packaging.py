@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -20,7 +23,9 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("meshlib", "parallel", "transport")
 SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
 BINARY = f"transport/native/_core{SUFFIX}"
+REASON = "transport/native/_core.txt"
 SOURCES = {f"transport/native/{path.name}" for path in (ROOT / "transport/native").glob("*.[ch]")}
+HOW = "with a C compiler and Python's headers (Debian: gcc, python3-dev)"
 SMALL_CORE = """
 #include <Python.h>
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "transport.native._core"};
@@ -121,7 +126,7 @@ def assert_pure(wheel):
     facts = wheel_facts(wheel)
     assert facts["Root-Is-Purelib"] == "true"
     assert facts["Tag"] == "py3-none-any"
-    assert wheel_files(wheel) == package_files(ROOT) - SOURCES
+    assert wheel_files(wheel) == package_files(ROOT) - SOURCES | {REASON}
 
 
 def test_sdist_has_the_source_and_no_binary(unpacked):
@@ -152,13 +157,20 @@ def test_wheel_with_a_core(unpacked, tmp_path, monkeypatch, capsys):
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site)
     assert loaded(site) == "True None"
-    assert loaded(site, MESHLIB_NATIVE="0") == "False MESHLIB_NATIVE=0"
+    off = "False MESHLIB_NATIVE=0 in the environment; unset it to have the core"
+    assert loaded(site, MESHLIB_NATIVE="0") == off
     assert loaded(site, MESHLIB_NATIVE="no").endswith(
         "ValueError: environment variable MESHLIB_NATIVE is 'no'; expected 0, 1 or nothing"
     )
     # As one for another machine is.
     (site / BINARY).write_bytes(b"\x7fELF, and not of here")
-    assert loaded(site).startswith(f"False {site / BINARY}: ")
+    said = loaded(site)
+    assert said.startswith(f"False {site / BINARY}: ")
+    assert "install meshlib again" in said
+    (site / BINARY).rename(site / "transport/native/_core.cpython-38-x86_64-linux-gnu.so")
+    assert "built for another Python (_core.cpython-38" in loaded(site)
+    (site / "transport/native/_core.cpython-38-x86_64-linux-gnu.so").unlink()
+    assert "it was never built; install meshlib again" in loaded(site)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +189,9 @@ def test_pure_wheel(tree, tmp_path, monkeypatch, capsys, variable, value, reason
     assert capsys.readouterr().err == f"meshlib without its compiled core: {reason}\n"
     assert_pure(wheel)
     monkeypatch.delenv(variable)
-    assert loaded(wheel) == "False No module named 'transport.native._core'"
+    cause, mend = loaded(wheel).split("; install meshlib again ")
+    assert cause == f"False it was not built when meshlib was installed: {reason}"
+    assert mend == ("without that" if variable == "MESHLIB_NATIVE" else HOW)
 
 
 @compiles
@@ -216,12 +230,17 @@ def test_editable(tree, tmp_path, monkeypatch):
 
     later = (tree / BINARY).stat().st_mtime_ns + 10**9
     os.utime(tree / "transport/native/core.c", ns=(later, later))
-    assert "core.c was changed after" in loaded(tree)
+    said, result = loaded(tree).splitlines()
+    assert said.startswith("running without the compiled core: ")
+    assert "core.c was changed after" in said
+    assert "install meshlib again" in said
+    assert result == f"False {said.removeprefix('running without the compiled core: ')}"
+    assert loaded(tree, LOCAL_RANK="1") == result  # once is enough
 
     # Nothing old stays behind where it cannot be built again.
     monkeypatch.setenv("CC", "/bin/false")
-    assert install("second") == source
-    assert loaded(tree) == "False No module named 'transport.native._core'"
+    assert install("second") == source | {Path(REASON).name}
+    assert "compiling with /bin/false ended with status 1" in loaded(tree)
 
 
 def test_no_source(hook, tmp_path):
@@ -274,3 +293,37 @@ def test_a_compiler_that_does_not_end(hook, tree, tmp_path, monkeypatch):
         assert os.read(reader, 1) == b""  # at once or when the last writer has ended
     finally:
         os.close(reader)
+
+
+def test_the_demo_installs_what_it_needs_and_no_more():
+    """Without the linters, the tests and JAX, which take minutes."""
+    said = subprocess.run(
+        ["make", "--dry-run", "demo", "VENV=nowhere"],
+        cwd=ROOT,
+        env=os.environ | {"MAKEFLAGS": ""},
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=50,
+    ).stdout
+    (extras,) = re.findall(r"--editable '\.\[(.*)\]'", said)
+    optional = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = {
+        re.match(r"[\w-]+", requirement)[0]
+        for extra in extras.split(",")
+        for requirement in optional["optional-dependencies"][extra]
+    }
+    used = {
+        name.partition(".")[0]
+        for path in (ROOT / "examples/digits_2d.py", *(ROOT / "examples/support").glob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        for name in (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module]
+            if isinstance(node, ast.ImportFrom)
+            else []
+        )
+    }
+    foreign = used - set(sys.stdlib_module_names) - {*PACKAGES, "numpy", "support"}
+    assert wanted == {{"sklearn": "scikit-learn"}.get(name, name) for name in foreign}

@@ -166,6 +166,9 @@ class Acceptor:
             return
         except OSError as error:
             self._drop(pending, str(error))
+        except Exception as error:
+            _LOGGER.exception("a handshake failed")
+            self._drop(pending, str(error))
 
     def _shake_tls(self, pending: _Pending) -> Handshake | None:
         """Go on with TLS's own handshake; return ours when that is over."""
@@ -216,7 +219,11 @@ class Acceptor:
                 del self._silent[pending]
                 self._greeted[pending] = None
         self._forget(pending)
-        self._deliver(pending.sock)
+        try:
+            self._deliver(pending.sock)
+        except Exception:
+            _LOGGER.exception("a connection could not be delivered")
+            pending.sock.close()
 
     def _dismiss(self, pending: _Pending, reason: str) -> None:
         """Hang up on somebody who has been told why, but not before it has read that: a socket

@@ -30,6 +30,7 @@ from collections.abc import Mapping
 from transport import environment
 from transport.deadline import Deadline
 from transport.errors import AuthenticationError
+from transport.secret_file import SECRET_BYTES, find_secret
 from transport.sockets import recv_exact, send_all
 from transport.tls import TlsSocket
 
@@ -38,6 +39,7 @@ HANDSHAKE_SECONDS = 5.0
 
 _MAGIC = b"meshlib\x00"
 _VERSION = 1
+_WRONG_TIME = frozenset((9, 10))  # X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED
 _HAS_SECRET, _WANTS_TLS = 1, 2
 _NONCE_BYTES = 32
 _HELLO_BYTES = len(_MAGIC) + 2 + _NONCE_BYTES
@@ -213,6 +215,11 @@ def authenticate(
 
 def _explain_tls(error: ssl.SSLError) -> str:
     reason = error.reason or ""
+    if isinstance(error, ssl.SSLCertVerificationError) and error.verify_code in _WRONG_TIME:
+        return (
+            f"the other end's certificate is not valid at this machine's time"
+            f" ({error.verify_message})"
+        )
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"{environment.TLS_CA} did not sign its certificate ({error.verify_message})"
     if "ALERT" not in reason or reason == "TLSV1_ALERT_PROTOCOL_VERSION":
@@ -230,17 +237,20 @@ def _peer(sock: socket.socket) -> str:
 
 def new_secret() -> bytes:
     """Return a fresh secret for a job."""
-    return secrets.token_bytes(32)
+    return secrets.token_bytes(SECRET_BYTES)
 
 
 def secret_from_environment(variables: Mapping[str, str] | None = None) -> bytes | None:
     """Return the secret that the launcher put into the environment, or None when there is none.
 
-    Raises ValueError when the variable is not hexadecimal; its value is not shown.
+    Where no variable has it, the user's secret file has (see ``transport.secret_file``). Raises
+    ValueError when the variable is not hexadecimal (its value is not shown), ValueError and OSError
+    for a file.
     """
-    text = (os.environ if variables is None else variables).get(environment.SECRET, "")
+    variables = os.environ if variables is None else variables
+    text = variables.get(environment.SECRET, "")
     if not text:
-        return None
+        return find_secret(variables)
     try:
         return bytes.fromhex(text)
     except ValueError:

@@ -150,6 +150,11 @@ class AutoCommunicator(Communicator):
     def receiving(self) -> bool:  # noqa: D102
         return any(part is not None and part.receiving for part in (self._near, self._far))
 
+    def left_over(self) -> list[str]:  # noqa: D102
+        # Where both are, they share a mailbox.
+        part = self._near or self._far
+        return [] if part is None else part.left_over()
+
     # The end.
 
     def abort(self, reason: str) -> None:  # noqa: D102
@@ -190,12 +195,14 @@ class AutoCommunicator(Communicator):
         self._check_open()
         peers = [peer for peer in range(self.size) if peer != self.rank]
         near = self._near
+        if near is not None:
+            self._directory.look_up_all(call)
         if near is not None and all(self._directory.is_near(peer, call) for peer in peers):
             vote = self._try_near(near, call)
             key = "shares-memory/{}".format
             self.membership.store.set(key(self.rank), vote)
-            votes = [self._directory.read(key(peer), peer, call) for peer in peers]
-            if vote == _YES and votes.count(_YES) == len(peers):
+            votes = self._directory.read_all(key, peers, call)
+            if vote == _YES and set(votes.values()) <= {_YES}:
                 self._chosen = near
                 return near
             # They are on one host, and yet not all can share memory.

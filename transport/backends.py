@@ -7,15 +7,16 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
-
-from transport.communicator import Communicator
-from transport.runtime import Membership
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoints
 
-CommunicatorFactory = Callable[[Membership], Communicator]
+    # The launcher checks the names of backends, and does without NumPy.
+    from transport.communicator import Communicator
+    from transport.runtime import Membership
+
+CommunicatorFactory: TypeAlias = "Callable[[Membership], Communicator]"
 ENTRY_POINT_GROUP = "meshlib.backends"
 _NAME = re.compile(r"[\w.-]+")
 

@@ -31,4 +31,7 @@ def to_whole_numbers(values: Any, name: str) -> list[int]:
             f"{name} must be a list of whole numbers, got {values!r} of type"
             f" {type(values).__name__}"
         )
-    return [to_whole_number(value, f"{name}[{i}]") for i, value in enumerate(values)]
+    listed: list[Any] = list(values)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    if set(map(type, listed)) <= {int}:  # the usual case; a group may have thousands
+        return listed
+    return [to_whole_number(value, f"{name}[{i}]") for i, value in enumerate(listed)]

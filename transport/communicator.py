@@ -13,7 +13,7 @@ threads may be in them, also while a collective runs.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, Generic, cast
 
 import numpy as np
@@ -126,6 +126,11 @@ class Communicator(Collectives[Buffer], Generic[Buffer]):
         thread; collectives notice by themselves when a channel closes.
         """
 
+    @property
+    def lost(self) -> Collection[int]:
+        """The members that need not be named to ``lose``: this end has heard of them elsewhere."""
+        return ()
+
     def outline(self) -> Any:
         """Return what the compiled core needs to make small calls here by itself; None: it cannot.
 
@@ -142,6 +147,10 @@ class Communicator(Collectives[Buffer], Generic[Buffer]):
     def receiving(self) -> bool:
         """Whether a receive is under way whose message has begun to arrive."""
         return False
+
+    def left_over(self) -> list[str]:
+        """Say which messages have come that nobody received: "2 from rank 1 under tag 7"."""
+        return []
 
     @abstractmethod
     def abort(self, reason: str) -> None:

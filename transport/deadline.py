@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import math
+import re
+import threading
 import time
 from datetime import timedelta
 
-# What Python's lock and condition waits accept; a wait "without end" is cut into such pieces.
+# The kernel counts the milliseconds of a poll in an int: longer ones are cut into such pieces.
 LONGEST_WAIT = 3600.0
+
+Timeout = float | timedelta | str
+"""Seconds, a timedelta, or ``"30s"``, ``"10m"``, ``"500ms"``, ``"1h"``."""
+
+_DURATION = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)\s*(ms|s|m|h)")
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 class Deadline:
@@ -20,8 +28,8 @@ class Deadline:
         self.seconds = seconds
 
     @classmethod
-    def after(cls, timeout: float | timedelta) -> Deadline:
-        """Return the deadline that lies ``timeout`` (seconds, or a timedelta) from now.
+    def after(cls, timeout: Timeout) -> Deadline:
+        """Return the deadline that lies ``timeout`` (see ``to_seconds``) from now.
 
         Raises ValueError for a negative or NaN timeout.
         """
@@ -29,8 +37,18 @@ class Deadline:
         return cls(time.monotonic() + seconds, seconds)
 
     def remaining(self) -> float:
-        """Return the seconds that are left, at least 0 and at most an hour (a legal wait)."""
-        return min(max(self.at - time.monotonic(), 0.0), LONGEST_WAIT)
+        """Return the seconds that are left, from 0 to what locks and conditions can wait.
+
+        That is 292 years: a wait for so long that ends in vain has passed its deadline.
+        """
+        return min(max(self.at - time.monotonic(), 0.0), threading.TIMEOUT_MAX)
+
+    def piece(self) -> float:
+        """Return for how many seconds to wait in ``poll`` and its like, at most an hour.
+
+        Only ``expired`` tells whether the deadline has passed then.
+        """
+        return min(self.remaining(), LONGEST_WAIT)
 
     @property
     def expired(self) -> bool:
@@ -38,15 +56,27 @@ class Deadline:
         return time.monotonic() >= self.at
 
 
-def to_seconds(timeout: float | timedelta, name: str = "timeout") -> float:
-    """Return ``timeout``, the argument ``name``, in seconds.
+def read_duration(text: str) -> float | None:
+    """Return the seconds that ``"30s"`` stands for (units: ms, s, m, h); None for other text."""
+    match = _DURATION.fullmatch(text.strip())
+    return float(match[1]) * _SECONDS[match[2]] if match else None
 
-    Raises TypeError when it is no number (a string of digits is none), ValueError when it is
-    negative or NaN.
+
+def to_seconds(timeout: Timeout, name: str = "timeout") -> float:
+    """Return ``timeout``, the argument ``name``, in seconds: a number of them, a timedelta,
+    ``"30s"``.
+
+    Raises TypeError when it is none of these (a string of digits has no unit), ValueError when it
+    is negative or NaN.
     """
-    expected = f"{name} must be a number of seconds >= 0 or a timedelta"
+    expected = f"{name} must be a number of seconds >= 0, a timedelta or a string such as '30s'"
     if isinstance(timeout, timedelta):
         seconds = timeout.total_seconds()
+    elif isinstance(timeout, str):
+        read = read_duration(timeout)
+        if read is None:
+            raise TypeError(f"{expected}, got {timeout!r}")
+        seconds = read
     else:
         try:
             seconds = float(0.0 + timeout)

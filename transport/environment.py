@@ -17,6 +17,20 @@ MASTER_PORT = "MASTER_PORT"
 SECRET = "MESHLIB_SECRET"  # noqa: S105 (a variable's name)
 """The job's secret, in hexadecimal; every connection of the job proves that it knows it."""
 
+SECRET_FILE = "MESHLIB_SECRET_FILE"  # noqa: S105 (a variable's name)
+"""A file with the secret, where no variable has it; default: what ``meshlib secret`` wrote."""
+
+LAUNCHER = "MESHLIB_LAUNCHER"
+"""The engine that started this process, where the guess would be another: ``slurm``, ``openmpi``,
+``pmi``, ``torchrun``, ...; ``none``: this process is alone, a world of one.
+"""
+
+ENGINE_RESTARTS = "MESHLIB_ENGINE_RESTARTS"
+"""How often an engine has started the whole job again, where it has no variable of its own for it.
+
+It becomes part of the job's name, so that a node that is left of an earlier start is refused.
+"""
+
 TLS_CERT = "MESHLIB_TLS_CERT"
 """A file with this process's certificate, in PEM; with the next two, all TCP is inside TLS."""
 
@@ -40,7 +54,10 @@ RESTART_COUNT = "MESHLIB_RESTART_COUNT"
 """How often the launcher has restarted the ranks; keys in the store are prefixed with it."""
 
 MESH = "MESHLIB_MESH"
-"""The mesh that ``meshrun --mesh`` was given: ``dp=2,tp=2``, or the full path of a config file."""
+"""The mesh that ``meshrun --mesh`` was given: ``dp=2,tp=2``, or what it read from a file, as JSON.
+
+Without a launcher it may also be the path of a config file.
+"""
 
 ERROR_FILE = "MESHLIB_ERROR_FILE"
 """Where this rank writes the exception that ended it, as JSON, for the launcher to print."""

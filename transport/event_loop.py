@@ -13,6 +13,9 @@ from transport.fork import close_in_forked_children
 
 _LOGGER = logging.getLogger("meshlib.transport")
 
+# After an error in ``turn`` it is called again; if it fails each time, not all the time.
+_PAUSE_SECONDS = 0.1
+
 OnEvent = Callable[[int], None]
 """What the ``data`` of a key in the selector is: called with the event mask."""
 
@@ -22,8 +25,12 @@ class EventLoop:
 
     A ready key's ``data``, an ``OnEvent``, is called with the events. ``turn()`` is called before
     each wait: it does what is due, and returns after how many seconds there is more to do, or
-    None. ``end()`` is called last, also after an error, which is logged: it closes what is served.
-    All three run in the loop's thread, and must not block.
+    None. ``end()`` is called last, and closes what is served. All three run in the loop's thread,
+    and must not block.
+
+    An error in one of them is logged, and concerns nobody else: a rank's loop serves all of its
+    groups. What a callback was called for, and has failed, is not looked at again, so its owner
+    had better catch what may happen and let go of it properly.
     """
 
     def __init__(
@@ -68,14 +75,23 @@ class EventLoop:
         with contextlib.suppress(BlockingIOError):
             self._woken.recv(4096)
 
+    def _take_turn(self) -> float | None:
+        try:
+            return self._turn()
+        except Exception:
+            _LOGGER.exception("%s: what was due failed", self._thread.name)
+            return _PAUSE_SECONDS
+
     def _run(self) -> None:
         try:
             while not self._stopping:
-                for key, events in self.selector.select(self._turn()):
-                    key.data(events)
-        except Exception:
-            _LOGGER.exception("%s failed", self._thread.name)
-            raise
+                for key, events in self.selector.select(self._take_turn()):
+                    try:
+                        key.data(events)
+                    except Exception:
+                        _LOGGER.exception("%s: a callback failed", self._thread.name)
+                        with contextlib.suppress(KeyError, ValueError):
+                            self.selector.unregister(key.fileobj)
         finally:
             self._end()
             self.selector.close()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Collection
 from dataclasses import replace
 
 from transport.algorithms.choice import Thresholds
@@ -141,13 +142,17 @@ class _Hub:
         self._aborted: set[int] = set()
         self._left: set[int] = set()
         self._channels: dict[tuple[int, int], _Channel] = {}
+        # By member, its channels: who leaves must not look at everybody's.
+        self._ends: dict[int, tuple[list[_Channel], list[_Channel]]] = {}
         self._mailboxes: dict[int, Mailbox] = {}
+        # From whom nothing more comes, and why: one for all mailboxes.
+        self._lost: dict[int, Exception] = {}
 
     def join(self, membership: Membership) -> Mailbox:
         """Enter as the member ``membership.rank`` and return its mailbox."""
         with self._lock:
             if len(self._left) == membership.size:  # everybody has closed: start afresh
-                for members in (self._joined, self._aborted, self._left):
+                for members in (self._joined, self._aborted, self._left, self._lost):
                     members.clear()
             if membership.rank in self._joined:
                 raise ValueError(
@@ -162,24 +167,33 @@ class _Hub:
         with self._lock:
             box = self._mailboxes.get(rank)
             if box is None:
-                box = self._mailboxes[rank] = Mailbox(replace(membership, rank=rank))
-                for gone in self._left | self._aborted:
-                    box.fail(gone, PeerLostError(f"{membership.describe(gone)} has left", gone))
+                place = replace(membership, rank=rank)
+                box = self._mailboxes[rank] = Mailbox(place, lost=self._lost)
             return box
 
     def channel(self, src: int, dst: int, eager: int, high_water: int) -> _Channel:
         """Return the channel from ``src`` to ``dst``."""
-        with self._lock:
-            channel = self._channels.get((src, dst))
-            if channel is None:
-                channel = self._channels[src, dst] = _Channel(eager, high_water)
-                if {src, dst} & self._aborted:
-                    channel.cut()
-                if src in self._left:
-                    channel.leave(as_sender=True)
-                if dst in self._left:
-                    channel.leave(as_sender=False)
+        channel = self._channels.get((src, dst))
+        if channel is not None:
             return channel
+        made = _Channel(eager, high_water)
+        # Without the lock, which all members would want at once. Each of these steps is atomic,
+        # and who leaves says so before it looks for its channels.
+        channel = self._channels.setdefault((src, dst), made)
+        if channel is made:
+            self._ends_of(src)[0].append(channel)
+            self._ends_of(dst)[1].append(channel)
+            if src in self._aborted or dst in self._aborted:
+                channel.cut()
+            if src in self._left:
+                channel.leave(as_sender=True)
+            if dst in self._left:
+                channel.leave(as_sender=False)
+        return channel
+
+    def _ends_of(self, rank: int) -> tuple[list[_Channel], list[_Channel]]:
+        """Return the channels that lead away from ``rank``, and those that lead there."""
+        return self._ends.get(rank) or self._ends.setdefault(rank, ([], []))
 
     def leave(self, membership: Membership, aborted: bool) -> None:
         """Take the member out, waking everybody who waits for it."""
@@ -188,31 +202,48 @@ class _Hub:
         error = PeerLostError(f"{membership.describe(rank)} {how}", rank)
         with self._lock:
             (self._aborted if aborted else self._left).add(rank)
-            for (src, dst), channel in self._channels.items():
-                if rank in (src, dst):
-                    if aborted:
-                        channel.cut()
-                    else:
-                        channel.leave(as_sender=src == rank)
-            for other, box in self._mailboxes.items():
-                if other != rank:
-                    box.fail(rank, error)
+            outward, inward = map(list, self._ends_of(rank))
+            for channel in (*outward, *inward) if aborted else ():
+                channel.cut()
+            for channel in outward if not aborted else ():
+                channel.leave(as_sender=True)
+            for channel in inward if not aborted else ():
+                channel.leave(as_sender=False)
+            self._lose(rank, error)
             if len(self._left) == membership.size:
                 self._channels.clear()
+                self._ends.clear()
                 self._mailboxes.clear()
+
+    def lose(self, rank: int, error: Exception) -> None:
+        """Say to all that nothing more comes from a member that need not have joined."""
+        with self._lock:
+            self._lose(rank, error)
+
+    def _lose(self, rank: int, error: Exception) -> None:
+        if rank in self._lost:
+            return
+        self._lost[rank] = error
+        # Most wait for nothing, and each that does has said so before it looked at who is lost.
+        own = self._mailboxes.get(rank)
+        for box in [box for box in self._mailboxes.values() if box.waiters]:
+            if box is not own:
+                box.fail(rank, error)
+
+    @property
+    def lost(self) -> Collection[int]:
+        """The members of whom all know that nothing more comes from them."""
+        return self._lost
 
 
 class InprocLink(Link):
     """A link over the two channels between this rank and ``peer``."""
 
-    def __init__(
-        self, owner: InprocCommunicator, peer: int, outward: _Channel, inward: _Channel
-    ) -> None:
+    def __init__(self, owner: InprocCommunicator, peer: int) -> None:
         self.peer = peer
         self._owner = owner
-        self._outward = outward
-        self._inward = inward
-        self._name = owner.membership.describe(peer)
+        self._outward: _Channel | None = None
+        self._inward: _Channel | None = None
 
     def send(self, call: Call, data: memoryview) -> None:  # noqa: D102
         self._finish_send(call, self._offer(call, data))
@@ -234,16 +265,34 @@ class InprocLink(Link):
         self._finish_send(call, frame)
 
     def abort(self) -> None:  # noqa: D102
-        self._outward.cut()
-        self._inward.cut()
+        for channel in (self._out(), self._in()):
+            channel.cut()
 
     def close(self) -> None:  # noqa: D102
-        self._outward.leave(as_sender=True)
-        self._inward.leave(as_sender=False)
+        self._out().leave(as_sender=True)
+        self._in().leave(as_sender=False)
+
+    # Many algorithms send to one neighbour and receive from another one.
+
+    def _out(self) -> _Channel:
+        channel = self._outward
+        if channel is None:
+            channel = self._outward = self._owner.channel(self._owner.rank, self.peer)
+        return channel
+
+    def _in(self) -> _Channel:
+        channel = self._inward
+        if channel is None:
+            channel = self._inward = self._owner.channel(self.peer, self._owner.rank)
+        return channel
+
+    @property
+    def _name(self) -> str:
+        return self._owner.membership.describe(self.peer)
 
     def _offer(self, call: Call, data: memoryview) -> _Frame:
         try:
-            return self._outward.offer(call, data)
+            return (self._outward or self._out()).offer(call, data)
         except _Cut:
             raise self._gone() from None
 
@@ -252,7 +301,7 @@ class InprocLink(Link):
             return
         call.waiting_for = self.peer
         try:
-            taken = self._outward.wait_taken(frame, call.deadline)
+            taken = self._out().wait_taken(frame, call.deadline)
         except _Cut:
             raise self._gone() from None
         if not taken:
@@ -262,7 +311,8 @@ class InprocLink(Link):
     def _receive(self, call: Call, into: memoryview, on_piece: OnPiece | None) -> None:
         call.waiting_for = self.peer
         try:
-            frame = self._inward.begin_take(call.deadline)
+            inward = self._inward or self._in()
+            frame = inward.begin_take(call.deadline)
         except _Cut:
             raise self._gone() from None
         if frame is None:
@@ -277,7 +327,7 @@ class InprocLink(Link):
                 if on_piece is not None:
                     on_piece(stop)
         finally:
-            self._inward.end_take(frame)
+            inward.end_take(frame)
 
     def _check(self, call: Call, frame: _Frame, into: memoryview) -> None:
         size = len(frame.data)
@@ -317,11 +367,12 @@ class InprocCommunicator(LinkCommunicator):
     def link(self, peer: int, call: Call) -> InprocLink:  # noqa: D102
         link = self._links.get(peer)
         if link is None:
-            limits = (self._eager, self._high_water)
-            outward = self._hub.channel(self.rank, peer, *limits)
-            inward = self._hub.channel(peer, self.rank, *limits)
-            link = self._links[peer] = InprocLink(self, peer, outward, inward)
+            link = self._links[peer] = InprocLink(self, peer)
         return link
+
+    def channel(self, src: int, dst: int) -> _Channel:
+        """Return the channel from ``src`` to ``dst``, one of which this rank is."""
+        return self._hub.channel(src, dst, self._eager, self._high_water)
 
     def post(self, call: Call, data: memoryview, dst: int) -> None:  # noqa: D102
         box = self._hub.mailbox(self.membership, dst)
@@ -331,6 +382,13 @@ class InprocCommunicator(LinkCommunicator):
             self.check_open()
             name = self.membership.describe(dst)
             raise PeerLostError(f"send to {name}: it is gone", dst) from None
+
+    def lose(self, peer: int, reason: str) -> None:  # noqa: D102
+        self._hub.lose(peer, PeerLostError(reason, peer))
+
+    @property
+    def lost(self) -> Collection[int]:  # noqa: D102
+        return self._hub.lost
 
     def abort(self, reason: str) -> None:  # noqa: D102
         if self.abort_reason is None:

@@ -83,6 +83,9 @@ class LinkCommunicator(LinkCollectives, Communicator):
     def receiving(self) -> bool:  # noqa: D102
         return self.mailbox.receiving
 
+    def left_over(self) -> list[str]:  # noqa: D102
+        return self.mailbox.left_over()
+
     def check_open(self) -> None:  # noqa: D102
         if self.abort_reason is not None:
             raise CommunicatorAbortedError(self.abort_reason)

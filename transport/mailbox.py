@@ -36,7 +36,10 @@ DEFAULT_LIMIT = 8 << 20
 class Incoming:
     """A message whose bytes are on their way: fill ``buffer``, then ``complete`` or ``fail``.
 
-    The other attributes are the mailbox's, under its lock.
+    ``buffer`` may be the receiver's array, and a receiver that gives up takes it back: so it is
+    looked up and written under the ``guard``, which is held for moments, not while anybody is
+    waited for. What is ``stored`` has memory of its own. The other attributes are the mailbox's,
+    under its lock.
     """
 
     __slots__ = (
@@ -45,6 +48,7 @@ class Incoming:
         "buffer",
         "done",
         "error",
+        "guard",
         "header",
         "receive",
         "serial",
@@ -65,6 +69,7 @@ class Incoming:
         self.src = src
         self.header = header
         self.buffer = buffer
+        self.guard = threading.Lock()
         self.done = False
         self.error: Exception | None = None
         self.serial = 0
@@ -123,21 +128,30 @@ class Receive:
 class Mailbox:
     """The messages for one member that have arrived, and the receives that wait for more.
 
-    ``limit`` bounds the bytes of unclaimed messages from one source.
+    ``limit`` bounds the bytes of unclaimed messages from one source. ``lost`` has the members from
+    whom nothing more comes, and why: mailboxes in one process may share it, so that one entry tells
+    them all (those with ``waiters`` must be told by ``fail`` as well).
     """
 
-    def __init__(self, membership: Membership, limit: int = DEFAULT_LIMIT) -> None:
+    def __init__(
+        self,
+        membership: Membership,
+        limit: int = DEFAULT_LIMIT,
+        lost: dict[int, Exception] | None = None,
+    ) -> None:
         self._membership = membership
         self._limit = limit
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
         self._blocked = 0
+        self.waiters = 0
+        """How many wait, or are about to look whether they must, for a message or room for one."""
         self._serials = itertools.count()
         self._unclaimed: dict[tuple[int, int], deque[Incoming]] = {}  # by (tag, source)
         self._stored = [0] * membership.size
         self._receives: list[Receive] = []
         self._asleep: set[threading.Condition] = set()
-        self._lost: dict[int, Exception] = {}
+        self._lost: dict[int, Exception] = {} if lost is None else lost
         self._arriving = 0
         self._aborted: str | None = None
 
@@ -145,6 +159,14 @@ class Mailbox:
     def receiving(self) -> bool:
         """Whether a receive has its message, and waits for the rest of it."""
         return self._arriving > 0
+
+    def left_over(self) -> list[str]:
+        """Say which messages came that nobody has received: "2 from rank 1 under tag 7"."""
+        with self._lock:
+            return [
+                f"{len(queue)} from {self._membership.describe(src)} under tag {tag}"
+                for (tag, src), queue in self._unclaimed.items()
+            ]
 
     # What transports call.
 
@@ -161,22 +183,18 @@ class Mailbox:
         ``CommunicatorAbortedError`` after ``abort`` or after ``fail`` for ``src``.
         """
         with self._lock:
-            while True:
-                incoming = self._begin(src, header, nbytes)
-                if incoming is not None:
-                    return incoming
-                self._blocked += 1
-                try:
-                    arrived = self._room.wait(None if deadline is None else deadline.remaining())
-                finally:
-                    self._blocked -= 1
-                if not arrived and deadline is not None and deadline.expired:
-                    raise CommunicatorTimeoutError(
-                        f"send to {self._membership.describe(self._membership.rank)} passed its"
-                        f" deadline of {deadline.seconds:g} s: {self._stored[src]} bytes lie"
-                        " there, and nobody receives them",
-                        self._membership.rank,
-                    )
+            incoming = self._begin(src, header, nbytes)
+            if incoming is not None:
+                return incoming
+            self._blocked += 1
+            self.waiters += 1  # before it looks (again) who is lost
+            try:
+                while (incoming := self._begin(src, header, nbytes)) is None:
+                    self._await_room(src, deadline)
+                return incoming
+            finally:
+                self._blocked -= 1
+                self.waiters -= 1
 
     def try_begin(self, src: int, header: CallHeader, nbytes: int) -> Incoming | None:
         """Announce a message as ``begin`` does, or return None where that would block."""
@@ -188,7 +206,8 @@ class Mailbox:
     ) -> None:
         """Deliver a whole message: ``begin``, copy, ``complete``."""
         incoming = self.begin(src, header, payload.nbytes, deadline)
-        incoming.buffer[:] = payload
+        with incoming.guard:
+            incoming.buffer[:] = payload
         incoming.complete()
 
     def fail(self, src: int, error: Exception) -> None:
@@ -232,17 +251,22 @@ class Mailbox:
         """Receive as ``Communicator.recv`` does. Any number of threads at once.
 
         After ``CommunicatorTimeoutError`` or ``CommunicatorAbortedError`` in the middle of a
-        message, the contents of ``buffer`` are undefined.
+        message, ``buffer`` may hold a part of it. Nothing writes there any more: what is still to
+        come of the message is thrown away.
         """
         receive = Receive(call, buffer, src, tag)
         with self._lock:
             self._check_aborted()
             call.waiting_for = src
             incoming = self._take(src, tag) if self._unclaimed else None
-            if incoming is None:
-                incoming = self._await_match(call, receive)
-            if not incoming.done:
-                self._await_bytes(call, receive, incoming)
+            try:
+                if incoming is None:
+                    incoming = self._await_match(call, receive)
+                if not incoming.done:
+                    self._await_bytes(call, receive, incoming)
+            except BaseException:
+                self._give_up(receive)
+                raise
             if incoming.stored:
                 self._release(incoming)
             call.waiting_for = None
@@ -289,6 +313,16 @@ class Mailbox:
         incoming.receive = receive
         receive.incoming = incoming
         return incoming
+
+    def _await_room(self, src: int, deadline: Deadline | None) -> None:
+        arrived = self._room.wait(None if deadline is None else deadline.remaining())
+        if not arrived and deadline is not None and deadline.expired:
+            raise CommunicatorTimeoutError(
+                f"send to {self._membership.describe(self._membership.rank)} passed its deadline"
+                f" of {deadline.seconds:g} s: {self._stored[src]} bytes lie there, and nobody"
+                " receives them",
+                self._membership.rank,
+            )
 
     def _store(self, src: int, header: CallHeader, nbytes: int) -> Incoming:
         incoming = Incoming(self._lock, self._stir, src, header, np.empty(nbytes, np.uint8).data)
@@ -337,23 +371,27 @@ class Mailbox:
                 self._room.notify_all()
 
     def _await_match(self, call: Call, receive: Receive) -> Incoming:
-        lost = self._lost_error(receive.src)
-        if lost is not None:
-            raise lost
-        self._receives.append(receive)
-        if self._blocked:
-            self._room.notify_all()
-        while receive.incoming is None:
-            try:
-                self._sleep(call, receive)
-            except CommunicatorTimeoutError:
-                if receive in self._receives:
-                    self._receives.remove(receive)
-                    raise
-                # A message or an error came in the same moment.
-            if receive.error is not None:
-                raise receive.error
-        return receive.incoming
+        self.waiters += 1  # before it looks who is lost
+        try:
+            lost = self._lost_error(receive.src)
+            if lost is not None:
+                raise lost
+            self._receives.append(receive)
+            if self._blocked:
+                self._room.notify_all()
+            while receive.incoming is None:
+                try:
+                    self._sleep(call, receive)
+                except CommunicatorTimeoutError:
+                    if receive in self._receives:
+                        self._receives.remove(receive)
+                        raise
+                    # A message or an error came in the same moment.
+                if receive.error is not None:
+                    raise receive.error
+            return receive.incoming
+        finally:
+            self.waiters -= 1
 
     def _await_bytes(self, call: Call, receive: Receive, incoming: Incoming) -> None:
         incoming.receive = receive
@@ -362,11 +400,27 @@ class Mailbox:
         try:
             while not incoming.done:
                 self._sleep(call, receive)
-        except CommunicatorTimeoutError:
-            self._release(incoming)
-            raise
         finally:
             self._arriving -= 1
+
+    def _give_up(self, receive: Receive) -> None:
+        """Take a receive back, with its buffer. Lets go of the lock for a moment."""
+        if receive in self._receives:
+            self._receives.remove(receive)
+        incoming = receive.incoming
+        if incoming is None or incoming.done:
+            return
+        incoming.receive = None
+        if incoming.stored:
+            self._release(incoming)
+            return
+        # Who holds the guard may be about to take the lock.
+        self._lock.release()
+        try:
+            with incoming.guard:
+                incoming.buffer = np.empty(incoming.buffer.nbytes, np.uint8).data
+        finally:
+            self._lock.acquire()
 
     def _sleep(self, call: Call, receive: Receive) -> None:
         """Wait for a notification; raise when the deadline has passed without, or on abort."""
@@ -401,7 +455,8 @@ class Mailbox:
             lost = self._lost.get(src)
             return None if lost is None else PeerLostError(str(lost), src)
         others = self._membership.size - 1
-        if others and len(self._lost) == others:
+        lost = len(self._lost) - (self._membership.rank in self._lost)
+        if others and lost == others:
             peer, lost = next(iter(self._lost.items()))
             return PeerLostError(f"recv from any member: all others are gone ({lost})", peer)
         return None

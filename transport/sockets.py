@@ -6,15 +6,19 @@ hosts, forked children and ports are treated once.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any
 
 from transport.deadline import Deadline
 from transport.errors import DistNetworkError
 from transport.fork import close_in_forked_children
+from transport.limits import explain
 
 LOOPBACK = "127.0.0.1"
 MAX_BACKLOG = 4096
@@ -74,14 +78,10 @@ def listen(host: str | None = None, port: int = 0, backlog: int = MAX_BACKLOG) -
                 # IPv6 may be compiled in and switched off.
                 if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                     raise
-        found = socket.getaddrinfo(
-            LOOPBACK if host is None else host or "0.0.0.0",  # noqa: S104 (asked for by name)
-            port,
-            type=socket.SOCK_STREAM,
-            flags=socket.AI_PASSIVE,
-        )
+        name = LOOPBACK if host is None else host or "0.0.0.0"  # noqa: S104 (asked for by name)
+        found = _resolve(name, port, socket.AI_PASSIVE)
     except OSError as error:
-        raise DistNetworkError(f"cannot listen on {where}: {_reason(error)}") from error
+        raise DistNetworkError(f"cannot listen on {where}: {_reason(error, host)}") from error
     # A name for both families ("localhost") is served in the one that every client tries.
     found.sort(key=lambda entry: entry[0] != socket.AF_INET)
     failure: OSError | None = None
@@ -91,7 +91,7 @@ def listen(host: str | None = None, port: int = 0, backlog: int = MAX_BACKLOG) -
         except OSError as error:
             failure = failure or error
     assert failure is not None
-    raise DistNetworkError(f"cannot listen on {where}: {_reason(failure)}") from failure
+    raise DistNetworkError(f"cannot listen on {where}: {_reason(failure, host)}") from failure
 
 
 def _bind(family: int, address: object, backlog: int, *, dual: bool = False) -> socket.socket:
@@ -135,19 +135,37 @@ def connect(
         except OSError as error:
             spent = time.monotonic() - begin
             hopeless = error.errno in _HOPELESS and not isinstance(error, socket.gaierror)
-            unknown = (
-                isinstance(error, socket.gaierror)
-                and error.errno != socket.EAI_AGAIN
-                and spent > _UNKNOWN_NAME_SECONDS
-            )
+            unknown = _is_unknown_name(error) and spent > _UNKNOWN_NAME_SECONDS
             gone = refusal_is_final and isinstance(error, ConnectionRefusedError)
             if hopeless or unknown or gone or deadline.expired:
                 raise DistNetworkError(
                     f"cannot connect to {format_address(host, port)}: tried for {spent:.1f} s,"
-                    f" last error: {_reason(error)}"
+                    f" last error: {_reason(error, host)}"
                 ) from error
         time.sleep(min(pause, deadline.remaining()))
         pause = min(pause * 1.5, _LONGEST_PAUSE)
+
+
+def _is_unknown_name(error: BaseException | None) -> bool:
+    """Whether ``error``, or its cause, says that there is no host of that name."""
+    if isinstance(error, DistNetworkError):
+        error = error.__cause__
+    return isinstance(error, socket.gaierror) and error.errno != socket.EAI_AGAIN
+
+
+def is_in_use(error: BaseException | None) -> bool:
+    """Whether ``error``, or its cause, says that somebody else has the address."""
+    if isinstance(error, DistNetworkError):
+        error = error.__cause__
+    return isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+
+
+def _resolve(host: str, port: int, flags: int = 0) -> list[tuple[Any, ...]]:
+    """Return the addresses of ``host``; raises OSError, for what can be no name as well."""
+    try:
+        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
+    except UnicodeError as error:  # a part of it is empty, or too long
+        raise socket.gaierror(socket.EAI_NONAME, f"not a host's name: {error}") from error
 
 
 def _connect_once(
@@ -156,7 +174,7 @@ def _connect_once(
     deadline: Deadline,
     before_attempt: Callable[[socket.socket], None] | None,
 ) -> socket.socket:
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    found = _resolve(host, port)
     failure: OSError | None = None
     for family, _, _, _, address in found:
         sock = socket.socket(family, socket.SOCK_STREAM)
@@ -183,10 +201,12 @@ def _connect_once(
     raise failure
 
 
-def _reason(error: OSError) -> str:
+def _reason(error: OSError, host: str | None) -> str:
     name = errno.errorcode.get(error.errno or 0, "")
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return explain(error)
     if isinstance(error, socket.gaierror):
-        return f"name or service not known ({error.strerror})"
+        return f"cannot resolve {host} ({error.strerror})"
     if isinstance(error, TimeoutError) and not name:
         return "no answer in time"
     return f"{error.strerror} ({name})" if name else str(error)
@@ -194,8 +214,11 @@ def _reason(error: OSError) -> str:
 
 def send_all(sock: socket.socket, data: bytes | memoryview, deadline: Deadline) -> None:
     """Send all of ``data``. Raises TimeoutError past the deadline, OSError when it breaks."""
-    sock.settimeout(_grant(deadline))
-    sock.sendall(data)
+    rest = memoryview(data)
+    while rest:
+        sock.settimeout(_grant(deadline))
+        with _until_granted_again():
+            rest = rest[sock.send(rest) :]
 
 
 def recv_exact_into(sock: socket.socket, into: memoryview, deadline: Deadline) -> None:
@@ -206,12 +229,13 @@ def recv_exact_into(sock: socket.socket, into: memoryview, deadline: Deadline) -
     done, size = 0, len(into)
     while done < size:
         sock.settimeout(_grant(deadline))
-        count = sock.recv_into(into[done:])
-        if count == 0:
-            raise ConnectionResetError(
-                errno.ECONNRESET, f"the connection ended after {done} of {size} bytes"
-            )
-        done += count
+        with _until_granted_again():
+            count = sock.recv_into(into[done:])
+            if count == 0:
+                raise ConnectionResetError(
+                    errno.ECONNRESET, f"the connection ended after {done} of {size} bytes"
+                )
+            done += count
 
 
 def recv_exact(sock: socket.socket, size: int, deadline: Deadline) -> bytes:
@@ -222,10 +246,22 @@ def recv_exact(sock: socket.socket, size: int, deadline: Deadline) -> bytes:
 
 
 def _grant(deadline: Deadline) -> float:
-    remaining = deadline.remaining()
-    if remaining <= 0:
+    seconds = deadline.piece()
+    if seconds <= 0:
         raise TimeoutError(errno.ETIMEDOUT, f"no progress within {deadline.seconds:g} s")
-    return remaining
+    return seconds
+
+
+@contextmanager
+def _until_granted_again() -> Generator[None]:
+    """Go on when the seconds granted are over: the deadline may be later. (Where the kernel has
+    given the connection up, its error has a number.)
+    """
+    try:
+        yield
+    except TimeoutError as error:
+        if error.errno is not None:
+            raise
 
 
 def local_address_towards(host: str, port: int) -> str:
@@ -240,5 +276,26 @@ def local_address_towards(host: str, port: int) -> str:
             return str(probe.getsockname()[0])
     except OSError as error:
         raise DistNetworkError(
-            f"no interface leads to {format_address(host, port)}: {_reason(error)}"
+            f"no interface leads to {format_address(host, port)}: {_reason(error, host)}"
         ) from error
+
+
+def is_local(host: str) -> bool:
+    """Return whether ``host`` is a name or an address of this machine, as far as it resolves."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    for family, kind, protocol, _, address in found:
+        with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
+            probe.bind(address)
+            return True
+    return False
+
+
+def resolves(host: str) -> bool:
+    """Return whether ``host`` is an address, or a name that is known here by now."""
+    try:
+        return bool(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM))
+    except OSError:
+        return False

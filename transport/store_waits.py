@@ -12,10 +12,14 @@ from transport.runtime import Membership
 from transport.store.base import Store
 
 T = TypeVar("T")
+# After so long it is worth some questions to the store to know who is missing.
+PATIENCE_SECONDS = 0.2
 
 
 class StoreWaits:
-    """One member's waits in ``store``; each is on a client of its own, whose end is the wait's."""
+    """One member's waits in ``store``, each on a client of its own: hanging that up ends the wait,
+    also where the server says nothing any more.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -55,7 +59,7 @@ class StoreWaits:
                 self._cancelled = reason
             waiting = list(self._waiting)
         for client in waiting:
-            client.close()
+            client.hang_up()
 
 
 def has_not_entered(

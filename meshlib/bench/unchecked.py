@@ -11,16 +11,16 @@ themselves, which a TCP frame compares together with its length.
 from __future__ import annotations
 
 import time
-from datetime import timedelta
 from typing import Any
 
 import transport.shm.communicator
 from meshlib import world
+from meshlib.host import Run
 from meshlib.order import SHORT
-from meshlib.process_group import ProcessGroup, Run
+from meshlib.process_group import ProcessGroup
 from meshlib.recorder import COLLECTIVE
 from transport.call import NO_ROOT, Call, CallHeader, Kind
-from transport.deadline import Deadline, to_seconds
+from transport.deadline import Deadline, Timeout, to_seconds
 from transport.errors import DistError
 from transport.shm.board import Board
 
@@ -62,7 +62,7 @@ class UncheckedGroup(ProcessGroup):
         nbytes: int = 0,
         peer: int = COLLECTIVE,
         async_op: bool = False,
-        timeout: float | timedelta | None = None,
+        timeout: Timeout | None = None,
     ) -> Any:
         """See ``ProcessGroup.issue``: this is what it would be without checks."""
         if device not in self.backends:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +38,13 @@ class InJit(ABC):
     operand_has_rows = result_has_rows = False
     """Whether there is one part for each member, along dim 0."""
 
+    anchored = False
+    """Whether its result varies where its operand does not: with what another member sends.
+
+    Then its tangents and transposes remember on what it depends (their anchors), so that a
+    derivative of theirs is taken wherever one of it is.
+    """
+
     @abstractmethod
     def result(self, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         """Return the result's shape and dtype for those of the operand."""
@@ -57,10 +64,17 @@ class InJit(ABC):
         None for one that is not linear: it has a ``tangent`` of its own.
         """
 
+    def differential(self) -> InJit:
+        """Return the collective that maps the operand's tangent to the result's, of a linear one.
+
+        Itself, but for the number under which it is made.
+        """
+        return self
+
     def tangent(self, x: jax.Array, y: jax.Array, t: jax.Array) -> jax.Array:
         """Return the tangent of ``y = collective(x)`` for the tangent ``t`` of ``x``."""
         del x, y
-        return bind(self, t)
+        return bind(self.differential(), t)
 
     def batched(self, x: jax.Array, dim: int) -> tuple[jax.Array, int]:
         """Make the call for all elements of ``x`` along ``dim`` at once; return also their dim."""
@@ -70,12 +84,18 @@ class InJit(ABC):
 _collective_p = Primitive("meshlib_collective")
 
 
-def bind(collective: InJit, x: jax.Array, site: CallSite | None = None) -> jax.Array:
+def bind(
+    collective: InJit,
+    x: jax.Array,
+    site: CallSite | None = None,
+    anchors: Sequence[jax.Array] = (),
+) -> jax.Array:
     """Make ``collective`` part of the program that is being traced (or make it now).
 
     ``site`` is the user's line that it is made for, if that is not the nearest on the stack.
+    ``anchors`` are what else it depends on (see ``InJit.anchored``); their values do not matter.
     """
-    return _collective_p.bind(x, collective=collective, site=site or CallSite.of_caller())
+    return _collective_p.bind(x, *anchors, collective=collective, site=site or CallSite.of_caller())
 
 
 def _host_shape(shape: tuple[int, ...], has_rows: bool) -> tuple[int, ...]:
@@ -83,7 +103,9 @@ def _host_shape(shape: tuple[int, ...], has_rows: bool) -> tuple[int, ...]:
     return (shape[0], math.prod(shape[1:])) if has_rows else (math.prod(shape),)
 
 
-def _compiled(x: jax.Array, *, collective: InJit, site: CallSite | None = None) -> jax.Array:
+def _compiled(
+    x: jax.Array, *_: jax.Array, collective: InJit, site: CallSite | None = None
+) -> jax.Array:
     operand = jax.ShapeDtypeStruct(x.shape, x.dtype)
     result = collective.result(operand)
     call = collective.host_side(operand)
@@ -101,34 +123,53 @@ def _compiled(x: jax.Array, *, collective: InJit, site: CallSite | None = None) 
         aliases=((0, 0),) if collective.in_place else (),
         reads=not collective.in_place,
         on_gpu=True,
+        group=collective.group,
     )[0]
     return out.reshape(result.shape)
 
 
-def _abstract_eval(x: Any, *, collective: InJit, site: CallSite) -> Any:
+def _abstract_eval(x: Any, *_: Any, collective: InJit, site: CallSite) -> Any:
     del site
     result = collective.result(jax.ShapeDtypeStruct(x.shape, x.dtype))
     return jax.core.ShapedArray(result.shape, result.dtype), {ORDERED}
 
 
 def _jvp(primals: Any, tangents: Any, *, collective: InJit, site: CallSite) -> tuple[Any, Any]:
-    (x,), (t,) = primals, tangents
-    y = bind(collective, x, site)
-    if type(t) is ad.Zero:
+    (x, *anchors), (t, *others) = primals, tangents
+    y = bind(collective, x, site, anchors)
+    moving = [other for other in others if type(other) is not ad.Zero]
+    if type(t) is ad.Zero and not moving:
         return y, ad.Zero(jax.typeof(y).to_tangent_aval())
-    return y, collective.tangent(x, y, t)
+    t: Any = ad.instantiate_zeros(t)
+    if not collective.anchored:
+        return y, collective.tangent(x, y, t)
+    for other in moving:
+        # Zero, and yet an outer transformation sees on what the tangent depends.
+        t = t + jnp.where(False, other.sum(), 0).astype(t.dtype)
+    return y, bind(collective.differential(), t, site, [x.reshape(-1)[:1], *anchors])
 
 
-def _transpose(cotangent: Any, x: Any, *, collective: InJit, site: CallSite) -> list[Any]:
+def _transpose(cotangent: Any, x: Any, *anchors: Any, collective: InJit, site: CallSite) -> Any:
+    del x
     transposed = collective.transposed()
     assert transposed is not None, "only the linear ones appear in tangents"
     # Also where nothing depends on the result: the other ranks' results may matter to them.
-    return [bind(transposed, ad.instantiate_zeros(cotangent), site)]
+    cotangent = ad.instantiate_zeros(cotangent)
+    return [bind(transposed, cotangent, site, anchors), *[None] * len(anchors)]
 
 
 def _batch(operands: Any, dims: Any, *, collective: InJit, site: CallSite) -> tuple[jax.Array, int]:
-    del site
-    return collective.batched(operands[0], dims[0])
+    if not collective.anchored:
+        return collective.batched(operands[0], dims[0])
+    (x, *anchors), (dim, *others) = operands, dims
+    if dim is None:  # only what it depends on varies: one call for all
+        size = next(a.shape[d] for a, d in zip(anchors, others, strict=True) if d is not None)
+        x, dim = jnp.broadcast_to(x, (size, *x.shape)), 0
+    anchors = [
+        a if d is None else jax.lax.index_in_dim(a, 0, d, keepdims=False)
+        for a, d in zip(anchors, others, strict=True)
+    ]
+    return bind(collective, x, site, anchors), dim
 
 
 def front(x: jax.Array, dim: int, position: int = 0) -> jax.Array:
@@ -136,9 +177,9 @@ def front(x: jax.Array, dim: int, position: int = 0) -> jax.Array:
     return jnp.moveaxis(x, dim, position)
 
 
-def _run(x: jax.Array, *, collective: InJit, site: CallSite) -> jax.Array:
+def _run(x: jax.Array, *anchors: jax.Array, collective: InJit, site: CallSite) -> jax.Array:
     # Its line is on the stack, and one compiled program serves for all lines.
-    del site
+    del site, anchors
     return _program_of_one(x, collective=collective)
 
 

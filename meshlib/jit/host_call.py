@@ -5,10 +5,14 @@ behind ``jax.experimental.buffer_callback`` (no copy in either direction, about 
 adds what that function lacks: a place in the program's *order*. Ordered calls thread an XLA token
 from one to the next, in the order of the Python program, through ``jit``, ``scan``, ``while``,
 ``cond`` and from one dispatched computation to the next. XLA cannot exchange them, on any rank.
+
+The order is that of one thread: JAX keeps a thread's tokens from the others'. So a group's programs
+are one thread's, and another one's are refused before they begin.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from operator import methodcaller
@@ -18,10 +22,11 @@ import jax
 import numpy as np
 import numpy.typing as npt
 from jax._src import config, core, dispatch, effects, ffi
-from jax._src.interpreters import mlir
+from jax._src.interpreters import ad, batching, mlir, pxla
 from jax.extend.core import Primitive
 
 from meshlib.jit.device_buffers import on_program_stream
+from meshlib.process_group import ProcessGroup
 
 HostArray = npt.NDArray[Any]
 HostFunction = Callable[[Sequence[HostArray], Sequence[HostArray], "Program"], None]
@@ -61,6 +66,8 @@ ORDERED = _OrderedHostCallEffect("OrderedMeshCall")
 UNORDERED = _HostCallEffect("MeshCall")
 
 effects.ordered_effects.add_type(_OrderedHostCallEffect)
+# So that programs over several devices get to ``_lower``, which says more than JAX would.
+effects.shardable_ordered_effects.add_type(_OrderedHostCallEffect)
 for _allowed in (
     effects.lowerable_effects,
     effects.control_flow_allowed_effects,
@@ -87,6 +94,7 @@ def host_call(
     aliases: tuple[tuple[int, int], ...] = (),
     reads: bool = True,
     on_gpu: bool = False,
+    group: ProcessGroup | None = None,
 ) -> list[jax.Array]:
     """Call ``function`` when the program gets here, and return what it put into its outputs.
 
@@ -99,6 +107,9 @@ def host_call(
     With ``on_gpu`` a program may also be compiled for a GPU. There ``function`` gets CuPy arrays,
     and is called when the program's stream, which is CuPy's current one, has got the work before
     the call: what it puts on that stream comes behind that, and before the program's later work.
+
+    ``group`` is the one whose calls ``function`` makes: from then on the thread that runs the
+    program is the only one that may run programs with calls on it, until it has ended.
 
     An exception in ``function`` ends the program; whoever dispatched it, or reads its results,
     gets a ``jax.errors.JaxRuntimeError`` that ends with the exception's type and text.
@@ -114,6 +125,7 @@ def host_call(
         aliases=aliases,
         reads=reads,
         on_gpu=on_gpu,
+        group=group,
     )
 
 
@@ -130,6 +142,31 @@ class Program:
     def __init__(self, callbacks: Sequence[Any]) -> None:
         self._callbacks = callbacks
         self._guards: list[Callable[[BaseException], None]] = []
+        self._groups: dict[ProcessGroup, None] = {}
+
+    def add_group(self, group: ProcessGroup) -> None:
+        """Note that the program makes calls on ``group``."""
+        self._groups[group] = None
+
+    def enter(self) -> None:
+        """Make its groups this thread's, which is about to run the program.
+
+        Raises RuntimeError when another thread that is still there has run programs with calls on
+        one of them.
+        """
+        me = threading.current_thread()
+        for group in self._groups:
+            owner = group.owner
+            if owner is me:
+                continue
+            if owner is not None and owner.is_alive():
+                raise RuntimeError(
+                    f"thread {me.name!r} runs a program with calls on {group}, and so has thread"
+                    f" {owner.name!r}. Calls inside jax.jit are in order within a thread only: with"
+                    " two of them ranks could make the calls in different orders. Give each thread"
+                    " a group of its own, such as dist.new_group(ranks)"
+                )
+            group.owner = me
 
     @property
     def is_ours(self) -> bool:
@@ -208,15 +245,22 @@ def _lower(
     aliases: tuple[tuple[int, int], ...],
     reads: bool,
     on_gpu: bool,
+    group: ProcessGroup | None,
 ) -> Any:
     del avals
     tokens = 1 if ordered else 0
     module = ctx.module_context
+    devices = _device_count(module.axis_context)
+    if devices > 1:
+        raise NotImplementedError(_ONE_DEVICE.format(devices=devices))
     (platform,) = module.platforms
     if platform == "cuda" and not on_gpu:
         _refuse(ctx)
     views = on_program_stream if platform == "cuda" else None
     program = _program_of(module)
+    if group is not None:
+        program.add_group(group)
+        module.add_keepalive(program)  # for whoever runs it
     module.add_host_callback(_Callback(function, program, tokens, len(operands), views, reads))
     index = np.uint64(len(module.host_callbacks) - 1)
     rule: Any = ffi.ffi_lowering(
@@ -235,6 +279,24 @@ def _lower(
     return outputs
 
 
+_ONE_DEVICE = (
+    "this call inside jax.jit is in a program over {devices} devices of this process; a rank makes"
+    " a call once, so the program has to be on one device. Start a process for each device"
+    " (meshrun --nproc-per-node), or put the program's arrays on one (jax.device_put), or make the"
+    " call outside of jit on the program's results. For one program over the devices of all ranks"
+    " see mesh.to_jax()."
+)
+
+
+def _device_count(axis_context: Any) -> int:
+    """Return over how many devices a program with this context (of jit, shard_map, pmap) runs."""
+    known = getattr(axis_context, "num_devices", None)
+    if known is not None:
+        return known
+    mesh = getattr(axis_context, "mesh", None)
+    return 1 if mesh is None else mesh.size
+
+
 def _refuse(ctx: mlir.LoweringRuleContext, *_: Any, **__: Any) -> Any:
     platforms = ", ".join(ctx.module_context.platforms)
     raise NotImplementedError(
@@ -249,3 +311,65 @@ def _refuse(ctx: mlir.LoweringRuleContext, *_: Any, **__: Any) -> Any:
 mlir.register_lowering(_host_call_p, _refuse)
 for _platform in _TARGETS:
     mlir.register_lowering(_host_call_p, _lower, platform=_platform, cacheable=False)
+
+
+# What runs a compiled program. The thread that does so is known nowhere else, since XLA calls from
+# threads of its own: so look there, where JAX gives a program the tokens of this thread.
+_execute: Any = pxla.ExecuteReplicated
+_add_tokens = _execute._add_tokens_to_inputs
+
+
+def _enter_and_add_tokens(execute: Any, input_bufs: Any) -> Any:
+    for kept in execute.keepalive or ():
+        if isinstance(kept, Program):
+            kept.enter()
+    return _add_tokens(execute, input_bufs)
+
+
+_execute._add_tokens_to_inputs = _enter_and_add_tokens
+
+
+def _same(x: Any, **_: Any) -> Any:
+    return x
+
+
+def _lower_same(_: Any, x: Any, **__: Any) -> list[Any]:
+    return [x]
+
+
+_untransformed_p = Primitive("meshlib_untransformed")
+_untransformed_p.def_impl(_same)
+_untransformed_p.def_abstract_eval(_same)
+mlir.register_lowering(_untransformed_p, _lower_same)
+
+
+def untransformed(tree: Any, what: str) -> Any:
+    """Return ``tree``, whose arrays may not be differentiated or batched (``vmap``) from outside.
+
+    Where they are, NotImplementedError says that ``what`` cannot be, before anything has run.
+    """
+
+    def guard(leaf: Any) -> Any:
+        return _untransformed_p.bind(leaf, what=what) if isinstance(leaf, core.Tracer) else leaf
+
+    return jax.tree_util.tree_map(guard, tree)
+
+
+def _no_derivative(*_: Any, what: str = "this call", **__: Any) -> Any:
+    raise NotImplementedError(
+        f"{what} has no derivative: it cannot be inside of jax.grad, jvp, vjp or hessian. Average"
+        " the result instead, outside of them: ddp.average(...), or meshlib.jit.all_reduce, which"
+        " has derivatives of any order"
+    )
+
+
+def _no_batches(*_: Any, what: str = "this call", **__: Any) -> Any:
+    raise NotImplementedError(
+        f"{what} cannot be inside of jax.vmap: each rank makes its calls once a step. Put vmap"
+        " inside of the loss function, or use scan or a loop"
+    )
+
+
+for _primitive in (_host_call_p, _untransformed_p):
+    ad.primitive_jvps[_primitive] = _no_derivative
+    batching.primitive_batchers[_primitive] = _no_batches

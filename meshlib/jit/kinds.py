@@ -17,9 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from meshlib.device_arrays import device_flat
+from meshlib.host import Run
 from meshlib.jit.collective import HostSide, InJit, bind, front
 from meshlib.jit.host_call import HostArray
-from meshlib.process_group import Run
+from meshlib.process_group import ProcessGroup
 from meshlib.recorder import COLLECTIVE
 from transport.call import NO_ROOT, Call, Kind, dtype_code
 from transport.communicator import Communicator
@@ -28,7 +29,7 @@ from transport.reduce_op import RedOpType, ReduceOp
 _LINEAR = (RedOpType.SUM, RedOpType.AVG)
 
 
-def _flat(array: HostArray) -> HostArray:
+def flat_of(array: HostArray) -> HostArray:
     """Return the buffer that communicators take, over the memory of ``array``."""
     if type(array) is np.ndarray:
         return array
@@ -40,7 +41,7 @@ def _rows(array: HostArray) -> list[HostArray]:
     """Return a buffer for each of the rows of ``array``."""
     if type(array) is np.ndarray:
         return list(array)
-    flat, rows = _flat(array), len(array)
+    flat, rows = flat_of(array), len(array)
     size = flat.size // rows if rows else 0
     return [flat[i * size : (i + 1) * size] for i in range(rows)]
 
@@ -70,7 +71,7 @@ class _Issuing(InJit):
         With ``agreed`` all members must have as many elements. The others as for
         ``ProcessGroup.issue``.
         """
-        issue, dtype = self.group.issue, np.dtype(like.dtype)
+        issue, dtype = self.carrier.issue, np.dtype(like.dtype)
         header = (
             like.size if agreed else 0,
             dtype_code(dtype),
@@ -88,12 +89,19 @@ class _Issuing(InJit):
         return call
 
     @property
+    def carrier(self) -> ProcessGroup:
+        """The group that makes the call."""
+        return self.group
+
+    @property
     def _size(self) -> int:
         return len(self.group.ranks)
 
 
 @dataclass(frozen=True)
-class _SameShape(_Issuing):
+class SameShape(_Issuing):
+    """From (…) to (…), in place."""
+
     in_place = True
 
     def result(self, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
@@ -127,7 +135,7 @@ class _OneToMembers(_Issuing):
 
 
 @dataclass(frozen=True)
-class AllReduce(_SameShape):
+class AllReduce(SameShape):
     """All members get the reduction of all."""
 
     op: ReduceOp
@@ -136,7 +144,7 @@ class AllReduce(_SameShape):
         op, group = self.op, self.group
 
         def work(output: HostArray, _: HostArray) -> Run:
-            flat = _flat(output)
+            flat = flat_of(output)
             return lambda communicator, call: communicator.all_reduce(call, flat, op)
 
         issue = self._caller(Kind.ALL_REDUCE, work, x, op=op.code)
@@ -172,7 +180,7 @@ class AllReduce(_SameShape):
 
 
 @dataclass(frozen=True)
-class Broadcast(_SameShape):
+class Broadcast(SameShape):
     """All members get the root's."""
 
     root: int
@@ -181,33 +189,42 @@ class Broadcast(_SameShape):
         root = self.root
 
         def work(output: HostArray, _: HostArray) -> Run:
-            flat = _flat(output)
+            flat = flat_of(output)
             return lambda communicator, call: communicator.broadcast(call, flat, root)
 
         return self._caller(Kind.BROADCAST, work, x, root=root)
 
     def transposed(self) -> InJit:
-        return Reduce(self.group, self.root)
+        return Reduce(self.group, self.root, ReduceOp.SUM)
 
 
 @dataclass(frozen=True)
-class Reduce(_SameShape):
-    """The root gets the sum, the others zeros."""
+class Reduce(SameShape):
+    """The root gets the reduction of all, the others zeros."""
 
     root: int
+    op: ReduceOp
 
     def host_side(self, x: jax.ShapeDtypeStruct) -> HostSide:
-        root, op = self.root, ReduceOp.SUM
+        root, op = self.root, self.op
 
         def work(output: HostArray, _: HostArray) -> Run:
-            flat = _flat(output)
+            flat = flat_of(output)
             return lambda communicator, call: communicator.reduce(call, flat, op, root)
 
         call = self._caller(Kind.REDUCE, work, x, op=op.code, root=root)
-        return call if self.group.rank() == root else _then_zeros(call)
+        return call if self.group.rank() == root else then_zeros(call)
 
-    def transposed(self) -> InJit:
-        return Broadcast(self.group, self.root)
+    def transposed(self) -> InJit | None:
+        return Broadcast(self.group, self.root) if self.op.kind is RedOpType.SUM else None
+
+    def tangent(self, x: jax.Array, y: jax.Array, t: jax.Array) -> jax.Array:
+        if self.op.kind is RedOpType.SUM:
+            return bind(self, t)
+        whole = AllReduce(self.group, self.op)
+        tangent = whole.tangent(x, bind(Broadcast(self.group, self.root), y), t)
+        # Also where it is not: the transposed call needs all members.
+        return jnp.where(self.group.rank() == self.root, tangent, 0)
 
 
 @dataclass(frozen=True)
@@ -216,7 +233,7 @@ class AllGather(_OneToMembers):
 
     def host_side(self, x: jax.ShapeDtypeStruct) -> HostSide:
         def work(output: HostArray, x: HostArray) -> Run:
-            outputs, flat = _rows(output), _flat(x)
+            outputs, flat = _rows(output), flat_of(x)
             return lambda communicator, call: communicator.all_gather(call, outputs, flat)
 
         return self._caller(Kind.ALL_GATHER, work, self.result(x))
@@ -235,7 +252,7 @@ class ReduceScatter(_MembersToOne):
         op = self.op
 
         def work(output: HostArray, x: HostArray) -> Run:
-            flat, inputs = _flat(output), _rows(x)
+            flat, inputs = flat_of(output), _rows(x)
             return lambda communicator, call: communicator.reduce_scatter(call, flat, inputs, op)
 
         return self._caller(Kind.REDUCE_SCATTER, work, x, op=op.code)
@@ -280,11 +297,11 @@ class Gather(_OneToMembers):
         is_root = self.group.rank() == root
 
         def work(output: HostArray, x: HostArray) -> Run:
-            outputs, flat = _rows(output) if is_root else None, _flat(x)
+            outputs, flat = _rows(output) if is_root else None, flat_of(x)
             return lambda communicator, call: communicator.gather(call, outputs, flat, root)
 
         call = self._caller(Kind.GATHER, work, x, agreed=False, root=root)
-        return call if is_root else _then_zeros(call)
+        return call if is_root else then_zeros(call)
 
     def transposed(self) -> InJit:
         return Scatter(self.group, self.root)
@@ -301,7 +318,7 @@ class Scatter(_MembersToOne):
         is_root = self.group.rank() == root
 
         def work(output: HostArray, x: HostArray) -> Run:
-            flat, inputs = _flat(output), _rows(x) if is_root else None
+            flat, inputs = flat_of(output), _rows(x) if is_root else None
             return lambda communicator, call: communicator.scatter(call, flat, inputs, root)
 
         return self._caller(Kind.SCATTER, work, self.result(x), agreed=False, root=root)
@@ -352,105 +369,30 @@ class Permute(_Issuing):
         source = next((here for here, there in self.pairs if there == me), None)
 
         def work(output: HostArray, x: HostArray) -> Run:
-            flat = _flat(x)
+            flat = flat_of(x)
             outputs, inputs = [flat[:0]] * size, [flat[:0]] * size
             if to is not None:
                 inputs[to] = flat
             if source is not None:
-                outputs[source] = _flat(output)
+                outputs[source] = flat_of(output)
             return lambda communicator, call: communicator.all_to_all(call, outputs, inputs)
 
         pairs = zlib.crc32(repr(sorted(self.pairs)).encode())
         call = self._caller(Kind.ALL_TO_ALL, work, x, extra=pairs)
-        return _then_zeros(call) if source is None else call
+        return then_zeros(call) if source is None else call
 
     def transposed(self) -> InJit:
         return Permute(self.group, tuple((there, here) for here, there in self.pairs))
 
 
-@dataclass(frozen=True)
-class Send(_SameShape):
-    """Sends the operand to ``peer``, and returns it."""
-
-    peer: int
-    tag: int
-
-    def host_side(self, x: jax.ShapeDtypeStruct) -> HostSide:
-        peer, tag = self.peer, self.tag
-
-        def work(output: HostArray, _: HostArray) -> Run:
-            flat = _flat(output)
-            return lambda communicator, call: communicator.send(call, flat, peer, tag)
-
-        return self._caller(Kind.SEND, work, x, extra=tag, peer=peer)
-
-    def transposed(self) -> InJit:
-        return _ReceiveAndAdd(self.group, self.peer, self.tag)
-
-
-@dataclass(frozen=True)
-class Receive(_SameShape):
-    """Receives from ``peer``; the operand is a template whose values do not matter."""
-
-    peer: int
-    tag: int
-
-    def host_side(self, x: jax.ShapeDtypeStruct) -> HostSide:
-        peer, tag = self.peer, self.tag
-
-        def work(output: HostArray, _: HostArray) -> Run:
-            flat = _flat(output)
-            return lambda communicator, call: communicator.recv(call, flat, peer, tag)
-
-        return self._caller(Kind.RECV, work, x, extra=tag, peer=peer)
-
-    def transposed(self) -> InJit:
-        return _SendAndForget(self.group, self.peer, self.tag)
-
-
-@dataclass(frozen=True)
-class _ReceiveAndAdd(_SameShape):
-    """The transpose of a send, whose operand goes two ways: to its result and to the peer."""
-
-    peer: int
-    tag: int
-
-    def host_side(self, x: jax.ShapeDtypeStruct) -> HostSide:
-        receive = Receive(self.group, self.peer, self.tag).host_side(x)
-
-        def call(output: HostArray, _: HostArray) -> None:
-            received = np.empty_like(output)
-            receive(received, received)
-            output += received
-
-        return call
-
-    def transposed(self) -> InJit:
-        return Send(self.group, self.peer, self.tag)
-
-
-@dataclass(frozen=True)
-class _SendAndForget(_SameShape):
-    """The transpose of a receive: the cotangent goes to the peer, nothing to the template."""
-
-    peer: int
-    tag: int
-
-    def host_side(self, x: jax.ShapeDtypeStruct) -> HostSide:
-        return _then_zeros(Send(self.group, self.peer, self.tag).host_side(x))
-
-    def transposed(self) -> InJit:
-        return Receive(self.group, self.peer, self.tag)
-
-
-def _then_zeros(call: HostSide) -> HostSide:
+def then_zeros(call: HostSide) -> HostSide:
     """Return ``call`` for a member whose result is zeros."""
 
-    def then_zeros(output: HostArray, x: HostArray) -> None:
+    def and_zeros(output: HostArray, x: HostArray) -> None:
         call(output, x)
         output.fill(0)
 
-    return then_zeros
+    return and_zeros
 
 
 def barrier(group: Any) -> Any:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
 import time
 from pathlib import Path
 
+from meshlib.command_line import reader_is_gone
 from meshlib.launcher.coordinator import Coordinator, Placed, Placement, Stop, Verdict
 from meshlib.launcher.ending import Ending
 from meshlib.launcher.failure import RankExit, Report, rank_list
@@ -16,8 +18,14 @@ from meshlib.launcher.patience import SETTLE_AFTER_ECHO_SECONDS, SETTLE_SECONDS
 from meshlib.launcher.signals import SignalPipe
 from meshlib.launcher.sweep import end_strays
 from meshlib.launcher.workers import WorkerGroup
+from meshlib.trace import RECORDS
+from transport import environment
 
+STDOUT = 1
 _DRAIN_SECONDS = 2.0
+_SAME_SIGNAL_SECONDS = 0.5
+_CLOCK_STEP = 0.1
+"""By so much a file's time may lag behind the clock."""
 _FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -48,10 +56,14 @@ class Agent:
         self._ending: Ending | None = None
         self._announced: set[int] = set()
         self._attempts = 0
+        self._begun = time.time() - _CLOCK_STEP
         self._interrupt: signal.Signals | None = None
+        self._stopped_elsewhere = False
 
     def run(self) -> int:
         """Run the job to its end, whatever that is, and leave nothing behind."""
+        for note in self._options.notes:
+            self._note(note)
         try:
             self._coordinator.join()
             while True:
@@ -90,6 +102,7 @@ class Agent:
         folder = self._directory / f"attempt_{placement.attempt}"
         self._announced.clear()
         self._ending = None
+        self._stopped_elsewhere = False
         self._group = WorkerGroup(self._options, placement, self._run_id, folder)
         self._note(
             f"attempt {placement.attempt}: node {placement.node} of {placement.nodes} runs ranks"
@@ -104,7 +117,7 @@ class Agent:
         group = self._group
         if number in _ENDING:
             self._interrupted(signal.Signals(number))
-        elif group is not None and number in _FORWARDED:
+        elif group is not None and number in _FORWARDED and not self._options.engine_signals:
             group.signal(signal.Signals(number), stop=False)
         elif number == signal.SIGTSTP:
             if group is not None:
@@ -120,14 +133,21 @@ class Agent:
         if self._group is None:
             if first:
                 self._coordinator.ended([], interrupted=True)
-        elif self._ending is not None:
+        elif self._ending is not None and not (first and self._stopped_elsewhere):
             self._ending.kill()
         else:
-            options = self._options
-            quick = number == signal.SIGINT
-            grace = options.failure_grace if quick else options.signal_grace
-            first = signal.SIGINT if quick else signal.SIGTERM
-            self._ending = Ending(self._group, 0.0, grace, first)
+            self._ending = self._ending_by(self._group, number)
+
+    def _ending_by(self, group: WorkerGroup, number: signal.Signals) -> Ending:
+        options = self._options
+        quick = number == signal.SIGINT
+        grace = options.failure_grace if quick else options.signal_grace
+        first = signal.SIGINT if quick else signal.SIGTERM
+        if not options.engine_signals:
+            return Ending(group, 0.0, grace, first)
+        for worker in group.workers:  # by the engine, which sends it to every process there is
+            worker.told_by_others()
+        return Ending(group, 0.0, grace, None)
 
     def _look_at_ranks(self) -> None:
         group = self._group
@@ -140,6 +160,9 @@ class Agent:
             if worker.rank not in self._announced and worker.has_failed():
                 self._announced.add(worker.rank)
                 result = worker.result()
+                if -result.code in _ENDING and not result.stopped:
+                    self._hear_same_signal()
+                    result = worker.result()
                 if not result.stopped:
                     self._rank_failed(group, result)
         if self._ending is not None:
@@ -154,6 +177,18 @@ class Agent:
             exits = [item for item in group.results() if not item.ok or item.stopped]
             self._coordinator.ended(exits, interrupted=self._interrupt is not None)
 
+    def _hear_same_signal(self) -> None:
+        """Wait a moment for the signal by which an engine ended a rank: it is sent to this process
+        as well, and then the rank has not failed.
+        """
+        until = time.monotonic() + _SAME_SIGNAL_SECONDS
+        while self._options.engine_signals and self._interrupt is None:
+            left = until - time.monotonic()
+            if left <= 0:
+                return
+            for number in self._signals.wait(left):
+                self._handle(number)
+
     def _rank_failed(self, group: WorkerGroup, result: RankExit) -> None:
         self._coordinator.failed(result)
         if self._ending is None:
@@ -166,6 +201,7 @@ class Agent:
     def _stop(self, reason: str) -> None:
         self._note(reason)
         if self._group is not None and self._ending is None:
+            self._stopped_elsewhere = True
             grace = self._options.failure_grace
             self._ending = Ending(self._group, SETTLE_SECONDS, grace, signal.SIGTERM)
 
@@ -181,11 +217,25 @@ class Agent:
     def _finish(self, verdict: Verdict) -> int:
         report = Report(verdict.exits, verdict.error, self._attempts)
         cause = report.cause
+        if cause is not None and cause.wrote_in_vain and reader_is_gone(STDOUT):
+            return 128 + signal.SIGPIPE  # | head has seen enough
         if self._interrupt is not None and (cause is None or not cause.is_cause):
             return self._report_interrupt(self._interrupt, verdict)
-        sys.stderr.write(report.text())
+        sys.stderr.write(report.text() + (self._where_to_look() if report.code else ""))
         sys.stderr.flush()
         return report.code
+
+    def _where_to_look(self) -> str:
+        """Return a line with the command that explains this run's flight records, if it left any.
+
+        Records of other runs may be where the user has told the ranks to write.
+        """
+        given = self._options.trace_dir or os.environ.get(environment.TRACE_DIR)
+        found = Path(given).glob(RECORDS) if given else ()
+        if not any(path.stat().st_mtime >= self._begun for path in found):
+            return ""
+        command = shlex.join(["meshlib", "trace", str(given)])
+        return f"meshrun: what each rank was doing: {command}\n"
 
     def _report_interrupt(self, number: signal.Signals, verdict: Verdict) -> int:
         ranks = sorted(item.rank for item in verdict.exits)

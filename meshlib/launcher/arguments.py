@@ -10,11 +10,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from meshlib import __version__
 from meshlib.command_line import OneLineParser, told
 from meshlib.launcher.devices import count_cpus, count_gpus
-from meshlib.launcher.node_options import DEFAULT_PORT, node_options
+from meshlib.launcher.engine_options import ask_engine, patience_under_engine
+from meshlib.launcher.node_options import node_options
+from meshlib.launcher.notes import hidden_packages, stray_options
 from meshlib.launcher.options import LaunchOptions, NodeOptions, Program
 from meshlib.launcher.output import OutputOptions, parse_streams
+from transport.deadline import read_duration
+from transport.launch_environments import DEFAULT_PORT
 from transport.tls import tls_from_environment
 
 _DESCRIPTION = """\
@@ -24,7 +29,6 @@ Start the ranks of a job on this node, watch them, and end all of them when one 
   meshrun --mesh dp=2,tp=2 train.py
   meshrun --mesh train.toml -m my_package.train
 """
-_CONFIG_ENDINGS = (".toml", ".yaml", ".yml", ".json")
 
 
 def parse(argv: Sequence[str] | None = None) -> LaunchOptions:
@@ -35,7 +39,9 @@ def parse(argv: Sequence[str] | None = None) -> LaunchOptions:
     parser = make_parser()
     given = parser.parse_args(argv)
     try:
-        return _launch_options(given)
+        options = _launch_options(given)
+        strays = stray_options(given, parser.get_default)
+        return replace(options, warnings=(*strays, *hidden_packages(options.program)))
     except (ValueError, OSError) as error:
         parser.error(told(error))
 
@@ -51,6 +57,8 @@ def make_parser() -> argparse.ArgumentParser:
     _add(
         parser,
         "--nproc-per-node",
+        "-n",
+        "-np",
         metavar="N",
         help="ranks on this node: a number, cpu, gpu, or auto (gpu where there is one);"
         " default: what --mesh needs, or 1",
@@ -66,19 +74,19 @@ def make_parser() -> argparse.ArgumentParser:
         parser,
         "--max-restarts",
         type=_number(int, "a number of restarts >= 0"),
-        default=0,
         metavar="N",
         help="how often all ranks are started again after a failure; default 0",
     )
     _add(
         parser,
         "--grace-period",
-        type=_number(float, "a number of seconds >= 0"),
+        type=_number(_seconds, "a number of seconds >= 0, or 30s or 10m"),
         metavar="SECONDS",
         help="what ranks get between SIGTERM and SIGKILL; default 3 after a failure or Ctrl-C,"
-        " 30 when meshrun itself is told to end",
+        " 30 (25 under Slurm) when meshrun itself is told to end",
     )
     _add(parser, "-v", "--verbose", action="store_true", help="say what the launcher does")
+    _add(parser, "--version", action="version", version=f"meshrun {__version__}")
     _add_nodes(parser.add_argument_group("several nodes"))
     _add_output(parser.add_argument_group("output"))
     _add_program(parser.add_argument_group("program"))
@@ -86,7 +94,13 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _add_nodes(group: argparse._ArgumentGroup) -> None:  # pyright: ignore[reportPrivateUsage]
-    _add(group, "--nnodes", default="1", metavar="N", help="how many nodes: N, or MIN:MAX")
+    _add(
+        group,
+        "--nnodes",
+        metavar="N",
+        help="how many nodes: N, or MIN:MAX; default: what the engine says that started meshrun"
+        " (Slurm and others), or 1",
+    )
     _add(group, "--node-rank", type=int, metavar="R", help="which one this is; default: by arrival")
     _add(group, "--master-addr", metavar="HOST", help="the address of the node that leads, node 0")
     _add(
@@ -104,24 +118,25 @@ def _add_nodes(group: argparse._ArgumentGroup) -> None:  # pyright: ignore[repor
         help="static (every node has its --node-rank) or store (the first agent that can serves"
         " the store; c10d is the same); default: static with --node-rank, else store",
     )
-    _add(group, "--rdzv-id", default="none", metavar="NAME", help="the job's name: must be equal")
+    _add(group, "--rdzv-id", metavar="NAME", help="the job's name: must be equal")
     _add(
         group,
         "--rdzv-conf",
-        default="",
         metavar="KEY=SECONDS,...",
         help="join_timeout=600, last_call_timeout=30 (wait for more than MIN nodes),"
         " heartbeat_timeout=10 (a silent node is lost), is_host=0 or 1 (serve the store)",
     )
+    _add(group, "--role", help=argparse.SUPPRESS)  # torchx gives it: there is one kind of rank
     _add(group, "--local-addr", metavar="HOST", help="this node's address for other nodes' ranks")
     _add(
         group,
         "--secret-file",
         type=Path,
         metavar="FILE",
-        help="the job's secret in hexadecimal digits, equal on all nodes; default: MESHLIB_SECRET",
+        help="the job's secret in hexadecimal digits, equal on all nodes; default: MESHLIB_SECRET,"
+        " or what `meshlib secret` has written",
     )
-    _add(group, "--standalone", action="store_true", help="one node, whatever the environment")
+    _add(group, "--standalone", action="store_true", help="one node, whatever the engine says")
 
 
 def _add_output(group: argparse._ArgumentGroup) -> None:  # pyright: ignore[reportPrivateUsage]
@@ -177,6 +192,11 @@ def _add(container: argparse._ActionsContainer, *names: str, **details: Any) -> 
         container.add_argument("--" + name[2:].replace("-", "_"), **{**details, **hidden})
 
 
+def _seconds(text: str) -> float:
+    read = read_duration(text)
+    return float(text) if read is None else read
+
+
 def _number(kind: Callable[[str], float], expected: str) -> Callable[[str], float]:
     def convert(text: str) -> float:
         try:
@@ -192,6 +212,7 @@ def _number(kind: Callable[[str], float], expected: str) -> Callable[[str], floa
 
 def _launch_options(given: argparse.Namespace) -> LaunchOptions:
     tls_from_environment()  # or an error before anything starts
+    notes = ask_engine(given, os.environ)
     nodes = node_options(given)
     ranks, mesh = _ranks_and_mesh(given.nproc_per_node, given.mesh, nodes)
     options = LaunchOptions(
@@ -201,8 +222,10 @@ def _launch_options(given: argparse.Namespace) -> LaunchOptions:
         nodes=nodes,
         output=_output(given, ranks),
         trace_dir=given.trace_dir,
-        max_restarts=given.max_restarts,
+        max_restarts=given.max_restarts or 0,
         verbose=given.verbose,
+        notes=notes,
+        **patience_under_engine(os.environ),
     )
     if given.grace_period is None:
         return options
@@ -227,18 +250,16 @@ def _program(given: argparse.Namespace) -> Program:
 def _ranks_and_mesh(
     count: str | None, mesh: str | None, nodes: NodeOptions
 ) -> tuple[int, str | None]:
-    """Return the ranks on this node, and the mesh as ranks are told it (a file by full path)."""
+    """Return the ranks on this node, and the mesh as ranks are told it."""
     ranks = None if count is None else _rank_count(count)
     if mesh is None:
         return ranks or 1, None
     from meshlib.mesh_config import MeshConfig
 
-    is_file = mesh.endswith(_CONFIG_ENDINGS)
     try:
-        config = MeshConfig.load(mesh) if is_file else MeshConfig.from_string(mesh)
-    except OSError as error:
+        config = MeshConfig.parse(mesh)
+    except (OSError, ImportError) as error:
         raise ValueError(f"--mesh {told(error)} (in {os.getcwd()})") from None
-    path_or_text = os.path.abspath(mesh) if is_file else mesh
     if nodes.least != nodes.most:
         raise ValueError(
             f"--mesh {mesh} needs a fixed number of ranks, but --nnodes is"
@@ -246,7 +267,7 @@ def _ranks_and_mesh(
         )
     if ranks is not None:
         config.resolve(ranks * nodes.most)
-        return ranks, path_or_text
+        return ranks, config.to_text()
     if config.world_size is None:
         raise ValueError(
             f"--mesh {mesh} has a dim of size -1 to be inferred: expected --nproc-per-node with it"
@@ -256,7 +277,7 @@ def _ranks_and_mesh(
             f"--mesh {mesh} has {config.world_size} ranks, which {nodes.most} nodes cannot share"
             " equally; expected --nproc-per-node with it"
         )
-    return config.world_size // nodes.most, path_or_text
+    return config.world_size // nodes.most, config.to_text()
 
 
 def _rank_count(text: str) -> int:
@@ -282,9 +303,11 @@ def _output(given: argparse.Namespace, ranks: int) -> OutputOptions:
     log_dir: Path | None = given.log_dir
     redirects, tee = ((given.redirects, "--redirects"), (given.tee, "--tee"))
     if log_dir is None:
-        for value, name in (redirects, tee):
-            if value is not None:
-                raise ValueError(f"{name} {value} needs --log-dir DIR for the files")
+        if redirects[0] is not None:
+            raise ValueError(f"--redirects {redirects[0]} needs --log-dir DIR for the files")
+        if tee[0] is not None:  # everything is shown, as asked; torchx says so to every launcher
+            _streams(*tee, ranks)
+            tee = (None, "--tee")
     if log_dir is not None and redirects[0] is None and tee[0] is None:
         tee = ("3", "--tee")
     shown = given.local_ranks_filter

@@ -72,6 +72,7 @@ def describe_error(error: BaseException, rank: int, runner: str = __file__) -> d
         "rank": rank,
         "pid": os.getpid(),
         "time": time.time(),
+        "monotonic": time.monotonic(),
         "type": type(error).__name__,
         "types": list(types),
         "message": _text(error),
@@ -182,11 +183,18 @@ def _run(kind: str, target: str) -> None:
     exec(code, main.__dict__)  # noqa: S102 (running the user's program is what this file is for)
 
 
+def _let_interrupts_in() -> None:
+    """Unblock SIGINT, which the launcher has blocked while this process began."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
+
+
 def main() -> None:
     """Run the program that the arguments name; see the module's text."""
     parent, flags, kind, target = int(sys.argv[1]), *sys.argv[2:5]
     die_with_parent(parent)
     if kind == "program":
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        _let_interrupts_in()
         os.execvp(target, [target, *sys.argv[5:]])  # noqa: S606 (the parent-death signal stays)
     import faulthandler
 
@@ -199,6 +207,7 @@ def main() -> None:
             stream.reconfigure(line_buffering=True)  # pyright: ignore[reportAttributeAccessIssue]
     sys.excepthook = _show_traceback
     try:
+        _let_interrupts_in()
         _run(kind, target)
     except SystemExit:
         raise

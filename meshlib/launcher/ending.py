@@ -11,17 +11,18 @@ from meshlib.launcher.workers import WorkerGroup
 class Ending:
     """Sends ``first`` after ``settle`` seconds and SIGKILL ``grace`` seconds later.
 
-    A rank that has already written its error file is left to end by itself until then: it may be
-    saving what it knows. Call ``advance`` whenever ``due`` has passed.
+    ``first`` None: others have sent it. A rank that has already written its error file is left to
+    end by itself until then: it may be saving what it knows. Call ``advance`` whenever ``due`` has
+    passed.
     """
 
     def __init__(
-        self, group: WorkerGroup, settle: float, grace: float, first: signal.Signals
+        self, group: WorkerGroup, settle: float, grace: float, first: signal.Signals | None
     ) -> None:
         self._group = group
-        self._first: signal.Signals | None = first
+        self._first = first
         self._grace = grace
-        self.due = time.monotonic() + settle
+        self.due = time.monotonic() + (settle if first is not None else grace)
         self.advance()
 
     def settle_within(self, seconds: float) -> None:

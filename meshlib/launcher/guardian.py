@@ -48,6 +48,7 @@ class Guardian:
 
 
 def _guard(reader: int, run_id: str, directory: str) -> None:
+    signal.set_wakeup_fd(-1)  # it is the launcher's
     os.setsid()  # Ctrl-C and a closing terminal are the launcher's business
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

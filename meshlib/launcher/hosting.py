@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import socket
-
 from meshlib.launcher.options import NodeOptions
 from transport.errors import DistNetworkError
+from transport.sockets import is_local
 from transport.store.tcp_server import TCPStoreServer
 
 
@@ -19,27 +17,14 @@ def serve_if_ours(options: NodeOptions, secret: bytes | None) -> TCPStoreServer 
     if wish == 0 or (wish < 0 and options.rank not in (None, 0)):
         return None
     must = wish == 1 or options.rank == 0
-    if not must and not _is_local(options.host):
+    if not must and not is_local(options.host):
         return None
     try:
         return TCPStoreServer(options.host, options.port, secret=secret)
     except DistNetworkError:
         if not must:
             return None  # another agent on this machine was first
-        if secret is None or _is_local(options.host):
+        if secret is None or is_local(options.host):
             raise
     # The address leads here by some translation on the way: a service, a container's host.
     return TCPStoreServer("", options.port, secret=secret)
-
-
-def _is_local(host: str) -> bool:
-    """Return whether ``host`` is an address of this machine."""
-    try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError:
-        return False
-    for family, kind, protocol, _, address in found:
-        with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
-            probe.bind(address)
-            return True
-    return False

@@ -39,10 +39,12 @@ from meshlib.launcher.records import (
     StopAll,
     alive_key,
 )
+from meshlib.launcher.waiting import Waiting
 from transport.deadline import Deadline
 from transport.errors import AuthenticationError, DistError, DistNetworkError
-from transport.sockets import format_address
+from transport.sockets import format_address, resolves
 from transport.store.base import Store
+from transport.store.tcp_server import TCPStoreServer
 from transport.store.tcp_store import TCPStore
 
 _CONNECT_SECONDS = 2.0
@@ -90,24 +92,29 @@ class ManyNodes(Coordinator):
         self._cut_off: str | None = None
         self._closing = threading.Event()
         self._follower: Follower | None = None
-        self._server = serve_if_ours(options, self._secret)
+        self._rules = Rules(
+            agent=agent,
+            job=options.job,
+            least=options.least,
+            most=options.most,
+            max_restarts=max_restarts,
+            join_timeout=options.config["join_timeout"],
+            last_call=options.config["last_call_timeout"],
+        )
+        self._waiting = Waiting(self._rules, format_address(options.host, options.port))
+        self._server: TCPStoreServer | None = None
         self._leading: Leading | None = None
-        if self._server is not None:
-            rules = Rules(
-                agent=agent,
-                job=options.job,
-                least=options.least,
-                most=options.most,
-                max_restarts=max_restarts,
-                join_timeout=options.config["join_timeout"],
-                last_call=options.config["last_call_timeout"],
-            )
-            leader = Leader(rules, time.monotonic())
-            store = self._open_store(_CONNECT_SECONDS)
-            self._leading = Leading(leader, store, agent, self._silence, self._give_up)
+        self._lead_if_ours()
         self._talker = threading.Thread(target=self._talk, name="meshrun-talker", daemon=True)
         self._watchdog = threading.Thread(target=self._watch, name="meshrun-watchdog", daemon=True)
         self._talker.start()
+
+    def _lead_if_ours(self) -> None:
+        self._server = serve_if_ours(self._options, self._secret)
+        if self._server is not None:
+            leader = Leader(self._rules, time.monotonic())
+            store = self._open_store(_CONNECT_SECONDS)
+            self._leading = Leading(leader, store, self._agent, self._silence, self._give_up)
 
     # ------------------------------------------------------------------ the agent's side
 
@@ -116,6 +123,7 @@ class ManyNodes(Coordinator):
         options = self._options
         self._placement = None
         self._ended = None
+        self._waiting.begin(time.monotonic())
         self._say(
             Hello(
                 agent=self._agent,
@@ -193,6 +201,7 @@ class ManyNodes(Coordinator):
     def _take(self, record: Record) -> None:
         """Turn a record into what the agent has to do."""
         placement = self._placement
+        self._waiting.hear(record, leads=self._leading is not None)
         match record:
             case Round():
                 self._place(record)
@@ -281,6 +290,7 @@ class ManyNodes(Coordinator):
                 beats, due = beats + 1, time.monotonic() + self._beat
                 store.set(key, str(beats))
                 self._beaten.set()
+                self._waiting.tick(time.monotonic())
 
     def _watch(self) -> None:
         """Notice when the talker is stuck in a store that has fallen silent."""
@@ -294,21 +304,31 @@ class ManyNodes(Coordinator):
         )
 
     def _connect(self) -> TCPStore | None:
-        """Return a connection to the store as soon as it is served; None when closed before."""
+        """Return a connection to the store as soon as it is served; None when closed before.
+
+        A name that nobody knew when this began may turn out to be this machine's.
+        """
         deadline = Deadline.after(self._options.config["join_timeout"])
+        undecided = self._server is None and not resolves(self._options.host)
         while not self._closing.is_set():
+            if undecided and resolves(self._options.host):
+                undecided = False
+                self._lead_if_ours()
             try:
                 return self._open_store(min(_CONNECT_SECONDS, deadline.remaining()))
             except AuthenticationError:
                 raise
-            except DistNetworkError:
+            except DistNetworkError as error:
                 if deadline.expired:
                     raise
+                self._waiting.tick(time.monotonic(), error)
         return None
 
     def _open_store(self, seconds: float) -> TCPStore:
-        port = self._options.port if self._server is None else self._server.port
-        store = TCPStore(self._options.host, port, timeout=seconds, secret=self._secret)
+        # The node that serves does not need the name by which others find it.
+        served = self._server.address if self._server is not None else None
+        host, port = served or (self._options.host, self._options.port)
+        store = TCPStore(host, port, timeout=seconds, secret=self._secret)
         store.set_timeout(self._beat)  # an answer that takes longer than a beat is none
         return store
 

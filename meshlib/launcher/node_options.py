@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 
 from meshlib.launcher.options import NodeOptions
 from transport import environment
+from transport.auth import secret_from_environment
+from transport.deadline import read_duration
+from transport.launch_environments import DEFAULT_PORT
+from transport.secret_file import read_secret
 
-DEFAULT_PORT = 29500
 _LOCAL_NAMES = ("localhost", "::1")
 _BACKENDS = ("static", "store", "c10d")
 _CONFIG_DEFAULTS = {
@@ -50,8 +52,9 @@ def node_options(given: argparse.Namespace) -> NodeOptions:
     secret = _secret(given.secret_file)
     if secret is None and not is_loopback(host):
         raise ValueError(
-            f"nodes that meet at {host} need a secret that all of them know: expected"
-            f" {environment.SECRET} in the environment or --secret-file FILE"
+            f"nodes that meet at {host} need a secret that all of them know: run `meshlib secret`"
+            " once where they share a home, or give all of them the same"
+            f" {environment.SECRET}, or --secret-file FILE"
         )
     return NodeOptions(
         least=least,
@@ -60,7 +63,7 @@ def node_options(given: argparse.Namespace) -> NodeOptions:
         host=host,
         port=port or DEFAULT_PORT,
         job=given.rdzv_id,
-        config=_config(given.rdzv_conf),
+        config=_config(given.rdzv_conf or ""),
         local_address=given.local_addr,
         secret=secret,
     )
@@ -117,7 +120,7 @@ def _config(text: str) -> dict[str, float]:
         key, _, value = item.partition("=")
         value = {"true": "1", "false": "0"}.get(value.lower(), value)
         try:
-            number = float(value)
+            number = float(value if (read := read_duration(value)) is None else read)
         except ValueError:
             number = -1.0
         if key not in config:
@@ -132,18 +135,13 @@ def _config(text: str) -> dict[str, float]:
 
 def _secret(file: Path | None) -> str | None:
     """Return the secret of the job in hexadecimal, from ``file`` or the environment."""
-    where = f"--secret-file {file}" if file else environment.SECRET
-    text = file.read_text() if file else os.environ.get(environment.SECRET, "")
-    text = text.strip()
-    if not text and file is None:
+    secret = secret_from_environment() if file is None else read_secret(file)
+    if secret is None:
         return None
-    try:
-        secret = bytes.fromhex(text)
-    except ValueError:
-        secret = b""
     if len(secret) < 16:
+        where = f"--secret-file {file}" if file else environment.SECRET
         raise ValueError(
-            f"{where}: expected at least 32 hexadecimal digits, such as the output of"
-            " `python -c 'import secrets; print(secrets.token_hex(32))'`"
+            f"{where}: expected at least 32 hexadecimal digits, such as `meshlib secret --print`"
+            " prints"
         )
     return secret.hex()

@@ -45,7 +45,9 @@ class LaunchOptions:
     """One launch on one node. Times are in seconds.
 
     ``failure_grace`` is what other ranks get between SIGTERM and SIGKILL when one has failed;
-    ``signal_grace`` what all get when the launcher itself is told to end.
+    ``signal_grace`` what all get when the launcher itself is told to end. ``engine_signals``: what
+    signals the launcher has signalled its ranks too. ``notes`` say where options come from that
+    were not on the command line; ``warnings`` what the user is told before anything starts.
     """
 
     program: Program
@@ -58,3 +60,6 @@ class LaunchOptions:
     failure_grace: float = FAILURE_GRACE_SECONDS
     signal_grace: float = SIGNAL_GRACE_SECONDS
     verbose: bool = False
+    engine_signals: bool = False
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()

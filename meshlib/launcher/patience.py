@@ -8,3 +8,5 @@ FAILURE_GRACE_SECONDS = 3.0
 """Between SIGTERM and SIGKILL when a rank has failed, or after Ctrl-C."""
 SIGNAL_GRACE_SECONDS = 30.0
 """Between SIGTERM and SIGKILL when the launcher itself was told to end: ranks may be saving."""
+SLURM_GRACE_SECONDS = 25.0
+"""The same under Slurm, which kills everything KillWait (30 s) after its own SIGTERM."""

@@ -8,17 +8,19 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 
 from meshlib.launcher import bootstrap
 from meshlib.launcher.coordinator import Placement
-from meshlib.launcher.failure import ErrorRecord, RankExit
+from meshlib.launcher.failure import ErrorRecord, RankExit, wall_time
+from meshlib.launcher.memory import HINT, oom_kills
 from meshlib.launcher.options import LaunchOptions, Program
 from meshlib.launcher.output import RankStreams, connect
 from meshlib.launcher.pump import OutputPump
 from transport import environment
+
+_A_MOMENT = 1.0
 
 
 class Worker:
@@ -33,6 +35,8 @@ class Worker:
         self._error_file = error_file
         self._stopped_at: float | None = None
         self._ended_at = 0.0
+        self._oom_kills = oom_kills()
+        self._hint = ""
 
     @property
     def running(self) -> bool:
@@ -43,7 +47,10 @@ class Worker:
         """Collect the process if it has just ended; return whether it has."""
         if not self.running or self.process.poll() is None:
             return False
-        self._ended_at = time.time()
+        self._ended_at = wall_time()
+        killed = self.process.returncode == -signal.SIGKILL and self._stopped_at is None
+        if killed and oom_kills() > self._oom_kills:
+            self._hint = HINT
         return True
 
     def has_failed(self) -> bool:
@@ -55,13 +62,18 @@ class Worker:
         if not self.running:
             return
         if stop and self._stopped_at is None:
-            self._stopped_at = time.time()
+            self._stopped_at = wall_time()
         with contextlib.suppress(ProcessLookupError, PermissionError):
             # Until the child has called setsid there is no such group, and only the child.
             os.killpg(self.process.pid, number)
             return
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.process.pid, number)
+
+    def told_by_others(self) -> None:
+        """Note that the rank has been told to end, a moment ago and not by this launcher."""
+        if self.running or self.process.returncode < 0:
+            self._stopped_at = self._stopped_at or wall_time() - _A_MOMENT
 
     def result(self) -> RankExit:
         """Return how the rank ended, or, while it runs, how it has failed."""
@@ -82,6 +94,7 @@ class Worker:
             time=at,
             stopped=stopped,
             error=error,
+            hint=self._hint if code == -signal.SIGKILL else "",
         )
 
 
@@ -108,13 +121,14 @@ class WorkerGroup:
                     environment.LOCAL_RANK: str(local_rank),
                     environment.ERROR_FILE: str(error_file),
                 }
-                process = subprocess.Popen(
-                    command_line(options.program, ends),
-                    env=variables,
-                    stdout=ends.stdout,
-                    stderr=ends.stderr,
-                    start_new_session=True,
-                )
+                with _interrupt_later():
+                    process = subprocess.Popen(
+                        command_line(options.program, ends),
+                        env=variables,
+                        stdout=ends.stdout,
+                        stderr=ends.stderr,
+                        start_new_session=True,
+                    )
                 self.workers.append(Worker(process, rank, local_rank, error_file))
         except BaseException:
             self.signal(signal.SIGKILL)
@@ -162,6 +176,19 @@ class WorkerGroup:
         self._pump.close(timeout)
 
 
+@contextlib.contextmanager
+def _interrupt_later() -> Generator[None]:
+    """Have a process that is started in the block find SIGINT blocked: ``bootstrap`` lets it in.
+
+    Python would print where in its own beginning Ctrl-C came, and in each rank.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _ended_children() -> Iterator[int]:
     """Yield the process id of each child that has ended, leaving it to be collected."""
     while True:
@@ -198,7 +225,8 @@ def common_environment(
 ) -> dict[str, str]:
     """Return the variables that all ranks of this node get."""
     variables = dict(inherited)
-    variables.pop(environment.MESH, None)  # of a launch around this one
+    for name in (environment.MESH, environment.LAUNCHER):  # of a launch around this one
+        variables.pop(name, None)
     optional = {
         environment.SECRET: placement.secret or None,
         environment.MESH: options.mesh,

@@ -17,6 +17,7 @@ from types import NoneType
 from typing import Any, Protocol
 
 from meshlib.recorder import COLLECTIVE, Record
+from meshlib.trace import RECORDS
 
 FORMAT = 1
 
@@ -199,14 +200,28 @@ def _check_fields(found: object, types: Mapping[str, tuple[type, ...]]) -> None:
             raise TypeError(f"{name} is {value!r}")
 
 
+def find(directory: str | Path) -> Path:
+    """Return where the flight records are: ``directory`` itself, or the newest of those below it.
+
+    So it takes what ``meshrun --log-dir`` was given, where each run has its own (``RUN/trace``).
+    Raises FileNotFoundError when there is none.
+    """
+    folder = Path(directory)
+    for pattern in (RECORDS, f"*/{RECORDS}", f"*/*/{RECORDS}"):
+        paths = list(folder.glob(pattern))
+        if paths:
+            return max(paths, key=lambda path: path.stat().st_mtime).parent
+    raise FileNotFoundError(f"{directory} has no flight records ({RECORDS}), nor a run below it")
+
+
 def read(directory: str | Path) -> list[RankDump]:
     """Return the dumps in ``directory``, by rank.
 
     Raises FileNotFoundError when there is none, ValueError naming a file that is no dump.
     """
-    paths = sorted(Path(directory).glob("rank*.json"))
+    paths = sorted(Path(directory).glob(RECORDS))
     if not paths:
-        raise FileNotFoundError(f"{directory} has no flight records (rank*.json)")
+        raise FileNotFoundError(f"{directory} has no flight records ({RECORDS})")
     dumps: list[RankDump] = []
     for path in paths:
         try:

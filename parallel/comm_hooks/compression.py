@@ -17,14 +17,18 @@ from parallel.groups import Ranks
 
 
 def fp16_compress_hook(process_group: Ranks | None, bucket: GradBucket) -> Future:
-    """Average the bucket in float16: 11 bits of precision, nothing above 65504."""
+    """Average the bucket in float16: 11 bits of precision, nothing above 65504.
+
+    ``process_group``: ``mesh["dp"]``, a group, or None for the wrapper's own.
+    """
     return compress_wrapper(allreduce_hook, np.float16)(process_group, bucket)
 
 
 def bf16_compress_hook(process_group: Ranks | None, bucket: GradBucket) -> Future:
     """Average the bucket in bfloat16: 8 bits of precision, the range of float32.
 
-    Needs the package ml_dtypes: raises ImportError without it.
+    ``process_group``: ``mesh["dp"]``, a group, or None for the wrapper's own. Needs the package
+    ml_dtypes: raises ImportError without it.
     """
     return compress_wrapper(allreduce_hook, _bfloat16())(process_group, bucket)
 

@@ -27,7 +27,6 @@ import numpy as np
 import meshlib as dist
 from meshlib.process_group import ProcessGroup
 from meshlib.work import Future
-from meshlib.world import current_world
 from parallel.arrays import Array, namespace
 from parallel.checks import check_number, check_state_dict, to_count
 from parallel.ddp.buckets import GradBucket
@@ -303,10 +302,4 @@ def _then_wait_for(future: Future, callback: Callable[[Future], Future]) -> Futu
 
 def _twin(group: ProcessGroup) -> ProcessGroup:
     """Return another group of the same ranks."""
-    return current_world().group_for(
-        group.ranks,
-        backend=group.backend,
-        timeout=group.timeout,
-        desc=f"PowerSGD on {group.group_desc or group.id}",
-        purpose="powersgd",
-    )
+    return group.companion("powersgd", f"PowerSGD on {group.group_desc or group.id}")

@@ -43,7 +43,7 @@ class DataParallel(Module):
 
     What forward changes in the module is lost with the replica, except for the buffers and random
     generators of the first device. Arrays that are neither parameters nor buffers stay on it.
-    Paths have ``module.`` in front (``module.0.weight``), as those of ``DistributedDataParallel``
+    Paths have ``module.`` in front (``module.0.weight``), as with ``DistributedDataParallel``
     and of PyTorch: ``model.module.state_dict()`` has the paths of the module alone.
 
     Prefer ``DistributedDataParallel`` wherever you can start a process for each device: here all

@@ -21,6 +21,7 @@ from parallel.ddp.buckets import GradBucket
 from parallel.groups import Ranks, resolve
 
 CommHook = Callable[[Any, GradBucket], Future]
+"""``hook(state, bucket)``: begins the reduction of a bucket; its future's value is the average."""
 
 
 def allreduce_hook(process_group: Ranks | None, bucket: GradBucket) -> Future:
@@ -35,7 +36,10 @@ def allreduce_hook(process_group: Ranks | None, bucket: GradBucket) -> Future:
 
 
 def noop_hook(state: object, bucket: GradBucket) -> Future:
-    """Leave each rank its own gradients: for measuring a step without communication."""
+    """Leave each rank its own gradients: for measuring a step without communication.
+
+    ``state`` is not used. Returns a future that is done, with the ``bucket``'s buffer as it is.
+    """
     bucket.set_group(None)
     future = Future()
     future.set_result(bucket.buffer())

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 class DistributedDataParallel(Module, Joinable):
     """Trains ``module`` on several ranks as one process would on all their samples.
 
-    Given a pytree of JAX arrays in place of a module, it returns the wrapper for those, which has
-    methods of its own: see ``parallel.jax.DistributedDataParallel``.
+    Given a pytree of JAX arrays in place of a module, it returns the wrapper for those,
+    ``parallel.jax.DistributedDataParallel``, which has methods of its own.
 
     Construction compares the parameters' names, shapes and dtypes over the ranks, and copies group
     rank 0's parameters and buffers to all. Each ``backward`` then averages the gradients over the

@@ -108,6 +108,11 @@ class Reducer:
         """Whether a pass failed, so that there cannot be another one."""
         return self._failure is not None
 
+    @property
+    def under_way(self) -> bool:
+        """Whether a bucket of the pass has been handed over."""
+        return bool(self._futures)
+
     def set_hook(self, state: Any, hook: CommHook) -> None:
         """Reduce buckets with ``hook(state, bucket)`` from now on."""
         self._hook_state, self._hook = state, hook

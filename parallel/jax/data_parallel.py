@@ -8,9 +8,10 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.core
 import jax.numpy as jnp
 
-from meshlib.jit.host_call import host_call
+from meshlib.jit.host_call import host_call, untransformed
 from meshlib.process_group import ProcessGroup
 from meshlib.world import World
 from parallel.ddp.buckets import FIRST_BUCKET_BYTES, cap_in_bytes
@@ -109,7 +110,9 @@ class DistributedDataParallel:
         ``fun`` returns this rank's loss, a scalar (with ``has_aux``: and anything else), as for
         ``jax.value_and_grad``; it is returned as it is. The gradients, by the first argument, are
         the average over the ranks. For use inside ``jit``, where every rank takes part in every
-        call; ``scan``, ``checkpoint`` and ``jit`` may be used inside ``fun`` at will.
+        call; ``scan``, ``checkpoint``, ``vmap``, ``grad`` and ``jit`` may be used inside ``fun``
+        at will. Around the call, where gradients are averaged, ``vmap`` and derivatives (``grad``
+        of it, ``hessian`` …) are refused with NotImplementedError, before anything has run.
 
         ``accumulated`` are gradients from calls under ``no_sync``, added before the average.
         Raises ValueError for a tree that differs from the one at construction.
@@ -118,9 +121,25 @@ class DistributedDataParallel:
 
         def value_and_grad(params: Tree, *args: Any, **kwargs: Any) -> tuple[Any, Tree]:
             self._tree.check(params, "params")
-            trained, others = self._tree.split(params)
             synchronise = self._sync and self.process_group.size() > 1
-            ticket = self._begin() if synchronise and not self._on_gpu else None
+            if synchronise:
+                params, args, kwargs, given = untransformed(
+                    (params, args, kwargs, extra), "DistributedDataParallel.value_and_grad"
+                )
+            else:
+                given = extra
+            with self._pass(synchronise and not self._on_gpu) as ticket:
+                return averaged(params, args, kwargs, given, ticket, synchronise)
+
+        def averaged(
+            params: Tree,
+            args: tuple[Any, ...],
+            kwargs: dict[str, Any],
+            extra: list[Any] | None,
+            ticket: jax.Array | None,
+            synchronise: bool,
+        ) -> tuple[Any, Tree]:
+            trained, others = self._tree.split(params)
 
             def loss(trained: list[jax.Array]) -> Any:
                 if ticket is not None:
@@ -147,13 +166,14 @@ class DistributedDataParallel:
         ``grads`` has the structure of ``params`` (None for leaves that are not trained). For use
         inside ``jit``. Nothing is hidden behind the backward pass.
         """
-        leaves = self._tree.leaves_of(grads, "grads")
-        if self.process_group.size() > 1 and self._on_gpu:
-            arrays = [jnp.asarray(leaf) for leaf in leaves]
-            leaves = average_in_program(arrays, self.process_group, self._cap)
-        elif self.process_group.size() > 1:
-            self._begin()
-            leaves = self._finish([jnp.asarray(leaf) for leaf in leaves], [])
+        leaves = [jnp.asarray(leaf) for leaf in self._tree.leaves_of(grads, "grads")]
+        if self.process_group.size() > 1:
+            leaves = untransformed(leaves, "DistributedDataParallel.average")
+            with self._pass(not self._on_gpu) as ticket:
+                if ticket is None:
+                    leaves = average_in_program(leaves, self.process_group, self._cap)
+                else:
+                    leaves = self._finish(leaves, [])
         return self._tree.join(leaves, [None] * len(self._tree.specs))
 
     @contextmanager
@@ -213,9 +233,25 @@ class DistributedDataParallel:
 
     # ------------------------------------------------------------------ calls into the host
 
-    def _begin(self) -> jax.Array:
+    @contextmanager
+    def _pass(self, begin: bool) -> Generator[jax.Array | None]:
+        """Begin a pass, if one is to; what goes wrong while the program is made, ends it.
+
+        Operation by operation, outside of jit, it has begun by then.
+        """
+        if not begin:
+            yield None
+            return
         result = jax.ShapeDtypeStruct((), jnp.float32)
-        return host_call(self._exchange.begin, [result], ordered=True)[0]
+        ticket = host_call(self._exchange.begin, [result], ordered=True, group=self.process_group)[
+            0
+        ]
+        try:
+            yield ticket
+        except BaseException as error:
+            if not isinstance(ticket, jax.core.Tracer):
+                self._exchange.cancel(error)
+            raise
 
     def _announce(
         self, number: int, leaf: jax.Array, ticket: jax.Array, extra: jax.Array | None

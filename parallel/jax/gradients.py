@@ -246,6 +246,20 @@ class GradientExchange:
 
         return collect
 
+    def cancel(self, error: BaseException) -> None:
+        """End a pass that cannot go on because of ``error``.
+
+        If no bucket is under way, nothing has happened, and the next pass may come.
+        """
+        with self._lock:
+            begun = self._running
+            if begun is not None and not self.reducer.under_way:
+                self._running = None
+                begun.unguard(self._abandon)
+                return
+        if begun is not None:
+            self._abandon(error)
+
     def _end(self, program: Program) -> None:
         self.reducer.close()
         self._same_memory[program] = self._same

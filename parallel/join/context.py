@@ -9,7 +9,8 @@ from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, Self
 
-from meshlib.process_group import ProcessGroup, Run
+from meshlib.host import Run
+from meshlib.process_group import ProcessGroup
 from meshlib.world import World
 from parallel.checks import check_instance, describe
 from parallel.join.attendance import Attendance, Event, global_ranks

@@ -26,10 +26,10 @@ class ReLU(Module):
 
 
 class Tanh(Module):
-    """``tanh(x)``."""
+    """``tanh(x)``, element by element; the derivative is ``1 - tanh(x)**2``."""
 
     def forward(self, x: Array) -> Array:
-        """Return tanh(x)."""
+        """Return ``tanh(x)``: floating, of any shape."""
         y = namespace(x, "x").tanh(x)
         self.save_for_backward(y)
         return y

@@ -12,7 +12,8 @@ from parallel.nn.module import Module
 class Sequential(Module):
     """Run modules one after the other; their paths are "0", "1" and so on.
 
-    Raises TypeError for a layer that is no ``Module``.
+    ``layers`` are the modules, the first to be run first. Raises TypeError for a layer that is no
+    ``Module``.
     """
 
     def __init__(self, *layers: Module) -> None:

@@ -14,6 +14,8 @@ from parallel.nn.parameter import Parameter
 class Embedding(Module):
     """``weight[indices]``, weight being (num_embeddings, embedding_dim), drawn from N(0, 1).
 
+    ``rng`` draws the weight, which is of ``dtype``.
+
     Raises ValueError for sizes below 1 or a dtype that is not floating, TypeError for arguments of
     another type.
     """

@@ -85,9 +85,10 @@ class Linear(Module):
     def forward(self, x: Array) -> Array:
         """Map (..., in_features) to (..., out_features).
 
-        Raises ValueError for another last dimension, TypeError for what is no array.
+        Raises ValueError for another last dimension, TypeError for what is no array, or one whose
+        dtype would make the output another than the parameters'.
         """
-        check_last(x, self.in_features, type(self).__qualname__)
+        check_input(x, self.weight, self.in_features, type(self).__qualname__)
         self.save_for_backward(x)
         y = x @ self.weight.data.T
         if self.bias is not None:
@@ -110,6 +111,21 @@ class Linear(Module):
         if self.bias is not None:
             self.bias.accumulate_grad(flat.sum(axis=0))
         self.weight.accumulate_matmul(flat.T, x.reshape(-1, x.shape[-1]))
+
+
+def check_input(x: Array, weight: Parameter, features: int, layer: str) -> None:
+    """Raise what ``check_last`` does, and TypeError for a dtype that ``weight`` cannot learn from.
+
+    The gradient would come out in another dtype than the parameter's, in backward: too late for
+    the ranks that wait for it.
+    """
+    check_last(x, features, layer)
+    if not weight.takes(x.dtype):
+        own = weight.data.dtype.name
+        raise TypeError(
+            f"{layer} has parameters of {own}, got an input x of {x.dtype.name}{list(x.shape)};"
+            f" expected {own}: x.astype({own!r}), or a layer made with dtype={x.dtype.name!r}"
+        )
 
 
 def check_last(x: Array, features: int, layer: str) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from parallel.arrays import Array, namespace
+from parallel.arrays import Array, is_floating, namespace
 from parallel.checks import check_nonnegative, to_count, to_floating
-from parallel.nn.linear import check_last
+from parallel.nn.linear import check_input
 from parallel.nn.module import Module
 from parallel.nn.parameter import Parameter
 
@@ -41,9 +41,12 @@ class LayerNorm(Module):
     def forward(self, x: Array) -> Array:
         """Map (..., features) to the same shape.
 
-        Raises ValueError for another last dimension, TypeError for what is no array.
+        Raises ValueError for another last dimension, TypeError for what is no array, or one whose
+        dtype would make the output another than the parameters'.
         """
-        check_last(x, self.weight.size, type(self).__qualname__)
+        check_input(x, self.weight, self.weight.size, type(self).__qualname__)
+        if not is_floating(x.dtype):  # the mean of integers is float64
+            raise TypeError(f"LayerNorm expects an input x of floats, got {x.dtype.name}")
         centred = x - x.mean(axis=-1, keepdims=True)
         variance = (centred * centred).mean(axis=-1, keepdims=True)
         scale = 1 / namespace(x).sqrt(variance + self.eps)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from typing import Any
+
+import numpy as np
 
 from parallel.arrays import Array, is_floating, namespace
 from parallel.checks import check_array, check_callable
 
 GradHook = Callable[["Parameter"], None]
+"""``hook(parameter)``: called when the gradient of the parameter has been accumulated."""
 
 
 class RemovableHandle:
@@ -90,6 +94,20 @@ class Parameter:
     def uses(self) -> int:
         """How many uses in forward still wait for their contribution in backward."""
         return self._uses
+
+    def takes(self, dtype: Any) -> bool:
+        """Return whether what is computed from ``data`` and an array of ``dtype`` stays trainable.
+
+        It has the dtype of ``data`` then; while that is a substitute, any floating one.
+        """
+        own = self.data.dtype
+        if dtype == own:
+            return True
+        try:
+            together = np.result_type(dtype, own)
+        except TypeError:  # they have nothing in common
+            return False
+        return together == own or (self._master is not None and is_floating(together))
 
     def expect_grad(self) -> None:
         """Announce one use: exactly one ``accumulate_grad`` will follow, in backward."""

@@ -15,6 +15,8 @@ from parallel.optim.optimizer import Optimizer, ParamGroup, with_decay
 class Adam(Optimizer):
     """Adam: Kingma and Ba, arXiv:1412.6980, algorithm 1.
 
+    ``params`` are parameters, or groups of them: dicts with ``"params"`` and options that differ.
+    ``lr`` is the size of a step, ``betas`` how much of the two moments is kept in each.
     ``weight_decay`` adds a penalty of the squared norm to the gradient; for decoupled decay use
     ``AdamW``. ``eps`` is added to the root of the corrected second moment.
 
@@ -87,7 +89,12 @@ class Adam(Optimizer):
 class AdamW(Adam):
     """Adam with decoupled weight decay: Loshchilov and Hutter, arXiv:1711.05101, algorithm 2.
 
-    The parameter is multiplied by ``1 - lr * weight_decay`` before Adam's step.
+    The parameter is multiplied by ``1 - lr * weight_decay`` before Adam's step. ``params`` are
+    parameters, or groups of them: dicts with ``"params"`` and options that differ. ``betas`` says
+    how much of the two moments is kept in each step; ``eps`` is added to the root of the second.
+
+    Raises TypeError for an option that is no number, or betas that are not two, ValueError for a
+    negative one or betas outside [0, 1); the same for those of groups.
     """
 
     _DECOUPLED = True

@@ -19,6 +19,8 @@ class SGD(Optimizer):
     initialization and momentum in deep learning", ICML 2013; unlike there, lr scales v when it is
     applied, not when it is accumulated.
 
+    ``params`` are parameters, or groups of them: dicts with ``"params"`` and options that differ.
+
     Raises TypeError for an option that is no number, ValueError for a negative one (dampening may
     be) and for ``nesterov`` without momentum or with dampening; the same for those of groups.
     """

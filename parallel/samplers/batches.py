@@ -13,7 +13,7 @@ from transport.checks import to_whole_number
 
 
 class Batch(NamedTuple):
-    """Indices, and how many of them count: the first ``valid``; the rest is padding."""
+    """The ``indices`` of a batch, the first ``valid`` of which count; the rest is padding."""
 
     indices: list[int]
     valid: int

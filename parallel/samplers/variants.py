@@ -26,8 +26,8 @@ class WeightedDistributedSampler(DistributedSampler):
     Args:
         weights: finite numbers >= 0, not all 0; one for each sample.
         num_samples: how many are drawn an epoch, over all replicas; as many as weights by default.
-        num_replicas: as for ``DistributedSampler``, like all that follow.
-        rank: this replica, in [0, num_replicas).
+        num_replicas: how many ranks share the samples; by default the default group's size.
+        rank: this replica, in [0, num_replicas); by default the default group's rank.
         seed: of the draws; equal on all replicas.
         drop_last: leave out the last draws instead of repeating the first.
         mesh: the replicas, instead of two numbers.
@@ -96,8 +96,8 @@ class LengthGroupedSampler(DistributedSampler):
     Args:
         lengths: of each sample; any numbers.
         group_size: the places in a window, at least 1.
-        num_replicas: as for ``DistributedSampler``, like all that follow.
-        rank: this replica, in [0, num_replicas).
+        num_replicas: how many ranks share the samples; by default the default group's size.
+        rank: this replica, in [0, num_replicas); by default the default group's rank.
         seed: of the permutation; equal on all replicas.
         drop_last: leave out the last samples instead of repeating the first.
         mesh: the replicas, instead of two numbers.

@@ -32,12 +32,12 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
     before ``step``).
 
     For optax: ``ZeroRedundancyOptimizer(params, optim.OptaxOptimizer, mesh["dp"],
-    transformation=optax.adamw(1e-3))``; for pytrees see ``ZeroRedundancyOptax``.
+    transformation=optax.adamw(1e-3))``; for pytrees there is ``ZeroRedundancyOptax``.
 
     In a ``Join`` with the model, ranks that are out of inputs go on updating what they own.
 
     Args:
-        params: as for ``optimizer_class``; the same on all ranks, in the same order.
+        params: parameters, or groups of them as dicts; the same on all ranks, in the same order.
         optimizer_class: called with this rank's parameters and ``defaults``.
         process_group: the replicas: ``mesh["dp"]``, a group, or None for the default group.
         parameters_as_bucket_view: move the parameters' arrays into one flat array for each dtype:

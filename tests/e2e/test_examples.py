@@ -66,10 +66,32 @@ def test_digits_2d(tmp_path):
     picture = tmp_path / "out" / "digits_2d.png"
     assert picture.read_bytes().startswith(b"\x89PNG\r\n")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "short.toml"]
+    assert re.search(r"^dp=2 × tp=2: 264 of 264, loss \d\.\d+, \d+ s$", out, re.M), out
+
+
+@pytest.mark.parametrize("mesh", ["tp=2", "dp_replicate=1,dp_shard=2"])
+def test_digits_2d_on_another_mesh(tmp_path, mesh):
+    config = shortened(tmp_path, epochs=1)
+    out = meshrun(tmp_path, "--mesh", mesh, EXAMPLES / "digits_2d.py", "--config", config)
+    assert "one process agree within 1e-5 in every parameter after 22 steps" in out
+
+
+def test_a_mistake_in_the_config_is_named_with_file_and_key(tmp_path):
+    config = shortened(tmp_path, batch_size=63)
+    done = subprocess.run(
+        [MESHRUN, "--mesh", "dp=2", EXAMPLES / "digits_2d.py", "--config", config],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        check=False,
+    )
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.endswith(f"{config}: [train] batch_size is 63, which does not divide by 2 replicas")
 
 
 def test_ddp_digits(tmp_path):
-    arguments = ("--nproc-per-node", 2, EXAMPLES / "ddp_digits.py", "--epochs", 8)
+    arguments = ("--mesh", "dp=2", EXAMPLES / "ddp_digits.py", "--epochs", 8)
     out = meshrun(tmp_path, *arguments)
     losses = [float(value) for value in re.findall(r"epoch +\d+: loss (\d\.\d+)", out)]
     assert len(losses) == 8
@@ -80,16 +102,17 @@ def test_ddp_digits(tmp_path):
 
 
 def test_mesh_tour(tmp_path):
-    out = meshrun(tmp_path, "--nproc-per-node", 4, EXAMPLES / "mesh_tour.py")
+    out = meshrun(tmp_path, "--mesh", "dp=2,tp=2", EXAMPLES / "mesh_tour.py")
     for line in (
         "mesh.shape = (2, 2)",
         "mesh['all'].size() = 4",
         "mesh.all_reduce(np.array([1.0]), op=dist.ReduceOp.SUM) = array([4.])",
         "work.result() = array([10])",
-        "dist.get_world_size(mesh['tp']) = 2",
+        "inner = 'tp'",
+        "dist.get_world_size(mesh[inner]) = 2",
     ):
         assert f"\n{line}\n" in f"\n{out}\n"
-    per_rank = "mesh['tp'].all_reduce(np.array([rank]))\n" + "".join(
+    per_rank = "mesh[inner].all_reduce(np.array([rank]))\n" + "".join(
         f"    rank {rank}: array([{value}])\n" for rank, value in enumerate([1, 1, 5, 5])
     )
     assert per_rank in out
@@ -97,7 +120,7 @@ def test_mesh_tour(tmp_path):
 
 def test_ddp_jax(tmp_path):
     pytest.importorskip("jax", reason="JAX is not installed (the extra 'jax')")
-    arguments = ("--nproc-per-node", 2, EXAMPLES / "ddp_jax.py", "--epochs", 6)
+    arguments = ("--mesh", "dp=2", EXAMPLES / "ddp_jax.py", "--epochs", 6)
     out = meshrun(tmp_path, *arguments)
     losses = [float(value) for value in re.findall(r"epoch +\d+: loss (\d\.\d+)", out)]
     assert len(losses) == 6
@@ -146,7 +169,7 @@ def test_gpt_jax_2d_resumes_exactly(tmp_path):
 
 
 def test_uneven_inputs(tmp_path):
-    out = meshrun(tmp_path, "--nproc-per-node", 3, EXAMPLES / "uneven_inputs.py", "--epochs", 12)
+    out = meshrun(tmp_path, "--mesh", "dp=3", EXAMPLES / "uneven_inputs.py", "--epochs", 12)
     for rank, (images, steps) in enumerate([(239, 3), (479, 7), (719, 11)]):
         assert f"rank {rank}: {images} images, {steps} steps an epoch" in out
     # All that full steps can use: 21 steps of 64 images.

@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+from meshlib import MeshConfig
+
 pytestmark = pytest.mark.processes
 
 SHOW_ENVIRONMENT = """
@@ -63,9 +65,10 @@ def test_the_mesh_gives_the_number_of_ranks(meshrun):
     seen = ranks_of(meshrun.run("--mesh", "dp=2,tp=2", script))
     assert len(seen) == 4
     assert {rank["MESHLIB_MESH"] for rank in seen} == {"dp=2,tp=2"}
-    file = meshrun.script("[mesh]\ndp = 1\ntp = 2\n", "train.toml")
-    seen = ranks_of(meshrun.run("--mesh", "train.toml", script))
-    assert {rank["MESHLIB_MESH"] for rank in seen} == {file}
+    meshrun.script("[mesh]\ndp = 1\ntp = 2\ntimeout = 7\n", "train.TOML")
+    seen = ranks_of(meshrun.run("--mesh", "train.TOML", script))
+    (told,) = {rank["MESHLIB_MESH"] for rank in seen}
+    assert MeshConfig.parse(told) == MeshConfig.load(meshrun.folder / "train.TOML")
     assert len(seen) == 2
 
 

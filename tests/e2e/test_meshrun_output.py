@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import pty
 import re
+import shlex
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -129,20 +131,6 @@ def test_flight_records_have_a_directory(meshrun):
     assert re.fullmatch(rf"{folder}/logs/[-0-9a-f]+/trace\n", said)
 
 
-def test_a_reader_that_leaves_ends_the_job(meshrun):
-    script = meshrun.script("""
-        while True:
-            print("more")
-    """)
-    process = meshrun.start("--nproc-per-node", "2", script)
-    assert process.stdout.readline() == "more\n"
-    process.stdout.close()
-    process.stdout = None
-    result = meshrun.finish(process)
-    assert result.code != 0
-    assert "BrokenPipeError" in result.err
-
-
 class Terminal:
     """A terminal with a launcher as its foreground job."""
 
@@ -247,3 +235,44 @@ def test_ctrl_z_stops_the_ranks_too(meshrun):
     assert meshrun.wait_for(lambda: "T" not in states())
     (meshrun.folder / "end").touch()
     assert meshrun.finish(process).code == 0
+
+
+def test_the_report_of_a_failure_ends_with_the_command_to_type(meshrun):
+    script = meshrun.script("""
+        import meshlib as dist
+        dist.init_process_group("tcp")
+        dist.barrier()
+        raise ValueError("boom")
+    """)
+    result = meshrun.run("--log-dir", "my logs", script)
+    *_, error, hint = result.err.splitlines()
+    assert error == "ValueError: boom"
+    start, _, command = hint.rpartition(": ")
+    assert start == "meshrun: what each rank was doing"
+    words = shlex.split(command)
+    assert words[:2] == ["meshlib", "trace"]
+    said = meshrun.run(*words[1:], command=(sys.executable, "-m", "meshlib.cli"))
+    assert "Rank 0 ended with ValueError: boom." in said.out, said.err
+
+
+@pytest.mark.parametrize("ranks", ["1", "2"])
+def test_a_reader_that_has_seen_enough_is_no_failure(meshrun, ranks):
+    script = meshrun.script("while True: print('more')")
+    launcher = meshrun.start("-n", ranks, script)
+    assert launcher.stdout.readline() == "more\n"
+    launcher.stdout.close()
+    assert launcher.stderr.read() == ""
+    assert launcher.wait(30) == 128 + signal.SIGPIPE
+
+
+def test_a_broken_pipe_of_the_programs_own_is_one(meshrun):
+    result = meshrun.run(meshrun.script("raise BrokenPipeError('of my own')"))
+    assert result.code == 1
+    assert result.err.endswith("BrokenPipeError: of my own\n")
+
+
+def test_a_reader_of_a_command_may_have_seen_enough(meshrun):
+    command = meshrun.start("--help", command=(sys.executable, "-m", "meshlib"), bufsize=0)
+    command.stdout.close()
+    assert command.stderr.read() == ""
+    assert command.wait(30) == 0

@@ -2,9 +2,6 @@
 
 import importlib
 import re
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -52,27 +49,12 @@ def test_every_public_name_is_in_a_table():
     assert not missing
 
 
-def programs(language):
+def programs(title):
     text = (DOCS / "coming-from-torch-distributed.md").read_text()
-    return re.findall(rf"^ *```{language}\n(.*?)^ *```", text, re.M | re.S)
+    return re.search(rf'^```python title="{title}"\n(.*?)^```', text, re.M | re.S)[1]
 
 
 def test_the_program_after_the_change_differs_in_the_import_and_the_arrays_alone():
-    before, after = programs("python")[:2]
-    expected = before.replace("import torch\n", "import numpy as np\n")
+    expected = programs("before.py").replace("import torch\n", "import numpy as np\n")
     expected = expected.replace("import torch.distributed as dist", "import meshlib as dist")
-    assert after == expected.replace("torch.", "np.")
-
-
-@pytest.mark.processes
-def test_the_program_after_the_change_runs(tmp_path):
-    program = tmp_path / "train.py"
-    program.write_text(programs("python")[1])
-    command = [sys.executable, "-m", "meshlib.launcher.cli", "--nproc-per-node", "2", program]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=40, check=False)
-    assert (done.returncode, done.stdout) == (0, ""), done.stderr
-
-
-def test_the_test_in_the_page_passes():
-    code = "import numpy as np\nimport meshlib as dist\n" + textwrap.dedent(programs("python")[3])
-    exec(compile(code, "coming-from-torch-distributed.md", "exec"), {})
+    assert programs("train.py") == expected.replace("torch.", "np.")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 import meshlib as dist
-from meshlib import mesh_config
 from meshlib.device_mesh import DeviceMesh
 from meshlib.init_mesh import init_device_mesh
+from meshlib.launcher.arguments import parse
 from meshlib.mesh_spec import MeshDimError
 from meshlib.testing import run_ranks
 from meshlib.world import World, install
@@ -26,7 +26,7 @@ def test_the_job_is_joined_if_that_was_not_done(monkeypatch):
         )
         install(joined[0], thread_only=True)
 
-    monkeypatch.setattr(mesh_config, "init_process_group", join)
+    monkeypatch.setattr("meshlib.init.init_process_group", join)
     try:
         with pytest.raises(ValueError, match="'dim 0' is 0"):
             init_device_mesh("cpu", (0,))
@@ -75,6 +75,21 @@ def test_the_launchers_mesh_may_be_a_file(monkeypatch, tmp_path):
     assert run_ranks(rank, 6) == [((2, 3), 6, 7.0)] * 6
 
 
+def test_a_file_that_the_launcher_has_read_is_read_no_more(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    (tmp_path / "m.TOML").write_text('[mesh]\ndp = 2\ntp = -1\ntimeout = "7s"\n')
+    handed = parse(["--mesh", "m.TOML", "--nproc-per-node", "4", "train.py"]).mesh
+    (tmp_path / "m.TOML").unlink()
+    monkeypatch.setenv("MESHLIB_MESH", handed)
+
+    def rank():
+        mesh = init_device_mesh()
+        return mesh.shape, mesh["tp"].process_group.timeout.total_seconds()
+
+    assert run_ranks(rank, 4) == [((2, 2), 7.0)] * 4
+
+
 @pytest.mark.parametrize(
     ("environment", "arguments", "names", "said"),
     [
@@ -98,7 +113,12 @@ def test_the_launchers_mesh_may_be_a_file(monkeypatch, tmp_path):
         (None, ("cpu", (2, 2)), ("dp", ""), "'' is not a non-empty string"),
         (None, ("cpu", (2, 2)), "ab", "mesh_dim_names 'ab' is a string"),
         (None, ("cuda:0", (2, 2)), None, "device_type is 'cuda:0'; expected one of cpu, cuda"),
-        (None, ("gpu", (2, 2)), None, "device_type is 'gpu'"),
+        (
+            None,
+            ("gpu", (2, 2)),
+            None,
+            "'gpu'; expected one of cpu, cuda; did you mean 'cuda'",
+        ),
         (None, ((2, 2),), None, "device_type is (2, 2)"),
     ],
 )

@@ -23,7 +23,7 @@ from host_driver import HostDriver, HostMachine
 
 import meshlib as dist
 import meshlib.jit as mj
-from meshlib.jit import kinds
+from meshlib.jit import kinds, messages
 from meshlib.jit.device_buffers import on_program_stream
 from meshlib.jit.host_call import Program, _Callback
 from meshlib.testing import run_ranks
@@ -169,7 +169,11 @@ ALL = [values_of(rank) for rank in range(N)]
 ROW = [sum(a[i] for a in ALL) for i in range(N)]
 CASES: dict[str, tuple[Callable[[Any], Any], tuple[int, ...], Callable[[int], Any]]] = {
     "broadcast": (lambda g: kinds.Broadcast(g, 1), (3, 4), lambda r: ALL[1]),
-    "reduce": (lambda g: kinds.Reduce(g, 2), (3, 4), lambda r: sum(ALL) if r == 2 else 0 * ALL[0]),
+    "reduce": (
+        lambda g: kinds.Reduce(g, 2, dist.ReduceOp.SUM),
+        (3, 4),
+        lambda r: sum(ALL) if r == 2 else 0 * ALL[0],
+    ),
     "all_gather": (kinds.AllGather, (3, 3, 4), lambda r: np.stack(ALL)),
     "reduce_scatter": (
         lambda g: kinds.ReduceScatter(g, dist.ReduceOp.SUM),
@@ -218,7 +222,7 @@ def test_values(run: Callable[..., Any], backend: str) -> None:
 def test_messages_and_what_they_are_transposed_to(run: Callable[..., Any]) -> None:
     def body(driver: HostDriver) -> None:
         rank, members = dist.get_rank(), group()
-        there = kinds.Send(members, 1, 5) if rank == 0 else kinds.Receive(members, 0, 5)
+        there = messages.Send(members, 1, 5) if rank == 0 else messages.Receive(members, 0, 5)
         for collective, wanted in (
             (there, 7),
             (there.transposed(), {0: 7 + 8, 1: 0}[rank]),

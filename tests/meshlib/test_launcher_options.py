@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
 import pytest
 
+import meshlib
 from meshlib.launcher.arguments import parse
 from meshlib.launcher.devices import count_cpus, count_gpus
 from meshlib.launcher.output import OutputOptions, Route, parse_streams
+from meshlib.read_config import SUFFIXES
 
 SECRET = "ab" * 32
+MANY = ["--nnodes=2", "--master-addr=127.0.0.1"]
 
 
 @pytest.fixture
@@ -33,6 +41,73 @@ def test_the_defaults(script):
     assert (options.failure_grace, options.signal_grace) == (3.0, 30.0)
     assert not options.nodes.many
     assert options.output == OutputOptions()
+
+
+@pytest.mark.parametrize("flags", [["-n", "4"], ["-np", "4"], ["-n4"], ["--nproc-per-node=4"]])
+def test_the_number_of_ranks_as_mpi_users_type_it(script, flags):
+    assert parse([*flags, script]).ranks == 4
+
+
+def test_times_may_have_units(script):
+    conf = "join_timeout=10m,last_call_timeout=500ms"
+    options = parse(["--grace-period", "1.5m", *MANY, "--rdzv-conf", conf, script])
+    assert options.failure_grace == 90.0
+    assert options.nodes.config["join_timeout"] == 600.0
+    assert options.nodes.config["last_call_timeout"] == 0.5
+
+
+def test_the_version(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        parse(["--version"])
+    assert capsys.readouterr().out == f"meshrun {meshlib.__version__}\n"
+
+
+def test_options_behind_the_script_are_told_of(script):
+    notes = parse(
+        [script, "--mesh", "dp=2", "--lr=1", "--nproc_per_node=2", "--log-dir", "x"]
+    ).warnings
+    assert [note.split()[0] for note in notes] == ["--mesh", "--nproc-per-node"]
+    assert "stands after train.py, so the program gets it" in notes[0]
+    assert "meshrun --mesh ... train.py" in notes[0]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["train.py", "--lr=1", "mesh"],
+        ["--mesh", "dp=2", "train.py", "--mesh", "own"],
+    ],
+)
+def test_a_programs_own_options_are_not_told_of(script, arguments):
+    assert parse(arguments).warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("file", "package"),
+    [
+        ("transport.py", "transport"),
+        ("parallel/__init__.py", "parallel"),
+        ("meshlib.py", "meshlib"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["script", "module", "path"])
+def test_a_file_in_the_way_is_told_of(script, tmp_path, monkeypatch, file, package, kind):
+    folder = tmp_path / "on the path" if kind == "path" else tmp_path
+    (folder / file).parent.mkdir(exist_ok=True, parents=True)
+    (folder / file).touch()
+    monkeypatch.setenv("PYTHONPATH", str(folder) if kind == "path" else "")
+    (note,) = parse(["-m", "train"] if kind == "module" else [script]).warnings
+    assert note.startswith(f"{folder / file} hides meshlib's package {package!r}")
+
+
+def test_what_is_not_in_the_way_is_not_told_of(script, tmp_path, monkeypatch):
+    (tmp_path / "parallel").mkdir()  # without __init__.py ours comes first
+    monkeypatch.setenv("PYTHONPATH", str(Path(meshlib.__file__).parents[1]))
+    assert parse([script]).warnings == ()
+    (tmp_path / "transport.py").touch()
+    assert parse(["--no-python", "true"]).warnings == ()
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")
+    assert parse([script]).warnings == ()
 
 
 def test_one_grace_period_for_all_reasons(script):
@@ -97,13 +172,30 @@ def test_the_mesh_is_shared_by_the_nodes(script):
     assert parse([*flags, script]).ranks == 4
 
 
+@pytest.mark.parametrize("suffix", [*SUFFIXES, *map(str.upper, SUFFIXES)])
+def test_a_mesh_of_any_file_that_can_be_read(script, tmp_path, suffix):
+    text = "[mesh]\ndp=2" if suffix.lower() == ".toml" else '{"mesh": {"dp": 2}}'
+    (tmp_path / f"m{suffix}").write_text(text)
+    if suffix.lower() in (".yml", ".yaml"):
+        pytest.importorskip("yaml")
+    assert parse(["--mesh", f"m{suffix}", script]).ranks == 2
+
+
+def test_a_mesh_is_read_without_numpy(script, tmp_path):
+    (tmp_path / "m.toml").write_text('[mesh]\ndp = 2\nbackend = "cpu:tcp"\n')
+    program = """
+        import sys
+        from meshlib.launcher.arguments import parse
+        assert parse(["--mesh", "m.toml", "train.py"]).ranks == 2
+        assert "numpy" not in sys.modules
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=30)
+
+
 def test_a_secret_from_a_file(script, tmp_path):
     (tmp_path / "secret").write_text(SECRET + "\n")
     flags = ["--nnodes=2", "--master-addr=node0", "--secret-file", "secret"]
     assert parse([*flags, script]).nodes.secret == SECRET
-
-
-MANY = ["--nnodes=2", "--master-addr=127.0.0.1"]
 
 
 @pytest.mark.parametrize(
@@ -126,7 +218,7 @@ MANY = ["--nnodes=2", "--master-addr=127.0.0.1"]
         ([*MANY, "--rdzv-conf", "join_timeout=x"], ["join_timeout=NUMBER", "join_timeout=x"]),
         (["--standalone", "--nnodes", "2"], ["--standalone"]),
         ([*MANY, "--secret-file", "missing"], ["missing"]),
-        ([*MANY, "--secret-file", "train.py"], ["--secret-file train.py", "hexadecimal"]),
+        ([*MANY, "--secret-file", "train.py"], ["secret file train.py", "hexadecimal"]),
         (["--nnodes=1:2", "--master-addr=127.0.0.1", "--mesh", "dp=2"], ["dp=2", "1:2"]),
         ([*MANY, "--mesh", "dp=3"], ["dp=3", "2 nodes"]),
     ],
@@ -213,7 +305,7 @@ def test_the_programs_own_options_are_not_taken_for_misspelt_ones(script):
         (["--mesh", "none.toml", "train.py"], ["none.toml"]),
         (["--max-restarts", "-1", "train.py"], ["--max-restarts", ">= 0", "'-1'"]),
         (["--grace-period", "soon", "train.py"], ["--grace-period", "seconds", "'soon'"]),
-        (["--tee", "3", "train.py"], ["--tee", "--log-dir"]),
+        (["-r", "3", "train.py"], ["--redirects", "--log-dir"]),
         (["--log-dir", "x", "--tee", "4", "train.py"], ["--tee", "0:1,1:3", "'4'"]),
         (["--log-dir", "x", "-r", "5:1", "train.py"], ["--redirects", "5:1", "0 to 0"]),
         (["--local-ranks-filter", "1", "train.py"], ["--local-ranks-filter", "'1'"]),

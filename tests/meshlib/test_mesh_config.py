@@ -115,6 +115,7 @@ def test_every_spelling_gives_the_same_value(dims, data):
     total = math.prod(table.values())
     assert config.world_size == total
     assert config.resolve(total) == config
+    assert MeshConfig.parse(config.to_text()) == config
     open_ = data.draw(st.sampled_from(list(table)))
     assert MeshConfig.from_dict(table | {open_: -1}).resolve(total) == config
 
@@ -135,6 +136,20 @@ def test_dims_settles_the_order_and_any_name():
 def test_a_mesh_may_be_one_line_of_a_file(tmp_path):
     config = MeshConfig.load(write(tmp_path, 'mesh = "dp=2, tp=2"\n[train]\n'))
     assert config == MeshConfig.from_string("dp=2,tp=2")
+
+
+@pytest.mark.parametrize("text", [FULL, 'mesh = "dp=2, tp=-1"', '[mesh]\ndims=["dq"]\ndq = 2'])
+def test_what_was_read_is_handed_on_whole(tmp_path, text):
+    config = MeshConfig.load(write(tmp_path, text))
+    (tmp_path / "train.toml").unlink()
+    again = MeshConfig.parse(config.to_text())
+    assert again == config
+    assert again.source == config.source
+
+
+def test_json(tmp_path):
+    path = write(tmp_path, '{"mesh": {"dp": 2, "timeout": "10m"}, "train": {}}', "m.JSON")
+    assert MeshConfig.parse(str(path)) == MeshConfig.from_dict({"dp": 2, "timeout": 600})
 
 
 def test_parse_tells_files_from_dims(tmp_path):
@@ -183,8 +198,10 @@ def test_yaml_without_pyyaml_says_what_to_do(tmp_path, monkeypatch):
         ("[mesh]", "t.toml", "[mesh]: there is no dim"),
         ("mesh = 4", "t.toml", "[mesh] is 4; expected a table"),
         ("[[mesh]]\ndp = 1", "t.toml", "[mesh] is [{'dp': 1}]; expected a table"),
-        ("[mesh]\ndp = 2", "t.json", "suffix '.json'; expected .toml, .yaml or .yml"),
+        ("[mesh]\ndp = 2", "t.cfg", "suffix '.cfg'; expected .toml, .json, .yaml or .yml"),
         ("[mesh]\ndp = 2", "t", "suffix ''"),
+        ('{"mesh": {"dp": 2}', "t.json", "t.json: Expecting ',' delimiter"),
+        ('{"mesh": {"dp": 2, "dp": 3}}', "t.json", "t.json: key 'dp' comes twice"),
     ],
 )
 def test_files_that_are_wrong(tmp_path, text, name, said):

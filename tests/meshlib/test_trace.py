@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import time
 
 import numpy as np
@@ -175,6 +176,22 @@ def test_the_command_writes_a_page_and_a_trace(tmp_path, capsys):
     bars = [e for e in events if e["ph"] == "X" and e["name"] == "all_reduce"]
     assert {e["pid"] for e in bars} == {0, 1}
     assert all(e["dur"] > 0 for e in bars)
+
+
+def test_the_command_finds_the_newest_run_below_a_log_dir(tmp_path, capsys):
+    for run, calls in (("second", 2), ("first", 1)):
+        folder = tmp_path / run / "trace"
+        records(lambda calls=calls: [dist.barrier() for _ in range(calls)], 1, folder)
+    for path in (tmp_path / "first/trace").iterdir():
+        os.utime(path, (1.0, 1.0))
+    (tmp_path / "later_without_records").mkdir()
+    assert main([str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert out.splitlines()[0] == f"records: {tmp_path}/second/trace"
+    assert "All 2 collectives" in out
+    assert (tmp_path / "second/trace/timeline.html").exists()
+    assert main([str(tmp_path / "first")]) == 0
+    assert "All 1 collectives" in capsys.readouterr().out
 
 
 def test_data_cannot_end_the_script_element(tmp_path):

@@ -11,6 +11,10 @@ def rng(seed=0):
     return np.random.default_rng(seed)
 
 
+def repr_of(layer):
+    return type(layer).__name__
+
+
 def numeric(function, array, weights, step=1e-6):
     """Central differences of sum(function() * weights) in each element of ``array``."""
     grad = np.zeros_like(array)
@@ -267,3 +271,27 @@ def test_bad_arguments_name_themselves():
         nn.Dropout(1, rng=rng())
     with pytest.raises(ValueError, match="reduction"):
         nn.CrossEntropyLoss("none")
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int64"])
+@pytest.mark.parametrize("layer", [nn.Linear(3, 2, rng=rng()), nn.LayerNorm(3)], ids=repr_of)
+def test_an_input_whose_gradient_would_not_fit_is_refused_in_forward(layer, dtype):
+    with pytest.raises(TypeError) as caught:
+        layer(np.ones((5, 3), dtype))
+    text = str(caught.value)
+    assert text.startswith(type(layer).__name__)
+    assert f"input x of {dtype}[5, 3]" in text
+    assert "float32" in text
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("layer", [nn.Linear(3, 2, rng=rng()), nn.LayerNorm(3)], ids=repr_of)
+def test_an_input_that_the_parameters_can_learn_from_is_taken(layer, dtype):
+    layer.backward(np.ones_like(layer(np.ones((5, 3), dtype))))
+    assert layer.weight.grad.dtype == np.float32
+
+
+def test_a_layer_in_lower_precision_takes_what_it_is_given():
+    layer = nn.ComputeIn(nn.Linear(3, 2, rng=rng()), "float16")
+    layer.backward(np.ones_like(layer(np.ones((5, 3), "float64"))))
+    assert layer.module.weight.grad.dtype == np.float32

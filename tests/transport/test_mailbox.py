@@ -6,20 +6,29 @@ import gc
 import threading
 import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 from rank_threads import LONG, Member, Transport, run_group, run_threads
+from tcp_pairs import sockets
 
 from transport.call import Call, CallHeader, Kind, dtype_code
 from transport.deadline import Deadline
-from transport.errors import PeerLostError
-from transport.mailbox import Mailbox, Receive
+from transport.errors import (
+    CommunicatorAbortedError,
+    CommunicatorTimeoutError,
+    PeerLostError,
+)
+from transport.mailbox import Incoming, Mailbox, Receive
 from transport.reduce_op import Flat
 from transport.runtime import Membership, Runtime
 from transport.shm import ShmCommunicator
+from transport.sockets import recv_exact
 from transport.store.hash_store import HashStore
+from transport.tcp.conversation import Conversation
+from transport.tcp.frame import PREFIX_BYTES, Outgoing
 
 HEADER = CallHeader(0, 3, -1, Kind.RECV, dtype_code(np.dtype(np.float64)), 0)
 
@@ -105,3 +114,85 @@ def test_who_slept_while_another_thread_took_in_a_loss_becomes_the_carrier(
         3,
         body,
     )
+
+
+class TestABufferThatWasTakenBack:
+    """Once a receive has raised, its array is the caller's again, whatever still comes."""
+
+    @pytest.mark.parametrize("end", ["deadline", "abort"])
+    def test_is_not_written_to(self, end: str) -> None:
+        mailbox = Mailbox(Membership("g", 0, (0, 1), HashStore(), Runtime(secret=b"s")))
+        buffer, payload = np.zeros(3), np.arange(1.0, 4.0).view(np.uint8)
+        incoming: list[Incoming] = []
+
+        def begin() -> None:
+            while not mailbox.awaits(1):
+                time.sleep(0.001)
+            incoming.append(mailbox.begin(1, HEADER, payload.nbytes))
+            with incoming[0].guard:
+                incoming[0].buffer[:8] = payload[:8]
+            if end == "abort":
+                mailbox.abort("the test wants it")
+
+        def receive() -> None:
+            deadline = Deadline.after(LONG if end == "abort" else 0.2)
+            with pytest.raises((CommunicatorTimeoutError, CommunicatorAbortedError)):
+                mailbox.recv(Call(HEADER, deadline), buffer, 1, 0)
+
+        run_threads([begin, receive])
+        assert buffer.tolist() == [1.0, 0.0, 0.0]
+        with incoming[0].guard:
+            incoming[0].buffer[8:] = payload[8:]
+        incoming[0].complete()
+        assert buffer.tolist() == [1.0, 0.0, 0.0]
+
+    @pytest.mark.parametrize("src", [1, None], ids=["from its sender", "from anyone"])
+    def test_by_a_reader_in_the_kernel(self, src: int | None) -> None:
+        """Over TCP, where a thread may be waiting in the kernel for the rest of the message."""
+        mailbox = Mailbox(Membership("g", 0, (0, 1), HashStore(), Runtime(secret=b"s")))
+        count = 1 << 15
+        first, second = np.zeros(count), np.zeros(count)
+        header = HEADER._replace(elements=count)
+        message = Outgoing(
+            Call(header._replace(kind=Kind.SEND), Deadline.after(LONG)), _ones(count)
+        )
+        with sockets() as (ours, theirs):
+            conversation = Conversation(ours, 1, "rank 1", mailbox, _ignore, _ignore)
+            wire = _bytes_of(message)
+
+            def send_half() -> None:
+                while not mailbox.awaits(1):
+                    time.sleep(0.001)
+                theirs.sendall(wire[: len(wire) // 2])
+
+            def receive() -> None:
+                with pytest.raises(CommunicatorTimeoutError):
+                    mailbox.recv(Call(header, Deadline.after(0.5)), first, src, 0)
+
+            run_threads([send_half, receive])
+            kept = first.copy()
+            assert 0 < kept.sum() < count
+            theirs.sendall(wire[len(wire) // 2 :] + wire)
+            assert mailbox.recv(Call(header, Deadline.after(LONG)), second, src, 0) == 1
+            assert second.sum() == count
+            assert np.array_equal(first, kept)
+            conversation.close()
+            conversation.join()
+
+
+def _ignore(*_: object) -> None:
+    pass
+
+
+def _ones(count: int) -> memoryview:
+    return np.ones(count).view(np.uint8).data
+
+
+def _bytes_of(outgoing: Outgoing) -> bytes:
+    """Return all that goes over the wire for a message."""
+    with sockets() as (ours, theirs), ThreadPoolExecutor(1) as pool:
+        size = PREFIX_BYTES + len(_ones(1 << 15))
+        got = pool.submit(recv_exact, theirs, size, Deadline.after(LONG))
+        while not outgoing.done:
+            outgoing.push(ours)
+        return got.result(LONG)

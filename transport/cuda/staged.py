@@ -226,6 +226,9 @@ class StagedCommunicator(DeviceCommunicator):
     def receiving(self) -> bool:  # noqa: D102
         return self._inner.receiving
 
+    def left_over(self) -> list[str]:  # noqa: D102
+        return self._inner.left_over()
+
     # The end.
 
     def abort(self, reason: str) -> None:  # noqa: D102

@@ -130,6 +130,9 @@ class HierarchicalCommunicator(Communicator):
     def receiving(self) -> bool:  # noqa: D102
         return self._whole.receiving
 
+    def left_over(self) -> list[str]:  # noqa: D102
+        return self._whole.left_over()
+
     # The end.
 
     def abort(self, reason: str) -> None:  # noqa: D102

@@ -7,11 +7,9 @@ from transport.errors import StoreTimeoutError
 from transport.hierarchical.hosts import Host, Placement
 from transport.runtime import Membership
 from transport.store.base import Store
-from transport.store_waits import StoreWaits, has_not_entered
+from transport.store_waits import PATIENCE_SECONDS, StoreWaits, has_not_entered
 
 _PLACEMENT = "placement"
-# After so long it is worth some questions to the store to know who is missing.
-_PATIENCE_SECONDS = 0.2
 
 
 class RollCall:
@@ -47,7 +45,7 @@ class RollCall:
     def _read(self, store: Store, call: Call) -> bytes:
         left = call.deadline.remaining()
         try:
-            return store.get(_PLACEMENT, min(left, _PATIENCE_SECONDS))
+            return store.get(_PLACEMENT, min(left, PATIENCE_SECONDS))
         except StoreTimeoutError:
             missing = self._first_missing(store)
         call.waiting_for = missing

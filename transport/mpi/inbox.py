@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import Counter
@@ -9,8 +10,10 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+
 from transport.call import CallHeader
-from transport.deadline import LONGEST_WAIT, Deadline
+from transport.deadline import Deadline
 from transport.errors import CommunicatorAbortedError, DistError, PeerLostError
 from transport.mailbox import Mailbox
 from transport.mpi.library import MpiProcess, wait
@@ -98,14 +101,20 @@ class Inbox:
         message.Recv([self._head.memory, mpi.BYTE])
         header = CallHeader.unpack(self._head.header)
         incoming = self._mailbox.begin(sender, header, self._head.size)
-        if self._head.size <= INLINE_BYTES:
-            incoming.buffer[:] = self._head.payload
-        else:
+        payload = self._head.payload
+        if self._head.size > INLINE_BYTES:
+            # MPI would go on writing into the array of a receiver that has given up.
+            payload = (
+                incoming.buffer if incoming.stored else np.empty(self._head.size, np.uint8).data
+            )
             try:
-                self._fill(incoming.buffer, status.Get_source())
+                self._fill(payload, status.Get_source())
             except DistError as error:
                 incoming.fail(PeerLostError(str(error), sender))
                 raise
+        if payload is not incoming.buffer:
+            with incoming.guard:
+                incoming.buffer[:] = payload
         incoming.complete()
         return True
 
@@ -119,7 +128,7 @@ class Inbox:
             for start in pieces
         ]
         # The sender has begun: the rest is on its way, unless it dies or gives up.
-        wait(requests, Deadline.after(LONGEST_WAIT), self._check_open)
+        wait(requests, Deadline.after(math.inf), self._check_open)
 
     def _check_open(self) -> None:
         if self._closed:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import pkgutil
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 from transport import environment
+
+_MODULE = "transport.native._core"
+_AGAIN = "install meshlib again"
 
 
 class Core(Protocol):
@@ -33,18 +38,39 @@ def _load() -> tuple[Core | None, str | None]:
             f"environment variable {environment.NATIVE} is {switch!r}; expected 0, 1 or nothing"
         )
     if switch == "0":
-        return None, f"{environment.NATIVE}=0"
+        return None, f"{environment.NATIVE}=0 in the environment; unset it to have the core"
     try:
-        module = import_module("transport.native._core")
+        module = import_module(_MODULE)
+    except ModuleNotFoundError:
+        return None, _why_not_built()
     except ImportError as error:
-        return None, str(error)
+        return None, f"{error}; {_AGAIN}, so that it is built for this Python and this machine"
     # The sources lie beside it in an editable installation only, and may have changed since.
     built = Path(str(module.__file__)).stat().st_mtime
     for source in Path(__file__).parent.glob("*.[ch]"):
         if source.stat().st_mtime > built:
-            return None, f"{source} was changed after {module.__file__} was built: install again"
+            why = f"{source} was changed after {module.__file__} was built; {_AGAIN} (`make` does)"
+            if os.environ.get(environment.LOCAL_RANK, "0") == "0":  # once a host, not once a rank
+                logging.getLogger("meshlib").warning("running without the compiled core: %s", why)
+            return None, why
     return cast("Core", module), None
 
 
+def _why_not_built() -> str:
+    """Return the cause, which the build has left if there was one, and the mend."""
+    others = [path.name for path in Path(__file__).parent.glob("_core.*.so")]
+    if others:
+        return f"it was built for another Python ({', '.join(others)}); {_AGAIN} for this one"
+    try:
+        told = pkgutil.get_data(__name__, "_core.txt")
+    except OSError:
+        return f"it was never built; {_AGAIN}, with a C compiler and Python's headers"
+    reason = (told or b"").decode(errors="replace").strip()
+    mend = "without that"
+    if not reason.startswith(environment.NATIVE):
+        mend = "with a C compiler and Python's headers (Debian: gcc, python3-dev)"
+    return f"it was not built when meshlib was installed: {reason}; {_AGAIN} {mend}"
+
+
 core, why_not = _load()
-"""The module, or None; and why it is None."""
+"""The module, or None; and why it is None, with what to do about it."""

@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import socket
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 from transport import environment
 from transport.deadline import Deadline
 from transport.errors import DistError
-from transport.launch_environments import KNOWN, LaunchEnvironmentError, Place, detect
+from transport.launch_environments import (
+    KNOWN,
+    NONE,
+    LaunchEnvironmentError,
+    Place,
+    detect,
+    hints,
+)
 from transport.rendezvous.address import RendezvousAddress
 from transport.rendezvous.seats import in_group, take_turn
+from transport.rendezvous.solo import solo_rendezvous
 from transport.rendezvous.static import Secret, static_store
+from transport.sockets import format_address, is_local
 from transport.store.base import DEFAULT_STORE_TIMEOUT, Store
 from transport.store.prefix_store import PrefixStore
 from transport.store.tcp_store import TCPStore
+
+ALONE = "solo://"
+_LOGGER = logging.getLogger("meshlib.transport")
 
 
 def env_rendezvous(
@@ -32,6 +47,8 @@ def env_rendezvous(
     variables that are missing and what was found.
     """
     address = RendezvousAddress.parse(url)
+    if os.environ.get(environment.LAUNCHER, "").strip().lower() == NONE:
+        yield from solo_rendezvous(url, why=f"{environment.LAUNCHER}={NONE}")
     place = detect()
     rank = _pick(address.rank, place.rank)
     world_size = _pick(address.world_size, place.world_size)
@@ -61,6 +78,9 @@ def env_rendezvous(
         raise LaunchEnvironmentError(
             f"{environment.MASTER_PORT} must be a port from 1 to 65535, got {port}"
         )
+    _log(place, rank, world_size, host, port)
+    if rank == 0 and not os.environ.get(environment.MASTER_ADDR):
+        check_is_here(host, place.launcher)
     deadline = Deadline.after(timeout)
     if os.environ.get(environment.AGENT_STORE) == f"{host}:{port}":
         store = _agent_store(host, port, rank, deadline, group_name, secret)
@@ -92,6 +112,28 @@ def _pick(given: int, found: int | None) -> int | None:
     return found if given < 0 else given
 
 
+def check_is_here(host: str, launcher: str) -> None:
+    """Raise LaunchEnvironmentError when ``host``, where rank 0 is implied to be, is not here."""
+    if not is_local(host):
+        raise LaunchEnvironmentError(
+            f"{launcher} started rank 0 on {socket.gethostname()}, and from the first node of its"
+            f" list the ranks take it to be on {host}, which is no address of this machine:"
+            f" expected {environment.MASTER_ADDR}, the address of rank 0, equal on all ranks"
+        )
+
+
+def _log(place: Place, rank: int, world_size: int, host: str, port: int) -> None:
+    given = os.environ.get(environment.MASTER_ADDR)
+    _LOGGER.info(
+        "rank %d of %d, as %s says; store at %s, as %s says",
+        rank,
+        world_size,
+        place.launcher if place.rank == rank else "the program",
+        format_address(host, port),
+        environment.MASTER_ADDR if given else place.launcher,
+    )
+
+
 def _explain(missing: list[str], place: Place) -> str:
     names = (
         environment.RANK,
@@ -101,8 +143,17 @@ def _explain(missing: list[str], place: Place) -> str:
     )
     found = [f"{name}={os.environ[name]!r}" for name in names if os.environ.get(name)]
     launchers = ", ".join(known.name for known in KNOWN)
-    return (
+    hint = hints(os.environ)
+    text = (
         f"init_method 'env://' needs {' and '.join(missing)} in the environment;"
         f" found {', '.join(found) or 'none of its variables'}"
-        f" and {place.launcher} (recognised: {launchers})"
+        f" and {place.launcher} (recognised: {launchers}){'. ' + hint if hint else ''}"
+    )
+    if place.rank is not None or place.world_size is not None:
+        return text
+    program = os.path.basename(sys.argv[0]) if sys.argv[0].endswith(".py") else "PROGRAM.py"
+    return (
+        f"{text}. To start several ranks: meshrun --nproc-per-node 2 {program}. To run this"
+        f" process alone, a world of one: {environment.LAUNCHER}={NONE} in its environment, or"
+        f" init_process_group(init_method={ALONE!r})"
     )

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
 
-from transport.deadline import to_seconds
+from transport.deadline import Timeout, to_seconds
 from transport.rendezvous.address import with_place
 from transport.rendezvous.env import env_rendezvous
 from transport.rendezvous.file import file_rendezvous
 from transport.rendezvous.mpi import mpi_rendezvous
+from transport.rendezvous.solo import solo_rendezvous
 from transport.rendezvous.static import Secret
 from transport.rendezvous.tcp import tcp_rendezvous
 from transport.store.base import DEFAULT_STORE_TIMEOUT, Store
@@ -27,6 +27,7 @@ _HANDLERS: dict[str, RendezvousHandler] = {
     "env": env_rendezvous,
     "mpi": mpi_rendezvous,
     "file": file_rendezvous,
+    "solo": solo_rendezvous,
     "tcp": tcp_rendezvous,
 }
 
@@ -53,7 +54,7 @@ def rendezvous(
     rank: int = -1,
     world_size: int = -1,
     *,
-    timeout: float | timedelta = DEFAULT_STORE_TIMEOUT,
+    timeout: Timeout = DEFAULT_STORE_TIMEOUT,
     group_name: str = "",
     secret: Secret = ...,
     **others: Any,
@@ -61,8 +62,8 @@ def rendezvous(
     """Return an iterator over (store, rank, world size), of which the first is what to use.
 
     Args:
-        url: how the ranks find each other: ``env://``, ``tcp://host:port``, ``file:///path``, or
-            a registered scheme.
+        url: how the ranks find each other: ``env://``, ``tcp://host:port``, ``file:///path``,
+            ``solo://`` (alone), or a registered scheme.
         rank: this process' rank; -1: from the URL, the environment, or assigned.
         world_size: the number of ranks; -1: from the URL or the environment.
         timeout: how long to wait for the others, and the store's timeout; seconds or a timedelta.

@@ -222,6 +222,9 @@ class ShmCommunicator(Communicator):
     def receiving(self) -> bool:  # noqa: D102
         return self.mailbox.receiving
 
+    def left_over(self) -> list[str]:  # noqa: D102
+        return self.mailbox.left_over()
+
     def outline(self) -> tuple[Any, ...] | None:  # noqa: D102
         return None if self._ready is None else self._ready.reductions.outline()
 
@@ -265,11 +268,12 @@ class ShmCommunicator(Communicator):
         with self._lock:
             if self.abort_reason is not None:
                 raise LookupError(LEFT)
-            if what == _BOARD and self.rank == 0:
-                return os.dup(self._own_board().fd)
-            if what not in self._owned:
+            owned = self._owned.get(what)
+            if owned is None and what == _BOARD and self.rank == 0:
+                owned = self._own_board()
+            if owned is None or owned.fd < 0:
                 raise LookupError(f"has no memory called {what!r}")
-            return os.dup(self._owned[what].fd)
+            return os.dup(owned.fd)
 
     def on_gone(self, rank: int, how: str) -> None:
         """Be told that member ``rank`` will not come again."""
@@ -329,6 +333,7 @@ class ShmCommunicator(Communicator):
     def _meet(self, call: Call) -> _Meeting:
         """Find all members and map the group's segment."""
         neighbourhood = self._neighbourhood
+        self.directory.look_up_all(call)
         for peer in range(self.size):
             if peer != self.rank:
                 neighbourhood.watch(peer, call)
@@ -370,6 +375,9 @@ class ShmCommunicator(Communicator):
         with self._lock:
             self._check_open()
             self._ready = meeting
+            # All have mapped it by now: a group costs each member one descriptor, its inbox's.
+            if (board := self._owned.get(_BOARD)) is not None:
+                board.close()
         return meeting
 
     def _check_open(self) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from transport.call import Call
 from transport.errors import StoreTimeoutError
 from transport.runtime import Membership
 from transport.shm.locality import Place
-from transport.store_waits import StoreWaits, has_not_entered
+from transport.store.base import Store
+from transport.store_waits import PATIENCE_SECONDS, StoreWaits, has_not_entered
 
 
 class Directory:
@@ -33,6 +36,13 @@ class Directory:
             place = Place.decode(self.read(_place_key(peer), peer, call))
             self._places[peer] = place
         return place
+
+    def look_up_all(self, call: Call) -> None:
+        """Learn where all members are, waiting until they have said so: one question for all."""
+        members = range(self._membership.size)
+        peers = [peer for peer in members if peer not in self._places]
+        for peer, data in self.read_all(_place_key, peers, call).items():
+            self._places[peer] = Place.decode(data)
 
     def find(self, peer: int) -> Place | None:
         """Return where ``peer`` is, None if it has not said so yet."""
@@ -64,6 +74,33 @@ class Directory:
             raise has_not_entered(call, self._membership, peer) from error
         call.waiting_for = None
         return value
+
+    def read_all(
+        self, key_of: Callable[[int], str], peers: Sequence[int], call: Call
+    ) -> dict[int, bytes]:
+        """Return what each of ``peers`` writes under its key, waiting for all of it."""
+        store, keys = self._membership.store, [key_of(peer) for peer in peers]
+        self.check()
+        if not keys:
+            return {}
+        if not store.check(keys):
+
+            def first_missing(client: Store) -> int:
+                return next((p for p in peers if not client.check([key_of(p)])), peers[-1])
+
+            def wait(client: Store) -> None:
+                try:
+                    client.wait(keys, min(PATIENCE_SECONDS, call.deadline.remaining()))
+                except StoreTimeoutError:
+                    call.waiting_for = first_missing(client)
+                    client.wait(keys, call.deadline.remaining())
+
+            try:
+                self._waits.wait(wait)
+            except StoreTimeoutError as error:
+                raise has_not_entered(call, self._membership, first_missing(store)) from error
+            call.waiting_for = None
+        return dict(zip(peers, store.multi_get(keys), strict=True))
 
     def check(self) -> None:
         """Raise ``CommunicatorAbortedError`` after ``cancel``."""

@@ -12,6 +12,7 @@ for a ``Reply``, which an abort completes.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import selectors
@@ -24,13 +25,23 @@ from functools import partial
 from typing import Protocol
 
 from transport.acceptor import Acceptor
-from transport.errors import AuthenticationError, DistNetworkError, PeerLostError
-from transport.event_loop import EventLoop
+from transport.errors import (
+    AuthenticationError,
+    DistBackendError,
+    DistNetworkError,
+    PeerLostError,
+)
+from transport.event_loop import EventLoop, sooner
+from transport.limits import explain
 from transport.shm.peer_connection import Connection, Message, Operation, same_user
 from transport.sockets import close_in_forked_children
 
 _LOGGER = logging.getLogger("meshlib.transport")
 _BACKLOG = 4096
+# A peer whose queue of newcomers is full is asked again so soon.
+_RETRY_SECONDS = 0.02
+# What the kernel says where nobody listens.
+_GONE = {errno.ECONNREFUSED, errno.ENOENT, errno.EPIPE, errno.ECONNRESET}
 
 LEFT = "has closed its communicator"
 ABORTED = "has aborted"
@@ -50,6 +61,10 @@ class Service(Protocol):
 
     def on_kick(self) -> None:
         """Be told that a sender waits for this rank to take messages out of its inbox."""
+        ...
+
+    def abort(self, reason: str) -> None:
+        """End, because this rank cannot serve the group any more."""
         ...
 
 
@@ -125,6 +140,7 @@ class Endpoint:
         self._connections: set[Connection] = set()
         self._replies: dict[int, _Request] = {}
         self._next_number = 1
+        self._connecting: list[Connection] = []  # the loop's
         self._errands: deque[Callable[[], None]] = deque()
         self._loop = EventLoop("meshlib-shm-endpoint", self._turn, self._end)
         self._selector = self._loop.selector
@@ -167,7 +183,7 @@ class Endpoint:
             try:
                 connection = self._connect(address)
             except OSError as error:
-                reply.complete(error=PeerLostError(f"{name} {DIED} ({error})", peer))
+                reply.complete(error=_unreachable(name, peer, error))
                 return 0, reply
             number = self._next_number
             self._next_number += 1
@@ -177,10 +193,11 @@ class Endpoint:
         self._loop.wake()
         return number, reply
 
-    def watch(self, address: bytes, group: str, rank: int, peer: int) -> None:
+    def watch(self, address: bytes, group: str, rank: int, peer: int, name: str) -> None:
         """Have the service of ``group`` told when ``peer``, at ``address``, is gone.
 
-        Never blocks. It may be gone already; then the service is told from this thread.
+        Never blocks. It may be gone already; then the service is told from this thread. Raises
+        DistNetworkError when this rank cannot connect.
         """
         with self._lock:
             if any(connection.users.get(group) == peer for connection in self._connections):
@@ -188,7 +205,9 @@ class Endpoint:
             service = self._services.get(group)
             try:
                 connection = self._connect(address)
-            except OSError:
+            except OSError as error:
+                if error.errno not in _GONE:
+                    raise _unreachable(name, peer, error) from error
                 connection = None
             else:
                 connection.users[group] = peer
@@ -230,7 +249,11 @@ class Endpoint:
         self._acceptor.expire()
         while self._errands:
             self._errands.popleft()()
-        return self._acceptor.seconds_to_wait()
+        connecting, self._connecting = self._connecting, []
+        for connection in connecting:
+            self._listen_to(connection)
+        pause = _RETRY_SECONDS if self._connecting else None
+        return sooner(self._acceptor.seconds_to_wait(), pause)
 
     def _end(self) -> None:
         self._acceptor.close()
@@ -239,11 +262,16 @@ class Endpoint:
 
     def _listen_to(self, connection: Connection) -> None:
         try:
+            with self._lock:
+                connected = connection.begin()
+            if not connected:
+                self._connecting.append(connection)
+                return
             self._selector.register(
                 connection.sock, selectors.EVENT_READ, partial(self._on_packet, connection)
             )
-        except (OSError, ValueError):
-            self._drop(connection)
+        except (OSError, ValueError) as error:
+            self._drop(connection, error)
 
     def _welcome(self, sock: socket.socket) -> None:
         """Take a connection that has proved itself."""
@@ -269,15 +297,26 @@ class Endpoint:
                 self._drop(connection, error)
                 return
             if received is not None:
-                self._act(connection, *received)
+                try:
+                    self._act(connection, *received)
+                except Exception as error:
+                    _LOGGER.exception("a shared-memory connection failed")
+                    self._drop(connection, error)
+                    return
 
     def _act(self, connection: Connection, message: Message, fd: int) -> None:
         operation = message.operation
         if operation is Operation.GIVE:
             with self._lock:
                 found = self._replies.pop(message.number, None)
-            if found is not None:
+            if found is not None and fd >= 0:
                 found.reply.complete(fd)
+                return
+            if found is not None:
+                # What the kernel does with a descriptor for which there is no room.
+                why = explain(OSError(errno.EMFILE, ""))
+                text = f"cannot take the memory of {found.name}: {why}"
+                found.reply.complete(error=DistBackendError(text))
                 return
         if fd >= 0:
             os.close(fd)
@@ -308,7 +347,7 @@ class Endpoint:
             service.on_gone(rank, message.text)
 
     def _answer(self, connection: Connection, service: Service | None, message: Message) -> None:
-        number, what = message.number, message.text
+        number, what, trouble = message.number, message.text, ""
         if service is None:
             answer, fd = Message(Operation.REFUSE, message.group, number, text=LEFT), -1
         else:
@@ -317,9 +356,12 @@ class Endpoint:
             try:
                 fd = service.offer(what) if what else -1
                 answer = Message(Operation.GIVE, message.group, number)
-            except LookupError as error:
-                fd = -1
-                answer = Message(Operation.REFUSE, message.group, number, text=str(error))
+            except (LookupError, OSError, DistBackendError) as error:
+                fd, text = -1, str(error)
+                if not isinstance(error, LookupError):
+                    trouble = f"cannot give its memory to others: {explain(error)}"
+                    text = f"{ABORTED}: {trouble}"
+                answer = Message(Operation.REFUSE, message.group, number, text=text)
         with self._lock:
             connection.send(answer, fd=fd)
             # The group may have been closed since it was looked up; then nobody told this peer.
@@ -328,6 +370,8 @@ class Endpoint:
                 connection.send(Message(Operation.GONE, message.group, text=LEFT))
         if fd >= 0:
             os.close(fd)
+        if trouble and service is not None:
+            service.abort(f"this rank {trouble}")
 
     def _drop(self, connection: Connection, error: Exception | None = None) -> None:
         """Let go of a connection that has ended, and tell who needs to know."""
@@ -349,10 +393,19 @@ class Endpoint:
             ]
             connection.sock.close()
         for request in lost.values():
-            if isinstance(error, AuthenticationError):
+            if isinstance(error, PermissionError):
+                request.reply.complete(error=_unreachable(request.name, request.peer, error))
+            elif isinstance(error, AuthenticationError):
                 request.reply.complete(error=AuthenticationError(f"{request.name}: {error}"))
             else:
                 request.refuse(DIED)
         if not self._loop.stopping:
             for service, rank in told:
                 service.on_gone(rank, DIED)
+
+
+def _unreachable(name: str, peer: int, error: OSError) -> DistNetworkError:
+    """Return why the member ``peer`` is not reached: it has gone, or this rank cannot connect."""
+    if error.errno in _GONE:
+        return PeerLostError(f"{name} {DIED} ({error})", peer)
+    return DistNetworkError(f"cannot connect to {name}: {explain(error)}")

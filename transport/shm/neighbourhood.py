@@ -30,7 +30,10 @@ class Neighbourhood:
         ``Directory.look_up`` does.
         """
         address = bytes.fromhex(self._find(peer, call).address)
-        self._endpoint.watch(address, self._membership.group, self._membership.rank, peer)
+        membership = self._membership
+        self._endpoint.watch(
+            address, membership.group, membership.rank, peer, membership.describe(peer)
+        )
 
     def fetch(self, peer: int, what: str, call: Call) -> Segment:
         """Return the memory ``what`` of ``peer``, mapped.

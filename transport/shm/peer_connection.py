@@ -11,7 +11,7 @@ import struct
 from dataclasses import dataclass
 
 from transport.auth import Handshake
-from transport.errors import AuthenticationError, DistNetworkError
+from transport.errors import AuthenticationError
 from transport.sockets import close_in_forked_children
 
 _HEAD = struct.Struct("<BxxxIQH")
@@ -69,27 +69,43 @@ class Connection:
         self.sock = sock
         self.handshake = handshake
         self.users: dict[str, int] = {}
+        self._address: bytes | None = None
         self._waiting: list[Message] = []
         self._greeted = False
 
     @classmethod
     def to(cls, address: bytes, secret: bytes | None) -> Connection:
-        """Begin a connection to the endpoint at ``address``. Raises OSError when nobody listens."""
+        """Return a connection to the endpoint at ``address``, or one that has yet to ``begin``.
+
+        Raises OSError when nobody listens.
+        """
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            sock.setblocking(False)
-            sock.connect(address)  # a Unix socket is connected at once or not at all
-            if not same_user(sock):
-                raise DistNetworkError("it belongs to another user")
-            handshake = Handshake(secret, initiator=True)
-            sock.send(handshake.start())
-        except DistNetworkError as error:
-            sock.close()
-            raise PermissionError(str(error)) from error
-        except OSError:
+            connection = cls(sock, Handshake(secret, initiator=True))
+            connection._address = address
+            connection.begin()
+        except BaseException:
             sock.close()
             raise
-        return cls(sock, handshake)
+        return connection
+
+    def begin(self) -> bool:
+        """Connect, unless that is done; return whether it is now.
+
+        The peer may have so many newcomers that its queue is full: then it has to be tried again.
+        Raises OSError when nobody listens, PermissionError when it is somebody else who does.
+        """
+        if self._address is None or self.handshake is None:
+            return True
+        try:
+            self.sock.connect(self._address)
+        except BlockingIOError:
+            return False
+        if not same_user(self.sock):
+            raise PermissionError("it belongs to another user")
+        self._address = None
+        self.sock.send(self.handshake.start())
+        return True
 
     def send(self, message: Message, fd: int = -1, may_drop: bool = False) -> None:
         """Send a packet, now or when the handshake is done. Never blocks.

@@ -272,7 +272,8 @@ class RingReader(Ring):
                 return False
         if self._address and memory is not None:
             return self._fetch(incoming, memory)
-        self.take(incoming.buffer, patient)
+        with incoming.guard:
+            self.take(incoming.buffer, patient)
         if not self.left:
             self._incoming = None
             incoming.complete()
@@ -285,8 +286,9 @@ class RingReader(Ring):
         """
         error: PeerLostError | None = None
         try:
-            into = np.frombuffer(incoming.buffer, np.uint8)
-            memory.read(self.src, self._address, into, alone=True)
+            with incoming.guard:
+                into = np.frombuffer(incoming.buffer, np.uint8)
+                memory.read(self.src, self._address, into, alone=True)
         except PeerLostError as lost:
             error = lost
         self.left = 0

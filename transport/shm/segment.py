@@ -11,12 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from transport.errors import DistBackendError
+from transport.limits import explain
 from transport.shm.futex import Futex
 
 LINE = 64
 """Bytes of a cache line. Words that different ranks write never share one."""
 
 PAGE = mmap.PAGESIZE
+_MAP_FIXED = 0x10
 
 
 class Segment:
@@ -30,16 +32,21 @@ class Segment:
 
     def __init__(self, fd: int, nbytes: int) -> None:
         self.nbytes = nbytes
-        self.mapping = mapping = mmap.mmap(fd, nbytes)
+        # Given the descriptor, Python would keep a copy of it as long as the mapping lives, and a
+        # job of many groups has a mapping for each member: so it maps nothing, and we the file.
+        self.mapping = mapping = mmap.mmap(-1, nbytes)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
+        _map(fd, self.address, nbytes)
         self.data = memoryview(mapping)
         self.words = self.data.cast("Q")
         self.bytes: npt.NDArray[np.uint8] = np.frombuffer(mapping, np.uint8)
-        self.address = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
         self.futex = Futex(self.address)
 
 
 class OwnedSegment(Segment):
-    """A segment that this process made, and can hand to others through ``fd``."""
+    """A segment that this process made, and can hand to others through ``fd`` (-1: no more)."""
+
+    fd = -1
 
     def __init__(self, nbytes: int, label: str) -> None:
         size = -(-nbytes // PAGE) * PAGE
@@ -52,7 +59,8 @@ class OwnedSegment(Segment):
         except OSError as error:
             if fd >= 0:
                 os.close(fd)
-            raise DistBackendError(f"cannot make {size} bytes of shared memory: {error}") from error
+            why = explain(error)
+            raise DistBackendError(f"cannot make {size} bytes of shared memory: {why}") from error
         self.fd = fd
 
     def close(self) -> None:
@@ -80,3 +88,15 @@ def adopt(fd: int) -> Segment:
         raise DistBackendError(f"cannot map a peer's shared memory: {error}") from error
     finally:
         os.close(fd)
+
+
+def _map(fd: int, address: int, nbytes: int) -> None:
+    """Map a file over what is mapped at ``address``. Raises OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
+    protection = mmap.PROT_READ | mmap.PROT_WRITE
+    found = libc.mmap(address, nbytes, protection, mmap.MAP_SHARED | _MAP_FIXED, fd, 0)
+    if found != address:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))

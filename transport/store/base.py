@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import TypeVar
 
 from transport.checks import to_whole_number
-from transport.deadline import Deadline, to_seconds
+from transport.deadline import Deadline, Timeout, to_seconds
 from transport.errors import DistError, DistStoreError, StoreTimeoutError
 
 DEFAULT_STORE_TIMEOUT = 300.0
@@ -102,7 +102,7 @@ class Store(ABC):
     closed, TypeError and ValueError for arguments.
     """
 
-    def __init__(self, timeout: float | timedelta = DEFAULT_STORE_TIMEOUT) -> None:
+    def __init__(self, timeout: Timeout = DEFAULT_STORE_TIMEOUT) -> None:
         self._timeout = to_seconds(timeout)
         self._ends: dict[object, DistError] = {}
         self._last_end: DistError | None = None
@@ -112,11 +112,11 @@ class Store(ABC):
         """The longest that a blocking method of this store waits, unless it is told otherwise."""
         return timedelta(seconds=self._timeout)
 
-    def set_timeout(self, timeout: float | timedelta) -> None:
+    def set_timeout(self, timeout: Timeout) -> None:
         """Set the longest that a blocking method of this store waits: seconds or a timedelta."""
         self._timeout = to_seconds(timeout)
 
-    def _seconds(self, timeout: float | timedelta | None) -> float:
+    def _seconds(self, timeout: Timeout | None) -> float:
         """Return how long a call waits that was given ``timeout``."""
         return self._timeout if timeout is None else to_seconds(timeout)
 
@@ -130,7 +130,7 @@ class Store(ABC):
         """Write ``value`` under ``key``, over whatever was there."""
 
     @abstractmethod
-    def get(self, key: str, timeout: float | timedelta | None = None) -> bytes:
+    def get(self, key: str, timeout: Timeout | None = None) -> bytes:
         """Wait until ``key`` exists and return its value."""
 
     @abstractmethod
@@ -175,7 +175,7 @@ class Store(ABC):
         """Return the number of keys in the store."""
 
     @abstractmethod
-    def wait(self, keys: Sequence[str], timeout: float | timedelta | None = None) -> None:
+    def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None:
         """Wait until all ``keys`` exist."""
 
     def has_extended_api(self) -> bool:
@@ -187,9 +187,7 @@ class Store(ABC):
         """Put ``value`` at the end of the queue ``key``."""
 
     @abstractmethod
-    def queue_pop(
-        self, key: str, block: bool = True, timeout: float | timedelta | None = None
-    ) -> bytes:
+    def queue_pop(self, key: str, block: bool = True, timeout: Timeout | None = None) -> bytes:
         """Take the first value of the queue ``key``, waiting for one when ``block``.
 
         Raises ``DistStoreError`` when it is empty and ``block`` is false. ``timeout`` bounds the
@@ -201,7 +199,7 @@ class Store(ABC):
         """Return the number of values in the queue ``key``."""
 
     @abstractmethod
-    def tail(self, key: str, offset: int, timeout: float | timedelta | None = None) -> bytes:
+    def tail(self, key: str, offset: int, timeout: Timeout | None = None) -> bytes:
         """Wait until the value of ``key`` is longer than ``offset`` bytes; return what is behind.
 
         With ``append`` this makes a key a log that every rank can follow.
@@ -213,6 +211,16 @@ class Store(ABC):
 
         Return False where the store has nobody to notice. One will a client: the last one holds.
         """
+
+    def with_patience(self, seconds: float) -> Store:
+        """Return this store for whoever cannot wait for a server that is silent.
+
+        Its calls raise ``DistStoreError`` when the server is late by more than ``seconds`` with its
+        answer (that nothing came is owed at a wait's own timeout). It is no clone: one closes the
+        object that it was made from.
+        """
+        del seconds
+        return self
 
     @abstractmethod
     def clone(self) -> Store:
@@ -241,6 +249,12 @@ class Store(ABC):
             return copy(self._last_end)
         return timeout_error(self.describe(), what, missing, deadline.seconds)
 
+    def hang_up(self) -> None:
+        """Have this object's waits under way, and all its later calls, end with ``DistStoreError``,
+        without a word to whoever serves. Any thread; never blocks. ``close`` is still due.
+        """
+        self.close()
+
     @abstractmethod
     def close(self) -> None:
         """Let go of connections and files; waits under way end with ``DistStoreError``."""
@@ -248,6 +262,11 @@ class Store(ABC):
     @abstractmethod
     def describe(self) -> str:
         """Return what a person calls this store, for messages: ``TCPStore(host:port)``."""
+
+    @property
+    def in_one_process(self) -> bool:
+        """Whether all users of the data are threads of this process: ``in_process`` is for them."""
+        return False
 
     def in_process(self, key: str, factory: Callable[[], T]) -> T:
         """Return the one object that all users of this store in this process share under ``key``.

@@ -1,5 +1,7 @@
 """A store in a file that all its users can open: on one host, or on a shared file system."""
 
+# ruff: noqa: D102 (the methods without words are Store's, which has them)
+
 from __future__ import annotations
 
 import os
@@ -8,10 +10,9 @@ import time
 import warnings
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
-from datetime import timedelta
 
 from transport.checks import to_whole_number
-from transport.deadline import Deadline
+from transport.deadline import Deadline, Timeout
 from transport.errors import DistStoreError
 from transport.store.base import (
     DEFAULT_STORE_TIMEOUT,
@@ -50,7 +51,7 @@ class FileStore(Store):
         self,
         file_name: str | os.PathLike[str],
         world_size: int = -1,
-        timeout: float | timedelta = DEFAULT_STORE_TIMEOUT,
+        timeout: Timeout = DEFAULT_STORE_TIMEOUT,
     ) -> None:
         super().__init__(timeout)
         number = to_whole_number(world_size, "world_size")
@@ -76,15 +77,12 @@ class FileStore(Store):
         return self._path
 
     def set(self, key: str, value: Value) -> None:
-        """See ``Store``."""
         self._set([(to_key(key), to_bytes(value))])
 
-    def get(self, key: str, timeout: float | timedelta | None = None) -> bytes:
-        """See ``Store``."""
+    def get(self, key: str, timeout: Timeout | None = None) -> bytes:
         return self._wait(KeysWaiter([to_key(key)], _nobody, values=True), timeout)[0]
 
     def add(self, key: str, amount: int) -> int:
-        """See ``Store``."""
         stored, number = to_key(key), to_whole_number(amount, "amount")
         with self._changing() as log:
             total = log.table.add(stored, number)
@@ -92,19 +90,16 @@ class FileStore(Store):
         return total
 
     def append(self, key: str, value: Value) -> None:
-        """See ``Store``."""
         fields = to_key(key), to_bytes(value)
         with self._changing() as log:
             log.table.append(*fields)
             log.write((Record.APPEND, fields))
 
     def check(self, keys: Sequence[str]) -> bool:
-        """See ``Store``."""
         with self._reading() as log:
             return log.table.has_all(to_keys(keys))
 
     def compare_set(self, key: str, expected_value: Value, desired_value: Value) -> bytes:
-        """See ``Store``."""
         stored = to_key(key)
         expected = to_bytes(expected_value, "expected_value")
         desired = to_bytes(desired_value, "desired_value")
@@ -116,7 +111,6 @@ class FileStore(Store):
         return value
 
     def delete_key(self, key: str) -> bool:
-        """See ``Store``."""
         stored = to_key(key)
         with self._changing() as log:
             deleted = log.table.delete(stored)
@@ -125,11 +119,9 @@ class FileStore(Store):
         return deleted
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """See ``Store``."""
         return self._wait(KeysWaiter(to_keys(keys), _nobody, values=True), None)
 
     def multi_set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
-        """See ``Store``."""
         self._set(to_pairs(keys, values))
 
     def _set(self, pairs: Sequence[tuple[bytes, bytes]]) -> None:
@@ -139,25 +131,19 @@ class FileStore(Store):
             log.write(*((Record.SET, pair) for pair in pairs))
 
     def num_keys(self) -> int:
-        """See ``Store``."""
         with self._reading() as log:
             return len(log.table)
 
-    def wait(self, keys: Sequence[str], timeout: float | timedelta | None = None) -> None:
-        """See ``Store``."""
+    def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None:
         self._wait(KeysWaiter(to_keys(keys), _nobody, values=False), timeout)
 
     def queue_push(self, key: str, value: Value) -> None:
-        """See ``Store``."""
         fields = to_key(key), to_bytes(value)
         with self._changing() as log:
             log.table.push(*fields)
             log.write((Record.PUSH, fields))
 
-    def queue_pop(
-        self, key: str, block: bool = True, timeout: float | timedelta | None = None
-    ) -> bytes:
-        """See ``Store``."""
+    def queue_pop(self, key: str, block: bool = True, timeout: Timeout | None = None) -> bytes:
         stored = to_key(key)
         if block:
             return self._wait(PopWaiter(stored, _nobody), timeout)[0]
@@ -169,12 +155,10 @@ class FileStore(Store):
         return value
 
     def queue_len(self, key: str) -> int:
-        """See ``Store``."""
         with self._reading() as log:
             return log.table.queue_len(to_key(key))
 
-    def tail(self, key: str, offset: int, timeout: float | timedelta | None = None) -> bytes:
-        """See ``Store``."""
+    def tail(self, key: str, offset: int, timeout: Timeout | None = None) -> bytes:
         return self._wait(TailWaiter(to_key(key), check_offset(offset), _nobody), timeout)[0]
 
     def set_will(self, key: str, value: Value) -> bool:
@@ -184,7 +168,7 @@ class FileStore(Store):
         return False
 
     def clone(self) -> FileStore:
-        """See ``Store``. A clone does not count towards ``world_size``."""
+        """Return another store on the file, which does not count towards ``world_size``."""
         other = FileStore.__new__(FileStore)
         Store.__init__(other, self._timeout)
         other._path = self._path
@@ -193,8 +177,11 @@ class FileStore(Store):
             other._open_log(FileLog.beside(self._log, Deadline.after(self._timeout)))
         return other
 
+    def hang_up(self) -> None:
+        self._closing.set()
+
     def close(self) -> None:
-        """See ``Store``. The last user removes the file."""
+        """Leave the file; the last user removes it. Waits under way end with DistStoreError."""
         if self._pid != os.getpid():
             return
         self._closing.set()
@@ -205,7 +192,6 @@ class FileStore(Store):
                     self._log.leave(Deadline.after(_CLOSE_SECONDS))
 
     def describe(self) -> str:
-        """See ``Store``."""
         return f"FileStore({self._path!r})"
 
     def __enter__(self) -> FileStore:
@@ -245,7 +231,7 @@ class FileStore(Store):
             with self._log.locked(Deadline.after(self._timeout), shared=True):
                 yield self._log
 
-    def _wait(self, waiter: Waiter, timeout: float | timedelta | None) -> list[bytes]:
+    def _wait(self, waiter: Waiter, timeout: Timeout | None) -> list[bytes]:
         deadline = Deadline.after(self._seconds(timeout))
         pause = _FIRST_PAUSE
         seen, looked = -1, 0.0

@@ -1,15 +1,16 @@
 """A store inside one process, shared by its threads."""
 
+# ruff: noqa: D102 (the methods without words are Store's, which has them)
+
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import Any, TypeVar
 
 from transport.checks import to_whole_number
-from transport.deadline import Deadline
+from transport.deadline import Deadline, Timeout
 from transport.errors import DistError, DistStoreError
 from transport.store.base import (
     DEFAULT_STORE_TIMEOUT,
@@ -45,7 +46,7 @@ class HashStore(Store):
 
     def __init__(
         self,
-        timeout: float | timedelta = DEFAULT_STORE_TIMEOUT,
+        timeout: Timeout = DEFAULT_STORE_TIMEOUT,
         *,
         _shared: _Shared | None = None,
     ) -> None:
@@ -57,13 +58,11 @@ class HashStore(Store):
         self._waits: dict[Waiter, threading.Event] = {}
 
     def set(self, key: str, value: Value) -> None:
-        """See ``Store``."""
         data = to_bytes(value)
         with self._open():
             self._table.set(to_key(key), data)
 
-    def get(self, key: str, timeout: float | timedelta | None = None) -> bytes:
-        """See ``Store``."""
+    def get(self, key: str, timeout: Timeout | None = None) -> bytes:
         stored = to_key(key)
         with self._open():
             value = self._table.get(stored)
@@ -72,64 +71,51 @@ class HashStore(Store):
         return self._wait(KeysWaiter([stored], self._wake, values=True), timeout)[0]
 
     def add(self, key: str, amount: int) -> int:
-        """See ``Store``."""
         number = to_whole_number(amount, "amount")
         with self._open():
             return self._table.add(to_key(key), number)
 
     def append(self, key: str, value: Value) -> None:
-        """See ``Store``."""
         data = to_bytes(value)
         with self._open():
             self._table.append(to_key(key), data)
 
     def check(self, keys: Sequence[str]) -> bool:
-        """See ``Store``."""
         with self._open():
             return self._table.has_all(to_keys(keys))
 
     def compare_set(self, key: str, expected_value: Value, desired_value: Value) -> bytes:
-        """See ``Store``."""
         expected = to_bytes(expected_value, "expected_value")
         desired = to_bytes(desired_value, "desired_value")
         with self._open():
             return self._table.compare_set(to_key(key), expected, desired)
 
     def delete_key(self, key: str) -> bool:
-        """See ``Store``."""
         with self._open():
             return self._table.delete(to_key(key))
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """See ``Store``."""
         return self._wait(KeysWaiter(to_keys(keys), self._wake, values=True), None)
 
     def multi_set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
-        """See ``Store``."""
         pairs = to_pairs(keys, values)
         with self._open():
             for key, value in pairs:
                 self._table.set(key, value)
 
     def num_keys(self) -> int:
-        """See ``Store``."""
         with self._open():
             return len(self._table)
 
-    def wait(self, keys: Sequence[str], timeout: float | timedelta | None = None) -> None:
-        """See ``Store``."""
+    def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None:
         self._wait(KeysWaiter(to_keys(keys), self._wake, values=False), timeout)
 
     def queue_push(self, key: str, value: Value) -> None:
-        """See ``Store``."""
         data = to_bytes(value)
         with self._open():
             self._table.push(to_key(key), data)
 
-    def queue_pop(
-        self, key: str, block: bool = True, timeout: float | timedelta | None = None
-    ) -> bytes:
-        """See ``Store``."""
+    def queue_pop(self, key: str, block: bool = True, timeout: Timeout | None = None) -> bytes:
         if block:
             return self._wait(PopWaiter(to_key(key), self._wake), timeout)[0]
         with self._open():
@@ -139,12 +125,10 @@ class HashStore(Store):
         return value
 
     def queue_len(self, key: str) -> int:
-        """See ``Store``."""
         with self._open():
             return self._table.queue_len(to_key(key))
 
-    def tail(self, key: str, offset: int, timeout: float | timedelta | None = None) -> bytes:
-        """See ``Store``."""
+    def tail(self, key: str, offset: int, timeout: Timeout | None = None) -> bytes:
         return self._wait(TailWaiter(to_key(key), check_offset(offset), self._wake), timeout)[0]
 
     def set_will(self, key: str, value: Value) -> bool:
@@ -154,12 +138,10 @@ class HashStore(Store):
         return False
 
     def clone(self) -> HashStore:
-        """See ``Store``."""
         with self._open():
             return HashStore(self._timeout, _shared=self._shared)
 
     def end_waits(self, error: DistError | None, by: object = None) -> None:
-        """See ``Store``."""
         with self._lock:
             super().end_waits(error, by)
             for event in self._waits.values() if error is not None else ():
@@ -175,12 +157,17 @@ class HashStore(Store):
             self._waits.clear()
 
     def describe(self) -> str:
-        """See ``Store``."""
         return "HashStore()"
 
+    @property
+    def in_one_process(self) -> bool:
+        return True
+
     def in_process(self, key: str, factory: Callable[[], T]) -> T:
-        """See ``Store``. ``factory`` may use the store, but must not wait for other threads that
-        ask for objects too.
+        """Return the one object under ``key`` that all users of this store share.
+
+        ``factory()`` makes it when there is none; it may use the store, but must not wait for other
+        threads that ask for objects too.
         """
         with self._open():
             pass
@@ -205,7 +192,7 @@ class HashStore(Store):
         if event is not None:
             event.set()
 
-    def _wait(self, waiter: Waiter, timeout: float | timedelta | None) -> list[bytes]:
+    def _wait(self, waiter: Waiter, timeout: Timeout | None) -> list[bytes]:
         deadline = Deadline.after(self._seconds(timeout))
         event = threading.Event()
         with self._open():
@@ -219,11 +206,14 @@ class HashStore(Store):
                 if deadline.expired:
                     break
         finally:
-            # Also after Ctrl-C: a wait that nobody waits for must not take a value from a queue.
-            with self._lock:
-                missing = waiter.missing(self._table)
-                unfinished = self._table.withdraw(waiter)
-                self._waits.pop(waiter, None)
+            unfinished, missing = False, list[bytes]()
+            # All who waited for one key wake up together, and need not queue for the lock then.
+            if waiter in self._waits or self._closed:
+                # Also after Ctrl-C: a wait that nobody waits for must not take a queue's value.
+                with self._lock:
+                    missing = waiter.missing(self._table)
+                    unfinished = self._table.withdraw(waiter)
+                    self._waits.pop(waiter, None)
         self._check_open()
         if unfinished:
             raise self._waited_in_vain(waiter.what, missing, deadline)

@@ -2,40 +2,75 @@
 
 There is no thread here. Requests carry ids; of the threads that wait for replies one reads, and
 hands the others theirs, so that a wait of one thread does not hold up the calls of another.
+
+Ctrl-C may end a request between any two steps, also right behind the one that took a lock, or that
+read what was meant for another thread. So what threads share is kept such that whoever comes next
+can go on from any step: a byte is noted as sent or received by the C function that moves it
+(``extend`` over ``map``), a frame is handed out, possibly twice, before it is dropped, and both
+locks belong to their threads (``RLock``), which let go of them for good when they give up.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
+import math
 import os
+import select
 import socket
 import struct
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
+from queue import Empty, SimpleQueue
 
 from transport.errors import DistStoreError
 from transport.store.wire import (
+    LENGTH_BYTES,
     NUMBER,
     REPLY,
-    Frames,
     Op,
     Status,
     WireError,
+    frame_size,
     pack_request,
     unpack_fields,
 )
+from transport.tls import TlsSocket
 
 # What a server may be late with the answer that it owes at a wait's end.
 GRACE_SECONDS = 5.0
 # A server that takes nothing for so long is lost.
 _SEND_SECONDS = 60.0
 _GOODBYE_SECONDS = 1.0
+# A thread that waits looks so often whether it has missed something.
+_SLICE_SECONDS = 5.0
 _RECEIVE_BYTES = 1 << 18
 _TIMEVAL = struct.Struct("@ll")
 _IDS = 1 << 32
 
 Reply = tuple[Status, list[bytes]]
+
+
+class _Request:
+    """One that waits for its reply. ``news`` wakes its thread."""
+
+    __slots__ = ("news", "reply")
+
+    def __init__(self) -> None:
+        self.news: SimpleQueue[None] = SimpleQueue()
+        self.reply: Reply | None = None
+
+
+class _Outgoing:
+    """Bytes that are to be sent, and how many each system call has taken of them."""
+
+    __slots__ = ("data", "taken")
+
+    def __init__(self, data: bytes) -> None:
+        self.data = memoryview(data)
+        self.taken: list[int] = []
 
 
 class StoreConnection:
@@ -48,24 +83,27 @@ class StoreConnection:
         self._sock = sock
         self._name = name
         self._pid = os.getpid()
-        self._send_lock = threading.Lock()
-        self._next_id = 0
+        self._numbers = itertools.count(1)
+        self._expected: dict[int, _Request] = {}
         self._waits_end = False
-        self._state = threading.Condition(threading.Lock())
-        self._frames = Frames(REPLY)
-        self._expected: set[int] = set()
-        self._replies: dict[int, Reply] = {}
-        self._reading = False
-        self._waiting = 0
         self._failure: str | None = None
+        # Under the lock, but for appending.
+        self._send_lock = threading.RLock()
+        self._outbox: deque[_Outgoing] = deque()
+        # Under the turn.
+        self._turn = threading.RLock()
+        self._received: list[bytes] = []
+        self._needed = LENGTH_BYTES
         self._receive_seconds = -1.0
         # Time limits are the kernel's: a socket with Python's needs a poll before each call, and
         # threads that send and receive at the same time could not have different ones.
         sock.settimeout(None)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(_SEND_SECONDS))
 
-    def request(self, op: Op, fields: Sequence[bytes], seconds: float) -> Reply:
-        """Send a request and return its reply, which the server owes within ``seconds``.
+    def request(
+        self, op: Op, fields: Sequence[bytes], seconds: float, patience: float | None = None
+    ) -> Reply:
+        """Send a request and return its reply, which the server owes within ``seconds``, and may be
+        late with for ``patience`` more (default: ``GRACE_SECONDS``).
 
         Raises DistStoreError when the connection is closed or lost, the server silent, or this
         process a fork of the one that connected.
@@ -75,11 +113,17 @@ class StoreConnection:
                 f"{self._name} was connected by process {self._pid} and cannot be used in its"
                 f" fork, process {os.getpid()}; expected a clone() made there"
             )
-        number = self._send(op, fields, seconds)
+        number = next(self._numbers) % _IDS
+        data = pack_request(number, op, 0.0 if self._waits_end else seconds, fields)
+        request = _Request()
         try:
-            status, answer = self._receive(number, time.monotonic() + seconds + GRACE_SECONDS)
-        except BaseException:
-            self._abandon(number)
+            self._send(number, request, data, _SEND_SECONDS if patience is None else patience)
+            grace = GRACE_SECONDS if patience is None else patience
+            until = time.monotonic() + seconds + grace
+            status, answer = self._receive(request, until)
+            self._expected.pop(number, None)
+        except BaseException as error:
+            self._give_up(number, error)
             raise
         if status == Status.ERROR:
             raise DistStoreError(f"{self._name}: {answer[0].decode()}")
@@ -87,20 +131,29 @@ class StoreConnection:
 
     def end_waits(self, end: bool) -> None:
         """Have the waits that are under way, and later ones, time out at once; or no longer."""
+        self._waits_end = end
+        if not end or self._failure is not None:
+            return
+        for number in list(self._expected):
+            self._outbox.append(_cancel(number))
         # A thread may be stuck in sending to a server that does not read: nor would this be read.
-        locked = self._send_lock.acquire(timeout=_GOODBYE_SECONDS)
-        try:
-            self._waits_end = end
-            with self._state:
-                waiting = list(self._expected) if end and locked and not self._failure else []
+        if self._send_lock.acquire(timeout=_GOODBYE_SECONDS):
             try:
-                for number in waiting:
-                    self._sock.sendall(pack_request(0, Op.CANCEL, 0.0, (NUMBER.pack(number),)))
-            except OSError as error:
-                self._fail(f"sending failed: {error}")
-        finally:
-            if locked:
-                self._send_lock.release()
+                with contextlib.suppress(DistStoreError):
+                    self._flush(time.monotonic() + _GOODBYE_SECONDS)
+            finally:
+                _release(self._send_lock)
+
+    def hang_up(self) -> None:
+        """End the connection without a word: threads that wait here get a DistStoreError.
+
+        Any thread; never blocks. ``close`` is still due.
+        """
+        if os.getpid() != self._pid:
+            return
+        self._fail("this end hung up")
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
 
     def close(self, *, goodbye: bool = True) -> None:
         """Hang up, after a ``goodbye`` or as if this process had died.
@@ -110,145 +163,197 @@ class StoreConnection:
         if os.getpid() != self._pid:
             # The connection is the parent's: nothing may be said on it. Forking closed our copy.
             return
-        with self._state:
-            if self._failure == _CLOSED:
-                return
-            lost = self._failure is not None
-            self._failure = _CLOSED
-            self._state.notify_all()
+        if self._failure == _CLOSED:
+            return
+        lost = self._failure is not None
+        self._failure = _CLOSED
+        self._wake()
         # A thread may be stuck in sending to a server that does not read: then without goodbye.
         if goodbye and not lost and self._send_lock.acquire(timeout=_GOODBYE_SECONDS):
-            with contextlib.suppress(OSError):
-                self._sock.send(pack_request(0, Op.GOODBYE, 0.0, ()), socket.MSG_DONTWAIT)
-                self._sock.shutdown(socket.SHUT_WR)
-                self._drain()
-            self._send_lock.release()
+            self._say_goodbye()
+            _release(self._send_lock)
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
-        with self._state:
-            # Whoever reads is woken by the shutdown; a descriptor must not be closed under it.
-            self._state.wait_for(lambda: not self._reading, timeout=GRACE_SECONDS)
+        # Whoever reads is woken by the shutdown; a descriptor must not be closed under it.
+        if self._turn.acquire(timeout=GRACE_SECONDS):
+            _release(self._turn)
         self._sock.close()
 
-    def _drain(self) -> None:
-        """Wait until the server has hung up: closing before would take back the goodbye, if there
-        are answers that nobody read.
+    def _say_goodbye(self) -> None:
+        """Withdraw the will, and wait until the server has hung up: closing before would take back
+        the goodbye, if there are answers that nobody read. Under the send lock.
         """
+        self._outbox.append(_Outgoing(pack_request(0, Op.GOODBYE, 0.0, ())))
+        with contextlib.suppress(OSError, DistStoreError):
+            self._flush()
+            self._sock.shutdown(socket.SHUT_WR)
+        if not self._turn.acquire(timeout=_GOODBYE_SECONDS):
+            return
         until = time.monotonic() + _GOODBYE_SECONDS
-        with self._state:
-            if self._state.wait_for(lambda: not self._reading, timeout=_GOODBYE_SECONDS):
-                self._reading = True
-            else:
-                return
-        try:
+        with contextlib.suppress(OSError):
             while (left := until - time.monotonic()) > 0:
                 self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(left))
                 if not self._sock.recv(_RECEIVE_BYTES):
-                    return
-        finally:
-            with self._state:
-                self._reading = False
-
-    def _send(self, op: Op, fields: Sequence[bytes], seconds: float) -> int:
-        with self._send_lock:
-            number = self._next_id = (self._next_id + 1) % _IDS
-            data = pack_request(number, op, 0.0 if self._waits_end else seconds, fields)
-            with self._state:
-                self._check()
-                self._expected.add(number)
-            try:
-                self._sock.sendall(data)
-            except BaseException as error:
-                # A part may be out: nothing that we could send now would make sense.
-                self._fail(f"sending failed: {error}")
-                if not isinstance(error, OSError):
-                    raise
-                raise self._error() from error
-        return number
-
-    def _receive(self, number: int, until: float) -> Reply:
-        with self._state:
-            while True:
-                reply = self._replies.pop(number, None)
-                if reply is not None:
-                    return reply
-                self._check()
-                if not self._reading:
-                    self._reading = True
                     break
-                self._waiting += 1
-                try:
-                    self._state.wait(max(0.0, until - time.monotonic()))
-                finally:
-                    self._waiting -= 1
-                if time.monotonic() >= until and number not in self._replies:
-                    raise self._silence()
-        try:
-            while True:
-                reply = self._read_for(number, until)
-                if reply is not None:
-                    return reply
-        finally:
-            with self._state:
-                self._reading = False
-                if self._waiting or self._failure:
-                    self._state.notify_all()
+        _release(self._turn)
 
-    def _read_for(self, number: int, until: float) -> Reply | None:
-        """Read once, hand out what came, return this thread's reply when it is among it."""
-        left = until - time.monotonic()
-        if left <= 0:
-            raise self._silence()
-        # Rounded up, so that equal timeouts do not cost a system call each.
-        if not left <= self._receive_seconds <= left + 1.0:
-            self._receive_seconds = left + 0.5
-            self._sock.setsockopt(
-                socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(self._receive_seconds)
-            )
+    # Sending.
+
+    def _send(self, number: int, request: _Request, data: bytes, seconds: float) -> None:
+        self._expected[number] = request
+        self._check()
+        self._outbox.append(_Outgoing(data))
+        if self._waits_end:  # maybe only since the data was packed
+            self._outbox.append(_cancel(number))
+        if not self._send_lock.acquire(timeout=seconds):
+            raise DistStoreError(f"{self._name}: another thread has been sending for too long")
         try:
-            data = self._sock.recv(_RECEIVE_BYTES)
-        except BlockingIOError:
-            return None
-        except OSError as error:
-            self._fail(f"receiving failed: {error}")
-            raise self._error() from error
-        if not data:
+            now = time.monotonic()
+            self._flush(now + _SEND_SECONDS, now + seconds)
+        finally:
+            self._send_lock.release()
+
+    def _flush(self, lost: float | None = None, until: float = math.inf) -> None:
+        """Send what is in the outbox, up to the moment ``until``; from ``lost`` on, a server that
+        takes nothing is lost. With no ``lost``, what goes at once. Under the send lock.
+
+        Raises DistStoreError when the connection is lost, or not all was sent in time.
+        """
+        outbox = self._outbox
+        while outbox:
+            first = outbox[0]
+            done = sum(first.taken)
+            if done == len(first.data):
+                outbox.popleft()
+                continue
+            try:
+                rest = first.data[done:]
+                first.taken.extend(map(self._sock.send, (rest,), (socket.MSG_DONTWAIT,)))
+            except BlockingIOError:
+                if lost is None:
+                    return
+                if not self._await_room(min(lost, until)):
+                    if until < lost:
+                        raise self._silence() from None
+                    self._fail(f"sending failed: the server took nothing for {_SEND_SECONDS:g} s")
+                    raise self._error() from None
+            except OSError as error:
+                self._fail(f"sending failed: {error}")
+                raise self._error() from error
+
+    def _await_room(self, until: float) -> bool:
+        poller = select.poll()
+        poller.register(self._sock, select.POLLOUT)
+        return bool(poller.poll(max(0.0, until - time.monotonic()) * 1000))
+
+    # Receiving.
+
+    def _receive(self, request: _Request, until: float) -> Reply:
+        while request.reply is None:
+            self._check()
+            left = until - time.monotonic()
+            if left <= 0:
+                raise self._silence()
+            if self._turn.acquire(blocking=False):
+                try:
+                    self._read_for(request, until)
+                finally:
+                    self._turn.release()
+                    if len(self._expected) > 1:
+                        self._wake()
+            else:
+                with contextlib.suppress(Empty):
+                    request.news.get(timeout=min(left, _SLICE_SECONDS))
+        return request.reply
+
+    def _read_for(self, request: _Request, until: float) -> None:
+        """Read and hand out what comes, until the request has its reply or nothing came in time."""
+        if self._received:
+            self._hand_out()  # what an interrupted thread has left
+        while request.reply is None and (left := until - time.monotonic()) > 0:
+            left = min(left, _SLICE_SECONDS)
+            # Rounded up, so that equal timeouts do not cost a system call each.
+            if not left <= self._receive_seconds <= left + 1.0:
+                self._receive_seconds = left + 0.5
+                self._sock.setsockopt(
+                    socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(self._receive_seconds)
+                )
+            try:
+                self._received.extend(map(self._sock.recv, (_RECEIVE_BYTES,)))
+            except BlockingIOError:
+                continue
+            except OSError as error:
+                self._fail(f"receiving failed: {error}")
+                raise self._error() from error
+            self._hand_out()
+
+    def _hand_out(self) -> None:
+        """Give the requests their replies, as far as those have come. Under the turn."""
+        received = self._received
+        if sum(map(len, received)) >= self._needed:
+            data = b"".join(received)
+            try:
+                begin, needed = self._hand_out_from(data)
+            except (WireError, ValueError) as error:
+                self._fail(f"the server sent what is no reply: {error}")
+                raise self._error() from error
+            self._needed = LENGTH_BYTES
+            received[:] = [data[begin:]] if begin < len(data) else []
+            self._needed = needed
+        elif received and not received[-1]:
             self._fail("the server hung up")
             raise self._error()
-        mine: Reply | None = None
-        try:
-            for frame in self._frames.feed(data):
-                _, replied, status = REPLY.unpack_from(frame)
-                reply = Status(status), unpack_fields(frame, REPLY.size, len(frame))
-                if replied == number:
-                    mine = reply
-                    self._expected.discard(number)
-                    continue
-                with self._state:
-                    if replied in self._expected:
-                        self._expected.discard(replied)
-                        self._replies[replied] = reply
-                        self._state.notify_all()
-        except (WireError, ValueError) as error:
-            self._fail(f"the server sent what is no reply: {error}")
-            raise self._error() from error
-        return mine
 
-    def _abandon(self, number: int) -> None:
-        """Forget a request whose thread gave up (an error, or Ctrl-C)."""
-        with self._state:
-            self._replies.pop(number, None)
-            waiting = number in self._expected
-            self._expected.discard(number)
-            if not waiting or self._failure:
+    def _hand_out_from(self, data: bytes) -> tuple[int, int]:
+        """Return behind the last whole reply in ``data``, and of how many bytes the next one is."""
+        begin = 0
+        while len(data) - begin >= LENGTH_BYTES:
+            size = frame_size(data, begin, REPLY.size)
+            if begin + size > len(data):
+                return begin, size
+            _, replied, status = REPLY.unpack_from(data, begin)
+            reply = Status(status), unpack_fields(data, begin + REPLY.size, begin + size)
+            request = self._expected.get(replied)
+            if request is not None:
+                request.reply = reply
+                request.news.put(None)
+            begin += size
+        return begin, LENGTH_BYTES
+
+    # The end of a request, and of all.
+
+    def _give_up(self, number: int, error: BaseException) -> None:
+        """Forget a request whose thread gave up, and let go of what it held.
+
+        Another interrupt may come in the middle.
+        """
+        for _ in range(3):
+            with contextlib.suppress(BaseException):
+                _release(self._send_lock)
+                _release(self._turn)
+                if not isinstance(error, Exception) and isinstance(self._sock, TlsSocket):
+                    # Python code lies between the socket and OpenSSL: who knows where it was.
+                    self._fail("a request over TLS was interrupted")
+                self._cancel(number)
+                self._wake()
                 return
-        # Else a wait that nobody waits for could still take a value from a queue.
-        if self._send_lock.acquire(blocking=False):
-            with contextlib.suppress(OSError):
-                data = pack_request(0, Op.CANCEL, 0.0, (NUMBER.pack(number),))
-                if self._sock.send(data, socket.MSG_DONTWAIT) != len(data):
-                    self._fail("sending failed")
-            self._send_lock.release()
+
+    def _cancel(self, number: int) -> None:
+        """Withdraw a request: a wait that nobody waits for could still take a value of a queue."""
+        request = self._expected.get(number)
+        if request is not None and request.reply is None and self._failure is None:
+            self._outbox.append(_cancel(number))
+            # If another thread sends, it sends this as well, or the next one does.
+            if self._send_lock.acquire(blocking=False):
+                with contextlib.suppress(DistStoreError):
+                    self._flush()
+                _release(self._send_lock)
+        self._expected.pop(number, None)
+
+    def _wake(self) -> None:
+        """Have all who wait look again: one of them has to read."""
+        for request in list(self._expected.values()):
+            request.news.put(None)
 
     def _check(self) -> None:
         if self._failure:
@@ -263,10 +368,20 @@ class StoreConnection:
         return DistStoreError(f"{self._name}: the server did not answer in time")
 
     def _fail(self, reason: str) -> None:
-        with self._state:
-            if self._failure is None:
-                self._failure = reason
-            self._state.notify_all()
+        if self._failure is None:
+            self._failure = reason
+        self._wake()
+
+
+def _cancel(number: int) -> _Outgoing:
+    return _Outgoing(pack_request(0, Op.CANCEL, 0.0, (NUMBER.pack(number),)))
+
+
+def _release(lock: threading.RLock) -> None:  # pyright: ignore[reportInvalidTypeForm]
+    """Let go of the lock, however often this thread has taken it, if at all."""
+    with contextlib.suppress(RuntimeError):
+        while True:
+            lock.release()
 
 
 _CLOSED = "closed"

@@ -148,11 +148,27 @@ class TCPStoreServer:
         if client.closed:
             return
         if events & selectors.EVENT_READ:
-            self._read(client)
+            try:
+                self._read(client)
+            except Exception:  # noqa: BLE001 (a bug's; the other clients are not concerned)
+                self._dismiss(client)
         else:
             self._dirty[client] = None
+        self._flush_all()
+
+    def _flush_all(self) -> None:
         while self._dirty:
-            self._flush(self._dirty.popitem()[0])
+            client = self._dirty.popitem()[0]
+            try:
+                self._flush(client)
+            except Exception:  # noqa: BLE001 (a bug's; the other clients are not concerned)
+                self._dismiss(client)
+
+    def _dismiss(self, client: _Client) -> None:
+        """Let go of a client whom to serve has failed, so that the others are served on."""
+        _LOGGER.exception("%r dropped a client", self)
+        if not client.closed:
+            self._drop(client)
 
     def _read(self, client: _Client) -> None:
         try:
@@ -196,8 +212,8 @@ class TCPStoreServer:
                 self._drop(client)
             else:
                 raise WireError(f"opcode {op} is none of ours")
-        except DistStoreError as error:
-            self._reply(client, number, Status.ERROR, (str(error).encode(),))
+        except (DistStoreError, MemoryError) as error:
+            self._reply(client, number, Status.ERROR, ((str(error) or repr(error)).encode(),))
         except (TypeError, ValueError) as error:
             raise WireError(f"request with opcode {op}: {error}") from error
 
@@ -286,8 +302,7 @@ class TCPStoreServer:
             if wait.waiter is None:
                 continue
             self._end_wait(wait.client, wait.number)
-        while self._dirty:
-            self._flush(self._dirty.popitem()[0])
+        self._flush_all()
 
     def _prune(self) -> None:
         """Keep the heap within a constant factor of the waits that there are."""

@@ -1,12 +1,14 @@
 """A store served over TCP."""
 
+# ruff: noqa: D102 (the methods without words are Store's, which has them)
+
 from __future__ import annotations
 
 import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from datetime import timedelta
+from copy import copy
 from types import EllipsisType
 
 from transport.auth import (
@@ -16,7 +18,7 @@ from transport.auth import (
     secret_from_environment,
 )
 from transport.checks import to_whole_number
-from transport.deadline import Deadline
+from transport.deadline import Deadline, Timeout
 from transport.errors import AuthenticationError, DistError, DistStoreError, StoreTimeoutError
 from transport.sockets import connect, format_address
 from transport.store.base import (
@@ -69,7 +71,7 @@ class TCPStore(Store):
         port: int,
         world_size: int | None = None,
         is_master: bool = False,
-        timeout: float | timedelta = DEFAULT_STORE_TIMEOUT,
+        timeout: Timeout = DEFAULT_STORE_TIMEOUT,
         wait_for_workers: bool = True,
         multi_tenant: bool = False,
         master_listen_fd: int | None = None,
@@ -88,6 +90,8 @@ class TCPStore(Store):
         self._world_size = world_size
         self._close_lock = threading.Lock()
         self._closed = True
+        self._has_will = False
+        self._patience: float | None = None
         self._lease: ServerLease | None = None
         deadline = Deadline.after(timeout)
         address = (host_name, port)
@@ -122,7 +126,7 @@ class TCPStore(Store):
 
     @property
     def serves(self) -> bool:
-        """See ``Store``: true for a master."""
+        """Whether this is the master, with whose end other ranks' stores end."""
         return self._lease is not None
 
     @property
@@ -136,42 +140,33 @@ class TCPStore(Store):
         return self._world_size
 
     def set(self, key: str, value: Value) -> None:
-        """See ``Store``."""
         self._call(Op.SET, (to_key(key), to_bytes(value)))
 
-    def get(self, key: str, timeout: float | timedelta | None = None) -> bytes:
-        """See ``Store``."""
+    def get(self, key: str, timeout: Timeout | None = None) -> bytes:
         return self._wait(Op.GET, (to_key(key),), timeout)[0]
 
     def add(self, key: str, amount: int) -> int:
-        """See ``Store``."""
         number = to_whole_number(amount, "amount")
         return int(self._call(Op.ADD, (to_key(key), b"%d" % number))[0])
 
     def append(self, key: str, value: Value) -> None:
-        """See ``Store``."""
         self._call(Op.APPEND, (to_key(key), to_bytes(value)))
 
     def check(self, keys: Sequence[str]) -> bool:
-        """See ``Store``."""
         return self._call(Op.CHECK, to_keys(keys))[0] == b"1"
 
     def compare_set(self, key: str, expected_value: Value, desired_value: Value) -> bytes:
-        """See ``Store``."""
         expected = to_bytes(expected_value, "expected_value")
         desired = to_bytes(desired_value, "desired_value")
         return self._call(Op.COMPARE_SET, (to_key(key), expected, desired))[0]
 
     def delete_key(self, key: str) -> bool:
-        """See ``Store``."""
         return self._call(Op.DELETE, (to_key(key),))[0] == b"1"
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """See ``Store``."""
         return self._wait(Op.MULTI_GET, to_keys(keys), None)
 
     def multi_set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
-        """See ``Store``."""
         pairs = to_pairs(keys, values)
         self._call(Op.MULTI_SET, [field for pair in pairs for field in pair])
 
@@ -179,18 +174,13 @@ class TCPStore(Store):
         """Return the number of keys that users have set; the store has none of its own."""
         return int(self._call(Op.NUM_KEYS, ())[0])
 
-    def wait(self, keys: Sequence[str], timeout: float | timedelta | None = None) -> None:
-        """See ``Store``."""
+    def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None:
         self._wait(Op.WAIT, to_keys(keys), timeout)
 
     def queue_push(self, key: str, value: Value) -> None:
-        """See ``Store``."""
         self._call(Op.PUSH, (to_key(key), to_bytes(value)))
 
-    def queue_pop(
-        self, key: str, block: bool = True, timeout: float | timedelta | None = None
-    ) -> bytes:
-        """See ``Store``."""
+    def queue_pop(self, key: str, block: bool = True, timeout: Timeout | None = None) -> bytes:
         if block:
             return self._wait(Op.POP, (to_key(key),), timeout, "a value in queue")[0]
         found = self._call(Op.TRY_POP, (to_key(key),))
@@ -199,21 +189,27 @@ class TCPStore(Store):
         return found[0]
 
     def queue_len(self, key: str) -> int:
-        """See ``Store``."""
         return int(self._call(Op.QUEUE_LEN, (to_key(key),))[0])
 
-    def tail(self, key: str, offset: int, timeout: float | timedelta | None = None) -> bytes:
-        """See ``Store``."""
+    def tail(self, key: str, offset: int, timeout: Timeout | None = None) -> bytes:
         fields = to_key(key), NUMBER.pack(check_offset(offset))
         return self._wait(Op.TAIL, fields, timeout, "more at the end of key")[0]
 
     def set_will(self, key: str, value: Value) -> bool:
-        """See ``Store``. The server notices within milliseconds when this process dies."""
+        """Have the server append ``value`` to ``key``, milliseconds after this process dies."""
+        self._has_will = True
         self._call(Op.SET_WILL, (to_key(key), to_bytes(value)))
         return True
 
+    def with_patience(self, seconds: float) -> TCPStore:
+        """See ``Store``."""
+        other = copy(self)
+        other._closed = True  # that is, not to be closed
+        other._patience = seconds
+        return other
+
     def clone(self) -> TCPStore:
-        """See ``Store``: a client with a connection of its own (and no part of the server).
+        """Return a client with a connection of its own, and no part of the server.
 
         Raises DistStoreError when this store is closed.
         """
@@ -227,22 +223,24 @@ class TCPStore(Store):
         return other
 
     def end_waits(self, error: DistError | None, by: object = None) -> None:
-        """See ``Store``."""
         super().end_waits(error, by)
         self._connection.end_waits(bool(self._ends))
 
+    def hang_up(self) -> None:
+        self._connection.hang_up()
+
     def close(self) -> None:
-        """See ``Store``. A master's server ends too, unless other tenants use it."""
+        """End the connection and the waits on it; and a master's server, unless others share it."""
         with self._close_lock:
             if self._closed:
                 return
             self._closed = True
-        self._connection.close()
+        # All a goodbye does is to withdraw the will, and it may take a moment.
+        self._connection.close(goodbye=self._has_will)
         if self._lease is not None:
             self._lease.close()
 
     def describe(self) -> str:
-        """See ``Store``."""
         return f"TCPStore({format_address(self._host, self._address[1])})"
 
     def __enter__(self) -> TCPStore:
@@ -309,17 +307,18 @@ class TCPStore(Store):
             )
 
     def _call(self, op: Op, fields: Sequence[bytes]) -> list[bytes]:
-        return self._connection.request(op, fields, self._timeout)[1]
+        seconds = self._timeout if self._patience is None else 0.0
+        return self._connection.request(op, fields, seconds, self._patience)[1]
 
     def _wait(
         self,
         op: Op,
         fields: Sequence[bytes],
-        timeout: float | timedelta | None,
+        timeout: Timeout | None,
         what: str = "key",
     ) -> list[bytes]:
         deadline = Deadline.after(self._seconds(timeout))
-        status, answer = self._connection.request(op, fields, deadline.seconds)
+        status, answer = self._connection.request(op, fields, deadline.seconds, self._patience)
         if status == Status.TIMEOUT:
             raise self._waited_in_vain(what, answer, deadline)
         return answer

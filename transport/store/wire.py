@@ -140,7 +140,15 @@ class Frames:
         return frames
 
     def _size(self, data: bytes | bytearray, begin: int) -> int:
-        size = LENGTH.unpack_from(data, begin)[0] + LENGTH_BYTES
-        if not self._header_bytes <= size <= MAX_FRAME + LENGTH_BYTES:
-            raise WireError(f"a frame announces {size} bytes")
-        return size
+        return frame_size(data, begin, self._header_bytes)
+
+
+def frame_size(data: bytes | bytearray, begin: int, header_bytes: int) -> int:
+    """Return how many bytes the frame at ``data[begin:]`` takes; its length must be there.
+
+    Raises WireError when that is shorter than its header, or impossibly long.
+    """
+    size = LENGTH.unpack_from(data, begin)[0] + LENGTH_BYTES
+    if not header_bytes <= size <= MAX_FRAME + LENGTH_BYTES:
+        raise WireError(f"a frame announces {size} bytes")
+    return size

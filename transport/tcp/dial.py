@@ -71,7 +71,7 @@ class Dial:
                 with contextlib.suppress(OSError):
                     waits_on.shutdown(socket.SHUT_RDWR)
         if isinstance(waits_on, Store):
-            waits_on.close()
+            waits_on.hang_up()
 
     def _wait_on(self, what: Store | socket.socket | None) -> None:
         """Note what ``cancel`` has to break off; raise when it has been called."""

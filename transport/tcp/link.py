@@ -298,11 +298,11 @@ class TcpLink(Link):
         for link, events in wanted.items():
             poller.register(link._sock, events)
         while True:
-            remaining = call.deadline.remaining()
-            ready = poller.poll(math.ceil(remaining * 1000))
+            expired = call.deadline.expired
+            ready = poller.poll(math.ceil(call.deadline.piece() * 1000))
             if ready:
                 return ready
-            if remaining <= 0:
+            if expired:
                 break
         parts = [
             f"{link._name} {what} nothing"

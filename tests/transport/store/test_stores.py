@@ -498,3 +498,19 @@ class TestEndedWaits:
         store.end_waits(RankFailedError("rank 1 is gone", 1))
         later(0.02, lambda: store.set("key", b"value"))
         assert other.get("key", timeout=SOON) == b"value"
+
+
+class TestHangingUp:
+    def test_ends_waits_and_later_calls(self, make_store: MakeStore) -> None:
+        store, other = make_store(), make_store()
+        with ThreadPoolExecutor(2) as pool:
+            waits = [pool.submit(store.get, "never") for _ in range(2)]
+            time.sleep(0.05)
+            store.hang_up()
+            for wait in waits:
+                with pytest.raises(DistStoreError):
+                    wait.result(SOON)
+        with pytest.raises(DistStoreError):
+            store.get("never")
+        other.set("k", "v")
+        assert other.get("k") == b"v"

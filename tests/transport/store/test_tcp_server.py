@@ -26,6 +26,7 @@ from transport.errors import (
 )
 from transport.sockets import connect as connect_socket
 from transport.store import TCPStore, TCPStoreServer
+from transport.store.tcp_client import _Request
 from transport.store.wire import Op, pack_request
 
 Connect = Callable[[], TCPStore]
@@ -97,8 +98,9 @@ store.get("go")
         other.set_will("log", "dead")
         store.set("big", bytes(4 << 20))
         connection = other._connection
-        for _ in range(8):
-            connection._send(Op.GET, [b"big"], SOON)
+        for number in range(8):
+            request = pack_request(100 + number, Op.GET, SOON, [b"big"])
+            connection._send(100 + number, _Request(), request, SOON)
         other.close()
         with pytest.raises(StoreTimeoutError):
             store.tail("log", 0, timeout=0.2)

@@ -207,7 +207,7 @@ class TestConnection:
             other.multi_set([f"go {number}" for number in range(8)], list("01234567"))
             assert [result.result(SOON) for result in results] == list(range(8))
         assert store.add("n", 0) == 320
-        assert len(store._connection._expected) == len(store._connection._replies) == 0
+        assert not store._connection._expected
 
     def test_the_server_closes(self, server: TCPStoreServer, connect: Connect) -> None:
         store = connect()

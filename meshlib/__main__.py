@@ -1,0 +1,8 @@
+"""``python -m meshlib`` is the command ``meshlib``."""
+
+import sys
+
+from meshlib.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,97 @@
+"""A thread that attends to ranks: to one, or to all that are threads of one process."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from contextlib import suppress
+from typing import Generic, TypeVar, cast
+
+from transport.errors import DistStoreError
+from transport.store.base import Store
+
+U = TypeVar("U")
+END_SECONDS = 5.0
+
+
+class Attendant(ABC, Generic[U]):
+    """Works as long as it has users, with a client of their store that is its own.
+
+    A thousand ranks that are threads must not have thousands of threads beside them, each of which
+    wakes up for what one could do for all: ``of`` returns the one of such ranks.
+    """
+
+    name: str
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users: dict[U, None] = {}
+        self._shift: _Shift | None = None
+
+    @classmethod
+    def of(cls, store: Store) -> Attendant[U]:
+        """Return a new one, or the one of the process that the store's users are threads of."""
+        if store.in_one_process:
+            return cast("Attendant[U]", store.in_process(cls.name, cls))
+        return cls()
+
+    @property
+    def users(self) -> list[U]:
+        """Those it works for."""
+        with self._lock:
+            return list(self._users)
+
+    def enter(self, user: U, store: Store) -> None:
+        """Work for ``user``, too; ``store`` is what ``of`` was given."""
+        with self._lock:
+            self._users[user] = None
+            if self._shift is None:
+                self._shift = _Shift(store.clone())
+                self._prepare(self._shift.store, user)
+                self._shift.begin(self)
+
+    def leave(self, user: U) -> None:
+        """Forget ``user``; the last one ends the thread."""
+        with self._lock:
+            self._users.pop(user, None)
+            shift = None if self._users else self._shift
+            if shift is not None:
+                self._shift = None
+                shift.ending.set()
+        if shift is not None:
+            shift.end()
+
+    def _prepare(self, store: Store, user: U) -> None:
+        """Get ``store``, with which a thread will work, ready; ``user`` is its first one."""
+
+    @abstractmethod
+    def work(self, store: Store, ending: threading.Event) -> None:
+        """Work with ``store`` until ``ending``. DistStoreError is no fault: the store has gone."""
+
+    def bereave(self) -> None:
+        """Act on the store's having gone before its users."""
+
+
+class _Shift:
+    """One thread, from the first user to the last one, and its client."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.ending = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def begin(self, attendant: Attendant[U]) -> None:
+        def run() -> None:
+            with suppress(DistStoreError):
+                attendant.work(self.store, self.ending)
+            if not self.ending.is_set():
+                attendant.bereave()
+
+        self._thread = threading.Thread(target=run, name=f"meshlib-{attendant.name}", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        self.ending.set()
+        self.store.close()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(END_SECONDS)

@@ -1,0 +1,114 @@
+"""Messages between two members inside ``jax.jit``, and those of their derivatives.
+
+A send has a result of its own and one on the other member; so it goes with all derivatives. What
+is sent back and forth for them depends on what *both* members compute.
+"""
+# ruff: noqa: D102 (the methods are those of InJit, which documents them)
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import jax
+import numpy as np
+
+from meshlib.host import Run
+from meshlib.jit.collective import HostSide, InJit
+from meshlib.jit.host_call import HostArray
+from meshlib.jit.kinds import SameShape, flat_of, then_zeros
+from meshlib.process_group import ProcessGroup
+from transport.call import Kind
+
+
+@dataclass(frozen=True)
+class _OneToOne(SameShape):
+    """A message to or from ``peer`` under ``tag``.
+
+    Derivatives send messages of their own, as many as the loss asks for. Both members take them
+    alike, so ``derivation`` (t for a tangent, c for a transpose, for each one that was taken) says
+    which belong together; each has a group beside, whose tags are not those of the program.
+    """
+
+    anchored = True
+
+    peer: int
+    tag: int
+    derivation: str = ""
+
+    @property
+    def carrier(self) -> ProcessGroup:
+        """The group that the message goes through."""
+        if not self.derivation:
+            return self.group
+        desc = f"{self.group.group_desc}, derivative {self.derivation}"
+        return self.group.companion(f"jit-derivative-{self.derivation}", desc)
+
+    def differential(self) -> InJit:
+        return replace(self, derivation=f"{self.derivation}t")
+
+    @property
+    def _transpose(self) -> str:
+        return f"{self.derivation}c"
+
+
+@dataclass(frozen=True)
+class Send(_OneToOne):
+    """Sends the operand to ``peer``, and returns it."""
+
+    def host_side(self, x: jax.ShapeDtypeStruct) -> HostSide:
+        peer, tag = self.peer, self.tag
+
+        def work(output: HostArray, _: HostArray) -> Run:
+            flat = flat_of(output)
+            return lambda communicator, call: communicator.send(call, flat, peer, tag)
+
+        return self._caller(Kind.SEND, work, x, extra=tag, peer=peer)
+
+    def transposed(self) -> InJit:
+        return _ReceiveAndAdd(self.group, self.peer, self.tag, self._transpose)
+
+
+@dataclass(frozen=True)
+class Receive(_OneToOne):
+    """Receives from ``peer``; the operand is a template whose values do not matter."""
+
+    def host_side(self, x: jax.ShapeDtypeStruct) -> HostSide:
+        peer, tag = self.peer, self.tag
+
+        def work(output: HostArray, _: HostArray) -> Run:
+            flat = flat_of(output)
+            return lambda communicator, call: communicator.recv(call, flat, peer, tag)
+
+        return self._caller(Kind.RECV, work, x, extra=tag, peer=peer)
+
+    def transposed(self) -> InJit:
+        return _SendAndForget(self.group, self.peer, self.tag, self._transpose)
+
+
+@dataclass(frozen=True)
+class _ReceiveAndAdd(_OneToOne):
+    """The transpose of a send, whose operand goes two ways: to its result and to the peer."""
+
+    def host_side(self, x: jax.ShapeDtypeStruct) -> HostSide:
+        receive = Receive(self.group, self.peer, self.tag, self.derivation).host_side(x)
+
+        def call(output: HostArray, _: HostArray) -> None:
+            received = np.empty_like(output)
+            receive(received, received)
+            output += received
+
+        return call
+
+    def transposed(self) -> InJit:
+        return Send(self.group, self.peer, self.tag, self._transpose)
+
+
+@dataclass(frozen=True)
+class _SendAndForget(_OneToOne):
+    """The transpose of a receive: the cotangent goes to the peer, nothing to the template."""
+
+    def host_side(self, x: jax.ShapeDtypeStruct) -> HostSide:
+        return then_zeros(Send(self.group, self.peer, self.tag, self.derivation).host_side(x))
+
+    def transposed(self) -> InJit:
+        return Receive(self.group, self.peer, self.tag, self._transpose)

@@ -1,0 +1,76 @@
+"""One launch on one node, from its options to its exit code. What it has made is gone then."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from meshlib.launcher.agent import Agent
+from meshlib.launcher.coordinator import Coordinator
+from meshlib.launcher.guardian import Guardian
+from meshlib.launcher.one_node import OneNode
+from meshlib.launcher.options import LaunchOptions
+from meshlib.launcher.signals import SignalPipe
+from meshlib.launcher.sweep import adopt_orphans, children
+from transport.errors import DistError
+from transport.sockets import is_in_use
+
+
+def launch(options: LaunchOptions) -> int:
+    """Run the job that ``options`` describe, and return the exit code for the shell.
+
+    Call it from the main thread of a process of its own.
+    """
+    for note in options.warnings:
+        sys.stderr.write(f"meshrun: {note}\n")
+    with SignalPipe() as signals:  # from here on Ctrl-C is the agent's, who ends what was begun
+        return _launch(options, signals)
+
+
+def _launch(options: LaunchOptions, signals: SignalPipe) -> int:
+    run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(4).hex()}"
+    strangers = children(os.getpid())  # of a shell that became this process by exec
+    temporary = Path(tempfile.mkdtemp(prefix="meshrun-"))
+    directory = temporary
+    if options.output.log_dir is not None:
+        directory = options.output.log_dir / run_id
+        if options.trace_dir is None:
+            options = replace(options, trace_dir=directory / "trace")
+    # Order matters: the guardian is forked while there is no thread, and dismissed last.
+    guardian = Guardian(run_id, str(temporary))
+    adopt_orphans()
+    try:
+        coordinator = _coordinator(options, run_id, signals)
+        try:
+            spare = frozenset({guardian.pid, *strangers})
+            return Agent(options, coordinator, signals, run_id, directory, spare).run()
+        finally:
+            coordinator.close()
+    except (DistError, OSError) as error:
+        sys.stderr.write(f"meshrun: {error}{_mend(error, options)}\n")
+        return 1
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        guardian.dismiss()
+
+
+def _mend(error: Exception, options: LaunchOptions) -> str:
+    if not is_in_use(error):
+        return ""
+    if options.nodes.many:
+        return "; give all nodes another one with --master-port"
+    return "; choose another one with --master-port, or leave it out to have any that is free"
+
+
+def _coordinator(options: LaunchOptions, run_id: str, signals: SignalPipe) -> Coordinator:
+    nodes = options.nodes
+    if not nodes.many:
+        return OneNode(options.ranks, options.max_restarts, nodes.port)
+    from meshlib.launcher.many_nodes import ManyNodes  # one node does not pay for it
+
+    return ManyNodes(nodes, options.ranks, options.max_restarts, run_id, signals.knock)

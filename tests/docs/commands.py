@@ -1,0 +1,80 @@
+"""The command lines in the pages: whether what they name exists, and running them."""
+
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+from pages import ROOT
+
+from meshlib.cli import COMMANDS
+from meshlib.launcher.arguments import make_parser as launcher_parser
+
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+TARGETS = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+# Of other projects: the pages tell them for comparison.
+OF_OTHERS = {"torchrun", "mpirun", "mpiexec", "srun", "sbatch", "salloc", "git", "cd", "export"}
+
+
+def command_lines(text: str) -> list[str]:
+    """Return the commands of a ``sh`` block, without comments and with continued lines joined."""
+    joined = text.replace("\\\n", " ")
+    return [line for line in joined.splitlines() if line.strip() and not line.startswith("#")]
+
+
+def words_of(line: str) -> list[str]:
+    """Return the words of a command after the settings of variables in front of it."""
+    words = shlex.split(line, comments=True)
+    while words and re.match(r"\w+=", words[0]):
+        words.pop(0)
+    return words
+
+
+def check(line: str) -> None:
+    """Raise unless the programs, files, options and targets that ``line`` names exist."""
+    words = words_of(line)
+    command, rest = Path(words[0]).name, words[1:]
+    if command in {"meshrun", "meshlib"}:
+        if command == "meshlib" and rest[0] != "run":
+            assert rest[0] in COMMANDS, rest[0]
+            known = _options_of(rest[0])
+            for option in rest[1:]:
+                assert not option.startswith("--") or option in known, option
+        else:
+            launcher_parser().parse_args(rest[command == "meshlib" :])
+        for word in rest:
+            assert not word.startswith("examples/") or (ROOT / word).is_file(), word
+    elif command == "make":
+        assert set(rest) <= TARGETS, rest
+    elif command == "pip":
+        for extras in re.findall(r"\[([\w,-]+)\]", line):
+            assert set(extras.split(",")) <= set(EXTRAS), extras
+    elif command.startswith("python"):
+        if rest[0] == "-m" and rest[1] != "venv":
+            assert find_spec(rest[1]), rest[1]
+        elif rest[0] == "-c":
+            compile(rest[1], line, "exec")
+    else:
+        assert command in OF_OTHERS, f"{command} is not understood: {line}"
+
+
+@cache
+def _options_of(command: str) -> set[str]:
+    done = run([sys.executable, "-m", "meshlib.cli", command, "--help"], ROOT)
+    return set(re.findall(r"--[\w-]+", done.stdout))
+
+
+def run(words: list[str], directory: Path, timeout: float = 50) -> subprocess.CompletedProcess[str]:
+    """Run a command of this project, by the interpreter that runs the tests."""
+    ours = {"meshrun": "meshlib.launcher.cli", "meshlib": "meshlib.cli"}
+    if words[0] in ours:
+        words = [sys.executable, "-m", ours[words[0]], *words[1:]]
+    else:
+        words = [sys.executable if word == "python" else word for word in words]
+    return subprocess.run(
+        words, cwd=directory, capture_output=True, text=True, timeout=timeout, check=False
+    )

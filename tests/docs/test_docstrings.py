@@ -1,0 +1,147 @@
+"""Every public name has words of its own, and a collective's function has its method's."""
+
+import ast
+import importlib
+import inspect
+import itertools
+import re
+
+import pytest
+import shared_docstrings
+
+import meshlib
+from meshlib.collectives import Collectives
+from parallel import (
+    comm_hooks,
+    data_parallel,
+    ddp,
+    join,
+    nn,
+    optim,
+    samplers,
+    tensor_parallel,
+    zero,
+)
+
+PARTS = [comm_hooks, data_parallel, ddp, join, nn, optim, samplers, tensor_parallel, zero]
+MODULES = [meshlib, importlib.import_module("parallel"), *PARTS]
+# A name of several packages goes by the first one.
+NAMES = {
+    id(value): (f"{module.__name__}.{name}", value)
+    for module in reversed(MODULES)
+    for name in module.__all__
+    if not inspect.ismodule(value := getattr(module, name))
+}
+NAMES = dict(NAMES.values())
+FUNCTIONS = {path: value for path, value in NAMES.items() if inspect.isroutine(value)}
+CLASSES = {path: value for path, value in NAMES.items() if inspect.isclass(value)}
+ALIASES = {path: value for path, value in NAMES.items() if not value.__doc__ or value is dict}
+# Its objects are made by this project, so its users need not know how.
+NOT_MADE_BY_USERS = {
+    "meshlib.DArray",
+    "meshlib.ProcessGroup",
+    "meshlib.Work",
+    "parallel.GradBucket",
+    "parallel.nn.RemovableHandle",
+}
+POINTER = re.compile(r"^See\b|\b(as for|as in|those of) ``\w")
+
+
+def parameters(function):
+    try:
+        signature = inspect.signature(function)
+    except ValueError:
+        return []  # of a class that C made
+    return [name for name in signature.parameters if name not in {"self", "cls", "args", "kwargs"}]
+
+
+def undocumented(function, text):
+    return [
+        name
+        for name in parameters(function)
+        if not name.startswith("_") and not re.search(rf"\b{name}\b", text)
+    ]
+
+
+def public_methods(cls):
+    for name, value in inspect.getmembers(cls):
+        function = value.fget if isinstance(value, property) else value
+        if not name.startswith("_") and inspect.isroutine(function):
+            home = getattr(function, "__module__", None) or ""
+            if home.startswith(("meshlib", "parallel", "transport")):
+                yield name, inspect.getdoc(value)
+
+
+def test_all_kinds_of_names_are_looked_at():
+    assert len(FUNCTIONS) > 60
+    assert len(CLASSES) > 50
+    assert {"parallel.CommHook", "parallel.nn.GradHook"} <= set(ALIASES)
+
+
+@pytest.mark.parametrize("path", FUNCTIONS)
+def test_a_functions_docstring_names_its_arguments_and_points_nowhere(path):
+    text = inspect.getdoc(FUNCTIONS[path])
+    assert len(text.split()) >= 5
+    assert not POINTER.search(text)
+    assert not undocumented(FUNCTIONS[path], text)
+
+
+@pytest.mark.parametrize("path", CLASSES)
+def test_a_class_says_what_it_is_how_it_is_made_and_what_its_methods_do(path):
+    cls = CLASSES[path]
+    text = f"{cls.__doc__}\n{cls.__init__.__doc__ or ''}"
+    assert len(text.split()) >= 5
+    assert not POINTER.search(text)
+    if not (issubclass(cls, Exception) or hasattr(cls, "__members__")) and (
+        path not in NOT_MADE_BY_USERS
+    ):
+        assert not undocumented(cls, text)
+    for name, words in public_methods(cls):
+        assert words, name
+        assert not words.startswith("See "), name
+
+
+@pytest.mark.parametrize("path", ALIASES)
+def test_an_alias_is_documented_below_its_definition(path):
+    module, _, name = path.rpartition(".")
+    words = None
+    while words is None:
+        body = ast.parse(inspect.getsource(importlib.import_module(module))).body
+        for node, following in itertools.pairwise(body):
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
+                words = ast.literal_eval(following.value)
+        module = next(
+            (
+                node.module
+                for node in body
+                if isinstance(node, ast.ImportFrom) and name in [alias.name for alias in node.names]
+            ),
+            None,
+        )
+    assert len(words.split()) >= 5
+
+
+@pytest.mark.parametrize("path", shared_docstrings.modules(), ids=lambda path: path.stem)
+def test_a_collectives_function_has_the_words_of_its_method(path):
+    source = path.read_text()
+    assert shared_docstrings.with_shared_words(source) == source, "run make format"
+
+
+def test_a_collective_says_what_it_takes_returns_and_raises():
+    for name in set(meshlib.__all__) & set(dir(Collectives)):
+        function, method = getattr(meshlib, name), getattr(Collectives, name)
+        if inspect.isfunction(function):
+            for one in (function, method):
+                text = inspect.getdoc(one)
+                described = re.findall(r"^ {4}(\w+): ", text.partition("Args:")[2], re.MULTILINE)
+                assert [x for x in described if x in parameters(one)] == parameters(one), name
+                assert "\nRaises:\n" in text, name
+                returns_nothing = inspect.signature(one).return_annotation == "None"
+                assert ("\nReturns:\n" in text) != returns_nothing, name
+
+
+def test_help_shows_it():
+    text = inspect.getdoc(meshlib.all_reduce)
+    assert "Reduce ``tensor`` over the members" in text
+    assert "group: A ProcessGroup or a DeviceMesh" in text
+    assert "group:" not in inspect.getdoc(meshlib.ProcessGroup.all_reduce)

@@ -1,0 +1,84 @@
+"""The reference has an entry for each public name, and the site's contents have each page."""
+
+import importlib
+import inspect
+import re
+
+import pytest
+import yaml
+from pages import PAGES, ROOT
+
+import meshlib
+
+DOCS = ROOT / "docs"
+PACKAGES = [
+    "parallel",
+    "parallel.nn",
+    "parallel.optim",
+    "parallel.comm_hooks",
+    "parallel.join",
+    "parallel.samplers",
+    "parallel.zero",
+    "parallel.ddp",
+    "parallel.data_parallel",
+    "parallel.tensor_parallel",
+    "parallel.jax",
+]
+ENTRIES = [
+    entry
+    for page in sorted((DOCS / "reference").glob("*.md"))
+    for entry in re.findall(r"^::: ([\w.]+)$", page.read_text(), re.MULTILINE)
+]
+IMPORTS = {
+    module: re.findall(r"`(\w+)`", names)
+    for module, names in re.findall(
+        r"^\| `(parallel[\w.]*)` \| (`.*) \|$",
+        (DOCS / "data_parallel.md").read_text(),
+        re.MULTILINE,
+    )
+}
+
+
+def value_of(path):
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+def public(package):
+    module = importlib.import_module(package)
+    names = {name: getattr(module, name) for name in module.__all__}
+    return {name: value for name, value in names.items() if not inspect.ismodule(value)}
+
+
+def test_each_name_of_meshlib_has_one_entry():
+    assert len(set(ENTRIES)) == len(ENTRIES)
+    entries = [entry.removeprefix("meshlib.") for entry in ENTRIES if entry.startswith("meshlib.")]
+    assert sorted(name for name in entries if "." not in name) == meshlib.__all__
+
+
+@pytest.mark.parametrize("package", [*PACKAGES, "meshlib.jit"])
+def test_each_name_of_a_package_has_an_entry(package):
+    shown = [value_of(entry) for entry in ENTRIES]
+    missing = [
+        name for name, value in public(package).items() if not any(one is value for one in shown)
+    ]
+    assert not missing
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_page_says_where_each_name_is_imported_from(package):
+    imported = [value_of(f"{module}.{name}") for module in IMPORTS for name in IMPORTS[module]]
+    missing = [
+        name for name, value in public(package).items() if not any(one is value for one in imported)
+    ]
+    assert not missing
+
+
+def test_the_contents_have_each_page():
+    nav = yaml.safe_load((DOCS / "site" / "mkdocs.yml").read_text())["nav"]
+    listed = {
+        page for part in nav for pages in part.values() for one in pages for page in one.values()
+    }
+    pages = {page.name for page in PAGES if page.parent == DOCS}
+    pages |= {f"reference/{page.name}" for page in (DOCS / "reference").glob("*.md")}
+    assert listed == pages | {"index.md"}

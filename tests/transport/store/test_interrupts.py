@@ -1,0 +1,109 @@
+"""Ctrl-C in the middle of a request: whatever it was doing, the client goes on."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from transport.errors import StoreTimeoutError
+from transport.store import TCPStore, TCPStoreServer, tcp_client
+
+SOON = 10.0
+_CODE = {tcp_client.__file__, threading.__file__}
+
+
+class _Interrupter:
+    """Raises KeyboardInterrupt in this thread before the ``moment``-th bytecode of the client."""
+
+    def __init__(self, moment: int) -> None:
+        self.left = moment
+
+    def __enter__(self) -> _Interrupter:
+        sys.settrace(self._trace)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(None)
+
+    def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
+        if frame.f_code.co_filename not in _CODE:
+            return self._trace
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            self.left -= 1
+            if self.left == 0:
+                raise KeyboardInterrupt
+        return self._trace
+
+
+def _in_thread(function: Callable[[], Any]) -> Future[Any]:
+    """Run it in a thread that nobody has to wait for, should it hang."""
+    future: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as error:  # noqa: BLE001 (the test raises it)
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
+def _wait_in_vain(store: TCPStore) -> None:
+    with suppress(StoreTimeoutError):
+        store.get("never", timeout=0)
+
+
+REQUESTS: list[Callable[[TCPStore], None]] = [
+    lambda store: store.set("k", "v"),
+    _wait_in_vain,
+]
+
+
+@pytest.mark.parametrize("request_", REQUESTS, ids=["set", "wait"])
+@pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside another thread"])
+def test_at_every_step(
+    server: TCPStoreServer, request_: Callable[[TCPStore], None], beside: bool
+) -> None:
+    """Another thread's wait ends well, and this thread's and others' later requests do."""
+    store = TCPStore(*server.address, timeout=SOON, secret=b"s")
+    other = store.clone()
+    moment, interrupter = 0, None
+    while interrupter is None or interrupter.left <= 0:
+        moment += 1
+        waits = _in_thread(lambda key=f"{moment}": store.get(key)) if beside else None
+        with suppress(KeyboardInterrupt), _Interrupter(moment) as interrupter:
+            request_(store)
+        assert _in_thread(lambda: store.add("n", 1)).result(SOON) == moment
+        if waits is not None:
+            other.set(f"{moment}", "come")
+            assert waits.result(SOON) == b"come"
+        assert _in_thread(lambda: store.check(["n"])).result(SOON)
+        assert store.check(["n"])
+    assert moment > 50
+    assert not store._connection._expected
+    store.close()
+    other.close()
+
+
+def test_closing_after_an_interrupt(server: TCPStoreServer) -> None:
+    """Its goodbye arrives: the will is withdrawn."""
+    other = TCPStore(*server.address, timeout=SOON, secret=b"s")
+    moment, interrupter = 0, None
+    while interrupter is None or interrupter.left <= 0:
+        moment += 3
+        store = other.clone()
+        store.set_will("will", "dead")
+        with suppress(KeyboardInterrupt), _Interrupter(moment) as interrupter:
+            store.set("k", "v")
+        _in_thread(store.close).result(SOON)
+    assert not other.check(["will"])
+    other.close()
