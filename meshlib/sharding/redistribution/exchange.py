@@ -4,8 +4,7 @@ The three are apart because of when they may run: on the CPU all of them at the 
 GPU, where a call is only put on a stream, the first and the last in the caller's thread.
 
 Parts that do not lie in one piece, where they come from or where they go, travel in rounds of a few
-hundred KiB by way of small buffers: what was just laid out or has just come is then still in the
-cache when it is copied on, and the copy costs little beside the call.
+MiB by way of buffers: no rank then needs the memory of a second array for what it packs.
 """
 
 from __future__ import annotations
@@ -31,8 +30,10 @@ from transport.call import Call
 from transport.communicator import Communicator
 from transport.reduce_op import Flat, ReduceOp
 
-ROUND_BYTES = 512 << 10
-"""What a rank sends to all others in a round, about."""
+ROUND_BYTES = 4 << 20
+"""What a rank sends to all others in a round, about. In smaller ones the ranks wait for each other
+more often, which takes longer than the caches save.
+"""
 
 MOST_MEMBERS_IN_ROUNDS = 64
 """Larger groups, few members of which are within a host, exchange all at once."""
