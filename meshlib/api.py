@@ -19,6 +19,7 @@ from meshlib.functions import (
     all_gather,
     all_gather_coalesced,
     all_gather_into_tensor,
+    all_gather_into_tensor_coalesced,
     all_gather_object,
     all_gather_single,
     all_reduce,
@@ -39,11 +40,13 @@ from meshlib.functions import (
     reduce_scatter,
     reduce_scatter_single,
     reduce_scatter_tensor,
+    reduce_scatter_tensor_coalesced,
     scatter,
     scatter_object_list,
     send,
     send_object_list,
 )
+from meshlib.grad_bucket import GradBucket
 from meshlib.groups import (
     GroupMember,
     get_backend,
@@ -81,7 +84,7 @@ from meshlib.spawning import (
     spawn,
 )
 from meshlib.subgroups import new_subgroups, new_subgroups_by_enumeration, split_group
-from meshlib.work import Future, Work, WorkResult
+from meshlib.work import Future, Work, WorkResult, collect_all
 from transport.errors import (
     CollectiveMismatchError,
     CollectiveTimeoutError,
@@ -89,6 +92,7 @@ from transport.errors import (
     DistError,
     DistNetworkError,
     DistStoreError,
+    QueueEmptyError,
     RankFailedError,
 )
 from transport.reduce_op import ReduceOp, premul_sum
@@ -108,6 +112,7 @@ __all__ = [
     "DistStoreError",
     "FileStore",
     "Future",
+    "GradBucket",
     "GroupMember",
     "HashStore",
     "Layout",
@@ -121,6 +126,7 @@ __all__ = [
     "ProcessExitedException",
     "ProcessGroup",
     "ProcessRaisedException",
+    "QueueEmptyError",
     "RankFailedError",
     "ReduceOp",
     "Replicate",
@@ -134,6 +140,7 @@ __all__ = [
     "all_gather",
     "all_gather_coalesced",
     "all_gather_into_tensor",
+    "all_gather_into_tensor_coalesced",
     "all_gather_object",
     "all_gather_single",
     "all_reduce",
@@ -145,6 +152,7 @@ __all__ = [
     "breakpoint",
     "broadcast",
     "broadcast_object_list",
+    "collect_all",
     "current_mesh",
     "destroy_process_group",
     "distribute_array",
@@ -186,6 +194,7 @@ __all__ = [
     "reduce_scatter",
     "reduce_scatter_single",
     "reduce_scatter_tensor",
+    "reduce_scatter_tensor_coalesced",
     "register_rendezvous_handler",
     "rendezvous",
     "scatter",

@@ -20,6 +20,7 @@ from meshlib.arguments import (
     check_reduction,
     check_same_dtype,
     check_size,
+    split_evenly,
 )
 from meshlib.personalized_collectives import PersonalizedCollectives
 from transport.call import Call, Kind
@@ -175,6 +176,149 @@ class CoalescedCollectives(PersonalizedCollectives):
             extra=_fingerprint(size for row in sizes for size in (len(row), *row)),
         )
 
+    def all_gather_into_tensor_coalesced(
+        self,
+        output_tensors: Sequence[Any],
+        input_tensors: Sequence[Any],
+        async_op: bool = False,
+        timeout: Timeout | None = None,
+    ) -> Any:
+        """Gather the members' ``input_tensors[j]`` into ``output_tensors[j]`` on all members.
+
+        Args:
+            output_tensors: Writable arrays of one dtype, as many as ``input_tensors``; each has
+                ``size()`` times the elements of its input, concatenated along dim 0 or stacked.
+            input_tensors: Arrays of any shapes and that dtype, the same on every member.
+            async_op: Return a ``Work`` at once, not the result.
+            timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
+
+        Returns:
+            ``output_tensors``, with new arrays where they cannot be written to. With ``async_op``,
+            a ``Work`` whose ``result()`` that is. None on a rank that is no member.
+
+        Raises:
+            TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
+                usable.
+            CollectiveMismatchError: On every member, if they make different calls.
+            CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+            RankFailedError: On every member, if one dies or leaves. These three break the group.
+        """
+        group = self.process_group
+        if group.rank() < 0:
+            return None
+        check_list(input_tensors, "input_tensors")
+        ins = adapt_sources(input_tensors, "input_tensors")
+        outs = adapt_targets(output_tensors, "output_tensors", len(ins), "one for each input")
+        code, size = check_dtype(ins[0], "input_tensors[0]"), len(group.ranks)
+        _check_pairs(outs, "output_tensors", ins, "input_tensors", size)
+        sizes, dtype = [x.flat.size for x in ins], ins[0].flat.dtype
+        parts = [split_evenly(out.flat, size) for out in outs]
+        device = ins[0].device
+
+        def run(communicator: Communicator, call: Call) -> Any:
+            if device != "cpu":
+                for part, x in zip(parts, ins, strict=True):
+                    communicator.all_gather(call, part, x.flat)
+                result = [out.finish() for out in outs]
+                end_together(call, [cast(DeviceFlat, out.flat) for out in outs])
+                return result
+            rows = [np.empty(sum(sizes), dtype) for _ in range(size)]
+            communicator.all_gather(call, rows, np.concatenate([x.flat for x in ins]))
+            for member, row in enumerate(rows):
+                _copy_out(row, [part[member] for part in parts])
+            return [out.finish() for out in outs]
+
+        return self._issue(
+            Kind.ALL_GATHER,
+            run,
+            ins[0],
+            code,
+            async_op,
+            timeout,
+            elements=size * sum(sizes),
+            extra=_fingerprint(sizes),
+        )
+
+    def reduce_scatter_tensor_coalesced(
+        self,
+        output_tensors: Sequence[Any],
+        input_tensors: Sequence[Any],
+        op: ReduceOp = ReduceOp.SUM,
+        async_op: bool = False,
+        timeout: Timeout | None = None,
+    ) -> Any:
+        """Reduce the members' ``input_tensors[j]``; member i gets part i in ``output_tensors[j]``.
+
+        Args:
+            output_tensors: Writable arrays of any shapes and one dtype, the same on every member.
+            input_tensors: Arrays of that dtype, as many; each has ``size()`` times the elements of
+                its output, concatenated along dim 0 or stacked.
+            op: A ``ReduceOp`` that means something for the dtype.
+            async_op: Return a ``Work`` at once, not the result.
+            timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
+
+        Returns:
+            ``output_tensors``, with new arrays where they cannot be written to. With ``async_op``,
+            a ``Work`` whose ``result()`` that is. None on a rank that is no member.
+
+        Raises:
+            TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
+                usable.
+            CollectiveMismatchError: On every member, if they make different calls.
+            CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+            RankFailedError: On every member, if one dies or leaves. These three break the group.
+        """
+        group = self.process_group
+        if group.rank() < 0:
+            return None
+        check_list(input_tensors, "input_tensors")
+        ins = adapt_sources(input_tensors, "input_tensors")
+        outs = adapt_targets(output_tensors, "output_tensors", len(ins), "one for each input")
+        sizes, size = [out.flat.size for out in outs], len(group.ranks)
+        op, code = check_reduction(op, outs[0], "output_tensors[0]", sum(sizes))
+        _check_pairs(ins, "input_tensors", outs, "output_tensors", size)
+        dtype, device = outs[0].flat.dtype, outs[0].device
+        parts = [split_evenly(x.flat, size) for x in ins]
+
+        def run(communicator: Communicator, call: Call) -> Any:
+            if device != "cpu":
+                for out, part in zip(outs, parts, strict=True):
+                    communicator.reduce_scatter(call, out.flat, part, op)
+                result = [out.finish() for out in outs]
+                end_together(call, [cast(DeviceFlat, out.flat) for out in outs])
+                return result
+            flat = np.empty(sum(sizes), dtype)
+            rows = [np.concatenate([part[member] for part in parts]) for member in range(size)]
+            communicator.reduce_scatter(call, flat, rows, op)
+            return _unpack(flat, outs)
+
+        return self._issue(
+            Kind.REDUCE_SCATTER,
+            run,
+            outs[0],
+            code,
+            async_op,
+            timeout,
+            elements=size * sum(sizes),
+            op=op.code,
+            extra=_fingerprint(sizes),
+        )
+
+
+def _check_pairs(
+    whole: Sequence[Adapted], name: str, parts: Sequence[Adapted], part_name: str, size: int
+) -> None:
+    """Check arrays of which each in ``whole`` has ``size`` times the elements of its part."""
+    check_disjoint(whole if name.startswith("output") else parts, "output_tensors")
+    for j, (large, small) in enumerate(zip(whole, parts, strict=True)):
+        check_same_dtype(small, f"{part_name}[{j}]", parts[0], f"{part_name}[0]")
+        check_same_dtype(large, f"{name}[{j}]", parts[0], f"{part_name}[0]")
+        expected = f"{size} times the size of {part_name}[{j}]"
+        check_size(large, f"{name}[{j}]", size * small.flat.size, expected)
+    for j, large in enumerate(whole):
+        for k, small in enumerate(parts):
+            check_no_overlap(large, f"{name}[{j}]", small, f"{part_name}[{k}]")
+
 
 def _gather_device_arrays(
     communicator: Communicator,
@@ -195,11 +339,15 @@ def _gather_device_arrays(
 
 
 def _unpack(flat: Flat, into: Sequence[Adapted]) -> list[Any]:
-    start = 0
-    for x in into:
-        x.flat[...] = flat[start : start + x.flat.size]
-        start += x.flat.size
+    _copy_out(flat, [x.flat for x in into])
     return [x.finish() for x in into]
+
+
+def _copy_out(flat: Flat, into: Sequence[Flat]) -> None:
+    start = 0
+    for part in into:
+        part[...] = flat[start : start + part.size]
+        start += part.size
 
 
 def _fingerprint(sizes: Iterable[int]) -> int:

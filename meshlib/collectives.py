@@ -23,6 +23,10 @@ from transport.communicator import Communicator
 from transport.deadline import Timeout, to_seconds
 
 
+def _meet(communicator: Communicator, call: Call) -> None:
+    communicator.barrier(call)
+
+
 class Collectives(ObjectCollectives, SymmetricMemory):
     """The calls of one group of ranks: on arrays, on objects, point to point, barriers; memory.
 
@@ -69,10 +73,9 @@ class Collectives(ObjectCollectives, SymmetricMemory):
             if shortcut.barrier(group.seconds if seconds is None else to_seconds(seconds)):
                 return None
 
-        def run(communicator: Communicator, call: Call) -> None:
-            communicator.barrier(call)
-
-        return group.issue(Kind.BARRIER, run, async_op=async_op, timeout=self.call_timeout(timeout))
+        return group.issue(
+            Kind.BARRIER, _meet, async_op=async_op, timeout=self.call_timeout(timeout)
+        )
 
     def monitored_barrier(
         self, timeout: Timeout | None = None, wait_all_ranks: bool = False
@@ -91,7 +94,9 @@ class Collectives(ObjectCollectives, SymmetricMemory):
                 and where each stands.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
-        self.barrier(timeout=timeout)
+        group = self.process_group
+        if group.rank() >= 0:
+            group.issue(Kind.MONITORED_BARRIER, _meet, timeout=self.call_timeout(timeout))
 
     # The names that c10d gives to these two since it has others with "tensor" in them.
     all_gather_single = ArrayCollectives.all_gather_into_tensor

@@ -129,9 +129,12 @@ def rank_exit_event(rank: int, how: str) -> dict[str, Any]:
     return {"kind": "rank_exit", "rank": rank, "how": how}
 
 
-def leave_event(rank: int, joined: Sequence[str]) -> dict[str, Any]:
-    """Return the event that ``rank`` has left in good order; ``joined`` are its groups' ids."""
-    return {"kind": "leave", "rank": rank, "joined": list(joined)}
+def leave_event(rank: int, joined: Mapping[str, tuple[int, int] | None]) -> dict[str, Any]:
+    """Return the event that ``rank`` has left in good order; ``joined`` are its groups' ids.
+
+    With each goes how far its chain of calls has come, if that is known (see ``meshlib.leaving``).
+    """
+    return {"kind": "leave", "rank": rank, "joined": joined}
 
 
 def abort_event(group: str, error: DistError, rank: int) -> dict[str, Any]:
@@ -184,6 +187,25 @@ def statement(
         "elsewhere": [r.as_json() for r in records if r.group != group and not r.ended][-1:],
         "stack": user_stack(thread_id),
     }
+
+
+def put_last_calls(
+    store: Store, rank: int, reached: Mapping[str, int], records: Sequence[Record]
+) -> None:
+    """Leave behind what ``rank``, which goes, would say about each of its groups when asked.
+
+    ``reached`` has the number of the last collective by group.
+    """
+    said = {
+        group: statement(rank, records, None, {"group": group, "sequence": 0}, number)
+        for group, number in reached.items()
+    }
+    store.set(f"left/{rank}", json.dumps(said))
+
+
+def _last_calls(store: Store, rank: int, group: str) -> dict[str, Any] | None:
+    key = f"left/{rank}"
+    return json.loads(store.get(key)).get(group) if store.check([key]) else None
 
 
 class Reporter:
@@ -291,6 +313,8 @@ class Reporter:
             if group.await_failure(0):
                 break
             if rank in departed:
+                if (said := _last_calls(self._store, rank, group.id)) is not None:
+                    found[rank] = said
                 continue
             grace = deadline.remaining()
             if rank == doubtful:
@@ -352,7 +376,7 @@ def timeout_message(
         return (
             f"{record.header} to rank {receiver} on {group} was not done after {seconds:g} s: "
             f"rank {receiver} did not receive it\n"
-            + _where(receiver, statements.get(receiver), None)
+            + _where(receiver, statements.get(receiver), None, group.ranks)
         )
     missing = [r for r in group.ranks if not _has_come(statements.get(r), sequence)]
     who = (
@@ -361,7 +385,7 @@ def timeout_message(
         else "all ranks have come, but it did not finish"
     )
     return f"{record.header} on {group} was not done after {seconds:g} s: {who}\n" + "\n".join(
-        _where(rank, statements.get(rank), sequence) for rank in group.ranks
+        _where(rank, statements.get(rank), sequence, group.ranks, missing) for rank in group.ranks
     )
 
 
@@ -412,8 +436,17 @@ def _call_at(said: Mapping[str, Any] | None, sequence: int) -> Mapping[str, Any]
     return None
 
 
-def _where(rank: int, said: Mapping[str, Any] | None, sequence: int | None) -> str:
-    """Return where ``rank`` stands, in or before collective ``sequence`` (None: in none)."""
+def _where(
+    rank: int,
+    said: Mapping[str, Any] | None,
+    sequence: int | None,
+    ranks: Sequence[int],
+    missing: Sequence[int] = (),
+) -> str:
+    """Return where ``rank`` stands, in or before collective ``sequence`` (None: in none).
+
+    ``ranks`` are the group's; ``missing`` those that have not come, for whom the others wait.
+    """
     if said is None:
         return f"  rank {rank}: silent (no answer in {ANSWER_SECONDS:g} s: stopped or gone)"
     here = None if sequence is None else _call_at(said, sequence)
@@ -428,7 +461,10 @@ def _where(rank: int, said: Mapping[str, Any] | None, sequence: int | None) -> s
         lines += [f"    now in {c['call']} on {c['group']}, {c['site']}" for c in said["elsewhere"]]
     else:
         waits = here["waiting_for"]
-        suffix = "" if waits is None else f", waits for group rank {waits}"
+        suffix = "" if waits is None else f", waits for rank {ranks[waits]}"
+        # Whom it waits for may itself wait for another.
+        if missing and (waits is None or ranks[waits] not in missing):
+            suffix += f", misses rank{'s' if len(missing) > 1 else ''} {_join(missing)}"
         lines.append(f"    {here['call']} ({here['state']}{suffix}), {here['site']}")
     lines += [f"    | {line}" for line in said["stack"][-STACK_LINES:]]
     return "\n".join(lines)

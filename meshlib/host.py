@@ -33,6 +33,10 @@ class Host(Protocol):
         """Make the communicator of ``group`` for arrays on ``device``."""
         ...
 
+    def adopt_thread(self) -> None:
+        """Have the calling thread find this rank's World."""
+        ...
+
     def note_failure(self, error: DistError) -> None:
         """Keep what is known about ``error``, which broke a group, for later."""
         ...

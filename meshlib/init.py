@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from meshlib.backend import parse_backend
@@ -24,6 +25,7 @@ from transport import environment
 from transport.algorithms.tuning import agree, from_environment
 from transport.checks import to_whole_number
 from transport.deadline import Timeout, to_seconds
+from transport.errors import CollectiveMismatchError
 from transport.runtime import Runtime
 from transport.store.base import Store
 
@@ -173,8 +175,12 @@ def destroy_process_group(group: Any = None) -> None:
     """Leave ``group``, or everything when it is None or the default group.
 
     Calls that were issued before get a few seconds to end. Afterwards ``init_process_group`` may
-    be called again. A group of which this rank is no member is ignored. Raises ValueError when
-    there is no default group, TypeError for what is no group.
+    be called again. A group of which this rank is no member is ignored.
+
+    Ranks that leave everything compare their calls: if those who left before had made others (the
+    last one of a job may have exchanged nothing that tells), it raises ``CollectiveMismatchError``
+    with the table, after everything has ended. Raises ValueError when there is no default group,
+    TypeError for what is no group.
     """
     world = current_world()
     if group is not None:
@@ -211,9 +217,13 @@ def _close_at_exit() -> None:
         world.announce_exit(f"ended with {type(failed).__name__}: {failed}")
     if failed is not None:
         # The store may be this rank's, and the others still have to read in it what went wrong.
-        world.close(drain=0.0, linger=FAILED_LINGER_SECONDS)
-    else:
+        with suppress(CollectiveMismatchError):
+            world.close(drain=0.0, linger=FAILED_LINGER_SECONDS)
+        return
+    try:
         world.close(drain=EXIT_DRAIN_SECONDS)
+    except CollectiveMismatchError as error:
+        world.log.error("%s", error)  # nobody is there any more who could catch it
 
 
 atexit.register(_close_at_exit)

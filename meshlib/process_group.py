@@ -6,7 +6,7 @@ Order, deadlines, recording and failure are handled in ``ProcessGroup.issue`` an
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Mapping
+from collections.abc import Collection, Generator, Mapping
 from contextlib import contextmanager, suppress
 from copy import copy
 from functools import partial
@@ -18,6 +18,7 @@ from meshlib.companions import Companions
 from meshlib.failures import Reporter, abort_event, announce
 from meshlib.host import Host, Observer, Run
 from meshlib.lane import Lane
+from meshlib.lanes import Lanes
 from meshlib.order import SHORT, Order, Shortcut, open_shortcut, resume
 from meshlib.recorder import COLLECTIVE, Record
 from meshlib.work import Work
@@ -40,8 +41,6 @@ from transport.store.base import Store
 from transport.store.prefix_store import PrefixStore
 
 DRAIN_SECONDS = 5.0
-# A receive that nobody has sent to by then is given up when its group closes.
-UNMATCHED_SECONDS = 0.2
 
 
 class ProcessGroup(Companions, Collectives):
@@ -64,8 +63,7 @@ class ProcessGroup(Companions, Collectives):
         self._lock = threading.Lock()
         self._communicators: dict[str, Communicator] = {}
         self._making = threading.Lock()
-        self._collectives = Lane(f"meshlib-{desc or group_id}-{world.rank}")
-        self._peer_lanes: dict[tuple[Kind, int, int], Lane] = {}
+        self._lanes = Lanes(desc or group_id, world.rank, world.adopt_thread)
         self._order = Order()
         self._peer_sequence = 0
         self.shortcut: Shortcut | None = None
@@ -93,6 +91,10 @@ class ProcessGroup(Companions, Collectives):
         """Return the number of the last collective that this rank issued."""
         return self._order.sequence
 
+    def chain(self) -> tuple[int, int]:
+        """Return the number of the last collective that this rank issued, and the hash of all."""
+        return self._order.sequence, self._order.history
+
     def get_group_store(self) -> Store:
         """Return this group's own part of the job's store, for the user's keys.
 
@@ -111,7 +113,7 @@ class ProcessGroup(Companions, Collectives):
                     store.end_waits(failure)
         if self._destroyed:
             store.close()
-            raise ValueError(f"{self} was destroyed; make a new one")
+            raise self._unusable()
         return store
 
     # ------------------------------------------------------------------ the door
@@ -175,10 +177,10 @@ class ProcessGroup(Companions, Collectives):
                 self.note_told()
                 raise self._unusable()
             if peer == COLLECTIVE:
-                lane = self._collectives
+                lane = self._lanes.collectives
                 packed = self._order.next_header(elements, root, kind, dtype, op, extra)
             else:
-                lane = self._peer_lane(kind, peer, extra)
+                lane = self._lanes.of_peer(kind, peer, extra)
                 self._peer_sequence = sequence = self._peer_sequence + 1
                 packed = pack_header(sequence, elements, root, kind, dtype, op, 0, 0, extra)
             record = world.recorder.open(self.id, packed, nbytes, peer, not async_op, seconds)
@@ -206,7 +208,7 @@ class ProcessGroup(Companions, Collectives):
 
     def _open_shortcut(self) -> None:
         self._has_looked = True
-        world, lane = self.world, self._collectives
+        world, lane = self.world, self._lanes.collectives
         shortcut = open_shortcut(
             self._communicators["cpu"],
             (self.id, self._resume, self._run, self._order, self._lock, *lane.parts()),
@@ -216,17 +218,9 @@ class ProcessGroup(Companions, Collectives):
             if self._failure is None and not self._destroyed and not self._absent:
                 self.shortcut = shortcut
 
-    def _peer_lane(self, kind: Kind, peer: int, tag: int) -> Lane:
-        # A sender's messages share one connection; receives are matched by their tags.
-        key = (kind, peer, 0 if kind is Kind.SEND else tag)
-        lane = self._peer_lanes.get(key)
-        if lane is None:
-            name = f"meshlib-{kind.name.lower()}-{peer}-{self.global_rank}"
-            lane = self._peer_lanes[key] = Lane(name)
-        return lane
-
     def _enqueue(self, lane: Lane, run: Run, record: Record, device: str) -> Work:
-        work = Work(lambda: f"{record.header} on {self}", self.note_told)
+        continuations = self._lanes.continuations
+        work = Work(lambda: f"{record.header} on {self}", self.note_told, continuations)
 
         def task() -> None:
             try:
@@ -280,7 +274,7 @@ class ProcessGroup(Companions, Collectives):
             if news:
                 self._failure = error
             self.shortcut = None
-            communicators = list(self._communicators.values())
+            communicators = [] if self._destroyed else list(self._communicators.values())
             users_store = self._users_store
         self._failed.set()
         if users_store is not None:
@@ -315,7 +309,7 @@ class ProcessGroup(Companions, Collectives):
             self.note_told()
         return error
 
-    def do_without(self, left: Mapping[int, frozenset[str]]) -> None:
+    def do_without(self, left: Mapping[int, Collection[str]]) -> None:
         """Note that ranks have left the job: ``left`` has, by global rank, the groups (their ids)
         that it made calls on.
 
@@ -333,13 +327,13 @@ class ProcessGroup(Companions, Collectives):
             if absent:
                 self._absent = (*self._absent, *absent)
                 self.shortcut = None
-            communicators = list(self._communicators.values())
+            communicators = [] if self._destroyed else list(self._communicators.values())
         for communicator in communicators:
             known = communicator.lost
             for place in places:
                 if place not in known:
                     self._lose(communicator, place)
-        if not absent:
+        if not absent or self._destroyed:
             return
         # A call that starts from now on sees for itself who is absent.
         for record in self.world.recorder.records(self.id):
@@ -452,8 +446,7 @@ class ProcessGroup(Companions, Collectives):
     def release(self) -> None:
         """Let go of the channels if the group is broken and no call is under way on them."""
         with self._lock:
-            lanes = [self._collectives, *self._peer_lanes.values()]
-            if self._failure is None or self._destroyed or not all(la.drain(0) for la in lanes):
+            if self._failure is None or self._destroyed or not self._lanes.is_idle():
                 return
             communicators, self._communicators = self._communicators, {}
         for communicator in communicators.values():
@@ -464,12 +457,11 @@ class ProcessGroup(Companions, Collectives):
         with self._lock:
             if self._destroyed:
                 return
-            lanes = [self._collectives, *self._peer_lanes.values()]
-            receives = [lane for key, lane in self._peer_lanes.items() if key[0] == Kind.RECV]
             users_store = self._users_store
-        deadline = Deadline.after(0 if self._failure is not None else drain)
-        idle = min(lane.drain(deadline.remaining()) for lane in lanes if lane not in receives)
-        idle = self._drain_receives(receives, deadline) and idle
+        idle = self._lanes.drain(
+            Deadline.after(0 if self._failure is not None else drain),
+            lambda: any(communicator.receiving for communicator in self._communicators.values()),
+        )
         self._destroyed = self.retired = True
         self.shortcut = None
         if users_store is not None:
@@ -480,14 +472,15 @@ class ProcessGroup(Companions, Collectives):
             if not idle:
                 communicator.abort("the group was destroyed")
             communicator.close()
-        for lane in lanes:
-            lane.join(1.0)
+        self._lanes.join()
 
-    def _drain_receives(self, lanes: list[Lane], deadline: Deadline) -> bool:
-        """Let receives end whose messages come; return whether there are no others."""
-        while True:
-            soon = Deadline.after(min(UNMATCHED_SECONDS, deadline.remaining()))
-            if all(lane.drain(soon.remaining()) for lane in lanes):
-                return True
-            if deadline.expired or not any(c.receiving for c in self._communicators.values()):
-                return False
+    def leave_behind(self, error: DistError) -> None:
+        """Let go of the group in a fork of this rank's process: every call raises ``error``.
+
+        The other members, and this one in its own process, are not to notice anything.
+        """
+        # Threads that are not here may have held them.
+        self._lock, self._making, self._adding = (threading.Lock() for _ in range(3))
+        self._failed = threading.Event()
+        self._failure, self._destroyed, self.shortcut = error, True, None
+        self._failed.set()

@@ -37,7 +37,7 @@ class _Frame:
 
     __slots__ = ("data", "lent", "packed", "started", "taken")
 
-    def __init__(self, packed: bytes, data: memoryview | bytes, lent: bool) -> None:
+    def __init__(self, packed: bytes, data: memoryview, lent: bool) -> None:
         self.packed = packed
         self.data = data
         self.lent = lent
@@ -65,7 +65,7 @@ class _Channel:
                 raise _Cut
             cost = data.nbytes + _FRAME_COST
             lent = data.nbytes > self._eager or self._queued + cost > self._high_water
-            frame = _Frame(call.packed, data if lent else bytes(data), lent)
+            frame = _Frame(call.packed, data if lent else memoryview(bytes(data)), lent)
             if not lent:
                 self._queued += cost
             self._frames.append(frame)
@@ -111,7 +111,7 @@ class _Channel:
             if frame.lent:
                 self._changed.notify_all()
             else:
-                self._queued -= len(frame.data) + _FRAME_COST
+                self._queued -= frame.data.nbytes + _FRAME_COST
 
     def cut(self) -> None:
         """Wake both ends; nothing more arrives."""
@@ -330,7 +330,7 @@ class InprocLink(Link):
             inward.end_take(frame)
 
     def _check(self, call: Call, frame: _Frame, into: memoryview) -> None:
-        size = len(frame.data)
+        size = frame.data.nbytes
         if frame.packed != call.packed or size != into.nbytes:
             header = CallHeader.unpack(frame.packed)
             raise wrong_frame(call, into.nbytes, self.peer, self._name, header, size)

@@ -190,7 +190,7 @@ class Mailbox:
             self.waiters += 1  # before it looks (again) who is lost
             try:
                 while (incoming := self._begin(src, header, nbytes)) is None:
-                    self._await_room(src, deadline)
+                    self._await_space(src, deadline)
                 return incoming
             finally:
                 self._blocked -= 1
@@ -314,7 +314,7 @@ class Mailbox:
         receive.incoming = incoming
         return incoming
 
-    def _await_room(self, src: int, deadline: Deadline | None) -> None:
+    def _await_space(self, src: int, deadline: Deadline | None) -> None:
         arrived = self._room.wait(None if deadline is None else deadline.remaining())
         if not arrived and deadline is not None and deadline.expired:
             raise CommunicatorTimeoutError(

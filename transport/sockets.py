@@ -226,7 +226,7 @@ def recv_exact_into(sock: socket.socket, into: memoryview, deadline: Deadline) -
 
     Raises TimeoutError past the deadline, ConnectionError when the stream ends before.
     """
-    done, size = 0, len(into)
+    done, size = 0, into.nbytes
     while done < size:
         sock.settimeout(_grant(deadline))
         with _until_granted_again():

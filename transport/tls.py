@@ -206,7 +206,7 @@ class TlsSocket(ssl.SSLSocket):
         return self._retry(partial(super().recv, size), flags, self._receive_seconds)
 
     def recv_into(self, buffer: Any, nbytes: int | None = None, flags: int = 0) -> int:  # noqa: D102
-        size = min(nbytes or len(buffer), _RECORD_BYTES)
+        size = min(nbytes or memoryview(buffer).nbytes, _RECORD_BYTES)
         attempt = partial(super().recv_into, buffer, size)
         return self._retry(attempt, flags, self._receive_seconds)
 

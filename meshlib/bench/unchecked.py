@@ -70,7 +70,7 @@ class UncheckedGroup(ProcessGroup):
         if self.world.observers:
             raise RuntimeError("unchecked calls cannot be observed")
         seconds = self.seconds if timeout is None else to_seconds(timeout)
-        lane = self._collectives
+        lane = self._lanes.collectives
         with self._lock:
             if self._failure is not None or self._destroyed:
                 raise self._unusable()

@@ -19,7 +19,9 @@ from meshlib.functions.arrays import (
 )
 from meshlib.functions.coalesced import (
     all_gather_coalesced,
+    all_gather_into_tensor_coalesced,
     all_reduce_coalesced,
+    reduce_scatter_tensor_coalesced,
 )
 from meshlib.functions.group import (
     Group,
@@ -51,6 +53,7 @@ __all__ = [
     "all_gather",
     "all_gather_coalesced",
     "all_gather_into_tensor",
+    "all_gather_into_tensor_coalesced",
     "all_gather_object",
     "all_gather_single",
     "all_reduce",
@@ -71,6 +74,7 @@ __all__ = [
     "reduce_scatter",
     "reduce_scatter_single",
     "reduce_scatter_tensor",
+    "reduce_scatter_tensor_coalesced",
     "resolve_group",
     "scatter",
     "scatter_object_list",

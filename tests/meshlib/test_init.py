@@ -1,5 +1,6 @@
 """Beginning and ending a job: over each init method, twice, and when somebody is missing."""
 
+import re
 import threading
 import time
 
@@ -221,6 +222,19 @@ def test_the_rank_that_served_the_store_is_named_when_both_are_gone():
     assert worlds[0].default_group.await_failure(0) is None
     for world in worlds:
         world.close()
+
+
+def test_ranks_that_were_told_other_world_sizes_name_both():
+    store = HashStore()
+
+    def program(rank):
+        size = (2, 3)[rank]
+        World(store.clone(), rank, size, runtime=Runtime(), backends={"cpu": "inproc"}, timeout=5)
+
+    for error in in_threads(2, program):
+        assert isinstance(error, DistStoreError)
+        assert re.search(r"rank 0 (was told )?that there are 2", str(error))
+        assert re.search(r"rank 1 (was told )?that there are 3", str(error))
 
 
 def ordinary_program():

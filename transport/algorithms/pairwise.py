@@ -57,7 +57,7 @@ def _swap(
     onward = [team.link((rank + step) % size, call) for step in range(1, size)]
     behind = [team.link((rank - step) % size, call) for step in range(1, size)]
     # On each link the same frames pass in the same order, whichever way its two ends choose.
-    if all(len(data) <= link.eager_bytes for data, link in zip(sent, onward, strict=True)):
+    if all(data.nbytes <= link.eager_bytes for data, link in zip(sent, onward, strict=True)):
         # Nobody is waited for before the others have what they wait for.
         for data, link in zip(sent, onward, strict=True):
             link.send(call, data)

@@ -143,7 +143,7 @@ class Messages(Mailbox):
             outbox.turn.release()
 
     def _write(self, call: Call, data: memoryview, dst: int, outbox: Outbox) -> None:
-        ring, size = outbox.ring, len(data)
+        ring, size = outbox.ring, data.nbytes
         if dst in self._gone or ring.broken:
             self._check_receiver(call, dst, outbox)
         if size >= self._least_offered and self._pays(size):
@@ -166,7 +166,7 @@ class Messages(Mailbox):
 
     def _offer(self, call: Call, data: memoryview, dst: int, outbox: Outbox) -> None:
         """Say where a message is, and wait until the receiver has taken it from there."""
-        ring, size = outbox.ring, len(data)
+        ring, size = outbox.ring, data.nbytes
         self._await_room(call, dst, outbox, LINE)
         ring.offer(call.packed, size, address(np.frombuffer(data, np.uint8)))
         try:

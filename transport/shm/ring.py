@@ -78,7 +78,7 @@ class _RingEnd:
         Returns False, and does nothing, where there is no room for its head and a first piece.
         """
         del patient
-        size = len(data)
+        size = data.nbytes
         room = self.capacity - (self.position - self._words[self._taken])
         if room < LINE + min(lines(size), self.piece):
             return False
@@ -98,7 +98,7 @@ class _RingEnd:
     def go_on(self, data: memoryview, patient: bool) -> None:
         """Write more of the message ``data``."""
         del patient
-        size, words = len(data), self._words
+        size, words = data.nbytes, self._words
         while self.left:
             count = min(self.left, self.piece)
             if self.capacity - (self.position - words[self._taken]) < lines(count):
@@ -130,7 +130,7 @@ class _RingEnd:
         del patient
         words = self._words
         count = min(self.left, self.piece, words[self._written] - self.position)
-        done = len(into) - self.left
+        done = into.nbytes - self.left
         at = self.position % self.capacity
         first = min(count, self.capacity - at)
         copy_bytes(into[done : done + first], self._data[at : at + first])

@@ -26,6 +26,7 @@ from collections.abc import Sequence
 from queue import Empty, SimpleQueue
 
 from transport.errors import DistStoreError
+from transport.fork import refusal
 from transport.store.wire import (
     LENGTH_BYTES,
     NUMBER,
@@ -108,11 +109,8 @@ class StoreConnection:
         Raises DistStoreError when the connection is closed or lost, the server silent, or this
         process a fork of the one that connected.
         """
-        if os.getpid() != self._pid:
-            raise DistStoreError(
-                f"{self._name} was connected by process {self._pid} and cannot be used in its"
-                f" fork, process {os.getpid()}; expected a clone() made there"
-            )
+        if why := refusal(self._name, self._pid, "a clone() made there"):
+            raise DistStoreError(why)
         number = next(self._numbers) % _IDS
         data = pack_request(number, op, 0.0 if self._waits_end else seconds, fields)
         request = _Request()

@@ -19,13 +19,20 @@ from transport.auth import (
 )
 from transport.checks import to_whole_number
 from transport.deadline import Deadline, Timeout
-from transport.errors import AuthenticationError, DistError, DistStoreError, StoreTimeoutError
+from transport.errors import (
+    AuthenticationError,
+    DistError,
+    DistStoreError,
+    QueueEmptyError,
+    StoreTimeoutError,
+)
 from transport.sockets import connect, format_address
 from transport.store.base import (
     DEFAULT_STORE_TIMEOUT,
     Store,
     Value,
     check_offset,
+    from_key,
     to_bytes,
     to_key,
     to_keys,
@@ -174,6 +181,9 @@ class TCPStore(Store):
         """Return the number of keys that users have set; the store has none of its own."""
         return int(self._call(Op.NUM_KEYS, ())[0])
 
+    def list_keys(self) -> list[str]:
+        return [from_key(key) for key in self._call(Op.LIST_KEYS, ())]
+
     def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None:
         self._wait(Op.WAIT, to_keys(keys), timeout)
 
@@ -185,7 +195,7 @@ class TCPStore(Store):
             return self._wait(Op.POP, (to_key(key),), timeout, "a value in queue")[0]
         found = self._call(Op.TRY_POP, (to_key(key),))
         if not found:
-            raise DistStoreError(f"{self.describe()}: queue {key!r} is empty")
+            raise QueueEmptyError(f"{self.describe()}: queue {key!r} is empty")
         return found[0]
 
     def queue_len(self, key: str) -> int:

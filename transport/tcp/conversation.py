@@ -243,7 +243,7 @@ class Conversation:
             text = f"the connection to {self._name} was lost in the middle of a message: {error}"
             message.fail(PeerLostError(text, self.peer))
             raise
-        if self._filled == len(message.buffer):
+        if self._filled == message.buffer.nbytes:
             self._message = None
             message.complete()
 
