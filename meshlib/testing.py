@@ -9,9 +9,9 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
-from meshlib.backend import parse_backend
-from meshlib.thread_rank import ThreadRank, set_thread_rank
-from meshlib.world import World, install
+from meshlib.groups.backend import parse_backend
+from meshlib.job.thread_rank import ThreadRank, set_thread_rank
+from meshlib.job.world import World, install
 from transport import backends
 from transport.checks import to_whole_number
 from transport.deadline import Deadline, Timeout, to_seconds

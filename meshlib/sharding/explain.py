@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from meshlib.device_mesh import DeviceMesh
-from meshlib.mesh_config import MeshConfig
+from meshlib.mesh.config import MeshConfig
+from meshlib.mesh.device_mesh import DeviceMesh
 from meshlib.sharding.sharding import Sharding
 from meshlib.sharding.spec import parse_spec
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from transport.checks import to_whole_number
 from transport.deadline import Deadline, Timeout
 from transport.errors import DistStoreError, QueueEmptyError
-from transport.fork import refusal
+from transport.net.fork import refusal
 from transport.store.base import (
     DEFAULT_STORE_TIMEOUT,
     Store,

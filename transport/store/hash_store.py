@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from transport.checks import to_whole_number
 from transport.deadline import Deadline, Timeout
 from transport.errors import DistError, DistStoreError, QueueEmptyError
-from transport.fork import refusal
+from transport.net.fork import refusal
 from transport.store.base import (
     DEFAULT_STORE_TIMEOUT,
     Store,

@@ -11,12 +11,6 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from types import EllipsisType
 
-from transport.auth import (
-    HANDSHAKE_SECONDS,
-    HandshakeInterruptedError,
-    authenticate,
-    secret_from_environment,
-)
 from transport.checks import to_whole_number
 from transport.deadline import Deadline, Timeout
 from transport.errors import (
@@ -26,7 +20,14 @@ from transport.errors import (
     QueueEmptyError,
     StoreTimeoutError,
 )
-from transport.sockets import connect, format_address
+from transport.net.auth import (
+    HANDSHAKE_SECONDS,
+    HandshakeInterruptedError,
+    authenticate,
+    secret_from_environment,
+)
+from transport.net.sockets import connect, format_address
+from transport.net.tls import Tls, tls_from_environment
 from transport.store.base import (
     DEFAULT_STORE_TIMEOUT,
     Store,
@@ -41,7 +42,6 @@ from transport.store.base import (
 from transport.store.serving import ServerLease, lease_server
 from transport.store.tcp_client import StoreConnection
 from transport.store.wire import NUMBER, Op, Status
-from transport.tls import Tls, tls_from_environment
 
 _CLONE_SECONDS = 10.0
 _PAUSE_SECONDS = 0.05
