@@ -192,6 +192,7 @@ class _Run:
         others = [m for m in received if m.peer != rank] + [m for m in sent if m.peer != rank]
         if others:
             ranks = {s.mesh.rank_at(i) for s in (step.source, step.target) for i in _places(s)}
+            # Its messages are counted apart from those of a mesh of the same ranks.
             members = current_world().group_for(sorted(ranks))
             group = members.companion("redistribution", "redistribution")
             code = dtype_code(self._plan.dtype)
