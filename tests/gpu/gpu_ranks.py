@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-sys.path.append(str(Path(__file__).parents[1] / "meshlib"))
-sys.path.append(str(Path(__file__).parents[1] / "parallel"))
+for folder in ("meshlib", "meshlib/collectives", "parallel"):
+    sys.path.append(str(Path(__file__).parents[1] / folder))
 import training
 from array_oracle import Spec, expect, perform, same
 from test_oracle import all_cases, large_cases
