@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-for folder in ("meshlib", "meshlib/collectives", "parallel"):
-    sys.path.append(str(Path(__file__).parents[1] / folder))
+sys.path.append(str(Path(__file__).parents[1] / "meshlib"))
+sys.path.append(str(Path(__file__).parents[1] / "meshlib/collectives"))
+sys.path.append(str(Path(__file__).parents[1] / "parallel"))
 import training
 from array_oracle import Spec, expect, perform, same
 from test_oracle import all_cases, large_cases
