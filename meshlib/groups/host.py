@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from meshlib.diagnosis.log import RankLog
 from meshlib.diagnosis.recorder import FlightRecorder
 from transport.call import Call, CallHeader
 from transport.communicator import Communicator
+from transport.deadline import Timeout
 from transport.errors import DistError
 from transport.store.base import Store
 
@@ -43,4 +44,20 @@ class Host(Protocol):
 
     def make_companion(self, base: ProcessGroup, purpose: str, desc: str) -> ProcessGroup:
         """Make the group beside ``base`` for calls of ``purpose``."""
+        ...
+
+    def groups(self) -> list[ProcessGroup]:
+        """Return the groups that this rank has made, the default group first."""
+        ...
+
+    def new_group(
+        self,
+        ranks: Sequence[int] | None = None,
+        *,
+        backend: str | None = None,
+        timeout: Timeout | None = None,
+        desc: str = "",
+        sort: bool = True,
+    ) -> ProcessGroup:
+        """Return a new group of ``ranks`` (all by default), distinct from all others."""
         ...

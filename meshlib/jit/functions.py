@@ -26,7 +26,7 @@ from meshlib.collectives.point_to_point import check_tag
 from meshlib.groups.process_group import ProcessGroup
 from meshlib.jit import kinds, messages
 from meshlib.jit.collective import bind
-from meshlib.jit.host_call import host_call, traces_are_own
+from meshlib.jit.host_calls import host_call, traces_are_own
 from meshlib.job.world import World, current_world, is_thread_world
 from transport.call import dtype_code
 from transport.reduce_op import RedOpType, ReduceOp

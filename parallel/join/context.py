@@ -9,13 +9,11 @@ from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, Self
 
-from meshlib.groups.host import Run
-from meshlib.groups.process_group import ProcessGroup
-from meshlib.job.world import World
+from meshlib import ProcessGroup
 from parallel.checks import check_instance, describe
 from parallel.join.attendance import Attendance, Event, global_ranks
 from parallel.join.joinable import Joinable, JoinHook
-from parallel.join.shadow import among_active, check_shadowable, shadow_call
+from parallel.join.shadow import Run, among_active, check_shadowable, shadow_call
 from transport.call import CallHeader, Kind
 
 _USERS_CALL = 0  # in an event; joinables are numbered from 1
@@ -261,7 +259,6 @@ class Join:
         if event[-1] == _OWN_GROUP:
             return self._group
         world = self._group.world
-        assert isinstance(world, World)
         for group in world.groups():
             if _tag(group) == event[-1]:
                 return group

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import numpy as np
 
-from meshlib.groups.host import Run
-from meshlib.groups.process_group import ProcessGroup
+from meshlib import ProcessGroup, ReduceOp, premul_sum
 from parallel.arrays import is_floating
 from transport.call import Call, CallHeader, Kind, dtype_name, op_name
 from transport.communicator import Communicator
-from transport.reduce_op import ReduceOp, premul_sum
+
+Run = Callable[[Communicator, Call], Any]
+"""What makes a call, given what moves its bytes."""
 
 _Dtype = np.dtype[Any]
 
