@@ -30,7 +30,7 @@ class Companions(Members):
         """The group that this one is a companion of."""
         self.owner: threading.Thread | None = None
         """The thread whose calls these are, where only one can make them (inside ``jax.jit``)."""
-        self.retired = False
+        self.retired: bool = False
         """Whether it was destroyed, or this rank's program was told that it broke, or a companion.
 
         Then the next mesh of these ranks gets another group. Told, not merely broken: that is at
