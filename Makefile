@@ -44,6 +44,7 @@ test-all:  ## run all tests on each Python that is here, in an environment of it
 
 coverage: $(STAMP)  ## run the tests in one process, and say which lines they do not reach
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'coverage>=7.6'
+	@mkdir -p out
 	$(BIN)/python -m coverage run --source meshlib,transport,parallel \
 		--data-file out/coverage.data -m pytest -n 0 -m 'not processes'
 	$(BIN)/python -m coverage report --data-file out/coverage.data --skip-covered --sort cover
