@@ -100,4 +100,4 @@ def test_a_name_that_no_machine_has_is_said(monkeypatch):
         node.close()
     (verdict,) = events
     assert isinstance(verdict, Verdict)
-    assert "cannot resolve nodeA (Name or service not known)" in verdict.error
+    assert "nodeA:29500: cannot resolve nodeA" in verdict.error
