@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import meshlib as dist
-from meshlib.bench.unchecked import UncheckedGroup
 from meshlib.job import world
 from meshlib.testing import run_ranks
+from tests.benchmarks.unchecked import UncheckedGroup
 
 
 def test_unchecked_calls_are_right_and_leave_no_record(monkeypatch):
