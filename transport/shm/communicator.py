@@ -355,7 +355,7 @@ class ShmCommunicator(Communicator):
             board,
             arena,
             places,
-            Copies(board, exchange, places, self.membership, sizes.piece),
+            Copies(board, exchange, places, sizes.piece),
             Reductions(board, exchange, arena, sizes.direct, sizes.piece),
         )
         with self._lock:
