@@ -9,10 +9,10 @@ import numpy as np
 
 from transport.call import Call
 from transport.flat import laps_of
+from transport.operands.copying import LONG, address, copy, copy_raw
 from transport.reduce_op import Flat
 from transport.shm.board.board import Board
 from transport.shm.board.layout import BLOCKS
-from transport.shm.collectives.copying import LONG, address, copy, copy_raw
 from transport.shm.collectives.exchange import Exchange
 from transport.shm.collectives.exchange_plan import Shape, share_among
 from transport.shm.collectives.places import Places

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from transport.operands.copying import address
+from transport.operands.folding import Folding
 from transport.reduce_op import Flat, ReduceOp
-from transport.shm.collectives.copying import address
 from transport.shm.collectives.exchange_plan import Shape
-from transport.shm.collectives.folding import Folding
 
 
 class Reduced:

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from transport.call import Call
+from transport.operands.copying import LONG, copy
+from transport.operands.folding import Folding
 from transport.reduce_op import Flat, RedOpType, ReduceOp, reduction_dtype
 from transport.shm.board.board import Board
 from transport.shm.collectives.arena import Arena
-from transport.shm.collectives.copying import LONG, copy
 from transport.shm.collectives.exchange import Exchange
 from transport.shm.collectives.exchange_plan import share_among
-from transport.shm.collectives.folding import Folding
 from transport.shm.collectives.reduced import Reduced
 from transport.shm.collectives.rooted import Rooted
 from transport.shm.collectives.sharing import Sharing
