@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 import meshlib as dist
-from meshlib.bench.unchecked import UncheckedDoor
 from meshlib.groups import process_group
 from meshlib.job.current import current_world
 from meshlib.testing import run_ranks
+from tests.benchmarks.unchecked import UncheckedDoor
 
 
 def test_unchecked_calls_are_right_and_leave_no_record(monkeypatch):
