@@ -76,56 +76,50 @@ class AutoCommunicator(Communicator):
 
     # Collectives.
 
-    def barrier(self, call: Call) -> None:  # noqa: D102
+    def barrier(self, call: Call) -> None:
         (self._chosen or self._choose(call)).barrier(call)
 
-    def broadcast(self, call: Call, buffer: Flat, root: int) -> None:  # noqa: D102
+    def broadcast(self, call: Call, buffer: Flat, root: int) -> None:
         (self._chosen or self._choose(call)).broadcast(call, buffer, root)
 
-    def all_reduce(self, call: Call, buffer: Flat, op: ReduceOp) -> None:  # noqa: D102
+    def all_reduce(self, call: Call, buffer: Flat, op: ReduceOp) -> None:
         (self._chosen or self._choose(call)).all_reduce(call, buffer, op)
 
-    def reduce(self, call: Call, buffer: Flat, op: ReduceOp, root: int) -> None:  # noqa: D102
+    def reduce(self, call: Call, buffer: Flat, op: ReduceOp, root: int) -> None:
         (self._chosen or self._choose(call)).reduce(call, buffer, op, root)
 
-    def all_gather(self, call: Call, outputs: Sequence[Flat], input_: Flat) -> None:  # noqa: D102
+    def all_gather(self, call: Call, outputs: Sequence[Flat], input_: Flat) -> None:
         (self._chosen or self._choose(call)).all_gather(call, outputs, input_)
 
-    def reduce_scatter(  # noqa: D102
+    def reduce_scatter(
         self, call: Call, output: Flat, inputs: Sequence[Flat], op: ReduceOp
     ) -> None:
         (self._chosen or self._choose(call)).reduce_scatter(call, output, inputs, op)
 
-    def gather(  # noqa: D102
-        self, call: Call, outputs: Sequence[Flat] | None, input_: Flat, root: int
-    ) -> None:
+    def gather(self, call: Call, outputs: Sequence[Flat] | None, input_: Flat, root: int) -> None:
         (self._chosen or self._choose(call)).gather(call, outputs, input_, root)
 
-    def scatter(  # noqa: D102
-        self, call: Call, output: Flat, inputs: Sequence[Flat] | None, root: int
-    ) -> None:
+    def scatter(self, call: Call, output: Flat, inputs: Sequence[Flat] | None, root: int) -> None:
         (self._chosen or self._choose(call)).scatter(call, output, inputs, root)
 
-    def all_to_all(  # noqa: D102
-        self, call: Call, outputs: Sequence[Flat], inputs: Sequence[Flat]
-    ) -> None:
+    def all_to_all(self, call: Call, outputs: Sequence[Flat], inputs: Sequence[Flat]) -> None:
         (self._chosen or self._choose(call)).all_to_all(call, outputs, inputs)
 
-    def allocate(self, call: Call, count: int, dtype: np.dtype[np.generic]) -> Flat:  # noqa: D102
+    def allocate(self, call: Call, count: int, dtype: np.dtype[np.generic]) -> Flat:
         return (self._chosen or self._choose(call)).allocate(call, count, dtype)
 
-    def outline(self) -> Any:  # noqa: D102
+    def outline(self) -> Any:
         return None if self._chosen is None else self._chosen.outline()
 
-    def resume(self, call: Call, buffer: Flat | None, op: ReduceOp | None) -> None:  # noqa: D102
+    def resume(self, call: Call, buffer: Flat | None, op: ReduceOp | None) -> None:
         (self._chosen or self._choose(call)).resume(call, buffer, op)
 
     # Point to point.
 
-    def send(self, call: Call, buffer: Flat, dst: int, tag: int) -> None:  # noqa: D102
+    def send(self, call: Call, buffer: Flat, dst: int, tag: int) -> None:
         self._towards(dst, call).send(call, buffer, dst, tag)
 
-    def recv(self, call: Call, buffer: Flat, src: int | None, tag: int) -> int:  # noqa: D102
+    def recv(self, call: Call, buffer: Flat, src: int | None, tag: int) -> int:
         if src is None:
             # All messages come to one mailbox; TCP must listen for those who may use it.
             peers = [peer for peer in range(self.size) if peer != self.rank]
@@ -137,7 +131,7 @@ class AutoCommunicator(Communicator):
             return self._open_far().recv(call, buffer, src, tag)
         return self._towards(src, call).recv(call, buffer, src, tag)
 
-    def lose(self, peer: int, reason: str) -> None:  # noqa: D102
+    def lose(self, peer: int, reason: str) -> None:
         near, place = self._near, self._directory.find(peer)
         if near is not None and (place is None or self._directory.place.may_share_with(place)):
             near.lose(peer, reason)
@@ -147,21 +141,21 @@ class AutoCommunicator(Communicator):
                 self._open_far().lose(peer, reason)
 
     @property
-    def receiving(self) -> bool:  # noqa: D102
+    def receiving(self) -> bool:
         return any(part is not None and part.receiving for part in (self._near, self._far))
 
-    def left_over(self) -> list[str]:  # noqa: D102
+    def left_over(self) -> list[str]:
         # Where both are, they share a mailbox.
         part = self._near or self._far
         return [] if part is None else part.left_over()
 
     # The end.
 
-    def abort(self, reason: str) -> None:  # noqa: D102
+    def abort(self, reason: str) -> None:
         for part in self._stop(reason):
             part.abort(reason)
 
-    def close(self) -> None:  # noqa: D102
+    def close(self) -> None:
         for part in self._stop("the communicator was closed"):
             part.close()
 

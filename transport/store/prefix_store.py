@@ -1,7 +1,5 @@
 """A part of another store, apart from its other users' keys."""
 
-# ruff: noqa: D102 (the methods without words are Store's, which has them)
-
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
