@@ -15,7 +15,7 @@ from transport.net.sockets import LOOPBACK, format_address, local_address_toward
 from transport.runtime import Membership
 from transport.store.base import Store
 from transport.store.prefix_store import PrefixStore
-from transport.store.tcp_store import TCPStore
+from transport.store.tcp.store import TCPStore
 
 
 @dataclass(frozen=True, slots=True)
