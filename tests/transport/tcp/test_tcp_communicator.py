@@ -28,6 +28,7 @@ from transport.errors import (
     PeerLostError,
 )
 from transport.net.auth import authenticate
+from transport.place import this_machine
 from transport.reduce_op import ReduceOp
 from transport.runtime import Membership, Runtime
 from transport.store.base import Store
@@ -35,7 +36,7 @@ from transport.store.hash_store import HashStore
 from transport.store.prefix_store import PrefixStore
 from transport.store.tcp.store import TCPStore
 from transport.tcp import TcpCommunicator
-from transport.tcp.address import Address, this_machine
+from transport.tcp.address import Address
 from transport.tcp.frame import Outgoing
 from transport.tcp.hello import WELCOME, Channel, Hello, digest_of
 
