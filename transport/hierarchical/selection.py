@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from transport.algorithms.choice import Thresholds
+from transport.algorithms.collectives import LinkCollectives
 from transport.call import Call
 from transport.flat import Scratch
-from transport.links.collectives import LinkCollectives
 from transport.links.communicator import LinkCommunicator
 from transport.links.link import Link
 
