@@ -21,15 +21,14 @@ from transport.errors import (
     PeerLostError,
 )
 from transport.hierarchical import HierarchicalCommunicator
-from transport.hierarchical.hosts import Host, this_host
 from transport.links.communicator import LinkCommunicator
+from transport.place import Place, this_place
 from transport.reduce_op import Flat, ReduceOp
 from transport.runtime import Membership
 from transport.shm import ShmCommunicator
 from transport.shm.board.futex import unsupported_reason
 from transport.shm.board.layout import DEFAULT_SIZES, Sizes
 from transport.shm.meeting.directory import Directory
-from transport.shm.meeting.locality import this_place
 from transport.tcp import TcpCommunicator
 
 _LOGGER = logging.getLogger("meshlib.transport")
@@ -51,11 +50,10 @@ class AutoCommunicator(Communicator):
         membership: Membership,
         table: Thresholds | None = None,
         sizes: Sizes = DEFAULT_SIZES,
-        host: Host | None = None,
+        host: Place | None = None,
     ) -> None:
         super().__init__(membership)
         self._table = table
-        self._host = host
         self.abort_reason: str | None = None
         # Guards what an abort from another thread must find.
         self._lock = threading.Lock()
@@ -63,15 +61,15 @@ class AutoCommunicator(Communicator):
         self._far: LinkCommunicator | None = None
         self._levels: HierarchicalCommunicator | None = None
         self._chosen: Communicator | None = None
-        namespace = host.machine if host is not None else None
+        machine = host.machine if host is not None else None
         obstacle = unsupported_reason()
         if obstacle is None:
-            self._near = ShmCommunicator(membership, sizes, namespace)
+            self._near = ShmCommunicator(membership, sizes, machine)
             self._near.mailbox.shared = True
             self._directory = self._near.directory
         else:
             _LOGGER.warning("rank %d uses TCP: %s", membership.ranks[self.rank], obstacle)
-            self._directory = Directory(membership, this_place(b"", obstacle, namespace))
+            self._directory = Directory(membership, this_place(obstacle, machine=machine))
             self._directory.publish()
 
     # Collectives.
@@ -219,8 +217,9 @@ class AutoCommunicator(Communicator):
         def across(_membership: Membership, _table: Thresholds | None) -> LinkCommunicator:
             return far
 
-        host = replace(self._host or this_host(), memory=memory)
-        levels = HierarchicalCommunicator(self.membership, self._table, host, across)
+        obstacle = "" if memory else "not all members on its host can share memory"
+        place = replace(self._directory.place, obstacle=obstacle)
+        levels = HierarchicalCommunicator(self.membership, self._table, place, across)
         with self._lock:
             if self.abort_reason is None:
                 self._levels = self._chosen = levels

@@ -12,15 +12,17 @@ from transport.algorithms.choice import Thresholds
 from transport.call import Call
 from transport.communicator import Collectives, Communicator
 from transport.errors import CommunicatorAbortedError, PeerLostError
-from transport.hierarchical.hosts import Host, Placement, this_host
+from transport.hierarchical.hosts import Placement
 from transport.hierarchical.inside import Inside, PartMembership
 from transport.hierarchical.levels import Levels
 from transport.hierarchical.roll_call import RollCall
 from transport.hierarchical.two_levels import TwoLevels
 from transport.links.communicator import LinkCommunicator
+from transport.place import Place, this_place
 from transport.reduce_op import Flat, ReduceOp
 from transport.runtime import Membership
 from transport.shm import ShmCommunicator
+from transport.shm.board.futex import unsupported_reason
 from transport.tcp import TcpCommunicator
 
 
@@ -41,7 +43,7 @@ class HierarchicalCommunicator(Communicator):
         self,
         membership: Membership,
         table: Thresholds | None = None,
-        host: Host | None = None,
+        host: Place | None = None,
         across: Callable[[Membership, Thresholds | None], LinkCommunicator] = TcpCommunicator,
         inside: Callable[[Membership], Communicator] = ShmCommunicator,
     ) -> None:
@@ -55,7 +57,7 @@ class HierarchicalCommunicator(Communicator):
         self._inside: Communicator | None = None
         self._collectives: Collectives | None = None
         self._ended = _Ended(self)
-        self._roll_call = RollCall(membership, host or this_host())
+        self._roll_call = RollCall(membership, host or this_place(unsupported_reason()))
 
     # Collectives.
 
