@@ -11,6 +11,7 @@ import jax
 import jax.core
 import jax.numpy as jnp
 
+import meshlib
 from meshlib import ProcessGroup
 from meshlib.jit import host_call, untransformed
 from parallel.ddp.buckets import FIRST_BUCKET_BYTES, cap_in_bytes
@@ -305,10 +306,10 @@ def _own_group(group: ProcessGroup) -> ProcessGroup:
 
     They are issued by XLA's threads, at times that have nothing to do with the main thread's.
     """
-    return group.world.new_group(
+    return meshlib.new_group(
         group.ranks,
         backend=group.backend,
         timeout=group.timeout,
-        desc=f"ddp on {group.group_desc or group.id}",
-        sort=False,
+        group_desc=f"ddp on {group.group_desc or group.id}",
+        sort_ranks=False,
     )
