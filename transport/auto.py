@@ -75,7 +75,9 @@ class AutoCommunicator(Forwarding, Communicator):
     # Collectives.
 
     def _hand_on(self, call: Call, collective: str, *arguments: Any) -> None:
-        getattr(self._chosen or self._choose(call), collective)(call, *arguments)
+        chosen = self._chosen or self._choose(call)
+        self._settle_on(chosen)
+        getattr(chosen, collective)(call, *arguments)
 
     def allocate(self, call: Call, count: int, dtype: np.dtype[np.generic]) -> Flat:  # noqa: D102
         return (self._chosen or self._choose(call)).allocate(call, count, dtype)
