@@ -79,21 +79,21 @@ class AutoCommunicator(Forwarding, Communicator):
         self._settle_on(chosen)
         getattr(chosen, collective)(call, *arguments)
 
-    def allocate(self, call: Call, count: int, dtype: np.dtype[np.generic]) -> Flat:  # noqa: D102
+    def allocate(self, call: Call, count: int, dtype: np.dtype[np.generic]) -> Flat:
         return (self._chosen or self._choose(call)).allocate(call, count, dtype)
 
-    def outline(self) -> Any:  # noqa: D102
+    def outline(self) -> Any:
         return None if self._chosen is None else self._chosen.outline()
 
-    def resume(self, call: Call, buffer: Flat | None, op: ReduceOp | None) -> None:  # noqa: D102
+    def resume(self, call: Call, buffer: Flat | None, op: ReduceOp | None) -> None:
         (self._chosen or self._choose(call)).resume(call, buffer, op)
 
     # Point to point.
 
-    def send(self, call: Call, buffer: Flat, dst: int, tag: int) -> None:  # noqa: D102
+    def send(self, call: Call, buffer: Flat, dst: int, tag: int) -> None:
         self._towards(dst, call).send(call, buffer, dst, tag)
 
-    def recv(self, call: Call, buffer: Flat, src: int | None, tag: int) -> int:  # noqa: D102
+    def recv(self, call: Call, buffer: Flat, src: int | None, tag: int) -> int:
         if src is None:
             # All messages come to one mailbox; TCP must listen for those who may use it.
             peers = [peer for peer in range(self.size) if peer != self.rank]
@@ -105,7 +105,7 @@ class AutoCommunicator(Forwarding, Communicator):
             return self._open_far().recv(call, buffer, src, tag)
         return self._towards(src, call).recv(call, buffer, src, tag)
 
-    def lose(self, peer: int, reason: str) -> None:  # noqa: D102
+    def lose(self, peer: int, reason: str) -> None:
         near, place = self._near, self._directory.find(peer)
         if near is not None and (place is None or self._directory.place.may_share_with(place)):
             near.lose(peer, reason)
@@ -115,21 +115,21 @@ class AutoCommunicator(Forwarding, Communicator):
                 self._open_far().lose(peer, reason)
 
     @property
-    def receiving(self) -> bool:  # noqa: D102
+    def receiving(self) -> bool:
         return any(part is not None and part.receiving for part in (self._near, self._far))
 
-    def left_over(self) -> list[str]:  # noqa: D102
+    def left_over(self) -> list[str]:
         # Where both are, they share a mailbox.
         part = self._near or self._far
         return [] if part is None else part.left_over()
 
     # The end.
 
-    def abort(self, reason: str) -> None:  # noqa: D102
+    def abort(self, reason: str) -> None:
         for part in self._stop(reason):
             part.abort(reason)
 
-    def close(self) -> None:  # noqa: D102
+    def close(self) -> None:
         for part in self._stop("the communicator was closed"):
             part.close()
 

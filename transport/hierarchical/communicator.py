@@ -79,31 +79,31 @@ class HierarchicalCommunicator(Forwarding, Communicator):
 
     # Point to point.
 
-    def send(self, call: Call, buffer: Flat, dst: int, tag: int) -> None:  # noqa: D102
+    def send(self, call: Call, buffer: Flat, dst: int, tag: int) -> None:
         with self._ended:
             self._whole.send(call, buffer, dst, tag)
 
-    def recv(self, call: Call, buffer: Flat, src: int | None, tag: int) -> int:  # noqa: D102
+    def recv(self, call: Call, buffer: Flat, src: int | None, tag: int) -> int:
         with self._ended:
             return self._whole.recv(call, buffer, src, tag)
 
-    def lose(self, peer: int, reason: str) -> None:  # noqa: D102
+    def lose(self, peer: int, reason: str) -> None:
         self._whole.lose(peer, reason)
 
     @property
-    def receiving(self) -> bool:  # noqa: D102
+    def receiving(self) -> bool:
         return self._whole.receiving
 
-    def left_over(self) -> list[str]:  # noqa: D102
+    def left_over(self) -> list[str]:
         return self._whole.left_over()
 
     # The end.
 
-    def abort(self, reason: str) -> None:  # noqa: D102
+    def abort(self, reason: str) -> None:
         for level in self._stop(reason):
             level.abort(reason)
 
-    def close(self) -> None:  # noqa: D102
+    def close(self) -> None:
         for level in self._stop("the communicator was closed"):
             level.close()
 

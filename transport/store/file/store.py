@@ -1,7 +1,5 @@
 """A store in a file that all its users can open: on one host, or on a shared file system."""
 
-# ruff: noqa: D102 (the methods without words are Store's, which has them)
-
 from __future__ import annotations
 
 import os

@@ -1,7 +1,5 @@
 """A store served over TCP."""
 
-# ruff: noqa: D102 (the methods without words are Store's, which has them)
-
 from __future__ import annotations
 
 import threading
