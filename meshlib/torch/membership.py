@@ -1,0 +1,54 @@
+"""The World beneath PyTorch's process groups: made with the first, closed with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+from meshlib.init import destroy_process_group, init_process_group
+from meshlib.process_group import ProcessGroup
+from meshlib.world import current_world, find_world
+
+
+class Seat(NamedTuple):
+    """A group of meshlib's for one of PyTorch's, and whether the World was made for it."""
+
+    group: ProcessGroup
+    made_world: bool
+
+
+def join(
+    store: Any, rank: int, size: int, ranks: Sequence[int], timeout: timedelta, desc: str
+) -> Seat:
+    """Return a new group of the global ``ranks`` (none: all), in which this process is ``rank``.
+
+    A program that has initialised meshlib itself keeps its World; else all ranks meet through
+    torch's ``store``. Raises ValueError where the ranks of the two do not fit together.
+    """
+    members = tuple(ranks) or tuple(range(size))
+    mine = members[rank]
+    world = find_world()
+    made_world = world is None
+    if world is None:
+        if sorted(members) != list(range(size)):
+            raise ValueError(
+                f"the first group of backend 'meshlib' has the ranks {list(members)}; expected it to"
+                " be the default group, or one of all ranks"
+            )
+        init_process_group(store=store, rank=mine, world_size=size, timeout=timeout)
+        world = current_world()
+    if world.rank != mine or (not ranks and world.size != size):
+        raise ValueError(
+            f"this process is rank {mine}{f' of {size}' if not ranks else ''} for"
+            f" torch.distributed, but rank {world.rank} of {world.size} for meshlib; expected the"
+            " same"
+        )
+    return Seat(world.new_group(members, timeout=timeout, desc=desc, sort=False), made_world)
+
+
+def leave(seat: Seat) -> None:
+    """Close the group, and the World if that was made for it. Idempotent."""
+    world = find_world()
+    if world is not None and world is seat.group.world:
+        destroy_process_group(None if seat.made_world else seat.group)

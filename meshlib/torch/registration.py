@@ -1,0 +1,19 @@
+"""Making the backend known to ``torch.distributed``."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from meshlib.torch.group import NAME, make_group
+
+_c10d: Any = import_module("torch.distributed")
+
+
+def register() -> None:
+    """Register the backend ``meshlib`` with ``torch.distributed``. Idempotent.
+
+    Called by ``import meshlib.torch``.
+    """
+    if NAME not in _c10d.Backend.backend_list:
+        _c10d.Backend.register_backend(NAME, make_group, extended_api=True, devices=["cpu"])
