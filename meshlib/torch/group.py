@@ -73,19 +73,19 @@ class TorchProcessGroup(TensorCollectives, _c10d.ProcessGroup):
         return self._store
 
     # C++ asks for these by its own names.
-    def getBackendName(self) -> str:  # noqa: N802, D102
+    def getBackendName(self) -> str:  # noqa: D102
         return NAME
 
-    def getGroupName(self) -> str:  # noqa: N802, D102
+    def getGroupName(self) -> str:  # noqa: D102
         return self._name
 
-    def setGroupName(self, group_name: str) -> None:  # noqa: N802, D102
+    def setGroupName(self, group_name: str) -> None:  # noqa: D102
         self._name = group_name
 
-    def getGroupDesc(self) -> str:  # noqa: N802, D102
+    def getGroupDesc(self) -> str:  # noqa: D102
         return self._desc
 
-    def setGroupDesc(self, group_desc: str) -> None:  # noqa: N802, D102
+    def setGroupDesc(self, group_desc: str) -> None:  # noqa: D102
         self._desc = group_desc
         if group_desc != _NAMELESS:
             self._seat.group.group_desc = group_desc

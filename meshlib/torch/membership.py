@@ -33,8 +33,8 @@ def join(
     if world is None:
         if sorted(members) != list(range(size)):
             raise ValueError(
-                f"the first group of backend 'meshlib' has the ranks {list(members)}; expected it to"
-                " be the default group, or one of all ranks"
+                f"the first group of backend 'meshlib' has the ranks {list(members)}; expected the"
+                " default group, or one of all ranks"
             )
         init_process_group(store=store, rank=mine, world_size=size, timeout=timeout)
         world = current_world()
