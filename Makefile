@@ -39,7 +39,7 @@ test-mpi: $(STAMP)  ## test the mpi backend under the wheels of Open MPI and MPI
 test-torch:  ## test the backend of torch.distributed: our tests, and PyTorch's own from its wheel
 	@test -x .torch/bin/pytest || { $(PYTHON) -m venv .torch && \
 		.torch/bin/python -m pip install --quiet --disable-pip-version-check \
-			--editable '.[torch]' expecttest pytest pytest-timeout; }
+			--editable '.[torch]' expecttest hypothesis pytest pytest-timeout; }
 	.torch/bin/python -m pytest -p no:xdist tests/pytorch
 	.torch/bin/python tests/pytorch/distributed_tests.py
 

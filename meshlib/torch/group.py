@@ -157,11 +157,13 @@ def make_group(options: Any, backend_options: Any = None) -> TorchProcessGroup:
     """
     if backend_options is not None:
         raise ValueError(f"pg_options is {backend_options!r}; expected None for backend {NAME!r}")
+    # Without a list it is the default group, before which PyTorch has no world.
+    ranks: list[int] = list(options.global_ranks_in_group)
     seat = join(
         options.store,
         options.group_rank,
-        options.group_size,
-        list(options.global_ranks_in_group),
+        ranks or range(options.group_size),
+        _c10d.get_world_size() if ranks else options.group_size,
         options.timeout,
         f"torch {options.group_id}",
     )

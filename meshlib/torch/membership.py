@@ -19,32 +19,30 @@ class Seat(NamedTuple):
 
 
 def join(
-    store: Any, rank: int, size: int, ranks: Sequence[int], timeout: timedelta, desc: str
+    store: Any, rank: int, ranks: Sequence[int], size: int, timeout: timedelta, desc: str
 ) -> Seat:
-    """Return a new group of the global ``ranks`` (none: all), in which this process is ``rank``.
+    """Return a new group of ``ranks`` of ``size``, in which this process is ``rank``.
 
     A program that has initialised meshlib itself keeps its World; else all ranks meet through
     torch's ``store``. Raises ValueError where the ranks of the two do not fit together.
     """
-    members = tuple(ranks) or tuple(range(size))
-    mine = members[rank]
+    mine = ranks[rank]
     world = find_world()
     made_world = world is None
     if world is None:
-        if sorted(members) != list(range(size)):
+        if len(ranks) != size:
             raise ValueError(
-                f"the first group of backend 'meshlib' has the ranks {list(members)}; expected the"
-                " default group, or one of all ranks"
+                f"the first group of backend 'meshlib' has the ranks {list(ranks)} of {size};"
+                " expected the default group, or another one of all ranks"
             )
         init_process_group(store=store, rank=mine, world_size=size, timeout=timeout)
         world = current_world()
-    if world.rank != mine or (not ranks and world.size != size):
+    if (world.rank, world.size) != (mine, size):
         raise ValueError(
-            f"this process is rank {mine}{f' of {size}' if not ranks else ''} for"
-            f" torch.distributed, but rank {world.rank} of {world.size} for meshlib; expected the"
-            " same"
+            f"this process is rank {mine} of {size} for torch.distributed, but rank {world.rank} of"
+            f" {world.size} for meshlib; expected the same"
         )
-    return Seat(world.new_group(members, timeout=timeout, desc=desc, sort=False), made_world)
+    return Seat(world.new_group(ranks, timeout=timeout, desc=desc, sort=False), made_world)
 
 
 def leave(seat: Seat) -> None:
