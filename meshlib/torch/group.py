@@ -96,8 +96,8 @@ class TorchProcessGroup(TensorCollectives, _c10d.ProcessGroup):
     # ------------------------------------------------------------------ other devices
 
     def _get_backend(self, device: Any) -> Any:
-        kind = _torch.device(device).type
-        return self if kind == "cpu" else self.elsewhere(kind)._get_backend(device)
+        device = _torch.device(device)
+        return self if device.type == "cpu" else self.elsewhere(device.type)._get_backend(device)
 
     def elsewhere(self, device: str) -> Any:
         """Return PyTorch's own group of these ranks, for tensors on ``device``.
@@ -124,6 +124,7 @@ class TorchProcessGroup(TensorCollectives, _c10d.ProcessGroup):
                 timeout=self._seat.group.timeout,
                 group_desc=self._desc,
             )
+            _disown(self._others)
         return self._others
 
     def _backends(self) -> dict[str, str]:
@@ -148,6 +149,17 @@ class TorchProcessGroup(TensorCollectives, _c10d.ProcessGroup):
             self._others.shutdown()
             self._others = None
         leave(self._seat)
+
+
+def _disown(group: Any) -> None:
+    """Have PyTorch forget ``group``, which another one holds, finds and shuts down."""
+    world = _module._world
+    world.pg_map.pop(group)
+    world.pg_backend_config.pop(group)
+    _module._unregister_process_group(world.pg_names.pop(group))
+    for tag in {"", world.pg_to_tag.pop(group)}:
+        if group in world.tags_to_pg.get(tag, ()):
+            world.tags_to_pg[tag].remove(group)
 
 
 def make_group(options: Any, backend_options: Any = None) -> TorchProcessGroup:
