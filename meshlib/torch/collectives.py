@@ -100,6 +100,8 @@ class TensorCollectives:
         return self._issue(flat, opts, [make])
 
     def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> Any:
+        if (other := self._elsewhere([input])) is not None:
+            return other.all_gather_single(output, input, opts or _c10d.AllgatherOptions())
         return self.all_gather_single_coalesced([output], [input], opts)
 
     def all_gather_single_coalesced(
@@ -172,6 +174,8 @@ class TensorCollectives:
         return self._issue(outputs, opts, [make])
 
     def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> Any:
+        if (other := self._elsewhere([input])) is not None:
+            return other.reduce_scatter_single(output, input, opts or _c10d.ReduceScatterOptions())
         return self.reduce_scatter_single_coalesced([output], [input], opts)
 
     def reduce_scatter_single_coalesced(

@@ -24,7 +24,7 @@ for _ in range(2):
     with FakeTensorMode(allow_non_fake_inputs=True):
         y = torch.ones(4, device="cuda")
         dist.all_reduce(y)
-        dist.broadcast(y, src=0)
+        dist.reduce(y, dst=0)
         dist.all_gather_single(torch.ones(4, device="cuda"), y)
         dist.reduce_scatter_single(torch.ones(4, device="cuda"), y)
         dist.all_to_all_single(torch.ones(4, device="cuda"), y)
