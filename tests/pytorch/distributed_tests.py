@@ -3,8 +3,8 @@
 The ranks are processes that run one test after the other (PyTorch starts new ones for each, which
 takes ten times as long); after a failure, new ones. ``passing.txt`` has the names that must pass.
 
-Each test asks the environment which backend it is for, and many skip what they do not know; so a
-test runs as ``meshlib`` or, if it does not pass then, as ``mpi``, which makes it one of CPU tensors.
+Each test asks the environment which backend it is for, and many skip those they do not know; so a
+test runs as ``meshlib`` or, if it does not pass then, as ``mpi``, whose tensors are the CPU's.
 The groups are meshlib's all the same: PyTorch's wheel has no MPI that could take its place.
 
     python tests/pytorch/distributed_tests.py            the names in passing.txt
