@@ -9,13 +9,19 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
-from meshlib.backend import parse_backend
-from meshlib.thread_rank import ThreadRank, set_thread_rank
-from meshlib.world import World, install
+from meshlib.groups.backend import parse_backend
+from meshlib.job.current import install
+from meshlib.job.thread_rank import ThreadRank, set_thread_rank
+from meshlib.job.world import World
 from transport import backends
 from transport.checks import to_whole_number
 from transport.deadline import Deadline, Timeout, to_seconds
-from transport.errors import CollectiveTimeoutError, DistBackendError, DistError
+from transport.errors import (
+    CollectiveMismatchError,
+    CollectiveTimeoutError,
+    DistBackendError,
+    DistError,
+)
 from transport.runtime import Runtime
 from transport.store.hash_store import HashStore
 
@@ -154,7 +160,11 @@ class _Run:
             install(None, thread_only=True)
             set_thread_rank(None)
             if world is not None:
-                world.close(drain=0.0 if self._failures else GRACE_SECONDS, linger=0.0)
+                try:
+                    world.close(drain=0.0 if self._failures else GRACE_SECONDS, linger=0.0)
+                except CollectiveMismatchError as error:
+                    with self._lock:
+                        self._failures.append((rank, error))
             self._done[rank] = True
 
     def _stop(self, late: list[int]) -> None:

@@ -20,9 +20,9 @@ from transport.errors import (
     CommunicatorAbortedError,
     PeerLostError,
 )
-from transport.link import Link, OnPiece, waited_for, wrong_frame
-from transport.link_communicator import LinkCommunicator
-from transport.mailbox import Mailbox
+from transport.links.communicator import LinkCommunicator
+from transport.links.link import Link, OnPiece, waited_for, wrong_frame
+from transport.links.mailbox import Mailbox
 from transport.runtime import Membership
 
 EAGER_BYTES = 64 << 10
@@ -37,7 +37,7 @@ class _Frame:
 
     __slots__ = ("data", "lent", "packed", "started", "taken")
 
-    def __init__(self, packed: bytes, data: memoryview | bytes, lent: bool) -> None:
+    def __init__(self, packed: bytes, data: memoryview, lent: bool) -> None:
         self.packed = packed
         self.data = data
         self.lent = lent
@@ -51,7 +51,7 @@ class _Channel:
     def __init__(self, eager: int, high_water: int) -> None:
         self._eager = eager
         self._high_water = high_water
-        self._changed = threading.Condition(threading.Lock())
+        self._changed = threading.Condition()
         self._frames: deque[_Frame] = deque()
         self._queued = 0
         self._cut = False
@@ -65,7 +65,7 @@ class _Channel:
                 raise _Cut
             cost = data.nbytes + _FRAME_COST
             lent = data.nbytes > self._eager or self._queued + cost > self._high_water
-            frame = _Frame(call.packed, data if lent else bytes(data), lent)
+            frame = _Frame(call.packed, data if lent else memoryview(bytes(data)), lent)
             if not lent:
                 self._queued += cost
             self._frames.append(frame)
@@ -111,7 +111,7 @@ class _Channel:
             if frame.lent:
                 self._changed.notify_all()
             else:
-                self._queued -= len(frame.data) + _FRAME_COST
+                self._queued -= frame.data.nbytes + _FRAME_COST
 
     def cut(self) -> None:
         """Wake both ends; nothing more arrives."""
@@ -330,7 +330,7 @@ class InprocLink(Link):
             inward.end_take(frame)
 
     def _check(self, call: Call, frame: _Frame, into: memoryview) -> None:
-        size = len(frame.data)
+        size = frame.data.nbytes
         if frame.packed != call.packed or size != into.nbytes:
             header = CallHeader.unpack(frame.packed)
             raise wrong_frame(call, into.nbytes, self.peer, self._name, header, size)

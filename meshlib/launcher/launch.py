@@ -11,14 +11,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from meshlib.launcher.agent import Agent
-from meshlib.launcher.coordinator import Coordinator
-from meshlib.launcher.guardian import Guardian
-from meshlib.launcher.one_node import OneNode
-from meshlib.launcher.options import LaunchOptions
+from meshlib.launcher.nodes.coordinator import Coordinator
+from meshlib.launcher.nodes.one_node import OneNode
+from meshlib.launcher.options.launch import LaunchOptions
+from meshlib.launcher.ranks.guardian import Guardian
+from meshlib.launcher.ranks.sweep import adopt_orphans, children
+from meshlib.launcher.ranks.workers import start_server
 from meshlib.launcher.signals import SignalPipe
-from meshlib.launcher.sweep import adopt_orphans, children
 from transport.errors import DistError
-from transport.sockets import is_in_use
+from transport.net.sockets import is_in_use
 
 
 def launch(options: LaunchOptions) -> int:
@@ -45,12 +46,18 @@ def _launch(options: LaunchOptions, signals: SignalPipe) -> int:
     guardian = Guardian(run_id, str(temporary))
     adopt_orphans()
     try:
-        coordinator = _coordinator(options, run_id, signals)
+        server = start_server(options, run_id)
         try:
-            spare = frozenset({guardian.pid, *strangers})
-            return Agent(options, coordinator, signals, run_id, directory, spare).run()
+            coordinator = _coordinator(options, run_id, signals)
+            try:
+                spare = {guardian.pid, *strangers}
+                agent = Agent(options, coordinator, signals, run_id, directory, spare, server)
+                return agent.run()
+            finally:
+                coordinator.close()
         finally:
-            coordinator.close()
+            if server is not None:
+                server.close()
     except (DistError, OSError) as error:
         sys.stderr.write(f"meshrun: {error}{_mend(error, options)}\n")
         return 1
@@ -71,6 +78,6 @@ def _coordinator(options: LaunchOptions, run_id: str, signals: SignalPipe) -> Co
     nodes = options.nodes
     if not nodes.many:
         return OneNode(options.ranks, options.max_restarts, nodes.port)
-    from meshlib.launcher.many_nodes import ManyNodes  # one node does not pay for it
+    from meshlib.launcher.nodes.many_nodes import ManyNodes  # one node does not pay for it
 
     return ManyNodes(nodes, options.ranks, options.max_restarts, run_id, signals.knock)

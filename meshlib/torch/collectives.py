@@ -15,8 +15,9 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from meshlib.process_group import ProcessGroup
-from meshlib.torch.tensors import array, arrays, reduction
+from meshlib.calls.work import collect_all
+from meshlib.groups.process_group import ProcessGroup
+from meshlib.torch.tensors import Array, array, arrays, reduction
 from meshlib.torch.works import Continuations, TorchWork
 
 _c10d: Any = import_module("torch._C._distributed_c10d")
@@ -43,13 +44,13 @@ class TensorCollectives:
     def _issue(self, outputs: Tensors, opts: Any, calls: Sequence[Call]) -> TorchWork:
         """Make ``calls``, one after the other, as one Work for ``outputs``."""
         timeout = opts.timeout if opts.timeout > _UNSET else None
-        if opts.asyncOp:
-            works = [call(async_op=True, timeout=timeout) for call in calls]
-        else:
-            works = []
+        if not opts.asyncOp:
             for call in calls:
                 call(timeout=timeout)
-        return TorchWork(works, outputs, self.continuations)
+            return TorchWork(None, outputs, self.continuations)
+        works = [call(async_op=True, timeout=timeout) for call in calls]
+        work = works[0] if len(works) == 1 else collect_all(works)
+        return TorchWork(work, outputs, self.continuations)
 
     def _elsewhere(self, tensors: Tensors) -> Any:
         """Return the process group for ``tensors`` that are not the CPU's, else None."""
@@ -110,9 +111,13 @@ class TensorCollectives:
         opts = _c10d.AllgatherOptions() if opts is None else opts
         if (other := self._elsewhere(inputs)) is not None:
             return other.all_gather_single_coalesced(outputs, inputs, opts)
-        make = self.mesh_group.all_gather_into_tensor
-        pairs = zip(arrays(outputs), arrays(inputs), strict=True)
-        return self._issue(outputs, opts, [partial(make, out, x) for out, x in pairs])
+        group, outs, ins = self.mesh_group, arrays(outputs), arrays(inputs)
+        if len(ins) > 1 and _of_one_dtype(ins):
+            make = partial(group.all_gather_into_tensor_coalesced, outs, ins)
+            return self._issue(outputs, opts, [make])
+        pairs = zip(outs, ins, strict=True)
+        calls = [partial(group.all_gather_into_tensor, out, x) for out, x in pairs]
+        return self._issue(outputs, opts, calls)
 
     def barrier(self, opts: Any = None) -> Any:
         opts = _c10d.BarrierOptions() if opts is None else opts
@@ -184,9 +189,14 @@ class TensorCollectives:
         opts = _c10d.ReduceScatterOptions() if opts is None else opts
         if (other := self._elsewhere(inputs)) is not None:
             return other.reduce_scatter_single_coalesced(outputs, inputs, opts)
-        make = partial(self.mesh_group.reduce_scatter_tensor, op=reduction(opts.reduceOp))
-        pairs = zip(arrays(outputs), arrays(inputs), strict=True)
-        return self._issue(outputs, opts, [partial(make, out, x) for out, x in pairs])
+        group, outs, ins = self.mesh_group, arrays(outputs), arrays(inputs)
+        op = reduction(opts.reduceOp)
+        if len(ins) > 1 and _of_one_dtype(ins):
+            make = partial(group.reduce_scatter_tensor_coalesced, outs, ins, op)
+            return self._issue(outputs, opts, [make])
+        pairs = zip(outs, ins, strict=True)
+        calls = [partial(group.reduce_scatter_tensor, out, x, op) for out, x in pairs]
+        return self._issue(outputs, opts, calls)
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
         opts = _c10d.AllToAllOptions() if opts is None else opts
@@ -218,7 +228,7 @@ class TensorCollectives:
             return other.send(tensors, dst, tag)
         work = self.mesh_group.isend(array(_only(tensors, "tensors")), group_dst=dst, tag=tag)
         assert work is not None  # this rank is a member
-        return TorchWork([work], tensors, self.continuations)
+        return TorchWork(work, tensors, self.continuations)
 
     def recv(self, tensors: Tensors, src: int, tag: int = 0) -> Any:
         if (other := self._elsewhere(tensors)) is not None:
@@ -234,7 +244,7 @@ class TensorCollectives:
         into = array(_only(tensors, "tensors"))
         work = self.mesh_group.irecv(into, group_src=src, tag=tag)
         assert work is not None  # this rank is a member
-        return TorchWork([work], tensors, self.continuations, self.mesh_group.group_rank)
+        return TorchWork(work, tensors, self.continuations, self.mesh_group.group_rank)
 
     # ------------------------------------------------------------------ c10d's former names
 
@@ -243,6 +253,10 @@ class TensorCollectives:
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
     alltoall_base = all_to_all_single
+
+
+def _of_one_dtype(items: Sequence[Array]) -> bool:
+    return len({item.dtype for item in items}) == 1
 
 
 def _only(items: Sequence[Any], name: str) -> Any:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-from meshlib.init import destroy_process_group, init_process_group
-from meshlib.process_group import ProcessGroup
+from meshlib.groups.process_group import ProcessGroup
+from meshlib.job.current import current_world, find_world
+from meshlib.job.init import destroy_process_group, init_process_group
 from meshlib.torch.store import claim_world
-from meshlib.world import current_world, find_world
 
 
 class Seat(NamedTuple):

@@ -14,8 +14,9 @@ from importlib import import_module
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from meshlib.init import init_process_group
-from meshlib.world import DEFAULT_TIMEOUT, World, current_world, find_world
+from meshlib.job.current import current_world, find_world
+from meshlib.job.init import init_process_group
+from meshlib.job.world import DEFAULT_TIMEOUT, World
 from transport.store.base import Store, Value
 from transport.store.prefix_store import PrefixStore
 

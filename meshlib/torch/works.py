@@ -8,8 +8,8 @@ from datetime import timedelta
 from importlib import import_module
 from typing import Any
 
-from meshlib.lane import Lane
-from meshlib.work import Work
+from meshlib.calls.lane import Lane
+from meshlib.calls.work import Work
 
 _c10d: Any = import_module("torch.distributed")
 _futures: Any = import_module("torch.futures")
@@ -48,21 +48,21 @@ class Continuations:
 
 
 class TorchWork(_c10d.Work):
-    """Several calls of meshlib as one Work, whose result is ``tensors``.
+    """A call of meshlib as a Work of PyTorch, whose result is ``tensors``.
 
-    It ends when all of ``works`` have; none: it has ended. ``source`` translates the global rank
-    that a message came from.
+    ``work`` is None for one that has ended. ``source`` translates the global rank that a message
+    came from.
     """
 
     def __init__(
         self,
-        works: Sequence[Work],
+        work: Work | None,
         tensors: Sequence[Any],
         continuations: Continuations,
         source: Callable[[int], int] | None = None,
     ) -> None:
         super().__init__()
-        self._works = works
+        self._work = work
         self._tensors = list(tensors)
         self._continuations = continuations
         self._level = continuations.level()
@@ -71,24 +71,24 @@ class TorchWork(_c10d.Work):
         self._lock = threading.Lock()
 
     def is_completed(self) -> bool:
-        """Whether the calls have ended, well or not."""
-        return all(work.is_completed() for work in self._works)
+        """Whether the call has ended, well or not."""
+        return self._work is None or self._work.is_completed()
 
     def is_success(self) -> bool:
-        """Whether the calls have ended well."""
-        return all(work.is_success() for work in self._works)
+        """Whether the call has ended well."""
+        return self._work is None or self._work.is_success()
 
     def exception(self) -> BaseException | None:
-        """Return what the first call that failed has failed with, or None."""
-        return next((e for work in self._works if (e := work.exception()) is not None), None)
+        """Return what the call has failed with, or None."""
+        return None if self._work is None else self._work.exception()
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
-        """Wait until the calls have ended; return True or raise what one has failed with.
+        """Wait until the call has ended; return True or raise what it has failed with.
 
-        ``timeout`` bounds this wait, not the calls; ``kNoTimeout``, zero, does not.
+        ``timeout`` bounds this wait, not the call; ``kNoTimeout``, zero, does not.
         """
-        for work in self._works:
-            work.wait(timeout if timeout > NO_TIMEOUT else None)
+        if self._work is not None:
+            self._work.wait(timeout if timeout > NO_TIMEOUT else None)
         return True
 
     def synchronize(self) -> None:
@@ -96,24 +96,26 @@ class TorchWork(_c10d.Work):
         self.wait()
 
     def result(self) -> list[Any]:
-        """Wait for the end and return the tensors that the calls write."""
+        """Wait for the end and return the tensors that the call writes."""
         self.wait()
         return self._tensors
 
     def source_rank(self) -> int:
-        """Wait for a message and return the group rank that has sent it."""
-        return self._source_rank()
+        """Wait for a message and return the group rank that has sent it.
 
-    def _source_rank(self) -> int:
-        if self._source is None:
+        Raises ValueError for a call that is not a receive.
+        """
+        if self._work is None or self._source is None:
             raise ValueError("source_rank(): only a receive has a source")
-        return self._source(self._works[0].source_rank())
+        return self._source(self._work.source_rank())
+
+    _source_rank = source_rank
 
     def get_future(self) -> Any:
         """Return a ``torch.futures.Future`` of the tensors.
 
-        Its continuations run in the order in which the calls ended. Where they failed, it holds a
-        RuntimeError that names the error: C++ knows no other kind.
+        Its continuations run in the order in which the calls ended. Where the call failed, it holds
+        a RuntimeError that names the error: C++ knows no other kind.
         """
         with self._lock:
             if self._future is None:
@@ -121,14 +123,13 @@ class TorchWork(_c10d.Work):
             return self._future
 
     def get_future_result(self) -> Any:
-        """Return a future of how the calls end: c10d's ``WorkResult`` as a number."""
+        """Return a future of how the call ends: c10d's ``WorkResult`` as a number."""
         ended = _futures.Future()
         self._when_ended(lambda: ended.set_result(self._how_it_ended()))
         return ended
 
     def _how_it_ended(self) -> int:
-        ends = (int(work.get_future_result().wait()) for work in self._works)
-        return next((end for end in ends if end), 0)
+        return 0 if self._work is None else int(self._work.get_future_result().wait())
 
     def _make_future(self) -> Any:
         begun = _futures.Future()
@@ -145,19 +146,9 @@ class TorchWork(_c10d.Work):
         return ended
 
     def _when_ended(self, task: Callable[[], None]) -> None:
-        """Have ``task`` run as a continuation, when all calls have ended."""
-        left, lock = len(self._works), threading.Lock()
-        if self.is_completed():
+        """Have ``task`` run as a continuation, when the call has ended."""
+        if self._work is None or self._work.is_completed():
             task()
-            return
-
-        def note(_: Any) -> None:
-            nonlocal left
-            with lock:
-                left -= 1
-                if left:
-                    return
-            self._continuations.submit(self._level, task)
-
-        for work in self._works:
-            work.get_future().add_done_callback(note)
+        else:
+            level = self._level
+            self._work.get_future().at_once(lambda _: self._continuations.submit(level, task))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from meshlib.work import Future
+from meshlib.calls.work import Future
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Stopwatch:
         def note(_: Future) -> None:
             landed[index] = time.perf_counter()
 
-        future.add_done_callback(note)
+        future.at_once(note)
 
     def finish(self, computed: float) -> PassStatistics:
         """Return what was collected, and begin anew. The backward pass ended at ``computed``."""

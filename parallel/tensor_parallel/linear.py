@@ -17,7 +17,7 @@ from typing import ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from meshlib.process_group import ProcessGroup
+from meshlib.groups.process_group import ProcessGroup
 from parallel.arrays import Array
 from parallel.checks import check_instance, to_count
 from parallel.groups import Ranks, resolve

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from transport.algorithms.choice import Thresholds
+from transport.algorithms.collectives import LinkCollectives
 from transport.call import Call
 from transport.flat import Scratch
-from transport.link import Link
-from transport.link_collectives import LinkCollectives
-from transport.link_communicator import LinkCommunicator
+from transport.links.communicator import LinkCommunicator
+from transport.links.link import Link
 
 
 class Selection(LinkCollectives):

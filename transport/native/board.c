@@ -1,4 +1,4 @@
-/* One member's view of the board: transport/shm/board.py has the rules. */
+/* One member's view of the board: transport/shm/board/board.py has the rules. */
 #include "core.h"
 
 #include <string.h>
@@ -125,10 +125,6 @@ int run_reach_all(Run *run, uint64_t step) {
     if (!reach(run, all_come, &awaited)) return ask_python(run, "reach_all", -1, (long)step);
     p->floor = awaited.turn;
     return 0;
-}
-
-int run_come(const Run *run, uint64_t step) {
-    return all_at(run->board, run->board->progress->base + step);
 }
 
 /* This member's own card is what the others' are compared with. */

@@ -11,12 +11,12 @@ import secrets
 from typing import Any, Protocol, runtime_checkable
 
 from transport import environment
-from transport.auth import secret_from_environment
 from transport.deadline import Deadline, Timeout
 from transport.errors import DistStoreError
+from transport.net.auth import secret_from_environment
+from transport.net.sockets import LOOPBACK, is_local, local_address_towards
 from transport.rendezvous.seats import in_group
 from transport.rendezvous.static import Secret
-from transport.sockets import LOOPBACK, is_local, local_address_towards
 from transport.store.base import DEFAULT_STORE_TIMEOUT, Store
 from transport.store.tcp_store import TCPStore
 from transport.tcp.address import Address, this_machine

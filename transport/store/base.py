@@ -40,6 +40,11 @@ def to_key(key: str, name: str = "key") -> bytes:
     return key.encode("utf-8", "surrogateescape")
 
 
+def from_key(key: bytes) -> str:
+    """Return the ``str`` that is stored as ``key``."""
+    return key.decode("utf-8", "surrogateescape")
+
+
 def list_keys(keys: Sequence[str]) -> list[str]:
     """Return ``keys`` as a list; raise TypeError for one ``str`` and for what is no sequence."""
     if isinstance(keys, str) or not isinstance(keys, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -173,6 +178,10 @@ class Store(ABC):
     @abstractmethod
     def num_keys(self) -> int:
         """Return the number of keys in the store."""
+
+    @abstractmethod
+    def list_keys(self) -> list[str]:
+        """Return all keys, sorted. Queues have names of their own, which are not among them."""
 
     @abstractmethod
     def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None:

@@ -31,6 +31,7 @@ class Commands:
             Op.DELETE: self._delete,
             Op.MULTI_SET: self._multi_set,
             Op.NUM_KEYS: self._num_keys,
+            Op.LIST_KEYS: self._list_keys,
             Op.PUSH: self._push,
             Op.TRY_POP: self._try_pop,
             Op.QUEUE_LEN: self._queue_len,
@@ -85,6 +86,9 @@ class Commands:
 
     def _num_keys(self, _fields: Fields) -> Fields:
         return (b"%d" % len(self.table),)
+
+    def _list_keys(self, _fields: Fields) -> Fields:
+        return self.table.keys()
 
     def _push(self, fields: Fields) -> Fields:
         key, value = fields

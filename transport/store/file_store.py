@@ -13,7 +13,8 @@ from contextlib import contextmanager, suppress
 
 from transport.checks import to_whole_number
 from transport.deadline import Deadline, Timeout
-from transport.errors import DistStoreError
+from transport.errors import DistStoreError, QueueEmptyError
+from transport.net.fork import refusal
 from transport.store.base import (
     DEFAULT_STORE_TIMEOUT,
     Store,
@@ -134,6 +135,10 @@ class FileStore(Store):
         with self._reading() as log:
             return len(log.table)
 
+    def list_keys(self) -> list[str]:
+        with self._reading() as log:
+            return log.table.names()
+
     def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None:
         self._wait(KeysWaiter(to_keys(keys), _nobody, values=False), timeout)
 
@@ -150,7 +155,7 @@ class FileStore(Store):
         with self._changing() as log:
             value = log.table.pop(stored)
             if value is None:
-                raise DistStoreError(f"{self.describe()}: queue {key!r} is empty")
+                raise QueueEmptyError(f"{self.describe()}: queue {key!r} is empty")
             log.write((Record.POP, (stored,)))
         return value
 
@@ -172,8 +177,7 @@ class FileStore(Store):
         other = FileStore.__new__(FileStore)
         Store.__init__(other, self._timeout)
         other._path = self._path
-        with self._lock:
-            self._check()
+        with self._open():
             other._open_log(FileLog.beside(self._log, Deadline.after(self._timeout)))
         return other
 
@@ -208,28 +212,26 @@ class FileStore(Store):
             _warn(f"unclosed {self.describe()}", ResourceWarning, source=self)
             log.close()
 
-    def _check(self) -> None:
-        if self._pid != os.getpid():
-            raise DistStoreError(
-                f"{self.describe()} was opened by process {self._pid} and cannot be used in its"
-                f" fork, process {os.getpid()}; expected a new one made there"
-            )
-        if self._closing.is_set():
-            raise DistStoreError(f"{self.describe()} is closed")
+    @contextmanager
+    def _open(self) -> Generator[None]:
+        """Hold the lock for a block in which this store is open, and this process its own."""
+        # Before the lock, which a thread of the parent's may have held.
+        if why := refusal(self.describe(), self._pid, "a new one made there"):
+            raise DistStoreError(why)
+        with self._lock:
+            if self._closing.is_set():
+                raise DistStoreError(f"{self.describe()} is closed")
+            yield
 
     @contextmanager
     def _changing(self) -> Generator[FileLog]:
-        with self._lock:
-            self._check()
-            with self._log.locked(Deadline.after(self._timeout)):
-                yield self._log
+        with self._open(), self._log.locked(Deadline.after(self._timeout)):
+            yield self._log
 
     @contextmanager
     def _reading(self) -> Generator[FileLog]:
-        with self._lock:
-            self._check()
-            with self._log.locked(Deadline.after(self._timeout), shared=True):
-                yield self._log
+        with self._open(), self._log.locked(Deadline.after(self._timeout), shared=True):
+            yield self._log
 
     def _wait(self, waiter: Waiter, timeout: Timeout | None) -> list[bytes]:
         deadline = Deadline.after(self._seconds(timeout))
@@ -250,8 +252,7 @@ class FileStore(Store):
             pause = min(pause * 1.5, _LONGEST_PAUSE)
 
     def _size(self) -> int:
-        with self._lock:
-            self._check()
+        with self._open():
             return self._log.size()
 
     def _try(self, waiter: Waiter) -> bool:

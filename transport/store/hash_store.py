@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -11,7 +12,8 @@ from typing import Any, TypeVar
 
 from transport.checks import to_whole_number
 from transport.deadline import Deadline, Timeout
-from transport.errors import DistError, DistStoreError
+from transport.errors import DistError, DistStoreError, QueueEmptyError
+from transport.net.fork import refusal
 from transport.store.base import (
     DEFAULT_STORE_TIMEOUT,
     Store,
@@ -31,6 +33,7 @@ class _Shared:
     """What all clones of a HashStore share."""
 
     def __init__(self) -> None:
+        self.pid = os.getpid()
         self.lock = threading.Lock()
         self.table = Table()
         # Its own lock, which a factory may take again and under which it may use the store.
@@ -107,6 +110,10 @@ class HashStore(Store):
         with self._open():
             return len(self._table)
 
+    def list_keys(self) -> list[str]:
+        with self._open():
+            return self._table.names()
+
     def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None:
         self._wait(KeysWaiter(to_keys(keys), self._wake, values=False), timeout)
 
@@ -121,7 +128,7 @@ class HashStore(Store):
         with self._open():
             value = self._table.pop(to_key(key))
         if value is None:
-            raise DistStoreError(f"{self.describe()}: queue {key!r} is empty")
+            raise QueueEmptyError(f"{self.describe()}: queue {key!r} is empty")
         return value
 
     def queue_len(self, key: str) -> int:
@@ -142,6 +149,8 @@ class HashStore(Store):
             return HashStore(self._timeout, _shared=self._shared)
 
     def end_waits(self, error: DistError | None, by: object = None) -> None:
+        if self._shared.pid != os.getpid():
+            return
         with self._lock:
             super().end_waits(error, by)
             for event in self._waits.values() if error is not None else ():
@@ -149,6 +158,8 @@ class HashStore(Store):
 
     def close(self) -> None:
         """End the waits on this object. The data lives while any clone does."""
+        if self._shared.pid != os.getpid():
+            return
         with self._lock:
             self._closed = True
             for waiter, event in self._waits.items():
@@ -179,6 +190,9 @@ class HashStore(Store):
     @contextmanager
     def _open(self) -> Generator[None]:
         """Hold the lock for a block in which this store is open."""
+        # Before the lock, which a thread of the parent's may have held.
+        if why := refusal(self.describe(), self._shared.pid, "a store of processes, a TCPStore"):
+            raise DistStoreError(why)
         with self._lock:
             self._check_open()
             yield

@@ -85,6 +85,11 @@ class PrefixStore(Store):
         """Return the number of keys in the wrapped store, whatever their prefix."""
         return self._store.num_keys()
 
+    def list_keys(self) -> list[str]:
+        """Return the keys under this prefix, without it."""
+        start = self._key("")
+        return [key[len(start) :] for key in self._store.list_keys() if key.startswith(start)]
+
     def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None:
         self._store.wait(self._keys(keys), timeout)
 

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from transport.errors import DistStoreError
-from transport.store.base import key_name
+from transport.store.base import from_key, key_name
 
 
 class Table:
@@ -29,6 +29,14 @@ class Table:
 
     def __len__(self) -> int:
         return len(self._values)
+
+    def keys(self) -> list[bytes]:
+        """Return all keys, in order."""
+        return sorted(self._values)
+
+    def names(self) -> list[str]:
+        """Return all keys as users know them, in order."""
+        return [from_key(key) for key in self.keys()]
 
     def set(self, key: bytes, value: bytes) -> None:
         """Write ``value`` under ``key``."""

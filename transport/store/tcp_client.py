@@ -26,6 +26,8 @@ from collections.abc import Sequence
 from queue import Empty, SimpleQueue
 
 from transport.errors import DistStoreError
+from transport.net.fork import refusal
+from transport.net.tls import TlsSocket
 from transport.store.wire import (
     LENGTH_BYTES,
     NUMBER,
@@ -37,7 +39,6 @@ from transport.store.wire import (
     pack_request,
     unpack_fields,
 )
-from transport.tls import TlsSocket
 
 # What a server may be late with the answer that it owes at a wait's end.
 GRACE_SECONDS = 5.0
@@ -108,11 +109,8 @@ class StoreConnection:
         Raises DistStoreError when the connection is closed or lost, the server silent, or this
         process a fork of the one that connected.
         """
-        if os.getpid() != self._pid:
-            raise DistStoreError(
-                f"{self._name} was connected by process {self._pid} and cannot be used in its"
-                f" fork, process {os.getpid()}; expected a clone() made there"
-            )
+        if why := refusal(self._name, self._pid, "a clone() made there"):
+            raise DistStoreError(why)
         number = next(self._numbers) % _IDS
         data = pack_request(number, op, 0.0 if self._waits_end else seconds, fields)
         request = _Request()
@@ -208,9 +206,10 @@ class StoreConnection:
         if not self._send_lock.acquire(timeout=seconds):
             raise DistStoreError(f"{self._name}: another thread has been sending for too long")
         try:
-            self._flush(time.monotonic() + _SEND_SECONDS, time.monotonic() + seconds)
+            now = time.monotonic()
+            self._flush(now + _SEND_SECONDS, now + seconds)
         finally:
-            _release(self._send_lock)
+            self._send_lock.release()
 
     def _flush(self, lost: float | None = None, until: float = math.inf) -> None:
         """Send what is in the outbox, up to the moment ``until``; from ``lost`` on, a server that
@@ -257,8 +256,9 @@ class StoreConnection:
                 try:
                     self._read_for(request, until)
                 finally:
-                    _release(self._turn)
-                    self._wake()
+                    self._turn.release()
+                    if len(self._expected) > 1:
+                        self._wake()
             else:
                 with contextlib.suppress(Empty):
                     request.news.get(timeout=min(left, _SLICE_SECONDS))
@@ -266,7 +266,8 @@ class StoreConnection:
 
     def _read_for(self, request: _Request, until: float) -> None:
         """Read and hand out what comes, until the request has its reply or nothing came in time."""
-        self._hand_out()  # what an interrupted thread has left
+        if self._received:
+            self._hand_out()  # what an interrupted thread has left
         while request.reply is None and (left := until - time.monotonic()) > 0:
             left = min(left, _SLICE_SECONDS)
             # Rounded up, so that equal timeouts do not cost a system call each.

@@ -11,21 +11,29 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from types import EllipsisType
 
-from transport.auth import (
+from transport.checks import to_whole_number
+from transport.deadline import Deadline, Timeout
+from transport.errors import (
+    AuthenticationError,
+    DistError,
+    DistStoreError,
+    QueueEmptyError,
+    StoreTimeoutError,
+)
+from transport.net.auth import (
     HANDSHAKE_SECONDS,
     HandshakeInterruptedError,
     authenticate,
     secret_from_environment,
 )
-from transport.checks import to_whole_number
-from transport.deadline import Deadline, Timeout
-from transport.errors import AuthenticationError, DistError, DistStoreError, StoreTimeoutError
-from transport.sockets import connect, format_address
+from transport.net.sockets import connect, format_address
+from transport.net.tls import Tls, tls_from_environment
 from transport.store.base import (
     DEFAULT_STORE_TIMEOUT,
     Store,
     Value,
     check_offset,
+    from_key,
     to_bytes,
     to_key,
     to_keys,
@@ -34,7 +42,6 @@ from transport.store.base import (
 from transport.store.serving import ServerLease, lease_server
 from transport.store.tcp_client import StoreConnection
 from transport.store.wire import NUMBER, Op, Status
-from transport.tls import Tls, tls_from_environment
 
 _CLONE_SECONDS = 10.0
 _PAUSE_SECONDS = 0.05
@@ -174,6 +181,9 @@ class TCPStore(Store):
         """Return the number of keys that users have set; the store has none of its own."""
         return int(self._call(Op.NUM_KEYS, ())[0])
 
+    def list_keys(self) -> list[str]:
+        return [from_key(key) for key in self._call(Op.LIST_KEYS, ())]
+
     def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None:
         self._wait(Op.WAIT, to_keys(keys), timeout)
 
@@ -185,7 +195,7 @@ class TCPStore(Store):
             return self._wait(Op.POP, (to_key(key),), timeout, "a value in queue")[0]
         found = self._call(Op.TRY_POP, (to_key(key),))
         if not found:
-            raise DistStoreError(f"{self.describe()}: queue {key!r} is empty")
+            raise QueueEmptyError(f"{self.describe()}: queue {key!r} is empty")
         return found[0]
 
     def queue_len(self, key: str) -> int:

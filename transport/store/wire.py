@@ -46,6 +46,7 @@ class Op(enum.IntEnum):
     GOODBYE = 20
     CANCEL = 21
     NUM_WORKERS = 22
+    LIST_KEYS = 23
 
 
 class Status(enum.IntEnum):

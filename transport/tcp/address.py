@@ -11,8 +11,8 @@ from pathlib import Path
 
 from transport import environment
 from transport.errors import DistNetworkError
+from transport.net.sockets import LOOPBACK, format_address, local_address_towards
 from transport.runtime import Membership
-from transport.sockets import LOOPBACK, format_address, local_address_towards
 from transport.store.base import Store
 from transport.store.prefix_store import PrefixStore
 from transport.store.tcp_store import TCPStore
@@ -63,7 +63,8 @@ class Address:
             raise DistNetworkError(
                 f"{name} listens on its machine's loopback only"
                 f" ({format_address(self.host, self.port)}), and this rank is on another machine;"
-                f" give the job a secret ({environment.SECRET}), or the ranks the addresses at"
+                f" give the job a secret ({environment.SECRET}, or `meshlib secret` where the"
+                " machines share a home), or the ranks the addresses at"
                 f" which others reach them ({environment.HOST})"
             )
 

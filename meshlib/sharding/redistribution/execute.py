@@ -16,8 +16,10 @@ from zlib import crc32
 
 import numpy as np
 
-from meshlib.arguments import check_op
-from meshlib.process_group import ProcessGroup
+from meshlib.arrays.checks import check_op
+from meshlib.calls.work import Message, Work
+from meshlib.groups.process_group import ProcessGroup
+from meshlib.job.current import current_world
 from meshlib.sharding.local import (
     Array,
     array_module,
@@ -42,8 +44,6 @@ from meshlib.sharding.redistribution.plan import (
 )
 from meshlib.sharding.sharding import Sharding
 from meshlib.sharding.spec import REDUCTIONS
-from meshlib.work import Message, Work
-from meshlib.world import current_world
 from transport.call import NO_ROOT, Call, Kind, dtype_code
 from transport.communicator import Communicator
 from transport.reduce_op import ReduceOp
@@ -192,9 +192,9 @@ class _Run:
         others = [m for m in received if m.peer != rank] + [m for m in sent if m.peer != rank]
         if others:
             ranks = {s.mesh.rank_at(i) for s in (step.source, step.target) for i in _places(s)}
-            group = current_world().group_for(
-                sorted(ranks), purpose="redistribution", desc="redistribution"
-            )
+            # Its messages are counted apart from those of a mesh of the same ranks.
+            members = current_world().group_for(sorted(ranks))
+            group = members.companion("redistribution", "redistribution")
             code = dtype_code(self._plan.dtype)
             for message in received:
                 if receive is not None and message.peer != rank:

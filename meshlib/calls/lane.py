@@ -1,0 +1,143 @@
+"""A lane: tasks that run one after the other, in the order in which they were issued.
+
+A synchronous task on an idle lane runs in the caller's own thread, which saves two thread
+switches; all others run on the lane's thread, which is started when it is first needed and ends
+after a quiet while.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from transport.deadline import Deadline
+
+IDLE_SECONDS = 5.0
+
+
+class LaneThread(threading.Thread):
+    """The thread of a lane, which it names."""
+
+    def __init__(self, lane: Lane, target: Callable[[], None]) -> None:
+        super().__init__(target=target, name=lane.name, daemon=True)
+        self.lane = lane
+
+
+class Lane:
+    """One ordered sequence of tasks. A task must not raise: it reports through its Work.
+
+    ``try_enter`` and ``submit`` are the order of issue: their caller makes them one at a time.
+    ``enter()`` is called first of all in the lane's thread.
+    """
+
+    def __init__(self, name: str, enter: Callable[[], None] | None = None) -> None:
+        self.name = name
+        self._enter = enter
+        # Held by whoever runs a task. What is queued leaves the queue after that is taken, so the
+        # lane is idle when the queue is empty and this is free, looked at in this order.
+        self._turn = threading.Lock()
+        self._queue: deque[Callable[[], None]] = deque()
+        # Of the queue, for the lane's thread; of the lane's being idle, for those who drain it.
+        self._changed = threading.Condition(threading.Lock())
+        self._draining = 0
+        self._thread: threading.Thread | None = None
+
+    def parts(self) -> tuple[Lane, deque[Callable[[], None]], threading.Lock]:
+        """Return this, what is queued, and the turn: for the compiled core, which enters, too."""
+        return self, self._queue, self._turn
+
+    def try_enter(self) -> bool:
+        """Take an idle lane for the calling thread; it must then ``leave``. False if busy."""
+        return not self._queue and self._turn.acquire(False)
+
+    def leave(self) -> None:
+        """End what ``try_enter`` began."""
+        self._turn.release()
+        if self._draining:
+            self._notify()
+
+    def submit(self, task: Callable[[], None]) -> None:
+        """Append ``task``; it runs on the lane's thread when all before it have ended."""
+        with self._changed:
+            self._queue.append(task)
+            if self._thread is None:
+                self._thread = LaneThread(self, self._run)
+                self._thread.start()
+            else:
+                self._changed.notify_all()
+
+    def drain(self, timeout: float) -> bool:
+        """Wait until nothing is queued or running; return whether that came in time (seconds)."""
+        with self._changed:
+            self._draining += 1
+            try:
+                return self._changed.wait_for(self.is_idle, timeout)
+            finally:
+                self._draining -= 1
+
+    def join(self, timeout: float) -> None:
+        """Let the thread end as soon as it is idle, and wait for that (seconds)."""
+        with self._changed:
+            thread, self._thread = self._thread, None
+            self._changed.notify_all()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout)
+
+    def is_idle(self) -> bool:
+        """Whether nothing is queued or running."""
+        return not self._queue and not self._turn.locked()
+
+    def _notify(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        me = threading.current_thread()
+        if self._enter is not None:
+            self._enter()
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._queue or self._thread is not me, IDLE_SECONDS)
+                if not self._queue:
+                    if self._thread is me:
+                        self._thread = None
+                    return
+            with self._turn:
+                # A thread that was joined and one that came after it may both have seen a task.
+                task = self._queue.popleft() if self._queue else None
+                if task is not None:
+                    task()
+                del task  # its arrays must not live until the next task comes
+            if self._draining:
+                self._notify()
+
+
+class Continuations(Lane):
+    """What a group's calls are followed by: the callbacks of their futures.
+
+    They run in the order in which the calls ended, off the calls' own lanes: so they may wait for
+    later calls of their group. One that waits for another runs what lies between in its own place.
+    """
+
+    def __init__(self, name: str, enter: Callable[[], None] | None = None) -> None:
+        super().__init__(name, enter)
+        self.awaited: object = None
+        """What the task that runs now waits for."""
+
+    def is_current(self) -> bool:
+        """Whether the calling thread runs a task of this lane."""
+        return getattr(threading.current_thread(), "lane", None) is self
+
+    def run_until(self, done: Callable[[], bool], deadline: Deadline | None) -> None:
+        """Run tasks, from inside of one, until ``done()`` or the deadline.
+
+        One of those that come must bring it about.
+        """
+        while not done() and not (deadline is not None and deadline.expired):
+            with self._changed:
+                left = None if deadline is None else deadline.remaining()
+                self._changed.wait_for(lambda: bool(self._queue), left)
+                task = self._queue.popleft() if self._queue else None
+            if task is not None:
+                task()

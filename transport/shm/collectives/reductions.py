@@ -1,0 +1,149 @@
+"""Reductions through the board.
+
+A small all_reduce goes the direct way: everybody stages its input and reduces everybody's for
+itself, with one meeting. Large ones are those of ``sharing``, beside this. All reduce in rank
+order, and so give the same bits on every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from transport.call import Call
+from transport.operands.copying import LONG, copy
+from transport.operands.folding import Folding
+from transport.reduce_op import Flat, RedOpType, ReduceOp, reduction_dtype
+from transport.shm.board.board import Board
+from transport.shm.collectives.arena import Arena
+from transport.shm.collectives.exchange import Exchange
+from transport.shm.collectives.exchange_plan import share_among
+from transport.shm.collectives.reduced import Reduced
+from transport.shm.collectives.rooted import Rooted
+from transport.shm.collectives.sharing import Sharing
+
+_DIRECT_OF_TWO = 8
+"""How much more data goes the direct way between two members than among more."""
+
+_MOST_COMPILED = 128 << 10
+"""From where on the time is that of the memory, whoever moves it."""
+
+# An enumeration looks its members up in Python, which takes a tenth of a microsecond.
+_AVG = RedOpType.AVG
+
+
+class Reductions:
+    """The reductions of one member of a group of at least two. One thread at a time."""
+
+    def __init__(
+        self, board: Board, exchange: Exchange, arena: Arena, direct: int, piece: int
+    ) -> None:
+        self._board = board
+        self._arena = arena
+        self._piece = piece
+        self._exchange = exchange
+        self._rooted = Rooted(board, exchange)
+        self._block = block = board.layout.block
+        self._share = share_among(block, board.size - 1)
+        self._direct = direct if board.size > 2 else min(_DIRECT_OF_TWO * direct, block)
+        self._most_compiled = min(self._direct, _MOST_COMPILED)
+        self._folding = Folding(board.size, piece)
+        self._sharing = Sharing(board, arena, self._folding, piece)
+        self._rank = board.rank
+        self._size = board.size
+        # The parts of blocks that the last small call used, by slot, and what it was.
+        self._ready: list[list[Flat]] = []
+        self._ready_size = self._ready_dtype = -1
+
+    def all_reduce(self, call: Call, buffer: Flat, op: ReduceOp) -> None:
+        """See ``Communicator.all_reduce``."""
+        if (
+            buffer.size == self._ready_size
+            and buffer.dtype.num == self._ready_dtype
+            and op.factor is None
+        ):
+            self._all_reduce_at_once(call, buffer, op)
+        elif (
+            op.factor is not None
+            or buffer.nbytes > self._direct
+            or reduction_dtype(buffer.dtype) != buffer.dtype
+        ):
+            self._sharing.all_reduce(call, buffer, op)
+        else:
+            self._get_ready(buffer)
+            self._all_reduce_at_once(call, buffer, op)
+
+    def _get_ready(self, buffer: Flat) -> None:
+        """Prepare for more calls like this one, whose ``buffer`` fits a block."""
+        self._ready = self._board.small_parts(buffer.dtype, buffer.size)
+        self._ready_size, self._ready_dtype = buffer.size, buffer.dtype.num
+
+    def _all_reduce_at_once(self, call: Call, buffer: Flat, op: ReduceOp) -> None:
+        """The direct way for what fits one block, with no more steps than needed."""
+        board = self._board
+        parts = self._ready[board.begin(call)]
+        if buffer.nbytes < LONG:
+            parts[self._rank][...] = buffer  # ``[:]`` makes a view first
+        else:
+            copy(parts[self._rank], buffer)
+        board.publish(1)
+        board.meet(call)
+        self._combine(parts, buffer, op)
+
+    def outline(self) -> tuple[Any, ...] | None:
+        """Return what the compiled core needs to make small calls here, if it can."""
+        board = self._board.compiled()
+        return None if board is None else (board, self._most_compiled)
+
+    def resume_all_reduce(self, call: Call, buffer: Flat, op: ReduceOp) -> None:
+        """Go on with a call that the compiled core has opened, and if it is a small one has begun:
+        then ``buffer`` is staged.
+        """
+        if buffer.nbytes > self._most_compiled:
+            self.all_reduce(call, buffer, op)
+            return
+        board = self._board
+        board.meet(call)
+        parts = board.small_parts(buffer.dtype, buffer.size)
+        self._combine(parts[board.slot(0)], buffer, op)
+
+    def _combine(self, parts: list[Flat], own: Flat, op: ReduceOp) -> None:
+        """Reduce all members' ``parts`` into ``own``, which is what this member's was staged from.
+
+        What is near this core is read from ``own`` where it is reduced first.
+        """
+        combine, rank = op.ufunc, self._rank
+        if rank == 0:
+            combine(own, parts[1], out=own)
+        elif rank == 1:
+            combine(parts[0], own, out=own)
+        else:
+            combine(parts[0], parts[1], out=own)
+        if self._size > 2:
+            for part in parts[2:]:
+                combine(own, part, out=own)
+        if op.kind is _AVG:
+            op.finish(own, self._size)
+
+    def reduce(self, call: Call, buffer: Flat, op: ReduceOp, root: int) -> None:
+        """See ``Communicator.reduce``."""
+        parts = Reduced(self._folding, self._rank, buffer, [buffer], op, self._block, root)
+        if root == self._rank:
+            self._rooted.receive(call, parts, None, even=True)
+        else:
+            # Scaled inputs would have to be written back to be read in place.
+            self._rooted.send(call, parts, root, even=True, placed=op.factor is None)
+
+    def reduce_scatter(
+        self, call: Call, output: Flat, inputs: Sequence[Flat], op: ReduceOp
+    ) -> None:
+        """See ``Communicator.reduce_scatter``."""
+        # Scaled inputs are not what lies in anybody's memory.
+        placed, done = op.factor is None, None
+        if placed and (laps := self._exchange.laps) is not None:
+            symmetric = self._exchange.places.are_symmetric(inputs)
+            done = laps.reduce_scatter(call, output, inputs, op.code, symmetric)
+            if done:
+                return
+        parts = Reduced(self._folding, self._rank, output, inputs, op, self._share)
+        self._exchange.run(call, parts, placed=placed, met=done is not None)
