@@ -1,4 +1,4 @@
-"""PyTorch over meshlib beside PyTorch over Gloo: in the same processes, in turn; medians.
+"""PyTorch over meshlib beside PyTorch over Gloo: in one set of processes, in turn; medians.
 
     python tests/benchmarks/torch_backend.py --ranks 2,4
 
@@ -86,7 +86,8 @@ def show(ranks: int, case: str, times: dict[str, list[float]]) -> None:
     parts = []
     for name in BACKENDS:
         low, _, high = statistics.quantiles(times[name], n=4)
-        parts.append(f"{name} {middle[name] * 1e3:.3f} ms ({low * 1e3:.3f} to {high * 1e3:.3f})")
+        spread = f"quartiles {low * 1e3:.3f}, {high * 1e3:.3f}; least {min(times[name]) * 1e3:.3f}"
+        parts.append(f"{name} {middle[name] * 1e3:.3f} ms ({spread})")
     ratio = middle["meshlib"] / middle["gloo"]
     print(f"{ranks} ranks  {case:26} {', '.join(parts)}: ratio {ratio:.2f}", flush=True)
 
