@@ -183,6 +183,9 @@ class ParameterGroup:
             if part.lent:
                 part.take_back()
             part.pending = None
+            part.parameter.forget_uses(
+                part.parameter.uses
+            )  # some may have been in the middle of it
         self.pool = Pool()
         self.holders = 0
         self._whole = False

@@ -105,7 +105,7 @@ class FSDPModule(Module):
     @contextmanager
     def no_sync(self) -> Generator[None]:
         """Within this context ``backward`` accumulates whole gradients and reduces nothing."""
-        states = list(self.sharded_states())
+        states = self.sharded_states()
         before = [(state, state.syncs, state.own and state.own.sync) for state in states]
         self.set_requires_gradient_sync(False)
         try:
@@ -142,8 +142,8 @@ class FSDPModule(Module):
                 group.forget_between()
         super().load_state_dict(state)
 
-    def sharded_states(self) -> Iterable[ModuleState]:
-        """Yield the states of this module and of all fully sharded ones below it, each once."""
+    def sharded_states(self) -> list[ModuleState]:
+        """Return the states of this module and of all fully sharded ones below it, each once."""
         return [module._fsdp for module in self.modules() if isinstance(module, FSDPModule)]
 
 

@@ -208,10 +208,11 @@ class Module:
                 )
         parameters = dict(self.named_parameters(remove_duplicate=False))
         for path, array in own.items():
-            given = state[path]
-            if path in parameters:
-                array, given = parameters[path].master, parameters[path].part_of(given, copy=False)
-            array[...] = given
+            parameter = parameters.get(path)
+            if parameter is None:
+                array[...] = state[path]
+            else:
+                parameter.master[...] = parameter.part_of(state[path], copy=False)
 
     def map_arrays(self, function: Callable[[Array], Array]) -> Self:
         """Replace the array of each parameter and buffer by ``function(array)``; return self.

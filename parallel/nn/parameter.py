@@ -111,7 +111,7 @@ class Parameter:
     # Parts of global arrays
 
     def keep_part(self, part: Array, sharding: Sharding, shape: tuple[int, ...]) -> None:
-        """Keep ``part`` from now on: this rank's of a global array of ``shape``, in ``sharding``."""
+        """Keep ``part``: this rank's of a global array of ``shape``, in ``sharding``."""
         self._home = self.grad = self._master = None
         self.data = part
         self.sharding = sharding

@@ -2,8 +2,10 @@
 
 import numpy as np
 
+import meshlib as dist
+from meshlib.testing import run_ranks
 from parallel import ColwiseParallel, RowwiseParallel, nn, optim
-from parallel.fsdp import FSDPModule, fully_shard
+from parallel.fsdp import fully_shard
 
 BATCH, LENGTH, WIDTH, VOCABULARY = 16, 5, 8, 11
 
@@ -159,5 +161,37 @@ def assert_equal(got, expected, tolerance=1e-10):
         np.testing.assert_allclose(got[path], value, rtol=0, atol=tolerance, err_msg=path)
 
 
-def is_sharded(model):
-    return isinstance(model, FSDPModule)
+def as_plain(state, like):
+    """Return a tensor parallel model's arrays under the paths and in the order of ``like``."""
+    plain = {path.replace(".linear.", "."): value for path, value in state.items()}
+    assert plain.keys() == like.keys()
+    return {path: plain[path] for path in like}
+
+
+def on_mesh(program, n, names=("dp_shard",), shape=None):
+    def body():
+        mesh = dist.init_device_mesh("cpu", shape or (n,), mesh_dim_names=names)
+        return program(mesh)
+
+    return run_ranks(body, n)
+
+
+def gradients(model):
+    return {
+        path: p.as_global(p.grad).full_array() if p.sharding else p.grad.copy()
+        for path, p in model.named_parameters()
+    }
+
+
+def backward(model, rank=0, world=1, micro=0, scale=1.0, batches=mlp_batch):
+    loss_function = nn.CrossEntropyLoss()
+    x, y = batches(0, rank, world, micro)
+    loss_function(model(x), y)
+    return model.backward(loss_function.backward(scale))
+
+
+def expected_gradients(micros=1):
+    model = make_mlp()
+    for micro in range(micros):
+        backward(model, micro=micro, scale=1 / micros)
+    return gradients(model)
