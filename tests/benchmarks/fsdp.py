@@ -142,7 +142,9 @@ def main():
     if dist.get_rank() == 0:
         medians = {name: statistics.median(own) for name, own in times.items()}
         size = LAYERS * WIDTH * WIDTH * 4 / 1e6
-        print(f"{world} ranks, {LAYERS} x {WIDTH} x {WIDTH} float32, {size:.0f} MB, {ROUNDS} rounds")
+        print(
+            f"{world} ranks, {LAYERS} x {WIDTH} x {WIDTH} float32, {size:.0f} MB, {ROUNDS} rounds"
+        )
         for kind in ("fully_shard", "fully_shard, kept", "hsdp"):
             added = {}
             for library in ("meshlib", "torch"):

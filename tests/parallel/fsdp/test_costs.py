@@ -168,7 +168,7 @@ def test_memory_is_a_share_of_the_parameters_gradients_and_states():
     wholes = 4 * n * width * width * 8
     before = seen["before"][0]
     now_and_most = {what: np.subtract(memory, before) for what, memory in seen.items()}
-    slack = 0.25 * model_bytes  # activations, messages and their records, Python's objects
+    slack = 0.4 * model_bytes  # activations, messages under way, records of calls
     assert now_and_most["sharded"][0] <= model_bytes + slack
     peak = now_and_most["backward"][1]
     # parameters, gradients and Adam's two moments; and what is under way
