@@ -1,6 +1,6 @@
 """The names that ``import meshlib as dist`` shows."""
 
-from meshlib.availability import (
+from meshlib.c10d.availability import (
     get_node_local_rank,
     is_available,
     is_gloo_available,
@@ -9,13 +9,10 @@ from meshlib.availability import (
     is_torchelastic_launched,
     supports_complex,
 )
-from meshlib.backend import Backend, get_default_backend_for_device, is_backend_available
-from meshlib.batch import P2POp, batch_isend_irecv
-from meshlib.debug import DebugLevel, get_debug_level, set_debug_level, set_debug_level_from_env
-from meshlib.debugger import breakpoint
-from meshlib.deprecated import reduce_op
-from meshlib.device_mesh import DeviceMesh, current_mesh
-from meshlib.functions import (
+from meshlib.c10d.batch import P2POp, batch_isend_irecv
+from meshlib.c10d.debugger import breakpoint
+from meshlib.c10d.deprecated import reduce_op
+from meshlib.c10d.functions import (
     all_gather,
     all_gather_coalesced,
     all_gather_into_tensor,
@@ -44,7 +41,7 @@ from meshlib.functions import (
     send,
     send_object_list,
 )
-from meshlib.groups import (
+from meshlib.c10d.groups import (
     GroupMember,
     get_backend,
     get_backend_config,
@@ -56,14 +53,30 @@ from meshlib.groups import (
     group,
     new_group,
 )
-from meshlib.init import destroy_process_group, init_process_group, is_initialized
-from meshlib.init_mesh import init_device_mesh
-from meshlib.labels import record_comm
-from meshlib.layout import Layout
-from meshlib.mesh_config import MeshConfig
-from meshlib.mesh_spec import MeshDimError
-from meshlib.process_group import ProcessGroup
-from meshlib.profiler import profile
+from meshlib.c10d.labels import record_comm
+from meshlib.c10d.profiler import profile
+from meshlib.c10d.subgroups import new_subgroups, new_subgroups_by_enumeration, split_group
+from meshlib.calls.work import Future, Work, WorkResult
+from meshlib.diagnosis.log import (
+    DebugLevel,
+    get_debug_level,
+    set_debug_level,
+    set_debug_level_from_env,
+)
+from meshlib.groups.backend import Backend, get_default_backend_for_device, is_backend_available
+from meshlib.groups.process_group import ProcessGroup
+from meshlib.job.init import destroy_process_group, init_process_group, is_initialized
+from meshlib.launcher.spawn import (
+    ProcessException,
+    ProcessExitedException,
+    ProcessRaisedException,
+    spawn,
+)
+from meshlib.mesh.config import MeshConfig
+from meshlib.mesh.device_mesh import DeviceMesh, current_mesh
+from meshlib.mesh.init import init_device_mesh
+from meshlib.mesh.layout import Layout
+from meshlib.mesh.spec import MeshDimError
 from meshlib.sharding import (
     DArray,
     P,
@@ -74,14 +87,6 @@ from meshlib.sharding import (
     ShardingError,
     distribute_array,
 )
-from meshlib.spawning import (
-    ProcessException,
-    ProcessExitedException,
-    ProcessRaisedException,
-    spawn,
-)
-from meshlib.subgroups import new_subgroups, new_subgroups_by_enumeration, split_group
-from meshlib.work import Future, Work, WorkResult
 from transport.errors import (
     CollectiveMismatchError,
     CollectiveTimeoutError,

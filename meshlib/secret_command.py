@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from meshlib.command_line import OneLineParser, print_result
-from transport.auth import new_secret
-from transport.secret_file import find_secret, home_secret_file, write_secret
+from transport.net.auth import new_secret
+from transport.net.secret_file import find_secret, home_secret_file, write_secret
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -10,8 +10,8 @@ from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from meshlib.backend import parse_backend
-from meshlib.world import World, install
+from meshlib.groups.backend import parse_backend
+from meshlib.job.world import World, install
 from transport import backends
 from transport.checks import to_whole_number
 from transport.deadline import Deadline, to_seconds

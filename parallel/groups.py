@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from meshlib.process_group import ProcessGroup
-from meshlib.world import current_world
+from meshlib.groups.process_group import ProcessGroup
+from meshlib.job.world import current_world
 
 
 class Ranks(Protocol):

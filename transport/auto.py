@@ -22,14 +22,14 @@ from transport.errors import (
 )
 from transport.hierarchical import HierarchicalCommunicator
 from transport.hierarchical.hosts import Host, this_host
-from transport.link_communicator import LinkCommunicator
+from transport.links.communicator import LinkCommunicator
 from transport.reduce_op import Flat, ReduceOp
 from transport.runtime import Membership
 from transport.shm import ShmCommunicator
-from transport.shm.directory import Directory
-from transport.shm.futex import unsupported_reason
-from transport.shm.layout import DEFAULT_SIZES, Sizes
-from transport.shm.locality import this_place
+from transport.shm.board.futex import unsupported_reason
+from transport.shm.board.layout import DEFAULT_SIZES, Sizes
+from transport.shm.meeting.directory import Directory
+from transport.shm.meeting.locality import this_place
 from transport.tcp import TcpCommunicator
 
 _LOGGER = logging.getLogger("meshlib.transport")

@@ -20,9 +20,9 @@ from transport.errors import (
     CommunicatorAbortedError,
     PeerLostError,
 )
-from transport.link import Link, OnPiece, waited_for, wrong_frame
-from transport.link_communicator import LinkCommunicator
-from transport.mailbox import Mailbox
+from transport.links.communicator import LinkCommunicator
+from transport.links.link import Link, OnPiece, waited_for, wrong_frame
+from transport.links.mailbox import Mailbox
 from transport.runtime import Membership
 
 EAGER_BYTES = 64 << 10

@@ -11,7 +11,7 @@ from transport.algorithms.tuning import Tuning, shipped
 from transport.store.base import Store
 
 if TYPE_CHECKING:
-    from transport.tls import Tls
+    from transport.net.tls import Tls
 
 
 class Closable(Protocol):

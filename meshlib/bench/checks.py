@@ -29,7 +29,7 @@ import numpy as np
 
 import meshlib as dist
 from meshlib.bench import unchecked
-from meshlib.world import current_world
+from meshlib.job.world import current_world
 from transport import environment
 from transport.reduce_op import ReduceOp
 

@@ -15,15 +15,15 @@ from datetime import timedelta
 from typing import Any
 
 import transport.shm.communicator
-from meshlib import world
-from meshlib.host import Run
-from meshlib.order import SHORT
-from meshlib.process_group import ProcessGroup
-from meshlib.recorder import COLLECTIVE
+from meshlib.calls.shortcut import SHORT
+from meshlib.diagnosis.recorder import COLLECTIVE
+from meshlib.groups.host import Run
+from meshlib.groups.process_group import ProcessGroup
+from meshlib.job import world
 from transport.call import NO_ROOT, Call, CallHeader, Kind
 from transport.deadline import Deadline, to_seconds
 from transport.errors import DistError
-from transport.shm.board import Board
+from transport.shm.board.board import Board
 
 _HEADER = CallHeader(0, 0, 0, 0, 0, 0).pack()
 

@@ -18,9 +18,9 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from meshlib.groups.process_group import ProcessGroup
 from meshlib.jit.call_site import CallSite
 from meshlib.jit.host_call import ORDERED, HostArray, HostFunction, host_call
-from meshlib.process_group import ProcessGroup
 
 HostSide = Callable[[HostArray, HostArray], None]
 """``call(output, x)`` makes a call on the host: arrays flat, or with a row for each member."""

@@ -12,7 +12,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from meshlib.device_arrays import cuda_driver
+from meshlib.arrays.on_gpu import cuda_driver
 from transport.cuda.driver import Driver
 
 _capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer

@@ -20,14 +20,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from meshlib.arguments import check_op
-from meshlib.functions import Group, resolve_group
+from meshlib.arrays.checks import check_op
+from meshlib.c10d.functions import Group, resolve_group
+from meshlib.collectives.point_to_point import check_tag
+from meshlib.groups.process_group import ProcessGroup
 from meshlib.jit import kinds, messages
 from meshlib.jit.collective import bind
 from meshlib.jit.host_call import host_call, traces_are_own
-from meshlib.point_to_point import check_tag
-from meshlib.process_group import ProcessGroup
-from meshlib.world import World, current_world, is_thread_world
+from meshlib.job.world import World, current_world, is_thread_world
 from transport.call import dtype_code
 from transport.reduce_op import RedOpType, ReduceOp
 

@@ -25,8 +25,8 @@ from jax._src import config, core, dispatch, effects, ffi
 from jax._src.interpreters import ad, batching, mlir, pxla
 from jax.extend.core import Primitive
 
+from meshlib.groups.process_group import ProcessGroup
 from meshlib.jit.device_buffers import on_program_stream
-from meshlib.process_group import ProcessGroup
 
 HostArray = npt.NDArray[Any]
 HostFunction = Callable[[Sequence[HostArray], Sequence[HostArray], "Program"], None]

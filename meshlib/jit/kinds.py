@@ -16,12 +16,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from meshlib.device_arrays import device_flat
-from meshlib.host import Run
+from meshlib.arrays.on_gpu import device_flat
+from meshlib.diagnosis.recorder import COLLECTIVE
+from meshlib.groups.host import Run
+from meshlib.groups.process_group import ProcessGroup
 from meshlib.jit.collective import HostSide, InJit, bind, front
 from meshlib.jit.host_call import HostArray
-from meshlib.process_group import ProcessGroup
-from meshlib.recorder import COLLECTIVE
 from transport.call import NO_ROOT, Call, Kind, dtype_code
 from transport.communicator import Communicator
 from transport.reduce_op import RedOpType, ReduceOp

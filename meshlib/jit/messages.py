@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 import jax
 import numpy as np
 
-from meshlib.host import Run
+from meshlib.groups.host import Run
+from meshlib.groups.process_group import ProcessGroup
 from meshlib.jit.collective import HostSide, InJit
 from meshlib.jit.host_call import HostArray
 from meshlib.jit.kinds import SameShape, flat_of, then_zeros
-from meshlib.process_group import ProcessGroup
 from transport.call import Kind
 
 

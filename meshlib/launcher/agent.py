@@ -10,14 +10,14 @@ import time
 from pathlib import Path
 
 from meshlib.command_line import reader_is_gone
-from meshlib.launcher.coordinator import Coordinator, Placed, Placement, Stop, Verdict
-from meshlib.launcher.ending import Ending
-from meshlib.launcher.failure import RankExit, Report, rank_list
-from meshlib.launcher.options import LaunchOptions
-from meshlib.launcher.patience import SETTLE_AFTER_ECHO_SECONDS, SETTLE_SECONDS
+from meshlib.launcher.nodes.coordinator import Coordinator, Placed, Placement, Stop, Verdict
+from meshlib.launcher.options.launch import LaunchOptions
+from meshlib.launcher.ranks.ending import Ending
+from meshlib.launcher.ranks.failure import RankExit, Report, rank_list
+from meshlib.launcher.ranks.patience import SETTLE_AFTER_ECHO_SECONDS, SETTLE_SECONDS
+from meshlib.launcher.ranks.sweep import end_strays
+from meshlib.launcher.ranks.workers import WorkerGroup
 from meshlib.launcher.signals import SignalPipe
-from meshlib.launcher.sweep import end_strays
-from meshlib.launcher.workers import WorkerGroup
 from meshlib.trace import RECORDS
 from transport import environment
 

@@ -14,8 +14,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     try:
         # Imported here, because a user may think better of it while they load.
-        from meshlib.launcher.arguments import parse
         from meshlib.launcher.launch import launch
+        from meshlib.launcher.options.arguments import parse
 
         return launch(parse(argv))
     except KeyboardInterrupt:  # nothing has been started: the launch itself takes signals

@@ -11,14 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from meshlib.launcher.agent import Agent
-from meshlib.launcher.coordinator import Coordinator
-from meshlib.launcher.guardian import Guardian
-from meshlib.launcher.one_node import OneNode
-from meshlib.launcher.options import LaunchOptions
+from meshlib.launcher.nodes.coordinator import Coordinator
+from meshlib.launcher.nodes.one_node import OneNode
+from meshlib.launcher.options.launch import LaunchOptions
+from meshlib.launcher.ranks.guardian import Guardian
+from meshlib.launcher.ranks.sweep import adopt_orphans, children
 from meshlib.launcher.signals import SignalPipe
-from meshlib.launcher.sweep import adopt_orphans, children
 from transport.errors import DistError
-from transport.sockets import is_in_use
+from transport.net.sockets import is_in_use
 
 
 def launch(options: LaunchOptions) -> int:
@@ -71,6 +71,6 @@ def _coordinator(options: LaunchOptions, run_id: str, signals: SignalPipe) -> Co
     nodes = options.nodes
     if not nodes.many:
         return OneNode(options.ranks, options.max_restarts, nodes.port)
-    from meshlib.launcher.many_nodes import ManyNodes  # one node does not pay for it
+    from meshlib.launcher.nodes.many_nodes import ManyNodes  # one node does not pay for it
 
     return ManyNodes(nodes, options.ranks, options.max_restarts, run_id, signals.knock)

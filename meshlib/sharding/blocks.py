@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from meshlib.layout import IndexArray
+from meshlib.mesh.layout import IndexArray
 
 
 def block(length: int, sizes: Sequence[int], coordinates: Sequence[int]) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, final, overload
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from meshlib.device_mesh import DeviceMesh
+from meshlib.mesh.device_mesh import DeviceMesh
 from meshlib.sharding.local import Array
 from meshlib.sharding.redistribution.execute import begin, carry_out
 from meshlib.sharding.redistribution.plan import plan
@@ -18,7 +18,7 @@ from meshlib.sharding.sharding import PartialDims, Sharding
 if TYPE_CHECKING:
     import jax
 
-    from meshlib.work import Work
+    from meshlib.calls.work import Work
 
 
 class ShardingError(ValueError):

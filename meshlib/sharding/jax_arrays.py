@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meshlib.device_mesh import DeviceMesh
+from meshlib.mesh.device_mesh import DeviceMesh
 from meshlib.sharding.sharding import Sharding
 
 if TYPE_CHECKING:

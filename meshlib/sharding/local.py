@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from meshlib import arrays
-from meshlib.adapted import Adapted
+from meshlib.arrays import adapter as arrays
+from meshlib.arrays.adapted import Adapted
 
 Array = Any
 """``numpy.ndarray`` or ``cupy.ndarray``."""

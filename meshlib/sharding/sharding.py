@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Any, final
 
-from meshlib.device_mesh import DeviceMesh
-from meshlib.mesh_names import DimKey
-from meshlib.mesh_spec import MeshDimError
+from meshlib.mesh.device_mesh import DeviceMesh
+from meshlib.mesh.names import DimKey
+from meshlib.mesh.spec import MeshDimError
 from meshlib.sharding.blocks import block, blocks
 from meshlib.sharding.spec import (
     Entry,

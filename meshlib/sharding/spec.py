@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Self
 
-from meshlib.mesh_names import DimKey
+from meshlib.mesh.names import DimKey
 from transport.checks import to_whole_number
 from transport.reduce_op import RedOpType, ReduceOp
 

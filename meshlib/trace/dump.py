@@ -16,7 +16,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Protocol
 
-from meshlib.recorder import COLLECTIVE, Record
+from meshlib.diagnosis.recorder import COLLECTIVE, Record
 from meshlib.trace import RECORDS
 
 FORMAT = 1

@@ -16,7 +16,7 @@ import numpy as np
 from meshlib.bench.report import processor
 from meshlib.bench.sizes import format_size
 from meshlib.command_line import OneLineParser
-from meshlib.spawning import spawn
+from meshlib.launcher.spawn import spawn
 from meshlib.testing import run_ranks
 from meshlib.tune.contests import CONTESTS
 from meshlib.tune.measure import TRANSPORTS

@@ -13,10 +13,10 @@ from itertools import count
 
 import numpy as np
 
+from meshlib.job.world import World, current_world
 from meshlib.tune.contests import CONTESTS, EXCHANGED, LARGE_BYTES, SEGMENTS, Contest
 from meshlib.tune.estimates import best_of, crossover, fit_line
 from meshlib.tune.stopwatch import Runner, interleaved
-from meshlib.world import World, current_world
 from transport.algorithms.choice import DEFAULT, Thresholds
 from transport.algorithms.cost import Cost
 from transport.call import Call, Kind
@@ -26,7 +26,7 @@ from transport.hierarchical import HierarchicalCommunicator
 from transport.hierarchical.cost import inside_bytes
 from transport.hierarchical.hosts import Host
 from transport.inproc import InprocCommunicator
-from transport.link_communicator import LinkCommunicator
+from transport.links.communicator import LinkCommunicator
 from transport.runtime import Membership
 from transport.shm import ShmCommunicator
 from transport.store.prefix_store import PrefixStore

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from meshlib.init import destroy_process_group, init_process_group
+from meshlib.job.init import destroy_process_group, init_process_group
 from meshlib.tune.measure import Bench
 from transport.algorithms.choice import Thresholds
 from transport.algorithms.cost import Cost

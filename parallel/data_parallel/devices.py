@@ -9,7 +9,7 @@ from contextvars import copy_context
 from importlib import import_module
 from typing import TypeVar
 
-from meshlib.device_arrays import driver_of
+from meshlib.arrays.on_gpu import driver_of
 from parallel.arrays import Array, namespace
 from transport.cuda import Driver
 from transport.errors import DistBackendError

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from meshlib.process_group import ProcessGroup
+from meshlib.groups.process_group import ProcessGroup
 from parallel.arrays import Array, namespace, placement
 from parallel.nn.parameter import Parameter
 

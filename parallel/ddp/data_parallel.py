@@ -8,7 +8,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self, overload
 
-from meshlib.process_group import ProcessGroup
+from meshlib.groups.process_group import ProcessGroup
 from parallel.ddp.buckets import FIRST_BUCKET_BYTES, MIB, cap_in_bytes
 from parallel.ddp.comm_hooks import CommHook, allreduce_hook, compress_wrapper
 from parallel.ddp.precision import MixedPrecision

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 
 from meshlib import ReduceOp
-from meshlib.process_group import ProcessGroup
+from meshlib.groups.process_group import ProcessGroup
 from parallel.arrays import Array, namespace, placement
 from parallel.ddp.buckets import MIB
 from parallel.nn.module import Module

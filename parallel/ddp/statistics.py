@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from meshlib.work import Future
+from meshlib.calls.work import Future
 
 
 @dataclass(frozen=True, slots=True)

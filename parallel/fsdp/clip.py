@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from meshlib import ReduceOp
-from meshlib.process_group import ProcessGroup
+from meshlib.groups.process_group import ProcessGroup
 from parallel.arrays import Array, namespace
 from parallel.checks import check_instance, check_nonnegative, describe
 from parallel.groups import Ranks, resolve

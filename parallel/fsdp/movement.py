@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from meshlib import ReduceOp
-from meshlib.process_group import ProcessGroup
-from meshlib.work import Work
+from meshlib.calls.work import Work
+from meshlib.groups.process_group import ProcessGroup
 from parallel.arrays import Array, namespace
 from parallel.fsdp.layout import Layout
 from parallel.fsdp.part import Part

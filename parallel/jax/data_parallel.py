@@ -11,9 +11,9 @@ import jax
 import jax.core
 import jax.numpy as jnp
 
+from meshlib.groups.process_group import ProcessGroup
 from meshlib.jit.host_call import host_call, untransformed
-from meshlib.process_group import ProcessGroup
-from meshlib.world import World
+from meshlib.job.world import World
 from parallel.ddp.buckets import FIRST_BUCKET_BYTES, cap_in_bytes
 from parallel.ddp.comm_hooks import CommHook
 from parallel.ddp.reducer import ReducerOptions

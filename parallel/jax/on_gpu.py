@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 import meshlib.jit as mj
 from meshlib import ReduceOp
-from meshlib.process_group import ProcessGroup
+from meshlib.groups.process_group import ProcessGroup
 from parallel.ddp.buckets import MIB
 
 

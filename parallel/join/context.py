@@ -9,9 +9,9 @@ from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, Self
 
-from meshlib.host import Run
-from meshlib.process_group import ProcessGroup
-from meshlib.world import World
+from meshlib.groups.host import Run
+from meshlib.groups.process_group import ProcessGroup
+from meshlib.job.world import World
 from parallel.checks import check_instance, describe
 from parallel.join.attendance import Attendance, Event, global_ranks
 from parallel.join.joinable import Joinable, JoinHook

@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from meshlib.host import Run
-from meshlib.process_group import ProcessGroup
+from meshlib.groups.host import Run
+from meshlib.groups.process_group import ProcessGroup
 from parallel.arrays import is_floating
 from transport.call import Call, CallHeader, Kind, dtype_name, op_name
 from transport.communicator import Communicator

@@ -8,8 +8,8 @@ dimension, by group rank. ``reduce`` takes its array over and works in place.
 
 from __future__ import annotations
 
-from meshlib.process_group import ProcessGroup
-from meshlib.work import Work
+from meshlib.calls.work import Work
+from meshlib.groups.process_group import ProcessGroup
 from parallel.arrays import Array, namespace
 
 

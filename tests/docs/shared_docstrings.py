@@ -12,7 +12,7 @@ import inspect
 import re
 from pathlib import Path
 
-from meshlib.collectives import Collectives
+from meshlib.collectives.collectives import Collectives
 
 ROOT = Path(__file__).parents[2]
 FUNCTIONS = ROOT / "meshlib" / "functions"
@@ -50,7 +50,7 @@ def with_shared_words(source: str) -> str:
 
 
 def modules() -> list[Path]:
-    """Return the modules of ``meshlib.functions`` that hold functions."""
+    """Return the modules of ``meshlib.c10d.functions`` that hold functions."""
     return sorted(path for path in FUNCTIONS.glob("*.py") if "\ndef " in path.read_text())
 
 

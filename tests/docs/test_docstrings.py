@@ -10,7 +10,7 @@ import pytest
 import shared_docstrings
 
 import meshlib
-from meshlib.collectives import Collectives
+from meshlib.collectives.collectives import Collectives
 from parallel import (
     comm_hooks,
     data_parallel,

@@ -13,14 +13,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, cast
 
-from meshlib.mesh_config import MeshConfig
+from meshlib.mesh.config import MeshConfig
 from meshlib.trace import dump
-from transport.auth import MAX_UNPROVEN_BYTES, Handshake
 from transport.call import NO_ROOT, Call, CallHeader, Kind
 from transport.deadline import Deadline
 from transport.errors import DistNetworkError, DistStoreError
+from transport.net.auth import MAX_UNPROVEN_BYTES, Handshake
 from transport.rendezvous.beacon import Beacon
-from transport.shm.peer_connection import Message
+from transport.shm.meeting.peer_connection import Message
 from transport.store.commands import Commands
 from transport.store.wire import REPLY, REQUEST, Frames, Status, WireError, unpack_fields
 from transport.tcp.address import Address

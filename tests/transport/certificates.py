@@ -11,7 +11,7 @@ from pathlib import Path
 import trustme
 
 from transport import environment
-from transport.tls import Tls
+from transport.net.tls import Tls
 
 
 @dataclass(frozen=True)

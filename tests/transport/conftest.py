@@ -12,10 +12,10 @@ from transport.cuda.staged import StagedCommunicator
 from transport.hierarchical import HierarchicalCommunicator
 from transport.hierarchical.hosts import Host
 from transport.inproc import InprocCommunicator
-from transport.link_communicator import LinkCommunicator
+from transport.links.communicator import LinkCommunicator
 from transport.runtime import Membership
 from transport.shm import ShmCommunicator
-from transport.shm.layout import DEFAULT_SIZES, Sizes
+from transport.shm.board.layout import DEFAULT_SIZES, Sizes
 from transport.tcp import TcpCommunicator
 
 

@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
+from transport.net.sockets import listen
 from transport.rendezvous import rendezvous
-from transport.sockets import listen
 from transport.store import Store
 
 SOON = 20.0

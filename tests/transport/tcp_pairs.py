@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 from transport.call import NO_ROOT, Call, CallHeader, Kind
 from transport.deadline import Deadline
+from transport.net.tls import TlsSocket
 from transport.tcp.link import TcpLink
-from transport.tls import TlsSocket
 
 LONG = 30.0
 

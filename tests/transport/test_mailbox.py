@@ -21,11 +21,11 @@ from transport.errors import (
     CommunicatorTimeoutError,
     PeerLostError,
 )
-from transport.mailbox import Incoming, Mailbox, Receive
+from transport.links.mailbox import Incoming, Mailbox, Receive
+from transport.net.sockets import recv_exact
 from transport.reduce_op import Flat
 from transport.runtime import Membership, Runtime
 from transport.shm import ShmCommunicator
-from transport.sockets import recv_exact
 from transport.store.hash_store import HashStore
 from transport.tcp.conversation import Conversation
 from transport.tcp.frame import PREFIX_BYTES, Outgoing

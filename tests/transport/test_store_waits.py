@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from transport.auth import authenticate
 from transport.deadline import Deadline
 from transport.errors import CommunicatorAbortedError
-from transport.sockets import listen
+from transport.net.auth import authenticate
+from transport.net.sockets import listen
 from transport.store import TCPStore
 from transport.store_waits import StoreWaits
 

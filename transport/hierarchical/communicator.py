@@ -17,7 +17,7 @@ from transport.hierarchical.inside import Inside, PartMembership
 from transport.hierarchical.levels import Levels
 from transport.hierarchical.roll_call import RollCall
 from transport.hierarchical.two_levels import TwoLevels
-from transport.link_communicator import LinkCommunicator
+from transport.links.communicator import LinkCommunicator
 from transport.reduce_op import Flat, ReduceOp
 from transport.runtime import Membership
 from transport.shm import ShmCommunicator

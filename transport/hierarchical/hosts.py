@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from transport.errors import DistNetworkError
-from transport.shm.futex import unsupported_reason
+from transport.shm.board.futex import unsupported_reason
 from transport.tcp.address import this_machine
 
 

@@ -8,7 +8,7 @@ from transport.communicator import Collectives
 from transport.flat import Scratch, part_bounds
 from transport.hierarchical.hosts import Placement
 from transport.hierarchical.selection import Selection
-from transport.link_communicator import LinkCommunicator
+from transport.links.communicator import LinkCommunicator
 from transport.reduce_op import Flat
 
 _LAP_SEGMENTS = 16

@@ -7,8 +7,8 @@ import sys
 from transport.algorithms.choice import Thresholds
 from transport.call import Call
 from transport.errors import CommunicatorTimeoutError
-from transport.link_communicator import LinkCommunicator
-from transport.mailbox import Mailbox
+from transport.links.communicator import LinkCommunicator
+from transport.links.mailbox import Mailbox
 from transport.mpi.inbox import Inbox
 from transport.mpi.library import joined, wait
 from transport.mpi.link import Frame, MpiLink

@@ -15,7 +15,7 @@ import numpy as np
 from transport.call import CallHeader
 from transport.deadline import Deadline
 from transport.errors import CommunicatorAbortedError, DistError, PeerLostError
-from transport.mailbox import Mailbox
+from transport.links.mailbox import Mailbox
 from transport.mpi.library import MpiProcess, wait
 from transport.mpi.link import INLINE_BYTES, PIECE_BYTES, HeadRoom
 from transport.runtime import Membership

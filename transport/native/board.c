@@ -1,4 +1,4 @@
-/* One member's view of the board: transport/shm/board.py has the rules. */
+/* One member's view of the board: transport/shm/board/board.py has the rules. */
 #include "core.h"
 
 #include <string.h>

@@ -1,4 +1,4 @@
-/* One member's array to all others: transport/shm/copies.py has the steps. */
+/* One member's array to all others: transport/shm/collectives/copies.py has the steps. */
 #include "laps.h"
 
 typedef struct {

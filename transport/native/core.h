@@ -32,14 +32,14 @@ void init_clock(void);
 
 /* ------------------------------------------------------------------ state.c: numbers */
 
-/* transport/shm/progress.py */
+/* transport/shm/board/progress.py */
 typedef struct {
     PyObject_HEAD
     unsigned long long number, base, floor, busy;
     unsigned int unchecked; /* cards that are still to be compared */
 } Progress;
 
-/* meshlib/order.py */
+/* meshlib/calls/shortcut.py */
 typedef struct {
     PyObject_HEAD
     unsigned long long sequence;
@@ -83,7 +83,7 @@ typedef struct {
 
 #define KNOWN_FILES 8
 
-/* The last calls: meshlib/recorder.py. */
+/* The last calls: meshlib/diagnosis/recorder.py. */
 typedef struct {
     PyObject_HEAD
     PyObject *followers, *annotate, *labels, *own_files;
@@ -120,7 +120,7 @@ int is_own(Ring *ring, PyObject *file);
 
 /* ------------------------------------------------------------------ waiting.c */
 
-/* As in transport/shm/patience.py; a look takes a few nanoseconds here. */
+/* As in transport/shm/board/patience.py; a look takes a few nanoseconds here. */
 typedef struct {
     int spins, most_spins;
 } Patience;
@@ -142,7 +142,7 @@ void wake(Word *word);
 
 /* ------------------------------------------------------------------ board.c */
 
-/* transport/shm/board.py: where everything lies, for the member `rank`. */
+/* transport/shm/board/board.py: where everything lies, for the member `rank`. */
 typedef struct {
     PyObject_HEAD
     Progress *progress;
@@ -174,7 +174,7 @@ int may_begin(const Board *b);                   /* Board.begin without its wait
 int meet_holding(Board *b, const Header *header, int checked); /* 0: Python goes on with it */
 
 /* A call that Python has begun on the board (Board.begin), carried on without the interpreter's
- * lock. `python` is the transport.shm.board.Board, which waits where that takes long, and raises.
+ * lock. `python` is the transport.shm.board.board.Board, which waits where that takes long, and raises.
  * Those that return an int give -1 with an exception, else 0 or what they say: then leave by
  * run_end and return NULL. Both objects are borrowed. */
 typedef struct {
@@ -225,7 +225,7 @@ const Entry *find_entry(const char *format, long op);
 /* Divide the n elements of a sum by the number of members, where the op is AVG. */
 void finish(const Entry *entry, void *data, Py_ssize_t n, int size);
 
-/* memcpy, but for what makes it slow on some processors: see transport/shm/copying.py. */
+/* memcpy, but for what makes it slow on some processors: see transport/shm/collectives/copying.py. */
 void copy_bytes(void *into, const void *from, size_t size);
 
 /* ------------------------------------------------------------------ shares.c */

@@ -1,5 +1,5 @@
-/* The calls in which every member has something for every other one: transport/shm/exchange.py has
- * the steps, transport/shm/exchange_plan.py says where everything lies. */
+/* The calls in which every member has something for every other one: transport/shm/collectives/exchange.py has
+ * the steps, transport/shm/collectives/exchange_plan.py says where everything lies. */
 #include "laps.h"
 
 #include <string.h>

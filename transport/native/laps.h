@@ -1,5 +1,5 @@
 /* Calls whose data goes through the blocks of a board a lap at a time, with the steps and notes of
- * transport/shm/copies.py and exchange.py. */
+ * transport/shm/collectives/copies.py and exchange.py. */
 #pragma once
 #include "core.h"
 #include "staging.h"
@@ -8,7 +8,7 @@
 typedef struct {
     PyObject_HEAD
     Board *board;
-    PyObject *python; /* the transport.shm.board.Board */
+    PyObject *python; /* the transport.shm.board.board.Board */
     Staging staging;
 } Laps;
 

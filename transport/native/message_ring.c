@@ -1,4 +1,4 @@
-/* One end of a ring of messages: transport/shm/ring.py has the rules, and the same class in Python.
+/* One end of a ring of messages: transport/shm/messages/ring.py has the rules, and the same class in Python.
  *
  * What is different here: pieces are smaller, since one costs next to nothing, and who has to wait
  * for the other end between two of them looks for a moment before it leaves that to Python.

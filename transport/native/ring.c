@@ -1,4 +1,4 @@
-/* The last calls of a rank: the base of meshlib/recorder.py's FlightRecorder. */
+/* The last calls of a rank: the base of meshlib/diagnosis/recorder.py's FlightRecorder. */
 #include "core.h"
 
 PyTypeObject *ring_type;

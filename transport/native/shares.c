@@ -1,4 +1,4 @@
-/* Large all_reduces: each member reduces its share of the data. transport/shm/sharing.py has the rules,
+/* Large all_reduces: each member reduces its share of the data. transport/shm/collectives/sharing.py has the rules,
  * and does the same in Python: places, steps and bytes are equal, so members may differ in who does it.
  */
 #include "laps.h"

@@ -1,4 +1,4 @@
-/* How a rank waits for what others write: as transport/shm/patience.py does, but all the while that
+/* How a rank waits for what others write: as transport/shm/board/patience.py does, but all the while that
  * counts without the interpreter's lock.
  */
 #include "core.h"

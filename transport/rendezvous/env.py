@@ -20,11 +20,11 @@ from transport.launch_environments import (
     detect,
     hints,
 )
+from transport.net.sockets import format_address, is_local
 from transport.rendezvous.address import RendezvousAddress
 from transport.rendezvous.seats import in_group, take_turn
 from transport.rendezvous.solo import solo_rendezvous
 from transport.rendezvous.static import Secret, static_store
-from transport.sockets import format_address, is_local
 from transport.store.base import DEFAULT_STORE_TIMEOUT, Store
 from transport.store.prefix_store import PrefixStore
 from transport.store.tcp_store import TCPStore

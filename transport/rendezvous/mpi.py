@@ -11,13 +11,13 @@ from types import EllipsisType
 from typing import Any
 
 from transport import environment
-from transport.auth import new_secret, secret_from_environment
 from transport.deadline import Deadline
 from transport.errors import DistError
+from transport.net.auth import new_secret, secret_from_environment
+from transport.net.sockets import LOOPBACK
 from transport.rendezvous.address import RendezvousAddress
 from transport.rendezvous.seats import in_group
 from transport.rendezvous.tcp import Secret
-from transport.sockets import LOOPBACK
 from transport.store.base import DEFAULT_STORE_TIMEOUT, Store
 from transport.store.tcp_store import TCPStore
 

@@ -16,9 +16,9 @@ import time
 from collections.abc import Sequence
 
 from transport import environment
-from transport.auth import secret_from_environment
 from transport.deadline import Deadline
 from transport.errors import DistNetworkError, DistStoreError, StoreTimeoutError
+from transport.net.auth import secret_from_environment
 from transport.rendezvous.address import RendezvousAddress
 from transport.rendezvous.beacon import Beacon, BeaconSocket, new_identity
 from transport.rendezvous.static import Secret

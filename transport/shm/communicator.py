@@ -18,23 +18,23 @@ from transport.errors import CommunicatorAbortedError, CommunicatorTimeoutError,
 from transport.flat import Scratch, as_bytes
 from transport.reduce_op import Flat, ReduceOp
 from transport.runtime import Membership
-from transport.shm.arena import Arena
-from transport.shm.board import Board
-from transport.shm.copies import Copies
-from transport.shm.directory import Directory
-from transport.shm.endpoint import ABORTED, DIED, LEFT, Endpoint
-from transport.shm.exchange import Exchange
-from transport.shm.futex import unsupported_reason
-from transport.shm.layout import DEFAULT_SIZES, Layout, Sizes
-from transport.shm.locality import this_place
-from transport.shm.messages import INBOX, Messages
-from transport.shm.neighbourhood import Neighbourhood
-from transport.shm.patience import Patience
-from transport.shm.places import Places
-from transport.shm.quiet import quiet_runner
-from transport.shm.reductions import Reductions
-from transport.shm.segment import OwnedSegment, Segment
-from transport.shm.single_copy import agree
+from transport.shm.board.board import Board
+from transport.shm.board.futex import unsupported_reason
+from transport.shm.board.layout import DEFAULT_SIZES, Layout, Sizes
+from transport.shm.board.patience import Patience
+from transport.shm.board.segment import OwnedSegment, Segment
+from transport.shm.collectives.arena import Arena
+from transport.shm.collectives.copies import Copies
+from transport.shm.collectives.exchange import Exchange
+from transport.shm.collectives.places import Places
+from transport.shm.collectives.quiet import quiet_runner
+from transport.shm.collectives.reductions import Reductions
+from transport.shm.meeting.directory import Directory
+from transport.shm.meeting.endpoint import ABORTED, DIED, LEFT, Endpoint
+from transport.shm.meeting.locality import this_place
+from transport.shm.meeting.neighbourhood import Neighbourhood
+from transport.shm.messages.messages import INBOX, Messages
+from transport.shm.messages.single_copy import agree
 
 P = ParamSpec("P")
 _BOARD = "board"

@@ -16,7 +16,7 @@ from collections.abc import Generator, Sequence
 
 from transport.deadline import Deadline
 from transport.errors import DistStoreError, StorePlaceError
-from transport.fork import close_in_forked_children
+from transport.net.fork import close_in_forked_children
 from transport.store import file_lock
 from transport.store.table import Table
 from transport.store.wire import pack_fields, unpack_fields

@@ -9,8 +9,8 @@ import threading
 from collections.abc import Callable
 
 from transport.errors import DistNetworkError
+from transport.net.tls import Tls
 from transport.store.tcp_server import TCPStoreServer
-from transport.tls import Tls
 
 
 class ServerLease:

@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from queue import Empty, SimpleQueue
 
 from transport.errors import DistStoreError
+from transport.net.tls import TlsSocket
 from transport.store.wire import (
     LENGTH_BYTES,
     NUMBER,
@@ -36,7 +37,6 @@ from transport.store.wire import (
     pack_request,
     unpack_fields,
 )
-from transport.tls import TlsSocket
 
 # What a server may be late with the answer that it owes at a wait's end.
 GRACE_SECONDS = 5.0

@@ -17,11 +17,12 @@ from dataclasses import dataclass
 from functools import partial
 from types import EllipsisType
 
-from transport.acceptor import Acceptor
 from transport.deadline import LONGEST_WAIT
 from transport.errors import DistNetworkError, DistStoreError
-from transport.event_loop import EventLoop, sooner
-from transport.sockets import LOOPBACK, format_address, listen
+from transport.net.acceptor import Acceptor
+from transport.net.event_loop import EventLoop, sooner
+from transport.net.sockets import LOOPBACK, format_address, listen
+from transport.net.tls import Tls, tls_from_environment
 from transport.store.commands import Commands, Fields, MakeWaiter
 from transport.store.table import Table, Waiter
 from transport.store.wire import (
@@ -34,7 +35,6 @@ from transport.store.wire import (
     unpack_fields,
     unpack_number,
 )
-from transport.tls import Tls, tls_from_environment
 
 _LOGGER = logging.getLogger("meshlib.transport")
 _RECEIVE_BYTES = 1 << 18

@@ -11,16 +11,17 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from types import EllipsisType
 
-from transport.auth import (
+from transport.checks import to_whole_number
+from transport.deadline import Deadline
+from transport.errors import AuthenticationError, DistError, DistStoreError, StoreTimeoutError
+from transport.net.auth import (
     HANDSHAKE_SECONDS,
     HandshakeInterruptedError,
     authenticate,
     secret_from_environment,
 )
-from transport.checks import to_whole_number
-from transport.deadline import Deadline
-from transport.errors import AuthenticationError, DistError, DistStoreError, StoreTimeoutError
-from transport.sockets import connect, format_address
+from transport.net.sockets import connect, format_address
+from transport.net.tls import Tls, tls_from_environment
 from transport.store.base import (
     DEFAULT_STORE_TIMEOUT,
     Store,
@@ -34,7 +35,6 @@ from transport.store.base import (
 from transport.store.serving import ServerLease, lease_server
 from transport.store.tcp_client import StoreConnection
 from transport.store.wire import NUMBER, Op, Status
-from transport.tls import Tls, tls_from_environment
 
 _CLONE_SECONDS = 10.0
 _PAUSE_SECONDS = 0.05

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from transport import environment
 from transport.errors import DistNetworkError
+from transport.net.sockets import LOOPBACK, format_address, local_address_towards
 from transport.runtime import Membership
-from transport.sockets import LOOPBACK, format_address, local_address_towards
 from transport.store.base import Store
 from transport.store.prefix_store import PrefixStore
 from transport.store.tcp_store import TCPStore

@@ -18,8 +18,8 @@ from transport.errors import (
     PeerLostError,
 )
 from transport.limits import explain
-from transport.link_communicator import LinkCommunicator
-from transport.mailbox import Mailbox
+from transport.links.communicator import LinkCommunicator
+from transport.links.mailbox import Mailbox
 from transport.reduce_op import Flat
 from transport.runtime import Membership
 from transport.tcp.address import listening_host

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from transport.call import Call, CallHeader, Kind
 from transport.deadline import Deadline
 from transport.errors import CommunicatorAbortedError, PeerLostError
-from transport.mailbox import Incoming, Mailbox
+from transport.links.mailbox import Incoming, Mailbox
 from transport.tcp.frame import NOW, PREFIX_BYTES, STAGING_BYTES, parse_prefix
 from transport.tcp.link import TcpLink
 from transport.tcp.look_out import LookOut

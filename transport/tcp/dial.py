@@ -6,7 +6,6 @@ import contextlib
 import socket
 import threading
 
-from transport.auth import authenticate
 from transport.call import Call
 from transport.errors import (
     AuthenticationError,
@@ -17,8 +16,9 @@ from transport.errors import (
     PeerLostError,
     StoreTimeoutError,
 )
+from transport.net.auth import authenticate
+from transport.net.sockets import connect, recv_exact, send_all
 from transport.runtime import Membership
-from transport.sockets import connect, recv_exact, send_all
 from transport.store.base import Store
 from transport.store_waits import has_not_entered
 from transport.tcp.address import Address

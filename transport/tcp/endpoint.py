@@ -13,13 +13,13 @@ from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 
-from transport.acceptor import Acceptor
-from transport.auth import HANDSHAKE_SECONDS
-from transport.event_loop import EventLoop, sooner
-from transport.sockets import listen
+from transport.net.acceptor import Acceptor
+from transport.net.auth import HANDSHAKE_SECONDS
+from transport.net.event_loop import EventLoop, sooner
+from transport.net.sockets import listen
+from transport.net.tls import Tls
 from transport.tcp.address import Address, this_machine
 from transport.tcp.hello import HELLO_BYTES, Hello, digest_of
-from transport.tls import Tls
 
 _LOGGER = logging.getLogger("meshlib.transport")
 _MAX_HELD = 1024

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from transport.call import Call
-from transport.mailbox import Mailbox, Receive
+from transport.links.mailbox import Mailbox, Receive
 from transport.runtime import Membership
 from transport.tcp.conversation import Conversation
 

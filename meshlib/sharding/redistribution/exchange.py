@@ -16,7 +16,7 @@ from typing import Protocol
 
 import numpy as np
 
-from meshlib.adapted import Adapted
+from meshlib.arrays.adapted import Adapted
 from meshlib.sharding.local import (
     Array,
     Box,

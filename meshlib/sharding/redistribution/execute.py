@@ -16,8 +16,10 @@ from zlib import crc32
 
 import numpy as np
 
-from meshlib.arguments import check_op
-from meshlib.process_group import ProcessGroup
+from meshlib.arrays.checks import check_op
+from meshlib.calls.work import Message, Work
+from meshlib.groups.process_group import ProcessGroup
+from meshlib.job.world import current_world
 from meshlib.sharding.local import (
     Array,
     array_module,
@@ -42,8 +44,6 @@ from meshlib.sharding.redistribution.plan import (
 )
 from meshlib.sharding.sharding import Sharding
 from meshlib.sharding.spec import REDUCTIONS
-from meshlib.work import Message, Work
-from meshlib.world import current_world
 from transport.call import NO_ROOT, Call, Kind, dtype_code
 from transport.communicator import Communicator
 from transport.reduce_op import ReduceOp

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meshlib.mesh_spec import describe_dims
+from meshlib.mesh.spec import describe_dims
 from meshlib.sharding.blocks import shared_elements
 from meshlib.sharding.sharding import Sharding
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from meshlib.device_mesh import DeviceMesh
+from meshlib.mesh.device_mesh import DeviceMesh
 from meshlib.sharding.darray import DArray, ShardingError
 from meshlib.sharding.local import Array, relative
 from meshlib.sharding.sharding import Sharding

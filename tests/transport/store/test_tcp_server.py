@@ -19,12 +19,12 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from transport.auth import authenticate
 from transport.deadline import Deadline
 from transport.errors import (
     StoreTimeoutError,
 )
-from transport.sockets import connect as connect_socket
+from transport.net.auth import authenticate
+from transport.net.sockets import connect as connect_socket
 from transport.store import TCPStore, TCPStoreServer
 from transport.store.tcp_client import _Request
 from transport.store.wire import Op, pack_request

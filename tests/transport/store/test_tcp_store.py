@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from transport.auth import authenticate
 from transport.deadline import Deadline
 from transport.errors import (
     AuthenticationError,
@@ -21,7 +20,8 @@ from transport.errors import (
     DistStoreError,
     StoreTimeoutError,
 )
-from transport.sockets import listen
+from transport.net.auth import authenticate
+from transport.net.sockets import listen
 from transport.store import TCPStore, TCPStoreServer
 from transport.store.serving import listen_host
 

@@ -1,0 +1,1 @@
+"""Arrays of any library as flat buffers, and what a call asks of them."""

@@ -1,0 +1,175 @@
+"""The array adapter: any library's array as a flat buffer, and back.
+
+The one place that knows array libraries. None is imported here unless the caller did so already:
+an array can only exist if its library is loaded. A library is one small class; the first that
+recognises an array handles it.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from meshlib.arrays.adapted import Adapted, ArrayLibrary
+from meshlib.arrays.on_gpu import CudaArrays, JaxOnGpu
+from transport.reduce_op import Flat
+
+
+class _NumPy:
+    """NumPy arrays: in place when C-contiguous, through a contiguous copy otherwise."""
+
+    def recognises(self, array: Any) -> bool:
+        return isinstance(array, np.ndarray)
+
+    def source(self, array: np.ndarray[Any, Any], name: str) -> Adapted:
+        # ``ravel`` takes half as long; a subclass (np.matrix) may mean something else by it.
+        if type(array) is np.ndarray:
+            flat = array.ravel()
+        else:
+            flat = _plain(array.reshape(-1) if array.flags.c_contiguous else array.flatten())
+        return Adapted(flat, array.shape, "cpu", lambda: array)
+
+    def target(self, array: np.ndarray[Any, Any], name: str, *, keep: bool) -> Adapted:
+        flags = array.flags
+        if not flags.writeable:
+            raise ValueError(
+                f"{name} is a read-only array (shape {array.shape}, dtype {array.dtype}); "
+                "expected a writable one to put the result into"
+            )
+        if flags.c_contiguous:
+            flat = array.ravel() if type(array) is np.ndarray else _plain(array.reshape(-1))
+            return Adapted(flat, array.shape, "cpu", lambda: array)
+        flat = array.flatten() if keep else np.empty(array.size, array.dtype)
+
+        def finish() -> np.ndarray[Any, Any]:
+            array[...] = flat.reshape(array.shape)
+            return array
+
+        return Adapted(flat, array.shape, "cpu", finish)
+
+
+def _plain(flat: np.ndarray[Any, Any]) -> Flat:
+    """Return ``flat`` without the behaviour of a subclass (``np.matrix``, masked arrays …)."""
+    return flat if type(flat) is np.ndarray else flat.view(np.ndarray)
+
+
+class _NumPyScalar:
+    """NumPy scalars (``np.float64(1)``): immutable, so the result is a new one."""
+
+    def recognises(self, array: Any) -> bool:
+        return isinstance(array, np.generic)
+
+    def source(self, array: np.generic, name: str) -> Adapted:
+        return self.target(array, name, keep=True)
+
+    def target(self, array: np.generic, name: str, *, keep: bool) -> Adapted:
+        flat = np.array([array])
+        return Adapted(flat, (), "cpu", lambda: flat[0])
+
+
+class _Jax:
+    """JAX arrays: read through a view of their memory on the CPU; results are new arrays.
+
+    Those on a device that nothing better is known for travel by way of the host.
+    """
+
+    def recognises(self, array: Any) -> bool:
+        jax = sys.modules.get("jax")
+        return jax is not None and isinstance(array, jax.Array)
+
+    def source(self, array: Any, name: str) -> Adapted:
+        self._refuse_tracer(array, name)
+        if _JAX_ON_GPU.recognises(array):
+            return _JAX_ON_GPU.source(array, name)
+        host = np.asarray(array)
+        return Adapted(np.ascontiguousarray(host).reshape(-1), host.shape, "cpu", lambda: array)
+
+    def target(self, array: Any, name: str, *, keep: bool) -> Adapted:
+        self._refuse_tracer(array, name)
+        if _JAX_ON_GPU.recognises(array):
+            return _JAX_ON_GPU.target(array, name, keep=keep)
+        shape: tuple[int, ...] = tuple(array.shape)
+        flat = np.array(array).reshape(-1) if keep else np.empty(array.size, array.dtype)
+
+        def finish() -> Any:
+            return sys.modules["jax"].device_put(flat.reshape(shape), array.sharding)
+
+        return Adapted(flat, shape, "cpu", finish)
+
+    def _refuse_tracer(self, array: Any, name: str) -> None:
+        jax = sys.modules["jax"]
+        if isinstance(array, jax.core.Tracer):
+            raise TypeError(
+                f"{name} is traced by jax.jit (or grad, vmap): it has no values yet; "
+                "expected a concrete jax.Array. Inside of jit, use the collectives of meshlib.jit."
+            )
+
+
+class _BufferProtocol:
+    """``bytearray``, ``array.array``, ``memoryview`` …: typed by their buffer format."""
+
+    def recognises(self, array: Any) -> bool:
+        try:
+            memoryview(array)
+        except TypeError:
+            return False
+        return True
+
+    def source(self, array: Any, name: str) -> Adapted:
+        adapted = _NUMPY.source(np.asarray(memoryview(array)), name)
+        adapted.finish = lambda: array
+        return adapted
+
+    def target(self, array: Any, name: str, *, keep: bool) -> Adapted:
+        adapted = _NUMPY.target(np.asarray(memoryview(array)), name, keep=keep)
+        write_back = adapted.finish
+
+        def finish() -> Any:
+            write_back()
+            return array
+
+        adapted.finish = finish
+        return adapted
+
+
+_NUMPY = _NumPy()
+_JAX_ON_GPU = JaxOnGpu()
+_LIBRARIES: tuple[ArrayLibrary, ...] = (
+    _NUMPY,
+    _NumPyScalar(),
+    _Jax(),
+    CudaArrays(),
+    _BufferProtocol(),
+)
+
+
+def _library(array: Any, name: str) -> ArrayLibrary:
+    if type(array) is np.ndarray:  # the usual case at once
+        return _NUMPY
+    for library in _LIBRARIES:
+        if library.recognises(array):
+            return library
+    raise TypeError(
+        f"{name} is a {type(array).__module__}.{type(array).__qualname__}; expected a NumPy, "
+        "JAX or CuPy array, or an object with the buffer protocol"
+    )
+
+
+def source(array: Any, name: str) -> Adapted:
+    """Adapt ``array``, which is only read. Raises TypeError naming ``name`` for a non-array."""
+    return _library(array, name).source(array, name)
+
+
+def target(array: Any, name: str) -> Adapted:
+    """Adapt ``array``, which is written and not read.
+
+    Raises TypeError for a non-array, ValueError for a read-only one, naming ``name``.
+    """
+    return _library(array, name).target(array, name, keep=False)
+
+
+def in_out(array: Any, name: str) -> Adapted:
+    """Adapt ``array``, which is read and then written. Raises as ``target`` does."""
+    return _library(array, name).target(array, name, keep=True)

@@ -1,0 +1,1 @@
+"""The functions that ``torch.distributed``'s users know."""

@@ -1,0 +1,68 @@
+"""What is there: backends, launchers, this process' place on its host."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+
+from meshlib.arrays.checks import check_op
+from meshlib.groups.backend import is_backend_available
+from transport import environment
+from transport.checks import to_whole_number
+from transport.launch_environments import detect, number_in
+from transport.reduce_op import ReduceOp
+
+
+def is_available() -> bool:
+    """Return True: this package needs nothing that could be missing."""
+    return True
+
+
+def is_mpi_available() -> bool:
+    """Return whether the ``mpi`` backend can be used: whether mpi4py is installed."""
+    return is_backend_available("mpi")
+
+
+def is_nccl_available() -> bool:
+    """Return whether the ``nccl`` backend can be used."""
+    return is_backend_available("nccl")
+
+
+def is_gloo_available() -> bool:
+    """Return True: ``init_process_group("gloo")`` is accepted and means the default for the CPU."""
+    return True
+
+
+def is_torchelastic_launched() -> bool:
+    """Return whether ``meshrun`` started this process."""
+    return environment.RUN_ID in os.environ
+
+
+def get_node_local_rank(fallback_rank: int | None = None) -> int:
+    """Return this process' number among the ranks of its host, as its launcher says.
+
+    Known are ``LOCAL_RANK`` and what Slurm, Open MPI and PMI launchers set. Otherwise returns
+    ``fallback_rank``, or raises RuntimeError when that is None. Raises LaunchEnvironmentError when
+    a variable holds no number, TypeError when ``fallback_rank`` is none.
+    """
+    local_rank = number_in(os.environ, environment.LOCAL_RANK)
+    if local_rank is None:
+        local_rank = detect().local_rank
+    if local_rank is not None:
+        return local_rank
+    if fallback_rank is not None:
+        return to_whole_number(fallback_rank, "fallback_rank")
+    raise RuntimeError(
+        f"the local rank is unknown: environment variable {environment.LOCAL_RANK} is not set; "
+        "expected it, or fallback_rank"
+    )
+
+
+def supports_complex(reduceOp: ReduceOp) -> bool:
+    """Return whether ``reduceOp`` is defined on complex numbers."""
+    try:
+        check_op(reduceOp, np.dtype(np.complex64))
+    except TypeError:
+        return False
+    return True

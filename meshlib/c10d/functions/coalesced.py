@@ -1,0 +1,72 @@
+"""Collectives on several arrays at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from meshlib.c10d.functions.group import Group, resolve_group
+from transport.reduce_op import ReduceOp
+
+
+def all_reduce_coalesced(
+    tensors: Sequence[Any],
+    op: ReduceOp = ReduceOp.SUM,
+    group: Group = None,
+    async_op: bool = False,
+) -> Any:
+    """Reduce each of ``tensors`` over the members with ``op``, in one call.
+
+    Args:
+        tensors: NumPy, JAX or CuPy arrays or buffers, of any shapes and one dtype (numeric,
+            bool, or one of ml_dtypes' floats), which do not overlap. Their sizes are the same
+            on every member. Overwritten where they can be written to.
+        op: A ``ReduceOp`` that means something for the dtype.
+        group: A ProcessGroup or a DeviceMesh; None is the default group.
+        async_op: Return a ``Work`` at once, not the result.
+
+    Returns:
+        The list of results. With ``async_op``, a ``Work`` whose ``result()`` that is. None on a
+        rank that is no member.
+
+    Raises:
+        TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
+            usable.
+        CollectiveMismatchError: On every member, if they make different calls.
+        CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+        RankFailedError: On every member, if one dies or leaves. These three break the group.
+    """
+    return resolve_group(group).all_reduce_coalesced(tensors, op, async_op)
+
+
+def all_gather_coalesced(
+    output_tensor_lists: Sequence[Sequence[Any]],
+    input_tensor_list: Sequence[Any],
+    group: Group = None,
+    async_op: bool = False,
+) -> Any:
+    """Gather member i's ``input_tensor_list[j]`` into ``output_tensor_lists[i][j]``.
+
+    Args:
+        output_tensor_lists: For each member, in group order, one array for each of its inputs.
+            They overlap neither each other nor the inputs.
+        input_tensor_list: NumPy, JAX or CuPy arrays or buffers, of any shapes and one dtype
+            (numeric, bool, or one of ml_dtypes' floats). Their number and sizes may differ by
+            member.
+        group: A ProcessGroup or a DeviceMesh; None is the default group.
+        async_op: Return a ``Work`` at once, not the result.
+
+    Returns:
+        The lists of what was gathered. With ``async_op``, a ``Work`` whose ``result()`` that
+        is. None on a rank that is no member.
+
+    Raises:
+        TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
+            usable.
+        CollectiveMismatchError: On every member, if they make different calls.
+        CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+        RankFailedError: On every member, if one dies or leaves. These three break the group.
+    """
+    return resolve_group(group).all_gather_coalesced(
+        output_tensor_lists, input_tensor_list, async_op
+    )

@@ -1,0 +1,130 @@
+"""Messages from one member of a group to another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from meshlib.c10d.functions.group import Group, resolve_group
+from meshlib.calls.work import Work
+
+
+def send(
+    tensor: Any,
+    dst: int | None = None,
+    group: Group = None,
+    tag: int = 0,
+    group_dst: int | None = None,
+) -> None:
+    """Send ``tensor`` to one member; return when it may be reused.
+
+    Args:
+        tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
+            one of ml_dtypes' floats. The receiver names an array of its size and dtype.
+        dst: The global rank of the destination.
+        group: A ProcessGroup or a DeviceMesh; None is the default group.
+        tag: A whole number from 0 to 2**32 - 1, the same at both ends; messages under one tag
+            do not overtake each other.
+        group_dst: The destination's rank in the group, instead of ``dst``.
+
+    Raises:
+        TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
+            usable.
+        CollectiveTimeoutError: Past the deadline; names the other end. It breaks the group.
+        RankFailedError: If the other end dies or leaves.
+    """
+    resolve_group(group).send(tensor, dst, tag, group_dst)
+
+
+def recv(
+    tensor: Any,
+    src: int | None = None,
+    group: Group = None,
+    tag: int = 0,
+    group_src: int | None = None,
+) -> int:
+    """Receive into ``tensor`` what one member sends.
+
+    Args:
+        tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
+            one of ml_dtypes' floats. The sender's has its size and dtype. For arrays that
+            cannot be written to (JAX) use ``irecv(...).result()``.
+        src: The global rank of the source; any member will do if neither it nor ``group_src``
+            is given.
+        group: A ProcessGroup or a DeviceMesh; None is the default group.
+        tag: A whole number from 0 to 2**32 - 1, the same at both ends; messages under one tag
+            do not overtake each other.
+        group_src: The source's rank in the group, instead of ``src``.
+
+    Returns:
+        The sender's global rank; -1 on a rank that is no member.
+
+    Raises:
+        TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
+            usable.
+        CollectiveMismatchError: If an array of another size or dtype was sent; the message is
+            lost and the group stays usable.
+        CollectiveTimeoutError: Past the deadline; the group stays usable.
+        RankFailedError: If the other end dies or leaves.
+    """
+    return resolve_group(group).recv(tensor, src, tag, group_src)
+
+
+def isend(
+    tensor: Any,
+    dst: int | None = None,
+    group: Group = None,
+    tag: int = 0,
+    group_dst: int | None = None,
+) -> Work | None:
+    """Begin to send ``tensor`` to one member.
+
+    Args:
+        tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
+            one of ml_dtypes' floats. The receiver names an array of its size and dtype. It must
+            not change until the ``Work`` is done.
+        dst: The global rank of the destination.
+        group: A ProcessGroup or a DeviceMesh; None is the default group.
+        tag: A whole number from 0 to 2**32 - 1, the same at both ends; messages under one tag
+            do not overtake each other.
+        group_dst: The destination's rank in the group, instead of ``dst``.
+
+    Returns:
+        A ``Work``, whose ``wait()`` raises what goes wrong on the way; None on a rank that is
+        no member.
+
+    Raises:
+        TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
+            usable.
+    """
+    return resolve_group(group).isend(tensor, dst, tag, group_dst)
+
+
+def irecv(
+    tensor: Any,
+    src: int | None = None,
+    group: Group = None,
+    tag: int = 0,
+    group_src: int | None = None,
+) -> Work | None:
+    """Begin to receive into ``tensor`` what one member sends.
+
+    Args:
+        tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
+            one of ml_dtypes' floats. The sender's has its size and dtype. It must not be used
+            until the ``Work`` is done.
+        src: The global rank of the source; any member will do if neither it nor ``group_src``
+            is given.
+        group: A ProcessGroup or a DeviceMesh; None is the default group.
+        tag: A whole number from 0 to 2**32 - 1, the same at both ends; messages under one tag
+            do not overtake each other.
+        group_src: The source's rank in the group, instead of ``src``.
+
+    Returns:
+        A ``Work``, whose ``result()`` is the array, ``source_rank()`` the sender, and
+        ``wait()`` raises what goes wrong on the way. None on a rank that is no member.
+
+    Raises:
+        TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
+            usable.
+    """
+    return resolve_group(group).irecv(tensor, src, tag, group_src)

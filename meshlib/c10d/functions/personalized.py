@@ -1,0 +1,142 @@
+"""Collectives that give each pair of members data of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from meshlib.c10d.functions.group import Group, resolve_group
+
+
+def gather(
+    tensor: Any,
+    gather_list: Sequence[Any] | None = None,
+    dst: int | None = None,
+    group: Group = None,
+    async_op: bool = False,
+    group_dst: int | None = None,
+) -> Any:
+    """Gather member i's ``tensor`` into ``gather_list[i]`` of one member.
+
+    Args:
+        tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
+            one of ml_dtypes' floats. Its size may differ by member.
+        gather_list: On the destination one array for each member, in group order, of its size
+            and dtype; None elsewhere.
+        dst: The global rank of the destination; by default that of group rank 0.
+        group: A ProcessGroup or a DeviceMesh; None is the default group.
+        async_op: Return a ``Work`` at once, not the result.
+        group_dst: The destination's rank in the group, instead of ``dst``.
+
+    Returns:
+        The list of what was gathered on the destination, None elsewhere. With ``async_op``, a
+        ``Work`` whose ``result()`` that is. None on a rank that is no member.
+
+    Raises:
+        TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
+            usable.
+        CollectiveMismatchError: On every member, if they make different calls.
+        CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+        RankFailedError: On every member, if one dies or leaves. These three break the group.
+    """
+    return resolve_group(group).gather(tensor, gather_list, dst, async_op, group_dst)
+
+
+def scatter(
+    tensor: Any,
+    scatter_list: Sequence[Any] | None = None,
+    src: int | None = None,
+    group: Group = None,
+    async_op: bool = False,
+    group_src: int | None = None,
+) -> Any:
+    """Copy ``scatter_list[i]`` of one member into member i's ``tensor``.
+
+    Args:
+        tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
+            one of ml_dtypes' floats. Its size may differ by member.
+        scatter_list: On the source one array for each member, in group order, of its size and
+            dtype; None elsewhere.
+        src: The global rank of the source; by default that of group rank 0.
+        group: A ProcessGroup or a DeviceMesh; None is the default group.
+        async_op: Return a ``Work`` at once, not the result.
+        group_src: The source's rank in the group, instead of ``src``.
+
+    Returns:
+        ``tensor``, or a new array if that cannot be written to (JAX). With ``async_op``, a
+        ``Work`` whose ``result()`` that is. None on a rank that is no member.
+
+    Raises:
+        TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
+            usable.
+        CollectiveMismatchError: On every member, if they make different calls.
+        CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+        RankFailedError: On every member, if one dies or leaves. These three break the group.
+    """
+    return resolve_group(group).scatter(tensor, scatter_list, src, async_op, group_src)
+
+
+def all_to_all(
+    output_tensor_list: Sequence[Any],
+    input_tensor_list: Sequence[Any],
+    group: Group = None,
+    async_op: bool = False,
+) -> Any:
+    """Copy member i's ``input_tensor_list[j]`` into member j's ``output_tensor_list[i]``.
+
+    Args:
+        output_tensor_list: One array for each member, in group order; the two ends of a copy
+            agree on its size. They overlap neither each other nor the inputs.
+        input_tensor_list: One array for each member: NumPy, JAX or CuPy arrays or buffers, of
+            any shapes and one dtype (numeric, bool, or one of ml_dtypes' floats).
+        group: A ProcessGroup or a DeviceMesh; None is the default group.
+        async_op: Return a ``Work`` at once, not the result.
+
+    Returns:
+        The list of outputs. With ``async_op``, a ``Work`` whose ``result()`` that is. None on a
+        rank that is no member.
+
+    Raises:
+        TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
+            usable.
+        CollectiveMismatchError: On every member, if they make different calls.
+        CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+        RankFailedError: On every member, if one dies or leaves. These three break the group.
+    """
+    return resolve_group(group).all_to_all(output_tensor_list, input_tensor_list, async_op)
+
+
+def all_to_all_single(
+    output: Any,
+    input: Any,
+    output_split_sizes: Sequence[int] | None = None,
+    input_split_sizes: Sequence[int] | None = None,
+    group: Group = None,
+    async_op: bool = False,
+) -> Any:
+    """Split ``input`` along dim 0, send part j to member j, join what comes in ``output``.
+
+    Args:
+        output: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
+            one of ml_dtypes' floats. It does not overlap ``input``.
+        input: An array of ``output``'s dtype.
+        output_split_sizes: How many rows of ``output`` come from each member; by default equal
+            parts.
+        input_split_sizes: How many rows of ``input`` go to each member; by default equal parts.
+        group: A ProcessGroup or a DeviceMesh; None is the default group.
+        async_op: Return a ``Work`` at once, not the result.
+
+    Returns:
+        ``output``, or a new array if that cannot be written to (JAX). With ``async_op``, a
+        ``Work`` whose ``result()`` that is. None on a rank that is no member.
+
+    Raises:
+        TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
+            usable.
+        CollectiveMismatchError: On every member, if they make different calls.
+        CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+        RankFailedError: On every member, if one dies or leaves. These three break the group.
+    """
+    return resolve_group(group).all_to_all_single(
+        output, input, output_split_sizes, input_split_sizes, async_op
+    )

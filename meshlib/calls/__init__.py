@@ -1,0 +1,1 @@
+"""One call: its turn, its shortcut, and the Work that waits for it."""

@@ -1,0 +1,1 @@
+"""The collectives as methods of whatever is a group of ranks."""

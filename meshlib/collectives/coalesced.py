@@ -1,0 +1,207 @@
+"""Collectives on several arrays at once, as one call: one set of messages, not one for each."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from meshlib.arrays import adapter as arrays
+from meshlib.arrays.adapted import Adapted
+from meshlib.arrays.checks import (
+    adapt_sources,
+    adapt_targets,
+    check_disjoint,
+    check_dtype,
+    check_list,
+    check_no_overlap,
+    check_reduction,
+    check_same_dtype,
+    check_size,
+)
+from meshlib.collectives.on_arrays import Timeout
+from meshlib.collectives.personalized import PersonalizedCollectives
+from transport.call import Call, Kind
+from transport.communicator import Communicator
+from transport.cuda.flat import DeviceFlat, end_together
+from transport.reduce_op import Flat, ReduceOp
+
+
+class CoalescedCollectives(PersonalizedCollectives):
+    """The coalesced forms. Their arrays share one dtype and travel in one flat buffer.
+
+    The list of sizes is part of the call's fingerprint: members whose lists differ get
+    ``CollectiveMismatchError``, even if the totals agree.
+    """
+
+    def all_reduce_coalesced(
+        self,
+        tensors: Sequence[Any],
+        op: ReduceOp = ReduceOp.SUM,
+        async_op: bool = False,
+        timeout: Timeout = None,
+    ) -> Any:
+        """Reduce each of ``tensors`` over the members with ``op``, in one call.
+
+        Args:
+            tensors: NumPy, JAX or CuPy arrays or buffers, of any shapes and one dtype (numeric,
+                bool, or one of ml_dtypes' floats), which do not overlap. Their sizes are the same
+                on every member. Overwritten where they can be written to.
+            op: A ``ReduceOp`` that means something for the dtype.
+            async_op: Return a ``Work`` at once, not the result.
+            timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
+
+        Returns:
+            The list of results. With ``async_op``, a ``Work`` whose ``result()`` that is. None on a
+            rank that is no member.
+
+        Raises:
+            TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
+                usable.
+            CollectiveMismatchError: On every member, if they make different calls.
+            CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+            RankFailedError: On every member, if one dies or leaves. These three break the group.
+        """
+        group = self.process_group
+        if group.rank() < 0:
+            return None
+        check_list(tensors, "tensors")
+        xs = [arrays.in_out(x, f"tensors[{i}]") for i, x in enumerate(tensors)]
+        sizes = [x.flat.size for x in xs]
+        op, code = check_reduction(op, xs[0], "tensors[0]", sum(sizes))
+        for i, x in enumerate(xs):
+            check_same_dtype(x, f"tensors[{i}]", xs[0], "tensors[0]")
+        check_disjoint(xs, "tensors")
+        device = xs[0].device
+
+        def run(communicator: Communicator, call: Call) -> Any:
+            if device != "cpu":
+                # Packing would cost a device more than it saves there.
+                for x in xs:
+                    communicator.all_reduce(call, x.flat, op)
+                result = [x.finish() for x in xs]
+                end_together(call, [cast(DeviceFlat, x.flat) for x in xs])
+                return result
+            flat = np.concatenate([x.flat for x in xs])
+            communicator.all_reduce(call, flat, op)
+            return _unpack(flat, xs)
+
+        return self._issue(
+            Kind.ALL_REDUCE,
+            run,
+            xs[0],
+            code,
+            async_op,
+            timeout,
+            elements=sum(sizes),
+            op=op.code,
+            extra=_fingerprint(sizes),
+        )
+
+    def all_gather_coalesced(
+        self,
+        output_tensor_lists: Sequence[Sequence[Any]],
+        input_tensor_list: Sequence[Any],
+        async_op: bool = False,
+        timeout: Timeout = None,
+    ) -> Any:
+        """Gather member i's ``input_tensor_list[j]`` into ``output_tensor_lists[i][j]``.
+
+        Args:
+            output_tensor_lists: For each member, in group order, one array for each of its inputs.
+                They overlap neither each other nor the inputs.
+            input_tensor_list: NumPy, JAX or CuPy arrays or buffers, of any shapes and one dtype
+                (numeric, bool, or one of ml_dtypes' floats). Their number and sizes may differ by
+                member.
+            async_op: Return a ``Work`` at once, not the result.
+            timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
+
+        Returns:
+            The lists of what was gathered. With ``async_op``, a ``Work`` whose ``result()`` that
+            is. None on a rank that is no member.
+
+        Raises:
+            TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
+                usable.
+            CollectiveMismatchError: On every member, if they make different calls.
+            CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+            RankFailedError: On every member, if one dies or leaves. These three break the group.
+        """
+        group = self.process_group
+        if group.rank() < 0:
+            return None
+        check_list(input_tensor_list, "input_tensor_list")
+        name = "output_tensor_lists"
+        check_list(output_tensor_lists, name, len(group.ranks))
+        ins = adapt_sources(input_tensor_list, "input_tensor_list")
+        code = check_dtype(ins[0], "input_tensor_list[0]")
+        outs: list[list[Adapted]] = []
+        for i, tensors in enumerate(output_tensor_lists):
+            size = len(ins) if i == group.rank() else None
+            each = "one for each of input_tensor_list"
+            outs.append(adapt_targets(tensors, f"{name}[{i}]", size, each))
+        for j, x in enumerate(ins):
+            check_same_dtype(x, f"input_tensor_list[{j}]", ins[0], "input_tensor_list[0]")
+            own = f"{name}[{group.rank()}][{j}]"
+            why = f"the size of input_tensor_list[{j}]"
+            check_size(outs[group.rank()][j], own, x.flat.size, why)
+        for i, row in enumerate(outs):
+            for j, out in enumerate(row):
+                check_same_dtype(out, f"{name}[{i}][{j}]", ins[0], "input_tensor_list[0]")
+                for k, x in enumerate(ins):
+                    check_no_overlap(out, f"{name}[{i}][{j}]", x, f"input_tensor_list[{k}]")
+        check_disjoint([out for row in outs for out in row], name)
+        sizes = [[out.flat.size for out in row] for row in outs]
+        dtype = ins[0].flat.dtype
+        device = ins[0].device
+
+        def run(communicator: Communicator, call: Call) -> Any:
+            if device != "cpu":
+                return _gather_device_arrays(communicator, call, ins, outs)
+            flats = [np.empty(sum(row), dtype) for row in sizes]
+            communicator.all_gather(call, flats, np.concatenate([x.flat for x in ins]))
+            return [_unpack(flat, row) for flat, row in zip(flats, outs, strict=True)]
+
+        return self._issue(
+            Kind.ALL_GATHER,
+            run,
+            ins[0],
+            code,
+            async_op,
+            timeout,
+            elements=sum(map(sum, sizes)),
+            extra=_fingerprint(size for row in sizes for size in (len(row), *row)),
+        )
+
+
+def _gather_device_arrays(
+    communicator: Communicator,
+    call: Call,
+    ins: Sequence[Adapted],
+    outs: Sequence[Sequence[Adapted]],
+) -> list[list[Any]]:
+    """Gather one array after the other. Members may have different numbers of them."""
+    rank = communicator.rank
+    for j in range(max(map(len, outs))):
+        targets = [row[j].flat if j < len(row) else row[0].flat[:0] for row in outs]
+        own = ins[j].flat if j < len(ins) else ins[0].flat[:0]
+        assert targets[rank].size == own.size
+        communicator.all_gather(call, targets, own)
+    result = [[out.finish() for out in row] for row in outs]
+    end_together(call, [cast(DeviceFlat, out.flat) for row in outs for out in row])
+    return result
+
+
+def _unpack(flat: Flat, into: Sequence[Adapted]) -> list[Any]:
+    start = 0
+    for x in into:
+        x.flat[...] = flat[start : start + x.flat.size]
+        start += x.flat.size
+    return [x.finish() for x in into]
+
+
+def _fingerprint(sizes: Iterable[int]) -> int:
+    """Return a number from 1 to 2**32 - 1 that differs when the sizes do, as good as always."""
+    return zlib.crc32(b"".join(size.to_bytes(8, "little") for size in sizes)) or 1

@@ -1,0 +1,99 @@
+"""``Collectives``: all that a group of ranks can do together.
+
+``ProcessGroup`` and ``DeviceMesh`` inherit it, so each call is written once. Names, arguments and
+meaning are c10d's. All calls update writable arrays in place and also return the result; for
+immutable arrays (JAX) the returned array is the result. With ``async_op=True`` they return a
+``Work`` whose ``result()`` is it. On a rank that is no member they return None.
+
+Errors are the same everywhere: TypeError and ValueError for
+arguments, before any byte moves (the group stays usable); ``CollectiveMismatchError`` when members
+made different calls, ``CollectiveTimeoutError`` past the deadline, ``RankFailedError`` when a
+member is gone; after these three the group is broken and says so.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from meshlib.collectives.on_arrays import ArrayCollectives
+from meshlib.collectives.on_objects import ObjectCollectives
+from meshlib.collectives.symmetric import SymmetricMemory
+from transport.call import Call, Kind
+from transport.communicator import Communicator
+from transport.deadline import to_seconds
+
+
+class Collectives(ObjectCollectives, SymmetricMemory):
+    """The calls of one group of ranks: on arrays, on objects, point to point, barriers; memory.
+
+    Arguments that several methods have mean the same in each:
+
+    - arrays (``tensor``, ``output``, ``input`` …): NumPy, JAX or CuPy arrays, or objects with the
+      buffer protocol, of any shape; NumPy's numeric dtypes, bool, and ml_dtypes' small floats;
+    - ``op``: a ``ReduceOp``, SUM by default; TypeError where it has no meaning for the dtype;
+    - ``src`` or ``dst``: a global rank; instead of it ``group_src`` or ``group_dst``: a rank in the
+      group. ValueError for both, for neither where there is no default, and for a stranger;
+    - ``tag``: a whole number from 0 to 2**32 - 1 that the two ends of a message agree on;
+    - ``async_op``: return a ``Work`` at once, not the result;
+    - ``timeout``: the call's deadline, seconds or a timedelta; else the dim's, the group's, the
+      job's. ValueError for a negative one.
+
+    Wrong arguments raise TypeError or ValueError before any byte moves, and the group stays usable.
+    ``CollectiveMismatchError``, ``CollectiveTimeoutError`` and ``RankFailedError`` break it.
+    """
+
+    def barrier(self, async_op: bool = False, timeout: float | timedelta | None = None) -> Any:
+        """Return when every member has called.
+
+        Args:
+            async_op: Return a ``Work`` at once, not the result.
+            timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
+
+        Returns:
+            None; with ``async_op`` a ``Work``, except on a rank that is no member.
+
+        Raises:
+            TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
+                usable.
+            CollectiveMismatchError: On every member, if they make different calls.
+            CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+            RankFailedError: On every member, if one dies or leaves. These three break the group.
+        """
+        group = self.process_group
+        if group.rank() < 0:
+            return None
+
+        shortcut = group.shortcut
+        if shortcut is not None and not async_op:
+            seconds = self.call_timeout(timeout)
+            if shortcut.barrier(group.seconds if seconds is None else to_seconds(seconds)):
+                return None
+
+        def run(communicator: Communicator, call: Call) -> None:
+            communicator.barrier(call)
+
+        return group.issue(Kind.BARRIER, run, async_op=async_op, timeout=self.call_timeout(timeout))
+
+    def monitored_barrier(
+        self, timeout: float | timedelta | None = None, wait_all_ranks: bool = False
+    ) -> None:
+        """Return when every member has called; past ``timeout`` say who has not.
+
+        Args:
+            timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
+            wait_all_ranks: Accepted for c10d's sake: all missing ranks are named either way.
+
+        Raises:
+            TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
+                usable.
+            CollectiveMismatchError: On every member, if they make different calls.
+            CollectiveTimeoutError: On every member, past the deadline; names all who have not come,
+                and where each stands.
+            RankFailedError: On every member, if one dies or leaves. These three break the group.
+        """
+        self.barrier(timeout=timeout)
+
+    # The names that c10d gives to these two since it has others with "tensor" in them.
+    all_gather_single = ArrayCollectives.all_gather_into_tensor
+    reduce_scatter_single = ArrayCollectives.reduce_scatter_tensor

@@ -1,0 +1,336 @@
+"""Collectives on Python objects, as pickles (protocol 5).
+
+Unpickling runs code of the sender's choice. The bytes come only from members of the group, each of
+which has proved that it knows the job's secret: who cannot start a rank of the job cannot send
+one. Do not use these between members that do not trust each other.
+"""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from meshlib.arrays.checks import check_fillable, check_list, check_sequence
+from meshlib.collectives.coalesced import CoalescedCollectives
+from transport.reduce_op import Flat
+
+_COUNT = struct.Struct("<Q")
+
+
+def dumps(obj: Any, name: str) -> Flat:
+    """Return ``obj`` as a flat array of bytes; arrays inside are copied once, not pickled twice.
+
+    Layout: number of parts, their lengths (u64 each), the parts: the pickle, then its out-of-band
+    buffers. Raises TypeError naming ``name`` for an object that cannot be pickled.
+    """
+    buffers: list[pickle.PickleBuffer] = []
+    try:
+        body = pickle.dumps(obj, protocol=5, buffer_callback=buffers.append)
+    except Exception as error:
+        raise TypeError(f"{name} cannot be pickled: {error}") from error
+    parts = [memoryview(body), *(buffer.raw() for buffer in buffers)]
+    head = b"".join(_COUNT.pack(n) for n in (len(parts), *(part.nbytes for part in parts)))
+    return np.frombuffer(b"".join((head, *parts)), np.uint8)
+
+
+def loads(data: Flat) -> Any:
+    """Return the object that ``dumps`` flattened. Arrays inside are views of ``data``."""
+    view = data.data
+    (count,) = _COUNT.unpack_from(view)
+    lengths = [_COUNT.unpack_from(view, _COUNT.size * (i + 1))[0] for i in range(count)]
+    start = _COUNT.size * (count + 1)
+    parts: list[memoryview] = []
+    for length in lengths:
+        parts.append(view[start : start + length])
+        start += length
+    return pickle.loads(parts[0], buffers=parts[1:])
+
+
+class ObjectCollectives(CoalescedCollectives):
+    """The object forms; each is made of calls on arrays of bytes.
+
+    Objects are pickled: TypeError, before any byte moves, for one that cannot be. Unpickling runs
+    code of the sender's choice; see ``meshlib.collectives.on_objects``. ``device`` is accepted for
+    c10d's sake. Each call that one is made of has the group's deadline.
+    """
+
+    def broadcast_object_list(
+        self,
+        object_list: list[Any],
+        src: int | None = None,
+        device: Any = None,
+        group_src: int | None = None,
+    ) -> None:
+        """Replace the objects in ``object_list`` by those of one member.
+
+        Objects travel as pickles (protocol 5), and unpickling runs code of the sender's choice;
+        only ranks that know the job's secret can send one. Each array call that this is made of has
+        the group's deadline.
+
+        Args:
+            object_list: A list, of the same length on every member.
+            src: The global rank of the source; by default that of group rank 0.
+            device: Accepted for c10d's sake.
+            group_src: The source's rank in the group, instead of ``src``.
+
+        Raises:
+            TypeError: For a wrong argument or an object that cannot be pickled, before any byte
+                moves.
+            ValueError: For a wrong rank, and on a member whose list has another length than the
+                source's.
+            CollectiveMismatchError: On every member, if they make different calls.
+            CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+            RankFailedError: On every member, if one dies or leaves. These three break the group.
+        """
+        group = self.process_group
+        if group.rank() < 0:
+            return
+        root = self.resolve_rank(src, group_src, "src", default=0)
+        check_fillable(object_list, "object_list")
+        mine = root == group.rank()
+        data = dumps(list(object_list), "object_list") if mine else None
+        size = np.array([0 if data is None else data.size, len(object_list)], np.int64)
+        self.broadcast(size, group_src=root)
+        if data is None:
+            data = np.empty(size[0], np.uint8)
+        self.broadcast(data, group_src=root)
+        if not mine:
+            if size[1] != len(object_list):
+                raise ValueError(
+                    f"object_list has {len(object_list)} entries; the source's has {size[1]}"
+                )
+            object_list[:] = loads(data)
+
+    def all_gather_object(self, object_list: list[Any], obj: Any) -> None:
+        """Put member i's ``obj`` into ``object_list[i]`` on all members.
+
+        Objects travel as pickles (protocol 5), and unpickling runs code of the sender's choice;
+        only ranks that know the job's secret can send one. Each array call that this is made of has
+        the group's deadline.
+
+        Args:
+            object_list: A list with ``size()`` entries, which are replaced.
+            obj: An object that can be pickled.
+
+        Raises:
+            TypeError: For a wrong argument or an object that cannot be pickled, before any byte
+                moves.
+            ValueError: For a list of another length.
+            CollectiveMismatchError: On every member, if they make different calls.
+            CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+            RankFailedError: On every member, if one dies or leaves. These three break the group.
+        """
+        group = self.process_group
+        if group.rank() < 0:
+            return
+        check_fillable(object_list, "object_list", len(group.ranks))
+        data = dumps(obj, "obj")
+        sizes = self._gather_sizes(data.size)
+        parts = [np.empty(n, np.uint8) for n in sizes]
+        self.all_gather(parts, data)
+        object_list[:] = [loads(part) for part in parts]
+
+    def gather_object(
+        self,
+        obj: Any,
+        object_gather_list: list[Any] | None = None,
+        dst: int | None = None,
+        group_dst: int | None = None,
+    ) -> None:
+        """Put member i's ``obj`` into ``object_gather_list[i]`` of one member.
+
+        Objects travel as pickles (protocol 5), and unpickling runs code of the sender's choice;
+        only ranks that know the job's secret can send one. Each array call that this is made of has
+        the group's deadline.
+
+        Args:
+            obj: An object that can be pickled.
+            object_gather_list: On the destination a list with ``size()`` entries, which are
+                replaced; None elsewhere.
+            dst: The global rank of the destination; by default that of group rank 0.
+            group_dst: The destination's rank in the group, instead of ``dst``.
+
+        Raises:
+            TypeError: For a wrong argument or an object that cannot be pickled, before any byte
+                moves.
+            ValueError: For a wrong rank, a list of another length, none on the destination or one
+                elsewhere.
+            CollectiveMismatchError: On every member, if they make different calls.
+            CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+            RankFailedError: On every member, if one dies or leaves. These three break the group.
+        """
+        group = self.process_group
+        if group.rank() < 0:
+            return
+        root = self.resolve_rank(dst, group_dst, "dst", default=0)
+        if root == group.rank():
+            if object_gather_list is None:
+                raise ValueError(
+                    f"object_gather_list is None on the destination, rank {group.ranks[root]};"
+                    " expected a list"
+                )
+            check_fillable(object_gather_list, "object_gather_list", len(group.ranks))
+        elif object_gather_list is not None:
+            raise ValueError(
+                "object_gather_list was given on a rank that is not the destination:"
+                f" {group.ranks[group.rank()]}, not {group.ranks[root]}"
+            )
+        data = dumps(obj, "obj")
+        sizes = self._gather_sizes(data.size)
+        if object_gather_list is None:
+            self.gather(data, None, group_dst=root)
+            return
+        parts = [np.empty(n, np.uint8) for n in sizes]
+        self.gather(data, parts, group_dst=root)
+        object_gather_list[:] = [loads(part) for part in parts]
+
+    def scatter_object_list(
+        self,
+        scatter_object_output_list: list[Any],
+        scatter_object_input_list: Sequence[Any] | None = None,
+        src: int | None = None,
+        group_src: int | None = None,
+    ) -> None:
+        """Give member i entry i of one member's list, as ``scatter_object_output_list[0]``.
+
+        Objects travel as pickles (protocol 5), and unpickling runs code of the sender's choice;
+        only ranks that know the job's secret can send one. Each array call that this is made of has
+        the group's deadline.
+
+        Args:
+            scatter_object_output_list: A list with at least one entry, the first of which is
+                replaced.
+            scatter_object_input_list: On the source one object for each member; not looked at
+                elsewhere.
+            src: The global rank of the source; by default that of group rank 0.
+            group_src: The source's rank in the group, instead of ``src``.
+
+        Raises:
+            TypeError: For a wrong argument or an object that cannot be pickled, before any byte
+                moves.
+            ValueError: For a wrong rank, an empty output list, or no input list on the source.
+            CollectiveMismatchError: On every member, if they make different calls.
+            CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+            RankFailedError: On every member, if one dies or leaves. These three break the group.
+        """
+        group = self.process_group
+        if group.rank() < 0:
+            return
+        root = self.resolve_rank(src, group_src, "src", default=0)
+        check_fillable(scatter_object_output_list, "scatter_object_output_list")
+        if not scatter_object_output_list:
+            raise ValueError("scatter_object_output_list is empty; expected room for one object")
+        pieces = None
+        size = np.zeros(1, np.int64)
+        sizes = None
+        if root == group.rank():
+            if scatter_object_input_list is None:
+                raise ValueError(
+                    f"scatter_object_input_list is None on the source, rank {group.ranks[root]};"
+                    " expected a list"
+                )
+            check_list(scatter_object_input_list, "scatter_object_input_list", len(group.ranks))
+            pieces = [
+                dumps(entry, f"scatter_object_input_list[{i}]")
+                for i, entry in enumerate(scatter_object_input_list)
+            ]
+            sizes = [np.array([piece.size], np.int64) for piece in pieces]
+        self.scatter(size, sizes, group_src=root)
+        data = np.empty(size[0], np.uint8)
+        self.scatter(data, pieces, group_src=root)
+        scatter_object_output_list[0] = loads(data)
+
+    def send_object_list(
+        self,
+        object_list: Sequence[Any],
+        dst: int | None = None,
+        device: Any = None,
+        group_dst: int | None = None,
+        tag: int = 0,
+    ) -> None:
+        """Send the objects in ``object_list`` to one member.
+
+        Objects travel as pickles (protocol 5), and unpickling runs code of the sender's choice;
+        only ranks that know the job's secret can send one. Each array call that this is made of has
+        the group's deadline.
+
+        Args:
+            object_list: Objects that can be pickled.
+            dst: The global rank of the destination.
+            device: Accepted for c10d's sake.
+            group_dst: The destination's rank in the group, instead of ``dst``.
+            tag: A whole number from 0 to 2**32 - 1, the same at both ends; messages under one tag
+                do not overtake each other.
+
+        Raises:
+            TypeError: For a wrong argument or an object that cannot be pickled, before any byte
+                moves.
+            ValueError: For a wrong rank or tag.
+            CollectiveTimeoutError: Past the deadline; names the other end. It breaks the group.
+            RankFailedError: If the other end dies or leaves.
+        """
+        group = self.process_group
+        if group.rank() < 0:
+            return
+        check_sequence(object_list, "object_list")
+        data = dumps(list(object_list), "object_list")
+        head = np.array([data.size, len(object_list)], np.int64)
+        self.send(head, dst, tag, group_dst)
+        self.send(data, dst, tag, group_dst)
+
+    def recv_object_list(
+        self,
+        object_list: list[Any],
+        src: int | None = None,
+        device: Any = None,
+        group_src: int | None = None,
+        tag: int = 0,
+    ) -> int:
+        """Replace the objects in ``object_list`` by those that one member sends.
+
+        Objects travel as pickles (protocol 5), and unpickling runs code of the sender's choice;
+        only ranks that know the job's secret can send one. Each array call that this is made of has
+        the group's deadline.
+
+        Args:
+            object_list: A list as long as what is sent.
+            src: The global rank of the source; any member will do if neither it nor ``group_src``
+                is given.
+            device: Accepted for c10d's sake.
+            group_src: The source's rank in the group, instead of ``src``.
+            tag: A whole number from 0 to 2**32 - 1, the same at both ends; messages under one tag
+                do not overtake each other.
+
+        Returns:
+            The sender's global rank; -1 on a rank that is no member.
+
+        Raises:
+            TypeError: For a wrong argument.
+            ValueError: For a wrong rank or tag, and if another number of objects was sent; they are
+                lost.
+            CollectiveTimeoutError: Past the deadline; the group stays usable.
+            RankFailedError: If the other end dies or leaves.
+        """
+        group = self.process_group
+        if group.rank() < 0:
+            return -1
+        check_fillable(object_list, "object_list")
+        head = np.zeros(2, np.int64)
+        sender = self.recv(head, src, tag, group_src)
+        data = np.empty(head[0], np.uint8)
+        self.recv(data, sender, tag)
+        if head[1] != len(object_list):
+            raise ValueError(
+                f"object_list has {len(object_list)} entries; rank {sender} sent {head[1]}"
+            )
+        object_list[:] = loads(data)
+        return sender
+
+    def _gather_sizes(self, size: int) -> list[int]:
+        sizes = np.empty(len(self.process_group.ranks), np.int64)
+        self.all_gather_into_tensor(sizes, np.array([size], np.int64))
+        return sizes.tolist()

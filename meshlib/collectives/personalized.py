@@ -1,0 +1,260 @@
+"""Collectives that give each pair of members data of its own: gather, scatter, all-to-all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from meshlib.arrays import adapter as arrays
+from meshlib.arrays.checks import (
+    adapt_sources,
+    adapt_targets,
+    check_dtype,
+    check_no_overlap,
+    check_same_dtype,
+    check_size,
+    split_by_rows,
+)
+from meshlib.collectives.on_arrays import ArrayCollectives, Timeout
+from transport.call import Call, Kind
+from transport.communicator import Communicator
+
+
+class PersonalizedCollectives(ArrayCollectives):
+    """The personalized collectives, as the literature calls them, of one group of ranks."""
+
+    def gather(
+        self,
+        tensor: Any,
+        gather_list: Sequence[Any] | None = None,
+        dst: int | None = None,
+        async_op: bool = False,
+        group_dst: int | None = None,
+        timeout: Timeout = None,
+    ) -> Any:
+        """Gather member i's ``tensor`` into ``gather_list[i]`` of one member.
+
+        Args:
+            tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
+                one of ml_dtypes' floats. Its size may differ by member.
+            gather_list: On the destination one array for each member, in group order, of its size
+                and dtype; None elsewhere.
+            dst: The global rank of the destination; by default that of group rank 0.
+            async_op: Return a ``Work`` at once, not the result.
+            group_dst: The destination's rank in the group, instead of ``dst``.
+            timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
+
+        Returns:
+            The list of what was gathered on the destination, None elsewhere. With ``async_op``, a
+            ``Work`` whose ``result()`` that is. None on a rank that is no member.
+
+        Raises:
+            TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
+                usable.
+            CollectiveMismatchError: On every member, if they make different calls.
+            CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+            RankFailedError: On every member, if one dies or leaves. These three break the group.
+        """
+        group = self.process_group
+        if group.rank() < 0:
+            return None
+        root = self.resolve_rank(dst, group_dst, "dst", default=0)
+        x = arrays.source(tensor, "tensor")
+        code = check_dtype(x, "tensor")
+        outs = None
+        if root == group.rank():
+            if gather_list is None:
+                raise ValueError(
+                    f"gather_list is None on the destination, rank {group.ranks[root]}; expected a"
+                    " list"
+                )
+            outs = adapt_targets(gather_list, "gather_list", len(group.ranks))
+            for i, out in enumerate(outs):
+                check_same_dtype(out, f"gather_list[{i}]", x, "tensor")
+            name = f"gather_list[{root}]"
+            check_size(outs[root], name, x.flat.size, "the size of tensor")
+        elif gather_list:
+            raise ValueError(
+                f"gather_list was given on rank {group.ranks[group.rank()]}, which is not the"
+                f" destination, {group.ranks[root]}; expected None"
+            )
+        flats = None if outs is None else [out.flat for out in outs]
+
+        def run(communicator: Communicator, call: Call) -> Any:
+            communicator.gather(call, flats, x.flat, root)
+            return None if outs is None else [out.finish() for out in outs]
+
+        return self._issue(
+            Kind.GATHER, run, x, code, async_op, timeout, root=root, nbytes=x.flat.nbytes
+        )
+
+    def scatter(
+        self,
+        tensor: Any,
+        scatter_list: Sequence[Any] | None = None,
+        src: int | None = None,
+        async_op: bool = False,
+        group_src: int | None = None,
+        timeout: Timeout = None,
+    ) -> Any:
+        """Copy ``scatter_list[i]`` of one member into member i's ``tensor``.
+
+        Args:
+            tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
+                one of ml_dtypes' floats. Its size may differ by member.
+            scatter_list: On the source one array for each member, in group order, of its size and
+                dtype; None elsewhere.
+            src: The global rank of the source; by default that of group rank 0.
+            async_op: Return a ``Work`` at once, not the result.
+            group_src: The source's rank in the group, instead of ``src``.
+            timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
+
+        Returns:
+            ``tensor``, or a new array if that cannot be written to (JAX). With ``async_op``, a
+            ``Work`` whose ``result()`` that is. None on a rank that is no member.
+
+        Raises:
+            TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
+                usable.
+            CollectiveMismatchError: On every member, if they make different calls.
+            CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+            RankFailedError: On every member, if one dies or leaves. These three break the group.
+        """
+        group = self.process_group
+        if group.rank() < 0:
+            return None
+        root = self.resolve_rank(src, group_src, "src", default=0)
+        out = arrays.target(tensor, "tensor")
+        code = check_dtype(out, "tensor")
+        ins = None
+        if root == group.rank():
+            if scatter_list is None:
+                raise ValueError(
+                    f"scatter_list is None on the source, rank {group.ranks[root]}; expected a list"
+                )
+            ins = adapt_sources(scatter_list, "scatter_list", len(group.ranks))
+            for i, x in enumerate(ins):
+                check_same_dtype(x, f"scatter_list[{i}]", out, "tensor")
+            check_size(out, "tensor", ins[root].flat.size, f"the size of scatter_list[{root}]")
+        elif scatter_list:
+            raise ValueError(
+                f"scatter_list was given on rank {group.ranks[group.rank()]}, which is not the"
+                f" source, {group.ranks[root]}; expected None"
+            )
+        flats = None if ins is None else [x.flat for x in ins]
+
+        def run(communicator: Communicator, call: Call) -> Any:
+            communicator.scatter(call, out.flat, flats, root)
+            return out.finish()
+
+        return self._issue(
+            Kind.SCATTER, run, out, code, async_op, timeout, root=root, nbytes=out.flat.nbytes
+        )
+
+    def all_to_all(
+        self,
+        output_tensor_list: Sequence[Any],
+        input_tensor_list: Sequence[Any],
+        async_op: bool = False,
+        timeout: Timeout = None,
+    ) -> Any:
+        """Copy member i's ``input_tensor_list[j]`` into member j's ``output_tensor_list[i]``.
+
+        Args:
+            output_tensor_list: One array for each member, in group order; the two ends of a copy
+                agree on its size. They overlap neither each other nor the inputs.
+            input_tensor_list: One array for each member: NumPy, JAX or CuPy arrays or buffers, of
+                any shapes and one dtype (numeric, bool, or one of ml_dtypes' floats).
+            async_op: Return a ``Work`` at once, not the result.
+            timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
+
+        Returns:
+            The list of outputs. With ``async_op``, a ``Work`` whose ``result()`` that is. None on a
+            rank that is no member.
+
+        Raises:
+            TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
+                usable.
+            CollectiveMismatchError: On every member, if they make different calls.
+            CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+            RankFailedError: On every member, if one dies or leaves. These three break the group.
+        """
+        group = self.process_group
+        if group.rank() < 0:
+            return None
+        size = len(group.ranks)
+        outs = adapt_targets(output_tensor_list, "output_tensor_list", size)
+        ins = adapt_sources(input_tensor_list, "input_tensor_list", size)
+        code = check_dtype(ins[0], "input_tensor_list[0]")
+        for i, (out, x) in enumerate(zip(outs, ins, strict=True)):
+            check_same_dtype(x, f"input_tensor_list[{i}]", ins[0], "input_tensor_list[0]")
+            check_same_dtype(out, f"output_tensor_list[{i}]", ins[0], "input_tensor_list[0]")
+        for i, out in enumerate(outs):
+            for j, x in enumerate(ins):
+                check_no_overlap(out, f"output_tensor_list[{i}]", x, f"input_tensor_list[{j}]")
+        out_flats = [out.flat for out in outs]
+        in_flats = [x.flat for x in ins]
+
+        def run(communicator: Communicator, call: Call) -> Any:
+            communicator.all_to_all(call, out_flats, in_flats)
+            return [out.finish() for out in outs]
+
+        return self._issue(
+            Kind.ALL_TO_ALL,
+            run,
+            ins[0],
+            code,
+            async_op,
+            timeout,
+            nbytes=sum(flat.nbytes for flat in in_flats),
+        )
+
+    def all_to_all_single(
+        self,
+        output: Any,
+        input: Any,
+        output_split_sizes: Sequence[int] | None = None,
+        input_split_sizes: Sequence[int] | None = None,
+        async_op: bool = False,
+        timeout: Timeout = None,
+    ) -> Any:
+        """Split ``input`` along dim 0, send part j to member j, join what comes in ``output``.
+
+        Args:
+            output: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
+                one of ml_dtypes' floats. It does not overlap ``input``.
+            input: An array of ``output``'s dtype.
+            output_split_sizes: How many rows of ``output`` come from each member; by default equal
+                parts.
+            input_split_sizes: How many rows of ``input`` go to each member; by default equal parts.
+            async_op: Return a ``Work`` at once, not the result.
+            timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
+
+        Returns:
+            ``output``, or a new array if that cannot be written to (JAX). With ``async_op``, a
+            ``Work`` whose ``result()`` that is. None on a rank that is no member.
+
+        Raises:
+            TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
+                usable.
+            CollectiveMismatchError: On every member, if they make different calls.
+            CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+            RankFailedError: On every member, if one dies or leaves. These three break the group.
+        """
+        group = self.process_group
+        if group.rank() < 0:
+            return None
+        size = len(group.ranks)
+        out = arrays.target(output, "output")
+        x = arrays.source(input, "input")
+        code = check_dtype(x, "input")
+        check_same_dtype(out, "output", x, "input")
+        check_no_overlap(out, "output", x, "input")
+        outs = split_by_rows(out, output_split_sizes, "output", "output_split_sizes", size)
+        ins = split_by_rows(x, input_split_sizes, "input", "input_split_sizes", size)
+
+        def run(communicator: Communicator, call: Call) -> Any:
+            communicator.all_to_all(call, outs, ins)
+            return out.finish()
+
+        return self._issue(Kind.ALL_TO_ALL, run, x, code, async_op, timeout, nbytes=x.flat.nbytes)

@@ -1,0 +1,229 @@
+"""Messages from one member of a group to another, with tags."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from meshlib.arrays import adapter as arrays
+from meshlib.arrays.checks import check_dtype
+from meshlib.calls.work import Message, Work
+from meshlib.collectives.group_of_ranks import GroupOfRanks
+from meshlib.diagnosis.recorder import ANY_SOURCE
+from transport.call import NO_ROOT, Call, Kind
+from transport.checks import to_whole_number
+from transport.communicator import Communicator
+
+MAX_TAG = 2**32 - 1
+# An enumeration looks its members up in Python, which takes a tenth of a microsecond.
+_SEND, _RECV = Kind.SEND, Kind.RECV
+
+
+class PointToPoint(GroupOfRanks):
+    """``send``, ``recv`` and their asynchronous forms.
+
+    Messages between two members under one tag do not overtake each other. A receive of another
+    size or dtype than was sent raises ``CollectiveMismatchError`` on the receiver that says both;
+    the message is gone and the group still usable.
+    """
+
+    def send(
+        self,
+        tensor: Any,
+        dst: int | None = None,
+        tag: int = 0,
+        group_dst: int | None = None,
+        timeout: float | timedelta | None = None,
+    ) -> None:
+        """Send ``tensor`` to one member; return when it may be reused.
+
+        Args:
+            tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
+                one of ml_dtypes' floats. The receiver names an array of its size and dtype.
+            dst: The global rank of the destination.
+            tag: A whole number from 0 to 2**32 - 1, the same at both ends; messages under one tag
+                do not overtake each other.
+            group_dst: The destination's rank in the group, instead of ``dst``.
+            timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
+
+        Raises:
+            TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
+                usable.
+            CollectiveTimeoutError: Past the deadline; names the other end. It breaks the group.
+            RankFailedError: If the other end dies or leaves.
+        """
+        issue = self.prepare_send(tensor, dst, tag, group_dst, timeout)
+        if issue is not None:
+            issue(async_op=False)
+
+    def isend(
+        self,
+        tensor: Any,
+        dst: int | None = None,
+        tag: int = 0,
+        group_dst: int | None = None,
+        timeout: float | timedelta | None = None,
+    ) -> Work | None:
+        """Begin to send ``tensor`` to one member.
+
+        Args:
+            tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
+                one of ml_dtypes' floats. The receiver names an array of its size and dtype. It must
+                not change until the ``Work`` is done.
+            dst: The global rank of the destination.
+            tag: A whole number from 0 to 2**32 - 1, the same at both ends; messages under one tag
+                do not overtake each other.
+            group_dst: The destination's rank in the group, instead of ``dst``.
+            timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
+
+        Returns:
+            A ``Work``, whose ``wait()`` raises what goes wrong on the way; None on a rank that is
+            no member.
+
+        Raises:
+            TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
+                usable.
+        """
+        issue = self.prepare_send(tensor, dst, tag, group_dst, timeout)
+        return None if issue is None else issue(async_op=True)
+
+    def recv(
+        self,
+        tensor: Any,
+        src: int | None = None,
+        tag: int = 0,
+        group_src: int | None = None,
+        timeout: float | timedelta | None = None,
+    ) -> int:
+        """Receive into ``tensor`` what one member sends.
+
+        Args:
+            tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
+                one of ml_dtypes' floats. The sender's has its size and dtype. For arrays that
+                cannot be written to (JAX) use ``irecv(...).result()``.
+            src: The global rank of the source; any member will do if neither it nor ``group_src``
+                is given.
+            tag: A whole number from 0 to 2**32 - 1, the same at both ends; messages under one tag
+                do not overtake each other.
+            group_src: The source's rank in the group, instead of ``src``.
+            timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
+
+        Returns:
+            The sender's global rank; -1 on a rank that is no member.
+
+        Raises:
+            TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
+                usable.
+            CollectiveMismatchError: If an array of another size or dtype was sent; the message is
+                lost and the group stays usable.
+            CollectiveTimeoutError: Past the deadline; the group stays usable.
+            RankFailedError: If the other end dies or leaves.
+        """
+        issue = self.prepare_receive(tensor, src, tag, group_src, timeout)
+        return -1 if issue is None else issue(async_op=False).source
+
+    def irecv(
+        self,
+        tensor: Any,
+        src: int | None = None,
+        tag: int = 0,
+        group_src: int | None = None,
+        timeout: float | timedelta | None = None,
+    ) -> Work | None:
+        """Begin to receive into ``tensor`` what one member sends.
+
+        Args:
+            tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
+                one of ml_dtypes' floats. The sender's has its size and dtype. It must not be used
+                until the ``Work`` is done.
+            src: The global rank of the source; any member will do if neither it nor ``group_src``
+                is given.
+            tag: A whole number from 0 to 2**32 - 1, the same at both ends; messages under one tag
+                do not overtake each other.
+            group_src: The source's rank in the group, instead of ``src``.
+            timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
+
+        Returns:
+            A ``Work``, whose ``result()`` is the array, ``source_rank()`` the sender, and
+            ``wait()`` raises what goes wrong on the way. None on a rank that is no member.
+
+        Raises:
+            TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
+                usable.
+        """
+        issue = self.prepare_receive(tensor, src, tag, group_src, timeout)
+        return None if issue is None else issue(async_op=True)
+
+    def prepare_send(
+        self,
+        tensor: Any,
+        dst: int | None,
+        tag: int,
+        group_dst: int | None,
+        timeout: float | timedelta | None = None,
+    ) -> Callable[..., Any] | None:
+        """Check ``send``'s arguments; return what makes the call, given ``async_op``.
+
+        None on a rank that is no member.
+        """
+        group = self.process_group
+        if group.rank() < 0:
+            return None
+        peer = self.resolve_rank(dst, group_dst, "dst")
+        check_tag(tag)
+        x = arrays.source(tensor, "tensor")
+
+        def run(communicator: Communicator, call: Call) -> None:
+            communicator.send(call, x.flat, peer, tag)
+
+        code, seconds = check_dtype(x, "tensor"), self.call_timeout(timeout)
+
+        def issue(async_op: bool) -> Any:
+            size, nbytes = x.flat.size, x.flat.nbytes
+            return group.issue(
+                _SEND, run, x.device, size, code, 0, NO_ROOT, tag, nbytes, peer, async_op, seconds
+            )
+
+        return issue
+
+    def prepare_receive(
+        self,
+        tensor: Any,
+        src: int | None,
+        tag: int,
+        group_src: int | None,
+        timeout: float | timedelta | None = None,
+    ) -> Callable[..., Any] | None:
+        """Check ``recv``'s arguments; return what makes the call, given ``async_op``.
+
+        None on a rank that is no member.
+        """
+        group = self.process_group
+        if group.rank() < 0:
+            return None
+        anybody = src is None and group_src is None
+        peer = None if anybody else self.resolve_rank(src, group_src, "src")
+        check_tag(tag)
+        x = arrays.target(tensor, "tensor")
+
+        def run(communicator: Communicator, call: Call) -> Message:
+            source = communicator.recv(call, x.flat, peer, tag)
+            return Message(x.finish(), group.ranks[source])
+
+        code, seconds = check_dtype(x, "tensor"), self.call_timeout(timeout)
+        sender = ANY_SOURCE if peer is None else peer
+
+        def issue(async_op: bool) -> Any:
+            size, nbytes = x.flat.size, x.flat.nbytes
+            return group.issue(
+                _RECV, run, x.device, size, code, 0, NO_ROOT, tag, nbytes, sender, async_op, seconds
+            )
+
+        return issue
+
+
+def check_tag(tag: int) -> None:
+    """Raise ValueError for a tag that does not fit the wire, TypeError for what is no number."""
+    if not 0 <= to_whole_number(tag, "tag") <= MAX_TAG:
+        raise ValueError(f"tag is {tag}; expected 0 to {MAX_TAG}")

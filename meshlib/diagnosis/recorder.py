@@ -1,0 +1,244 @@
+"""The flight recorder: a ring of a rank's last calls, always on.
+
+Opening a record costs about a microsecond, or a tenth of one in the compiled core: it keeps numbers
+and references, and leaves formatting to the moment somebody asks.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from threading import get_ident
+from types import CodeType
+from typing import Any
+
+from transport.call import Call, Kind
+from transport.deadline import Deadline
+from transport.native import core
+
+CAPACITY = 1000
+_MOST_FILES = 4096
+COLLECTIVE = -1
+"""The ``peer`` of a record that is a collective's; others are group ranks or ``ANY_SOURCE``."""
+ANY_SOURCE = -2
+OWN_PACKAGES = ("meshlib", "transport", "parallel")
+_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
+OWN_FOLDERS = tuple(os.path.join(_ROOT, package, "") for package in OWN_PACKAGES)
+"""Where this project's code is; its frames are skipped when looking for the user's line."""
+# So are those of JAX, between a jitted function's caller and a call inside of it.
+_JAX = os.path.join("site-packages", "jax", "")
+
+_getframe = sys._getframe  # pyright: ignore[reportPrivateUsage]
+_monotonic = time.monotonic
+
+
+class _OwnFiles(dict[str, bool]):
+    """Whether a file's frames are skipped, by its name; found out once for each."""
+
+    def __missing__(self, filename: str) -> bool:
+        if len(self) >= _MOST_FILES:  # a notebook's every cell is one
+            self.clear()
+        self[filename] = own = filename.startswith(OWN_FOLDERS) or _JAX in filename
+        return own
+
+
+class Record(Call):
+    """A call as the recorder keeps it: where it was made, and how far it got (monotonic seconds).
+
+    ``started`` is the moment of its turn; ``label`` the name that ``record_comm`` gave; ``thread``
+    the number of the thread that issued it.
+    """
+
+    # Small, because the memory of the oldest record has left the caches when the newest gets it.
+    __slots__ = ()
+
+    def __init__(
+        self,
+        packed: bytes,
+        sync: bool,
+        group: str,
+        nbytes: int,
+        peer: int,
+        seconds: float,
+        label: str | None,
+        thread: int,
+        code: CodeType,
+        instruction: int,
+    ) -> None:
+        # The compiled core makes records without this, and has the same in them.
+        self.packed = packed
+        self.sync = sync
+        self.group = group
+        self.nbytes = nbytes
+        self.peer = peer
+        self.seconds = seconds
+        self.label = label
+        self.thread = thread
+        self.code = code
+        self.instruction = instruction
+        self.waiting_for = None
+        self.completion = None
+        self.error = None
+        self.started = self.ended = 0.0
+        self.issued = _monotonic()
+
+    @property
+    def deadline(self) -> Deadline:
+        """See ``Call.deadline``. Made when asked for: most small calls never wait."""
+        return Deadline((self.started or self.issued) + self.seconds, self.seconds)
+
+    def start(self) -> None:
+        """Note that the turn has come of a call that had to wait for it."""
+        self.started = _monotonic()
+
+    def end(self, error: str | None) -> None:
+        """Note that the call is over, with ``error`` or well."""
+        self.error = error
+        self.ended = _monotonic()
+
+    @property
+    def site(self) -> str:
+        """The user's line that made the call: ``file:line in function``."""
+        code, instruction = self.code, self.instruction
+        line = next(
+            (
+                line
+                for start, end, line in code.co_lines()
+                if start <= instruction < end and line is not None
+            ),
+            code.co_firstlineno,
+        )
+        return f"{code.co_filename}:{line} in {code.co_name}"
+
+    @property
+    def kind(self) -> str:
+        """The call's name: ``all_reduce``."""
+        return Kind(self.header.kind).name.lower()
+
+    @property
+    def title(self) -> str:
+        """What profilers call it: the name that ``record_comm`` gave, or ``meshlib.all_reduce``."""
+        return self.label or f"meshlib.{self.kind}"
+
+    @property
+    def state(self) -> str:
+        """``queued``, ``running``, ``done`` or ``failed``."""
+        if self.ended:
+            return "failed" if self.error else "done"
+        return "running" if self.started else "queued"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the record for reports and dumps."""
+        header = self.header
+        return {
+            "group": self.group,
+            "sequence": header.sequence,
+            "call": str(header),
+            "kind": header.kind,
+            "header": list(header),
+            "bytes": self.nbytes,
+            "peer": self.peer,
+            "site": self.site,
+            "name": self.label,
+            "state": self.state,
+            "issued": self.issued,
+            "started": self.started,
+            "ended": self.ended,
+            "error": self.error,
+            "waiting_for": None if self.ended else self.waiting_for,
+        }
+
+
+Annotate = Callable[[str], AbstractContextManager[object]]
+"""Makes a range, named for a call, in some profiler's timeline."""
+
+
+class _Ring:
+    """The last ``capacity`` calls, whose records are of ``type_``. The compiled core has the same.
+
+    ``own_files`` says whose frames are skipped; ``labels`` has the name that a thread gives to its
+    calls, by the thread's number; each of ``followers`` gets every record.
+    """
+
+    def __init__(self, capacity: int, type_: type[Record], own_files: _OwnFiles) -> None:
+        self._records: deque[Record] = deque(maxlen=capacity)
+        self._type = type_
+        self._own_files = own_files
+        self.labels: dict[int, str] = {}
+        self.followers: tuple[list[Record], ...] = ()
+        self.annotate: Annotate | None = None
+
+    def open(
+        self, group: str, packed: bytes, nbytes: int, peer: int, sync: bool, seconds: float, /
+    ) -> Record:
+        """Record that a call was issued, by the nearest caller outside of this project.
+
+        ``packed`` is its header, ``seconds`` what it may take from its turn on. ``sync``: the
+        issuing thread waits for its end.
+        """
+        # Below the third are this, the door and the collective's method.
+        frame, own = _getframe(3), self._own_files
+        code = frame.f_code
+        while own[code.co_filename] and (caller := frame.f_back) is not None:
+            frame, code = caller, caller.f_code
+        thread = get_ident()
+        label = self.labels.get(thread) if self.labels else None
+        # The line is looked up when somebody asks for it.
+        instruction = frame.f_lasti
+        record = self._type(
+            packed, sync, group, nbytes, peer, seconds, label, thread, code, instruction
+        )
+        self._records.append(record)
+        if self.followers:
+            for follower in self.followers:
+                follower.append(record)
+        return record
+
+    def copy(self) -> Sequence[Record]:
+        """Return the records, oldest first."""
+        return self._records.copy()
+
+
+Ring: type[_Ring] = _Ring if core is None else core.Ring
+
+
+class FlightRecorder(Ring):
+    """The last ``capacity`` calls of one rank, over all its groups.
+
+    ``annotate`` is None, or set while somebody profiles: calls then run inside such ranges.
+    """
+
+    def __init__(self, capacity: int = CAPACITY) -> None:
+        super().__init__(capacity, Record, _OwnFiles())
+
+    @contextmanager
+    def named(self, label: str) -> Generator[None]:
+        """Give ``label`` to the records that this thread opens in the block."""
+        labels, thread = self.labels, get_ident()
+        before = labels.get(thread)
+        labels[thread] = label
+        try:
+            yield
+        finally:
+            if before is None:
+                del labels[thread]
+            else:
+                labels[thread] = before
+
+    def records(self, group: str | None = None) -> list[Record]:
+        """Return the records, oldest first; of one group or of all."""
+        return [r for r in self.copy() if group is None or r.group == group]
+
+    def follow(self) -> list[Record]:
+        """Return a list that gets every record from now on, until ``unfollow``."""
+        records: list[Record] = []
+        self.followers = (*self.followers, records)
+        return records
+
+    def unfollow(self, records: list[Record]) -> None:
+        """End what ``follow`` began."""
+        self.followers = tuple(f for f in self.followers if f is not records)

@@ -1,0 +1,56 @@
+"""The Python stack of another thread, as a report shows it."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import sysconfig
+import threading
+import traceback
+from types import FrameType
+
+from meshlib.diagnosis.recorder import OWN_FOLDERS
+
+_STDLIB = sysconfig.get_path("stdlib")
+# The collector is the process's, where ranks may be threads.
+_uncollected = threading.Lock()
+
+
+def user_stack(thread_id: int | None) -> list[str]:
+    """Return the Python stack of a thread, outermost frame first, as lines to print.
+
+    Inside a call of this project only the user's part is shown, and without the launcher's frames.
+    """
+    frames = frames_of(thread_id) if thread_id else []
+    owners = [_owner(frame) for frame, _ in frames]
+    first = next((i for i, owner in enumerate(owners) if owner == "user"), 0)
+    last = max((i for i, owner in enumerate(owners) if owner == "user"), default=len(frames) - 1)
+    if "own" not in owners[last:]:
+        last = len(frames) - 1
+    summary = traceback.StackSummary.extract(iter(frames[first : last + 1]))
+    return [line for entry in summary.format() for line in entry.rstrip().splitlines()]
+
+
+def frames_of(thread_id: int) -> list[tuple[FrameType, int]]:
+    """Return the frames of a thread, which runs on meanwhile, and their lines, outermost first."""
+    with _uncollected:
+        # CPython 3.11 makes a frame's object when it is asked for, and making it may start a
+        # collection, whose finalizers let the thread run and leave that very frame: the new object
+        # then lies over memory that is used for something else.
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            frame = sys._current_frames().get(thread_id)  # pyright: ignore[reportPrivateUsage]
+            return list(traceback.walk_stack(frame))[::-1] if frame else []
+        finally:
+            if collects:
+                gc.enable()
+
+
+def _owner(frame: FrameType) -> str:
+    """Return whose code a frame runs: ``own``, ``stdlib`` or ``user``."""
+    name = frame.f_code.co_filename
+    if name.startswith(OWN_FOLDERS):
+        return "own"
+    library = name.startswith((_STDLIB, "<frozen")) and "site-packages" not in name
+    return "stdlib" if library else "user"

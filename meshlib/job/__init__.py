@@ -1,0 +1,1 @@
+"""The World of a rank: how it begins and ends, and what it holds."""

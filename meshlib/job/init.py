@@ -1,0 +1,208 @@
+"""Beginning and ending: ``init_process_group`` and ``destroy_process_group``."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from meshlib.c10d.functions import resolve_group
+from meshlib.diagnosis.log import set_debug_level_from_env
+from meshlib.groups.backend import parse_backend
+from meshlib.groups.process_group import ProcessGroup
+from meshlib.job.world import (
+    DEFAULT_TIMEOUT,
+    World,
+    current_world,
+    find_world,
+    install,
+    is_thread_world,
+)
+from transport import environment
+from transport.algorithms.tuning import agree, from_environment
+from transport.checks import to_whole_number
+from transport.deadline import to_seconds
+from transport.runtime import Runtime
+from transport.store.base import Store
+
+if TYPE_CHECKING:
+    from transport.net.tls import Tls
+
+DEFAULT_INIT_METHOD = "env://"
+EXIT_DRAIN_SECONDS = 1.0
+FAILED_LINGER_SECONDS = 2.0
+
+
+def init_process_group(
+    backend: str | None = None,
+    init_method: str | None = None,
+    timeout: float | timedelta | None = None,
+    world_size: int = -1,
+    rank: int = -1,
+    store: Store | None = None,
+    group_name: str = "",
+    pg_options: Any = None,
+    device_id: Any = None,
+) -> None:
+    """Join the job: find the other ranks, and make the default group of all of them.
+
+    ``init_method`` is a URL (``env://`` by default, ``tcp://host:port``, ``file:///path``;
+    ``mpi://``, where MPI knows the ranks, is the default of ``backend="mpi"``);
+    instead of it, an explicit ``store`` with ``rank`` and ``world_size``, on which waits then end
+    with ``RankFailedError`` when a rank is lost. ``timeout`` (seconds or
+    timedelta, 30 minutes by default) bounds this call and is the default deadline of all others.
+    ``group_name`` keeps jobs apart that share a store. With ``backend="inproc"`` the calling
+    thread alone becomes the rank. ``device_id`` (a number, ``"cuda:1"``, or an object with ``id``
+    or ``index``) binds this rank to a GPU: it becomes the calling thread's current one, and NCCL,
+    if it is a backend, connects all ranks here, not at the first call; groups that all ranks make
+    together then need no connections of their own.
+
+    ``pg_options`` is accepted for c10d's sake. Raises ValueError and TypeError for arguments that
+    do not fit, ValueError when there is a default group already, LaunchEnvironmentError (a
+    ValueError) for what is missing in the environment, ``DistNetworkError`` when the store cannot
+    be reached, ``DistStoreError`` that names who is missing when not all ranks come in time.
+    """
+    if environment.DEBUG in os.environ:
+        set_debug_level_from_env()
+    chosen = parse_backend(backend)
+    tuning = from_environment()
+    thread_only = set(chosen.values()) == {"inproc"}
+    if find_world() is not None:
+        raise ValueError(
+            "the default process group is initialised already; call destroy_process_group() first"
+        )
+    seconds = DEFAULT_TIMEOUT if timeout is None else to_seconds(timeout)
+    if not isinstance(group_name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"group_name must be a str, got {group_name!r}")
+    if init_method is not None and not isinstance(init_method, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"init_method must be a URL such as 'env://', got {init_method!r}")
+    rank = to_whole_number(rank, "rank")
+    world_size = to_whole_number(world_size, "world_size")
+    tls = None if thread_only else _tls()
+    users_store = store
+    if store is None:
+        url = init_method or ("mpi://" if "mpi" in chosen.values() else DEFAULT_INIT_METHOD)
+        store, rank, world_size = _rendezvous(url, rank, world_size, seconds, group_name)
+    elif init_method is not None:
+        raise ValueError(f"init_method={init_method!r} and store were both given; expected one")
+    elif not isinstance(store, Store):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"store must be a Store, got {type(store).__name__}: {store!r}")
+    elif world_size <= 0 or not 0 <= rank < world_size:
+        raise ValueError(
+            "an explicit store needs rank and world_size with 0 <= rank < world_size, got "
+            f"rank={rank}, world_size={world_size}"
+        )
+    else:
+        store = _part_of(store, rank, group_name)
+    try:
+        agree(tuning, store, rank)
+    except BaseException:
+        store.close()
+        raise
+    runtime = Runtime(
+        None if thread_only else _secret(),
+        os.environ.get(environment.HOST),
+        tls,
+        tuning=tuning,
+    )
+    world = World(store, rank, world_size, runtime=runtime, backends=chosen, timeout=seconds)
+    if users_store is not None:
+        world.tell(users_store)
+    install(world, thread_only=thread_only)
+    if device_id is not None:
+        try:
+            _bind(world, device_id)
+        except BaseException:
+            destroy_process_group()
+            raise
+
+
+def _bind(world: World, device_id: Any) -> None:
+    # No GPU is needed where nobody names one.
+    from meshlib.job.gpu import bind_cuda_device
+
+    bind_cuda_device(world, device_id)
+
+
+def _tls() -> Tls | None:
+    # Cryptography is not needed where ranks are threads.
+    from transport.net.tls import tls_from_environment
+
+    return tls_from_environment()
+
+
+def _secret() -> bytes | None:
+    from transport.net.auth import secret_from_environment
+
+    return secret_from_environment()
+
+
+def _rendezvous(
+    url: str, rank: int, world_size: int, timeout: float, group_name: str
+) -> tuple[Store, int, int]:
+    # Sockets and URL handlers are not needed where ranks are threads.
+    from transport.rendezvous import rendezvous
+
+    found = rendezvous(url, rank, world_size, timeout=timeout, group_name=group_name)
+    store, rank, world_size = next(iter(found))
+    store.set_timeout(timeout)
+    return store, rank, world_size
+
+
+def _part_of(store: Store, rank: int, group_name: str) -> Store:
+    """Return this job's part of a store that the user keeps, and may use again."""
+    from transport.rendezvous.seats import in_group, take_turn
+
+    return take_turn(in_group(store.clone(), group_name), rank)
+
+
+def destroy_process_group(group: Any = None) -> None:
+    """Leave ``group``, or everything when it is None or the default group.
+
+    Calls that were issued before get a few seconds to end. Afterwards ``init_process_group`` may
+    be called again. A group of which this rank is no member is ignored. Raises ValueError when
+    there is no default group, TypeError for what is no group.
+    """
+    world = current_world()
+    if group is not None:
+        target = resolve_group(group).process_group
+        assert isinstance(target, ProcessGroup)
+        if target is not world.default_group:
+            world.forget(target)
+            return
+    install(None, thread_only=is_thread_world(world))
+    world.close()
+
+
+def is_initialized() -> bool:
+    """Return whether there is a default process group."""
+    return find_world() is not None
+
+
+def ensure_world() -> World:
+    """Return the World; initialise the default process group from the environment if need be."""
+    if find_world() is None:
+        init_process_group()
+    return current_world()
+
+
+def _close_at_exit() -> None:
+    """End a World that its program did not end, quickly and silently."""
+    world = find_world()
+    if world is None:
+        return
+    install(None, thread_only=False)
+    # After an unhandled exception nobody waits for this rank: it goes, and says so.
+    failed = getattr(sys, "last_value", None)
+    if failed is not None:
+        world.announce_exit(f"ended with {type(failed).__name__}: {failed}")
+    if failed is not None:
+        # The store may be this rank's, and the others still have to read in it what went wrong.
+        world.close(drain=0.0, linger=FAILED_LINGER_SECONDS)
+    else:
+        world.close(drain=EXIT_DRAIN_SECONDS)
+
+
+atexit.register(_close_at_exit)

@@ -1,0 +1,489 @@
+"""The World: all that is global about a rank, in one place.
+
+A process has one World; a thread may have one of its own, so that ranks can be threads. It holds
+the store, this rank's identity, the groups (interned), the flight recorder and the watcher.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from meshlib.diagnosis.failures import (
+    NEWS_SECONDS,
+    answer_key,
+    ended_ranks,
+    error_from_event,
+    leave_event,
+    publish,
+    rank_exit_event,
+    register_log,
+    statement,
+)
+from meshlib.diagnosis.log import RankLog
+from meshlib.diagnosis.recorder import CAPACITY, FlightRecorder
+from meshlib.diagnosis.stalls import StallDetector, standing_key
+from meshlib.diagnosis.watcher import Watcher
+from meshlib.groups.backend import parse_backend
+from meshlib.groups.communicators import STAGED, make_device_communicator
+from meshlib.groups.host import Observer
+from meshlib.groups.process_group import DRAIN_SECONDS, ProcessGroup
+from meshlib.launcher.nodes.news import ended_event
+from meshlib.trace import dump
+from transport import backends, environment
+from transport.checks import to_whole_numbers
+from transport.communicator import Communicator
+from transport.deadline import Deadline, to_seconds
+from transport.errors import DistBackendError, DistError, DistStoreError, RankFailedError
+from transport.runtime import Membership, Runtime
+from transport.store.base import Store
+from transport.store.prefix_store import PrefixStore
+
+_SERVER = "served-by"
+DEFAULT_TIMEOUT = 1800.0
+"""Seconds that a call waits when nobody says otherwise: c10d's default."""
+
+LINGER_SECONDS = 10.0
+"""How long the rank that serves the store waits for the others to leave before it does."""
+
+
+def _recorder_capacity() -> int:
+    text = os.environ.get(environment.TRACE_CALLS, str(CAPACITY))
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"{environment.TRACE_CALLS} is {text!r}; expected a number of calls >= 1")
+    return int(text)
+
+
+class _Entered(threading.local):
+    """The meshes whose ``with`` blocks each thread is in, the innermost last."""
+
+    def __init__(self) -> None:
+        self.meshes: list[Any] = []
+
+
+class World:
+    """One rank's view of the job. Made by ``init_process_group``, closed by its counterpart."""
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        size: int,
+        *,
+        runtime: Runtime,
+        backends: Mapping[str, str],
+        timeout: float = DEFAULT_TIMEOUT,
+    ) -> None:
+        self.store = store
+        self.rank = rank
+        self.size = size
+        self.runtime = runtime
+        self.backends = dict(backends)
+        self.timeout = timeout
+        self.cuda_device: int | None = None
+        """The GPU that this rank was bound to from the start, if it was."""
+        self.log = RankLog(rank)
+        self.recorder = FlightRecorder(_recorder_capacity())
+        self.observers: dict[str, Observer] = {}
+        self.entered = _Entered()
+        self.thread_id = threading.get_ident()
+        self.breakpoints: dict[tuple[str, int], int] = {}
+        # Ranks that were started by a launcher may have numbers of their own.
+        variables = {environment.RANK: str(rank), environment.WORLD_SIZE: str(size)}
+        self._as_launched = variables.items() <= os.environ.items()
+        self._lock = threading.Lock()
+        self._groups: dict[str, ProcessGroup] = {}
+        self._interning = threading.Lock()
+        self._interned: dict[str, tuple[int, ProcessGroup]] = {}  # how many before it, and the last
+        self._made: dict[tuple[int, ...], int] = {}
+        self._failures: dict[str, DistError] = {}
+        self._lost: dict[int, DistError] = {}
+        self._joined: set[str] = set()
+        self._left: dict[int, frozenset[str]] = {}
+        self._users_stores: tuple[Store, ...] = ()
+        self._closers: list[Callable[[], None]] = []
+        self._trouble: str | None = None
+        self._dumping = threading.Lock()
+        self._bad_news = threading.Event()
+        self._server: int | None = None  # the rank that serves the store, if one does
+        self._watcher = Watcher(store, rank, self._on_event, self._on_silence)
+        try:
+            self._meet(Deadline.after(timeout))
+        except BaseException:
+            self._watcher.close()
+            store.close()
+            raise
+        self._stalls = StallDetector(rank, store, self.recorder, self.thread_id, self._groups)
+        self.default_group = self.group_for(range(size), desc="default")
+
+    # ------------------------------------------------------------------ groups
+
+    def group_for(
+        self,
+        ranks: Sequence[int],
+        *,
+        backend: str | None = None,
+        timeout: float | timedelta | None = None,
+        desc: str = "",
+    ) -> ProcessGroup:
+        """Return the one group of ``ranks`` (in this order) with ``backend`` and ``timeout``.
+
+        One that has retired is followed by another, with an id of its own: when this rank's
+        program was told that it broke, or destroyed it. So are the members' programs, each in its
+        time, and none makes a call on the next one before; they agree without a message.
+
+        Costs no message: members find each other at the first call. Raises ValueError for ranks
+        that are no ranks, appear twice, or do not include this one.
+        """
+        members = self.check_ranks(ranks)
+        if self.rank not in members:
+            raise ValueError(f"rank {self.rank} is not among the ranks {_short(members)}")
+        chosen = self.backends if backend is None else parse_backend(backend)
+        seconds = self.timeout if timeout is None else to_seconds(timeout)
+        options = f"{sorted(chosen.items())} {seconds}"
+        key = _group_id("mesh", members, options)
+        with self._interning:
+            count, last = self._interned.get(key, (0, None))
+            if last is not None and not last.retired:
+                return last
+            if last is not None:
+                for old in (last, *last.companions()):
+                    old.release()
+                count += 1
+            group_id = _group_id("mesh", members, f"{options} after {count}") if count else key
+            group = self._group(group_id, members, chosen, seconds, desc)
+            self._interned[key] = count, group
+        return group
+
+    def make_companion(self, base: ProcessGroup, purpose: str, desc: str) -> ProcessGroup:
+        """Make what ``base.companion(purpose, desc)`` returns."""
+        group_id = _group_id(purpose, base.ranks, base.id)
+        return self._group(group_id, base.ranks, base.backends, base.seconds, desc, base)
+
+    def new_group(
+        self,
+        ranks: Sequence[int] | None = None,
+        *,
+        backend: str | None = None,
+        timeout: float | timedelta | None = None,
+        desc: str = "",
+        sort: bool = True,
+    ) -> ProcessGroup:
+        """Return a new group of ``ranks`` (all by default), distinct from all others.
+
+        Members make their groups of the same ranks in the same order; nothing else is required,
+        and a rank outside need not call (if it does, it gets a group that it is no member of).
+        """
+        members = self.check_ranks(range(self.size) if ranks is None else ranks)
+        if sort:
+            members = tuple(sorted(members))
+        chosen = self.backends if backend is None else parse_backend(backend)
+        seconds = self.timeout if timeout is None else to_seconds(timeout)
+        with self._lock:
+            count = self._made[members] = self._made.get(members, 0) + 1
+        group_id = _group_id("new", members, str(count))
+        return self._group(group_id, members, chosen, seconds, desc)
+
+    def check_ranks(self, ranks: Sequence[int]) -> tuple[int, ...]:
+        """Return ``ranks`` as a tuple; raise ValueError for duplicates and ranks out of range.
+
+        Raises TypeError for what is no list of whole numbers.
+        """
+        members = tuple(to_whole_numbers(ranks, "ranks"))
+        if members and not 0 <= min(members) <= max(members) < self.size:
+            strange = [rank for rank in members if not 0 <= rank < self.size]
+            raise ValueError(f"ranks has {strange}; expected ranks from 0 to {self.size - 1}")
+        if len(set(members)) != len(members):
+            twice = sorted({rank for rank in members if members.count(rank) > 1})
+            raise ValueError(f"ranks has {twice} more than once: {_short(members)}")
+        if not members:
+            raise ValueError("ranks is empty; expected at least one rank")
+        return members
+
+    def groups(self) -> list[ProcessGroup]:
+        """Return the groups that this rank has made, the default group first."""
+        with self._lock:
+            return list(self._groups.values())
+
+    def make_communicator(self, group: ProcessGroup, device: str) -> Communicator:
+        """Make the communicator of ``group`` for arrays on ``device``.
+
+        Without a backend for that device they travel by way of the host and the CPU's backend.
+        """
+        self._joined.add(group.id)
+        name = group.backends.get(device, STAGED)
+        membership = Membership(
+            group=f"{group.id}/{device}",
+            rank=group.rank(),
+            ranks=group.ranks,
+            store=PrefixStore(f"group/{group.id}/{device}", self.store),
+            runtime=self.runtime,
+        )
+        if device == "cpu":
+            return backends.lookup(name).load()(membership)
+        return make_device_communicator(membership, name, group.backends.get("cpu"))
+
+    def forget(self, group: ProcessGroup) -> None:
+        """Close ``group`` and drop it; the same ranks get a fresh one when next asked for."""
+        for one in (*group.companions(), group):
+            with self._lock:
+                self._groups.pop(one.id, None)
+            one.close()
+
+    def _group(
+        self,
+        group_id: str,
+        members: tuple[int, ...],
+        chosen: Mapping[str, str],
+        seconds: float,
+        desc: str,
+        beside: ProcessGroup | None = None,
+    ) -> ProcessGroup:
+        with self._lock:
+            group = ProcessGroup(self, group_id, members, dict(chosen), seconds, desc)
+            group.beside = beside
+            self._groups[group_id] = group
+            known = self._failures.get(group_id) or next(
+                (error for rank, error in self._lost.items() if rank in members), None
+            )
+            left = dict(self._left)
+        self.log.info("%s has id %s, backends %s, timeout %g s", group, group_id, chosen, seconds)
+        if known is not None:
+            group.fail(known)
+        group.do_without(left)
+        return group
+
+    # ------------------------------------------------------------------ events
+
+    def announce_exit(self, how: str) -> None:
+        """Tell the other ranks that this one will not make another call; ``how`` says why."""
+        self._trouble = self._trouble or how
+        with suppress(DistStoreError):
+            publish(self.store, rank_exit_event(self.rank, how))
+
+    def _on_event(self, event: Mapping[str, Any]) -> None:
+        """Act on one entry of the job's log; runs in the watcher's thread."""
+        kind = event["kind"]
+        if kind == "query":
+            self._answer(event)
+        elif kind == "abort":
+            error = error_from_event(event)
+            with self._lock:
+                self._failures.setdefault(event["group"], error)
+                group = self._groups.get(event["group"])
+            if group is not None:
+                group.fail(error)
+        elif kind == "left":
+            left = event["left"]
+            with self._lock:
+                self._left.update(left)
+                groups = list(self._groups.values())
+            for group in groups:
+                group.do_without(left)
+        elif event["rank"] != self.rank and (
+            kind == "rank_exit" or (kind == "ended" and self._as_launched)
+        ):
+            self._lose(event["rank"], event["how"])
+
+    def _on_silence(self) -> None:
+        """The store is gone: so is the rank that served it, unless it has left in good order."""
+        with self._lock:
+            gone = self._server is not None and self._server not in self._left
+        if gone and self._server is not None and self._server != self.rank:
+            self._lose(self._server, "is gone, and the store that it served with it")
+
+    def _lose(self, rank: int, how: str) -> None:
+        error = RankFailedError(f"rank {rank} {how}", rank)
+        with self._lock:
+            self._lost.setdefault(rank, error)
+            broken = [g for g in self._groups.values() if rank in g.ranks]
+            stores = self._users_stores
+        for group in broken:
+            group.fail(error)
+        for store in stores:
+            store.end_waits(error, self)
+        self._bad_news.set()
+        # Who still waits for all to come waits in vain.
+        with suppress(DistStoreError):
+            self.store.compare_set("all-here", "", b"lost")
+
+    def _answer(self, event: Mapping[str, Any]) -> None:
+        with self._lock:
+            group = self._groups.get(event["group"])
+        reached = group.reached() if group is not None else 0
+        said = statement(self.rank, self.recorder.records(), self.thread_id, event, reached)
+        with suppress(DistStoreError):
+            self.store.set(answer_key(event["ticket"], self.rank), json.dumps(said))
+
+    # ------------------------------------------------------------------ flight record
+
+    def note_failure(self, error: DistError) -> None:
+        """Write the flight record where the launcher said: a group broke with ``error``."""
+        if self._trouble is None:
+            self._trouble = str(error)
+            self._dump_if_asked()
+
+    def dump(self, directory: str | Path) -> Path:
+        """Write this rank's flight record into ``directory`` and return the file's path.
+
+        ``meshlib trace DIRECTORY`` merges the ranks' files. Raises OSError.
+        """
+        everything = dump.as_dict(
+            self.rank, self.size, self.recorder.records(), self.groups(), self._trouble
+        )
+        return dump.write(directory, everything)
+
+    def _dump_if_asked(self) -> None:
+        directory = os.environ.get(environment.TRACE_DIR)
+        if directory:
+            try:
+                # The watcher and the rank's own thread may both come here: the newest record stays.
+                with self._dumping:
+                    self.dump(directory)
+            except OSError as error:
+                self.log.warning("the flight record was not written: %s", error)
+
+    # ------------------------------------------------------------------ begin and end
+
+    def _meet(self, deadline: Deadline) -> None:
+        """Return when all ranks are here; else raise an error that names who is missing."""
+        store = self.store
+        if store.serves:
+            store.set(_SERVER, str(self.rank))
+        store.multi_set([f"here/{self.rank}", standing_key(self.rank)], [b"1", b""])
+        arrived = store.add("arrived", 1)
+        if arrived == 1:
+            register_log(store)
+            self._tell_of_the_ended()
+        if arrived == self.size:
+            store.compare_set("all-here", "", b"1")
+        try:
+            said = store.get("all-here", timeout=deadline.remaining())
+        except DistStoreError as error:
+            missing = [r for r in range(self.size) if not store.check([f"here/{r}"])]
+            text = (
+                f"rank {self.rank} waited {deadline.seconds:g} s for {self.size} ranks at "
+                f"{store.describe()}: {_short(missing)} have not come"
+            )
+            # Without this rank the others wait in vain, and it may be the one that serves them.
+            store.compare_set("all-here", "", text)
+            raise DistStoreError(text) from error
+        if said == b"1":
+            if store.check([_SERVER]):
+                self._server = int(store.get(_SERVER))
+        elif said != b"lost":
+            raise DistStoreError(f"rank {self.rank} stopped waiting: {said.decode()}")
+        else:
+            # Another rank's watcher may have been faster than this one's.
+            self._bad_news.wait(NEWS_SECONDS)
+            with self._lock:
+                lost = next(iter(self._lost.values()), None)
+            raise lost or DistBackendError("a rank was lost before all had come")
+
+    def _tell_of_the_ended(self) -> None:
+        """Tell all that come of the ranks that had ended before any came."""
+        if self._as_launched:
+            for rank in ended_ranks(self.store, os.environ.get(environment.RESTART_COUNT, "0")):
+                if rank < self.size and not self.store.check([f"here/{rank}"]):
+                    publish(self.store, ended_event(rank))
+
+    def tell(self, store: Store) -> None:
+        """Have waits on ``store``, an object of the user's, end when a rank of this job is lost."""
+        with self._lock:
+            self._users_stores = (*self._users_stores, store)
+            lost = next(iter(self._lost.values()), None)
+        store.end_waits(lost, self)
+
+    def on_close(self, closer: Callable[[], None]) -> None:
+        """Have ``closer()`` called when this World closes, the last registered first."""
+        self._closers.append(closer)
+
+    def close(self, *, drain: float = DRAIN_SECONDS, linger: float = LINGER_SECONDS) -> None:
+        """End this rank's part in the job, in bounded time; nothing of it is left.
+
+        Calls that were issued get ``drain`` seconds to end. The rank that serves the store stays
+        for the others for at most ``linger`` seconds.
+        """
+        for group in reversed(self.groups()):
+            group.close(drain)
+        if self._trouble is not None:
+            self._dump_if_asked()
+        with self._lock:
+            self._groups.clear()
+            lost = len(self._lost)
+        self._stalls.close()
+        self._watcher.close()
+        for store in self._users_stores:
+            store.end_waits(None, self)
+        with suppress(DistStoreError):
+            publish(self.store, leave_event(self.rank, sorted(self._joined)))
+            if self.store.add("left", 1) + lost >= self.size:
+                self.store.set("all-left", b"1")
+            elif self.store.serves and not lost:
+                self.store.wait(["all-left"], timeout=linger)
+        self.runtime.close()
+        for closer in reversed(self._closers):
+            closer()
+        self.store.close()
+
+
+def _group_id(kind: str, members: tuple[int, ...], rest: str) -> str:
+    digest = hashlib.sha256(f"{members} {rest}".encode()).hexdigest()[:16]
+    return f"{kind}-{digest}"
+
+
+def _short(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:16]))
+    return f"[{shown}{', …' if len(ranks) > 16 else ''}]"
+
+
+class _OfThread(threading.local):
+    """The World of a thread that has one of its own."""
+
+    world: World | None = None
+
+
+class _Current:
+    """Where the World is found: the thread's own, else the process's."""
+
+    def __init__(self) -> None:
+        self.process: World | None = None
+        self.thread = _OfThread()
+
+
+_current = _Current()
+
+
+def find_world() -> World | None:
+    """Return this thread's World, else the process's, else None."""
+    return _current.thread.world or _current.process
+
+
+def current_world() -> World:
+    """Return the World; raise ValueError when there is none."""
+    world = find_world()
+    if world is None:
+        raise ValueError(
+            "the default process group is not initialised; call init_process_group() first"
+        )
+    return world
+
+
+def install(world: World | None, *, thread_only: bool) -> None:
+    """Make ``world`` (None: no world) the current one, of this thread or of the process."""
+    if thread_only:
+        _current.thread.world = world
+    else:
+        _current.process = world
+
+
+def is_thread_world(world: World) -> bool:
+    """Return whether ``world`` belongs to this thread alone."""
+    return _current.thread.world is world

@@ -1,0 +1,274 @@
+"""The decisions of the agent that leads: who takes part, when all must stop, what comes next.
+
+Pure: records and the time go in, records come out. ``many_nodes`` connects it to the store.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from meshlib.launcher.nodes.records import (
+    Ended,
+    Failed,
+    Gone,
+    Hello,
+    Interrupted,
+    Member,
+    Record,
+    Refused,
+    Result,
+    Round,
+    StopAll,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What the job allows; ``agent`` is the leader's own, which becomes node 0. In seconds."""
+
+    agent: str
+    job: str
+    least: int
+    most: int
+    max_restarts: int = 0
+    join_timeout: float = 600.0
+    last_call: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Reason:
+    """Why an attempt is ended. ``echo``: because of something else, which is yet to be heard of."""
+
+    text: str
+    blames_rank: bool = False
+    echo: bool = False
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """An attempt that runs: what is known of each of its members."""
+
+    members: dict[str, Member]
+    ended: dict[str, Ended] = field(default_factory=dict[str, Ended])
+    lost: dict[str, str] = field(default_factory=dict[str, str])
+    reason: _Reason | None = None
+    interrupted: bool = False
+    makes_room: bool = False
+
+    @property
+    def over(self) -> bool:
+        """Whether no member is left that has ranks running."""
+        return all(agent in self.ended or agent in self.lost for agent in self.members)
+
+
+class Leader:
+    """A state machine: ``receive`` each record of the log, and call ``tick`` as time passes.
+
+    Both return the records to add to the log. Between attempts it gathers members; the first time
+    it waits ``last_call`` seconds for more than the least number of them, later only for those
+    that it knows.
+    """
+
+    def __init__(self, rules: Rules, now: float) -> None:
+        self._rules = rules
+        self._number = 0
+        self._restarts_left = rules.max_restarts
+        self._candidates: dict[str, Hello] = {}
+        self._expected: set[str] = set()
+        self._present: set[str] = set()
+        self._attempt: _Attempt | None = None
+        self._gathering_since = now
+        self._enough_since: float | None = None
+        self._done = False
+
+    @property
+    def present(self) -> frozenset[str]:
+        """The agents that have come and not gone."""
+        return frozenset(self._present)
+
+    @property
+    def done(self) -> bool:
+        """Whether there will be no further attempt."""
+        return self._done
+
+    def ranks_of(self, agent: str) -> range:
+        """Return the ranks that run on ``agent`` in the attempt under way."""
+        first = 0
+        for member in self._attempt.members.values() if self._attempt else ():
+            if member.agent == agent:
+                return range(first, first + member.ranks)
+            first += member.ranks
+        return range(0)
+
+    def receive(self, record: Record, now: float) -> list[Record]:
+        """Take note of a record of the log; return decisions that follow."""
+        match record:
+            case Hello():
+                return self._hello(record, now)
+            case Failed(attempt=attempt, rank=rank, agent=agent, cause=cause, echo=echo):
+                if attempt == self._number and self._attempt is not None:
+                    text = f"rank {rank} on {self._name(agent)} {cause}"
+                    return self._stop(self._attempt, _Reason(text, blames_rank=True, echo=echo))
+            case Interrupted(attempt=attempt, agent=agent):
+                if attempt == self._number and self._attempt is not None:
+                    return self._interrupted(self._attempt, agent)
+            case Ended(attempt=attempt):
+                if attempt == self._number and self._attempt is not None:
+                    return self._ended(self._attempt, record, now)
+            case Gone():
+                return self._gone(record, now)
+            case _:
+                pass
+        return []
+
+    def tick(self, now: float) -> list[Record]:
+        """Return decisions that time has brought about."""
+        if self._attempt is not None or self._done:
+            return []
+        rules = self._rules
+        if self._enough_since is not None and now - self._enough_since >= rules.last_call:
+            return self._begin()
+        if now - self._gathering_since >= rules.join_timeout:
+            have = ", ".join(hello.host for hello in self._candidates.values())
+            return self._finish(
+                f"waited {rules.join_timeout:g} s for {rules.least} nodes;"
+                f" {len(self._candidates)} came: {have}"
+            )
+        return []
+
+    def _hello(self, hello: Hello, now: float) -> list[Record]:
+        problem = self._problem(hello)
+        if problem is not None:
+            return [Refused(hello.agent, problem)]
+        self._present.add(hello.agent)
+        self._candidates[hello.agent] = hello
+        if self._attempt is None:
+            return self._gather(now)
+        if self._attempt.ended or self._attempt.reason is not None:
+            return []  # the job is about to end, or to begin again
+        if len(self._attempt.members) >= self._rules.most:
+            del self._candidates[hello.agent]
+            return [Refused(hello.agent, f"the job has its {self._rules.most} nodes already")]
+        self._attempt.makes_room = True
+        return self._stop(self._attempt, _Reason(f"another node ({hello.host}) joins"))
+
+    def _problem(self, hello: Hello) -> str | None:
+        rules = self._rules
+        if self._done:
+            return "the job has ended"
+        if hello.job != rules.job:
+            return f"the job here is --rdzv-id {rules.job}, not {hello.job}"
+        if (hello.least, hello.most) != (rules.least, rules.most):
+            return (
+                f"--nnodes is {hello.least}:{hello.most} there,"
+                f" but {rules.least}:{rules.most} on the node that leads"
+            )
+        for other in self._candidates.values():
+            if other.agent != hello.agent and hello.node is not None and other.node == hello.node:
+                return f"--node-rank {hello.node} is taken by {other.host}"
+        return None
+
+    def _gather(self, now: float) -> list[Record]:
+        count = len(self._candidates)
+        if count == self._rules.most:
+            return self._begin()
+        if count < self._rules.least:
+            self._enough_since = None
+            return []
+        if self._expected and self._expected <= set(self._candidates):
+            return self._begin()
+        self._enough_since = now
+        return []
+
+    def _begin(self) -> list[Record]:
+        ordered = _in_order(list(self._candidates.values()), self._rules.agent)
+        members = [Member(hello.agent, hello.host, hello.ranks) for hello in ordered]
+        self._attempt = _Attempt({member.agent: member for member in members})
+        self._candidates.clear()
+        self._enough_since = None
+        return [Round(self._number, members)]
+
+    def _ended(self, attempt: _Attempt, record: Ended, now: float) -> list[Record]:
+        if record.agent not in attempt.members or record.agent in attempt.lost:
+            return []
+        attempt.ended[record.agent] = record
+        return self._settle(attempt, now)
+
+    def _interrupted(self, attempt: _Attempt, agent: str) -> list[Record]:
+        attempt.interrupted = True
+        return self._stop(attempt, _Reason(f"{self._name(agent)} was told to end"))
+
+    def _gone(self, record: Gone, now: float) -> list[Record]:
+        self._present.discard(record.agent)
+        self._candidates.pop(record.agent, None)
+        self._expected.discard(record.agent)
+        attempt = self._attempt
+        if attempt is None:
+            return self._gather(now) if self._candidates and not self._done else []
+        if record.agent not in attempt.members or record.agent in attempt.lost:
+            return []
+        if record.lost is None:
+            # It has left before the job's end, but knowing so: as if it had been told to.
+            attempt.ended.setdefault(record.agent, Ended(record.agent, self._number))
+            decisions = self._interrupted(attempt, record.agent)
+        else:
+            attempt.lost[record.agent] = record.lost
+            reason = _Reason(f"{self._name(record.agent)} {record.lost}")
+            decisions = self._stop(attempt, reason)
+        return decisions + self._settle(attempt, now)
+
+    def _stop(self, attempt: _Attempt, reason: _Reason) -> list[Record]:
+        """End the attempt for ``reason``, unless it is ended already for one that is no echo."""
+        known = attempt.reason
+        if known is None or (known.echo and not reason.echo):
+            attempt.reason = reason
+        return [StopAll(self._number, reason.text)] if known is None else []
+
+    def _settle(self, attempt: _Attempt, now: float) -> list[Record]:
+        """Decide what is next once no rank runs anywhere."""
+        if not attempt.over:
+            return []
+        exits = [item for ended in attempt.ended.values() for item in ended.exits]
+        reason = attempt.reason
+        error = None if reason is None or reason.blames_rank else reason.text
+        failed = bool(attempt.lost) or (bool(exits) and not attempt.makes_room)
+        if attempt.interrupted or (failed and self._restarts_left == 0):
+            return self._finish(error, exits)
+        if not exits and not failed:
+            return self._finish(None)
+        self._restarts_left -= failed
+        self._expected = set(attempt.members) - set(attempt.lost) | set(self._candidates)
+        self._attempt = None
+        self._gathering_since = now
+        self._number += 1
+        return [Result(self._number - 1, again=True, exits=exits, error=error)]
+
+    def _finish(
+        self, error: str | None, exits: list[dict[str, object]] | None = None
+    ) -> list[Record]:
+        self._done = True
+        self._attempt = None
+        return [Result(self._number, again=False, exits=exits or [], error=error)]
+
+    def _name(self, agent: str) -> str:
+        """Return what a person calls a member: ``node 1 (host)``."""
+        members = list(self._attempt.members) if self._attempt else []
+        if self._attempt is None or agent not in members:
+            return f"node {agent}"
+        return f"node {members.index(agent)} ({self._attempt.members[agent].host})"
+
+
+def _in_order(hellos: list[Hello], leader: str) -> list[Hello]:
+    """Return the nodes as they are numbered: those that asked for a rank have it, as far as the
+    number of nodes allows; the others fill the gaps as they came, the leader first.
+    """
+    asked = {hello.node: hello for hello in hellos if hello.node is not None}
+    others = [hello for hello in hellos if hello.node is None]
+    others.sort(key=lambda hello: hello.agent != leader)
+    order: list[Hello] = []
+    for node in range(max([len(hellos), *(node + 1 for node in asked)])):
+        if node in asked:
+            order.append(asked[node])
+        elif others:
+            order.append(others.pop(0))
+    return order

@@ -1,0 +1,103 @@
+"""The thread of the agent that leads: feeds the log to ``Leader`` and adds its decisions."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+
+from meshlib.launcher.nodes.leader import Leader
+from meshlib.launcher.nodes.news import announce
+from meshlib.launcher.nodes.records import LOG, Gone, Record, alive_key, parse
+from transport.errors import StoreTimeoutError
+from transport.store.base import Store
+
+
+class Leading:
+    """Leads until ``close``.
+
+    ``silence`` is how long an agent may be silent, in seconds; ``give_up`` is told why leading
+    has become impossible.
+    """
+
+    def __init__(
+        self,
+        leader: Leader,
+        store: Store,
+        agent: str,
+        silence: float,
+        give_up: Callable[[str], None],
+    ) -> None:
+        self._give_up = give_up
+        self._leader = leader
+        self._store = store
+        self._agent = agent
+        self._silence = silence
+        self._heard: dict[str, tuple[bytes, float]] = {}
+        self._closing = threading.Event()
+        self._alone = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="meshrun-leader", daemon=True)
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Stop once all other agents have left. The next record of the log is the time to look."""
+        self._closing.set()
+
+    def close(self, timeout: float) -> None:
+        """Stop at the latest after ``timeout`` seconds."""
+        self._closing.set()
+        self._alone.wait(timeout)
+        self._store.close()
+        self._thread.join(timeout)
+
+    def _run(self) -> None:
+        try:
+            self._lead()
+        except Exception as error:  # noqa: BLE001 (all nodes would wait for a leader that is gone)
+            if not self._closing.is_set():
+                self._give_up(f"this node can no longer lead the job: {error!r}")
+        finally:
+            self._alone.set()
+
+    def _lead(self) -> None:
+        offset = 0
+        next_look = 0.0
+        beat = self._silence / 5
+        while not (self._closing.is_set() and self._leader.present <= {self._agent}):
+            news = b""
+            with contextlib.suppress(StoreTimeoutError):
+                news = self._store.tail(LOG, offset, timeout=beat)
+            offset += len(news)
+            for line in news.splitlines():
+                self._take(parse(line))
+            self._decide(self._leader.tick(time.monotonic()))
+            if time.monotonic() >= next_look:
+                next_look = time.monotonic() + beat
+                self._look_for_silence()
+
+    def _take(self, record: Record) -> None:
+        if isinstance(record, Gone) and record.lost is not None:
+            # Its ranks may be waited for: their peers hear it before they are stopped.
+            words = f"was lost: its node {record.lost}"
+            announce(self._store, [(rank, words) for rank in self._leader.ranks_of(record.agent)])
+        self._decide(self._leader.receive(record, time.monotonic()))
+
+    def _decide(self, decisions: list[Record]) -> None:
+        if decisions:
+            self._store.append(LOG, "".join(decision.line() for decision in decisions))
+
+    def _look_for_silence(self) -> None:
+        """Declare lost who has not changed its sign of life for too long."""
+        agents = sorted(self._leader.present - {self._agent})
+        if not agents:
+            return
+        now = time.monotonic()
+        values = self._store.multi_get([alive_key(agent) for agent in agents])
+        for agent, value in zip(agents, values, strict=True):
+            before = self._heard.get(agent)
+            if before is None or before[0] != value:
+                self._heard[agent] = value, now
+            elif now - before[1] > self._silence:
+                why = f"has not been heard of for {self._silence:g} s"
+                self._decide([Gone(agent, lost=why)])

@@ -1,0 +1,65 @@
+"""What a launch is asked to do, checked. ``arguments`` makes it from a command line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from meshlib.launcher.ranks.output import OutputOptions
+from meshlib.launcher.ranks.patience import FAILURE_GRACE_SECONDS, SIGNAL_GRACE_SECONDS
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What each rank runs: a Python script, a module (``-m``), or anything executable."""
+
+    kind: Literal["script", "module", "program"]
+    target: str
+    arguments: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeOptions:
+    """Where the nodes meet. ``rank`` is None where it is assigned by arrival."""
+
+    least: int = 1
+    most: int = 1
+    rank: int | None = None
+    host: str = "127.0.0.1"
+    port: int = 0
+    job: str = "none"
+    config: Mapping[str, float] = field(default_factory=dict[str, float])
+    local_address: str | None = None
+    secret: str | None = None
+
+    @property
+    def many(self) -> bool:
+        """Whether there may be more than one node."""
+        return self.most > 1
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchOptions:
+    """One launch on one node. Times are in seconds.
+
+    ``failure_grace`` is what other ranks get between SIGTERM and SIGKILL when one has failed;
+    ``signal_grace`` what all get when the launcher itself is told to end. ``engine_signals``: what
+    signals the launcher has signalled its ranks too. ``notes`` say where options come from that
+    were not on the command line; ``warnings`` what the user is told before anything starts.
+    """
+
+    program: Program
+    ranks: int
+    mesh: str | None = None
+    nodes: NodeOptions = field(default_factory=NodeOptions)
+    output: OutputOptions = field(default_factory=OutputOptions)
+    trace_dir: Path | None = None
+    max_restarts: int = 0
+    failure_grace: float = FAILURE_GRACE_SECONDS
+    signal_grace: float = SIGNAL_GRACE_SECONDS
+    verbose: bool = False
+    engine_signals: bool = False
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()

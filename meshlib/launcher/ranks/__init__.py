@@ -1,0 +1,1 @@
+"""A node's ranks: their processes, their output, their ends."""

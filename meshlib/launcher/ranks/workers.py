@@ -1,0 +1,247 @@
+"""The processes of one node's ranks in one attempt."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Generator, Iterator, Mapping
+from pathlib import Path
+
+from meshlib.launcher.nodes.coordinator import Placement
+from meshlib.launcher.options.launch import LaunchOptions, Program
+from meshlib.launcher.ranks import bootstrap
+from meshlib.launcher.ranks.failure import ErrorRecord, RankExit
+from meshlib.launcher.ranks.output import RankStreams, connect
+from meshlib.launcher.ranks.pump import OutputPump
+from transport import environment
+
+_A_MOMENT = 1.0
+
+
+class Worker:
+    """One rank's process. It leads a session of its own, so that a signal reaches all of it."""
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], rank: int, local_rank: int, error_file: Path
+    ) -> None:
+        self.rank = rank
+        self.local_rank = local_rank
+        self.process = process
+        self._error_file = error_file
+        self._stopped_at: float | None = None
+        self._ended_at = 0.0
+
+    @property
+    def running(self) -> bool:
+        """Whether the process has not been collected yet."""
+        return self.process.returncode is None
+
+    def collect(self) -> bool:
+        """Collect the process if it has just ended; return whether it has."""
+        if not self.running or self.process.poll() is None:
+            return False
+        self._ended_at = time.time()
+        return True
+
+    def has_failed(self) -> bool:
+        """Whether the rank has ended badly, or is about to: it has written its error file."""
+        return self.process.returncode not in (None, 0) or self._error_file.exists()
+
+    def signal(self, number: signal.Signals, *, stop: bool = True) -> None:
+        """Send ``number`` to the rank and the processes of its group; ``stop``: to end it."""
+        if not self.running:
+            return
+        if stop and self._stopped_at is None:
+            self._stopped_at = time.time()
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            # Until the child has called setsid there is no such group, and only the child.
+            os.killpg(self.process.pid, number)
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.process.pid, number)
+
+    def told_by_others(self) -> None:
+        """Note that the rank has been told to end, a moment ago and not by this launcher."""
+        if self.running or self.process.returncode < 0:
+            self._stopped_at = self._stopped_at or time.time() - _A_MOMENT
+
+    def result(self) -> RankExit:
+        """Return how the rank ended, or, while it runs, how it has failed."""
+        error = ErrorRecord.load(self._error_file)
+        at = error.time if error and error.time else self._ended_at
+        stopped = self._stopped_at is not None and (at == 0.0 or at >= self._stopped_at)
+        code = self.process.returncode
+        if code is None or (error and self._stopped_at is not None and not stopped):
+            # It failed, but has not ended, or only when it was made to: as Python would have ended.
+            interrupted = error is not None and error.type == KeyboardInterrupt.__name__
+            code = -signal.SIGINT if interrupted else 1
+        return RankExit(
+            rank=self.rank,
+            local_rank=self.local_rank,
+            host=socket.gethostname(),
+            pid=self.process.pid,
+            code=code,
+            time=at,
+            stopped=stopped,
+            error=error,
+        )
+
+
+class WorkerGroup:
+    """All ranks of this node in one attempt."""
+
+    def __init__(
+        self, options: LaunchOptions, placement: Placement, run_id: str, directory: Path
+    ) -> None:
+        self.workers: list[Worker] = []
+        self._pump = OutputPump()
+        base = common_environment(os.environ, options, placement, run_id)
+        streams: list[RankStreams] = []
+        try:
+            for local_rank in range(placement.ranks):
+                rank = placement.first_rank + local_rank
+                own = directory / str(rank)
+                own.mkdir(parents=True)
+                ends = connect(options.output, self._pump, rank, local_rank, placement.ranks, own)
+                streams.append(ends)
+                error_file = own / "error.json"
+                variables = base | {
+                    environment.RANK: str(rank),
+                    environment.LOCAL_RANK: str(local_rank),
+                    environment.ERROR_FILE: str(error_file),
+                }
+                with _interrupt_later():
+                    process = subprocess.Popen(
+                        command_line(options.program, ends),
+                        env=variables,
+                        stdout=ends.stdout,
+                        stderr=ends.stderr,
+                        start_new_session=True,
+                    )
+                self.workers.append(Worker(process, rank, local_rank, error_file))
+        except BaseException:
+            self.signal(signal.SIGKILL)
+            for worker in self.workers:
+                worker.process.wait()
+            self.close(0.0)
+            raise
+        finally:
+            for ends in streams:
+                ends.close()
+        self._pump.start()
+
+    @property
+    def running(self) -> list[Worker]:
+        """The ranks that have not ended."""
+        return [worker for worker in self.workers if worker.running]
+
+    def collect(self) -> list[Worker]:
+        """Collect every process that has ended; return the ranks among them.
+
+        Adopted orphans are collected as well, so that a long job does not gather zombies.
+        """
+        by_pid = {worker.process.pid: worker for worker in self.running}
+        ended: list[Worker] = []
+        for pid in _ended_children():
+            worker = by_pid.get(pid)
+            if worker is None:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, 0)
+            elif worker.collect():
+                ended.append(worker)
+        return ended
+
+    def signal(self, number: signal.Signals, *, stop: bool = True) -> None:
+        """Send ``number`` to every rank that runs; ``stop``: to end it."""
+        for worker in self.running:
+            worker.signal(number, stop=stop)
+
+    def results(self) -> list[RankExit]:
+        """Return how each rank ended."""
+        return [worker.result() for worker in self.workers]
+
+    def close(self, timeout: float) -> None:
+        """Show what the ranks have written, waiting at most ``timeout`` seconds for its end."""
+        self._pump.close(timeout)
+
+
+@contextlib.contextmanager
+def _interrupt_later() -> Generator[None]:
+    """Have a process that is started in the block find SIGINT blocked: ``bootstrap`` lets it in.
+
+    Python would print where in its own beginning Ctrl-C came, and in each rank.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _ended_children() -> Iterator[int]:
+    """Yield the process id of each child that has ended, leaving it to be collected."""
+    while True:
+        try:
+            child = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return
+        if child is None:
+            return
+        yield child.si_pid
+
+
+def command_line(program: Program, streams: RankStreams) -> list[str]:
+    """Return what starts ``program`` in a rank: this Python, and in it ``bootstrap``."""
+    python = [sys.executable]
+    if program.kind == "program":
+        python += ["-I", "-S"]
+    flags = "-" if streams.inherited else "-l"
+    if not streams.logged:  # a log keeps each rank's traceback; the console gets only the first
+        flags += "q"
+    return [
+        *python,
+        bootstrap.__file__,
+        str(os.getpid()),
+        flags,
+        program.kind,
+        program.target,
+        *program.arguments,
+    ]
+
+
+def common_environment(
+    inherited: Mapping[str, str], options: LaunchOptions, placement: Placement, run_id: str
+) -> dict[str, str]:
+    """Return the variables that all ranks of this node get."""
+    variables = dict(inherited)
+    for name in (environment.MESH, environment.LAUNCHER):  # of a launch around this one
+        variables.pop(name, None)
+    optional = {
+        environment.SECRET: placement.secret or None,
+        environment.MESH: options.mesh,
+        environment.TRACE_DIR: options.trace_dir and str(options.trace_dir.absolute()),
+        environment.HOST: options.nodes.local_address,
+    }
+    variables.update({name: value for name, value in optional.items() if value is not None})
+    for name in (environment.TLS_CERT, environment.TLS_KEY, environment.TLS_CA):
+        if variables.get(name):
+            variables[name] = os.path.abspath(variables[name])  # the program may change directory
+    if placement.ranks > 1:
+        # Ranks that each start a thread for every core are slower than ranks with one.
+        variables.setdefault("OMP_NUM_THREADS", "1")
+    return variables | {
+        environment.WORLD_SIZE: str(placement.world_size),
+        environment.LOCAL_WORLD_SIZE: str(placement.ranks),
+        environment.GROUP_RANK: str(placement.node),
+        environment.GROUP_WORLD_SIZE: str(placement.nodes),
+        environment.MASTER_ADDR: placement.store_host,
+        environment.MASTER_PORT: str(placement.store_port),
+        environment.AGENT_STORE: f"{placement.store_host}:{placement.store_port}",
+        environment.RUN_ID: run_id,
+        environment.RESTART_COUNT: str(placement.attempt),
+    }

@@ -1,0 +1,1 @@
+"""Meshes: layouts, names, slices, configs."""

@@ -1,0 +1,144 @@
+"""``meshlib explain``: what a mesh will look like, for a person, with no process started."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from meshlib.command_line import OneLineParser, print_result
+from meshlib.mesh.config import MeshConfig
+from meshlib.mesh.device_mesh import DeviceMesh
+from meshlib.mesh.read_config import SUFFIXES_IN_WORDS
+from meshlib.mesh.spec import DimOptions
+
+WHOLE_TABLE = 64
+"""Up to so many ranks each has its line; of more, the first and the last few have."""
+
+SHOWN_RANKS = 8
+SHOWN_CHARACTERS = 80
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the mesh that ``argv`` names; return the exit code: 0, or 2 for wrong input."""
+    parser = OneLineParser(
+        prog="meshlib explain",
+        description="Print the ranks, coordinates and groups of a mesh. Starts no process.",
+    )
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("file", nargs="?", help=f"a {SUFFIXES_IN_WORDS} file with a [mesh] table")
+    what.add_argument("--mesh", metavar="DIMS", help="the mesh itself, such as dp=2,tp=2")
+    parser.add_argument(
+        "--world-size",
+        type=int,
+        metavar="N",
+        help="the number of ranks (default: as the mesh says)",
+    )
+    parser.add_argument("--rank", type=int, metavar="R", help="print this rank's part only")
+    given = parser.parse_args(argv)
+
+    def make() -> str:
+        if given.mesh is not None:
+            config = MeshConfig.from_string(given.mesh)
+        else:
+            config = MeshConfig.load(Path(given.file))
+        return explain(config, given.world_size, given.rank)
+
+    return print_result(parser.prog, make)
+
+
+def explain(config: MeshConfig, world_size: int | None = None, rank: int | None = None) -> str:
+    """Return the text for a mesh on ``world_size`` ranks (default: as many as it needs).
+
+    With ``rank``, what concerns that rank alone. Raises ValueError when the degrees do not fit
+    the world size, or there is no such rank.
+    """
+    world_size = config.world_size if world_size is None else world_size
+    if world_size is None:
+        raise ValueError(f"{config.source} {config} has a degree to infer; give --world-size N")
+    mesh = config.mesh_for(world_size)
+    if rank is not None and not 0 <= rank < world_size:
+        raise ValueError(f"rank {rank} is not there; expected 0 to {world_size - 1}")
+    head = f"mesh {mesh.described()}: {_count(world_size, 'rank')}"
+    if config.source != "mesh":
+        head += f"  ({config.source.removesuffix(': [mesh]')})"
+    parts = [[head], _coordinates(mesh, config, rank), _groups(mesh, config, rank)]
+    return "\n\n".join("\n".join(part) for part in parts) + "\n"
+
+
+def _coordinates(mesh: DeviceMesh, config: MeshConfig, rank: int | None) -> list[str]:
+    size = mesh.size()
+    if rank is not None:
+        shown: Iterable[int] = [rank]
+    elif size <= WHOLE_TABLE:
+        shown = range(size)
+    else:
+        shown = [*range(SHOWN_RANKS), -1, *range(size - SHOWN_RANKS, size)]
+    rows = [["rank", *config.names]]
+    for one in shown:
+        coordinates = mesh.coordinate_of(one)
+        rows.append(
+            ["…"] * (mesh.ndim + 1) if coordinates is None else [str(one), *map(str, coordinates)]
+        )
+    return _aligned(rows, right=range(mesh.ndim + 1))
+
+
+def _groups(mesh: DeviceMesh, config: MeshConfig, rank: int | None) -> list[str]:
+    rows: list[list[str]] = []
+    dims = [(name, name) for name in config.names]
+    flattened = [(name, f"{name} ({' × '.join(parts)})") for name, parts in config.flattened]
+    for name, shown in [*dims, *flattened]:
+        along = mesh[name]
+        if rank is None:
+            count = f"{_count(along.slice_count, 'group')} of {along.size()}"
+            listed = _listed(along)
+        else:
+            number = along.slice_number(rank)
+            place = along.coordinate_of(rank)
+            assert place is not None, "checked above"
+            count = f"rank {place[0]} of {along.size()}"
+            listed = along.described_ranks(number)
+        rows.append([f"  {shown}", count, listed, _options(config.options_for(name))])
+    title = "groups" if rank is None else f"groups of rank {rank}"
+    return [title, *_aligned(rows)]
+
+
+def _listed(along: DeviceMesh) -> str:
+    """Return all groups if they fit into a line, else the first ones and the last."""
+    count = along.slice_count
+    shown = [along.described_ranks(i) for i in range(min(count, SHOWN_CHARACTERS))]
+    everything = " ".join(shown)
+    if count <= 3 or (count == len(shown) and len(everything) <= SHOWN_CHARACTERS):
+        return everything
+    return f"{shown[0]} {shown[1]} … {along.described_ranks(count - 1)}"
+
+
+def _options(options: DimOptions) -> str:
+    parts: list[str] = []
+    if options.backend is not None:
+        parts.append(f"backend {options.backend}")
+    if options.timeout is not None:
+        parts.append(f"timeout {options.timeout:g} s")
+    return ", ".join(parts)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _aligned(rows: Sequence[Sequence[str]], right: Iterable[int] = ()) -> list[str]:
+    """Return the rows as lines, their columns below each other."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    to_right = set(right)
+    lines: list[str] = []
+    for row in rows:
+        cells = [
+            cell.rjust(width) if i in to_right else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return lines
+
+
+if __name__ == "__main__":
+    sys.exit(main())

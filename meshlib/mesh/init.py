@@ -1,0 +1,100 @@
+"""``init_device_mesh``: the mesh over all ranks of the job."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+from meshlib.job.gpu import choose_cuda_device
+from meshlib.job.init import ensure_world
+from meshlib.job.world import current_world
+from meshlib.mesh.config import MeshConfig
+from meshlib.mesh.device_mesh import DeviceMesh
+from meshlib.mesh.names import DimKey
+from meshlib.mesh.nccl_splits import split_mesh
+from meshlib.mesh.spec import check_dim_names, check_shape, describe_dims, infer_sizes
+from meshlib.mesh.value import check_device_type
+from transport import environment
+from transport.cuda.driver import load_driver
+from transport.deadline import Timeout
+
+
+def init_device_mesh(
+    device_type: str = "cpu",
+    mesh_shape: Sequence[int] | None = None,
+    *,
+    mesh_dim_names: Sequence[str] | None = None,
+    backend: str | None = None,
+    timeout: Timeout | None = None,
+    backend_override: Mapping[DimKey, str] | None = None,
+    timeout_override: Mapping[DimKey, Timeout] | None = None,
+) -> DeviceMesh:
+    """Return the mesh over all ranks of the job, in C order; every rank calls it.
+
+    One size in ``mesh_shape`` may be -1; ``mesh_dim_names`` has a name for each dim. Without
+    ``mesh_shape``, the mesh is the one that the job was started with: ``meshrun --mesh
+    dp=2,tp=2``, or ``--mesh FILE`` with all that the file says. Initialises the default process
+    group from the environment unless that was done. ``backend`` and ``timeout`` (seconds,
+    a timedelta or ``"30s"``) are what its groups are made with, ``backend_override`` and
+    ``timeout_override`` the same by dim (name or number); where nothing is said, the job's hold.
+
+    With ``device_type="cuda"`` the GPU number ``LOCAL_RANK`` becomes the current one of the
+    calling thread. Where there are fewer GPUs than ranks on a host, ranks share them, with a
+    warning, and arrays travel by way of the host; else, unless ``backend`` says otherwise, by
+    NCCL. Where ``init_process_group`` got a ``device_id`` that is the GPU, and the groups of
+    NCCL along all dims are connected here, not at their first calls. Raises DistBackendError
+    that says what to do when there is no GPU, driver or CuPy.
+
+    Raises ValueError, before anything is started where possible, when the shape does not fit the
+    world size; for a mesh over some of the ranks use ``DeviceMesh``.
+    """
+    check_device_type(device_type)
+    if device_type == "cuda":
+        chosen = choose_cuda_device(ensure_world())
+        backend = backend or (chosen if mesh_shape is not None else None)
+    options = {
+        "mesh_dim_names": mesh_dim_names,
+        "backend": backend,
+        "timeout": timeout,
+        "backend_override": backend_override,
+        "timeout_override": timeout_override,
+    }
+    if mesh_shape is None:
+        for argument, value in options.items():
+            if value is not None:
+                raise ValueError(f"{argument} is given without mesh_shape; expected both")
+        return _bound(_started_with().build(device_type))
+    shape = check_shape(mesh_shape)
+    names = check_dim_names(mesh_dim_names, len(shape))
+    sizes = infer_sizes(shape, ensure_world().size, f"mesh_shape {describe_dims(names, shape)}")
+    mesh = DeviceMesh.from_shape(
+        device_type,
+        sizes,
+        mesh_dim_names=mesh_dim_names,
+        backend=backend,
+        timeout=timeout,
+        backend_override=backend_override,
+        timeout_override=timeout_override,
+    )
+    return _bound(mesh)
+
+
+def _bound(mesh: DeviceMesh) -> DeviceMesh:
+    """Return ``mesh``; where ranks are bound to their GPUs, its groups are connected at once."""
+    device = current_world().cuda_device
+    if mesh.device_type == "cuda" and device is not None:
+        split_mesh(mesh, load_driver(), device)
+    return mesh
+
+
+def _started_with() -> MeshConfig:
+    text = os.environ.get(environment.MESH)
+    if not text:
+        raise ValueError(
+            f"mesh_shape is missing and so is the environment variable {environment.MESH};"
+            " give the shape, or start with `meshrun --mesh dp=2,tp=2`"
+        )
+    try:
+        return MeshConfig.parse(text)
+    except (ValueError, OSError) as error:
+        raise ValueError(f"environment variable {environment.MESH}: {error}") from error

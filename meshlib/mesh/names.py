@@ -1,0 +1,166 @@
+"""What a mesh knows of its dims beside arithmetic: names, options, groups made before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary, ref
+
+from meshlib.mesh.layout import Dim
+from meshlib.mesh.spec import (
+    DimOptions,
+    MeshDimError,
+    check_backend,
+    check_timeout,
+    did_you_mean,
+    integer,
+)
+from transport.deadline import Timeout
+
+if TYPE_CHECKING:
+    from meshlib.groups.process_group import ProcessGroup
+    from meshlib.job.world import World
+
+DimKey = str | int
+"""A dim's name (also a flattened one) or its number; negative ones count from the last."""
+
+GroupKey = tuple[tuple[int, ...], DimOptions]
+"""The ranks of a group, and how it is made."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeshDim:
+    """One dim's name and how its groups are made; ``group`` was given to ``from_group``."""
+
+    name: str | None
+    options: DimOptions = field(default_factory=DimOptions)
+    group: ProcessGroup | None = None
+
+    def bound_to(self, group: ProcessGroup | None) -> MeshDim:
+        """Return the dim with ``group`` as its group."""
+        return replace(self, group=group)
+
+
+@dataclass(frozen=True, slots=True)
+class NamedDim:
+    """What a name stands for: a part of the rank numbering, and how its groups are made."""
+
+    dim: Dim
+    own: MeshDim
+
+
+class MeshNames:
+    """The names that a mesh and all meshes made from it share. Append-only.
+
+    A flattened name is found from the mesh that the flattened one was sliced from because both
+    hold this object. A name never changes its meaning, so threads may share it too. It is no part
+    of a mesh's value: equal meshes may know different names.
+
+    So it is with the groups that they have found: after a failure all of them keep the broken one,
+    and an equal mesh that is made again finds another.
+    """
+
+    def __init__(self, known: Mapping[str, NamedDim]) -> None:
+        self._known = dict(known)
+        # Several Worlds share a mesh when ranks are threads. They keep their groups themselves.
+        self._groups: WeakKeyDictionary[World, dict[GroupKey, ref[ProcessGroup]]] = (
+            WeakKeyDictionary()
+        )
+
+    @classmethod
+    def of(cls, own: Sequence[MeshDim], dims: Sequence[Dim]) -> MeshNames:
+        """Return the names of a new mesh."""
+        pairs = zip(own, dims, strict=True)
+        return cls({one.name: NamedDim(dim, one) for one, dim in pairs if one.name is not None})
+
+    def __reduce__(self) -> tuple[type[MeshNames], tuple[dict[str, NamedDim]]]:
+        unbound = {n: NamedDim(d.dim, d.own.bound_to(None)) for n, d in self._known.copy().items()}
+        return MeshNames, (unbound,)
+
+    def add(self, name: str, named: NamedDim) -> NamedDim:
+        """Return what ``name`` stands for, which is ``named`` if it is new.
+
+        Raises MeshDimError when it stands for something else, or has options other than those
+        that are given.
+        """
+        # setdefault is atomic: of two threads that add one name, both see the first meaning.
+        known = self._known.setdefault(name, named)
+        if known.dim != named.dim:
+            raise MeshDimError(f"{name!r} names other ranks of this mesh already; take a new name")
+        if named.own.options not in (DimOptions(), known.own.options):
+            raise MeshDimError(
+                f"{name!r} has {known.own.options} already, not {named.own.options};"
+                " take a new name"
+            )
+        return known
+
+    def group(
+        self, world: World, ranks: Sequence[int], options: DimOptions, desc: str
+    ) -> ProcessGroup:
+        """Return the group of ``ranks`` in ``world``; the one found first, unless destroyed."""
+        found = self._groups.setdefault(world, {})
+        key = (tuple(ranks), options)
+        known = found[key]() if key in found else None
+        if known is not None and not known.destroyed:
+            return known
+        group = world.group_for(ranks, backend=options.backend, timeout=options.timeout, desc=desc)
+        found[key] = ref(group)
+        return group
+
+    def find(self, name: str) -> NamedDim | None:
+        """Return what ``name`` stands for, None if it is unknown."""
+        return self._known.get(name)
+
+    def all(self) -> tuple[str, ...]:
+        """Return all names, in the order in which they came."""
+        return tuple(self._known.copy())
+
+
+def make_dims(
+    names: Sequence[str | None],
+    backend_override: Mapping[DimKey, str] | None = None,
+    timeout_override: Mapping[DimKey, Timeout] | None = None,
+) -> tuple[MeshDim, ...]:
+    """Return the dims of a new mesh; raise MeshDimError for an override of an unknown dim.
+
+    Raises ValueError for overrides that are no dict, and for wrong backends and timeouts in them.
+    """
+    backends = _by_position(names, backend_override, "backend_override")
+    timeouts = _by_position(names, timeout_override, "timeout_override")
+    return tuple(
+        MeshDim(
+            name,
+            DimOptions(
+                check_backend(backends.get(i), "backend_override"),
+                check_timeout(timeouts.get(i), "timeout_override"),
+            ),
+        )
+        for i, name in enumerate(names)
+    )
+
+
+def _by_position(
+    names: Sequence[str | None], override: Mapping[DimKey, object] | None, argument: str
+) -> dict[int, object]:
+    found: dict[int, object] = {}
+    if override is not None and not isinstance(override, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(f"{argument} is {override!r}; expected a dict by dims' names or numbers")
+    for key, value in (override or {}).items():
+        number = integer(key)
+        if isinstance(key, str):
+            position = names.index(key) if key in names else None
+        elif number is not None and -len(names) <= number < len(names):
+            position = number % len(names)
+        else:
+            position = None
+        if position is None:
+            known = [name for name in names if name is not None]
+            raise MeshDimError(
+                f"{argument} has {key!r}; expected dims' names ({', '.join(known) or 'none'})"
+                f" or numbers below {len(names)}{did_you_mean(str(key), known)}"
+            )
+        if position in found:
+            raise MeshDimError(f"{argument} names dim {position} ({names[position]}) twice")
+        found[position] = value
+    return found

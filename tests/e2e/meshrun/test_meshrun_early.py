@@ -1,0 +1,95 @@
+"""What comes to ``meshrun`` before the program runs: Ctrl-C, an address that cannot be had."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import time
+
+import pytest
+
+from meshlib.launcher.nodes import many_nodes
+from meshlib.launcher.nodes.coordinator import Verdict
+from meshlib.launcher.options.launch import NodeOptions
+from transport.net import sockets
+
+pytestmark = pytest.mark.processes
+
+SLOW_TO_LOAD = """
+    import sys, time
+
+    class Slow:
+        def find_spec(self, name, path=None, target=None):
+            if name == "meshlib.launcher.options.arguments":
+                open("here", "w").close()
+                time.sleep(60)
+
+    sys.meta_path.insert(0, Slow())
+"""
+SLOW_TO_BEGIN = """
+    import os, time
+
+    if os.environ.get("RANK") == "1":
+        open("here", "w").close()
+        time.sleep(1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("slow", "said"),
+    [(SLOW_TO_LOAD, "received SIGINT"), (SLOW_TO_BEGIN, "received SIGINT; ended ranks 0-1")],
+    ids=["the launcher", "a rank"],
+)
+def test_ctrl_c_before_anything_runs_is_quiet(meshrun, slow, said):
+    """Python runs ``sitecustomize`` when it begins, in the launcher and in the ranks."""
+    meshrun.script(slow, "sitecustomize.py")
+    script = meshrun.script("import time; time.sleep(60)")
+    launcher = meshrun.start("-n", "2", script, env={"PYTHONPATH": str(meshrun.folder)})
+    assert meshrun.wait_for((meshrun.folder / "here").exists)
+    launcher.send_signal(signal.SIGINT)
+    result = meshrun.finish(launcher)
+    assert (result.code, result.out, result.err) == (130, "", f"meshrun: {said}\n")
+
+
+@pytest.mark.parametrize("flags", [["--no-python", "cat"], ["read.py"]])
+def test_a_program_can_be_interrupted(meshrun, flags):
+    """What holds Ctrl-C back while a rank begins is not left to the program."""
+    meshrun.script("print(open('/proc/self/status').read())", "read.py")
+    status = meshrun.run(*flags, *["/proc/self/status"] * (flags[-1] == "cat")).out
+    masks = dict(line.split(":\t") for line in status.splitlines() if line.startswith("Sig"))
+    held = int(masks["SigBlk"], 16) | int(masks["SigIgn"], 16)
+    assert not held & 1 << (signal.SIGINT - 1)
+
+
+def test_an_address_in_use_names_the_option(meshrun):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        result = meshrun.run(f"--master-port={port}", meshrun.script(""))
+    assert result.code == 1
+    assert f"port {port}: Address already in use" in result.err
+    assert result.err.endswith("--master-port, or leave it out to have any that is free\n")
+
+
+def test_a_name_that_no_machine_has_is_said_soon(monkeypatch):
+    def unknown(*args, **kwargs):
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(sockets.socket, "getaddrinfo", unknown)
+    config = {
+        "join_timeout": 0.3,
+        "last_call_timeout": 1.0,
+        "heartbeat_timeout": 10.0,
+        "is_host": 0.0,
+    }
+    options = NodeOptions(2, 2, 1, host="nodeA", port=29500, config=config)
+    node = many_nodes.ManyNodes(options, 1, 0, "agent", lambda: None)
+    try:
+        node.join()
+        end = time.monotonic() + 20
+        while not (events := node.poll()) and time.monotonic() < end:
+            time.sleep(0.01)
+    finally:
+        node.close()
+    (verdict,) = events
+    assert isinstance(verdict, Verdict)
+    assert "cannot resolve nodeA (Name or service not known)" in verdict.error

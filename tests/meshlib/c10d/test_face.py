@@ -1,0 +1,76 @@
+"""The packages' faces: what is public is exported, and nothing else is."""
+
+import subprocess
+import sys
+import textwrap
+import types
+
+import pytest
+
+import meshlib
+import meshlib.api
+
+
+def test_all_is_what_is_public():
+    public = {
+        name
+        for name, value in vars(meshlib.api).items()
+        if not name.startswith("_") and not isinstance(value, types.ModuleType)
+    }
+    assert set(meshlib.__all__) == public
+    assert meshlib.__all__ == sorted(meshlib.__all__)
+
+
+def test_a_first_use_brings_all_names_and_no_name_is_a_modules():
+    program = """
+        import importlib.util, sys
+        import meshlib, meshlib.launcher.cli
+        assert "numpy" not in sys.modules
+        assert not hasattr(meshlib, "all_reduced")
+        from meshlib import *
+        assert set(meshlib.__all__) <= set(dir(meshlib)) & set(globals())
+        assert not [name for name in meshlib.__all__ if importlib.util.find_spec(f"meshlib.{name}")]
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=30)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"), [("allreduce", "'all_reduce'"), ("DeviceMash", "'DeviceMesh'")]
+)
+def test_a_name_that_is_nearly_one_says_so(name, meant):
+    with pytest.raises(AttributeError, match=f"no attribute '{name}'; did you mean {meant}"):
+        getattr(meshlib, name)
+
+
+@pytest.mark.parametrize("statement", ["import meshlib", "from meshlib.testing import run_ranks"])
+@pytest.mark.parametrize("file", ["transport.py", "transport/__init__.py"])
+def test_a_users_file_in_the_way_is_named(tmp_path, file, statement):
+    path = tmp_path / file
+    path.parent.mkdir(exist_ok=True)
+    path.touch()
+    (tmp_path / "train.py").write_text(statement)
+    ran = subprocess.run(
+        [sys.executable, tmp_path / "train.py"],
+        capture_output=True,
+        check=False,
+        text=True,
+        timeout=30,
+    )
+    assert f"ImportError: {path} is in the way of meshlib's package 'transport'" in ran.stderr
+
+
+@pytest.mark.parametrize("module", ["meshlib", "meshlib.launcher"])
+def test_a_command_may_be_run_as_a_module(module):
+    said = subprocess.run(
+        [sys.executable, "-m", module, "--version"],
+        capture_output=True,
+        check=True,
+        text=True,
+        timeout=30,
+    ).stdout
+    assert said.split()[1] == meshlib.__version__
+
+
+@pytest.mark.parametrize("module", ["meshlib.mesh.config", "meshlib.jit", "parallel.ddp"])
+def test_any_module_may_be_the_first(module):
+    subprocess.run([sys.executable, "-c", f"import {module}"], check=True, timeout=30)

@@ -1,0 +1,106 @@
+"""Work and Future: outcomes, waits, callbacks."""
+
+import threading
+from datetime import timedelta
+
+import pytest
+
+from meshlib.calls.work import Future, Message, WaitTimeoutError, Work, WorkResult
+from transport.errors import DistBackendError
+
+
+def test_a_future_gives_its_value_to_every_waiter():
+    future, got = Future(), []
+    threads = [
+        threading.Thread(target=lambda: got.append(future.wait(10)), daemon=True) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    assert not future.done()
+    future.set_result(5)
+    for thread in threads:
+        thread.join(10)
+    assert got == [5] * 4
+    assert future.value() == 5
+
+
+def test_then_chains_values_and_errors():
+    future = Future()
+    doubled = future.then(lambda f: f.value() * 2)
+    broken = doubled.then(lambda f: f.value() / 0)
+    future.set_result(4)
+    assert doubled.wait(1) == 8
+    with pytest.raises(ZeroDivisionError):
+        broken.wait(1)
+    assert isinstance(broken.exception(), ZeroDivisionError)
+    assert future.then(lambda f: f.value() + 1).value() == 5
+
+
+def test_an_outcome_is_set_once_and_asked_for_when_it_is_there():
+    future = Future()
+    with pytest.raises(RuntimeError, match="not done"):
+        future.value()
+    future.set_exception(KeyError("k"))
+    with pytest.raises(RuntimeError, match="outcome already"):
+        future.set_result(1)
+    with pytest.raises(KeyError):
+        future.value()
+
+
+def test_work_tells_how_it_stands():
+    work = Work(lambda: "call #1")
+    assert not work.is_completed()
+    assert not work.is_success()
+    with pytest.raises(WaitTimeoutError, match=r"call #1 is not done after 0\.01 s"):
+        work.wait(0.01)
+    work.finish("result")
+    assert work.wait()
+    assert work.is_success()
+    assert work.exception() is None
+    assert work.result() == "result"
+    with pytest.raises(ValueError, match="only a receive"):
+        work.source_rank()
+
+
+def test_work_raises_what_the_call_raised():
+    work = Work(lambda: "call #2")
+    work.fail(OSError("gone"))
+    assert work.is_completed()
+    assert not work.is_success()
+    for ask in (work.wait, work.result, work.source_rank, work.get_future().wait):
+        with pytest.raises(OSError, match="gone"):
+            ask()
+
+
+def test_a_receive_has_a_source():
+    work = Work(lambda: "recv")
+    work.finish(Message("data", 3))
+    assert work.source_rank() == 3
+    assert work.result() == "data"
+
+
+@pytest.mark.parametrize(
+    ("error", "result"),
+    [
+        (None, "SUCCESS"),
+        (TimeoutError("late"), "TIMEOUT"),
+        (DistBackendError("broken"), "COMM_ERROR"),
+        (KeyError("k"), "UNKNOWN"),
+    ],
+)
+def test_how_a_call_ended_as_a_number(error, result):
+    work = Work(lambda: "call #3")
+    future = work.get_future_result()
+    if error is None:
+        work.finish(1)
+    else:
+        work.fail(error)
+    assert future.wait(1) is WorkResult[result]
+
+
+def test_a_wait_of_0_has_no_bound():
+    work = Work(lambda: "call #4")
+    timer = threading.Timer(0.1, work.finish, [None])
+    timer.start()
+    assert work.wait(timedelta(0))
+    timer.join(10)

@@ -1,0 +1,389 @@
+"""Trouble on one rank: every rank raises, the same, soon, and says who and where."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+import meshlib as dist
+from meshlib.job.world import current_world
+from meshlib.testing import run_ranks
+
+
+def failures(program, size, **kwargs):
+    """Run ``program`` and return what each rank raised."""
+
+    def guarded():
+        try:
+            program()
+        except Exception as error:  # noqa: BLE001
+            return error
+        return None
+
+    return run_ranks(guarded, size, **kwargs)
+
+
+MISMATCHES = {
+    "dtype": (
+        lambda r: dist.all_reduce(np.ones(4, "f4" if r == 1 else "i4")),
+        "dtype=float32",
+        "dtype=int32",
+    ),
+    "op": (
+        lambda r: dist.all_reduce(np.ones(4), dist.ReduceOp.MAX if r == 1 else dist.ReduceOp.SUM),
+        "op=MAX",
+        "op=SUM",
+    ),
+    "size": (lambda r: dist.all_reduce(np.ones(5 if r == 1 else 4)), "count=5", "count=4"),
+    "kind": (
+        lambda r: dist.barrier() if r == 1 else dist.all_reduce(np.ones(4)),
+        "barrier",
+        "all_reduce",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MISMATCHES)
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_mismatch_raises_on_every_rank_with_the_table(case, size):
+    call, one, rest = MISMATCHES[case]
+
+    def program():
+        call(dist.get_rank())
+        # A rank whose own part was done learns at its next call at the latest.
+        dist.barrier()
+
+    errors = failures(program, size)
+    assert {type(error) for error in errors} == {dist.CollectiveMismatchError}
+    text = str(errors[0])
+    assert all(str(error) == text for error in errors)
+    assert one in text
+    assert rest in text
+    assert "test_failures.py" in text
+
+
+@pytest.mark.parametrize("backend", ["inproc", "shm"])
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        # Each rank's own part ends well, and no frame of one call reaches who is in the other.
+        (lambda g: g.reduce(np.ones(4), 1), lambda g: g.broadcast(np.ones(4), 1)),
+        # Rank 1 waits for rank 2 in the first call, while the others wait for it in the next.
+        (lambda g: g.reduce(np.ones(4), 0), lambda g: g.reduce(np.ones(4), 1)),
+    ],
+)
+def test_a_mismatch_that_no_frame_shows_is_found_behind_it(wrong, right, backend):
+    def program():
+        group = dist.group.WORLD
+        group.barrier()
+        (wrong if dist.get_rank() == 2 else right)(group)
+        group.barrier()
+
+    errors = failures(program, 3, backend=backend)
+    assert {type(error) for error in errors} == {dist.CollectiveMismatchError}
+    rows = [line.split() for line in str(errors[0]).splitlines()]
+    calls = {
+        row[0]: " ".join(row[1:4]) for row in rows if row[:1] != ["rank"] and "call" in row[1:2]
+    }
+    assert calls.keys() == {"0", "1", "2"}
+    assert all(call.startswith("call #2 ") for call in calls.values())
+
+
+def test_a_broken_group_says_so_and_others_go_on():
+    def program():
+        other = dist.new_group()
+        with pytest.raises(dist.CollectiveMismatchError):
+            dist.all_reduce(np.ones(1 + dist.get_rank()))
+        with pytest.raises(dist.CollectiveMismatchError):
+            dist.barrier()
+        return dist.all_reduce(np.ones(1), group=other)[0]
+
+    assert run_ranks(program, 2) == [2.0, 2.0]
+
+
+def test_a_timeout_names_who_has_not_come_and_where_it_is():
+    def program():
+        if dist.get_rank() == 1:
+            time.sleep(1.2)  # the line that the others are told about
+            return
+        dist.get_rank()
+        dist.group.WORLD.all_reduce(np.ones(1), timeout=0.3)
+
+    errors = failures(program, 3)
+    assert errors[1] is None
+    for error in (errors[0], errors[2]):
+        assert isinstance(error, dist.CollectiveTimeoutError)
+        assert isinstance(error, TimeoutError)
+        assert "rank 1 has not come" in str(error)
+        assert "time.sleep(1.2)" in str(error)
+        assert "not done after 0.3 s" in str(error)
+
+
+def test_a_late_rank_finds_the_group_broken_and_why():
+    def program():
+        if dist.get_rank() == 1:
+            time.sleep(1.0)
+        dist.group.WORLD.barrier(timeout=0.2)
+
+    errors = failures(program, 2)
+    assert all(isinstance(error, dist.CollectiveTimeoutError) for error in errors)
+    assert "rank 1 has not come" in str(errors[1])
+
+
+def test_a_rank_that_raises_is_named_on_the_others():
+    def program():
+        if dist.get_rank() == 2:
+            raise RuntimeError("out of luck")
+        dist.barrier()
+
+    seen = {}
+
+    def guarded():
+        try:
+            program()
+        except dist.RankFailedError as error:
+            seen[dist.get_rank()] = error
+            return
+
+    with pytest.raises(dist.DistError, match="out of luck"):
+        run_ranks(guarded, 4)
+    assert {error.rank for error in seen.values()} == {2}
+    assert sorted(seen) == [0, 1, 3]
+    assert all("rank 2 raised RuntimeError: out of luck" in str(e) for e in seen.values())
+
+
+def test_a_receive_of_the_wrong_size_says_both_and_the_group_lives():
+    def program():
+        if dist.get_rank() == 0:
+            dist.send(np.ones(3), dst=1)
+        else:
+            box = np.zeros(2, "f4")
+            with pytest.raises(dist.CollectiveMismatchError, match=r"3.*2|2.*3"):
+                dist.recv(box, src=0)
+            assert (box == 0).all()
+        return dist.all_reduce(np.ones(1))[0]
+
+    assert run_ranks(program, 2) == [2.0, 2.0]
+
+
+def test_a_receive_that_times_out_leaves_the_group_usable():
+    def program():
+        if dist.get_rank() == 0:
+            with pytest.raises(dist.CollectiveTimeoutError):
+                dist.group.WORLD.recv(np.zeros(1), src=1, timeout=0.1)
+        return dist.all_reduce(np.ones(1))[0]
+
+    assert run_ranks(program, 2) == [2.0, 2.0]
+
+
+def test_a_failed_async_call_fails_its_work():
+    def program():
+        work = dist.all_reduce(np.ones(1 + dist.get_rank()), async_op=True)
+        with pytest.raises(dist.CollectiveMismatchError):
+            work.wait()
+        assert not work.is_success()
+        assert isinstance(work.exception(), dist.CollectiveMismatchError)
+
+    run_ranks(program, 2)
+
+
+def test_a_send_that_times_out_names_its_receiver():
+    over = threading.Event()
+
+    def program():
+        if dist.get_rank() == 0:
+            with pytest.raises(dist.CollectiveTimeoutError) as caught:
+                dist.group.WORLD.send(np.ones(4 << 20), 1, timeout=0.2)
+            assert "rank 1 did not receive it" in str(caught.value)
+            assert "has not come" not in str(caught.value)
+            over.set()
+        else:
+            assert over.wait(20)
+
+    run_ranks(program, 2, backend="tcp")
+
+
+def test_a_rank_that_is_interrupted_in_a_call_is_named_on_the_others():
+    def program():
+        if dist.get_rank() == 1:
+            communicator = dist.group.WORLD._communicator("cpu")
+
+            def interrupt(*_):
+                raise KeyboardInterrupt
+
+            communicator.all_reduce = interrupt
+            with pytest.raises(KeyboardInterrupt):
+                dist.all_reduce(np.ones(1))
+        else:
+            with pytest.raises(dist.RankFailedError, match=r"rank 1 left .* KeyboardInterrupt"):
+                dist.all_reduce(np.ones(1))
+        with pytest.raises(dist.RankFailedError):
+            dist.barrier()
+
+    run_ranks(program, 3)
+
+
+def test_a_rank_with_many_calls_queued_has_come():
+    def program():
+        if dist.get_rank() == 1:
+            time.sleep(0.8)
+            return
+        world = dist.group.WORLD
+        works = [world.all_reduce(np.ones(1), async_op=True, timeout=0.3) for _ in range(20)]
+        works[0].wait()
+
+    errors = failures(program, 3)
+    assert "rank 1 has not come" in str(errors[0])
+    assert "call #1 all_reduce" in str(errors[2])
+
+
+CALLS_THAT_NEED_RANK_1 = {
+    "all_reduce": lambda: dist.all_reduce(np.ones(3)),
+    "barrier": dist.barrier,
+    # A transport may take a small message for somebody who never comes.
+    "send": lambda: (dist.send(np.ones(3), dst=1), dist.barrier()),
+    "recv": lambda: dist.recv(np.ones(3), src=1),
+    "a call on a group made later": lambda: dist.new_group([0, 1]).barrier(),
+}
+
+
+@pytest.mark.parametrize("backend", ["inproc", "tcp", "shm", "auto"])
+@pytest.mark.parametrize("late", [False, True], ids=["left first", "waits first"])
+@pytest.mark.parametrize("name", CALLS_THAT_NEED_RANK_1)
+def test_a_rank_that_left_in_good_order_without_a_call_is_not_waited_for(name, late, backend):
+    def program():
+        if dist.get_rank() == 1:
+            time.sleep(0.1 if late else 0)
+            return None
+        if not late:
+            time.sleep(0.1)
+        with pytest.raises(dist.RankFailedError, match="rank 1 has left the job") as caught:
+            CALLS_THAT_NEED_RANK_1[name]()
+        return caught.value.rank
+
+    assert run_ranks(program, 2, backend=backend, timeout=20)[0] == 1
+
+
+@pytest.mark.parametrize("backend", ["inproc", "tcp"])
+def test_the_others_go_on_where_they_do_not_need_the_one_that_left(backend):
+    def program():
+        rank = dist.get_rank()
+        if rank == 1:
+            return 0.0
+        time.sleep(0.1)
+        x = np.full(1, float(rank))
+        if rank == 0:
+            dist.send(x + 5, dst=2)
+        else:
+            dist.recv(x, src=0)
+        return dist.new_group([0, 2]).all_reduce(x)[0]
+
+    assert run_ranks(program, 3, backend=backend, timeout=20) == [5.0, 0.0, 5.0]
+
+
+@pytest.mark.parametrize("backend", ["inproc", "tcp", "shm", "auto"])
+@pytest.mark.parametrize("calls", [0, 1])
+def test_a_receive_from_any_ends_when_all_others_have_left(calls, backend):
+    def program():
+        for _ in range(calls):
+            dist.barrier()
+        if dist.get_rank() == 1:
+            dist.send(np.full(3, 7.0), 0)
+        if dist.get_rank():
+            return None
+        x = np.zeros(3)
+        assert dist.recv(x) == 1
+        assert list(x) == [7, 7, 7]
+        with pytest.raises(dist.RankFailedError, match=r"all that could send .*ranks 1, 2"):
+            dist.recv(x)
+        return "told"
+
+    assert run_ranks(program, 3, backend=backend) == ["told", None, None]
+
+
+@pytest.mark.parametrize("backend", ["inproc", "shm"])
+def test_a_receive_that_nobody_sends_to_does_not_hold_the_end(backend):
+    def program():
+        dist.barrier()
+        receives = [dist.irecv(np.ones(1)), dist.irecv(np.ones(1), 1 - dist.get_rank(), tag=4)]
+        started = time.monotonic()
+        dist.destroy_process_group()
+        for work in receives:
+            with pytest.raises(dist.DistError, match=r"was destroyed while|ha(s|ve) left"):
+                work.wait()
+        return time.monotonic() - started
+
+    # Calls that others take part in would get 5 s.
+    assert max(run_ranks(program, 2, backend=backend)) < 4
+
+
+def test_waits_on_the_groups_store_end_when_a_member_is_lost():
+    def program():
+        store = dist.group.WORLD.get_group_store()
+        store.set(f"here/{dist.get_rank()}", b"")
+        store.wait([f"here/{rank}" for rank in range(3)])
+        rest = dist.new_group([0, 1]) if dist.get_rank() < 2 else None
+        if dist.get_rank() == 2:
+            raise RuntimeError("out of luck")
+        with pytest.raises(dist.RankFailedError, match="rank 2") as caught:
+            store.get("never")
+        assert caught.value.rank == 2
+        store.set("still/works", b"1")
+        # A group that the lost rank was no member of is whole, and so is its store.
+        own = rest.get_group_store()
+        own.set(f"mine/{dist.get_rank()}", b"yes")
+        return own.get(f"mine/{1 - dist.get_rank()}")
+
+    seen = []
+    with pytest.raises(RuntimeError, match="out of luck"):
+        run_ranks(lambda: seen.append(program()), 3)
+    assert seen == [b"yes", b"yes"]
+
+
+def test_waits_on_the_store_that_the_job_was_given_end_when_a_rank_is_lost():
+    store = dist.HashStore()
+
+    def member(rank):
+        dist.init_process_group("inproc", store=store, rank=rank, world_size=2)
+        if rank == 1:
+            current_world().announce_exit("is out of luck")
+        else:
+            with pytest.raises(dist.RankFailedError, match="rank 1 is out of luck"):
+                store.get("never", timeout=20)
+        dist.destroy_process_group()
+        return store.check(["never"])
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(member, range(2))) == [False, False]
+    # The store is the user's: it waits again when the job has ended.
+    with pytest.raises(dist.DistStoreError, match="waited"):
+        store.get("never", timeout=0.01)
+
+
+@pytest.mark.parametrize("how", ["silent", "gone"])
+def test_errors_have_their_kind_when_the_store_cannot_be_asked(how):
+    def program():
+        dist.barrier()
+        world = current_world()
+
+        def refuse(*_):
+            raise dist.DistStoreError("the store is gone")
+
+        world.store.compare_set = refuse
+        if dist.get_rank() == 1:
+            if how == "gone":
+                world.default_group.communicator("cpu").close()
+            time.sleep(0.8)
+            return
+        dist.group.WORLD.all_reduce(np.ones(2), timeout=0.1 if how == "silent" else 20)
+
+    first, second = failures(program, 2)
+    assert second is None
+    assert "the store is gone" in str(first)
+    if how == "silent":
+        assert type(first) is dist.CollectiveTimeoutError
+    else:
+        assert type(first) is dist.RankFailedError
+        assert first.rank == 1

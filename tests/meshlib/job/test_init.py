@@ -1,0 +1,222 @@
+"""Beginning and ending a job: over each init method, twice, and when somebody is missing."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import meshlib as dist
+from meshlib.job.world import World
+from meshlib.launcher.nodes.news import announce_ends
+from transport import environment
+from transport.errors import DistStoreError, RankFailedError
+from transport.runtime import Runtime
+from transport.store.hash_store import HashStore
+from transport.store.prefix_store import PrefixStore
+from transport.store.tcp_store import TCPStore
+
+WAIT = 20.0
+
+
+def in_threads(count, program):
+    """Run ``program(rank)`` in threads and return what each returned or raised."""
+    results = [None] * count
+
+    def guarded(rank):
+        try:
+            results[rank] = program(rank)
+        except Exception as error:  # noqa: BLE001
+            results[rank] = error
+
+    threads = [threading.Thread(target=guarded, args=(r,), daemon=True) for r in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT)
+        assert not thread.is_alive()
+    return results
+
+
+def test_an_explicit_store_again_and_again():
+    store = HashStore()
+
+    def program(rank):
+        totals = []
+        for _ in range(3):
+            dist.init_process_group("inproc", store=store, rank=rank, world_size=3)
+            totals.append(dist.all_reduce(np.ones(1))[0])
+            dist.destroy_process_group()
+            assert not dist.is_initialized()
+        return totals
+
+    assert in_threads(3, program) == [[3.0] * 3] * 3
+    assert store.num_keys() > 0  # it is the user's, and still open
+    store.close()
+
+
+def test_destroying_one_group_leaves_the_others():
+    store = HashStore()
+
+    def program(rank):
+        dist.init_process_group("inproc", store=store, rank=rank, world_size=2)
+        other = dist.new_group()
+        dist.destroy_process_group(other)
+        with pytest.raises(ValueError, match="was destroyed"):
+            dist.barrier(group=other)
+        total = dist.all_reduce(np.ones(1))[0]
+        dist.destroy_process_group(dist.group.WORLD)
+        return total
+
+    assert in_threads(2, program) == [2.0, 2.0]
+
+
+def test_who_has_not_come_is_named():
+    store = HashStore()
+
+    def program(rank):
+        dist.init_process_group("inproc", store=store, rank=rank, world_size=4, timeout=0.3)
+
+    errors = in_threads(2, program)
+    assert all(isinstance(error, DistStoreError) for error in errors)
+    assert all("waited 0.3 s for 4 ranks" in str(error) for error in errors)
+    assert all("[2, 3] have not come" in str(error) for error in errors)
+
+
+def test_a_rank_lost_before_all_have_come_ends_the_wait():
+    store = HashStore()
+
+    def program(rank):
+        if rank == 1:
+            time.sleep(0.2)
+            store.append("events", '{"kind": "rank_exit", "rank": 1, "how": "was unlucky"}\n')
+            return None
+        started = time.monotonic()
+        with pytest.raises(RankFailedError, match="rank 1 was unlucky"):
+            World(
+                store.clone(), rank, 3, runtime=Runtime(), backends={"cpu": "inproc"}, timeout=WAIT
+            )
+        return time.monotonic() - started
+
+    waited = in_threads(3, lambda rank: program(2 if rank == 0 else rank) if rank < 2 else None)[0]
+    assert waited < WAIT / 2
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "match"),
+    [
+        ({"store": HashStore()}, "needs rank and world_size"),
+        ({"store": HashStore(), "rank": 2, "world_size": 2}, "rank=2, world_size=2"),
+        ({"store": HashStore(), "init_method": "env://"}, "both given"),
+        ({"backend": "smoke-signals"}, "backend 'smoke-signals' is unknown; expected one of"),
+        ({"backend": "cpu:tcp,cpu:inproc"}, "a backend for 'cpu' twice"),
+        ({"backend": "tpu:tcp"}, "names device 'tpu'"),
+        ({"init_method": "gopher://x"}, "gopher"),
+        ({"timeout": -1}, "timeout must be"),
+    ],
+)
+def test_bad_arguments_are_refused_before_anybody_waits(kwargs, match):
+    with pytest.raises(ValueError, match=match):
+        dist.init_process_group(**{"backend": "inproc", **kwargs})
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "match"),
+    [
+        ({"store": {}, "rank": 0, "world_size": 1}, "store must be a Store, got dict"),
+        ({"store": HashStore(), "rank": 0.0, "world_size": 1}, "rank must be a whole number"),
+        ({"store": HashStore(), "rank": 0, "world_size": "1"}, "world_size must be a whole numb"),
+        ({"init_method": "tcp://h:1", "rank": "0", "world_size": 1}, "rank must be a whole number"),
+        (
+            {"timeout": "10"},
+            "timeout must be a number of seconds >= 0, a timedelta or a str",
+        ),
+    ],
+)
+def test_arguments_of_another_type_are_refused_before_anybody_waits(kwargs, match):
+    with pytest.raises(TypeError, match=match):
+        dist.init_process_group(**{"backend": "inproc", **kwargs})
+
+
+def test_init_twice_is_an_error():
+    store = HashStore()
+
+    def program(rank):
+        dist.init_process_group("inproc", store=store, rank=rank, world_size=1)
+        try:
+            with pytest.raises(ValueError, match="initialised already"):
+                dist.init_process_group("inproc", store=store, rank=rank, world_size=1)
+        finally:
+            dist.destroy_process_group()
+
+    assert in_threads(1, program) == [None]
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_rank_that_ended_under_a_launcher_is_not_waited_for(monkeypatch, before):
+    monkeypatch.setenv(environment.RANK, "1")
+    monkeypatch.setenv(environment.WORLD_SIZE, "2")
+    root = HashStore()
+    part = PrefixStore("restart0/turn1", root)
+    ends = threading.Timer(0 if before else 0.05, announce_ends, [root, 0, [0]])
+    ends.start()
+    if before:
+        ends.join()
+    with pytest.raises(RankFailedError, match="rank 0 ended with exit code 0") as raised:
+        World(part, 1, 2, runtime=Runtime(None), backends={"cpu": "inproc"}, timeout=WAIT)
+    assert raised.value.rank == 0
+    ends.join()
+
+
+def test_ranks_with_numbers_of_their_own_wait_for_their_own(monkeypatch):
+    monkeypatch.setenv(environment.RANK, "3")
+    monkeypatch.setenv(environment.WORLD_SIZE, "4")
+    root = HashStore()
+    part = PrefixStore("restart0/turn1", root)
+    announce_ends(root, 0, [0])
+    ends = threading.Timer(0.05, announce_ends, [root, 0, [0]])
+    ends.start()
+    with pytest.raises(DistStoreError, match=r"\[0\] have not come"):
+        World(part, 1, 2, runtime=Runtime(None), backends={"cpu": "inproc"}, timeout=0.2)
+    ends.join()
+
+
+def test_who_gives_up_tells_the_others_who_is_missing():
+    store = HashStore()
+
+    def program(rank):
+        if rank == 0:
+            store.wait(["job/here/1"], timeout=WAIT)
+        World(
+            PrefixStore("job", store.clone()),
+            rank,
+            3,
+            runtime=Runtime(None),
+            backends={"cpu": "inproc"},
+            timeout=WAIT if rank else 0.1,
+        )
+
+    errors = in_threads(2, program)
+    assert {type(error) for error in errors} == {DistStoreError}
+    assert all("rank 0 waited 0.1 s" in str(error) for error in errors)
+    assert all("[2] have not come" in str(error) for error in errors)
+    store.close()
+
+
+def test_the_rank_that_served_the_store_is_named_when_both_are_gone():
+    server = TCPStore("127.0.0.1", 0, is_master=True, timeout=WAIT)
+    client = TCPStore("127.0.0.1", server.port, timeout=WAIT)
+
+    def program(rank):
+        store = client if rank else server
+        runtime = Runtime(None)
+        return World(store, rank, 2, runtime=runtime, backends={"cpu": "inproc"}, timeout=WAIT)
+
+    worlds = in_threads(2, program)
+    server.close()
+    error = worlds[1].default_group.await_failure(WAIT)
+    assert isinstance(error, RankFailedError)
+    assert error.rank == 0
+    assert worlds[0].default_group.await_failure(0) is None
+    for world in worlds:
+        world.close()

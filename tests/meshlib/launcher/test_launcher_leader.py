@@ -1,0 +1,295 @@
+"""The decisions of the agent that leads, without processes, sockets or time."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from meshlib.launcher.nodes.leader import Leader, Rules
+from meshlib.launcher.nodes.records import (
+    Ended,
+    Failed,
+    Gone,
+    Hello,
+    Interrupted,
+    Member,
+    Refused,
+    Result,
+    Round,
+    StopAll,
+    parse,
+)
+from meshlib.launcher.ranks.failure import ErrorRecord, RankExit
+
+
+def hello(agent, *, node=None, ranks=2, least=2, most=2, job="none"):
+    return Hello(agent, f"host-{agent}", ranks, node, least, most, job)
+
+
+def leader(**rules):
+    defaults = {"agent": "a", "job": "none", "least": 2, "most": 2}
+    return Leader(Rules(**(defaults | rules)), now=0.0)
+
+
+def gathered(boss, *hellos, now=0.0):
+    """Let the agents come; return the order in which the round has them."""
+    decisions = [decision for one in hellos for decision in boss.receive(one, now)]
+    (round_,) = decisions
+    assert isinstance(round_, Round)
+    return [member.agent for member in round_.members]
+
+
+def rank_exit(rank, *, code=1, types=("ValueError",), stopped=False):
+    error = ErrorRecord("E", types, "text", "trace", 1.0) if types else None
+    values = RankExit(rank, 0, "host", 7, code, 1.0, stopped, error).to_dict()
+    return json.loads(json.dumps(values))
+
+
+def test_a_round_begins_when_all_have_come():
+    boss = leader()
+    assert boss.receive(hello("a"), 0.0) == []
+    assert boss.tick(1.0) == []
+    assert boss.receive(hello("b", ranks=3), 2.0) == [
+        Round(0, [Member("a", "host-a", 2), Member("b", "host-b", 3)])
+    ]
+    assert boss.ranks_of("a") == range(2)
+    assert boss.ranks_of("b") == range(2, 5)
+    assert list(boss.ranks_of("c")) == []
+
+
+def test_the_leader_is_node_0_although_another_came_first():
+    assert gathered(leader(), hello("b"), hello("a")) == ["a", "b"]
+
+
+def test_node_ranks_that_were_asked_for_are_given():
+    boss = leader(least=3, most=3)
+    three = {"least": 3, "most": 3}
+    hellos = [hello("c", node=1, **three), hello("b", node=2, **three), hello("a", **three)]
+    assert gathered(boss, *hellos) == ["a", "c", "b"]
+
+
+def test_gaps_are_closed_when_fewer_come_than_might():
+    boss = leader(most=5, last_call=10.0)
+    for one in (hello("a", node=0, most=5), hello("b", node=4, most=5)):
+        assert boss.receive(one, 0.0) == []
+    (round_,) = boss.tick(10.0)
+    assert [member.agent for member in round_.members] == ["a", "b"]
+
+
+def test_the_last_call_waits_for_more_than_the_least():
+    boss = leader(least=1, most=3, last_call=10.0)
+    elastic = {"least": 1, "most": 3}
+    assert boss.receive(hello("a", **elastic), 0.0) == []
+    assert boss.tick(9.0) == []
+    assert boss.receive(hello("b", **elastic), 9.0) == []
+    assert boss.tick(18.0) == []  # each that comes renews it
+    (round_,) = boss.tick(19.0)
+    assert [member.agent for member in round_.members] == ["a", "b"]
+
+
+def test_who_leaves_before_the_round_is_not_waited_for():
+    boss = leader(least=2, most=3, last_call=5.0)
+    elastic = {"least": 2, "most": 3}
+    boss.receive(hello("a", **elastic), 0.0)
+    boss.receive(hello("b", **elastic), 0.0)
+    assert boss.receive(Gone("b"), 1.0) == []
+    assert boss.tick(50.0) == []
+    assert boss.present == {"a"}
+    assert boss.receive(hello("c", **elastic), 51.0) == []
+    (round_,) = boss.tick(56.0)
+    assert [member.agent for member in round_.members] == ["a", "c"]
+
+
+def test_nodes_that_do_not_come_are_counted():
+    boss = leader(join_timeout=60.0)
+    boss.receive(hello("a"), 0.0)
+    (result,) = boss.tick(60.0)
+    assert isinstance(result, Result)
+    assert not result.again
+    assert result.error == "waited 60 s for 2 nodes; 1 came: host-a"
+    assert boss.receive(hello("b"), 61.0) == [Refused("b", "the job has ended")]
+
+
+@pytest.mark.parametrize(
+    ("newcomer", "reason"),
+    [
+        (hello("b", job="other"), "the job here is --rdzv-id none, not other"),
+        (hello("b", most=3), "--nnodes is 2:3 there, but 2:2 on the node that leads"),
+        (hello("b", node=0), "--node-rank 0 is taken by host-a"),
+    ],
+)
+def test_who_does_not_fit_is_refused(newcomer, reason):
+    boss = leader()
+    boss.receive(hello("a", node=0), 0.0)
+    assert boss.receive(newcomer, 0.0) == [Refused("b", reason)]
+    assert gathered(boss, hello("c", node=1)) == ["a", "c"]
+
+
+def test_one_too_many_is_refused():
+    boss = leader()
+    gathered(boss, hello("a"), hello("b"))
+    assert boss.receive(hello("c"), 1.0) == [Refused("c", "the job has its 2 nodes already")]
+
+
+def running(**rules):
+    boss = leader(**rules)
+    sizes = {"least": rules.get("least", 2), "most": rules.get("most", 2)}
+    boss.receive(hello("a", **sizes), 0.0)
+    boss.receive(hello("b", **sizes), 0.0)
+    boss.tick(100.0)
+    assert list(boss.ranks_of("b")) == [2, 3]
+    return boss, sizes
+
+
+def test_a_job_that_ends_well():
+    boss, _ = running()
+    assert boss.receive(Ended("a", 0), 1.0) == []
+    assert not boss.done
+    assert boss.receive(Ended("b", 0), 2.0) == [Result(0, again=False)]
+    assert boss.done
+
+
+def test_a_failure_stops_all_once_and_ends_the_job():
+    boss, _ = running()
+    stop = boss.receive(Failed("b", 0, 3, "was killed by SIGKILL"), 1.0)
+    assert stop == [StopAll(0, "rank 3 on node 1 (host-b) was killed by SIGKILL")]
+    assert boss.receive(Failed("a", 0, 0, "ended with RankFailedError"), 1.0) == []
+    first, second = rank_exit(3, code=-9, types=()), rank_exit(0, types=("RankFailedError",))
+    assert boss.receive(Ended("b", 0, [first]), 2.0) == []
+    (result,) = boss.receive(Ended("a", 0, [second]), 2.0)
+    assert result == Result(0, again=False, exits=[first, second])
+
+
+def test_what_an_echo_is_of_may_be_heard_later():
+    news = {
+        "was told to end": Interrupted("b", 0),
+        "was lost": Gone("b", lost="was lost"),
+    }
+    for words, record in news.items():
+        boss, _ = running()
+        echo = Failed("a", 0, 0, "ended with RankFailedError", echo=True)
+        assert len(boss.receive(echo, 1.0)) == 1
+        assert boss.receive(record, 1.1) == []  # all are stopping already
+        boss.receive(Ended("b", 0), 2.0)
+        (result,) = boss.receive(Ended("a", 0, [rank_exit(0)]), 2.0)
+        assert result.error == f"node 1 (host-b) {words}"
+
+
+def test_a_failure_that_is_no_echo_stays_the_reason():
+    boss, _ = running()
+    boss.receive(Failed("a", 0, 0, "ended with ValueError"), 1.0)
+    boss.receive(Gone("b", lost="was lost"), 1.1)
+    (result,) = boss.receive(Ended("a", 0, [rank_exit(0)]), 2.0)
+    assert result.error is None
+
+
+def test_failures_are_tried_again_as_often_as_allowed():
+    boss, _ = running(max_restarts=1)
+    for attempt, again in ((0, True), (1, False)):
+        boss.receive(Failed("b", attempt, 3, "fell"), 1.0)
+        boss.receive(Ended("a", attempt), 2.0)
+        (result,) = boss.receive(Ended("b", attempt, [rank_exit(3)]), 2.0)
+        assert (result.attempt, result.again) == (attempt, again)
+        if again:
+            (round_,) = [*boss.receive(hello("b"), 3.0), *boss.receive(hello("a"), 3.0)]
+            assert round_.attempt == 1
+
+
+def test_records_of_an_earlier_attempt_change_nothing():
+    boss, _ = running(max_restarts=5)
+    boss.receive(Ended("a", 0, [rank_exit(0)]), 1.0)
+    boss.receive(Ended("b", 0), 1.0)
+    gathered(boss, hello("a"), hello("b"))
+    assert boss.receive(Failed("b", 0, 3, "late news"), 2.0) == []
+    assert boss.receive(Ended("b", 0, []), 2.0) == []
+    assert boss.receive(Interrupted("b", 0), 2.0) == []
+    assert boss.receive(Ended("a", 1), 2.0) == []
+
+
+def test_a_lost_node_ends_a_job_of_fixed_size():
+    boss, _ = running()
+    assert boss.receive(Gone("b", lost="was lost"), 1.0) == [StopAll(0, "node 1 (host-b) was lost")]
+    exits = [rank_exit(0, types=("RankFailedError",))]
+    assert boss.receive(Ended("a", 0, exits), 2.0) == [
+        Result(0, again=False, exits=exits, error="node 1 (host-b) was lost")
+    ]
+
+
+def test_a_job_goes_on_with_fewer_nodes():
+    boss, sizes = running(least=1, most=2, max_restarts=1)
+    boss.receive(Gone("b", lost="was lost"), 1.0)
+    (result,) = boss.receive(Ended("a", 0, [rank_exit(0, types=("RankFailedError",))]), 2.0)
+    assert result.again
+    # At once: nobody else is expected.
+    assert gathered(boss, hello("a", **sizes)) == ["a"]
+
+
+def test_what_a_lost_node_says_later_is_ignored():
+    boss, _ = running()
+    boss.receive(Gone("b", lost="was lost"), 1.0)
+    assert boss.receive(Ended("b", 0, []), 2.0) == []
+    assert boss.receive(Gone("b", lost="was lost"), 2.0) == []
+
+
+def test_a_newcomer_makes_all_start_again_without_counting_as_a_failure():
+    boss, sizes = running(least=2, most=3)
+    assert boss.receive(hello("c", **sizes), 1.0) == [StopAll(0, "another node (host-c) joins")]
+    boss.receive(Ended("a", 0, [rank_exit(0, code=-15, types=(), stopped=True)]), 2.0)
+    (result,) = boss.receive(Ended("b", 0, [rank_exit(2, types=("RankFailedError",))]), 2.0)
+    assert result.again
+    boss.receive(hello("b", **sizes), 3.0)
+    (round_,) = boss.receive(hello("a", **sizes), 3.0)
+    assert [member.agent for member in round_.members] == ["a", "c", "b"]
+
+
+def test_a_newcomer_does_not_make_a_finished_job_run_again():
+    boss, sizes = running(least=2, most=3)
+    boss.receive(Ended("a", 0), 1.0)
+    assert boss.receive(hello("c", **sizes), 1.0) == []
+    assert boss.receive(Ended("b", 0), 1.0) == [Result(0, again=False)]
+    boss, sizes = running(least=2, most=3)
+    boss.receive(hello("c", **sizes), 1.0)  # all ranks have just ended, but who knows
+    boss.receive(Ended("a", 0), 1.0)
+    assert boss.receive(Ended("b", 0), 1.0)[0] == Result(0, again=False)
+
+
+def test_an_interrupted_node_ends_the_job_without_another_try():
+    boss, _ = running(max_restarts=3)
+    assert boss.receive(Interrupted("b", 0), 1.0) == [StopAll(0, "node 1 (host-b) was told to end")]
+    assert boss.receive(Failed("a", 0, 0, "ended with an error"), 1.0) == []
+    assert boss.receive(Ended("b", 0), 1.0) == []
+    assert boss.receive(Gone("b"), 1.0) == []
+    (result,) = boss.receive(Ended("a", 0, [rank_exit(0)]), 2.0)
+    assert (result.again, result.error) == (False, "node 1 (host-b) was told to end")
+
+
+def test_a_node_that_leaves_after_its_ranks_have_ended_ends_the_job():
+    boss, _ = running(max_restarts=3)
+    boss.receive(Ended("b", 0), 1.0)
+    assert boss.receive(Gone("b"), 1.0) == [StopAll(0, "node 1 (host-b) was told to end")]
+    (result,) = boss.receive(Ended("a", 0), 2.0)
+    assert not result.again
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        hello("a", node=1),
+        Failed("a", 0, 3, "fell"),
+        Interrupted("a", 0),
+        Ended("a", 0, [rank_exit(3)]),
+        Gone("a"),
+        Gone("a", lost="was lost"),
+        Round(2, [Member("a", "host", 2), Member("b", "host", 1)]),
+        Refused("a", "no"),
+        StopAll(1, "why"),
+        Result(1, again=True, exits=[rank_exit(3)], error="lost"),
+    ],
+    ids=lambda record: record.kind,
+)
+def test_records_survive_the_log(record):
+    line = record.line()
+    assert line.endswith("\n")
+    assert line.count("\n") == 1
+    assert parse(line.encode()) == record

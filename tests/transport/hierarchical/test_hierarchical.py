@@ -1,0 +1,460 @@
+"""The hierarchical transport: what crosses the network, and who is told what.
+
+Hosts are pretended: ranks are threads, and a rank is told on which host it is.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from counting import Count, counting
+from rank_threads import LONG, TINY, Member, Transport, run_group
+
+from transport.algorithms.choice import Thresholds
+from transport.call import Call, CallHeader, Kind
+from transport.communicator import Communicator
+from transport.deadline import Deadline
+from transport.errors import (
+    CommunicatorAbortedError,
+    CommunicatorTimeoutError,
+    HeaderMismatchError,
+    PeerLostError,
+)
+from transport.hierarchical import HierarchicalCommunicator
+from transport.hierarchical.hosts import Host
+from transport.hierarchical.levels import Levels
+from transport.inproc import InprocCommunicator
+from transport.links.communicator import LinkCommunicator
+from transport.reduce_op import Flat, ReduceOp, premul_sum
+from transport.runtime import Membership
+from transport.shm import ShmCommunicator
+
+SOON = LONG / 3
+F32, BF16 = np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)
+PLACEMENTS = ["aab", "aabb", "abab", "aaabc", "abcab", "aabbcc", "bacbab"]
+"""By rank, the hosts: contiguous or not, equally full or not."""
+
+
+def pretended(
+    hosts: str,
+    across: Callable[[Membership, Thresholds], LinkCommunicator] = InprocCommunicator,
+    inside: Callable[[Membership], Communicator] = InprocCommunicator,
+) -> Transport:
+    """Return the transport of ranks on ``hosts``."""
+
+    def make(membership: Membership, table: Thresholds) -> HierarchicalCommunicator:
+        host = Host(hosts[membership.rank], memory=True)
+        return HierarchicalCommunicator(membership, table, host, across, inside)
+
+    return Transport(f"hosts {hosts}", make)
+
+
+def crossing(hosts: str, body: Callable[[Member], Any], table: Thresholds) -> Count:
+    """Run ``body`` on every rank; return what they sent from one host to another."""
+    network, local = Count(), Count()
+    across = counting(lambda rank, peer: local if hosts[rank] == hosts[peer] else network)
+    run_group(pretended(hosts, across), len(hosts), body, table)
+    assert local.bytes == 0  # shared memory is for that
+    return network
+
+
+# ---------------------------------------------------------------- bytes on the network
+
+LARGE = 1003
+TABLE = replace(TINY, segment=256)
+
+
+def others(hosts: str) -> int:
+    return len(set(hosts)) - 1
+
+
+@pytest.mark.parametrize("hosts", PLACEMENTS)
+@pytest.mark.parametrize("one_slice", [0, 1 << 20], ids=["slices", "one slice"])
+@pytest.mark.parametrize("root", [0, 2])
+def test_a_broadcast_and_a_reduce_cross_once_a_host(hosts: str, one_slice: int, root: int) -> None:
+    def broadcast(member: Member) -> None:
+        call = member.call(Kind.BROADCAST, F32, LARGE, root=root)
+        member.comm.broadcast(call, np.ones(LARGE, F32), root)
+
+    def reduce(dtype: np.dtype[Any], op: ReduceOp) -> Callable[[Member], None]:
+        def body(member: Member) -> None:
+            call = member.call(Kind.REDUCE, dtype, LARGE, op, root)
+            member.comm.reduce(call, np.ones(LARGE, dtype), op, root)
+
+        return body
+
+    table = replace(TABLE, one_slice=one_slice)
+    least = others(hosts) * LARGE * 4
+    assert crossing(hosts, broadcast, table).bytes == least
+    assert crossing(hosts, reduce(F32, ReduceOp.SUM), table).bytes == least
+    assert crossing(hosts, reduce(F32, premul_sum(2.0)), table).bytes == least
+    assert crossing(hosts, reduce(BF16, ReduceOp.SUM), table).bytes == least
+
+
+@pytest.mark.parametrize("hosts", PLACEMENTS)
+@pytest.mark.parametrize("one_slice", [0, 1 << 20], ids=["slices", "one slice"])
+def test_an_all_reduce_crosses_as_one_between_hosts(hosts: str, one_slice: int) -> None:
+    def crossed(dtype: np.dtype[Any], op: ReduceOp) -> int:
+        def body(member: Member) -> None:
+            member.all_reduce(np.ones(LARGE, dtype), op)
+
+        return crossing(hosts, body, replace(TABLE, one_slice=one_slice)).bytes
+
+    assert crossed(F32, ReduceOp.AVG) == 2 * others(hosts) * LARGE * 4
+    assert crossed(F32, premul_sum(2.0)) == 2 * others(hosts) * LARGE * 4
+    # Partial sums are wide, results are not.
+    assert crossed(BF16, ReduceOp.SUM) == others(hosts) * LARGE * (4 + 2)
+
+
+@pytest.mark.parametrize("hosts", PLACEMENTS)
+@pytest.mark.parametrize("one_slice", [0, 1 << 20], ids=["slices", "one slice"])
+def test_an_all_gather_and_a_reduce_scatter_cross_once_a_host(hosts: str, one_slice: int) -> None:
+    sizes = [100 + 37 * (rank % 4) for rank in range(len(hosts))]
+
+    def gather(member: Member) -> None:
+        outputs = [np.zeros(size, F32) for size in sizes]
+        own = np.ones(sizes[member.rank], F32)
+        member.comm.all_gather(member.call(Kind.ALL_GATHER, F32), outputs, own)
+
+    def scatter(member: Member) -> None:
+        inputs = [np.ones(size, F32) for size in sizes]
+        output = np.zeros(sizes[member.rank], F32)
+        call = member.call(Kind.REDUCE_SCATTER, F32, op=ReduceOp.SUM)
+        member.comm.reduce_scatter(call, output, inputs, ReduceOp.SUM)
+
+    table = replace(TABLE, one_slice=one_slice, reduce_scatter_doubling=0)
+    least = others(hosts) * sum(sizes) * 4
+    assert crossing(hosts, gather, table).bytes == least
+    assert crossing(hosts, scatter, table).bytes == least
+
+
+@pytest.mark.parametrize("hosts", PLACEMENTS)
+def test_what_differs_for_every_member_crosses_once(hosts: str) -> None:
+    n, root = len(hosts), 1
+    sizes = [11 * (rank + 1) for rank in range(n)]
+    elsewhere = [rank for rank in range(n) if hosts[rank] != hosts[root]]
+
+    def gather(member: Member) -> None:
+        outputs = [np.zeros(size, F32) for size in sizes] if member.rank == root else None
+        own = np.ones(sizes[member.rank], F32)
+        member.comm.gather(member.call(Kind.GATHER, F32, root=root), outputs, own, root)
+
+    def scatter(member: Member) -> None:
+        inputs = [np.ones(size, F32) for size in sizes] if member.rank == root else None
+        output = np.zeros(sizes[member.rank], F32)
+        member.comm.scatter(member.call(Kind.SCATTER, F32, root=root), output, inputs, root)
+
+    def all_to_all(member: Member) -> None:
+        inputs = [np.ones(sizes[member.rank], F32) for _ in range(n)]
+        outputs = [np.zeros(size, F32) for size in sizes]
+        member.comm.all_to_all(member.call(Kind.ALL_TO_ALL, F32), outputs, inputs)
+
+    once = Count(len(elsewhere), 4 * sum(sizes[rank] for rank in elsewhere))
+    assert crossing(hosts, gather, TABLE) == once
+    assert crossing(hosts, scatter, TABLE) == once
+    pairs = [(i, j) for i in range(n) for j in range(n) if hosts[i] != hosts[j]]
+    total = Count(len(pairs), 4 * sum(sizes[i] for i, _ in pairs))
+    assert crossing(hosts, all_to_all, TABLE) == total
+
+
+@pytest.mark.parametrize(("hosts", "frames"), [("aab", 2), ("abab", 2), ("aabbcc", 4)])
+def test_a_barrier_crosses_without_data(hosts: str, frames: int) -> None:
+    assert crossing(hosts, lambda member: member.barrier(), TABLE) == Count(frames, 0)
+
+
+def test_slices_cross_between_as_many_members_as_the_smallest_host_has() -> None:
+    hosts, senders = "aaabb", set[int]()
+
+    def count_of(rank: int, peer: int) -> Count:
+        if hosts[rank] != hosts[peer]:
+            senders.add(rank)
+        return Count()
+
+    def body(member: Member) -> None:
+        member.all_reduce(np.ones(LARGE, F32), ReduceOp.SUM)
+
+    for one_slice, expected in ((0, {0, 1, 3, 4}), (1 << 20, {0, 3})):
+        senders.clear()
+        table = replace(TABLE, one_slice=one_slice)
+        run_group(pretended(hosts, counting(count_of)), len(hosts), body, table)
+        assert senders == expected
+
+
+# ---------------------------------------------------------------- bits and memory
+
+
+@pytest.mark.parametrize("hosts", PLACEMENTS)
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+def test_the_same_bits_everywhere_and_every_time(hosts: str, dtype: np.dtype[Any]) -> None:
+    n = len(hosts)
+
+    def body(member: Member) -> list[bytes]:
+        values = np.random.default_rng(member.rank).normal(size=LARGE).astype(dtype)
+        total, part = values.copy(), np.zeros(40, dtype)
+        member.all_reduce(total, ReduceOp.AVG)
+        call = member.call(Kind.REDUCE_SCATTER, dtype, op=ReduceOp.SUM)
+        member.comm.reduce_scatter(call, part, [values[i : i + 40] for i in range(n)], ReduceOp.SUM)
+        call = member.call(Kind.REDUCE, dtype, LARGE, ReduceOp.SUM, 1)
+        member.comm.reduce(call, values, ReduceOp.SUM, 1)
+        return [total.tobytes(), part.tobytes(), values.tobytes()]
+
+    first, second = (run_group(pretended(hosts), n, body, TABLE) for _ in range(2))
+    assert first == second
+    assert len({total for total, _, _ in first}) == 1
+
+
+def test_narrow_floats_are_rounded_once() -> None:
+    """In bfloat16, 256 and one is 256; in float32 the ones of a host would not be lost either."""
+
+    def body(member: Member) -> list[Flat]:
+        one = np.full(LARGE, 256 if member.rank == 0 else 1, BF16)
+        total, part = one.copy(), np.zeros(LARGE, BF16)
+        member.all_reduce(total, ReduceOp.SUM)
+        call = member.call(Kind.REDUCE_SCATTER, BF16, op=ReduceOp.SUM)
+        member.comm.reduce_scatter(call, part, [one] * 4, ReduceOp.SUM)
+        call = member.call(Kind.REDUCE, BF16, LARGE, ReduceOp.SUM, 2)
+        member.comm.reduce(call, one, ReduceOp.SUM, 2)
+        return [total, part, one] if member.rank == 2 else [total, part]
+
+    for one_slice in (0, 1 << 20):
+        table = replace(TABLE, one_slice=one_slice)
+        for results in run_group(pretended("aabb"), 4, body, table):
+            assert all((result == 260).all() for result in results)  # 259, rounded to even
+
+
+def test_scratch_memory_is_bounded() -> None:
+    size = 1_000_003
+    held: list[int] = []
+
+    def body(member: Member) -> None:
+        for dtype in (F32, BF16):
+            member.all_reduce(np.ones(size, dtype), ReduceOp.SUM)
+            call = member.call(Kind.REDUCE, dtype, size, ReduceOp.SUM, 0)
+            member.comm.reduce(call, np.ones(size, dtype), ReduceOp.SUM, 0)
+            parts = [np.ones(size // 3, dtype) for _ in range(3)]
+            call = member.call(Kind.REDUCE_SCATTER, dtype, op=ReduceOp.SUM)
+            member.comm.reduce_scatter(call, np.zeros(size // 3, dtype), parts, ReduceOp.SUM)
+            call = member.call(Kind.ALL_GATHER, dtype)
+            member.comm.all_gather(call, parts, np.ones(size // 3, dtype))
+        levels = member.comm._collectives._levels
+        assert isinstance(levels, Levels)
+        held.append(levels.scratch.nbytes)
+
+    run_group(pretended("aab"), 3, body, replace(TABLE, segment=4096))
+    assert 0 < max(held) <= 5 * 2 * 16 * 4096  # five pieces, of a power of two each
+
+
+@pytest.mark.parametrize("hosts", ["aab", "abab", "aa", "ab"])
+def test_allocated_memory_is_reduced_like_any_other(hosts: str) -> None:
+    def body(member: Member) -> None:
+        call = member.call(Kind.ALLOCATE, F32, LARGE)
+        memory = member.comm.allocate(call, LARGE, F32)
+        assert (memory.size, memory.dtype) == (LARGE, F32)
+        for turn in range(3):
+            memory[:] = member.rank + turn
+            member.all_reduce(memory, ReduceOp.SUM)
+            assert (memory == sum(range(len(hosts))) + turn * len(hosts)).all()
+
+    run_group(pretended(hosts, inside=ShmCommunicator), len(hosts), body, TABLE)
+
+
+# ---------------------------------------------------------------- trouble
+
+
+def test_errors_inside_a_host_speak_of_the_whole_group() -> None:
+    """Ranks 1 and 3 are on one host; there, rank 3 is number 1."""
+    ranks = (5, 6, 7, 8)
+
+    def body(member: Member) -> None:
+        member.barrier()
+        if member.rank == 3:
+            member.comm.close()
+        elif member.rank == 1:
+            call = member.call(Kind.BARRIER)
+            with pytest.raises(PeerLostError, match=r"rank 8 \(rank 3 of the group\)") as lost:
+                member.comm.barrier(call)
+            assert lost.value.peer == 3
+
+    run_group(pretended("abab"), 4, body, TABLE, global_ranks=ranks)
+
+
+@pytest.mark.parametrize("peer", [1, 2], ids=["on another host", "on the same"])
+def test_deadlines_and_waits_speak_of_the_whole_group(peer: int) -> None:
+    gate = threading.Barrier(4, timeout=LONG)
+
+    def body(member: Member) -> None:
+        member.barrier()
+        if member.rank == 0:
+            call = member.call(Kind.GATHER, F32, root=0, timeout=0.5)
+            outputs = [np.zeros(3, F32) for _ in range(4)]
+            seen = set[int | None]()
+            late: list[CommunicatorTimeoutError] = []
+
+            def gather() -> None:
+                with pytest.raises(CommunicatorTimeoutError) as raised:
+                    member.comm.gather(call, outputs, outputs[0].copy(), 0)
+                late.append(raised.value)
+
+            thread = threading.Thread(target=gather)
+            thread.start()
+            while thread.is_alive():
+                seen.add(call.waiting_for)
+                time.sleep(0.01)
+            thread.join(LONG)
+            assert late[0].peer == peer
+            assert f"rank {peer}" in str(late[0])
+            assert seen <= {None, peer, 2}
+            assert peer in seen
+        elif hosts[member.rank] == hosts[0] and peer == 1:
+            call = member.call(Kind.GATHER, F32, root=0)
+            member.comm.gather(call, None, np.ones(3, F32), 0)
+        gate.wait()
+
+    hosts = "abab"
+    run_group(pretended(hosts), 4, body, TABLE)
+
+
+@pytest.mark.parametrize("hosts", ["aab", "aabb", "abab", "aaabc"])
+def test_members_of_one_host_that_disagree_learn_it(hosts: str) -> None:
+    """They wait for each other on different levels, and yet are told before the deadline."""
+    near, last = hosts.index(hosts[0], 1), len(hosts) - 1
+    started = threading.Barrier(len(hosts), timeout=LONG)
+
+    def body(member: Member) -> bool:
+        member.barrier()
+        started.wait()
+        buffer = np.ones(LARGE, F32)
+        try:
+            if member.rank == near:
+                call = member.call(Kind.SCATTER, F32, root=last)
+                member.comm.scatter(call, buffer, None, last)
+            else:
+                member.all_reduce(buffer, ReduceOp.SUM)
+        except (HeaderMismatchError, PeerLostError, CommunicatorAbortedError) as error:
+            member.comm.abort("members disagree")
+            told = isinstance(error, HeaderMismatchError)
+            return told and hosts[error.peer] == hosts[member.rank]
+        return False
+
+    begin = time.monotonic()
+    told = run_group(pretended(hosts, inside=ShmCommunicator), len(hosts), body, TABLE)
+    assert any(told)
+    assert time.monotonic() - begin < SOON
+
+
+@pytest.mark.parametrize("hosts", ["aabb", "abab", "aaabc"])
+@pytest.mark.parametrize("victim", [0, 1, 3])
+@pytest.mark.parametrize("in_order", [True, False], ids=["closes", "aborts"])
+def test_one_failure_ends_the_call_on_all_levels(hosts: str, victim: int, in_order: bool) -> None:
+    """A member is missed, whatever level the others wait on, once those who notice abort."""
+    n = len(hosts)
+    started = threading.Barrier(n, timeout=LONG)
+
+    def body(member: Member) -> float:
+        member.all_reduce(np.ones(LARGE, F32), ReduceOp.SUM)
+        started.wait()
+        if member.rank == victim:
+            time.sleep(0.1)
+            if in_order:
+                member.comm.close()
+            else:
+                member.comm.abort("it is the victim")
+            return 0.0
+
+        def reduce_until_it_fails() -> None:
+            while True:  # the first may be done without the victim's last word
+                member.all_reduce(np.ones(LARGE, F32), ReduceOp.SUM)
+
+        begin = time.monotonic()
+        with pytest.raises((PeerLostError, CommunicatorAbortedError)) as error:
+            reduce_until_it_fails()
+        if isinstance(error.value, PeerLostError):
+            assert error.value.peer in set(range(n)) - {member.rank}
+        member.comm.abort("a member is gone")
+        with pytest.raises(CommunicatorAbortedError, match="a member is gone"):
+            member.barrier()
+        return time.monotonic() - begin
+
+    assert max(run_group(pretended(hosts), n, body, TABLE)) < SOON
+
+
+def test_a_member_that_never_comes_is_named() -> None:
+    """Before anybody knows who is on which host."""
+    gate = threading.Barrier(2, timeout=LONG)
+
+    def make(membership: Membership, table: Thresholds) -> HierarchicalCommunicator:
+        if membership.rank == 1:
+            gate.wait()
+        return pretended("aab").make(membership, table)
+
+    def body(member: Member) -> None:
+        if member.rank == 0:
+            call = member.call(Kind.BARRIER, timeout=0.4)
+            with pytest.raises(CommunicatorTimeoutError, match=r"rank 1 has not entered") as late:
+                member.comm.barrier(call)
+            assert late.value.peer == 1
+            assert call.waiting_for == 1
+            gate.wait()
+
+    run_group(Transport("late", make), 3, body, TABLE)
+
+
+def test_an_abort_ends_the_wait_for_members_that_have_not_come() -> None:
+    gate = threading.Barrier(2, timeout=LONG)
+
+    def make(membership: Membership, table: Thresholds) -> HierarchicalCommunicator:
+        if membership.rank == 1:
+            gate.wait()
+        return pretended("ab").make(membership, table)
+
+    def body(member: Member) -> None:
+        if member.rank == 1:
+            return
+        aborter = threading.Timer(0.3, member.comm.abort, ["enough of this"])
+        aborter.start()
+        begin = time.monotonic()
+        with pytest.raises(CommunicatorAbortedError, match="enough of this"):
+            member.barrier()
+        assert time.monotonic() - begin < SOON
+        aborter.join(LONG)
+        gate.wait()
+
+    run_group(Transport("late", make), 2, body, TABLE)
+
+
+def test_a_group_is_made_again_after_all_have_closed_it() -> None:
+    transport = pretended("aba")
+
+    def body(member: Member) -> None:
+        for _ in range(2):
+            total = np.ones(LARGE, F32)
+            member.all_reduce(total, ReduceOp.SUM)
+            assert (total == 3).all()
+            gate.wait()
+            member.comm.close()
+            gate.wait()
+            member.comm = transport.make(member.comm.membership, TABLE)
+        member.comm.close()
+
+    gate = threading.Barrier(3, timeout=LONG)
+    run_group(transport, 3, body, TABLE)
+
+
+def test_a_call_that_waits_inside_is_the_same_call() -> None:
+    """``PartCall`` translates whom it waits for, both ways, and shares everything else."""
+    from transport.hierarchical.inside import PartCall
+
+    whole = Call(CallHeader(3, 4, 1, Kind.BROADCAST, 11, 0), Deadline.after(LONG))
+    part = PartCall(whole, (2, 5, 6))
+    assert (part.header, part.packed, part.deadline) == (whole.header, whole.packed, whole.deadline)
+    for there, here in ((0, 2), (2, 6), (None, None)):
+        part.waiting_for = there
+        assert whole.waiting_for == here
+        assert part.waiting_for == there

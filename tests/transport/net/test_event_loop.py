@@ -1,0 +1,105 @@
+"""One thread serves many: an error in what it does for one concerns nobody else."""
+
+from __future__ import annotations
+
+import logging
+import os
+import selectors
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from transport.errors import DistStoreError
+from transport.net.event_loop import EventLoop
+from transport.store import TCPStore, TCPStoreServer
+from transport.store.wire import Op
+
+SOON = 10.0
+
+
+@pytest.fixture
+def quiet(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    with caplog.at_level(logging.ERROR, "meshlib.transport"):
+        yield caplog
+
+
+def test_an_error_in_a_callback_ends_no_other(quiet: pytest.LogCaptureFixture) -> None:
+    heard, ended = threading.Event(), threading.Event()
+    failures: list[int] = []
+    bad, bad_end = os.pipe()
+    good, good_end = os.pipe()
+
+    def fail(_events: int) -> None:
+        failures.append(1)
+        raise RuntimeError("it is broken")
+
+    def hear(_events: int) -> None:
+        os.read(good, 10)
+        heard.set()
+
+    loop = EventLoop("test", lambda: None, ended.set)
+    loop.selector.register(bad, selectors.EVENT_READ, fail)
+    loop.selector.register(good, selectors.EVENT_READ, hear)
+    loop.start()
+    os.write(bad_end, b"!")
+    for _ in range(3):
+        heard.clear()
+        os.write(good_end, b"!")
+        assert heard.wait(SOON)
+    loop.stop()
+    assert ended.is_set()
+    assert failures == [1]  # it is not called for ever
+    assert "a callback failed" in quiet.text
+    assert "it is broken" in quiet.text
+    for fd in (bad, bad_end, good, good_end):
+        os.close(fd)
+
+
+def test_an_error_in_what_is_due_ends_nothing(quiet: pytest.LogCaptureFixture) -> None:
+    heard = threading.Event()
+    turns: list[int] = []
+
+    def turn() -> float | None:
+        turns.append(1)
+        if len(turns) == 1:
+            raise RuntimeError("not yet")
+        return None
+
+    ours, theirs = socket.socketpair()
+    loop = EventLoop("test", turn, lambda: None)
+    loop.selector.register(ours, selectors.EVENT_READ, lambda _: (ours.recv(10), heard.set()))
+    loop.start()
+    theirs.send(b"!")
+    assert heard.wait(SOON)
+    loop.stop()
+    assert "not yet" in quiet.text
+    ours.close()
+    theirs.close()
+
+
+def test_a_store_goes_on_for_its_other_clients(quiet: pytest.LogCaptureFixture) -> None:
+    server = TCPStoreServer(secret=b"s")
+    one, other = (TCPStore(*server.address, timeout=SOON, secret=b"s") for _ in range(2))
+
+    def fail(_fields: object) -> None:
+        raise RuntimeError("a bug")
+
+    server._commands.at_once[Op.NUM_KEYS] = fail
+    one.set_will("will", "gone")
+    with pytest.raises(DistStoreError, match="connection is lost"):
+        one.num_keys()
+    assert other.get("will") == b"gone"
+    assert "a bug" in quiet.text
+
+    def starve(_fields: object) -> None:
+        raise MemoryError
+
+    server._commands.at_once[Op.NUM_KEYS] = starve
+    with pytest.raises(DistStoreError, match="MemoryError"):
+        other.num_keys()
+    assert other.check(["will"])
+    for store in (one, other):
+        store.close()
+    server.close()

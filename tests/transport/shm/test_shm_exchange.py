@@ -1,0 +1,111 @@
+"""The exchange through shared memory, whose plans are kept: many shapes, again and again."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from rank_threads import Member, Transport, run_group
+
+from transport.call import Kind
+from transport.errors import HeaderMismatchError
+from transport.reduce_op import ReduceOp
+from transport.runtime import Membership
+from transport.shm import ShmCommunicator
+from transport.shm.board.layout import Sizes
+from transport.shm.collectives.exchange import MOST_PLANS
+
+# Shares of 8 to 64 elements of 8 bytes, so that some calls take many laps.
+SIZES = Sizes(block=512, direct=64, ring=1 << 10, piece=256)
+DTYPES = np.uint8, np.float16, np.float64
+
+
+def _make(membership: Membership, _table: object) -> ShmCommunicator:
+    return ShmCommunicator(membership, SIZES)
+
+
+SHM = Transport("shm", _make, has_links=False)
+
+
+def _values(src: int, dst: int, call: int, count: int, dtype: Any) -> Any:
+    return ((np.arange(count) + 7 * src + 3 * dst + call) % 11).astype(dtype)
+
+
+def _all_to_all(member: Member, number: int, counts: list[list[int]], dtype: Any) -> None:
+    rank, size = member.rank, member.size
+    inputs = [_values(rank, dst, number, counts[rank][dst], dtype) for dst in range(size)]
+    outputs = [np.zeros(counts[src][rank], dtype) for src in range(size)]
+    member.comm.all_to_all(member.call(Kind.ALL_TO_ALL, dtype), outputs, inputs)
+    for src, output in enumerate(outputs):
+        wanted = _values(src, rank, number, counts[src][rank], dtype)
+        np.testing.assert_array_equal(output, wanted)
+
+
+def _all_gather(member: Member, number: int, counts: list[int], dtype: Any) -> None:
+    outputs = [np.zeros(count, dtype) for count in counts]
+    own = _values(member.rank, 0, number, counts[member.rank], dtype)
+    member.comm.all_gather(member.call(Kind.ALL_GATHER, dtype), outputs, own)
+    for src, output in enumerate(outputs):
+        np.testing.assert_array_equal(output, _values(src, 0, number, counts[src], dtype))
+
+
+def _reduce_scatter(member: Member, number: int, count: int, dtype: Any) -> None:
+    rank, size, op = member.rank, member.size, ReduceOp.MAX
+    inputs = [_values(rank, dst, number, count, dtype) for dst in range(size)]
+    output = np.zeros(count, dtype)
+    call = member.call(Kind.REDUCE_SCATTER, dtype, count, op)
+    member.comm.reduce_scatter(call, output, inputs, op)
+    wanted = np.max([_values(src, rank, number, count, dtype) for src in range(size)], axis=0)
+    np.testing.assert_array_equal(output, wanted)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_many_shapes_in_any_order_many_times(size: int) -> None:
+    def body(member: Member) -> None:
+        same = random.Random(size)  # all members make the same calls
+        shapes: list[tuple[int, Any, list[list[int]]]] = []
+        for kind in range(MOST_PLANS + 6):
+            # Equal sizes, sizes of which some take one lap and others many, and large ones.
+            most = same.choice((9, 150, 1500))
+            count = same.randrange(most)
+            counts = [[count] * size for _ in range(size)]
+            if kind % 2:
+                counts = [[same.randrange(most) for _ in range(size)] for _ in range(size)]
+            shapes.append((kind % 3, same.choice(DTYPES), counts))
+        order = shapes + same.choices(shapes[:8], k=60) + shapes[::-1]
+        for number, (kind, dtype, counts) in enumerate(order):
+            if kind == 0:
+                _all_to_all(member, number, counts, dtype)
+            elif kind == 1:
+                _all_gather(member, number, counts[0], dtype)
+            else:
+                _reduce_scatter(member, number, counts[0][0], dtype)
+
+    run_group(SHM, size, body)
+
+
+@pytest.mark.parametrize("differs", ["sent", "expected"])
+def test_sizes_that_disagree_are_found_after_calls_of_the_same_shape_that_did_not(
+    differs: str,
+) -> None:
+    def body(member: Member) -> None:
+        peer = 1 - member.rank
+        for number in range(3):
+            _all_to_all(member, number, [[5, 5], [5, 5]], np.float64)
+        inputs = [np.zeros(5), np.zeros(5)]
+        outputs = [np.zeros(5), np.zeros(5)]
+        if member.rank == 1:
+            (inputs if differs == "sent" else outputs)[0] = np.zeros(4)
+        text = {
+            ("sent", 0): "sent 32 bytes .* expected 40",
+            ("sent", 1): "expects 40 bytes .* got 32 bytes",
+            ("expected", 0): "expects 32 bytes .* got 40 bytes",
+            ("expected", 1): "sent 40 bytes .* expected 32",
+        }[differs, member.rank]
+        with pytest.raises(HeaderMismatchError, match=text) as caught:
+            member.comm.all_to_all(member.call(Kind.ALL_TO_ALL, np.float64), outputs, inputs)
+        assert caught.value.peer == peer
+
+    run_group(SHM, 2, body)

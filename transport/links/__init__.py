@@ -1,0 +1,1 @@
+"""Links between two ranks, and the communicators made of them."""

@@ -1,0 +1,1 @@
+"""Sockets: made, authenticated, encrypted, waited for."""

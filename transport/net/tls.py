@@ -1,0 +1,299 @@
+"""TLS under the handshake of a job, with certificates that the user gives.
+
+Both ends show a certificate that the same authority has signed, and inside TLS they prove that
+they know the job's secret, in a handshake that is bound to the acceptor's certificate: somebody in
+the middle with a certificate of the same authority cannot pass the proofs on. Ranks move, and are
+reached by addresses found at run time, so no name or address in a certificate is compared.
+
+A ``TlsSocket`` stands in for the plain socket in everything that this package does with one.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import select
+import socket
+import ssl
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from transport import environment
+from transport.deadline import Deadline
+from transport.net.fork import close_in_forked_children
+
+_NAMES = (environment.TLS_CERT, environment.TLS_KEY, environment.TLS_CA)
+_RECORD_BYTES = 16 << 10
+_TIMEVAL = struct.Struct("@ll")
+_Result = TypeVar("_Result")
+
+
+class Tls:
+    """The certificate of this process, and the authority whose certificates it trusts.
+
+    ``cert`` and ``ca`` are files with certificates, ``key`` is one with the private key of the
+    first in ``cert``, without a password; all in PEM. Raises ValueError naming what cannot be used.
+    """
+
+    def __init__(self, cert: str | Path, key: str | Path, ca: str | Path) -> None:
+        self._files = Path(cert), Path(key), Path(ca)
+        self._server = self._context(ssl.PROTOCOL_TLS_SERVER)
+        # Tickets would lie unread at the client's end, and turn its orderly close into a reset.
+        self._server.num_tickets = 0
+        self._client = self._context(ssl.PROTOCOL_TLS_CLIENT)
+        text = self._files[0].read_text()
+        first = text[text.index(ssl.PEM_HEADER) : text.index(ssl.PEM_FOOTER)] + ssl.PEM_FOOTER
+        self._binding = _digest(ssl.PEM_cert_to_DER_cert(first))
+
+    def client(self, sock: socket.socket) -> TlsSocket:
+        """Return the TLS end of ``sock``, which has connected. Nothing has been said yet."""
+        return self._wrap(self._client, sock)
+
+    def server(self, sock: socket.socket) -> TlsSocket:
+        """Return the TLS end of ``sock``, which was accepted. Nothing has been said yet."""
+        wrapped = self._wrap(self._server, sock)
+        wrapped.binding = self._binding
+        return wrapped
+
+    @staticmethod
+    def _wrap(context: ssl.SSLContext, sock: socket.socket) -> TlsSocket:
+        server = context.protocol == ssl.PROTOCOL_TLS_SERVER
+        try:
+            wrapped = context.wrap_socket(sock, server, do_handshake_on_connect=False)
+        except BaseException:
+            sock.close()
+            raise
+        assert isinstance(wrapped, TlsSocket)
+        close_in_forked_children(wrapped)
+        return wrapped
+
+    def _context(self, protocol: int) -> ssl.SSLContext:
+        context = ssl.SSLContext(protocol)
+        context.sslsocket_class = TlsSocket
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_REQUIRED
+        cert, key, ca = self._files
+        for name, path in zip(_NAMES, self._files, strict=True):
+            try:
+                path.read_bytes()
+            except OSError as error:
+                raise ValueError(f"{name}: cannot read {path}: {error.strerror}") from error
+        try:
+            context.load_cert_chain(cert, key, _no_password)
+        except (ssl.SSLError, OSError, _PasswordError) as error:
+            raise ValueError(
+                f"{environment.TLS_CERT} {cert} and {environment.TLS_KEY} {key}: expected a"
+                f" certificate and its private key, without a password, in PEM ({error})"
+            ) from error
+        try:
+            context.load_verify_locations(ca)
+        except ssl.SSLError as error:
+            raise ValueError(
+                f"{environment.TLS_CA} {ca}: expected certificates in PEM ({error})"
+            ) from error
+        return context
+
+
+def tls_from_environment(variables: Mapping[str, str] | None = None) -> Tls | None:
+    """Return what ``MESHLIB_TLS_CERT``, ``_KEY`` and ``_CA`` name, or None when none is set.
+
+    Raises ValueError when only some are set, or a file is not what it should be.
+    """
+    variables = os.environ if variables is None else variables
+    files = [variables.get(name, "") for name in _NAMES]
+    if not any(files):
+        return None
+    if not all(files):
+        missing = [name for name, file in zip(_NAMES, files, strict=True) if not file]
+        raise ValueError(
+            f"{' and '.join(missing)} not set: TLS needs all of {', '.join(_NAMES)}, or none"
+        )
+    return Tls(*files)
+
+
+class TlsSocket(ssl.SSLSocket):
+    """A TLS connection that behaves like the plain stream socket below it.
+
+    Unlike Python's own: one thread may receive while another sends; flags (``MSG_DONTWAIT``) and
+    the kernel's time limits (``SO_RCVTIMEO``) mean what they do on plain sockets; ``sendmsg``
+    works, ``shutdown`` wakes whoever waits. An end without TLS's goodbye is the end of the stream:
+    what it carries has lengths, and closing says nothing that anybody would have to wait for.
+
+    What OpenSSL could not send of a record must be sent before anything else. A send that raised
+    BlockingIOError has to be tried again with the same bytes: with others, it raises
+    ConnectionAbortedError.
+
+    OpenSSL reads one record at a time and no further, so the descriptor is ready when the next one
+    is there. Of a record that was received in part the rest is known to ``recv`` only: receive
+    before you poll.
+    """
+
+    binding: bytes | None = None
+    """A digest of the acceptor's certificate: the client's is known after ``try_handshake``."""
+
+    _ssl_lock: threading.Lock
+    _begun: bytes | None
+    _seconds: float | None = None
+    _receive_seconds: float | None = None
+    _send_seconds: float | None = None
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> TlsSocket:  # noqa: D102 (ssl skips __init__)
+        self = super().__new__(cls, *args, **kwargs)
+        # OpenSSL allows one thread at a time. No system call that it makes here blocks.
+        self._ssl_lock = threading.Lock()
+        self._begun = None
+        return self
+
+    # The handshake.
+
+    def try_handshake(self) -> int:
+        """Go on with the handshake: return 0 when it is over, else the events of ``select.poll``
+        to wait for. Raises OSError when it failed.
+        """
+        try:
+            with self._ssl_lock:
+                self.do_handshake()
+        except ssl.SSLWantReadError:
+            return select.POLLIN
+        except ssl.SSLWantWriteError:
+            return select.POLLOUT
+        except ssl.SSLEOFError:
+            raise ConnectionResetError(errno.ECONNRESET, "it hung up") from None
+        if self.binding is None:
+            self.binding = _digest(self.getpeercert(binary_form=True) or b"")
+        return 0
+
+    def handshake(self, deadline: Deadline) -> None:
+        """Carry out the handshake. Raises TimeoutError past the deadline, OSError."""
+        while events := self.try_handshake():
+            if not _await(self, events, deadline.at):
+                raise TimeoutError(errno.ETIMEDOUT, f"no TLS within {deadline.seconds:g} s")
+
+    # Time limits: the descriptor is non-blocking for good.
+
+    def settimeout(self, value: float | None) -> None:  # noqa: D102
+        socket.socket.settimeout(self, 0.0)
+        self._seconds = value
+
+    def setblocking(self, flag: bool) -> None:  # noqa: D102
+        self.settimeout(None if flag else 0.0)
+
+    def gettimeout(self) -> float | None:  # noqa: D102
+        return self._seconds
+
+    def setsockopt(self, level: int, optname: int, *value: Any) -> None:  # noqa: D102
+        if level == socket.SOL_SOCKET and optname in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            seconds, micros = _TIMEVAL.unpack(value[0])
+            limit = seconds + micros / 1e6 or None
+            if optname == socket.SO_RCVTIMEO:
+                self._receive_seconds = limit
+            else:
+                self._send_seconds = limit
+        else:
+            super().setsockopt(level, optname, *value)
+
+    # Moving bytes.
+
+    def recv(self, buflen: int = _RECORD_BYTES, flags: int = 0) -> bytes:  # noqa: D102
+        size = min(buflen, _RECORD_BYTES)
+        return self._retry(partial(super().recv, size), flags, self._receive_seconds)
+
+    def recv_into(self, buffer: Any, nbytes: int | None = None, flags: int = 0) -> int:  # noqa: D102
+        size = min(nbytes or len(buffer), _RECORD_BYTES)
+        attempt = partial(super().recv_into, buffer, size)
+        return self._retry(attempt, flags, self._receive_seconds)
+
+    def send(self, data: Any, flags: int = 0) -> int:  # noqa: D102
+        piece = memoryview(data)[:_RECORD_BYTES]
+        return self._retry(partial(self._write, piece), flags, self._send_seconds)
+
+    def sendmsg(  # noqa: D102  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, buffers: Iterable[Any], ancdata: Iterable[Any] = (), flags: int = 0
+    ) -> int:
+        room, pieces = _RECORD_BYTES, list[memoryview]()
+        for buffer in buffers:
+            pieces.append(memoryview(buffer)[:room])
+            room -= len(pieces[-1])
+        return self.send(b"".join(pieces), flags)
+
+    def sendall(self, data: Any, flags: int = 0) -> None:  # noqa: D102
+        rest = memoryview(data)
+        while rest:
+            rest = rest[self.send(rest, flags) :]
+
+    def _write(self, piece: memoryview) -> int:
+        if self._begun is not None and self._begun != bytes(piece[: len(self._begun)]):
+            raise ConnectionAbortedError(
+                errno.ECONNABORTED, "an earlier call stopped in the middle of a record"
+            )
+        try:
+            sent = super().send(self._begun or piece)
+        except ssl.SSLWantWriteError:
+            self._begun = self._begun or bytes(piece)
+            raise
+        self._begun = None
+        return sent
+
+    def _retry(self, attempt: Callable[[], _Result], flags: int, limit: float | None) -> _Result:
+        """Return what ``attempt`` does, which may have to wait for either direction.
+
+        Fails as a plain socket does: TimeoutError past ``settimeout``'s limit, BlockingIOError
+        past the kernel's, and at once where nothing is to wait.
+        """
+        until: float | None = None
+        while True:
+            try:
+                with self._ssl_lock:
+                    return attempt()
+            except ssl.SSLWantReadError:
+                events = select.POLLIN
+            except ssl.SSLWantWriteError:
+                events = select.POLLOUT
+            except ValueError as error:
+                # Closed, or lost before it was wrapped.
+                raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN)) from error
+            if flags & socket.MSG_DONTWAIT or self._seconds == 0:
+                raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+            seconds = limit if self._seconds is None else self._seconds
+            if until is None and seconds is not None:
+                until = time.monotonic() + seconds
+            if not _await(self, events, until):
+                if self._seconds is None:
+                    raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+                raise TimeoutError("timed out")
+
+    def shutdown(self, how: int) -> None:
+        """End the connection below. TLS stays on: what is still read must not pass for plain."""
+        socket.socket.shutdown(self, how)
+
+
+def _await(sock: socket.socket, events: int, until: float | None) -> bool:
+    """Wait for the events; return False when ``until`` has passed without."""
+    poller = select.poll()
+    poller.register(sock, events)
+    while True:
+        left = None if until is None else until - time.monotonic()
+        if poller.poll(None if left is None else max(0, min(left, 86400.0)) * 1000):
+            return True
+        if left is not None and left <= 0:
+            return False
+
+
+def _digest(certificate: bytes) -> bytes:
+    return hashlib.sha256(certificate).digest()
+
+
+class _PasswordError(Exception):
+    """A key wants a password."""
+
+
+def _no_password() -> bytes:
+    """Refuse, where OpenSSL would ask at the terminal, and wait."""
+    raise _PasswordError("the key has a password")

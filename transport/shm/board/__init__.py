@@ -1,0 +1,1 @@
+"""The segment that all members share, and waiting on its words."""

@@ -1,0 +1,1 @@
+"""Collectives over the board: exchanges, reductions, copies."""

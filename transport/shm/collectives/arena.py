@@ -1,0 +1,179 @@
+"""Symmetric memory: arrays that every member of a group has at the same place of a shared segment.
+
+Allocation is collective, and each decision is made from what all members know, so that all make the
+same one: which blocks exist, and which of them nobody refers to any more. An array's memory is
+given back when the last view of it is gone, on each member in its own time; it is used again when
+that has happened on all. Segments of which nothing is used are unmapped when a new one is needed.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from transport.reduce_op import Flat
+from transport.shm.board.layout import pages
+from transport.shm.board.segment import Segment
+from transport.shm.collectives.copying import address
+
+_LEAST = 256 << 10
+"""The least that a member's part of a segment has."""
+
+_OFFSET_BITS = 40
+_ALIGNMENT = 64
+_MOST_VIEWS = 64
+
+
+@dataclass(slots=True)
+class _Block:
+    """A piece of every member's part of segment ``number``.
+
+    ``held``: by this member, as far as it has noticed; ``used``: by any, when they last compared.
+    """
+
+    number: int
+    offset: int
+    nbytes: int
+    held: bool = False
+    used: bool = False
+
+
+class Arena:
+    """One member's view of the group's symmetric memory. One thread at a time."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self._rank = rank
+        self._size = size
+        self._segments: dict[int, tuple[Segment, int]] = {}
+        # Where this member's parts begin and end, by segment.
+        self._bounds: list[tuple[int, int, int]] = []
+        self._views: dict[tuple[int, int, int], list[Flat]] = {}
+        self._blocks: list[_Block] = []
+        self._next_number = 0
+        # Filled by finalizers, which run at any moment in any thread.
+        self._dropped: deque[_Block] = deque()
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing was ever allocated; equal on all members."""
+        return not self._segments
+
+    # Allocating, in the order in which all members do it.
+
+    def dropped(self) -> npt.NDArray[np.uint8]:
+        """Return, for each block, 1 where this member does not hold it."""
+        while self._dropped:
+            self._dropped.popleft().held = False
+        return np.array([not block.held for block in self._blocks], np.uint8)
+
+    def settle(self, free: npt.NDArray[np.uint8], nbytes: int) -> bool:
+        """Be told which blocks nobody uses. Return whether there is room for ``nbytes`` more;
+        otherwise a new segment is needed.
+        """
+        self._merge(free)
+        need = _round(nbytes)
+        if any(not block.used and block.nbytes >= need for block in self._blocks):
+            return True
+        parts = {number: part for number, (_, part) in self._segments.items()}
+        idle = {b.number for b in self._blocks if not b.used and b.nbytes == parts[b.number]}
+        self._blocks = [block for block in self._blocks if block.number not in idle]
+        for number in idle:
+            del self._segments[number]
+        self._note_bounds()
+        return False
+
+    def new_segment(self, nbytes: int) -> tuple[int, int]:
+        """Return the number of the segment that comes next, and its size for ``nbytes``."""
+        return self._next_number, max(pages(_round(nbytes)), _LEAST) * self._size
+
+    def add(self, segment: Segment) -> None:
+        """Take in the next segment."""
+        part = segment.nbytes // self._size
+        self._segments[self._next_number] = (segment, part)
+        self._blocks.append(_Block(self._next_number, 0, part))
+        self._next_number += 1
+        self._note_bounds()
+
+    def take(self, count: int, dtype: np.dtype[np.generic]) -> Flat:
+        """Return an array in the first of the smallest blocks that have room. There must be one."""
+        need = _round(count * dtype.itemsize)
+        fitting = [block for block in self._blocks if not block.used and block.nbytes >= need]
+        block = min(fitting, key=lambda block: block.nbytes)
+        if block.nbytes > need:
+            rest = _Block(block.number, block.offset + need, block.nbytes - need)
+            self._blocks.insert(self._blocks.index(block) + 1, rest)
+            block.nbytes = need
+        block.used = block.held = True
+        segment, part = self._segments[block.number]
+        start = self._rank * part + block.offset
+        # Every view keeps this array alive, since its own base is no array.
+        memory = np.frombuffer(segment.data, np.uint8, need, start)
+        weakref.finalize(memory, self._dropped.append, block).atexit = False
+        return memory[: count * dtype.itemsize].view(dtype)
+
+    def _merge(self, free: npt.NDArray[np.uint8]) -> None:
+        merged: list[_Block] = []
+        for block, unused in zip(self._blocks, free, strict=True):
+            last = merged[-1] if merged else None
+            joins = last is not None and not last.used and last.number == block.number
+            if unused and joins and last is not None:
+                last.nbytes += block.nbytes
+                continue
+            block.used = not unused
+            merged.append(block)
+        self._blocks = merged
+
+    def _note_bounds(self) -> None:
+        self._views.clear()  # they would keep a segment mapped
+        self._bounds.clear()
+        for number, (segment, part) in self._segments.items():
+            low = segment.address + self._rank * part
+            self._bounds.append((low, low + part, number))
+
+    # Finding.
+
+    def locate(self, buffer: Flat) -> int:
+        """Return where ``buffer`` lies in this member's symmetric memory, 0 if it does not.
+
+        The same number means the same place on every member.
+        """
+        if not self._bounds:
+            return 0
+        start = address(buffer)
+        for low, high, number in self._bounds:
+            if low <= start and start + buffer.nbytes <= high:
+                return (number << _OFFSET_BITS) + start - low + 1
+        return 0
+
+    def apart(self, where: int) -> int:
+        """Return how many bytes lie between one member's place ``where`` and the next one's."""
+        return self._segments[(where - 1) >> _OFFSET_BITS][1]
+
+    def views(self, where: int, count: int, dtype: np.dtype[np.generic]) -> list[Flat]:
+        """Return ``view`` of all members, in order; those that were used last are kept."""
+        key = (where, count, dtype.num)
+        views = self._views.get(key)
+        if views is None:
+            if len(self._views) >= _MOST_VIEWS:
+                self._views.clear()
+            views = [self.view(rank, where, count, dtype) for rank in range(self._size)]
+            self._views[key] = views
+        return views
+
+    def view(self, rank: int, where: int, count: int, dtype: np.dtype[np.generic]) -> Flat:
+        """Return ``count`` elements of member ``rank`` at a place that its ``locate`` returned."""
+        number, offset = divmod(where - 1, 1 << _OFFSET_BITS)
+        segment, part = self._segments[number]
+        start = rank * part + offset
+        return segment.bytes[start : start + count * dtype.itemsize].view(dtype)
+
+
+def _round(nbytes: int) -> int:
+    """Return the bytes that an array of ``nbytes`` takes; whole pages for large ones."""
+    if nbytes >= _LEAST:
+        return pages(nbytes)
+    return max(_ALIGNMENT, -(-nbytes // _ALIGNMENT) * _ALIGNMENT)

@@ -1,0 +1,78 @@
+"""Where the members of a group are, as they say in the group's store."""
+
+from __future__ import annotations
+
+from transport.call import Call
+from transport.errors import StoreTimeoutError
+from transport.runtime import Membership
+from transport.shm.meeting.locality import Place
+from transport.store_waits import StoreWaits, has_not_entered
+
+
+class Directory:
+    """Says where this rank is, and finds out where others are. Several threads; any may ``cancel``.
+
+    All waits raise ``CommunicatorTimeoutError`` past the call's deadline, and
+    ``CommunicatorAbortedError`` after ``cancel``.
+    """
+
+    def __init__(self, membership: Membership, place: Place) -> None:
+        self.place = place
+        self._membership = membership
+        self._places: dict[int, Place] = {membership.rank: place}
+        self._waits = StoreWaits(membership.store)
+
+    def publish(self) -> None:
+        """Tell the other members where this rank is."""
+        self._membership.store.set(_place_key(self._membership.rank), self.place.encode())
+
+    def look_up(self, peer: int, call: Call) -> Place:
+        """Return where ``peer`` is, waiting until it has said so."""
+        place = self._places.get(peer)
+        if place is None:
+            place = Place.decode(self.read(_place_key(peer), peer, call))
+            self._places[peer] = place
+        return place
+
+    def find(self, peer: int) -> Place | None:
+        """Return where ``peer`` is, None if it has not said so yet."""
+        if peer not in self._places:
+            store, key = self._membership.store, _place_key(peer)
+            if not store.check([key]):
+                return None
+            self._places[peer] = Place.decode(store.get(key))
+        return self._places[peer]
+
+    def is_known(self, peer: int) -> bool:
+        """Whether ``peer`` has said where it is."""
+        return self.find(peer) is not None
+
+    def is_near(self, peer: int, call: Call) -> bool:
+        """Whether memory can be shared with ``peer``, as far as can be told; see ``look_up``."""
+        return peer == self._membership.rank or self.place.may_share_with(self.look_up(peer, call))
+
+    def read(self, key: str, peer: int, call: Call) -> bytes:
+        """Return what ``peer`` writes under ``key`` in the group's store, waiting for it."""
+        store = self._membership.store
+        self.check()
+        if store.check([key]):
+            return store.get(key)
+        call.waiting_for = peer
+        try:
+            value = self._waits.wait(lambda client: client.get(key, call.deadline.remaining()))
+        except StoreTimeoutError as error:
+            raise has_not_entered(call, self._membership, peer) from error
+        call.waiting_for = None
+        return value
+
+    def check(self) -> None:
+        """Raise ``CommunicatorAbortedError`` after ``cancel``."""
+        self._waits.check()
+
+    def cancel(self, reason: str) -> None:
+        """Break off all waits, now and later. Never blocks; idempotent."""
+        self._waits.cancel(reason)
+
+
+def _place_key(rank: int) -> str:
+    return f"shm/{rank}"
