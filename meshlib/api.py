@@ -16,6 +16,7 @@ from meshlib.c10d.functions import (
     all_gather,
     all_gather_coalesced,
     all_gather_into_tensor,
+    all_gather_into_tensor_coalesced,
     all_gather_object,
     all_gather_single,
     all_reduce,
@@ -36,11 +37,13 @@ from meshlib.c10d.functions import (
     reduce_scatter,
     reduce_scatter_single,
     reduce_scatter_tensor,
+    reduce_scatter_tensor_coalesced,
     scatter,
     scatter_object_list,
     send,
     send_object_list,
 )
+from meshlib.c10d.grad_bucket import GradBucket
 from meshlib.c10d.groups import (
     GroupMember,
     get_backend,
@@ -56,7 +59,7 @@ from meshlib.c10d.groups import (
 from meshlib.c10d.labels import record_comm
 from meshlib.c10d.profiler import profile
 from meshlib.c10d.subgroups import new_subgroups, new_subgroups_by_enumeration, split_group
-from meshlib.calls.work import Future, Work, WorkResult
+from meshlib.calls.work import Future, Work, WorkResult, collect_all
 from meshlib.diagnosis.log import (
     DebugLevel,
     get_debug_level,
@@ -94,6 +97,7 @@ from transport.errors import (
     DistError,
     DistNetworkError,
     DistStoreError,
+    QueueEmptyError,
     RankFailedError,
 )
 from transport.reduce_op import ReduceOp, premul_sum
@@ -113,6 +117,7 @@ __all__ = [
     "DistStoreError",
     "FileStore",
     "Future",
+    "GradBucket",
     "GroupMember",
     "HashStore",
     "Layout",
@@ -126,6 +131,7 @@ __all__ = [
     "ProcessExitedException",
     "ProcessGroup",
     "ProcessRaisedException",
+    "QueueEmptyError",
     "RankFailedError",
     "ReduceOp",
     "Replicate",
@@ -139,6 +145,7 @@ __all__ = [
     "all_gather",
     "all_gather_coalesced",
     "all_gather_into_tensor",
+    "all_gather_into_tensor_coalesced",
     "all_gather_object",
     "all_gather_single",
     "all_reduce",
@@ -150,6 +157,7 @@ __all__ = [
     "breakpoint",
     "broadcast",
     "broadcast_object_list",
+    "collect_all",
     "current_mesh",
     "destroy_process_group",
     "distribute_array",
@@ -191,6 +199,7 @@ __all__ = [
     "reduce_scatter",
     "reduce_scatter_single",
     "reduce_scatter_tensor",
+    "reduce_scatter_tensor_coalesced",
     "register_rendezvous_handler",
     "rendezvous",
     "scatter",

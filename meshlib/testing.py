@@ -7,17 +7,22 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from datetime import timedelta
 from typing import Any, TypeVar
 
 from meshlib.groups.backend import parse_backend
-from meshlib.job.world import World, install
+from meshlib.job.current import install
+from meshlib.job.thread_rank import ThreadRank, set_thread_rank
+from meshlib.job.world import World
 from transport import backends
 from transport.checks import to_whole_number
-from transport.deadline import Deadline, to_seconds
-from transport.errors import CollectiveTimeoutError, DistBackendError, DistError
+from transport.deadline import Deadline, Timeout, to_seconds
+from transport.errors import (
+    CollectiveMismatchError,
+    CollectiveTimeoutError,
+    DistBackendError,
+    DistError,
+)
 from transport.runtime import Runtime
-from transport.store.base import Store
 from transport.store.hash_store import HashStore
 
 T = TypeVar("T")
@@ -39,15 +44,19 @@ def run_ranks(
     world_size: int,
     *args: Any,
     backend: str = "inproc",
-    timeout: float | timedelta = DEFAULT_RUN_TIMEOUT,
-    call_timeout: float | timedelta | None = None,
+    timeout: Timeout = DEFAULT_RUN_TIMEOUT,
+    call_timeout: Timeout | None = None,
 ) -> list[T]:
     """Call ``fn(*args)`` as each of ``world_size`` ranks, each a thread, and return the results.
 
-    The default group is initialised around ``fn``: it uses ``meshlib.get_rank()`` and the rest as
-    a launched program would. ``timeout`` (seconds) bounds the whole run; ``call_timeout`` is the
-    default deadline of the calls inside (``timeout`` if None). Any backend will do: over ``tcp``
-    the threads talk through real sockets. If ``fn`` uses JAX, import it before this is called.
+    The default group is there when ``fn`` begins: it uses ``meshlib.get_rank()`` and the rest. A
+    program with ``init_process_group()`` of its own does as in a process: it makes its own default
+    group in place of that one (over ``backend``, if it names none) and may end it and make another.
+    What it reads in ``os.environ`` itself is the process's, not the rank's.
+
+    ``timeout`` (seconds) bounds the whole run; ``call_timeout`` is the default deadline of the
+    calls inside (``timeout`` if None). Any backend will do: over ``tcp`` the threads talk through
+    real sockets. If ``fn`` uses JAX, import it before this is called.
 
     Raises ``RankError`` for the rank that failed first, with its exception as the cause: a rank
     that failed because another one did is never named. Raises ``CollectiveTimeoutError`` when the
@@ -82,7 +91,7 @@ class _Run:
         size: int,
         backend: str,
         timeout: float,
-        call_timeout: float | timedelta | None,
+        call_timeout: Timeout | None,
     ) -> None:
         self._fn = fn
         self._args = args
@@ -91,15 +100,18 @@ class _Run:
         for name in set(self._backends.values()):
             # Imported here, not by all ranks at once.
             backends.lookup(name).load()
+        store = HashStore()
         self._timeout = timeout
         self._call_timeout = (
             timeout if call_timeout is None else to_seconds(call_timeout, "call_timeout")
         )
-        self._store: Store = HashStore()
         self._results: list[Any] = [None] * size
         self._failures: list[tuple[int, BaseException]] = []
         self._done = [False] * size
-        self._worlds: list[World | None] = [None] * size
+        self._ranks = [
+            ThreadRank(store.clone(), rank, size, backend, self._call_timeout)
+            for rank in range(size)
+        ]
         self._lock = threading.Lock()
 
     def results(self) -> list[Any]:
@@ -122,33 +134,42 @@ class _Run:
         return self._results
 
     def _rank(self, rank: int) -> None:
-        world = None
+        mine = self._ranks[rank]
+        set_thread_rank(mine)
+        how = "has ended without coming"
         try:
-            world = self._worlds[rank] = World(
-                self._store.clone(),
-                rank,
-                self._size,
+            world = World(
+                *mine.join(),
                 runtime=Runtime(),
                 backends=self._backends,
                 timeout=self._call_timeout,
             )
             install(world, thread_only=True)
+            mine.provided = True
             with _own_traces():
                 self._results[rank] = self._fn(*self._args)
         except BaseException as error:  # noqa: BLE001 (re-raised by the caller's thread)
             with self._lock:
                 self._failures.append((rank, error))
-            if world is not None:
-                world.announce_exit(f"raised {type(error).__name__}: {error}")
+            how = f"raised {type(error).__name__}: {error}"
+            if mine.world is not None:
+                mine.world.announce_exit(how)
         finally:
+            mine.end(how)
+            world = mine.world
             install(None, thread_only=True)
+            set_thread_rank(None)
             if world is not None:
-                world.close(drain=0.0 if self._failures else GRACE_SECONDS, linger=0.0)
+                try:
+                    world.close(drain=0.0 if self._failures else GRACE_SECONDS, linger=0.0)
+                except CollectiveMismatchError as error:
+                    with self._lock:
+                        self._failures.append((rank, error))
             self._done[rank] = True
 
     def _stop(self, late: list[int]) -> None:
         for rank in late:
-            world = self._worlds[rank]
+            world = self._ranks[rank].world
             if world is not None:
                 for group in world.groups():
                     group.fail(DistBackendError(f"the run ended: {self._timeout:g} s are over"))

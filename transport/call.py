@@ -52,6 +52,7 @@ class Kind(enum.IntEnum):
     RECV = 11
     ALLOCATE = 12
     SPLIT = 13
+    MONITORED_BARRIER = 14
 
 
 class CallHeader(NamedTuple):

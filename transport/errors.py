@@ -26,6 +26,10 @@ class StoreTimeoutError(DistStoreError, TimeoutError):
     """A wait on a store passed its deadline; the message names the keys and the store."""
 
 
+class QueueEmptyError(DistStoreError):
+    """A queue of a store has no value, and it was asked not to wait for one."""
+
+
 class StorePlaceError(DistStoreError):
     """A store cannot be where it was asked to be, and waiting would not help."""
 

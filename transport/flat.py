@@ -14,7 +14,8 @@ def as_bytes(buffer: Flat) -> memoryview:
 
     By way of a uint8 array, because the buffer protocol knows neither bfloat16 nor float8.
     """
-    return buffer.view(np.uint8).data
+    view = buffer.view(np.uint8).data
+    return view if view.ndim == 1 else view.cast("B")  # a subclass may never have one dimension
 
 
 def part_bounds(count: int, parts: int, index: int) -> tuple[int, int]:

@@ -37,7 +37,7 @@ class _Frame:
 
     __slots__ = ("data", "lent", "packed", "started", "taken")
 
-    def __init__(self, packed: bytes, data: memoryview | bytes, lent: bool) -> None:
+    def __init__(self, packed: bytes, data: memoryview, lent: bool) -> None:
         self.packed = packed
         self.data = data
         self.lent = lent
@@ -51,7 +51,7 @@ class _Channel:
     def __init__(self, eager: int, high_water: int) -> None:
         self._eager = eager
         self._high_water = high_water
-        self._changed = threading.Condition(threading.Lock())
+        self._changed = threading.Condition()
         self._frames: deque[_Frame] = deque()
         self._queued = 0
         self._cut = False
@@ -65,7 +65,7 @@ class _Channel:
                 raise _Cut
             cost = data.nbytes + _FRAME_COST
             lent = data.nbytes > self._eager or self._queued + cost > self._high_water
-            frame = _Frame(call.packed, data if lent else bytes(data), lent)
+            frame = _Frame(call.packed, data if lent else memoryview(bytes(data)), lent)
             if not lent:
                 self._queued += cost
             self._frames.append(frame)
@@ -111,7 +111,7 @@ class _Channel:
             if frame.lent:
                 self._changed.notify_all()
             else:
-                self._queued -= len(frame.data) + _FRAME_COST
+                self._queued -= frame.data.nbytes + _FRAME_COST
 
     def cut(self) -> None:
         """Wake both ends; nothing more arrives."""
@@ -245,13 +245,13 @@ class InprocLink(Link):
         self._outward: _Channel | None = None
         self._inward: _Channel | None = None
 
-    def send(self, call: Call, data: memoryview) -> None:  # noqa: D102
+    def send(self, call: Call, data: memoryview) -> None:
         self._finish_send(call, self._offer(call, data))
 
-    def recv_into(self, call: Call, into: memoryview) -> None:  # noqa: D102
+    def recv_into(self, call: Call, into: memoryview) -> None:
         self._receive(call, into, None)
 
-    def exchange(  # noqa: D102
+    def exchange(
         self,
         call: Call,
         data: memoryview,
@@ -264,11 +264,11 @@ class InprocLink(Link):
         source._receive(call, into, on_piece)
         self._finish_send(call, frame)
 
-    def abort(self) -> None:  # noqa: D102
+    def abort(self) -> None:
         for channel in (self._out(), self._in()):
             channel.cut()
 
-    def close(self) -> None:  # noqa: D102
+    def close(self) -> None:
         self._out().leave(as_sender=True)
         self._in().leave(as_sender=False)
 
@@ -330,7 +330,7 @@ class InprocLink(Link):
             inward.end_take(frame)
 
     def _check(self, call: Call, frame: _Frame, into: memoryview) -> None:
-        size = len(frame.data)
+        size = frame.data.nbytes
         if frame.packed != call.packed or size != into.nbytes:
             header = CallHeader.unpack(frame.packed)
             raise wrong_frame(call, into.nbytes, self.peer, self._name, header, size)
@@ -364,7 +364,7 @@ class InprocCommunicator(LinkCommunicator):
         self._links: dict[int, InprocLink] = {}
         self._closed = False
 
-    def link(self, peer: int, call: Call) -> InprocLink:  # noqa: D102
+    def link(self, peer: int, call: Call) -> InprocLink:
         link = self._links.get(peer)
         if link is None:
             link = self._links[peer] = InprocLink(self, peer)
@@ -374,7 +374,7 @@ class InprocCommunicator(LinkCommunicator):
         """Return the channel from ``src`` to ``dst``, one of which this rank is."""
         return self._hub.channel(src, dst, self._eager, self._high_water)
 
-    def post(self, call: Call, data: memoryview, dst: int) -> None:  # noqa: D102
+    def post(self, call: Call, data: memoryview, dst: int) -> None:
         box = self._hub.mailbox(self.membership, dst)
         try:
             box.deliver(self.rank, call.header, data, call.deadline)
@@ -383,19 +383,19 @@ class InprocCommunicator(LinkCommunicator):
             name = self.membership.describe(dst)
             raise PeerLostError(f"send to {name}: it is gone", dst) from None
 
-    def lose(self, peer: int, reason: str) -> None:  # noqa: D102
+    def lose(self, peer: int, reason: str) -> None:
         self._hub.lose(peer, PeerLostError(reason, peer))
 
     @property
-    def lost(self) -> Collection[int]:  # noqa: D102
+    def lost(self) -> Collection[int]:
         return self._hub.lost
 
-    def abort(self, reason: str) -> None:  # noqa: D102
+    def abort(self, reason: str) -> None:
         if self.abort_reason is None:
             super().abort(reason)
             self._hub.leave(self.membership, aborted=True)
 
-    def close(self) -> None:  # noqa: D102
+    def close(self) -> None:
         if self._closed:
             return
         self._closed = True

@@ -18,41 +18,44 @@ from transport.reduce_op import Flat
 
 
 class _NumPy:
-    """NumPy arrays: in place when C-contiguous, through a contiguous copy otherwise."""
+    """NumPy arrays: in place when C-contiguous, through a contiguous copy otherwise.
+
+    Of a subclass's array the elements travel, as ``np.asarray`` shows them: a masked array's mask
+    stays what it was, and what is masked takes part.
+    """
 
     def recognises(self, array: Any) -> bool:
         return isinstance(array, np.ndarray)
 
     def source(self, array: np.ndarray[Any, Any], name: str) -> Adapted:
-        # ``ravel`` takes half as long; a subclass (np.matrix) may mean something else by it.
-        if type(array) is np.ndarray:
-            flat = array.ravel()
-        else:
-            flat = _plain(array.reshape(-1) if array.flags.c_contiguous else array.flatten())
-        return Adapted(flat, array.shape, "cpu", lambda: array)
+        return Adapted(_plain(array).ravel(), array.shape, "cpu", lambda: array)
 
     def target(self, array: np.ndarray[Any, Any], name: str, *, keep: bool) -> Adapted:
-        flags = array.flags
+        plain = _plain(array)
+        flags = plain.flags
         if not flags.writeable:
             raise ValueError(
                 f"{name} is a read-only array (shape {array.shape}, dtype {array.dtype}); "
                 "expected a writable one to put the result into"
             )
         if flags.c_contiguous:
-            flat = array.ravel() if type(array) is np.ndarray else _plain(array.reshape(-1))
-            return Adapted(flat, array.shape, "cpu", lambda: array)
-        flat = array.flatten() if keep else np.empty(array.size, array.dtype)
+            return Adapted(plain.ravel(), array.shape, "cpu", lambda: array)
+        flat = plain.flatten() if keep else np.empty(plain.size, plain.dtype)
 
         def finish() -> np.ndarray[Any, Any]:
-            array[...] = flat.reshape(array.shape)
+            plain[...] = flat.reshape(plain.shape)
             return array
 
         return Adapted(flat, array.shape, "cpu", finish)
 
 
-def _plain(flat: np.ndarray[Any, Any]) -> Flat:
-    """Return ``flat`` without the behaviour of a subclass (``np.matrix``, masked arrays …)."""
-    return flat if type(flat) is np.ndarray else flat.view(np.ndarray)
+def _plain(array: np.ndarray[Any, Any]) -> Flat:
+    """Return ``array`` without the behaviour of a subclass.
+
+    Some mean something else by ``ravel``, ``len`` or an assignment: an ``np.matrix`` always has two
+    dimensions, a masked array takes its mask along.
+    """
+    return array if type(array) is np.ndarray else array.view(np.ndarray)
 
 
 class _NumPyScalar:

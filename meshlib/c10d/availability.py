@@ -8,9 +8,10 @@ import numpy as np
 
 from meshlib.arrays.checks import check_op
 from meshlib.groups.backend import is_backend_available
+from meshlib.job.thread_rank import thread_rank
 from transport import environment
 from transport.checks import to_whole_number
-from transport.launch_environments import detect, number_in
+from transport.launch_environments import launched_local_rank
 from transport.reduce_op import ReduceOp
 
 
@@ -42,13 +43,13 @@ def is_torchelastic_launched() -> bool:
 def get_node_local_rank(fallback_rank: int | None = None) -> int:
     """Return this process' number among the ranks of its host, as its launcher says.
 
-    Known are ``LOCAL_RANK`` and what Slurm, Open MPI and PMI launchers set. Otherwise returns
+    Known are ``LOCAL_RANK`` and what Slurm, Open MPI and PMI launchers set; ranks of ``run_ranks``
+    are on one host. Otherwise returns
     ``fallback_rank``, or raises RuntimeError when that is None. Raises LaunchEnvironmentError when
     a variable holds no number, TypeError when ``fallback_rank`` is none.
     """
-    local_rank = number_in(os.environ, environment.LOCAL_RANK)
-    if local_rank is None:
-        local_rank = detect().local_rank
+    mine = thread_rank()
+    local_rank = launched_local_rank() if mine is None else mine.rank
     if local_rank is not None:
         return local_rank
     if fallback_rank is not None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Any
 
-from meshlib.c10d.functions import Group, resolve_group
 from meshlib.groups.process_group import ProcessGroup
-from meshlib.job.world import current_world
+from meshlib.job.current import Group, current_world, resolve_process_group
 from transport.checks import to_whole_number
+from transport.deadline import Timeout
 
 
 class _WorldGroup:
@@ -44,7 +43,7 @@ class GroupMember:
 
 def new_group(
     ranks: Sequence[int] | None = None,
-    timeout: float | timedelta | None = None,
+    timeout: Timeout | None = None,
     backend: str | None = None,
     pg_options: Any = None,
     use_local_synchronization: bool = False,
@@ -54,7 +53,7 @@ def new_group(
 ) -> ProcessGroup:
     """Return a new group of the global ``ranks`` (all by default), sorted if ``sort_ranks``.
 
-    ``timeout`` (seconds or a timedelta) and ``backend`` are the job's unless given; ``group_desc``
+    ``timeout`` (seconds or "30s") and ``backend`` are the job's unless given; ``group_desc``
     is how messages call the group. ``pg_options`` and ``device_id`` are accepted for c10d's sake.
 
     Only members have to call, in the same order for the same ranks: ``use_local_synchronization``
@@ -71,26 +70,24 @@ def new_group(
 
 def get_rank(group: Group = None) -> int:
     """Return this rank's place in ``group``, -1 if it is no member."""
-    return resolve_group(group).process_group.rank()
+    return resolve_process_group(group).rank()
 
 
 def get_world_size(group: Group = None) -> int:
     """Return the number of members of ``group``, -1 if this rank is none."""
-    process_group = resolve_group(group).process_group
+    process_group = resolve_process_group(group)
     return len(process_group.ranks) if process_group.rank() >= 0 else -1
 
 
 def get_backend(group: Group = None) -> str:
     """Return the name of the backend of ``group`` (of its first device, if it has several)."""
-    process_group = resolve_group(group).process_group
-    assert isinstance(process_group, ProcessGroup)
+    process_group = resolve_process_group(group)
     return process_group.name()
 
 
 def get_backend_config(group: Group = None) -> str:
     """Return the backends of ``group`` by device: ``cpu:tcp``, or ``cpu:tcp,cuda:nccl``."""
-    process_group = resolve_group(group).process_group
-    assert isinstance(process_group, ProcessGroup)
+    process_group = resolve_process_group(group)
     return process_group.backend
 
 
@@ -100,7 +97,7 @@ def get_group_rank(group: Group, global_rank: int) -> int:
     Raises ValueError if it is no member, TypeError if it is no whole number.
     """
     rank = to_whole_number(global_rank, "global_rank")
-    return resolve_group(group).process_group.group_rank(rank)
+    return resolve_process_group(group).group_rank(rank)
 
 
 def get_global_rank(group: Group, group_rank: int) -> int:
@@ -108,7 +105,7 @@ def get_global_rank(group: Group, group_rank: int) -> int:
 
     Raises ValueError if there is none, TypeError if ``group_rank`` is no whole number.
     """
-    members = resolve_group(group).process_group
+    members = resolve_process_group(group)
     place = to_whole_number(group_rank, "group_rank")
     if not 0 <= place < len(members.ranks):
         raise ValueError(
@@ -119,4 +116,4 @@ def get_global_rank(group: Group, group_rank: int) -> int:
 
 def get_process_group_ranks(group: Group = None) -> list[int]:
     """Return the global ranks of the members of ``group``, by group rank."""
-    return list(resolve_group(group).process_group.ranks)
+    return list(resolve_process_group(group).ranks)

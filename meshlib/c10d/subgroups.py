@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Any
 
 from meshlib.arrays.checks import check_list
-from meshlib.c10d.functions import Group, resolve_group
 from meshlib.c10d.groups import new_group
 from meshlib.groups.backend import parse_backend
+from meshlib.groups.nccl_splits import split
 from meshlib.groups.process_group import ProcessGroup
-from meshlib.job.world import current_world
-from meshlib.mesh.nccl_splits import split
+from meshlib.job.current import Group, current_world, resolve_process_group
 from transport import environment
 from transport.checks import to_whole_number, to_whole_numbers
-
-Timeout = float | timedelta | None
+from transport.deadline import Timeout
 
 
 def new_subgroups(
     group_size: int | None = None,
     group: Group = None,
-    timeout: Timeout = None,
+    timeout: Timeout | None = None,
     backend: str | None = None,
     pg_options: Any = None,
     group_desc: str | None = None,
@@ -31,7 +28,7 @@ def new_subgroups(
     """Cut ``group`` into groups of ``group_size`` neighbours; return this rank's, and all.
 
     ``group_size`` defaults to the number of ranks on this host, as ``LOCAL_WORLD_SIZE`` says. All
-    members of ``group`` call. ``timeout`` (seconds or a timedelta) and
+    members of ``group`` call. ``timeout`` (seconds, a timedelta or "30s") and
     ``backend`` are the job's unless given; ``group_desc`` is how messages call each;
     ``pg_options`` is accepted for c10d's sake. Raises ValueError unless
     ``group_size`` divides the group's size, and on a rank that is not in ``group``.
@@ -59,14 +56,14 @@ def new_subgroups(
 
 def new_subgroups_by_enumeration(
     ranks_per_subgroup_list: Sequence[Sequence[int]],
-    timeout: Timeout = None,
+    timeout: Timeout | None = None,
     backend: str | None = None,
     pg_options: Any = None,
     group_desc: str | None = None,
 ) -> tuple[ProcessGroup | None, list[ProcessGroup]]:
     """Make a group of each list of global ranks; return this rank's (or None), and all.
 
-    ``ranks_per_subgroup_list`` has the lists. ``timeout`` (seconds or a timedelta) and ``backend``
+    ``ranks_per_subgroup_list`` has the lists. ``timeout`` (seconds or "30s") and ``backend``
     are the job's unless given; ``group_desc`` is how messages call each; ``pg_options`` is accepted
     for c10d's sake. Raises ValueError for a list that is empty or has ranks that do not exist, and
     for a rank that is in two of them; TypeError for what is no list of lists of ranks.
@@ -89,7 +86,7 @@ def new_subgroups_by_enumeration(
 def split_group(
     parent_pg: Group = None,
     split_ranks: Sequence[Sequence[int]] | None = None,
-    timeout: Timeout = None,
+    timeout: Timeout | None = None,
     pg_options: Any = None,
     group_desc: str | None = None,
     backend: str | None = None,
@@ -130,8 +127,7 @@ def split_group(
 
 
 def _parent(group: Group, function: str) -> ProcessGroup:
-    parent = resolve_group(group).process_group
-    assert isinstance(parent, ProcessGroup)
+    parent = resolve_process_group(group)
     if parent.rank() < 0:
         raise ValueError(f"rank {current_world().rank} is not in {parent}: it cannot {function}")
     return parent

@@ -11,17 +11,29 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
+from transport.deadline import Deadline
+
 IDLE_SECONDS = 5.0
+
+
+class LaneThread(threading.Thread):
+    """The thread of a lane, which it names."""
+
+    def __init__(self, lane: Lane, target: Callable[[], None]) -> None:
+        super().__init__(target=target, name=lane.name, daemon=True)
+        self.lane = lane
 
 
 class Lane:
     """One ordered sequence of tasks. A task must not raise: it reports through its Work.
 
     ``try_enter`` and ``submit`` are the order of issue: their caller makes them one at a time.
+    ``enter()`` is called first of all in the lane's thread.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, enter: Callable[[], None] | None = None) -> None:
         self.name = name
+        self._enter = enter
         # Held by whoever runs a task. What is queued leaves the queue after that is taken, so the
         # lane is idle when the queue is empty and this is free, looked at in this order.
         self._turn = threading.Lock()
@@ -50,7 +62,7 @@ class Lane:
         with self._changed:
             self._queue.append(task)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
+                self._thread = LaneThread(self, self._run)
                 self._thread.start()
             else:
                 self._changed.notify_all()
@@ -60,7 +72,7 @@ class Lane:
         with self._changed:
             self._draining += 1
             try:
-                return self._changed.wait_for(self._is_idle, timeout)
+                return self._changed.wait_for(self.is_idle, timeout)
             finally:
                 self._draining -= 1
 
@@ -72,7 +84,8 @@ class Lane:
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout)
 
-    def _is_idle(self) -> bool:
+    def is_idle(self) -> bool:
+        """Whether nothing is queued or running."""
         return not self._queue and not self._turn.locked()
 
     def _notify(self) -> None:
@@ -81,6 +94,8 @@ class Lane:
 
     def _run(self) -> None:
         me = threading.current_thread()
+        if self._enter is not None:
+            self._enter()
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._queue or self._thread is not me, IDLE_SECONDS)
@@ -96,3 +111,33 @@ class Lane:
                 del task  # its arrays must not live until the next task comes
             if self._draining:
                 self._notify()
+
+
+class Continuations(Lane):
+    """What a group's calls are followed by: the callbacks of their futures.
+
+    They run in the order in which the calls ended, off the calls' own lanes: so they may wait for
+    later calls of their group. One that waits for another runs what lies between in its own place.
+    """
+
+    def __init__(self, name: str, enter: Callable[[], None] | None = None) -> None:
+        super().__init__(name, enter)
+        self.awaited: object = None
+        """What the task that runs now waits for."""
+
+    def is_current(self) -> bool:
+        """Whether the calling thread runs a task of this lane."""
+        return getattr(threading.current_thread(), "lane", None) is self
+
+    def run_until(self, done: Callable[[], bool], deadline: Deadline | None) -> None:
+        """Run tasks, from inside of one, until ``done()`` or the deadline.
+
+        One of those that come must bring it about.
+        """
+        while not done() and not (deadline is not None and deadline.expired):
+            with self._changed:
+                left = None if deadline is None else deadline.remaining()
+                self._changed.wait_for(lambda: bool(self._queue), left)
+                task = self._queue.popleft() if self._queue else None
+            if task is not None:
+                task()

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import enum
+import logging
+import os
 import threading
-from collections.abc import Callable
-from datetime import timedelta
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
-from transport.cuda.flat import Completion
-from transport.deadline import Deadline, to_seconds
+from meshlib.calls.lane import Continuations
+from transport.deadline import Deadline, Timeout, to_seconds
 from transport.errors import DistBackendError, DistError
+from transport.net.fork import refusal
+
+_LOGGER = logging.getLogger("meshlib")
 
 
 class WorkResult(enum.IntEnum):
@@ -26,27 +30,78 @@ class WaitTimeoutError(DistBackendError, TimeoutError):
     """``wait(timeout)`` ended before the call did. The call goes on; its group is not broken."""
 
 
-class Future:
-    """The outcome of a call: a value or an exception, once. Methods as ``torch.futures.Future``."""
+class End(Protocol):
+    """The end of what a device still has to do: a ``Completion``, or several."""
 
-    def __init__(self, told: Callable[[], object] | None = None) -> None:
-        """Make one without an outcome; ``told()`` is called when somebody sees an exception."""
+    def done(self) -> bool:
+        """Whether it has come."""
+        ...
+
+    def wait(self, deadline: Deadline) -> bool:
+        """Wait for it on the host; False past the deadline."""
+        ...
+
+    def join(self) -> None:
+        """Have the caller's current stream wait for it."""
+        ...
+
+
+class Future:
+    """The outcome of a call: a value or an exception, once. Methods as ``torch.futures.Future``.
+
+    A group gives its calls' futures the lane on which its continuations run. ``told()`` is called
+    when somebody sees an exception.
+    """
+
+    def __init__(
+        self,
+        told: Callable[[], object] | None = None,
+        continuations: Continuations | None = None,
+    ) -> None:
         self._told = told
+        self._continuations = continuations
+        self._pid = os.getpid()
+        # What this one waits for, and whether its callback runs already: until there is an outcome.
+        self._source: Future | None = None
+        self._under_way = False
         self._ready = threading.Condition()
         self._done = False
         self._value: Any = None
         self._exception: BaseException | None = None
+        self._first: list[Callable[[Future], object]] = []
         self._callbacks: list[Callable[[Future], object]] = []
-        self._completion: Completion | None = None
+        self._completion: End | None = None
+
+    @property
+    def continuations(self) -> Continuations | None:
+        """Where callbacks run."""
+        return self._continuations
+
+    @property
+    def completion(self) -> End | None:
+        """What a device still has to do for the outcome."""
+        return self._completion
+
+    @property
+    def outcome(self) -> Any:
+        """The value, without a wait for a device."""
+        return self._value
+
+    @property
+    def failure(self) -> BaseException | None:
+        """The exception, of which nobody is told by this."""
+        return self._exception
 
     def done(self) -> bool:
         """Whether the outcome is there; on a device, whether its work is done."""
         return self._done and (self._completion is None or self._completion.done())
 
-    def wait(self, timeout: float | timedelta | None = None) -> Any:
+    def wait(self, timeout: Timeout | None = None) -> Any:
         """Wait for the outcome (at most ``timeout`` seconds); return it or raise it.
 
-        Raises ``WaitTimeoutError`` when the time is over first.
+        Raises ``WaitTimeoutError`` when the time is over first; RuntimeError at once in a callback
+        for which this future itself waits, ``DistBackendError`` in a fork of the process that made
+        the call.
         """
         self.block(timeout, lambda: "the future")
         exception = self.exception()
@@ -54,26 +109,71 @@ class Future:
             raise exception
         return self._value
 
-    def block(self, timeout: float | timedelta | None, what: Callable[[], str]) -> None:
+    def block(self, timeout: Timeout | None, what: Callable[[], str]) -> None:
         """Wait for the outcome without looking at it; ``what()`` names it in the error.
 
         An outcome on a device is waited for by the caller's current stream, not by the host,
-        unless there is a ``timeout`` (seconds or a timedelta), past which it raises
+        unless there is a ``timeout`` (seconds, a timedelta or "30s"), past which it raises
         ``WaitTimeoutError``.
         """
         if self._done and self._completion is None:
             return
+        if why := refusal(what(), self._pid, "the wait in that process"):
+            raise DistBackendError(why)
         deadline = None if timeout is None else Deadline.after(timeout)
+        lane = _lane_of_this_thread()
+        if lane is not None:
+            self._wait_in_a_callback(lane, what, deadline)
+        else:
+            self._wait(what, deadline)
+        if self._completion is not None:
+            if deadline is not None and not self._completion.wait(deadline):
+                raise WaitTimeoutError(f"{what()} is not done after {deadline.seconds:g} s")
+            self._completion.join()
+
+    def _wait(self, what: Callable[[], str], deadline: Deadline | None) -> None:
         with self._ready:
             while not self._done:
                 # Without a timeout the wait still ends: the call that fills this has a deadline.
                 if deadline is not None and deadline.expired:
                     raise WaitTimeoutError(f"{what()} is not done after {deadline.seconds:g} s")
                 self._ready.wait(None if deadline is None else deadline.remaining())
-        if self._completion is not None:
-            if deadline is not None and not self._completion.wait(deadline):
-                raise WaitTimeoutError(f"{what()} is not done after {deadline.seconds:g} s")
-            self._completion.join()
+
+    def _wait_in_a_callback(
+        self, lane: Continuations, what: Callable[[], str], deadline: Deadline | None
+    ) -> None:
+        """Wait in a task of ``lane``, which may be needed for the outcome."""
+        before, lane.awaited = lane.awaited, self
+        try:
+            if self._needs(lane):
+                raise RuntimeError(
+                    f"a callback waits for {what()}, which cannot come before that callback has"
+                    " ended; expected it to be continued with then() instead"
+                )
+            if self._continuations is lane and self._source is not None:
+                lane.run_until(lambda: self._done, deadline)
+            self._wait(what, deadline)
+        finally:
+            lane.awaited = before
+
+    def _needs(self, lane: Continuations) -> bool:
+        """Whether this cannot have an outcome before the task that ``lane`` runs has ended."""
+        future, seen = self, set[Future]()
+        while future not in seen:
+            seen.add(future)
+            runs, origin = future._continuations, future
+            while origin._source is not None and not origin._under_way:
+                origin = origin._source
+            if runs is lane and origin._under_way:
+                return True
+            # A continuation on another lane comes when what runs there has ended.
+            if runs is None or runs is lane or future._source is None:
+                return False
+            awaited = runs.awaited
+            if not isinstance(awaited, Future) or awaited._done:
+                return False
+            future = awaited
+        return False
 
     def value(self) -> Any:
         """Return the value, or raise the exception, of a future that is done.
@@ -90,7 +190,7 @@ class Future:
             self._told()
         return self._exception
 
-    def set_result(self, result: Any, completion: Completion | None = None) -> None:
+    def set_result(self, result: Any, completion: End | None = None) -> None:
         """Make ``result`` the value. Raises RuntimeError when there is an outcome already.
 
         ``completion`` is the end of what a device still has to do for it.
@@ -109,13 +209,18 @@ class Future:
     def then(self, callback: Callable[[Future], Any]) -> Future:
         """Return a future for ``callback(self)``, called once this one is done.
 
-        The callback runs in the thread that finishes the call (at once if it is done): it must
-        not wait for a later call of the same group. Raises TypeError if it cannot be called.
+        The callbacks of a group's calls run one after the other, in the order in which the calls
+        ended, in a thread of their own (at once in the caller's if this one is done and nothing
+        comes before it). They may make calls and wait for them, on the same group too.
+
+        Raises TypeError if it cannot be called.
         """
         check_callable(callback)
-        after = Future()
+        after = Future(continuations=self._continuations)
+        after._source = self
 
         def run(done: Future) -> None:
+            after._under_way = True
             try:
                 result = callback(done)
             except Exception as error:  # noqa: BLE001 (it becomes the outcome)
@@ -127,19 +232,40 @@ class Future:
         return after
 
     def add_done_callback(self, callback: Callable[[Future], object]) -> None:
-        """Call ``callback(self)`` once this future is done; its result is not used.
+        """Call ``callback(self)`` once this future is done, when ``then`` would; its result is not
+        used, and what it raises is logged.
 
         Raises TypeError if it cannot be called.
         """
         check_callable(callback)
+        lane = self._continuations
+        if self._keep(self._callbacks, callback):
+            return
+        # Not before those that are to come before it.
+        if lane is None or lane.is_current() or lane.is_idle():
+            callback(self)
+        else:
+            lane.submit(lambda: self._call([callback]))
+
+    def at_once(self, callback: Callable[[Future], object]) -> None:
+        """Call ``callback(self)`` in the very thread in which this future becomes done.
+
+        For what neither waits nor raises: the group's next call waits for it.
+        """
+        if not self._keep(self._first, callback):
+            callback(self)
+
+    def _keep(
+        self, callbacks: list[Callable[[Future], object]], callback: Callable[[Future], object]
+    ) -> bool:
+        """Keep ``callback`` for the end; False if that has come."""
         with self._ready:
             if not self._done:
-                self._callbacks.append(callback)
-                return
-        callback(self)
+                callbacks.append(callback)
+            return not self._done
 
     def _settle(
-        self, value: Any, exception: BaseException | None, completion: Completion | None = None
+        self, value: Any, exception: BaseException | None, completion: End | None = None
     ) -> None:
         with self._ready:
             if self._done:
@@ -147,10 +273,32 @@ class Future:
             self._value, self._exception = value, exception
             self._completion = completion
             self._done = True
-            callbacks, self._callbacks = self._callbacks, []
+            self._source = None
+            first, callbacks = self._first, self._callbacks
+            self._first = self._callbacks = []
             self._ready.notify_all()
-        for callback in callbacks:
+            lane = self._continuations
+            inline = lane is None or lane.is_current()
+            if callbacks and lane is not None and not inline:
+                lane.submit(lambda: self._call(callbacks))
+        for callback in first:
             callback(self)
+        if inline:
+            self._call(callbacks)
+
+    def _call(self, callbacks: list[Callable[[Future], object]]) -> None:
+        for callback in callbacks:
+            try:
+                callback(self)
+            except BaseException:
+                # It has no caller that could be told, and the others are not to suffer for it.
+                _LOGGER.exception("a callback of a future raised")
+
+
+def _lane_of_this_thread() -> Continuations | None:
+    """Return the lane in whose task the calling thread is."""
+    lane = getattr(threading.current_thread(), "lane", None)
+    return lane if isinstance(lane, Continuations) else None
 
 
 def check_callable(callback: object) -> None:
@@ -167,13 +315,20 @@ class Message(NamedTuple):
 
 
 class Work:
-    """A collective or point-to-point call under way; ``describe()`` says which."""
+    """A collective or point-to-point call under way; ``describe()`` says which.
+
+    ``continuations`` is where the callbacks of its future run: None, in the thread that ends it.
+    ``told()`` is called when somebody sees an exception.
+    """
 
     def __init__(
-        self, describe: Callable[[], str], told: Callable[[], object] | None = None
+        self,
+        describe: Callable[[], str],
+        told: Callable[[], object] | None = None,
+        continuations: Continuations | None = None,
     ) -> None:
         self._describe = describe
-        self._future = Future(told)
+        self._future = Future(told, continuations)
         self._outcome: Any = None
 
     def is_completed(self) -> bool:
@@ -188,10 +343,10 @@ class Work:
         """Return what the call failed with, or None."""
         return self._future.exception()
 
-    def wait(self, timeout: float | timedelta | None = None) -> bool:
+    def wait(self, timeout: Timeout | None = None) -> bool:
         """Wait until the call has ended; return True or raise its exception.
 
-        ``timeout`` (seconds or a timedelta) bounds this wait, not the call (which has a deadline
+        ``timeout`` (seconds or "30s") bounds this wait, not the call (which has a deadline
         of its own): past it, ``WaitTimeoutError``, and the call goes on. None and 0 mean no bound,
         as in c10d.
         """
@@ -226,14 +381,16 @@ class Work:
 
     def get_future_result(self) -> Future:
         """Return a future of how the call ends, a ``WorkResult``; it never holds an exception."""
-        return self._future.then(_how_it_ended)
+        after = Future()
+        self._future.at_once(lambda done: after.set_result(_how_it_ended(done)))
+        return after
 
     def outcome(self) -> Any:
         """Wait for the end and return all of it: a ``Message`` for a receive."""
         self.wait()
         return self._outcome
 
-    def finish(self, outcome: Any, completion: Completion | None = None) -> None:
+    def finish(self, outcome: Any, completion: End | None = None) -> None:
         """Record a good end: what the call gave, and the end of what a device still does for it.
 
         For the group that runs the call.
@@ -252,6 +409,65 @@ class Work:
         else:
             state = "done" if self.is_success() else f"failed: {self.exception()!r}"
         return f"<Work {self._describe()}: {state}>"
+
+
+class _Ends:
+    """The ends of several calls on devices, as one ``End``."""
+
+    def __init__(self, parts: Sequence[Future]) -> None:
+        self._ends = [end for future in parts if (end := future.completion) is not None]
+
+    def done(self) -> bool:
+        return all(end.done() for end in self._ends)
+
+    def wait(self, deadline: Deadline) -> bool:
+        return all(end.wait(deadline) for end in self._ends)
+
+    def join(self) -> None:
+        for end in self._ends:
+            end.join()
+
+
+def collect_all(works: Sequence[Work | None]) -> Work:
+    """Return one ``Work`` of several: it ends when all of them have.
+
+    Its result is the list of theirs; what it raises is what the first in the list raises that
+    failed. None, which a call gives on a rank that is no member, is left out.
+
+    Raises TypeError for anything else in ``works``, ValueError where nothing is left.
+    """
+    if not isinstance(works, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"works must be a list of Work, got {works!r}")
+    for i, work in enumerate(works):
+        if work is not None and not isinstance(work, Work):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"works[{i}] must be a Work or None, got {work!r}")
+    parts = [work.get_future() for work in works if work is not None]
+    if not parts:
+        raise ValueError("works has no Work; expected at least one")
+    names = [repr(work) for work in works]
+
+    def tell() -> None:
+        for part in parts:
+            part.exception()
+
+    # What follows on all runs where none of them has to wait for it.
+    whole = Work(lambda: f"all of {', '.join(names)}", tell, parts[0].continuations)
+    left, lock = list(parts), threading.Lock()
+
+    def note(part: Future) -> None:
+        with lock:
+            left.remove(part)
+            if left:
+                return
+        failures = [part.failure for part in parts if part.failure is not None]
+        if failures:
+            whole.fail(failures[0])
+        else:
+            whole.finish([part.outcome for part in parts], _Ends(parts))
+
+    for part in parts:
+        part.at_once(note)
+    return whole
 
 
 def _how_it_ended(future: Future) -> WorkResult:

@@ -20,16 +20,17 @@ from meshlib.arrays.checks import (
     check_reduction,
     check_same_dtype,
     check_size,
+    split_evenly,
 )
-from meshlib.collectives.on_arrays import Timeout
-from meshlib.collectives.personalized import PersonalizedCollectives
+from meshlib.collectives.group_of_ranks import GroupOfRanks
 from transport.call import Call, Kind
 from transport.communicator import Communicator
 from transport.cuda.flat import DeviceFlat, end_together
+from transport.deadline import Timeout
 from transport.reduce_op import Flat, ReduceOp
 
 
-class CoalescedCollectives(PersonalizedCollectives):
+class CoalescedCollectives(GroupOfRanks):
     """The coalesced forms. Their arrays share one dtype and travel in one flat buffer.
 
     The list of sizes is part of the call's fingerprint: members whose lists differ get
@@ -41,7 +42,7 @@ class CoalescedCollectives(PersonalizedCollectives):
         tensors: Sequence[Any],
         op: ReduceOp = ReduceOp.SUM,
         async_op: bool = False,
-        timeout: Timeout = None,
+        timeout: Timeout | None = None,
     ) -> Any:
         """Reduce each of ``tensors`` over the members with ``op``, in one call.
 
@@ -51,7 +52,7 @@ class CoalescedCollectives(PersonalizedCollectives):
                 on every member. Overwritten where they can be written to.
             op: A ``ReduceOp`` that means something for the dtype.
             async_op: Return a ``Work`` at once, not the result.
-            timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
+            timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Returns:
             The list of results. With ``async_op``, a ``Work`` whose ``result()`` that is. None on a
@@ -64,8 +65,8 @@ class CoalescedCollectives(PersonalizedCollectives):
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
-        group = self.process_group
-        if group.rank() < 0:
+        door = self.door
+        if door.rank < 0:
             return None
         check_list(tensors, "tensors")
         xs = [arrays.in_out(x, f"tensors[{i}]") for i, x in enumerate(tensors)]
@@ -105,7 +106,7 @@ class CoalescedCollectives(PersonalizedCollectives):
         output_tensor_lists: Sequence[Sequence[Any]],
         input_tensor_list: Sequence[Any],
         async_op: bool = False,
-        timeout: Timeout = None,
+        timeout: Timeout | None = None,
     ) -> Any:
         """Gather member i's ``input_tensor_list[j]`` into ``output_tensor_lists[i][j]``.
 
@@ -116,7 +117,7 @@ class CoalescedCollectives(PersonalizedCollectives):
                 (numeric, bool, or one of ml_dtypes' floats). Their number and sizes may differ by
                 member.
             async_op: Return a ``Work`` at once, not the result.
-            timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
+            timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Returns:
             The lists of what was gathered. With ``async_op``, a ``Work`` whose ``result()`` that
@@ -129,24 +130,24 @@ class CoalescedCollectives(PersonalizedCollectives):
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
-        group = self.process_group
-        if group.rank() < 0:
+        door = self.door
+        if door.rank < 0:
             return None
         check_list(input_tensor_list, "input_tensor_list")
         name = "output_tensor_lists"
-        check_list(output_tensor_lists, name, len(group.ranks))
+        check_list(output_tensor_lists, name, len(door.ranks))
         ins = adapt_sources(input_tensor_list, "input_tensor_list")
         code = check_dtype(ins[0], "input_tensor_list[0]")
         outs: list[list[Adapted]] = []
         for i, tensors in enumerate(output_tensor_lists):
-            size = len(ins) if i == group.rank() else None
+            size = len(ins) if i == door.rank else None
             each = "one for each of input_tensor_list"
             outs.append(adapt_targets(tensors, f"{name}[{i}]", size, each))
         for j, x in enumerate(ins):
             check_same_dtype(x, f"input_tensor_list[{j}]", ins[0], "input_tensor_list[0]")
-            own = f"{name}[{group.rank()}][{j}]"
+            own = f"{name}[{door.rank}][{j}]"
             why = f"the size of input_tensor_list[{j}]"
-            check_size(outs[group.rank()][j], own, x.flat.size, why)
+            check_size(outs[door.rank][j], own, x.flat.size, why)
         for i, row in enumerate(outs):
             for j, out in enumerate(row):
                 check_same_dtype(out, f"{name}[{i}][{j}]", ins[0], "input_tensor_list[0]")
@@ -175,6 +176,149 @@ class CoalescedCollectives(PersonalizedCollectives):
             extra=_fingerprint(size for row in sizes for size in (len(row), *row)),
         )
 
+    def all_gather_into_tensor_coalesced(
+        self,
+        output_tensors: Sequence[Any],
+        input_tensors: Sequence[Any],
+        async_op: bool = False,
+        timeout: Timeout | None = None,
+    ) -> Any:
+        """Gather the members' ``input_tensors[j]`` into ``output_tensors[j]`` on all members.
+
+        Args:
+            output_tensors: Writable arrays of one dtype, as many as ``input_tensors``; each has
+                ``size()`` times the elements of its input, concatenated along dim 0 or stacked.
+            input_tensors: Arrays of any shapes and that dtype, the same on every member.
+            async_op: Return a ``Work`` at once, not the result.
+            timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
+
+        Returns:
+            ``output_tensors``, with new arrays where they cannot be written to. With ``async_op``,
+            a ``Work`` whose ``result()`` that is. None on a rank that is no member.
+
+        Raises:
+            TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
+                usable.
+            CollectiveMismatchError: On every member, if they make different calls.
+            CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+            RankFailedError: On every member, if one dies or leaves. These three break the group.
+        """
+        door = self.door
+        if door.rank < 0:
+            return None
+        check_list(input_tensors, "input_tensors")
+        ins = adapt_sources(input_tensors, "input_tensors")
+        outs = adapt_targets(output_tensors, "output_tensors", len(ins), "one for each input")
+        code, size = check_dtype(ins[0], "input_tensors[0]"), len(door.ranks)
+        _check_pairs(outs, "output_tensors", ins, "input_tensors", size)
+        sizes, dtype = [x.flat.size for x in ins], ins[0].flat.dtype
+        parts = [split_evenly(out.flat, size) for out in outs]
+        device = ins[0].device
+
+        def run(communicator: Communicator, call: Call) -> Any:
+            if device != "cpu":
+                for part, x in zip(parts, ins, strict=True):
+                    communicator.all_gather(call, part, x.flat)
+                result = [out.finish() for out in outs]
+                end_together(call, [cast(DeviceFlat, out.flat) for out in outs])
+                return result
+            rows = [np.empty(sum(sizes), dtype) for _ in range(size)]
+            communicator.all_gather(call, rows, np.concatenate([x.flat for x in ins]))
+            for member, row in enumerate(rows):
+                _copy_out(row, [part[member] for part in parts])
+            return [out.finish() for out in outs]
+
+        return self._issue(
+            Kind.ALL_GATHER,
+            run,
+            ins[0],
+            code,
+            async_op,
+            timeout,
+            elements=size * sum(sizes),
+            extra=_fingerprint(sizes),
+        )
+
+    def reduce_scatter_tensor_coalesced(
+        self,
+        output_tensors: Sequence[Any],
+        input_tensors: Sequence[Any],
+        op: ReduceOp = ReduceOp.SUM,
+        async_op: bool = False,
+        timeout: Timeout | None = None,
+    ) -> Any:
+        """Reduce the members' ``input_tensors[j]``; member i gets part i in ``output_tensors[j]``.
+
+        Args:
+            output_tensors: Writable arrays of any shapes and one dtype, the same on every member.
+            input_tensors: Arrays of that dtype, as many; each has ``size()`` times the elements of
+                its output, concatenated along dim 0 or stacked.
+            op: A ``ReduceOp`` that means something for the dtype.
+            async_op: Return a ``Work`` at once, not the result.
+            timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
+
+        Returns:
+            ``output_tensors``, with new arrays where they cannot be written to. With ``async_op``,
+            a ``Work`` whose ``result()`` that is. None on a rank that is no member.
+
+        Raises:
+            TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
+                usable.
+            CollectiveMismatchError: On every member, if they make different calls.
+            CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+            RankFailedError: On every member, if one dies or leaves. These three break the group.
+        """
+        door = self.door
+        if door.rank < 0:
+            return None
+        check_list(input_tensors, "input_tensors")
+        ins = adapt_sources(input_tensors, "input_tensors")
+        outs = adapt_targets(output_tensors, "output_tensors", len(ins), "one for each input")
+        sizes, size = [out.flat.size for out in outs], len(door.ranks)
+        op, code = check_reduction(op, outs[0], "output_tensors[0]", sum(sizes))
+        _check_pairs(ins, "input_tensors", outs, "output_tensors", size)
+        dtype, device = outs[0].flat.dtype, outs[0].device
+        parts = [split_evenly(x.flat, size) for x in ins]
+
+        def run(communicator: Communicator, call: Call) -> Any:
+            if device != "cpu":
+                for out, part in zip(outs, parts, strict=True):
+                    communicator.reduce_scatter(call, out.flat, part, op)
+                result = [out.finish() for out in outs]
+                end_together(call, [cast(DeviceFlat, out.flat) for out in outs])
+                return result
+            flat = np.empty(sum(sizes), dtype)
+            rows = [np.concatenate([part[member] for part in parts]) for member in range(size)]
+            communicator.reduce_scatter(call, flat, rows, op)
+            return _unpack(flat, outs)
+
+        return self._issue(
+            Kind.REDUCE_SCATTER,
+            run,
+            outs[0],
+            code,
+            async_op,
+            timeout,
+            elements=size * sum(sizes),
+            op=op.code,
+            extra=_fingerprint(sizes),
+        )
+
+
+def _check_pairs(
+    whole: Sequence[Adapted], name: str, parts: Sequence[Adapted], part_name: str, size: int
+) -> None:
+    """Check arrays of which each in ``whole`` has ``size`` times the elements of its part."""
+    check_disjoint(whole if name.startswith("output") else parts, "output_tensors")
+    for j, (large, small) in enumerate(zip(whole, parts, strict=True)):
+        check_same_dtype(small, f"{part_name}[{j}]", parts[0], f"{part_name}[0]")
+        check_same_dtype(large, f"{name}[{j}]", parts[0], f"{part_name}[0]")
+        expected = f"{size} times the size of {part_name}[{j}]"
+        check_size(large, f"{name}[{j}]", size * small.flat.size, expected)
+    for j, large in enumerate(whole):
+        for k, small in enumerate(parts):
+            check_no_overlap(large, f"{name}[{j}]", small, f"{part_name}[{k}]")
+
 
 def _gather_device_arrays(
     communicator: Communicator,
@@ -195,11 +339,15 @@ def _gather_device_arrays(
 
 
 def _unpack(flat: Flat, into: Sequence[Adapted]) -> list[Any]:
-    start = 0
-    for x in into:
-        x.flat[...] = flat[start : start + x.flat.size]
-        start += x.flat.size
+    _copy_out(flat, [x.flat for x in into])
     return [x.finish() for x in into]
+
+
+def _copy_out(flat: Flat, into: Sequence[Flat]) -> None:
+    start = 0
+    for part in into:
+        part[...] = flat[start : start + part.size]
+        start += part.size
 
 
 def _fingerprint(sizes: Iterable[int]) -> int:

@@ -13,18 +13,27 @@ member is gone; after these three the group is broken and says so.
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any
 
+from meshlib.calls.spec import CallSpec
+from meshlib.collectives.coalesced import CoalescedCollectives
 from meshlib.collectives.on_arrays import ArrayCollectives
 from meshlib.collectives.on_objects import ObjectCollectives
 from meshlib.collectives.symmetric import SymmetricMemory
 from transport.call import Call, Kind
 from transport.communicator import Communicator
-from transport.deadline import to_seconds
+from transport.deadline import Timeout
 
 
-class Collectives(ObjectCollectives, SymmetricMemory):
+def _meet(communicator: Communicator, call: Call) -> None:
+    communicator.barrier(call)
+
+
+_BARRIER = CallSpec(Kind.BARRIER, _meet)
+_MONITORED_BARRIER = CallSpec(Kind.MONITORED_BARRIER, _meet)
+
+
+class Collectives(ObjectCollectives, CoalescedCollectives, SymmetricMemory):
     """The calls of one group of ranks: on arrays, on objects, point to point, barriers; memory.
 
     Arguments that several methods have mean the same in each:
@@ -43,12 +52,12 @@ class Collectives(ObjectCollectives, SymmetricMemory):
     ``CollectiveMismatchError``, ``CollectiveTimeoutError`` and ``RankFailedError`` break it.
     """
 
-    def barrier(self, async_op: bool = False, timeout: float | timedelta | None = None) -> Any:
+    def barrier(self, async_op: bool = False, timeout: Timeout | None = None) -> Any:
         """Return when every member has called.
 
         Args:
             async_op: Return a ``Work`` at once, not the result.
-            timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
+            timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Returns:
             None; with ``async_op`` a ``Work``, except on a rank that is no member.
@@ -60,28 +69,18 @@ class Collectives(ObjectCollectives, SymmetricMemory):
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
-        group = self.process_group
-        if group.rank() < 0:
+        door = self.door
+        if door.rank < 0:
             return None
-
-        shortcut = group.shortcut
-        if shortcut is not None and not async_op:
-            seconds = self.call_timeout(timeout)
-            if shortcut.barrier(group.seconds if seconds is None else to_seconds(seconds)):
-                return None
-
-        def run(communicator: Communicator, call: Call) -> None:
-            communicator.barrier(call)
-
-        return group.issue(Kind.BARRIER, run, async_op=async_op, timeout=self.call_timeout(timeout))
+        return door.issue(_BARRIER, async_op, timeout)
 
     def monitored_barrier(
-        self, timeout: float | timedelta | None = None, wait_all_ranks: bool = False
+        self, timeout: Timeout | None = None, wait_all_ranks: bool = False
     ) -> None:
         """Return when every member has called; past ``timeout`` say who has not.
 
         Args:
-            timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
+            timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
             wait_all_ranks: Accepted for c10d's sake: all missing ranks are named either way.
 
         Raises:
@@ -92,7 +91,9 @@ class Collectives(ObjectCollectives, SymmetricMemory):
                 and where each stands.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
-        self.barrier(timeout=timeout)
+        door = self.door
+        if door.rank >= 0:
+            door.issue(_MONITORED_BARRIER, timeout=timeout)
 
     # The names that c10d gives to these two since it has others with "tensor" in them.
     all_gather_single = ArrayCollectives.all_gather_into_tensor

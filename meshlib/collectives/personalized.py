@@ -15,12 +15,13 @@ from meshlib.arrays.checks import (
     check_size,
     split_by_rows,
 )
-from meshlib.collectives.on_arrays import ArrayCollectives, Timeout
+from meshlib.collectives.group_of_ranks import GroupOfRanks
 from transport.call import Call, Kind
 from transport.communicator import Communicator
+from transport.deadline import Timeout
 
 
-class PersonalizedCollectives(ArrayCollectives):
+class PersonalizedCollectives(GroupOfRanks):
     """The personalized collectives, as the literature calls them, of one group of ranks."""
 
     def gather(
@@ -30,7 +31,7 @@ class PersonalizedCollectives(ArrayCollectives):
         dst: int | None = None,
         async_op: bool = False,
         group_dst: int | None = None,
-        timeout: Timeout = None,
+        timeout: Timeout | None = None,
     ) -> Any:
         """Gather member i's ``tensor`` into ``gather_list[i]`` of one member.
 
@@ -42,7 +43,7 @@ class PersonalizedCollectives(ArrayCollectives):
             dst: The global rank of the destination; by default that of group rank 0.
             async_op: Return a ``Work`` at once, not the result.
             group_dst: The destination's rank in the group, instead of ``dst``.
-            timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
+            timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Returns:
             The list of what was gathered on the destination, None elsewhere. With ``async_op``, a
@@ -55,28 +56,28 @@ class PersonalizedCollectives(ArrayCollectives):
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
-        group = self.process_group
-        if group.rank() < 0:
+        door = self.door
+        if door.rank < 0:
             return None
         root = self.resolve_rank(dst, group_dst, "dst", default=0)
         x = arrays.source(tensor, "tensor")
         code = check_dtype(x, "tensor")
         outs = None
-        if root == group.rank():
+        if root == door.rank:
             if gather_list is None:
                 raise ValueError(
-                    f"gather_list is None on the destination, rank {group.ranks[root]}; expected a"
+                    f"gather_list is None on the destination, rank {door.ranks[root]}; expected a"
                     " list"
                 )
-            outs = adapt_targets(gather_list, "gather_list", len(group.ranks))
+            outs = adapt_targets(gather_list, "gather_list", len(door.ranks))
             for i, out in enumerate(outs):
                 check_same_dtype(out, f"gather_list[{i}]", x, "tensor")
             name = f"gather_list[{root}]"
             check_size(outs[root], name, x.flat.size, "the size of tensor")
         elif gather_list:
             raise ValueError(
-                f"gather_list was given on rank {group.ranks[group.rank()]}, which is not the"
-                f" destination, {group.ranks[root]}; expected None"
+                f"gather_list was given on rank {door.ranks[door.rank]}, which is not the"
+                f" destination, {door.ranks[root]}; expected None"
             )
         flats = None if outs is None else [out.flat for out in outs]
 
@@ -95,7 +96,7 @@ class PersonalizedCollectives(ArrayCollectives):
         src: int | None = None,
         async_op: bool = False,
         group_src: int | None = None,
-        timeout: Timeout = None,
+        timeout: Timeout | None = None,
     ) -> Any:
         """Copy ``scatter_list[i]`` of one member into member i's ``tensor``.
 
@@ -107,7 +108,7 @@ class PersonalizedCollectives(ArrayCollectives):
             src: The global rank of the source; by default that of group rank 0.
             async_op: Return a ``Work`` at once, not the result.
             group_src: The source's rank in the group, instead of ``src``.
-            timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
+            timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Returns:
             ``tensor``, or a new array if that cannot be written to (JAX). With ``async_op``, a
@@ -120,26 +121,26 @@ class PersonalizedCollectives(ArrayCollectives):
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
-        group = self.process_group
-        if group.rank() < 0:
+        door = self.door
+        if door.rank < 0:
             return None
         root = self.resolve_rank(src, group_src, "src", default=0)
         out = arrays.target(tensor, "tensor")
         code = check_dtype(out, "tensor")
         ins = None
-        if root == group.rank():
+        if root == door.rank:
             if scatter_list is None:
                 raise ValueError(
-                    f"scatter_list is None on the source, rank {group.ranks[root]}; expected a list"
+                    f"scatter_list is None on the source, rank {door.ranks[root]}; expected a list"
                 )
-            ins = adapt_sources(scatter_list, "scatter_list", len(group.ranks))
+            ins = adapt_sources(scatter_list, "scatter_list", len(door.ranks))
             for i, x in enumerate(ins):
                 check_same_dtype(x, f"scatter_list[{i}]", out, "tensor")
             check_size(out, "tensor", ins[root].flat.size, f"the size of scatter_list[{root}]")
         elif scatter_list:
             raise ValueError(
-                f"scatter_list was given on rank {group.ranks[group.rank()]}, which is not the"
-                f" source, {group.ranks[root]}; expected None"
+                f"scatter_list was given on rank {door.ranks[door.rank]}, which is not the"
+                f" source, {door.ranks[root]}; expected None"
             )
         flats = None if ins is None else [x.flat for x in ins]
 
@@ -156,7 +157,7 @@ class PersonalizedCollectives(ArrayCollectives):
         output_tensor_list: Sequence[Any],
         input_tensor_list: Sequence[Any],
         async_op: bool = False,
-        timeout: Timeout = None,
+        timeout: Timeout | None = None,
     ) -> Any:
         """Copy member i's ``input_tensor_list[j]`` into member j's ``output_tensor_list[i]``.
 
@@ -166,7 +167,7 @@ class PersonalizedCollectives(ArrayCollectives):
             input_tensor_list: One array for each member: NumPy, JAX or CuPy arrays or buffers, of
                 any shapes and one dtype (numeric, bool, or one of ml_dtypes' floats).
             async_op: Return a ``Work`` at once, not the result.
-            timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
+            timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Returns:
             The list of outputs. With ``async_op``, a ``Work`` whose ``result()`` that is. None on a
@@ -179,10 +180,10 @@ class PersonalizedCollectives(ArrayCollectives):
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
-        group = self.process_group
-        if group.rank() < 0:
+        door = self.door
+        if door.rank < 0:
             return None
-        size = len(group.ranks)
+        size = len(door.ranks)
         outs = adapt_targets(output_tensor_list, "output_tensor_list", size)
         ins = adapt_sources(input_tensor_list, "input_tensor_list", size)
         code = check_dtype(ins[0], "input_tensor_list[0]")
@@ -216,7 +217,7 @@ class PersonalizedCollectives(ArrayCollectives):
         output_split_sizes: Sequence[int] | None = None,
         input_split_sizes: Sequence[int] | None = None,
         async_op: bool = False,
-        timeout: Timeout = None,
+        timeout: Timeout | None = None,
     ) -> Any:
         """Split ``input`` along dim 0, send part j to member j, join what comes in ``output``.
 
@@ -228,7 +229,7 @@ class PersonalizedCollectives(ArrayCollectives):
                 parts.
             input_split_sizes: How many rows of ``input`` go to each member; by default equal parts.
             async_op: Return a ``Work`` at once, not the result.
-            timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
+            timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Returns:
             ``output``, or a new array if that cannot be written to (JAX). With ``async_op``, a
@@ -241,10 +242,10 @@ class PersonalizedCollectives(ArrayCollectives):
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
-        group = self.process_group
-        if group.rank() < 0:
+        door = self.door
+        if door.rank < 0:
             return None
-        size = len(group.ranks)
+        size = len(door.ranks)
         out = arrays.target(output, "output")
         x = arrays.source(input, "input")
         code = check_dtype(x, "input")

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 from meshlib.arrays import adapter as arrays
 from meshlib.arrays.checks import check_dtype
+from meshlib.calls.spec import CallSpec
 from meshlib.calls.work import Message, Work
 from meshlib.collectives.group_of_ranks import GroupOfRanks
 from meshlib.diagnosis.recorder import ANY_SOURCE
 from transport.call import NO_ROOT, Call, Kind
 from transport.checks import to_whole_number
 from transport.communicator import Communicator
+from transport.deadline import Timeout
 
 MAX_TAG = 2**32 - 1
 # An enumeration looks its members up in Python, which takes a tenth of a microsecond.
@@ -34,7 +35,7 @@ class PointToPoint(GroupOfRanks):
         dst: int | None = None,
         tag: int = 0,
         group_dst: int | None = None,
-        timeout: float | timedelta | None = None,
+        timeout: Timeout | None = None,
     ) -> None:
         """Send ``tensor`` to one member; return when it may be reused.
 
@@ -45,7 +46,7 @@ class PointToPoint(GroupOfRanks):
             tag: A whole number from 0 to 2**32 - 1, the same at both ends; messages under one tag
                 do not overtake each other.
             group_dst: The destination's rank in the group, instead of ``dst``.
-            timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
+            timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Raises:
             TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
@@ -63,7 +64,7 @@ class PointToPoint(GroupOfRanks):
         dst: int | None = None,
         tag: int = 0,
         group_dst: int | None = None,
-        timeout: float | timedelta | None = None,
+        timeout: Timeout | None = None,
     ) -> Work | None:
         """Begin to send ``tensor`` to one member.
 
@@ -75,7 +76,7 @@ class PointToPoint(GroupOfRanks):
             tag: A whole number from 0 to 2**32 - 1, the same at both ends; messages under one tag
                 do not overtake each other.
             group_dst: The destination's rank in the group, instead of ``dst``.
-            timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
+            timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Returns:
             A ``Work``, whose ``wait()`` raises what goes wrong on the way; None on a rank that is
@@ -94,7 +95,7 @@ class PointToPoint(GroupOfRanks):
         src: int | None = None,
         tag: int = 0,
         group_src: int | None = None,
-        timeout: float | timedelta | None = None,
+        timeout: Timeout | None = None,
     ) -> int:
         """Receive into ``tensor`` what one member sends.
 
@@ -107,7 +108,7 @@ class PointToPoint(GroupOfRanks):
             tag: A whole number from 0 to 2**32 - 1, the same at both ends; messages under one tag
                 do not overtake each other.
             group_src: The source's rank in the group, instead of ``src``.
-            timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
+            timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Returns:
             The sender's global rank; -1 on a rank that is no member.
@@ -129,7 +130,7 @@ class PointToPoint(GroupOfRanks):
         src: int | None = None,
         tag: int = 0,
         group_src: int | None = None,
-        timeout: float | timedelta | None = None,
+        timeout: Timeout | None = None,
     ) -> Work | None:
         """Begin to receive into ``tensor`` what one member sends.
 
@@ -142,7 +143,7 @@ class PointToPoint(GroupOfRanks):
             tag: A whole number from 0 to 2**32 - 1, the same at both ends; messages under one tag
                 do not overtake each other.
             group_src: The source's rank in the group, instead of ``src``.
-            timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
+            timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Returns:
             A ``Work``, whose ``result()`` is the array, ``source_rank()`` the sender, and
@@ -161,14 +162,14 @@ class PointToPoint(GroupOfRanks):
         dst: int | None,
         tag: int,
         group_dst: int | None,
-        timeout: float | timedelta | None = None,
+        timeout: Timeout | None = None,
     ) -> Callable[..., Any] | None:
         """Check ``send``'s arguments; return what makes the call, given ``async_op``.
 
         None on a rank that is no member.
         """
-        group = self.process_group
-        if group.rank() < 0:
+        door = self.door
+        if door.rank < 0:
             return None
         peer = self.resolve_rank(dst, group_dst, "dst")
         check_tag(tag)
@@ -177,13 +178,12 @@ class PointToPoint(GroupOfRanks):
         def run(communicator: Communicator, call: Call) -> None:
             communicator.send(call, x.flat, peer, tag)
 
-        code, seconds = check_dtype(x, "tensor"), self.call_timeout(timeout)
+        code = check_dtype(x, "tensor")
 
         def issue(async_op: bool) -> Any:
             size, nbytes = x.flat.size, x.flat.nbytes
-            return group.issue(
-                _SEND, run, x.device, size, code, 0, NO_ROOT, tag, nbytes, peer, async_op, seconds
-            )
+            spec = CallSpec(_SEND, run, size, NO_ROOT, code, 0, tag, nbytes, x.device, peer)
+            return door.issue(spec, async_op, timeout)
 
         return issue
 
@@ -193,14 +193,14 @@ class PointToPoint(GroupOfRanks):
         src: int | None,
         tag: int,
         group_src: int | None,
-        timeout: float | timedelta | None = None,
+        timeout: Timeout | None = None,
     ) -> Callable[..., Any] | None:
         """Check ``recv``'s arguments; return what makes the call, given ``async_op``.
 
         None on a rank that is no member.
         """
-        group = self.process_group
-        if group.rank() < 0:
+        door = self.door
+        if door.rank < 0:
             return None
         anybody = src is None and group_src is None
         peer = None if anybody else self.resolve_rank(src, group_src, "src")
@@ -209,16 +209,15 @@ class PointToPoint(GroupOfRanks):
 
         def run(communicator: Communicator, call: Call) -> Message:
             source = communicator.recv(call, x.flat, peer, tag)
-            return Message(x.finish(), group.ranks[source])
+            return Message(x.finish(), door.ranks[source])
 
-        code, seconds = check_dtype(x, "tensor"), self.call_timeout(timeout)
+        code = check_dtype(x, "tensor")
         sender = ANY_SOURCE if peer is None else peer
 
         def issue(async_op: bool) -> Any:
             size, nbytes = x.flat.size, x.flat.nbytes
-            return group.issue(
-                _RECV, run, x.device, size, code, 0, NO_ROOT, tag, nbytes, sender, async_op, seconds
-            )
+            spec = CallSpec(_RECV, run, size, NO_ROOT, code, 0, tag, nbytes, x.device, sender)
+            return door.issue(spec, async_op, timeout)
 
         return issue
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from meshlib.arrays.on_gpu import cuda_driver
+from meshlib.calls.spec import CallSpec
 from meshlib.collectives.group_of_ranks import GroupOfRanks
 from transport.call import Call, Kind, dtype_code, dtype_name
 from transport.communicator import Communicator
 from transport.cuda.device_communicator import DeviceCommunicator
+from transport.deadline import Timeout
 from transport.reduce_op import Flat
 
 _MOST_DIMS = 64
@@ -28,7 +29,7 @@ class SymmetricMemory(GroupOfRanks):
         self,
         shape: int | Sequence[int],
         dtype: npt.DTypeLike = np.float32,
-        timeout: float | timedelta | None = None,
+        timeout: Timeout | None = None,
         device: str = "cpu",
     ) -> Any:
         """Return a NumPy array for which this group's collectives need no copy to be staged.
@@ -44,12 +45,12 @@ class SymmetricMemory(GroupOfRanks):
         backends it is an ordinary array. Its memory stays with the process, for later arrays.
 
         The memory is used again when the array and its views are gone on all members. Returns None
-        on a rank that is no member. ``timeout`` (seconds or a timedelta) is the call's deadline.
+        on a rank that is no member. ``timeout`` (seconds or "30s") is the call's deadline.
         Raises ValueError, on all members, when they ask for different arrays; the group stays
         usable. A ``shape``, ``dtype`` or ``device`` that is none is a ValueError or TypeError.
         """
-        group = self.process_group
-        rank = group.rank()
+        door = self.door
+        rank = door.rank
         if rank < 0:
             return None
         dims = _check_shape(shape)
@@ -60,31 +61,27 @@ class SymmetricMemory(GroupOfRanks):
 
         def run(communicator: Communicator, call: Call) -> Flat | list[str] | None:
             mine = _describe(code, dims, place.on_cpu)
-            asked = np.empty((len(group.ranks), mine.size), mine.dtype)
+            asked = np.empty((len(door.ranks), mine.size), mine.dtype)
             communicator.all_gather(call, list(asked), mine)
             if not (asked == mine).all():
                 return [_show(row) for row in asked]
             return communicator.allocate(call, count, wanted) if place.on_cpu else None
 
-        result = group.issue(
-            Kind.ALLOCATE,
-            run,
-            nbytes=count * wanted.itemsize,
-            timeout=self.call_timeout(timeout),
-        )
+        spec = CallSpec(Kind.ALLOCATE, run, nbytes=count * wanted.itemsize)
+        result = door.issue(spec, timeout=timeout)
         if isinstance(result, np.ndarray):
             return result.reshape(dims)
         if result is None:
             return self._on_gpu(place, dims, wanted, timeout)
-        rows = "".join(f"\n  rank {r}: {a}" for r, a in zip(group.ranks, result, strict=True))
-        raise ValueError(f"the members of {group} ask for different symmetric arrays:{rows}")
+        rows = "".join(f"\n  rank {r}: {a}" for r, a in zip(door.ranks, result, strict=True))
+        raise ValueError(f"the members of {door} ask for different symmetric arrays:{rows}")
 
     def _on_gpu(
         self,
         place: _Place,
         dims: tuple[int, ...],
         dtype: np.dtype[Any],
-        timeout: float | timedelta | None,
+        timeout: Timeout | None,
     ) -> Any:
         nbytes = math.prod(dims) * dtype.itemsize
         driver, number = place.driver, place.number
@@ -96,9 +93,8 @@ class SymmetricMemory(GroupOfRanks):
                 memory = driver.allocate(nbytes, number)
             return driver.array(memory.pointer, dims, dtype, number, memory)
 
-        return self.process_group.issue(
-            Kind.ALLOCATE, run, device="cuda", nbytes=nbytes, timeout=self.call_timeout(timeout)
-        )
+        spec = CallSpec(Kind.ALLOCATE, run, nbytes=nbytes, device="cuda")
+        return self.door.issue(spec, timeout=timeout)
 
 
 class _Place:

@@ -25,8 +25,10 @@ import secrets
 import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
+from meshlib.diagnosis.fate import Fate
+from meshlib.diagnosis.members import Members
 from meshlib.diagnosis.recorder import ANY_SOURCE, COLLECTIVE, Record
 from meshlib.diagnosis.stacks import user_stack
 from meshlib.launcher.nodes.news import ENDED, LOGS
@@ -42,27 +44,10 @@ from transport.errors import (
     HeaderMismatchError,
     PeerLostError,
     RankFailedError,
+    StoreTimeoutError,
 )
 from transport.store.base import Store
 from transport.store.prefix_store import PrefixStore
-
-
-class Group(Protocol):
-    """The side of a ProcessGroup that a report needs."""
-
-    id: str
-    ranks: tuple[int, ...]
-    global_rank: int
-
-    @property
-    def departed(self) -> tuple[int, ...]:
-        """The global ranks of members that have left the job in good order."""
-        ...
-
-    def await_failure(self, timeout: float) -> DistError | None:
-        """Return the error that broke the group, waiting for it up to ``timeout`` seconds."""
-        ...
-
 
 EVENTS = "events"
 
@@ -74,6 +59,8 @@ DOUBTFUL_SECONDS = 0.15
 NEWS_SECONDS = 0.4
 # What the others grant the reporter, beyond which they raise what they saw themselves.
 REPORT_SECONDS = 3.0
+# What the store may take for an answer when a call has failed: its deadline has passed already.
+STORE_SECONDS = 1.5
 CALLS_IN_STATEMENT = 3
 # How far back a statement goes from the call that was asked about: an earlier one may differ.
 CALLS_BEFORE = 16
@@ -91,6 +78,14 @@ _ERRORS: dict[str, type[DistError]] = {
 def publish(store: Store, event: Mapping[str, Any]) -> None:
     """Append ``event`` to the job's log."""
     store.append(EVENTS, json.dumps(event) + "\n")
+
+
+def announce(store: Store, event: Mapping[str, Any]) -> None:
+    """Append ``event``, which tells of a failure, unless the store is silent.
+
+    Raises DistStoreError then, after ``STORE_SECONDS``.
+    """
+    publish(store.with_patience(STORE_SECONDS), event)
 
 
 def register_log(store: Store) -> None:
@@ -118,9 +113,12 @@ def rank_exit_event(rank: int, how: str) -> dict[str, Any]:
     return {"kind": "rank_exit", "rank": rank, "how": how}
 
 
-def leave_event(rank: int, joined: Sequence[str]) -> dict[str, Any]:
-    """Return the event that ``rank`` has left in good order; ``joined`` are its groups' ids."""
-    return {"kind": "leave", "rank": rank, "joined": list(joined)}
+def leave_event(rank: int, joined: Mapping[str, tuple[int, int] | None]) -> dict[str, Any]:
+    """Return the event that ``rank`` has left in good order; ``joined`` are its groups' ids.
+
+    With each goes how far its chain of calls has come, if that is known (``meshlib.job.leaving``).
+    """
+    return {"kind": "leave", "rank": rank, "joined": joined}
 
 
 def abort_event(group: str, error: DistError, rank: int) -> dict[str, Any]:
@@ -175,41 +173,62 @@ def statement(
     }
 
 
-class Reporter:
-    """Finds out why a call of ``group`` failed, and tells everybody."""
+def put_last_calls(
+    store: Store, rank: int, reached: Mapping[str, int], records: Sequence[Record]
+) -> None:
+    """Leave behind what ``rank``, which goes, would say about each of its groups when asked.
 
-    def __init__(self, group: Group, store: Store) -> None:
-        self._group = group
-        self._store = store
+    ``reached`` has the number of the last collective by group.
+    """
+    said = {
+        group: statement(rank, records, None, {"group": group, "sequence": 0}, number)
+        for group, number in reached.items()
+    }
+    store.set(f"left/{rank}", json.dumps(said))
+
+
+def _last_calls(store: Store, rank: int, group: str) -> dict[str, Any] | None:
+    key = f"left/{rank}"
+    return json.loads(store.get(key)).get(group) if store.check([key]) else None
+
+
+class Reporter:
+    """Finds out why a call of a group failed, whose ``fate`` that is, and tells everybody."""
+
+    def __init__(self, fate: Fate, store: Store) -> None:
+        self._fate = fate
+        self._group = fate.members
+        self._store = store.with_patience(STORE_SECONDS)
 
     def explain(self, record: Record, error: DistError) -> DistError:
         """Return the error that all members raise for ``record``'s failure.
 
-        Blocks for at most ``REPORT_SECONDS`` or so; breaks the group.
+        Blocks for at most ``REPORT_SECONDS`` or so, and for ``STORE_SECONDS`` where the store is
+        silent: a rank that is cut off from it raises what it saw itself. Breaks the group.
         """
-        group = self._group
-        if isinstance(error, PeerLostError) and group.ranks[error.peer] not in group.departed:
-            news = group.await_failure(NEWS_SECONDS)
+        group, fate = self._group, self._fate
+        if isinstance(error, PeerLostError) and group.ranks[error.peer] not in fate.departed:
+            news = fate.await_failure(NEWS_SECONDS)
             if news is not None:
                 return news
         mine = secrets.token_hex(8)
         try:
             key = f"failure/{group.id}"
             won = self._store.compare_set(key, "", mine) == mine.encode()
-            if not won and (failure := group.await_failure(REPORT_SECONDS)):
+            if not won and (failure := fate.await_failure(REPORT_SECONDS)):
                 return failure
             event = self._investigate(record, error, mine)
             if not won:
                 # The first reporter is itself gone or stuck: what this rank saw stands.
                 return error_from_event(event)
-            if known := group.await_failure(0):
+            if known := fate.await_failure(0):
                 return known
             publish(self._store, event)
-            failure = group.await_failure(REPORT_SECONDS)
+            failure = fate.await_failure(REPORT_SECONDS)
             return failure or error_from_event(event)
         except DistStoreError as store_error:
             # If the store went with the rank that served it, that is known in a moment.
-            if news := group.await_failure(NEWS_SECONDS):
+            if news := fate.await_failure(NEWS_SECONDS):
                 return news
             kind, lost = self._kind_of(error)
             message = (
@@ -229,7 +248,7 @@ class Reporter:
         elif isinstance(error, CommunicatorTimeoutError):
             message = timeout_message(group, record, statements)
         elif isinstance(error, PeerLostError):
-            message = lost_message(group, record, error, statements)
+            message = lost_message(group, record, error, statements, self._fate.departed)
         elif isinstance(error, RankFailedError):
             message = str(error)
         else:
@@ -258,7 +277,7 @@ class Reporter:
     def _await_arrivals(self, sequence: int, statements: dict[int, dict[str, Any]]) -> None:
         """Ask again, for a moment, until all members that answer have come to the collective."""
         deadline = Deadline.after(ARRIVAL_SECONDS)
-        while not deadline.expired and not self._group.await_failure(0):
+        while not deadline.expired and not self._fate.await_failure(0):
             if all(_has_come(said, sequence) for said in statements.values()):
                 return
             time.sleep(_ARRIVAL_PAUSE)
@@ -269,23 +288,25 @@ class Reporter:
 
         ``doubtful`` is a rank that is probably gone; it gets less time.
         """
-        group = self._group
+        group, fate = self._group, self._fate
         query = {"kind": "query", "group": group.id, "sequence": sequence, "ticket": ticket}
         publish(self._store, query)
         deadline = Deadline.after(ANSWER_SECONDS)
         found: dict[int, dict[str, Any]] = {}
-        departed = group.departed
+        departed = fate.departed
         for rank in group.ranks:
-            if group.await_failure(0):
+            if fate.await_failure(0):
                 break
             if rank in departed:
+                if (said := _last_calls(self._store, rank, group.id)) is not None:
+                    found[rank] = said
                 continue
             grace = deadline.remaining()
             if rank == doubtful:
                 grace = min(grace, DOUBTFUL_SECONDS)
             try:
                 text = self._store.get(answer_key(ticket, rank), timeout=grace)
-            except DistStoreError:
+            except StoreTimeoutError:
                 continue
             found[rank] = json.loads(text)
         return found
@@ -297,7 +318,7 @@ def answer_key(ticket: str, rank: int) -> str:
 
 
 def mismatch_message(
-    group: Group,
+    group: Members,
     record: Record,
     error: HeaderMismatchError,
     statements: Mapping[int, Mapping[str, Any]],
@@ -330,7 +351,7 @@ def mismatch_message(
 
 
 def timeout_message(
-    group: Group, record: Record, statements: Mapping[int, Mapping[str, Any]]
+    group: Members, record: Record, statements: Mapping[int, Mapping[str, Any]]
 ) -> str:
     """Return who has not come to the call, and where each member stands."""
     sequence = record.header.sequence
@@ -340,7 +361,7 @@ def timeout_message(
         return (
             f"{record.header} to rank {receiver} on {group} was not done after {seconds:g} s: "
             f"rank {receiver} did not receive it\n"
-            + _where(receiver, statements.get(receiver), None)
+            + _where(receiver, statements.get(receiver), None, group.ranks)
         )
     missing = [r for r in group.ranks if not _has_come(statements.get(r), sequence)]
     who = (
@@ -349,15 +370,16 @@ def timeout_message(
         else "all ranks have come, but it did not finish"
     )
     return f"{record.header} on {group} was not done after {seconds:g} s: {who}\n" + "\n".join(
-        _where(rank, statements.get(rank), sequence) for rank in group.ranks
+        _where(rank, statements.get(rank), sequence, group.ranks, missing) for rank in group.ranks
     )
 
 
 def lost_message(
-    group: Group,
+    group: Members,
     record: Record,
     error: PeerLostError,
     statements: Mapping[int, Mapping[str, Any]],
+    departed: Sequence[int],
 ) -> str:
     """Return that a rank is gone (or has closed its end), and during what."""
     lost = group.ranks[error.peer]
@@ -365,7 +387,7 @@ def lost_message(
     if record.peer == ANY_SOURCE:
         others = _join([rank for rank in group.ranks if rank != group.global_rank])
         what = f"all that could send have left {group} (ranks {others})"
-    elif lost in group.departed:
+    elif lost in departed:
         what = f"rank {lost} has left the job"
     elif said is None:
         what = f"rank {lost} is gone: its connection closed and it does not answer"
@@ -400,8 +422,17 @@ def _call_at(said: Mapping[str, Any] | None, sequence: int) -> Mapping[str, Any]
     return None
 
 
-def _where(rank: int, said: Mapping[str, Any] | None, sequence: int | None) -> str:
-    """Return where ``rank`` stands, in or before collective ``sequence`` (None: in none)."""
+def _where(
+    rank: int,
+    said: Mapping[str, Any] | None,
+    sequence: int | None,
+    ranks: Sequence[int],
+    missing: Sequence[int] = (),
+) -> str:
+    """Return where ``rank`` stands, in or before collective ``sequence`` (None: in none).
+
+    ``ranks`` are the group's; ``missing`` those that have not come, for whom the others wait.
+    """
     if said is None:
         return f"  rank {rank}: silent (no answer in {ANSWER_SECONDS:g} s: stopped or gone)"
     here = None if sequence is None else _call_at(said, sequence)
@@ -416,7 +447,10 @@ def _where(rank: int, said: Mapping[str, Any] | None, sequence: int | None) -> s
         lines += [f"    now in {c['call']} on {c['group']}, {c['site']}" for c in said["elsewhere"]]
     else:
         waits = here["waiting_for"]
-        suffix = "" if waits is None else f", waits for group rank {waits}"
+        suffix = "" if waits is None else f", waits for rank {ranks[waits]}"
+        # Whom it waits for may itself wait for another.
+        if missing and (waits is None or ranks[waits] not in missing):
+            suffix += f", misses rank{'s' if len(missing) > 1 else ''} {_join(missing)}"
         lines.append(f"    {here['call']} ({here['state']}{suffix}), {here['site']}")
     lines += [f"    | {line}" for line in said["stack"][-STACK_LINES:]]
     return "\n".join(lines)

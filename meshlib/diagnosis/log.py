@@ -10,10 +10,16 @@ from __future__ import annotations
 import enum
 import logging
 import os
-from collections.abc import MutableMapping
-from typing import Any
+from collections.abc import Callable, MutableMapping
+from time import monotonic
+from typing import TYPE_CHECKING, Any
 
 from transport import environment
+
+if TYPE_CHECKING:
+    from meshlib.diagnosis.recorder import Record
+    from transport.call import Call
+    from transport.communicator import Communicator
 
 LOGGER = logging.getLogger("meshlib")
 FORMAT = "%(asctime)s [rank %(rank)s] %(levelname)s: %(message)s"
@@ -59,6 +65,20 @@ class RankLog(logging.LoggerAdapter[logging.Logger]):
     def detailed(self) -> bool:
         """Whether every call is to be logged."""
         return LOGGER.isEnabledFor(logging.DEBUG)
+
+    def around(
+        self, run: Callable[[Communicator, Call], Any], record: Record, group: object
+    ) -> Callable[[Communicator, Call], Any]:
+        """Return ``run`` that tells when it is done; tell of the call ``record`` now."""
+        self.debug("%s on %s, %s", record.header, group, record.site)
+
+        def logged(communicator: Communicator, call: Call) -> Any:
+            result = run(communicator, call)
+            took = 1e3 * (monotonic() - record.started)
+            self.debug("%s on %s: done in %.3f ms", record.header, group, took)
+            return result
+
+        return logged
 
 
 def set_debug_level(level: DebugLevel) -> None:

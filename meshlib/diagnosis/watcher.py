@@ -21,7 +21,7 @@ _LOGGER = logging.getLogger("meshlib")
 LOST = "was lost: its connection to the store broke"
 BETTER_NEWS_SECONDS = 0.2
 # Ranks leave together: who woke up for each of them would do so as often as there are ranks.
-LEAVING_SECONDS = 0.05
+LEAVING_SECONDS = 0.01
 
 Event = Mapping[str, Any]
 Handler = Callable[[Event], None]
@@ -136,5 +136,5 @@ def _together(events: Sequence[Event]) -> list[Event]:
             continue
         if not found or found[-1]["kind"] != "left":
             found.append({"kind": "left", "left": {}})
-        found[-1]["left"][event["rank"]] = frozenset(event["joined"])
+        found[-1]["left"][event["rank"]] = event["joined"]
     return found

@@ -21,30 +21,52 @@ import jax.numpy as jnp
 import numpy as np
 
 from meshlib.arrays.checks import check_op
-from meshlib.c10d.functions import Group, resolve_group
 from meshlib.collectives.point_to_point import check_tag
 from meshlib.groups.process_group import ProcessGroup
 from meshlib.jit import kinds, messages
 from meshlib.jit.collective import bind
 from meshlib.jit.host_call import host_call, traces_are_own
-from meshlib.job.world import World, current_world, is_thread_world
+from meshlib.job.current import (
+    Group,
+    find_world,
+    is_thread_world,
+    resolve_group,
+    resolve_process_group,
+)
 from transport.call import dtype_code
 from transport.reduce_op import RedOpType, ReduceOp
 
 
-def all_reduce(x: Any, op: ReduceOp = ReduceOp.SUM, group: Group = None) -> jax.Array:
+def all_reduce(x: Any, op: ReduceOp = ReduceOp.SUM, group: Group = None) -> Any:
     """Return the reduction of the members' ``x``, any shape, the same bits on all members.
+
+    ``x`` may be a pytree of arrays, equal in structure and shapes on all members: it goes in one
+    call for each dtype in it, and a tree of the same structure is returned.
 
     The derivative of SUM is SUM (that of AVG is AVG): cotangents are summed over the members, as
     if the loss were the sum of all members' losses. MIN and MAX pass cotangents to the members
     that hold the value, in equal shares. PRODUCT and PREMUL_SUM have derivatives, too.
     """
+    leaves, structure = jax.tree_util.tree_flatten(x)
+    if leaves and not jax.tree_util.treedef_is_leaf(structure):
+        return jax.tree_util.tree_unflatten(structure, _all_reduce_together(leaves, op, group))
     x, calls = _prepare(x, group)
-    op = _check_op(op, x)
-    if op.kind is RedOpType.PREMUL_SUM:
-        x = (x.reshape(-1) * jnp.asarray(op.factor, x.dtype)).reshape(x.shape)
-        op = ReduceOp.SUM
+    x, op = _multiplied(x, _check_op(op, x))
     return x if calls.size() == 1 else bind(kinds.AllReduce(calls, op), x)
+
+
+def _all_reduce_together(leaves: list[Any], op: ReduceOp, group: Group) -> list[jax.Array]:
+    arrays = [_prepare(leaf, group)[0] for leaf in leaves]
+    by_dtype: dict[Any, list[int]] = {}
+    for number, array in enumerate(arrays):
+        by_dtype.setdefault(array.dtype, []).append(number)
+    for numbers in by_dtype.values():
+        flat = jnp.concatenate([arrays[number].reshape(-1) for number in numbers])
+        ends = np.cumsum([arrays[number].size for number in numbers])[:-1]
+        parts = jnp.split(all_reduce(flat, op, group), ends)
+        for number, part in zip(numbers, parts, strict=True):
+            arrays[number] = part.reshape(arrays[number].shape)
+    return arrays
 
 
 def broadcast(
@@ -60,15 +82,21 @@ def broadcast(
 
 
 def reduce(
-    x: Any, dst: int | None = None, group: Group = None, *, group_dst: int | None = None
+    x: Any,
+    dst: int | None = None,
+    op: ReduceOp = ReduceOp.SUM,
+    group: Group = None,
+    *,
+    group_dst: int | None = None,
 ) -> jax.Array:
-    """Return the sum of the members' ``x`` on ``dst`` (global) or ``group_dst``, else zeros.
+    """Return the reduction of the members' ``x`` on ``dst`` (global) or ``group_dst``, else zeros.
 
-    The transpose is ``broadcast``.
+    The transpose of SUM is ``broadcast``; the other ops have the derivatives of ``all_reduce``.
     """
     x, calls = _prepare(x, group)
+    x, op = _multiplied(x, _check_op(op, x))
     root = resolve_group(group).resolve_rank(dst, group_dst, "dst")
-    return x if calls.size() == 1 else bind(kinds.Reduce(calls, root), x)
+    return x if calls.size() == 1 else bind(kinds.Reduce(calls, root, op), x)
 
 
 def all_gather(
@@ -112,9 +140,7 @@ def reduce_scatter(
     x, calls = _prepare(x, group)
     op = _check_op(op, x)
     axis = _check_axis(axis, x.ndim, "axis")
-    if op.kind is RedOpType.PREMUL_SUM:
-        x = (x.reshape(-1) * jnp.asarray(op.factor, x.dtype)).reshape(x.shape)
-        op = ReduceOp.SUM
+    x, op = _multiplied(x, op)
     rows = _split(x, axis, calls.size(), tiled)
     return rows[0] if calls.size() == 1 else bind(kinds.ReduceScatter(calls, op), rows)
 
@@ -242,12 +268,11 @@ def _calls_group(group: Group) -> ProcessGroup:
     They have one of their own: they happen when XLA gets to them, whatever the main thread calls
     meanwhile, and would otherwise mix with its calls.
     """
-    base = resolve_group(group).process_group
-    assert isinstance(base, ProcessGroup)
+    base = resolve_process_group(group)
     if base.rank() < 0:
         raise ValueError(f"group: this rank is not a member of {base}")
-    world = base.world if isinstance(base.world, World) else current_world()
-    if is_thread_world(world) and not traces_are_own():
+    world = find_world()
+    if world is not None and is_thread_world(world) and not traces_are_own():
         raise RuntimeError(
             "this rank is a thread that shares its traces with other ranks; "
             "import jax before run_ranks is called"
@@ -265,6 +290,13 @@ def _prepare(x: Any, group: Group) -> tuple[jax.Array, ProcessGroup]:
 
 def _check_op(op: Any, x: jax.Array) -> ReduceOp:
     return check_op(op, np.dtype(x.dtype))
+
+
+def _multiplied(x: jax.Array, op: ReduceOp) -> tuple[jax.Array, ReduceOp]:
+    """Return what is to be reduced, and how: a PREMUL_SUM is the SUM of products."""
+    if op.kind is not RedOpType.PREMUL_SUM:
+        return x, op
+    return (x.reshape(-1) * jnp.asarray(op.factor, x.dtype)).reshape(x.shape), ReduceOp.SUM
 
 
 def _check_axis(axis: int, ndim: int, name: str) -> int:

@@ -3,7 +3,6 @@
 Ranks are group ranks here. What is gathered or scattered has the members along dim 0; the public
 functions move dims where the user wants them.
 """
-# ruff: noqa: D102 (the methods are those of InJit, which documents them)
 
 from __future__ import annotations
 
@@ -17,8 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from meshlib.arrays.on_gpu import device_flat
+from meshlib.calls.spec import CallSpec, Run
+from meshlib.collectives.on_arrays import InPlaceReduction
 from meshlib.diagnosis.recorder import COLLECTIVE
-from meshlib.groups.host import Run
 from meshlib.groups.process_group import ProcessGroup
 from meshlib.jit.collective import HostSide, InJit, bind, front
 from meshlib.jit.host_call import HostArray
@@ -68,23 +68,15 @@ class _Issuing(InJit):
     ) -> HostSide:
         """Return what issues ``work``, on arrays ``like`` one of them.
 
-        With ``agreed`` all members must have as many elements. The others as for
-        ``ProcessGroup.issue``.
+        With ``agreed`` all members must have as many elements. The others as for ``CallSpec``.
         """
         issue, dtype = self.carrier.issue, np.dtype(like.dtype)
-        header = (
-            like.size if agreed else 0,
-            dtype_code(dtype),
-            op,
-            root,
-            extra,
-            like.size * dtype.itemsize,
-            peer,
-        )
+        elements, nbytes = like.size if agreed else 0, like.size * dtype.itemsize
+        header = (elements, root, dtype_code(dtype), op, extra, nbytes)
 
         def call(output: HostArray, x: HostArray) -> None:
             device = "cpu" if type(output) is np.ndarray else "cuda"
-            issue(kind, work(output, x), device, *header)
+            issue(CallSpec(kind, work(output, x), *header, device, peer))
 
         return call
 
@@ -150,12 +142,9 @@ class AllReduce(SameShape):
         issue = self._caller(Kind.ALL_REDUCE, work, x, op=op.code)
 
         def call(output: HostArray, x: HostArray) -> None:
-            shortcut = group.shortcut
-            if (
-                shortcut is None
-                or type(output) is not np.ndarray
-                or shortcut.all_reduce(output, op, op.code, group.seconds) is None
-            ):
+            if type(output) is np.ndarray:
+                group.issue(InPlaceReduction(output, op))
+            else:
                 issue(output, x)
 
         return call
@@ -195,17 +184,18 @@ class Broadcast(SameShape):
         return self._caller(Kind.BROADCAST, work, x, root=root)
 
     def transposed(self) -> InJit:
-        return Reduce(self.group, self.root)
+        return Reduce(self.group, self.root, ReduceOp.SUM)
 
 
 @dataclass(frozen=True)
 class Reduce(SameShape):
-    """The root gets the sum, the others zeros."""
+    """The root gets the reduction of all, the others zeros."""
 
     root: int
+    op: ReduceOp
 
     def host_side(self, x: jax.ShapeDtypeStruct) -> HostSide:
-        root, op = self.root, ReduceOp.SUM
+        root, op = self.root, self.op
 
         def work(output: HostArray, _: HostArray) -> Run:
             flat = flat_of(output)
@@ -214,8 +204,16 @@ class Reduce(SameShape):
         call = self._caller(Kind.REDUCE, work, x, op=op.code, root=root)
         return call if self.group.rank() == root else then_zeros(call)
 
-    def transposed(self) -> InJit:
-        return Broadcast(self.group, self.root)
+    def transposed(self) -> InJit | None:
+        return Broadcast(self.group, self.root) if self.op.kind is RedOpType.SUM else None
+
+    def tangent(self, x: jax.Array, y: jax.Array, t: jax.Array) -> jax.Array:
+        if self.op.kind is RedOpType.SUM:
+            return bind(self, t)
+        whole = AllReduce(self.group, self.op)
+        tangent = whole.tangent(x, bind(Broadcast(self.group, self.root), y), t)
+        # Also where it is not: the transposed call needs all members.
+        return jnp.where(self.group.rank() == self.root, tangent, 0)
 
 
 @dataclass(frozen=True)
@@ -393,6 +391,6 @@ def barrier(group: Any) -> Any:
         communicator.barrier(call)
 
     def at_barrier(outputs: Sequence[HostArray], inputs: Sequence[HostArray], _: Any) -> None:
-        group.issue(Kind.BARRIER, run)
+        group.issue(CallSpec(Kind.BARRIER, run))
 
     return at_barrier

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from meshlib.c10d.availability import get_node_local_rank
+from meshlib.groups.nccl_splits import connect
 from meshlib.job.world import World
-from meshlib.mesh.nccl_splits import connect
 from transport import environment
 from transport.cuda.driver import Driver, load_driver
 from transport.errors import DistBackendError
+from transport.launch_environments import launched_local_rank
 from transport.reduce_op import ReduceOp
 
 NCCL_BACKEND = "cpu:auto,cuda:nccl"
@@ -98,7 +98,7 @@ def _choose(driver: Driver, bound: int | None) -> bool:
             "device_type is 'cuda', but this process sees no GPU (CUDA_VISIBLE_DEVICES is"
             f" {os.environ.get('CUDA_VISIBLE_DEVICES')!r}); expected one, or device_type='cpu'"
         )
-    local_rank = get_node_local_rank(fallback_rank=0)
+    local_rank = launched_local_rank() or 0
     ranks = int(os.environ.get(environment.LOCAL_WORLD_SIZE, local_rank + 1))
     driver.choose_device(local_rank % count if bound is None else bound)
     # A launcher may show each rank a GPU of its own, and no other.

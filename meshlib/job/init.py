@@ -5,25 +5,25 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-from datetime import timedelta
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from meshlib.c10d.functions import resolve_group
 from meshlib.diagnosis.log import set_debug_level_from_env
 from meshlib.groups.backend import parse_backend
-from meshlib.groups.process_group import ProcessGroup
-from meshlib.job.world import (
-    DEFAULT_TIMEOUT,
-    World,
+from meshlib.job.current import (
     current_world,
     find_world,
     install,
     is_thread_world,
+    resolve_process_group,
 )
+from meshlib.job.thread_rank import thread_rank
+from meshlib.job.world import DEFAULT_TIMEOUT, World
 from transport import environment
 from transport.algorithms.tuning import agree, from_environment
 from transport.checks import to_whole_number
-from transport.deadline import to_seconds
+from transport.deadline import Timeout, to_seconds
+from transport.errors import CollectiveMismatchError
 from transport.runtime import Runtime
 from transport.store.base import Store
 
@@ -38,7 +38,7 @@ FAILED_LINGER_SECONDS = 2.0
 def init_process_group(
     backend: str | None = None,
     init_method: str | None = None,
-    timeout: float | timedelta | None = None,
+    timeout: Timeout | None = None,
     world_size: int = -1,
     rank: int = -1,
     store: Store | None = None,
@@ -48,13 +48,16 @@ def init_process_group(
 ) -> None:
     """Join the job: find the other ranks, and make the default group of all of them.
 
-    ``init_method`` is a URL (``env://`` by default, ``tcp://host:port``, ``file:///path``;
+    ``init_method`` is a URL (``env://`` by default, ``tcp://host:port``, ``file:///path``,
+    ``solo://`` for a world of one;
     ``mpi://``, where MPI knows the ranks, is the default of ``backend="mpi"``);
     instead of it, an explicit ``store`` with ``rank`` and ``world_size``, on which waits then end
-    with ``RankFailedError`` when a rank is lost. ``timeout`` (seconds or
-    timedelta, 30 minutes by default) bounds this call and is the default deadline of all others.
+    with ``RankFailedError`` when a rank is lost. ``timeout`` (seconds, timedelta,
+    "30s"; by default 30 minutes) bounds this call and is the default deadline of all others.
     ``group_name`` keeps jobs apart that share a store. With ``backend="inproc"`` the calling
-    thread alone becomes the rank. ``device_id`` (a number, ``"cuda:1"``, or an object with ``id``
+    thread alone becomes the rank. In ``meshlib.testing.run_ranks`` the thread is told its rank as a
+    process is by a launcher, and ``backend`` and ``timeout`` are by default those of the run.
+    ``device_id`` (a number, ``"cuda:1"``, or an object with ``id``
     or ``index``) binds this rank to a GPU: it becomes the calling thread's current one, and NCCL,
     if it is a backend, connects all ranks here, not at the first call; groups that all ranks make
     together then need no connections of their own.
@@ -66,14 +69,16 @@ def init_process_group(
     """
     if environment.DEBUG in os.environ:
         set_debug_level_from_env()
-    chosen = parse_backend(backend)
+    mine = thread_rank()
+    chosen = parse_backend(mine.backend if mine is not None and backend is None else backend)
     tuning = from_environment()
     thread_only = set(chosen.values()) == {"inproc"}
-    if find_world() is not None:
+    if find_world() is not None and not (mine is not None and mine.provided):
         raise ValueError(
             "the default process group is initialised already; call destroy_process_group() first"
         )
-    seconds = DEFAULT_TIMEOUT if timeout is None else to_seconds(timeout)
+    default = DEFAULT_TIMEOUT if mine is None else mine.timeout
+    seconds = default if timeout is None else to_seconds(timeout)
     if not isinstance(group_name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"group_name must be a str, got {group_name!r}")
     if init_method is not None and not isinstance(init_method, str):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -82,6 +87,10 @@ def init_process_group(
     world_size = to_whole_number(world_size, "world_size")
     tls = None if thread_only else _tls()
     users_store = store
+    if mine is not None and mine.world is not None:  # the program makes its own, as in a process
+        provided = mine.world
+        install(None, thread_only=True)
+        provided.close(drain=0.0, linger=0.0)
     if store is None:
         url = init_method or ("mpi://" if "mpi" in chosen.values() else DEFAULT_INIT_METHOD)
         store, rank, world_size = _rendezvous(url, rank, world_size, seconds, group_name)
@@ -142,6 +151,9 @@ def _secret() -> bytes | None:
 def _rendezvous(
     url: str, rank: int, world_size: int, timeout: float, group_name: str
 ) -> tuple[Store, int, int]:
+    mine = thread_rank()
+    if mine is not None and url == DEFAULT_INIT_METHOD:
+        return mine.join(rank, world_size)
     # Sockets and URL handlers are not needed where ranks are threads.
     from transport.rendezvous import rendezvous
 
@@ -162,13 +174,16 @@ def destroy_process_group(group: Any = None) -> None:
     """Leave ``group``, or everything when it is None or the default group.
 
     Calls that were issued before get a few seconds to end. Afterwards ``init_process_group`` may
-    be called again. A group of which this rank is no member is ignored. Raises ValueError when
-    there is no default group, TypeError for what is no group.
+    be called again. A group of which this rank is no member is ignored.
+
+    Ranks that leave everything compare their calls: if those who left before had made others (the
+    last one of a job may have exchanged nothing that tells), it raises ``CollectiveMismatchError``
+    with the table, after everything has ended. Raises ValueError when there is no default group,
+    TypeError for what is no group.
     """
     world = current_world()
     if group is not None:
-        target = resolve_group(group).process_group
-        assert isinstance(target, ProcessGroup)
+        target = resolve_process_group(group)
         if target is not world.default_group:
             world.forget(target)
             return
@@ -200,9 +215,13 @@ def _close_at_exit() -> None:
         world.announce_exit(f"ended with {type(failed).__name__}: {failed}")
     if failed is not None:
         # The store may be this rank's, and the others still have to read in it what went wrong.
-        world.close(drain=0.0, linger=FAILED_LINGER_SECONDS)
-    else:
+        with suppress(CollectiveMismatchError):
+            world.close(drain=0.0, linger=FAILED_LINGER_SECONDS)
+        return
+    try:
         world.close(drain=EXIT_DRAIN_SECONDS)
+    except CollectiveMismatchError as error:
+        world.log.error("%s", error)  # nobody is there any more who could catch it
 
 
 atexit.register(_close_at_exit)

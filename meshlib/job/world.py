@@ -12,46 +12,53 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from meshlib.calls.context import RankContext
 from meshlib.diagnosis.failures import (
     NEWS_SECONDS,
     answer_key,
-    ended_ranks,
     error_from_event,
-    leave_event,
     publish,
     rank_exit_event,
-    register_log,
     statement,
 )
 from meshlib.diagnosis.log import RankLog
+from meshlib.diagnosis.members import Members
 from meshlib.diagnosis.recorder import CAPACITY, FlightRecorder
-from meshlib.diagnosis.stalls import StallDetector, standing_key
+from meshlib.diagnosis.stalls import StallDetector
 from meshlib.diagnosis.watcher import Watcher
 from meshlib.groups.backend import parse_backend
 from meshlib.groups.communicators import STAGED, make_device_communicator
-from meshlib.groups.host import Observer
 from meshlib.groups.process_group import DRAIN_SECONDS, ProcessGroup
-from meshlib.launcher.nodes.news import ended_event
+from meshlib.job.current import adopt_thread
+from meshlib.job.leaving import Chains, chains, count_out, find_mismatch, say_goodbye
+from meshlib.job.meeting import LOST, meet, server_of, short
+from meshlib.job.thread_rank import ALL_HERE
 from meshlib.trace import dump
 from transport import backends, environment
 from transport.checks import to_whole_numbers
 from transport.communicator import Communicator
-from transport.deadline import Deadline, to_seconds
+from transport.deadline import Deadline, Timeout, to_seconds
 from transport.errors import DistBackendError, DistError, DistStoreError, RankFailedError
+from transport.net.fork import in_forked_children, refusal
 from transport.runtime import Membership, Runtime
 from transport.store.base import Store
 from transport.store.prefix_store import PrefixStore
 
-_SERVER = "served-by"
 DEFAULT_TIMEOUT = 1800.0
 """Seconds that a call waits when nobody says otherwise: c10d's default."""
 
+LEAVE_SECONDS = 3.0  # for the news of who left before this rank
 LINGER_SECONDS = 10.0
 """How long the rank that serves the store waits for the others to leave before it does."""
+
+
+_IN_A_FORK = (
+    "the call in that process, workers started with 'spawn' or 'forkserver', or, for a job"
+    " of this process's own, destroy_process_group() and then init_process_group()"
+)
 
 
 def _recorder_capacity() -> int:
@@ -91,13 +98,22 @@ class World:
         """The GPU that this rank was bound to from the start, if it was."""
         self.log = RankLog(rank)
         self.recorder = FlightRecorder(_recorder_capacity())
-        self.observers: dict[str, Observer] = {}
+        self.context = RankContext(
+            rank,
+            store,
+            self.recorder,
+            self.log,
+            self.make_communicator,
+            lambda: adopt_thread(self),
+            self.note_failure,
+        )
         self.entered = _Entered()
         self.thread_id = threading.get_ident()
         self.breakpoints: dict[tuple[str, int], int] = {}
         # Ranks that were started by a launcher may have numbers of their own.
         variables = {environment.RANK: str(rank), environment.WORLD_SIZE: str(size)}
         self._as_launched = variables.items() <= os.environ.items()
+        self._pid = os.getpid()
         self._lock = threading.Lock()
         self._groups: dict[str, ProcessGroup] = {}
         self._interning = threading.Lock()
@@ -106,13 +122,16 @@ class World:
         self._failures: dict[str, DistError] = {}
         self._lost: dict[int, DistError] = {}
         self._joined: set[str] = set()
-        self._left: dict[int, frozenset[str]] = {}
+        self._left: dict[int, Chains] = {}
+        self._gone = threading.Event()  # all who left before this rank are known
         self._users_stores: tuple[Store, ...] = ()
         self._closers: list[Callable[[], None]] = []
         self._trouble: str | None = None
         self._dumping = threading.Lock()
         self._bad_news = threading.Event()
         self._server: int | None = None  # the rank that serves the store, if one does
+        self._refusal: DistBackendError | None = None  # in a fork of this rank's process
+        in_forked_children(self, World._leave_behind)
         self._watcher = Watcher(store, rank, self._on_event, self._on_silence)
         try:
             self._meet(Deadline.after(timeout))
@@ -120,7 +139,7 @@ class World:
             self._watcher.close()
             store.close()
             raise
-        self._stalls = StallDetector(rank, store, self.recorder, self.thread_id, self._groups)
+        self._stalls = StallDetector(rank, store, self.recorder, self.thread_id, self._standings)
         self.default_group = self.group_for(range(size), desc="default")
 
     # ------------------------------------------------------------------ groups
@@ -130,7 +149,7 @@ class World:
         ranks: Sequence[int],
         *,
         backend: str | None = None,
-        timeout: float | timedelta | None = None,
+        timeout: Timeout | None = None,
         desc: str = "",
     ) -> ProcessGroup:
         """Return the one group of ``ranks`` (in this order) with ``backend`` and ``timeout``.
@@ -144,7 +163,7 @@ class World:
         """
         members = self.check_ranks(ranks)
         if self.rank not in members:
-            raise ValueError(f"rank {self.rank} is not among the ranks {_short(members)}")
+            raise ValueError(f"rank {self.rank} is not among the ranks {short(members)}")
         chosen = self.backends if backend is None else parse_backend(backend)
         seconds = self.timeout if timeout is None else to_seconds(timeout)
         options = f"{sorted(chosen.items())} {seconds}"
@@ -172,7 +191,7 @@ class World:
         ranks: Sequence[int] | None = None,
         *,
         backend: str | None = None,
-        timeout: float | timedelta | None = None,
+        timeout: Timeout | None = None,
         desc: str = "",
         sort: bool = True,
     ) -> ProcessGroup:
@@ -202,7 +221,7 @@ class World:
             raise ValueError(f"ranks has {strange}; expected ranks from 0 to {self.size - 1}")
         if len(set(members)) != len(members):
             twice = sorted({rank for rank in members if members.count(rank) > 1})
-            raise ValueError(f"ranks has {twice} more than once: {_short(members)}")
+            raise ValueError(f"ranks has {twice} more than once: {short(members)}")
         if not members:
             raise ValueError("ranks is empty; expected at least one rank")
         return members
@@ -212,7 +231,7 @@ class World:
         with self._lock:
             return list(self._groups.values())
 
-    def make_communicator(self, group: ProcessGroup, device: str) -> Communicator:
+    def make_communicator(self, group: Members, device: str) -> Communicator:
         """Make the communicator of ``group`` for arrays on ``device``.
 
         Without a backend for that device they travel by way of the host and the CPU's backend.
@@ -247,9 +266,12 @@ class World:
         beside: ProcessGroup | None = None,
     ) -> ProcessGroup:
         with self._lock:
-            group = ProcessGroup(self, group_id, members, dict(chosen), seconds, desc)
-            group.beside = beside
+            who = Members(group_id, members, self.rank, dict(chosen), seconds, desc)
+            group = ProcessGroup(self.context, who, beside, self.make_companion)
             self._groups[group_id] = group
+            if self._refusal is not None:
+                group.leave_behind(self._refusal)
+                return group
             known = self._failures.get(group_id) or next(
                 (error for rank, error in self._lost.items() if rank in members), None
             )
@@ -260,12 +282,15 @@ class World:
         group.do_without(left)
         return group
 
+    def _standings(self) -> list[tuple[Members, int]]:
+        return [(group.members, group.reached()) for group in self.groups()]
+
     # ------------------------------------------------------------------ events
 
     def announce_exit(self, how: str) -> None:
         """Tell the other ranks that this one will not make another call; ``how`` says why."""
         self._trouble = self._trouble or how
-        with suppress(DistStoreError):
+        with suppress(DistStoreError):  # also in a fork
             publish(self.store, rank_exit_event(self.rank, how))
 
     def _on_event(self, event: Mapping[str, Any]) -> None:
@@ -287,6 +312,8 @@ class World:
                 groups = list(self._groups.values())
             for group in groups:
                 group.do_without(left)
+            if self.rank in left:
+                self._gone.set()
         elif event["rank"] != self.rank and (
             kind == "rank_exit" or (kind == "ended" and self._as_launched)
         ):
@@ -294,6 +321,7 @@ class World:
 
     def _on_silence(self) -> None:
         """The store is gone: so is the rank that served it, unless it has left in good order."""
+        self._gone.set()
         with self._lock:
             gone = self._server is not None and self._server not in self._left
         if gone and self._server is not None and self._server != self.rank:
@@ -312,7 +340,7 @@ class World:
         self._bad_news.set()
         # Who still waits for all to come waits in vain.
         with suppress(DistStoreError):
-            self.store.compare_set("all-here", "", b"lost")
+            self.store.compare_set(ALL_HERE, "", LOST)
 
     def _answer(self, event: Mapping[str, Any]) -> None:
         with self._lock:
@@ -354,45 +382,14 @@ class World:
 
     def _meet(self, deadline: Deadline) -> None:
         """Return when all ranks are here; else raise an error that names who is missing."""
-        store = self.store
-        if store.serves:
-            store.set(_SERVER, str(self.rank))
-        store.multi_set([f"here/{self.rank}", standing_key(self.rank)], [b"1", b""])
-        arrived = store.add("arrived", 1)
-        if arrived == 1:
-            register_log(store)
-            self._tell_of_the_ended()
-        if arrived == self.size:
-            store.compare_set("all-here", "", b"1")
-        try:
-            said = store.get("all-here", timeout=deadline.remaining())
-        except DistStoreError as error:
-            missing = [r for r in range(self.size) if not store.check([f"here/{r}"])]
-            text = (
-                f"rank {self.rank} waited {deadline.seconds:g} s for {self.size} ranks at "
-                f"{store.describe()}: {_short(missing)} have not come"
-            )
-            # Without this rank the others wait in vain, and it may be the one that serves them.
-            store.compare_set("all-here", "", text)
-            raise DistStoreError(text) from error
-        if said == b"1":
-            if store.check([_SERVER]):
-                self._server = int(store.get(_SERVER))
-        elif said != b"lost":
-            raise DistStoreError(f"rank {self.rank} stopped waiting: {said.decode()}")
-        else:
-            # Another rank's watcher may have been faster than this one's.
-            self._bad_news.wait(NEWS_SECONDS)
-            with self._lock:
-                lost = next(iter(self._lost.values()), None)
-            raise lost or DistBackendError("a rank was lost before all had come")
-
-    def _tell_of_the_ended(self) -> None:
-        """Tell all that come of the ranks that had ended before any came."""
-        if self._as_launched:
-            for rank in ended_ranks(self.store, os.environ.get(environment.RESTART_COUNT, "0")):
-                if rank < self.size and not self.store.check([f"here/{rank}"]):
-                    publish(self.store, ended_event(rank))
+        if meet(self.store, self.rank, self.size, deadline, self._as_launched):
+            self._server = server_of(self.store)
+            return
+        # Another rank's watcher may have been faster than this one's.
+        self._bad_news.wait(NEWS_SECONDS)
+        with self._lock:
+            lost = next(iter(self._lost.values()), None)
+        raise lost or DistBackendError("a rank was lost before all had come")
 
     def tell(self, store: Store) -> None:
         """Have waits on ``store``, an object of the user's, end when a rank of this job is lost."""
@@ -400,6 +397,15 @@ class World:
             self._users_stores = (*self._users_stores, store)
             lost = next(iter(self._lost.values()), None)
         store.end_waits(lost, self)
+
+    def _leave_behind(self) -> None:
+        """Refuse all calls from now on, and say nothing to anybody: this is a forked child."""
+        why = refusal(f"rank {self.rank} of the job", self._pid, _IN_A_FORK)
+        self._refusal = DistBackendError(why)
+        # Threads that are not here may have held them.
+        self._lock, self._interning, self._dumping = (threading.Lock() for _ in range(3))
+        for group in self._groups.values():
+            group.leave_behind(self._refusal)
 
     def on_close(self, closer: Callable[[], None]) -> None:
         """Have ``closer()`` called when this World closes, the last registered first."""
@@ -409,10 +415,17 @@ class World:
         """End this rank's part in the job, in bounded time; nothing of it is left.
 
         Calls that were issued get ``drain`` seconds to end. The rank that serves the store stays
-        for the others for at most ``linger`` seconds.
+        for the others for at most ``linger`` seconds. Does nothing in a fork of its process.
+
+        Raises ``CollectiveMismatchError`` at the end for what ``meshlib.job.leaving`` finds.
         """
-        for group in reversed(self.groups()):
+        if self._refusal is not None:
+            return
+        groups = self.groups()
+        told = {str(group.await_failure(0)) for group in groups if group.retired}
+        for group in reversed(groups):
             group.close(drain)
+        mismatch = self._take_leave(groups, told)
         if self._trouble is not None:
             self._dump_if_asked()
         with self._lock:
@@ -422,68 +435,23 @@ class World:
         self._watcher.close()
         for store in self._users_stores:
             store.end_waits(None, self)
-        with suppress(DistStoreError):
-            publish(self.store, leave_event(self.rank, sorted(self._joined)))
-            if self.store.add("left", 1) + lost >= self.size:
-                self.store.set("all-left", b"1")
-            elif self.store.serves and not lost:
-                self.store.wait(["all-left"], timeout=linger)
+        count_out(self.store, self.size, lost, linger)
         self.runtime.close()
         for closer in reversed(self._closers):
             closer()
         self.store.close()
+        if mismatch is not None:
+            raise mismatch
+
+    def _take_leave(self, groups: list[ProcessGroup], told: set[str]) -> DistError | None:
+        found = chains(groups, self._joined)
+        if say_goodbye(self.store, self.rank, found, groups, self.recorder) and self.size > 1:
+            self._gone.wait(LEAVE_SECONDS)
+        with self._lock:
+            left = dict(self._left)
+        return find_mismatch(self.store, groups, found, left, self.recorder, told)
 
 
 def _group_id(kind: str, members: tuple[int, ...], rest: str) -> str:
     digest = hashlib.sha256(f"{members} {rest}".encode()).hexdigest()[:16]
     return f"{kind}-{digest}"
-
-
-def _short(ranks: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ranks[:16]))
-    return f"[{shown}{', …' if len(ranks) > 16 else ''}]"
-
-
-class _OfThread(threading.local):
-    """The World of a thread that has one of its own."""
-
-    world: World | None = None
-
-
-class _Current:
-    """Where the World is found: the thread's own, else the process's."""
-
-    def __init__(self) -> None:
-        self.process: World | None = None
-        self.thread = _OfThread()
-
-
-_current = _Current()
-
-
-def find_world() -> World | None:
-    """Return this thread's World, else the process's, else None."""
-    return _current.thread.world or _current.process
-
-
-def current_world() -> World:
-    """Return the World; raise ValueError when there is none."""
-    world = find_world()
-    if world is None:
-        raise ValueError(
-            "the default process group is not initialised; call init_process_group() first"
-        )
-    return world
-
-
-def install(world: World | None, *, thread_only: bool) -> None:
-    """Make ``world`` (None: no world) the current one, of this thread or of the process."""
-    if thread_only:
-        _current.thread.world = world
-    else:
-        _current.process = world
-
-
-def is_thread_world(world: World) -> bool:
-    """Return whether ``world`` belongs to this thread alone."""
-    return _current.thread.world is world

@@ -7,6 +7,7 @@ import shlex
 import signal
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from meshlib.command_line import reader_is_gone
@@ -14,6 +15,7 @@ from meshlib.launcher.nodes.coordinator import Coordinator, Placed, Placement, S
 from meshlib.launcher.options.launch import LaunchOptions
 from meshlib.launcher.ranks.ending import Ending
 from meshlib.launcher.ranks.failure import RankExit, Report, rank_list
+from meshlib.launcher.ranks.fork_server import ForkServer
 from meshlib.launcher.ranks.patience import SETTLE_AFTER_ECHO_SECONDS, SETTLE_SECONDS
 from meshlib.launcher.ranks.sweep import end_strays
 from meshlib.launcher.ranks.workers import WorkerGroup
@@ -34,7 +36,7 @@ class Agent:
     """Runs this node's part of a job; ``run`` returns the exit code of the launcher.
 
     ``directory`` takes a folder for each attempt; ``spare`` are children of this process that are
-    none of its ranks.
+    none of its ranks. ``server`` is what ranks are forked from.
     """
 
     def __init__(
@@ -44,14 +46,16 @@ class Agent:
         signals: SignalPipe,
         run_id: str,
         directory: Path,
-        spare: frozenset[int],
+        spare: Iterable[int],
+        server: ForkServer | None = None,
     ) -> None:
         self._options = options
         self._coordinator = coordinator
         self._signals = signals
         self._run_id = run_id
         self._directory = directory
-        self._spare = spare
+        self._server = server
+        self._spare = {*spare, server.pid} if server is not None else set(spare)
         self._group: WorkerGroup | None = None
         self._ending: Ending | None = None
         self._announced: set[int] = set()
@@ -103,7 +107,7 @@ class Agent:
         self._announced.clear()
         self._ending = None
         self._stopped_elsewhere = False
-        self._group = WorkerGroup(self._options, placement, self._run_id, folder)
+        self._group = WorkerGroup(self._options, placement, self._run_id, folder, self._server)
         self._note(
             f"attempt {placement.attempt}: node {placement.node} of {placement.nodes} runs ranks"
             f" {placement.first_rank} to {placement.first_rank + placement.ranks - 1} of"

@@ -16,6 +16,7 @@ from meshlib.launcher.nodes.one_node import OneNode
 from meshlib.launcher.options.launch import LaunchOptions
 from meshlib.launcher.ranks.guardian import Guardian
 from meshlib.launcher.ranks.sweep import adopt_orphans, children
+from meshlib.launcher.ranks.workers import start_server
 from meshlib.launcher.signals import SignalPipe
 from transport.errors import DistError
 from transport.net.sockets import is_in_use
@@ -45,12 +46,18 @@ def _launch(options: LaunchOptions, signals: SignalPipe) -> int:
     guardian = Guardian(run_id, str(temporary))
     adopt_orphans()
     try:
-        coordinator = _coordinator(options, run_id, signals)
+        server = start_server(options, run_id)
         try:
-            spare = frozenset({guardian.pid, *strangers})
-            return Agent(options, coordinator, signals, run_id, directory, spare).run()
+            coordinator = _coordinator(options, run_id, signals)
+            try:
+                spare = {guardian.pid, *strangers}
+                agent = Agent(options, coordinator, signals, run_id, directory, spare, server)
+                return agent.run()
+            finally:
+                coordinator.close()
         finally:
-            coordinator.close()
+            if server is not None:
+                server.close()
     except (DistError, OSError) as error:
         sys.stderr.write(f"meshrun: {error}{_mend(error, options)}\n")
         return 1

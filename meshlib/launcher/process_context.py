@@ -9,7 +9,6 @@ import os
 import signal
 import socket
 import threading
-import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
@@ -17,7 +16,7 @@ from typing import Any
 
 from meshlib.launcher.nodes.news import announce_exit
 from meshlib.launcher.ranks.bootstrap import describe_error, die_with_parent
-from meshlib.launcher.ranks.failure import ErrorRecord, RankExit, first_failure
+from meshlib.launcher.ranks.failure import ErrorRecord, RankExit, first_failure, wall_time
 from meshlib.launcher.ranks.patience import (
     FAILURE_GRACE_SECONDS,
     SETTLE_AFTER_ECHO_SECONDS,
@@ -27,7 +26,7 @@ from meshlib.launcher.spawn import ProcessException, ProcessExitedException, Pro
 from transport import environment
 from transport.deadline import Deadline
 from transport.net.auth import new_secret
-from transport.store.tcp_server import TCPStoreServer
+from transport.store.tcp.server import TCPStoreServer
 
 _HOST = "127.0.0.1"
 
@@ -182,7 +181,7 @@ class _Child:
                 host=socket.gethostname(),
                 pid=self.process.pid or 0,
                 code=code or 1,
-                time=error.time if error is not None else time.time(),
+                time=error.time if error is not None else wall_time(),
                 stopped=self._stopped and error is None,
                 error=error,
             )

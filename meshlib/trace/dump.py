@@ -113,8 +113,12 @@ def write(directory: str | Path, dump: Mapping[str, Any]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"rank{dump['rank']}.json"
     unfinished = path.with_suffix(f".{os.getpid()}.part")
-    unfinished.write_text(json.dumps(dump))
-    unfinished.replace(path)
+    try:
+        unfinished.write_text(json.dumps(dump))
+        unfinished.replace(path)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)  # a full disk is not to be left fuller
+        raise
     return path
 
 

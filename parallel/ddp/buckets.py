@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+import meshlib.c10d.grad_bucket
 from meshlib.groups.process_group import ProcessGroup
 from parallel.arrays import Array, namespace, placement
 from parallel.nn.parameter import Parameter
@@ -116,7 +117,7 @@ def allocate(size: int, like: Array, group: ProcessGroup | None) -> Array:
     return group.empty(size, like.dtype)
 
 
-class GradBucket:
+class GradBucket(meshlib.c10d.grad_bucket.GradBucket):
     """What a communication hook is given: one bucket whose gradients are all there.
 
     Methods as in c10d, and ``paths``. The hook may change the buffer in place; what is written back

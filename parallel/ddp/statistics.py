@@ -61,7 +61,7 @@ class Stopwatch:
         def note(_: Future) -> None:
             landed[index] = time.perf_counter()
 
-        future.add_done_callback(note)
+        future.at_once(note)
 
     def finish(self, computed: float) -> PassStatistics:
         """Return what was collected, and begin anew. The backward pass ended at ``computed``."""

@@ -114,3 +114,39 @@ def test_a_host_that_is_cut_off_is_named_by_all(meshrun, network, start_hosts):
     assert all(result.code == 1 for result in results)
     assert "has not been heard of for 1 s" in results[0].err
     assert "RankFailedError: rank" in results[0].err
+
+
+CUT_OFF = """
+    import os, sys, time
+    import numpy as np
+    import meshlib as dist
+
+    dist.init_process_group("BACKEND", timeout=6)
+    x = np.ones(1000)
+    dist.all_reduce(x)
+    if dist.get_rank() == 1:
+        open("running", "w").close()
+    begin = time.monotonic()
+    try:
+        while time.monotonic() - begin < 60:
+            dist.all_reduce(x, op=dist.ReduceOp.MAX)
+            begin = time.monotonic()
+            time.sleep(0.01)
+    except dist.DistError as error:
+        rank, seconds = dist.get_rank(), time.monotonic() - begin
+        print(f"rank {rank} {type(error).__name__} {seconds:.1f} s: {error}", flush=True)
+        os._exit(1)
+"""
+
+
+@pytest.mark.parametrize("backend", ["tcp", "auto"])
+@pytest.mark.parametrize("network", [2], indirect=True)
+def test_both_sides_of_a_cut_wire_raise_at_the_deadline(meshrun, network, start_hosts, backend):
+    """Also the one on which the store is not to be heard, and before its launcher ends it."""
+    hosts = start_hosts(CUT_OFF.replace("BACKEND", backend))
+    assert meshrun.wait_for((meshrun.folder / "running").exists)
+    network.cut_off(1)
+    results = [meshrun.finish(host) for host in hosts]
+    assert all(result.code == 1 for result in results)
+    for rank, result in enumerate(results):
+        assert f"rank {rank} CollectiveTimeoutError" in result.out, result

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import replace
 
 import pytest
-from certificates import Authority
+from certificates import LONG_AGO, Authority
 
 pytestmark = pytest.mark.processes
 
@@ -83,3 +84,32 @@ def test_half_a_setting_is_an_error_before_anything_starts(meshrun, settings):
     assert result.code == 2
     assert "MESHLIB_TLS_KEY not set" in result.err
     assert result.out == ""
+
+
+RANK_OF_ITS_OWN = """
+    import os
+    if os.environ["RANK"] == "1":
+        os.environ.update(OTHER)
+    import meshlib as dist
+    dist.init_process_group("tcp", timeout=20)
+    dist.barrier()
+"""
+
+
+@pytest.mark.parametrize("wrong", ["expired", "of another authority"])
+def test_a_rank_whose_certificate_is_wrong(meshrun, wrong):
+    folder = meshrun.folder / "certificates"
+    if wrong == "expired":
+        authority = Authority(folder / "both")
+        good, bad = authority.issue("rank"), authority.issue("late", LONG_AGO)
+    else:
+        good, bad = (Authority(folder / name).issue("rank") for name in ("ours", "theirs"))
+        bad = replace(bad, ca=good.ca)
+    script = meshrun.script(RANK_OF_ITS_OWN.replace("OTHER", repr(bad.variables)))
+    result = meshrun.run("--nproc-per-node", "2", script, env=good.variables)
+    assert result.code == 1
+    assert "rank 1 on" in result.err
+    assert "the other end refused our certificate" in result.err
+    if wrong == "expired":
+        assert "expired" in result.err
+    assert result.seconds < 20

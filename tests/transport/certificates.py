@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 import threading
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 
@@ -40,8 +41,8 @@ class Authority:
         self._ca = trustme.CA()
         self._ca.cert_pem.write_to_path(folder / "ca.pem")
 
-    def issue(self, name: str) -> Files:
-        issued = self._ca.issue_cert(f"{name}.test")
+    def issue(self, name: str, not_after: datetime | None = None) -> Files:
+        issued = self._ca.issue_cert(f"{name}.test", not_after=not_after)
         files = Files(
             self._folder / f"{name}.pem", self._folder / f"{name}.key", self._folder / "ca.pem"
         )
@@ -50,6 +51,8 @@ class Authority:
         issued.private_key_pem.write_to_path(files.key)
         return files
 
+
+LONG_AGO = datetime(2001, 1, 1, tzinfo=UTC)
 
 _MAKING = threading.Lock()
 

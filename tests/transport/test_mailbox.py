@@ -156,13 +156,20 @@ class TestABufferThatWasTakenBack:
         message = Outgoing(
             Call(header._replace(kind=Kind.SEND), Deadline.after(LONG)), _ones(count)
         )
-        nothing = lambda *_: None  # noqa: E731
         with sockets() as (ours, theirs):
-            conversation = Conversation(ours, 1, "rank 1", mailbox, nothing, nothing)
+            conversation = Conversation(ours, 1, "rank 1", mailbox, _ignore, _ignore)
             wire = _bytes_of(message)
-            theirs.sendall(wire[: len(wire) // 2])
-            with pytest.raises(CommunicatorTimeoutError):
-                mailbox.recv(Call(header, Deadline.after(0.3)), first, src, 0)
+
+            def send_half() -> None:
+                while not mailbox.awaits(1):
+                    time.sleep(0.001)
+                theirs.sendall(wire[: len(wire) // 2])
+
+            def receive() -> None:
+                with pytest.raises(CommunicatorTimeoutError):
+                    mailbox.recv(Call(header, Deadline.after(0.5)), first, src, 0)
+
+            run_threads([send_half, receive])
             kept = first.copy()
             assert 0 < kept.sum() < count
             theirs.sendall(wire[len(wire) // 2 :] + wire)
@@ -171,6 +178,10 @@ class TestABufferThatWasTakenBack:
             assert np.array_equal(first, kept)
             conversation.close()
             conversation.join()
+
+
+def _ignore(*_: object) -> None:
+    pass
 
 
 def _ones(count: int) -> memoryview:

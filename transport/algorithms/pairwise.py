@@ -11,7 +11,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from transport.algorithms.operand import (
+from transport.algorithms.team import Team
+from transport.call import Call
+from transport.flat import as_bytes, laps_of, part_bounds
+from transport.operands.operand import (
     ARRIVING,
     ARRIVING_NEXT,
     LOADED,
@@ -20,9 +23,6 @@ from transport.algorithms.operand import (
     Operand,
     store,
 )
-from transport.algorithms.team import Team
-from transport.call import Call
-from transport.flat import as_bytes, laps_of, part_bounds
 from transport.reduce_op import Flat, RedOpType, ReduceOp, reduction_dtype
 
 Part = tuple[Flat, int, int]
@@ -57,7 +57,7 @@ def _swap(
     onward = [team.link((rank + step) % size, call) for step in range(1, size)]
     behind = [team.link((rank - step) % size, call) for step in range(1, size)]
     # On each link the same frames pass in the same order, whichever way its two ends choose.
-    if all(len(data) <= link.eager_bytes for data, link in zip(sent, onward, strict=True)):
+    if all(data.nbytes <= link.eager_bytes for data, link in zip(sent, onward, strict=True)):
         # Nobody is waited for before the others have what they wait for.
         for data, link in zip(sent, onward, strict=True):
             link.send(call, data)

@@ -18,6 +18,7 @@ from transport.launch_environments.base import (
     needed_number,
     number_in,
 )
+from transport.net.sockets import LOOPBACK
 
 _SPECIAL_STEPS = 0xFFFFFFF0
 """From here on a step's number is Slurm's name for what is no step: an interactive shell, a batch
@@ -38,13 +39,15 @@ class Slurm(LaunchEnvironment):
         """See the base."""
         if not self.in_step(variables):
             return None
+        size, local_size = step_size(variables), self._local_size(variables)
+        first = first_host(variables["SLURM_STEP_NODELIST"])
         return Place(
             self.name,
             needed_number(variables, "SLURM_PROCID", self.name),
-            step_size(variables),
+            size,
             number_in(variables, "SLURM_LOCALID"),
-            self._local_size(variables),
-            first_host(_needed(variables, "SLURM_STEP_NODELIST")),
+            local_size,
+            LOOPBACK if size == local_size else first,
             derived_port(self._step_name(variables)),
         )
 
@@ -72,7 +75,7 @@ class Slurm(LaunchEnvironment):
             str(nodes),
             needed_number(variables, "SLURM_NODEID", self.name),
             None,
-            first_host(_needed(variables, "SLURM_STEP_NODELIST")),
+            first_host(variables["SLURM_STEP_NODELIST"]),
             derived_port(step),
             f"slurm-{variables['SLURM_JOB_ID']}.{variables['SLURM_STEP_ID']}",
         )
@@ -151,10 +154,3 @@ def job_host(variables: Variables) -> str | None:
     """
     nodes = variables.get("SLURM_JOB_NODELIST")
     return first_host(nodes) if nodes else None
-
-
-def _needed(variables: Variables, name: str) -> str:
-    value = variables.get(name)
-    if not value:
-        raise LaunchEnvironmentError(f"Slurm started this process and {name} is not set")
-    return value

@@ -37,8 +37,9 @@ class Incoming:
     """A message whose bytes are on their way: fill ``buffer``, then ``complete`` or ``fail``.
 
     ``buffer`` may be the receiver's array, and a receiver that gives up takes it back: so it is
-    looked up and written under the ``guard``, which is never held while waiting for anybody. What
-    is ``stored`` has memory of its own. The other attributes are the mailbox's, under its lock.
+    looked up and written under the ``guard``, which is held for moments, not while anybody is
+    waited for. What is ``stored`` has memory of its own. The other attributes are the mailbox's,
+    under its lock.
     """
 
     __slots__ = (
@@ -189,7 +190,7 @@ class Mailbox:
             self.waiters += 1  # before it looks (again) who is lost
             try:
                 while (incoming := self._begin(src, header, nbytes)) is None:
-                    self._await_room(src, deadline)
+                    self._await_space(src, deadline)
                 return incoming
             finally:
                 self._blocked -= 1
@@ -313,7 +314,7 @@ class Mailbox:
         receive.incoming = incoming
         return incoming
 
-    def _await_room(self, src: int, deadline: Deadline | None) -> None:
+    def _await_space(self, src: int, deadline: Deadline | None) -> None:
         arrived = self._room.wait(None if deadline is None else deadline.remaining())
         if not arrived and deadline is not None and deadline.expired:
             raise CommunicatorTimeoutError(

@@ -39,6 +39,7 @@ HANDSHAKE_SECONDS = 5.0
 
 _MAGIC = b"meshlib\x00"
 _VERSION = 1
+_WRONG_TIME = frozenset((9, 10))  # X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED
 _HAS_SECRET, _WANTS_TLS = 1, 2
 _NONCE_BYTES = 32
 _HELLO_BYTES = len(_MAGIC) + 2 + _NONCE_BYTES
@@ -214,6 +215,11 @@ def authenticate(
 
 def _explain_tls(error: ssl.SSLError) -> str:
     reason = error.reason or ""
+    if isinstance(error, ssl.SSLCertVerificationError) and error.verify_code in _WRONG_TIME:
+        return (
+            f"the other end's certificate is not valid at this machine's time"
+            f" ({error.verify_message})"
+        )
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"{environment.TLS_CA} did not sign its certificate ({error.verify_message})"
     if "ALERT" not in reason or reason == "TLSV1_ALERT_PROTOCOL_VERSION":

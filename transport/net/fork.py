@@ -1,8 +1,10 @@
-"""What a forked child must not keep open.
+"""What a forked child does with what it inherits: nothing.
 
 A copy of a descriptor in a child hides its parent's death from whoever watches the descriptor: a
-connection or a lock ends when its last copy does. (Children that are started with exec are no
-concern: no descriptor of ours is inherited through it.)
+connection or a lock ends when its last copy does. And a call that a child makes on its parent's
+groups or stores would be taken for the parent's. So whatever belongs to one process is left behind
+in its forks, and refuses there. (Children that are started with exec are no concern: they inherit
+nothing of ours. Forks that Python does not make are not seen.)
 """
 
 from __future__ import annotations
@@ -10,7 +12,10 @@ from __future__ import annotations
 import contextlib
 import os
 import weakref
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+
+T = TypeVar("T")
 
 
 class Closable(Protocol):
@@ -22,18 +27,44 @@ class Closable(Protocol):
 
 
 # Inherently one a process, as the hook is that reads it.
-_OPEN: weakref.WeakSet[Closable] = weakref.WeakSet()
+_OWNED: weakref.WeakKeyDictionary[Any, Callable[[Any], object]] = weakref.WeakKeyDictionary()
+
+
+def in_forked_children(owned: T, leave: Callable[[T], object]) -> None:
+    """Have ``leave(owned)`` called in every child that this process forks without exec.
+
+    It must take no lock of the parent's: a thread that is not in the child may have held it.
+    """
+    _OWNED[owned] = leave
 
 
 def close_in_forked_children(closable: Closable) -> None:
     """Have ``closable`` closed in every child that this process forks without exec."""
-    _OPEN.add(closable)
+    in_forked_children(closable, _close)
 
 
-def _close_all() -> None:
-    for closable in list(_OPEN):
-        with contextlib.suppress(OSError):
-            closable.close()
+def refusal(what: str, pid: int, instead: str) -> str | None:
+    """Return why ``what``, which belongs to process ``pid``, cannot be used in this one.
+
+    ``instead`` completes "expected …". None if this is that process.
+    """
+    here = os.getpid()
+    if here == pid:
+        return None
+    return (
+        f"{what} belongs to process {pid} and cannot be used in its fork, process {here}; "
+        f"expected {instead}"
+    )
 
 
-os.register_at_fork(after_in_child=_close_all)
+def _close(closable: Closable) -> None:
+    with contextlib.suppress(OSError):
+        closable.close()
+
+
+def _leave_all() -> None:
+    for owned, leave in list(_OWNED.items()):
+        leave(owned)
+
+
+os.register_at_fork(after_in_child=_leave_all)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import socket
 import time
@@ -20,6 +21,8 @@ from transport.errors import DistNetworkError
 from transport.limits import explain
 from transport.net.fork import close_in_forked_children
 
+_LOGGER = logging.getLogger("meshlib.transport")
+
 LOOPBACK = "127.0.0.1"
 MAX_BACKLOG = 4096
 
@@ -31,9 +34,10 @@ _KEEPALIVE = (
 )
 # One attempt at one of several addresses; a black hole must not eat the whole deadline.
 _ATTEMPT_SECONDS = 5.0
-# A name may be unknown for a while when its machine is just starting, but a typo should not
-# take the whole deadline.
-_UNKNOWN_NAME_SECONDS = 20.0
+# A name may be unknown for a while when its machine is just starting (a pod's, until resolvers
+# forget that there was none: half a minute), but a typo should not take the whole deadline.
+_UNKNOWN_NAME_SECONDS = 60.0
+_NAME_WARNING_SECONDS = 5.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.002, 0.1
 # Errors that waiting does not cure.
 _HOPELESS = {errno.EACCES, errno.EPERM, errno.EINVAL, errno.EAFNOSUPPORT, errno.EMFILE}
@@ -129,24 +133,28 @@ def connect(
     """
     begin = time.monotonic()
     pause = _FIRST_PAUSE
+    warned = False
     while True:
         try:
             return _connect_once(host, port, deadline, before_attempt)
         except OSError as error:
             spent = time.monotonic() - begin
             hopeless = error.errno in _HOPELESS and not isinstance(error, socket.gaierror)
-            unknown = is_unknown_name(error) and spent > _UNKNOWN_NAME_SECONDS
+            unknown = _is_unknown_name(error) and spent > _UNKNOWN_NAME_SECONDS
             gone = refusal_is_final and isinstance(error, ConnectionRefusedError)
             if hopeless or unknown or gone or deadline.expired:
                 raise DistNetworkError(
                     f"cannot connect to {format_address(host, port)}: tried for {spent:.1f} s,"
                     f" last error: {_reason(error, host)}"
                 ) from error
+            if isinstance(error, socket.gaierror) and not warned and spent > _NAME_WARNING_SECONDS:
+                warned = True
+                _LOGGER.warning("cannot resolve %s yet (%s); asking again", host, error.strerror)
         time.sleep(min(pause, deadline.remaining()))
         pause = min(pause * 1.5, _LONGEST_PAUSE)
 
 
-def is_unknown_name(error: BaseException | None) -> bool:
+def _is_unknown_name(error: BaseException | None) -> bool:
     """Whether ``error``, or its cause, says that there is no host of that name."""
     if isinstance(error, DistNetworkError):
         error = error.__cause__
@@ -226,7 +234,7 @@ def recv_exact_into(sock: socket.socket, into: memoryview, deadline: Deadline) -
 
     Raises TimeoutError past the deadline, ConnectionError when the stream ends before.
     """
-    done, size = 0, len(into)
+    done, size = 0, into.nbytes
     while done < size:
         sock.settimeout(_grant(deadline))
         with _until_granted_again():

@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 from collections.abc import Iterator
+from types import EllipsisType
 from typing import Any
 
 from transport import environment
@@ -20,14 +21,15 @@ from transport.launch_environments import (
     detect,
     hints,
 )
-from transport.net.sockets import format_address, is_local
+from transport.net.auth import secret_from_environment
+from transport.net.sockets import LOOPBACK, format_address, is_local
 from transport.rendezvous.address import RendezvousAddress
 from transport.rendezvous.seats import in_group, take_turn
 from transport.rendezvous.solo import solo_rendezvous
 from transport.rendezvous.static import Secret, static_store
 from transport.store.base import DEFAULT_STORE_TIMEOUT, Store
 from transport.store.prefix_store import PrefixStore
-from transport.store.tcp_store import TCPStore
+from transport.store.tcp.store import TCPStore
 
 ALONE = "solo://"
 _LOGGER = logging.getLogger("meshlib.transport")
@@ -79,8 +81,8 @@ def env_rendezvous(
             f"{environment.MASTER_PORT} must be a port from 1 to 65535, got {port}"
         )
     _log(place, rank, world_size, host, port)
-    if rank == 0 and not os.environ.get(environment.MASTER_ADDR):
-        check_is_here(host, place.launcher)
+    if not os.environ.get(environment.MASTER_ADDR):
+        _check_implied(host, rank, place.launcher, secret)
     deadline = Deadline.after(timeout)
     if os.environ.get(environment.AGENT_STORE) == f"{host}:{port}":
         store = _agent_store(host, port, rank, deadline, group_name, secret)
@@ -112,13 +114,23 @@ def _pick(given: int, found: int | None) -> int | None:
     return found if given < 0 else given
 
 
-def check_is_here(host: str, launcher: str) -> None:
-    """Raise LaunchEnvironmentError when ``host``, where rank 0 is implied to be, is not here."""
-    if not is_local(host):
+def _check_implied(host: str, rank: int, launcher: str, secret: Secret) -> None:
+    """Check an address that the launcher implies: rank 0 has to be there, and strangers are.
+
+    Raises LaunchEnvironmentError.
+    """
+    if rank == 0 and not is_local(host):
         raise LaunchEnvironmentError(
             f"{launcher} started rank 0 on {socket.gethostname()}, and from the first node of its"
             f" list the ranks take it to be on {host}, which is no address of this machine:"
             f" expected {environment.MASTER_ADDR}, the address of rank 0, equal on all ranks"
+        )
+    known = secret_from_environment() if isinstance(secret, EllipsisType) else secret
+    if known is None and host != LOOPBACK and not os.environ.get(environment.HOST):
+        raise LaunchEnvironmentError(
+            f"{launcher} started ranks on several machines, which meet at {host}, and they have no"
+            " secret to know each other by: run `meshlib secret` once where the machines share a"
+            f" home, or export {environment.SECRET}=$(meshlib secret --print) before they start"
         )
 
 
@@ -151,7 +163,9 @@ def _explain(missing: list[str], place: Place) -> str:
     )
     if place.rank is not None or place.world_size is not None:
         return text
-    program = os.path.basename(sys.argv[0]) if sys.argv[0].endswith(".py") else "PROGRAM.py"
+    program = os.path.basename(sys.argv[0]) if sys.argv else ""
+    if not program.endswith(".py") or program == "__main__.py":
+        program = "PROGRAM.py"
     return (
         f"{text}. To start several ranks: meshrun --nproc-per-node 2 {program}. To run this"
         f" process alone, a world of one: {environment.LAUNCHER}={NONE} in its environment, or"

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
 
-from transport.deadline import to_seconds
+from transport.deadline import Timeout, to_seconds
 from transport.rendezvous.address import with_place
 from transport.rendezvous.env import env_rendezvous
 from transport.rendezvous.file import file_rendezvous
@@ -55,7 +54,7 @@ def rendezvous(
     rank: int = -1,
     world_size: int = -1,
     *,
-    timeout: float | timedelta = DEFAULT_STORE_TIMEOUT,
+    timeout: Timeout = DEFAULT_STORE_TIMEOUT,
     group_name: str = "",
     secret: Secret = ...,
     **others: Any,

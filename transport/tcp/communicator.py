@@ -6,6 +6,7 @@ import socket
 import threading
 from collections import defaultdict
 from contextlib import suppress
+from functools import partial
 
 from transport.algorithms.choice import Thresholds
 from transport.call import Call
@@ -39,8 +40,11 @@ class TcpCommunicator(LinkCommunicator):
 
     Of two members that make collectives together, the one with the higher rank connects. For
     messages there is a connection of its own, a ``Conversation``, made by whoever sends or receives
-    first: a receiver that waits for a member notices in this way when it is gone. ``mailbox`` is
-    where messages come to, where another transport delivers there as well.
+    first: a receiver that waits for a member notices in this way when it is gone. Who waits for a
+    member's connection for collectives makes one, for as long, by which it notices the same, and
+    which costs neither of them a thread. (The store's news tell who has died or left the job, but
+    not who has left this group.) ``mailbox`` is where messages come to, where another transport
+    delivers there as well.
     """
 
     tuned_as = "tcp"
@@ -63,6 +67,9 @@ class TcpCommunicator(LinkCommunicator):
         # The one for sending by peer, and all: two members may call each other at the same time.
         self._conversations: dict[int, Conversation] = {}
         self._all_conversations: set[Conversation] = set()
+        # By which this rank watches a peer that it waits for, and others watch this one.
+        self._watched: dict[int, socket.socket] = {}
+        self._watchers: set[socket.socket] = set()
         self._opening: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)
         self._ends: dict[int, PeerLostError] = {}
         self._gone: dict[int, PeerLostError] = {}
@@ -74,29 +81,29 @@ class TcpCommunicator(LinkCommunicator):
         publish(membership, self._endpoint.address)
         self._endpoint.register(membership.group, self._deliver)
 
-    def link(self, peer: int, call: Call) -> TcpLink:  # noqa: D102
+    def link(self, peer: int, call: Call) -> TcpLink:
         link = self._links.get(peer)
         return self._open_link(peer, call) if link is None else link
 
-    def post(self, call: Call, data: memoryview, dst: int) -> None:  # noqa: D102
+    def post(self, call: Call, data: memoryview, dst: int) -> None:
         self._converse(dst, call).send(call, data)
 
-    def recv(self, call: Call, buffer: Flat, src: int | None, tag: int) -> int:  # noqa: D102
+    def recv(self, call: Call, buffer: Flat, src: int | None, tag: int) -> int:
         if src is not None and src != self.rank and src not in self._gone:
             with suppress(PeerLostError):  # The mailbox has what it sent before it left, and knows.
                 self._converse(src, call)
         return super().recv(call, buffer, src, tag)
 
-    def lose(self, peer: int, reason: str) -> None:  # noqa: D102
+    def lose(self, peer: int, reason: str) -> None:
         self._note_end(peer, PeerLostError(reason, peer))
 
-    def abort(self, reason: str) -> None:  # noqa: D102
+    def abort(self, reason: str) -> None:
         super().abort(reason)
         links, conversations = self._shut(reason)
         for channel in (*links, *conversations):
             channel.abort(reason)
 
-    def close(self) -> None:  # noqa: D102
+    def close(self) -> None:
         super().close()
         self._endpoint.unregister(self.membership.group)
         links, conversations = self._shut("the communicator was closed")
@@ -115,7 +122,12 @@ class TcpCommunicator(LinkCommunicator):
             self._arrived.clear()
             dials = list(self._dials)
             links, conversations = list(self._links.values()), list(self._all_conversations)
+            watches = [*self._watched.values(), *self._watchers]
+            self._watched.clear()
+            self._watchers.clear()
             self._changed.notify_all()
+        for sock in watches:
+            _end_watch(sock)
         for dial in dials:
             dial.cancel(reason)
         for sock in unclaimed:
@@ -143,8 +155,11 @@ class TcpCommunicator(LinkCommunicator):
         sock = self._wait_for_arrival(peer, patience)
         if sock is None and not call.deadline.expired:
             # The answer may be that it has left; if it lives, we are told when it goes.
-            self._converse(peer, call)
-            sock = self._wait_for_arrival(peer, call.deadline)
+            self._watch(peer, call)
+            try:
+                sock = self._wait_for_arrival(peer, call.deadline)
+            finally:
+                self._watch_no_more(peer)
         if sock is None:
             raise CommunicatorTimeoutError(
                 f"{call.header}: {self.membership.describe(peer)} has not connected within"
@@ -162,6 +177,41 @@ class TcpCommunicator(LinkCommunicator):
                 if not self._changed.wait(deadline.remaining()) and deadline.expired:
                     return None
             return self._arrived.pop(peer)
+
+    def _watch(self, peer: int, call: Call) -> None:
+        """See to it that this rank learns when ``peer`` is gone, while it waits for it."""
+        if peer in self._conversations or peer in self._watched:
+            return
+        try:
+            sock = self._dial(peer, Channel.WATCH, call)
+        except PeerLostError as error:
+            self._note_end(peer, error)  # which those who wait for it are told
+            return
+        with self._lock:
+            if self.abort_reason is None:
+                self._watched[peer] = sock
+                self._endpoint.watch(sock, partial(self._on_watch_end, peer, sock))
+                return
+        sock.close()
+        raise CommunicatorAbortedError(self.abort_reason)
+
+    def _watch_no_more(self, peer: int) -> None:
+        with self._lock:
+            sock = self._watched.pop(peer, None)
+        if sock is not None:
+            _end_watch(sock)
+
+    def _on_watch_end(self, peer: int, sock: socket.socket) -> None:
+        with self._lock:
+            if self._watched.get(peer) is not sock:
+                return
+            del self._watched[peer]
+        text = f"the connection to {self.membership.describe(peer)} was lost: it hung up"
+        self._note_end(peer, PeerLostError(text, peer))
+
+    def _on_watcher_end(self, sock: socket.socket) -> None:
+        with self._lock:
+            self._watchers.discard(sock)
 
     def _converse(self, peer: int, call: Call) -> Conversation:
         """Return the conversation with ``peer``, opening it at the first use."""
@@ -280,7 +330,7 @@ class TcpCommunicator(LinkCommunicator):
         peer = hello.rank
         if self.abort_reason is not None or peer >= self.size or peer == self.rank:
             return sock
-        if hello.channel != Channel.POINT_TO_POINT and (peer < self.rank or peer in self._links):
+        if hello.channel == Channel.COLLECTIVE and (peer < self.rank or peer in self._links):
             return sock
         try:
             sock.send(WELCOME)
@@ -289,11 +339,21 @@ class TcpCommunicator(LinkCommunicator):
         if hello.channel == Channel.POINT_TO_POINT:
             self._begin_conversation(peer, sock)
             return None
+        if hello.channel == Channel.WATCH:
+            self._watchers.add(sock)
+            self._endpoint.watch(sock, partial(self._on_watcher_end, sock))
+            return None
         # A peer that gave up and tried again means the newer connection.
         older = self._arrived.get(peer)
         self._arrived[peer] = sock
         self._changed.notify_all()
         return older
+
+
+def _end_watch(sock: socket.socket) -> None:
+    """Have the endpoint close a connection that it watches."""
+    with suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
 
 
 def _ignore(conversation: Conversation) -> None:

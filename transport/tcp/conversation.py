@@ -6,6 +6,7 @@ import errno
 import math
 import select
 import socket
+import struct
 import threading
 from collections.abc import Callable
 
@@ -23,6 +24,8 @@ _JOIN_SECONDS = 5.0
 # How long the thread leaves the connection alone after a receiver has read from it.
 _AWAY_SECONDS = 0.01
 _SLICE_SECONDS = 1.0
+_NO_LIMIT = struct.pack("@ll", 0, 0)
+_MOMENT = struct.pack("@ll", 0, 5000)
 
 
 class Conversation:
@@ -54,7 +57,7 @@ class Conversation:
         self._sending = TcpLink(sock, peer, name, self.resume)
         self._sock = sock = self._sending.hold()
         # The thread waits for as long as it takes; abort() wakes it.
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, bytes(16))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _NO_LIMIT)
         self._mailbox = mailbox
         self._on_speak = on_speak
         self._on_end = on_end
@@ -229,22 +232,35 @@ class Conversation:
         try:
             if message.stored:
                 self._filled += self._receive(message.buffer[self._filled :], flags)
-            else:
-                # The kernel must not have a receiver's memory while it waits.
+            elif flags & socket.MSG_DONTWAIT:
                 with message.guard:
-                    self._filled += self._receive(message.buffer[self._filled :], NOW)
+                    self._filled += self._receive(message.buffer[self._filled :], flags)
+            else:
+                self._fill_for_a_moment(message, flags)
         except BlockingIOError:
-            if message.stored or flags & socket.MSG_DONTWAIT:
-                raise
-            self._poller.poll()
-            return
+            raise
         except OSError as error:
             text = f"the connection to {self._name} was lost in the middle of a message: {error}"
             message.fail(PeerLostError(text, self.peer))
             raise
-        if self._filled == len(message.buffer):
+        if self._filled == message.buffer.nbytes:
             self._message = None
             message.complete()
+
+    def _fill_for_a_moment(self, message: Incoming, flags: int) -> None:
+        """Receive what comes without a pause; in a pause, wait outside of the guard: a receiver
+        that gives up must not wait for the kernel to let go of its memory.
+        """
+        with message.guard:
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _MOMENT)
+            try:
+                self._filled += self._receive(message.buffer[self._filled :], flags)
+                return
+            except BlockingIOError:
+                pass
+            finally:
+                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _NO_LIMIT)
+        self._poller.poll()
 
     def _receive(self, into: memoryview, flags: int) -> int:
         count = self._sock.recv_into(into, 0, flags)

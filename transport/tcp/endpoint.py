@@ -9,7 +9,7 @@ import selectors
 import socket
 import threading
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from functools import partial
 
@@ -18,7 +18,8 @@ from transport.net.auth import HANDSHAKE_SECONDS
 from transport.net.event_loop import EventLoop, sooner
 from transport.net.sockets import listen
 from transport.net.tls import Tls
-from transport.tcp.address import Address, this_machine
+from transport.place import this_machine
+from transport.tcp.address import Address
 from transport.tcp.hello import HELLO_BYTES, Hello, digest_of
 
 _LOGGER = logging.getLogger("meshlib.transport")
@@ -64,6 +65,8 @@ class Endpoint:
         self._groups: dict[bytes, Deliver] = {}
         self._held: OrderedDict[socket.socket, Hello] = OrderedDict()
         self._closed_groups: OrderedDict[bytes, None] = OrderedDict()
+        self._watched: dict[socket.socket, Callable[[], None]] = {}
+        self._unregistered: deque[socket.socket] = deque()
         self._newcomers: OrderedDict[_Newcomer, None] = OrderedDict()
         name = f"meshlib-tcp-endpoint-{self.address.port}"
         self._loop = EventLoop(name, self._turn, self._end)
@@ -94,6 +97,18 @@ class Endpoint:
             if len(self._closed_groups) > _MAX_CLOSED_GROUPS:
                 self._closed_groups.popitem(last=False)
 
+    def watch(self, sock: socket.socket, on_end: Callable[[], None]) -> None:
+        """Have ``on_end()`` called, from the endpoint's thread, when ``sock`` has ended, at either
+        end: to watch no more, shut it down. Any thread; never blocks.
+
+        The socket, on which nothing is expected, is the endpoint's from now on.
+        """
+        sock.setblocking(False)
+        with self._lock:
+            self._watched[sock] = on_end
+            self._unregistered.append(sock)
+        self._loop.wake()
+
     def close(self) -> None:
         """Stop listening, and drop what nobody has been given. Idempotent."""
         self._loop.stop()
@@ -105,6 +120,9 @@ class Endpoint:
 
     def _turn(self) -> float | None:
         self._acceptor.expire()
+        while self._unregistered:
+            sock = self._unregistered.popleft()
+            self._selector.register(sock, selectors.EVENT_READ, partial(self._on_watched, sock))
         left: float | None = None
         while self._newcomers:
             oldest = next(iter(self._newcomers))
@@ -122,9 +140,24 @@ class Endpoint:
             newcomer.sock.close()
         with self._lock:
             self._groups.clear()
-            for sock in self._held:
+            for sock in (*self._held, *self._watched):
                 sock.close()
             self._held.clear()
+            self._watched.clear()
+
+    def _on_watched(self, sock: socket.socket, _events: int) -> None:
+        try:
+            if sock.recv(1):
+                return
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            pass
+        self._selector.unregister(sock)
+        sock.close()
+        with self._lock:
+            on_end = self._watched.pop(sock)
+        on_end()
 
     def _welcome(self, sock: socket.socket) -> None:
         newcomer = _Newcomer(sock)

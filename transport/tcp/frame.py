@@ -54,7 +54,7 @@ class Outgoing:
     __slots__ = ("_head", "_rest", "begun", "done")
 
     def __init__(self, call: Call, data: memoryview) -> None:
-        size = len(data)
+        size = data.nbytes
         prefix = call.packed + _LENGTH.pack(size)
         if size <= SMALL_BYTES:
             self._head = b""
@@ -104,7 +104,7 @@ class Incoming:
     )
 
     def __init__(self, call: Call, into: memoryview, staging: memoryview) -> None:
-        size = len(into)
+        size = into.nbytes
         self.call = call
         self.into = into
         self._expected = call.packed + _LENGTH.pack(size)

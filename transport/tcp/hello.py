@@ -20,6 +20,8 @@ class Channel(enum.IntEnum):
 
     COLLECTIVE = 1
     POINT_TO_POINT = 2
+    WATCH = 3
+    """Nothing: its end tells that the other side is gone, or has left the group."""
 
 
 class Hello(NamedTuple):

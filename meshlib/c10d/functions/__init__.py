@@ -19,11 +19,9 @@ from meshlib.c10d.functions.arrays import (
 )
 from meshlib.c10d.functions.coalesced import (
     all_gather_coalesced,
+    all_gather_into_tensor_coalesced,
     all_reduce_coalesced,
-)
-from meshlib.c10d.functions.group import (
-    Group,
-    resolve_group,
+    reduce_scatter_tensor_coalesced,
 )
 from meshlib.c10d.functions.messages import (
     irecv,
@@ -47,10 +45,10 @@ from meshlib.c10d.functions.personalized import (
 )
 
 __all__ = [
-    "Group",
     "all_gather",
     "all_gather_coalesced",
     "all_gather_into_tensor",
+    "all_gather_into_tensor_coalesced",
     "all_gather_object",
     "all_gather_single",
     "all_reduce",
@@ -71,7 +69,7 @@ __all__ = [
     "reduce_scatter",
     "reduce_scatter_single",
     "reduce_scatter_tensor",
-    "resolve_group",
+    "reduce_scatter_tensor_coalesced",
     "scatter",
     "scatter_object_list",
     "send",

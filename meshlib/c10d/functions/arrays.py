@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Any
 
-from meshlib.c10d.functions.group import Group, resolve_group
+from meshlib.job.current import Group, resolve_group
+from transport.deadline import Timeout
 from transport.reduce_op import ReduceOp
 
 
 def all_reduce(
-    tensor: Any, op: ReduceOp = ReduceOp.SUM, group: Group = None, async_op: bool = False
+    tensor: Any,
+    op: ReduceOp = ReduceOp.SUM,
+    group: Group = None,
+    async_op: bool = False,
+    timeout: Timeout | None = None,
 ) -> Any:
     """Reduce ``tensor`` over the members with ``op``; all get the same bits.
 
@@ -22,6 +26,7 @@ def all_reduce(
         op: A ``ReduceOp`` that means something for the dtype.
         group: A ProcessGroup or a DeviceMesh; None is the default group.
         async_op: Return a ``Work`` at once, not the result.
+        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Returns:
         The result, in ``tensor`` or in a new array if that cannot be written to (JAX). With
@@ -34,7 +39,7 @@ def all_reduce(
         CollectiveTimeoutError: On every member, past the deadline; names who has not come.
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
-    return resolve_group(group).all_reduce(tensor, op, async_op)
+    return resolve_group(group).all_reduce(tensor, op, async_op, timeout=timeout)
 
 
 def broadcast(
@@ -43,6 +48,7 @@ def broadcast(
     group: Group = None,
     async_op: bool = False,
     group_src: int | None = None,
+    timeout: Timeout | None = None,
 ) -> Any:
     """Copy ``tensor`` of one member to all.
 
@@ -54,6 +60,7 @@ def broadcast(
         group: A ProcessGroup or a DeviceMesh; None is the default group.
         async_op: Return a ``Work`` at once, not the result.
         group_src: The source's rank in the group, instead of ``src``.
+        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Returns:
         The source's values, in ``tensor`` or in a new array if that cannot be written to (JAX).
@@ -67,7 +74,7 @@ def broadcast(
         CollectiveTimeoutError: On every member, past the deadline; names who has not come.
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
-    return resolve_group(group).broadcast(tensor, src, async_op, group_src)
+    return resolve_group(group).broadcast(tensor, src, async_op, group_src, timeout=timeout)
 
 
 def reduce(
@@ -77,6 +84,7 @@ def reduce(
     group: Group = None,
     async_op: bool = False,
     group_dst: int | None = None,
+    timeout: Timeout | None = None,
 ) -> Any:
     """Reduce ``tensor`` over the members with ``op``, into that of one of them.
 
@@ -90,6 +98,7 @@ def reduce(
         group: A ProcessGroup or a DeviceMesh; None is the default group.
         async_op: Return a ``Work`` at once, not the result.
         group_dst: The destination's rank in the group, instead of ``dst``.
+        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Returns:
         On the destination the result, elsewhere ``tensor`` as it was. With ``async_op``, a
@@ -102,11 +111,15 @@ def reduce(
         CollectiveTimeoutError: On every member, past the deadline; names who has not come.
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
-    return resolve_group(group).reduce(tensor, dst, op, async_op, group_dst)
+    return resolve_group(group).reduce(tensor, dst, op, async_op, group_dst, timeout=timeout)
 
 
 def all_gather(
-    tensor_list: Sequence[Any], tensor: Any, group: Group = None, async_op: bool = False
+    tensor_list: Sequence[Any],
+    tensor: Any,
+    group: Group = None,
+    async_op: bool = False,
+    timeout: Timeout | None = None,
 ) -> Any:
     """Gather member i's ``tensor`` into ``tensor_list[i]`` on all members.
 
@@ -117,6 +130,7 @@ def all_gather(
             one of ml_dtypes' floats. Its size may differ by member.
         group: A ProcessGroup or a DeviceMesh; None is the default group.
         async_op: Return a ``Work`` at once, not the result.
+        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Returns:
         The list of what was gathered. With ``async_op``, a ``Work`` whose ``result()`` that is.
@@ -129,11 +143,15 @@ def all_gather(
         CollectiveTimeoutError: On every member, past the deadline; names who has not come.
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
-    return resolve_group(group).all_gather(tensor_list, tensor, async_op)
+    return resolve_group(group).all_gather(tensor_list, tensor, async_op, timeout=timeout)
 
 
 def all_gather_into_tensor(
-    output_tensor: Any, input_tensor: Any, group: Group = None, async_op: bool = False
+    output_tensor: Any,
+    input_tensor: Any,
+    group: Group = None,
+    async_op: bool = False,
+    timeout: Timeout | None = None,
 ) -> Any:
     """Gather the members' ``input_tensor`` into one ``output_tensor`` on all members.
 
@@ -145,6 +163,7 @@ def all_gather_into_tensor(
             be this member's part of ``output_tensor``.
         group: A ProcessGroup or a DeviceMesh; None is the default group.
         async_op: Return a ``Work`` at once, not the result.
+        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Returns:
         ``output_tensor``, or a new array if that cannot be written to (JAX). With ``async_op``,
@@ -157,11 +176,17 @@ def all_gather_into_tensor(
         CollectiveTimeoutError: On every member, past the deadline; names who has not come.
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
-    return resolve_group(group).all_gather_into_tensor(output_tensor, input_tensor, async_op)
+    return resolve_group(group).all_gather_into_tensor(
+        output_tensor, input_tensor, async_op, timeout=timeout
+    )
 
 
 def all_gather_single(
-    output_tensor: Any, input_tensor: Any, group: Group = None, async_op: bool = False
+    output_tensor: Any,
+    input_tensor: Any,
+    group: Group = None,
+    async_op: bool = False,
+    timeout: Timeout | None = None,
 ) -> Any:
     """Gather the members' ``input_tensor`` into one ``output_tensor`` on all members.
 
@@ -173,6 +198,7 @@ def all_gather_single(
             be this member's part of ``output_tensor``.
         group: A ProcessGroup or a DeviceMesh; None is the default group.
         async_op: Return a ``Work`` at once, not the result.
+        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Returns:
         ``output_tensor``, or a new array if that cannot be written to (JAX). With ``async_op``,
@@ -185,7 +211,9 @@ def all_gather_single(
         CollectiveTimeoutError: On every member, past the deadline; names who has not come.
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
-    return resolve_group(group).all_gather_single(output_tensor, input_tensor, async_op)
+    return resolve_group(group).all_gather_single(
+        output_tensor, input_tensor, async_op, timeout=timeout
+    )
 
 
 def reduce_scatter(
@@ -194,6 +222,7 @@ def reduce_scatter(
     op: ReduceOp = ReduceOp.SUM,
     group: Group = None,
     async_op: bool = False,
+    timeout: Timeout | None = None,
 ) -> Any:
     """Reduce the members' ``input_list[i]`` with ``op`` into member i's ``output``.
 
@@ -206,6 +235,7 @@ def reduce_scatter(
         op: A ``ReduceOp`` that means something for the dtype.
         group: A ProcessGroup or a DeviceMesh; None is the default group.
         async_op: Return a ``Work`` at once, not the result.
+        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Returns:
         ``output``, or a new array if that cannot be written to (JAX). With ``async_op``, a
@@ -218,7 +248,7 @@ def reduce_scatter(
         CollectiveTimeoutError: On every member, past the deadline; names who has not come.
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
-    return resolve_group(group).reduce_scatter(output, input_list, op, async_op)
+    return resolve_group(group).reduce_scatter(output, input_list, op, async_op, timeout=timeout)
 
 
 def reduce_scatter_tensor(
@@ -227,6 +257,7 @@ def reduce_scatter_tensor(
     op: ReduceOp = ReduceOp.SUM,
     group: Group = None,
     async_op: bool = False,
+    timeout: Timeout | None = None,
 ) -> Any:
     """Reduce the members' ``input`` with ``op``; part i goes into member i's ``output``.
 
@@ -239,6 +270,7 @@ def reduce_scatter_tensor(
         op: A ``ReduceOp`` that means something for the dtype.
         group: A ProcessGroup or a DeviceMesh; None is the default group.
         async_op: Return a ``Work`` at once, not the result.
+        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Returns:
         ``output``, or a new array if that cannot be written to (JAX). With ``async_op``, a
@@ -251,7 +283,7 @@ def reduce_scatter_tensor(
         CollectiveTimeoutError: On every member, past the deadline; names who has not come.
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
-    return resolve_group(group).reduce_scatter_tensor(output, input, op, async_op)
+    return resolve_group(group).reduce_scatter_tensor(output, input, op, async_op, timeout=timeout)
 
 
 def reduce_scatter_single(
@@ -260,6 +292,7 @@ def reduce_scatter_single(
     op: ReduceOp = ReduceOp.SUM,
     group: Group = None,
     async_op: bool = False,
+    timeout: Timeout | None = None,
 ) -> Any:
     """Reduce the members' ``input`` with ``op``; part i goes into member i's ``output``.
 
@@ -272,6 +305,7 @@ def reduce_scatter_single(
         op: A ``ReduceOp`` that means something for the dtype.
         group: A ProcessGroup or a DeviceMesh; None is the default group.
         async_op: Return a ``Work`` at once, not the result.
+        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Returns:
         ``output``, or a new array if that cannot be written to (JAX). With ``async_op``, a
@@ -284,14 +318,14 @@ def reduce_scatter_single(
         CollectiveTimeoutError: On every member, past the deadline; names who has not come.
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
-    return resolve_group(group).reduce_scatter_single(output, input, op, async_op)
+    return resolve_group(group).reduce_scatter_single(output, input, op, async_op, timeout=timeout)
 
 
 def barrier(
     group: Group = None,
     async_op: bool = False,
     device_ids: Sequence[int] | None = None,
-    timeout: float | timedelta | None = None,
+    timeout: Timeout | None = None,
 ) -> Any:
     """Return when every member has called.
 
@@ -299,7 +333,7 @@ def barrier(
         group: A ProcessGroup or a DeviceMesh; None is the default group.
         async_op: Return a ``Work`` at once, not the result.
         device_ids: Accepted for c10d's sake.
-        timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
+        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Returns:
         None; with ``async_op`` a ``Work``, except on a rank that is no member.
@@ -316,14 +350,14 @@ def barrier(
 
 def monitored_barrier(
     group: Group = None,
-    timeout: float | timedelta | None = None,
+    timeout: Timeout | None = None,
     wait_all_ranks: bool = False,
 ) -> None:
     """Return when every member has called; past ``timeout`` say who has not.
 
     Args:
         group: A ProcessGroup or a DeviceMesh; None is the default group.
-        timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
+        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
         wait_all_ranks: Accepted for c10d's sake: all missing ranks are named either way.
 
     Raises:

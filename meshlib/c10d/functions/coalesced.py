@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from meshlib.c10d.functions.group import Group, resolve_group
+from meshlib.job.current import Group, resolve_group
+from transport.deadline import Timeout
 from transport.reduce_op import ReduceOp
 
 
@@ -14,6 +15,7 @@ def all_reduce_coalesced(
     op: ReduceOp = ReduceOp.SUM,
     group: Group = None,
     async_op: bool = False,
+    timeout: Timeout | None = None,
 ) -> Any:
     """Reduce each of ``tensors`` over the members with ``op``, in one call.
 
@@ -24,6 +26,7 @@ def all_reduce_coalesced(
         op: A ``ReduceOp`` that means something for the dtype.
         group: A ProcessGroup or a DeviceMesh; None is the default group.
         async_op: Return a ``Work`` at once, not the result.
+        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Returns:
         The list of results. With ``async_op``, a ``Work`` whose ``result()`` that is. None on a
@@ -36,7 +39,7 @@ def all_reduce_coalesced(
         CollectiveTimeoutError: On every member, past the deadline; names who has not come.
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
-    return resolve_group(group).all_reduce_coalesced(tensors, op, async_op)
+    return resolve_group(group).all_reduce_coalesced(tensors, op, async_op, timeout=timeout)
 
 
 def all_gather_coalesced(
@@ -44,6 +47,7 @@ def all_gather_coalesced(
     input_tensor_list: Sequence[Any],
     group: Group = None,
     async_op: bool = False,
+    timeout: Timeout | None = None,
 ) -> Any:
     """Gather member i's ``input_tensor_list[j]`` into ``output_tensor_lists[i][j]``.
 
@@ -55,6 +59,7 @@ def all_gather_coalesced(
             member.
         group: A ProcessGroup or a DeviceMesh; None is the default group.
         async_op: Return a ``Work`` at once, not the result.
+        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Returns:
         The lists of what was gathered. With ``async_op``, a ``Work`` whose ``result()`` that
@@ -68,5 +73,73 @@ def all_gather_coalesced(
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
     return resolve_group(group).all_gather_coalesced(
-        output_tensor_lists, input_tensor_list, async_op
+        output_tensor_lists, input_tensor_list, async_op, timeout=timeout
+    )
+
+
+def all_gather_into_tensor_coalesced(
+    output_tensors: Sequence[Any],
+    input_tensors: Sequence[Any],
+    group: Group = None,
+    async_op: bool = False,
+    timeout: Timeout | None = None,
+) -> Any:
+    """Gather the members' ``input_tensors[j]`` into ``output_tensors[j]`` on all members.
+
+    Args:
+        output_tensors: Writable arrays of one dtype, as many as ``input_tensors``; each has
+            ``size()`` times the elements of its input, concatenated along dim 0 or stacked.
+        input_tensors: Arrays of any shapes and that dtype, the same on every member.
+        group: A ProcessGroup or a DeviceMesh; None is the default group.
+        async_op: Return a ``Work`` at once, not the result.
+        timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
+
+    Returns:
+        ``output_tensors``, with new arrays where they cannot be written to. With ``async_op``,
+        a ``Work`` whose ``result()`` that is. None on a rank that is no member.
+
+    Raises:
+        TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
+            usable.
+        CollectiveMismatchError: On every member, if they make different calls.
+        CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+        RankFailedError: On every member, if one dies or leaves. These three break the group.
+    """
+    return resolve_group(group).all_gather_into_tensor_coalesced(
+        output_tensors, input_tensors, async_op, timeout
+    )
+
+
+def reduce_scatter_tensor_coalesced(
+    output_tensors: Sequence[Any],
+    input_tensors: Sequence[Any],
+    op: ReduceOp = ReduceOp.SUM,
+    group: Group = None,
+    async_op: bool = False,
+    timeout: Timeout | None = None,
+) -> Any:
+    """Reduce the members' ``input_tensors[j]``; member i gets part i in ``output_tensors[j]``.
+
+    Args:
+        output_tensors: Writable arrays of any shapes and one dtype, the same on every member.
+        input_tensors: Arrays of that dtype, as many; each has ``size()`` times the elements of
+            its output, concatenated along dim 0 or stacked.
+        op: A ``ReduceOp`` that means something for the dtype.
+        group: A ProcessGroup or a DeviceMesh; None is the default group.
+        async_op: Return a ``Work`` at once, not the result.
+        timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
+
+    Returns:
+        ``output_tensors``, with new arrays where they cannot be written to. With ``async_op``,
+        a ``Work`` whose ``result()`` that is. None on a rank that is no member.
+
+    Raises:
+        TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
+            usable.
+        CollectiveMismatchError: On every member, if they make different calls.
+        CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+        RankFailedError: On every member, if one dies or leaves. These three break the group.
+    """
+    return resolve_group(group).reduce_scatter_tensor_coalesced(
+        output_tensors, input_tensors, op, async_op, timeout
     )

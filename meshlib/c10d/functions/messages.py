@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from meshlib.c10d.functions.group import Group, resolve_group
 from meshlib.calls.work import Work
+from meshlib.job.current import Group, resolve_group
+from transport.deadline import Timeout
 
 
 def send(
@@ -14,6 +15,7 @@ def send(
     group: Group = None,
     tag: int = 0,
     group_dst: int | None = None,
+    timeout: Timeout | None = None,
 ) -> None:
     """Send ``tensor`` to one member; return when it may be reused.
 
@@ -25,6 +27,7 @@ def send(
         tag: A whole number from 0 to 2**32 - 1, the same at both ends; messages under one tag
             do not overtake each other.
         group_dst: The destination's rank in the group, instead of ``dst``.
+        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Raises:
         TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
@@ -32,7 +35,7 @@ def send(
         CollectiveTimeoutError: Past the deadline; names the other end. It breaks the group.
         RankFailedError: If the other end dies or leaves.
     """
-    resolve_group(group).send(tensor, dst, tag, group_dst)
+    resolve_group(group).send(tensor, dst, tag, group_dst, timeout=timeout)
 
 
 def recv(
@@ -41,6 +44,7 @@ def recv(
     group: Group = None,
     tag: int = 0,
     group_src: int | None = None,
+    timeout: Timeout | None = None,
 ) -> int:
     """Receive into ``tensor`` what one member sends.
 
@@ -54,6 +58,7 @@ def recv(
         tag: A whole number from 0 to 2**32 - 1, the same at both ends; messages under one tag
             do not overtake each other.
         group_src: The source's rank in the group, instead of ``src``.
+        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Returns:
         The sender's global rank; -1 on a rank that is no member.
@@ -66,7 +71,7 @@ def recv(
         CollectiveTimeoutError: Past the deadline; the group stays usable.
         RankFailedError: If the other end dies or leaves.
     """
-    return resolve_group(group).recv(tensor, src, tag, group_src)
+    return resolve_group(group).recv(tensor, src, tag, group_src, timeout=timeout)
 
 
 def isend(
@@ -75,6 +80,7 @@ def isend(
     group: Group = None,
     tag: int = 0,
     group_dst: int | None = None,
+    timeout: Timeout | None = None,
 ) -> Work | None:
     """Begin to send ``tensor`` to one member.
 
@@ -87,6 +93,7 @@ def isend(
         tag: A whole number from 0 to 2**32 - 1, the same at both ends; messages under one tag
             do not overtake each other.
         group_dst: The destination's rank in the group, instead of ``dst``.
+        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Returns:
         A ``Work``, whose ``wait()`` raises what goes wrong on the way; None on a rank that is
@@ -96,7 +103,7 @@ def isend(
         TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
             usable.
     """
-    return resolve_group(group).isend(tensor, dst, tag, group_dst)
+    return resolve_group(group).isend(tensor, dst, tag, group_dst, timeout=timeout)
 
 
 def irecv(
@@ -105,6 +112,7 @@ def irecv(
     group: Group = None,
     tag: int = 0,
     group_src: int | None = None,
+    timeout: Timeout | None = None,
 ) -> Work | None:
     """Begin to receive into ``tensor`` what one member sends.
 
@@ -118,6 +126,7 @@ def irecv(
         tag: A whole number from 0 to 2**32 - 1, the same at both ends; messages under one tag
             do not overtake each other.
         group_src: The source's rank in the group, instead of ``src``.
+        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Returns:
         A ``Work``, whose ``result()`` is the array, ``source_rank()`` the sender, and
@@ -127,4 +136,4 @@ def irecv(
         TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
             usable.
     """
-    return resolve_group(group).irecv(tensor, src, tag, group_src)
+    return resolve_group(group).irecv(tensor, src, tag, group_src, timeout=timeout)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from meshlib.c10d.functions.group import Group, resolve_group
+from meshlib.job.current import Group, resolve_group
+from transport.deadline import Timeout
 
 
 def gather(
@@ -15,6 +16,7 @@ def gather(
     group: Group = None,
     async_op: bool = False,
     group_dst: int | None = None,
+    timeout: Timeout | None = None,
 ) -> Any:
     """Gather member i's ``tensor`` into ``gather_list[i]`` of one member.
 
@@ -27,6 +29,7 @@ def gather(
         group: A ProcessGroup or a DeviceMesh; None is the default group.
         async_op: Return a ``Work`` at once, not the result.
         group_dst: The destination's rank in the group, instead of ``dst``.
+        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Returns:
         The list of what was gathered on the destination, None elsewhere. With ``async_op``, a
@@ -39,7 +42,9 @@ def gather(
         CollectiveTimeoutError: On every member, past the deadline; names who has not come.
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
-    return resolve_group(group).gather(tensor, gather_list, dst, async_op, group_dst)
+    return resolve_group(group).gather(
+        tensor, gather_list, dst, async_op, group_dst, timeout=timeout
+    )
 
 
 def scatter(
@@ -49,6 +54,7 @@ def scatter(
     group: Group = None,
     async_op: bool = False,
     group_src: int | None = None,
+    timeout: Timeout | None = None,
 ) -> Any:
     """Copy ``scatter_list[i]`` of one member into member i's ``tensor``.
 
@@ -61,6 +67,7 @@ def scatter(
         group: A ProcessGroup or a DeviceMesh; None is the default group.
         async_op: Return a ``Work`` at once, not the result.
         group_src: The source's rank in the group, instead of ``src``.
+        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Returns:
         ``tensor``, or a new array if that cannot be written to (JAX). With ``async_op``, a
@@ -73,7 +80,9 @@ def scatter(
         CollectiveTimeoutError: On every member, past the deadline; names who has not come.
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
-    return resolve_group(group).scatter(tensor, scatter_list, src, async_op, group_src)
+    return resolve_group(group).scatter(
+        tensor, scatter_list, src, async_op, group_src, timeout=timeout
+    )
 
 
 def all_to_all(
@@ -81,6 +90,7 @@ def all_to_all(
     input_tensor_list: Sequence[Any],
     group: Group = None,
     async_op: bool = False,
+    timeout: Timeout | None = None,
 ) -> Any:
     """Copy member i's ``input_tensor_list[j]`` into member j's ``output_tensor_list[i]``.
 
@@ -91,6 +101,7 @@ def all_to_all(
             any shapes and one dtype (numeric, bool, or one of ml_dtypes' floats).
         group: A ProcessGroup or a DeviceMesh; None is the default group.
         async_op: Return a ``Work`` at once, not the result.
+        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Returns:
         The list of outputs. With ``async_op``, a ``Work`` whose ``result()`` that is. None on a
@@ -103,7 +114,9 @@ def all_to_all(
         CollectiveTimeoutError: On every member, past the deadline; names who has not come.
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
-    return resolve_group(group).all_to_all(output_tensor_list, input_tensor_list, async_op)
+    return resolve_group(group).all_to_all(
+        output_tensor_list, input_tensor_list, async_op, timeout=timeout
+    )
 
 
 def all_to_all_single(
@@ -113,6 +126,7 @@ def all_to_all_single(
     input_split_sizes: Sequence[int] | None = None,
     group: Group = None,
     async_op: bool = False,
+    timeout: Timeout | None = None,
 ) -> Any:
     """Split ``input`` along dim 0, send part j to member j, join what comes in ``output``.
 
@@ -125,6 +139,7 @@ def all_to_all_single(
         input_split_sizes: How many rows of ``input`` go to each member; by default equal parts.
         group: A ProcessGroup or a DeviceMesh; None is the default group.
         async_op: Return a ``Work`` at once, not the result.
+        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Returns:
         ``output``, or a new array if that cannot be written to (JAX). With ``async_op``, a
@@ -138,5 +153,5 @@ def all_to_all_single(
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
     return resolve_group(group).all_to_all_single(
-        output, input, output_split_sizes, input_split_sizes, async_op
+        output, input, output_split_sizes, input_split_sizes, async_op, timeout=timeout
     )

@@ -44,11 +44,12 @@ from transport.deadline import Deadline
 from transport.errors import AuthenticationError, DistError, DistNetworkError
 from transport.net.sockets import format_address, resolves
 from transport.store.base import Store
-from transport.store.tcp_server import TCPStoreServer
-from transport.store.tcp_store import TCPStore
+from transport.store.tcp.server import TCPStoreServer
+from transport.store.tcp.store import TCPStore
 
 _CONNECT_SECONDS = 2.0
 _MOMENT_SECONDS = 0.3
+_PAUSE_SECONDS = 0.1
 _FAREWELL_SECONDS = 10.0
 """What the leader waits, when it has ended, for the others to read how the job did."""
 
@@ -308,13 +309,17 @@ class ManyNodes(Coordinator):
 
         A name that nobody knew when this began may turn out to be this machine's.
         """
+        host = self._options.host
         deadline = Deadline.after(self._options.config["join_timeout"])
-        undecided = self._server is None and not resolves(self._options.host)
+        undecided = self._server is None
         while not self._closing.is_set():
-            if undecided and resolves(self._options.host):
-                undecided = False
-                self._lead_if_ours()
             try:
+                # First and by itself: an answer may take longer than an attempt to connect may.
+                if self._server is None and not resolves(host):
+                    raise DistNetworkError(f"cannot resolve {host}")
+                if undecided:
+                    undecided = False
+                    self._lead_if_ours()
                 return self._open_store(min(_CONNECT_SECONDS, deadline.remaining()))
             except AuthenticationError:
                 raise
@@ -322,6 +327,7 @@ class ManyNodes(Coordinator):
                 if deadline.expired:
                     raise
                 self._waiting.tick(time.monotonic(), error)
+                self._closing.wait(_PAUSE_SECONDS)
         return None
 
     def _open_store(self, seconds: float) -> TCPStore:

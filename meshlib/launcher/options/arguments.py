@@ -85,6 +85,13 @@ def make_parser() -> argparse.ArgumentParser:
         help="what ranks get between SIGTERM and SIGKILL; default 3 after a failure or Ctrl-C,"
         " 30 (25 under Slurm) when meshrun itself is told to end",
     )
+    _add(
+        parser,
+        "--start",
+        choices=("fork", "exec"),
+        help="fork: ranks come out of one process that has imported NumPy and meshlib for them;"
+        " exec: each is a Python of its own; default: fork, for a program that is alone exec",
+    )
     _add(parser, "-v", "--verbose", action="store_true", help="say what the launcher does")
     _add(parser, "--version", action="version", version=f"meshrun {__version__}")
     _add_nodes(parser.add_argument_group("several nodes"))
@@ -218,6 +225,7 @@ def _launch_options(given: argparse.Namespace) -> LaunchOptions:
     options = LaunchOptions(
         program=_program(given),
         ranks=ranks,
+        start=given.start or ("fork" if ranks > 1 else "exec"),
         mesh=mesh,
         nodes=nodes,
         output=_output(given, ranks),

@@ -48,10 +48,13 @@ class LaunchOptions:
     ``signal_grace`` what all get when the launcher itself is told to end. ``engine_signals``: what
     signals the launcher has signalled its ranks too. ``notes`` say where options come from that
     were not on the command line; ``warnings`` what the user is told before anything starts.
+    ``start``: whether ranks are forked from one process that has imported for them, or each begins
+    with ``exec``.
     """
 
     program: Program
     ranks: int
+    start: Literal["fork", "exec"] = "exec"
     mesh: str | None = None
     nodes: NodeOptions = field(default_factory=NodeOptions)
     output: OutputOptions = field(default_factory=OutputOptions)

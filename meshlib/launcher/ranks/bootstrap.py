@@ -6,8 +6,9 @@ if Python had started it: ``__main__``, ``sys.argv``, ``sys.path[0]`` and traceb
 so pickling classes of ``__main__`` and multiprocessing inside a rank work.
 
 Arguments: PARENT_PID FLAGS KIND TARGET [ARGS...]. FLAGS is ``-`` or letters: ``l`` makes standard
-output and error line-buffered, ``q`` leaves printing the traceback to the launcher. KIND is
-``script``, ``module`` or ``program`` (anything executable).
+output and error line-buffered, ``q`` leaves printing the traceback to the launcher. With ``f`` and
+a descriptor this process is no rank, but forks them (``fork_server``). KIND is ``script``,
+``module`` or ``program`` (anything executable).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import sys
 from types import CodeType, ModuleType, TracebackType
 
 _ERROR_FILE = "MESHLIB_ERROR_FILE"  # transport.environment.ERROR_FILE, without the import
+SERVE = "f"
 _PR_SET_PDEATHSIG = 1
 BELL = signal.SIGURG
 """Sent to the launcher when an error file has been written: the process itself may take long to
@@ -72,6 +74,7 @@ def describe_error(error: BaseException, rank: int, runner: str = __file__) -> d
         "rank": rank,
         "pid": os.getpid(),
         "time": time.time(),
+        "monotonic": time.monotonic(),
         "type": type(error).__name__,
         "types": list(types),
         "message": _text(error),
@@ -125,8 +128,6 @@ def _script(path: str) -> tuple[ModuleType, CodeType]:
     """Load ``path`` as Python does for ``python path``."""
     from importlib.machinery import SourceFileLoader
 
-    if not sys.flags.safe_path:
-        sys.path[0] = os.path.dirname(os.path.realpath(path))
     full = os.path.abspath(path)
     loader = SourceFileLoader("__main__", full)
     main = _new_main(__file__=full, __loader__=loader)
@@ -137,8 +138,6 @@ def _module(name: str) -> tuple[ModuleType, CodeType]:
     """Load ``name`` as Python does for ``python -m name``; a package means its ``__main__``."""
     from importlib.util import find_spec
 
-    if not sys.flags.safe_path:
-        sys.path[0] = os.getcwd()
     spec = find_spec(name)
     if spec is not None and spec.submodule_search_locations is not None:
         name = f"{name}.__main__"
@@ -157,6 +156,17 @@ def _module(name: str) -> tuple[ModuleType, CodeType]:
     if spec.origin is not None:
         sys.argv[0] = spec.origin
     return main, code
+
+
+def _serve(flags: str, parent: int) -> str:
+    """Be the process that ranks are forked from; return, in each of them, its flags."""
+    try:
+        from meshlib.launcher.ranks.fork_server import serve
+    except Exception:  # noqa: BLE001 (ranks are started by exec, and see what there is to see)
+        os._exit(1)
+    flags = serve(int(flags.removeprefix(SERVE)), parent)
+    die_with_parent(parent)
+    return flags
 
 
 def _new_main(**names: object) -> ModuleType:
@@ -195,6 +205,11 @@ def main() -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         _let_interrupts_in()
         os.execvp(target, [target, *sys.argv[5:]])  # noqa: S606 (the parent-death signal stays)
+    if not sys.flags.safe_path:  # as Python has it for a script, and for -m
+        of_script = os.path.dirname(os.path.realpath(target))
+        sys.path[0] = of_script if kind == "script" else os.getcwd()
+    if flags.startswith(SERVE):
+        flags = _serve(flags, parent)
     import faulthandler
 
     with contextlib.suppress(RuntimeError, OSError):  # standard error is closed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,9 +14,28 @@ ECHOES = frozenset({"RankFailedError", "PeerLostError", "CommunicatorAbortedErro
 """Errors that a rank raises because another one failed: never the first cause if there is one."""
 
 
+# What the wall clock and the steady clock of this machine differed by when this process began.
+_TURNED = time.time() - time.monotonic()
+
+
+def wall_time() -> float:
+    """Return the seconds since 1970, on a clock that nobody sets while this process runs."""
+    return _TURNED + time.monotonic()
+
+
+def _moment(record: dict[str, Any]) -> float:
+    # A program that is not Python has at most the wall clock; other nodes' clocks are their own.
+    steady = record.get("monotonic")
+    return float(record.get("time", 0.0)) if steady is None else _TURNED + float(steady)
+
+
 @dataclass(frozen=True, slots=True)
 class ErrorRecord:
-    """A rank's error file: the exception that left its program."""
+    """A rank's error file: the exception that left its program.
+
+    ``time`` is on the clock of ``wall_time``, 0 if the file has none: it is compared with what
+    happened to other ranks, which setting the machine's clock must not reorder.
+    """
 
     type: str
     types: tuple[str, ...]
@@ -39,7 +59,7 @@ class ErrorRecord:
             types=tuple(str(name) for name in record.get("types", ())),
             message=str(record["message"]),
             traceback=str(record.get("traceback", "")),
-            time=float(record.get("time", 0.0)),
+            time=_moment(record),
         )
 
     @property
@@ -58,8 +78,9 @@ class ErrorRecord:
 class RankExit:
     """How one rank ended. ``code`` is negative for a signal, as ``Popen.returncode`` is.
 
-    ``time`` is the wall clock when the failure happened (the error file's, else when the exit was
-    noticed); ``stopped`` says that the launcher had sent it a signal by then.
+    ``time`` is ``wall_time`` when the failure happened (the error file's, else when the exit was
+    noticed); ``stopped`` says that the launcher had sent it a signal by then; ``hint`` what the
+    cause of a signal may have been.
     """
 
     rank: int
@@ -70,6 +91,7 @@ class RankExit:
     time: float
     stopped: bool = False
     error: ErrorRecord | None = None
+    hint: str = ""
 
     @property
     def ok(self) -> bool:
@@ -90,7 +112,7 @@ class RankExit:
     @property
     def exit_name(self) -> str:
         """Return ``exit code 3``, ``SIGKILL`` or ``exit code 0``."""
-        return describe_code(self.code)
+        return describe_code(self.code) + (f" ({self.hint})" if self.hint else "")
 
     @property
     def shell_code(self) -> int:

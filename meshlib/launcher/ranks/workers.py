@@ -8,14 +8,16 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Generator, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 from meshlib.launcher.nodes.coordinator import Placement
 from meshlib.launcher.options.launch import LaunchOptions, Program
 from meshlib.launcher.ranks import bootstrap
-from meshlib.launcher.ranks.failure import ErrorRecord, RankExit
+from meshlib.launcher.ranks.failure import ErrorRecord, RankExit, wall_time
+from meshlib.launcher.ranks.fork_server import ForkedRank, ForkServer
+from meshlib.launcher.ranks.memory import HINT, oom_kills
 from meshlib.launcher.ranks.output import RankStreams, connect
 from meshlib.launcher.ranks.pump import OutputPump
 from transport import environment
@@ -27,7 +29,11 @@ class Worker:
     """One rank's process. It leads a session of its own, so that a signal reaches all of it."""
 
     def __init__(
-        self, process: subprocess.Popen[bytes], rank: int, local_rank: int, error_file: Path
+        self,
+        process: subprocess.Popen[bytes] | ForkedRank,
+        rank: int,
+        local_rank: int,
+        error_file: Path,
     ) -> None:
         self.rank = rank
         self.local_rank = local_rank
@@ -35,6 +41,8 @@ class Worker:
         self._error_file = error_file
         self._stopped_at: float | None = None
         self._ended_at = 0.0
+        self._oom_kills = oom_kills()
+        self._hint = ""
 
     @property
     def running(self) -> bool:
@@ -45,7 +53,10 @@ class Worker:
         """Collect the process if it has just ended; return whether it has."""
         if not self.running or self.process.poll() is None:
             return False
-        self._ended_at = time.time()
+        self._ended_at = wall_time()
+        killed = self.process.returncode == -signal.SIGKILL and self._stopped_at is None
+        if killed and oom_kills() > self._oom_kills:
+            self._hint = HINT
         return True
 
     def has_failed(self) -> bool:
@@ -57,7 +68,7 @@ class Worker:
         if not self.running:
             return
         if stop and self._stopped_at is None:
-            self._stopped_at = time.time()
+            self._stopped_at = wall_time()
         with contextlib.suppress(ProcessLookupError, PermissionError):
             # Until the child has called setsid there is no such group, and only the child.
             os.killpg(self.process.pid, number)
@@ -67,8 +78,9 @@ class Worker:
 
     def told_by_others(self) -> None:
         """Note that the rank has been told to end, a moment ago and not by this launcher."""
-        if self.running or self.process.returncode < 0:
-            self._stopped_at = self._stopped_at or time.time() - _A_MOMENT
+        code = self.process.returncode
+        if code is None or code < 0:
+            self._stopped_at = self._stopped_at or wall_time() - _A_MOMENT
 
     def result(self) -> RankExit:
         """Return how the rank ended, or, while it runs, how it has failed."""
@@ -89,6 +101,7 @@ class Worker:
             time=at,
             stopped=stopped,
             error=error,
+            hint=self._hint if code == -signal.SIGKILL else "",
         )
 
 
@@ -96,7 +109,12 @@ class WorkerGroup:
     """All ranks of this node in one attempt."""
 
     def __init__(
-        self, options: LaunchOptions, placement: Placement, run_id: str, directory: Path
+        self,
+        options: LaunchOptions,
+        placement: Placement,
+        run_id: str,
+        directory: Path,
+        server: ForkServer | None = None,
     ) -> None:
         self.workers: list[Worker] = []
         self._pump = OutputPump()
@@ -115,14 +133,7 @@ class WorkerGroup:
                     environment.LOCAL_RANK: str(local_rank),
                     environment.ERROR_FILE: str(error_file),
                 }
-                with _interrupt_later():
-                    process = subprocess.Popen(
-                        command_line(options.program, ends),
-                        env=variables,
-                        stdout=ends.stdout,
-                        stderr=ends.stderr,
-                        start_new_session=True,
-                    )
+                process = _start(options.program, ends, variables, server)
                 self.workers.append(Worker(process, rank, local_rank, error_file))
         except BaseException:
             self.signal(signal.SIGKILL)
@@ -195,14 +206,44 @@ def _ended_children() -> Iterator[int]:
         yield child.si_pid
 
 
-def command_line(program: Program, streams: RankStreams) -> list[str]:
+def start_server(options: LaunchOptions, run_id: str) -> ForkServer | None:
+    """Start what this node's ranks are forked from, if they are to be."""
+    if options.start != "fork" or options.program.kind == "program":
+        return None
+    variables = {**os.environ, environment.RUN_ID: run_id}
+    _limit_threads(variables, options.ranks)
+    try:
+        with _interrupt_later():
+            return ForkServer(partial(_command_line, options.program), variables)
+    except OSError:  # out of processes or descriptors: each rank will tell better
+        return None
+
+
+def _start(
+    program: Program, ends: RankStreams, variables: Mapping[str, str], server: ForkServer | None
+) -> subprocess.Popen[bytes] | ForkedRank:
+    flags = "-" if ends.inherited else "-l"
+    if not ends.logged:  # a log keeps each rank's traceback; the console gets only the first
+        flags += "q"
+    if server is not None:
+        forked = server.fork(flags, variables, ends.stdout, ends.stderr)
+        if forked is not None:
+            return forked
+    with _interrupt_later():
+        return subprocess.Popen(
+            _command_line(program, flags),
+            env=variables,
+            stdout=ends.stdout,
+            stderr=ends.stderr,
+            start_new_session=True,
+        )
+
+
+def _command_line(program: Program, flags: str) -> list[str]:
     """Return what starts ``program`` in a rank: this Python, and in it ``bootstrap``."""
     python = [sys.executable]
     if program.kind == "program":
         python += ["-I", "-S"]
-    flags = "-" if streams.inherited else "-l"
-    if not streams.logged:  # a log keeps each rank's traceback; the console gets only the first
-        flags += "q"
     return [
         *python,
         bootstrap.__file__,
@@ -212,6 +253,12 @@ def command_line(program: Program, streams: RankStreams) -> list[str]:
         program.target,
         *program.arguments,
     ]
+
+
+def _limit_threads(variables: dict[str, str], ranks: int) -> None:
+    if ranks > 1:
+        # Ranks that each start a thread for every core are slower than ranks with one.
+        variables.setdefault("OMP_NUM_THREADS", "1")
 
 
 def common_environment(
@@ -231,9 +278,7 @@ def common_environment(
     for name in (environment.TLS_CERT, environment.TLS_KEY, environment.TLS_CA):
         if variables.get(name):
             variables[name] = os.path.abspath(variables[name])  # the program may change directory
-    if placement.ranks > 1:
-        # Ranks that each start a thread for every core are slower than ranks with one.
-        variables.setdefault("OMP_NUM_THREADS", "1")
+    _limit_threads(variables, placement.ranks)
     return variables | {
         environment.WORLD_SIZE: str(placement.world_size),
         environment.LOCAL_WORLD_SIZE: str(placement.ranks),

@@ -4,8 +4,7 @@ The three are apart because of when they may run: on the CPU all of them at the 
 GPU, where a call is only put on a stream, the first and the last in the caller's thread.
 
 Parts that do not lie in one piece, where they come from or where they go, travel in rounds of a few
-hundred KiB by way of small buffers: what was just laid out or has just come is then still in the
-cache when it is copied on, and the copy costs little beside the call.
+MiB by way of buffers: no rank then needs the memory of a second array for what it packs.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from typing import Protocol
 
 import numpy as np
 
-from meshlib.arrays.adapted import Adapted
 from meshlib.sharding.local import (
     Array,
     Box,
@@ -30,10 +28,12 @@ from meshlib.sharding.redistribution.across import intersection
 from meshlib.sharding.redistribution.plan import ALL_GATHER, Step
 from transport.call import Call
 from transport.communicator import Communicator
-from transport.reduce_op import ReduceOp
+from transport.reduce_op import Flat, ReduceOp
 
-ROUND_BYTES = 512 << 10
-"""What a rank sends to all others in a round, about."""
+ROUND_BYTES = 4 << 20
+"""What a rank sends to all others in a round, about. In smaller ones the ranks wait for each other
+more often, which takes longer than the caches save.
+"""
 
 MOST_MEMBERS_IN_ROUNDS = 64
 """Larger groups, few members of which are within a host, exchange all at once."""
@@ -112,23 +112,14 @@ class Members:
                     continue
                 leads = self._is_gather or _leads(box, self.before[sender])
                 scattered = scattered or not (leads and _leads(box, self.after[receiver]))
-                most = max(most, -(-(box[0].stop - box[0].start) // self._rows(box, itemsize)))
+                most = max(most, -(-(box[0].stop - box[0].start) // self.rows(box, itemsize)))
         return most if scattered else 1
 
-    def _rows(self, box: Box, itemsize: int) -> int:
+    def rows(self, box: Box, itemsize: int) -> int:
+        """Return how many rows of dim 0 of a message travel in a round."""
         others = 1 if self._is_gather else max(len(self.before) - 1, 1)
         row = prod(shape_of(box)[1:]) * itemsize
         return max(ROUND_BYTES // others // max(row, 1), 1)
-
-    def part_of(self, box: Box | None, number: int, rounds: int, itemsize: int) -> Box | None:
-        """Return what of a message travels in a round, None if that is nothing."""
-        if box is None or rounds == 1:
-            return box
-        rows = self._rows(box, itemsize)
-        start = box[0].start + number * rows
-        if start >= box[0].stop:
-            return None
-        return (slice(start, min(start + rows, box[0].stop)), *box[1:])
 
 
 @lru_cache(maxsize=1024)
@@ -152,78 +143,95 @@ class Exchange:
         """See ``Part``."""
         members, own = self._members, self._own
         module, peers = array_module(local), range(len(members.before))
-        self._local = local
-        self._nothing = module.empty(0, local.dtype)
-        self._result = module.empty(shape_of(members.after[own]), local.dtype)
-        self._out = [None if p == own else members.sent(own, p) for p in peers]
-        self._in = [None if p == own else members.sent(p, own) for p in peers]
+        before, after = members.before[own], members.after[own]
+        self._result = result = module.empty(shape_of(after), local.dtype)
         kept = members.sent(own, own)
         if kept is not None:
-            self._result[relative(kept, members.after[own])] = local[
-                relative(kept, members.before[own])
-            ]
-        self._rounds = members.rounds(local.dtype.itemsize) if module is np else 1
-        self._buffers: dict[tuple[str, int], Array] = {}
-        return self._rounds
+            result[relative(kept, after)] = local[relative(kept, before)]
+        rounds = members.rounds(local.dtype.itemsize) if module is np else 1
+        nothing = module.empty(0, local.dtype)
+
+        def message(box: Box | None, array: Array, within: Box) -> _Message:
+            if box is None:
+                return _Message(nothing, 0)
+            rows = members.rows(box, local.dtype.itemsize) if rounds > 1 else 0
+            return _Message(array[relative(box, within)], rows)
+
+        if self._is_gather:
+            self._out = [message(before, local, before)]
+        else:
+            out = [None if p == own else members.sent(own, p) for p in peers]
+            self._out = [message(box, local, before) for box in out]
+        come = [None if p == own else members.sent(p, own) for p in peers]
+        self._in = [message(box, result, after) for box in come]
+        return rounds
 
     def pack(self, number: int) -> None:
         """See ``Part``."""
-        before = self._members.before[self._own]
-        self._sources: list[Adapted] = []
+        self._sources = [message.packed(number) for message in self._out]
+        self._targets = [message.room(number) for message in self._in]
         if self._is_gather:
-            box = self._of_round(before, number)
-            view = self._nothing if box is None else self._local[relative(box, before)]
-            self._sources.append(flat_source(view))
-        else:
-            for peer, whole in enumerate(self._out):
-                box = self._of_round(whole, number)
-                view = self._nothing if box is None else self._local[relative(box, before)]
-                if not view.flags.c_contiguous:
-                    buffer = self._buffer("out", peer, view)
-                    buffer[...] = view
-                    view = buffer
-                self._sources.append(flat_source(view))
-        after = self._members.after[self._own]
-        self._targets: list[Adapted] = []
-        self._staged: list[tuple[Array, Array]] = []
-        for peer, whole in enumerate(self._in):
-            if self._is_gather and peer == self._own:
-                # Its place has been filled; the call wants one for it all the same.
-                self._targets.append(self._sources[0])
-                continue
-            box = self._of_round(whole, number)
-            place = self._nothing if box is None else self._result[relative(box, after)]
-            if not place.flags.c_contiguous:
-                buffer = self._buffer("in", peer, place)
-                self._staged.append((place, buffer))
-                place = buffer
-            self._targets.append(flat_target(place))
+            # Its own place has been filled; the call wants one all the same.
+            self._targets[self._own] = self._sources[0]
 
     def call(self, communicator: Communicator, call: Call) -> None:
         """See ``Part``."""
-        targets = [target.flat for target in self._targets]
         if self._is_gather:
-            communicator.all_gather(call, targets, self._sources[0].flat)
+            communicator.all_gather(call, self._targets, self._sources[0])
         else:
-            communicator.all_to_all(call, targets, [source.flat for source in self._sources])
+            communicator.all_to_all(call, self._targets, self._sources)
 
     def unpack(self, number: int) -> Array:
         """See ``Part``."""
-        for target in self._targets:
-            target.finish()
-        for place, buffer in self._staged:
-            place[...] = buffer
+        for message in self._in:
+            message.place()
         return self._result
 
-    def _of_round(self, box: Box | None, number: int) -> Box | None:
-        return self._members.part_of(box, number, self._rounds, self._local.dtype.itemsize)
 
-    def _buffer(self, way: str, peer: int, like: Array) -> Array:
-        """Return memory for what goes to or comes from ``peer``: the same in every round."""
-        buffer = self._buffers.get((way, peer))
-        if buffer is None or buffer.size < like.size:
-            buffer = self._buffers[way, peer] = array_module(like).empty(like.size, like.dtype)
-        return buffer[: like.size].reshape(like.shape)
+class _Message:
+    """What one member sends another: a part of an array, in rounds of ``rows``, or whole (0)."""
+
+    __slots__ = ("_array", "_buffer", "_from_buffer", "_rows")
+
+    def __init__(self, array: Array, rows: int) -> None:
+        self._array, self._rows = array, rows
+        self._buffer: Array = None
+        self._from_buffer: tuple[Array, Array] | None = None
+
+    def packed(self, number: int) -> Flat:
+        """Return what is sent in a round, in one piece."""
+        part = self._of(number)
+        if part.flags.c_contiguous:
+            return _flat(part)
+        room = self._room(part)
+        room[...] = part
+        return _flat(room)
+
+    def room(self, number: int) -> Flat:
+        """Return where what comes in a round is to go, in one piece."""
+        part = self._of(number)
+        self._from_buffer = None
+        if part.flags.c_contiguous:
+            return _flat(part)
+        room = self._room(part)
+        self._from_buffer = (part, room)
+        return _flat(room)
+
+    def place(self) -> None:
+        """Put what has come to its place, if ``room`` was not that."""
+        if self._from_buffer is not None:
+            part, room = self._from_buffer
+            part[...] = room
+
+    def _of(self, number: int) -> Array:
+        rows = self._rows
+        return self._array[number * rows : (number + 1) * rows] if rows else self._array
+
+    def _room(self, part: Array) -> Array:
+        """Return memory of the shape of ``part``: the same in every round."""
+        if self._buffer is None:  # the first is the largest
+            self._buffer = array_module(part).empty(part.size, part.dtype)
+        return self._buffer[: part.size].reshape(part.shape)
 
 
 class Reduction:
@@ -268,3 +276,9 @@ def _leads(box: Box, within: Box) -> bool:
     inner, outer = shape_of(box), shape_of(within)
     split = [d for d in range(len(inner)) if inner[d] != outer[d]]
     return not split or prod(inner[: split[-1]]) == 1
+
+
+def _flat(array: Array) -> Flat:
+    """Return a C-contiguous array as the buffer that a communicator takes."""
+    # Without the adapter's checks: there are many rounds.
+    return array.reshape(-1) if type(array) is np.ndarray else flat_target(array).flat

@@ -124,14 +124,15 @@ SHOW_INTERPRETER = """
     ],
     ids=["script", "module", "package"],
 )
-def test_a_program_sees_what_it_sees_under_python(meshrun, program):
+@pytest.mark.parametrize("start", ["exec", "fork"])
+def test_a_program_sees_what_it_sees_under_python(meshrun, program, start):
     for name in ("folder/show.py", "package/show.py", "package/__main__.py"):
         meshrun.script(SHOW_INTERPRETER, name)
     meshrun.script("", "package/__init__.py")
     arguments = [*program, "--config", "x", "-m", "--", "y"]
     expected = meshrun.run(*arguments, command=[sys.executable])
     assert expected.code == 0, expected.err
-    got = meshrun.run(*arguments)
+    got = meshrun.run("--start", start, *arguments)
     assert got.code == 0, got.err
     assert got.out.splitlines()[1:] == expected.out.splitlines()[1:] == ["late and alive"]
     assert json.loads(got.out.splitlines()[0]) == json.loads(expected.out.splitlines()[0])

@@ -33,18 +33,30 @@ SLOW_TO_BEGIN = """
         open("here", "w").close()
         time.sleep(1)
 """
+SLOW_TO_FORK = """
+    import os, time
+
+    if "MESHLIB_RUN_ID" in os.environ:
+        open("here", "w").close()
+        time.sleep(1)
+"""
 
 
 @pytest.mark.parametrize(
-    ("slow", "said"),
-    [(SLOW_TO_LOAD, "received SIGINT"), (SLOW_TO_BEGIN, "received SIGINT; ended ranks 0-1")],
-    ids=["the launcher", "a rank"],
+    ("slow", "start", "said"),
+    [
+        (SLOW_TO_LOAD, "fork", "received SIGINT"),
+        (SLOW_TO_BEGIN, "exec", "received SIGINT; ended ranks 0-1"),
+        (SLOW_TO_FORK, "fork", "received SIGINT; ended ranks 0-1"),
+    ],
+    ids=["the launcher", "a rank", "what ranks are forked from"],
 )
-def test_ctrl_c_before_anything_runs_is_quiet(meshrun, slow, said):
+def test_ctrl_c_before_anything_runs_is_quiet(meshrun, slow, start, said):
     """Python runs ``sitecustomize`` when it begins, in the launcher and in the ranks."""
     meshrun.script(slow, "sitecustomize.py")
     script = meshrun.script("import time; time.sleep(60)")
-    launcher = meshrun.start("-n", "2", script, env={"PYTHONPATH": str(meshrun.folder)})
+    variables = {"PYTHONPATH": str(meshrun.folder)}
+    launcher = meshrun.start("-n", "2", "--start", start, script, env=variables)
     assert meshrun.wait_for((meshrun.folder / "here").exists)
     launcher.send_signal(signal.SIGINT)
     result = meshrun.finish(launcher)
@@ -70,17 +82,13 @@ def test_an_address_in_use_names_the_option(meshrun):
     assert result.err.endswith("--master-port, or leave it out to have any that is free\n")
 
 
-def test_a_name_that_no_machine_has_is_said_soon(monkeypatch):
+def test_a_name_that_no_machine_has_is_said(monkeypatch):
     def unknown(*args, **kwargs):
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     monkeypatch.setattr(sockets.socket, "getaddrinfo", unknown)
-    config = {
-        "join_timeout": 0.3,
-        "last_call_timeout": 1.0,
-        "heartbeat_timeout": 10.0,
-        "is_host": 0.0,
-    }
+    times = {"join_timeout": 0.3, "last_call_timeout": 1.0, "heartbeat_timeout": 10.0}
+    config = times | {"is_host": 0.0}
     options = NodeOptions(2, 2, 1, host="nodeA", port=29500, config=config)
     node = many_nodes.ManyNodes(options, 1, 0, "agent", lambda: None)
     try:
@@ -92,4 +100,4 @@ def test_a_name_that_no_machine_has_is_said_soon(monkeypatch):
         node.close()
     (verdict,) = events
     assert isinstance(verdict, Verdict)
-    assert "cannot resolve nodeA (Name or service not known)" in verdict.error
+    assert "nodeA:29500: cannot resolve nodeA" in verdict.error

@@ -6,9 +6,12 @@ import secrets
 import signal
 import socket
 import subprocess
+import sys
 import time
 
 import pytest
+
+from transport.net import auth
 
 pytestmark = pytest.mark.processes
 
@@ -110,6 +113,31 @@ def test_a_node_with_another_secret_is_turned_away(meshrun, start_nodes, port):
     assert first.poll() is None
     first.send_signal(signal.SIGINT)
     assert meshrun.finish(first).code == 130
+
+
+NEWER = """
+    import sys
+    from transport.net import auth
+
+    auth._VERSION += 1
+    from meshlib.launcher.cli import main
+
+    sys.exit(main())
+"""
+
+
+def test_a_node_with_another_version_of_the_protocol_is_turned_away(meshrun, start_nodes, port):
+    (first,) = start_nodes(MEET, "--nnodes=2", each=RANKED[:1])
+    newer = (sys.executable, meshrun.script(NEWER, "newer.py"))
+    where = ("--nnodes=2", "--rdzv-endpoint", f"127.0.0.1:{port}", "--node-rank", "1")
+    result = meshrun.run(*where, meshrun.script(MEET), command=newer)
+    assert result.code == 1
+    version = auth._VERSION
+    assert f"the other end speaks protocol version {version}, this end {version + 1}" in result.err
+    assert f"127.0.0.1:{port}" in result.err
+    assert first.poll() is None
+    first.terminate()
+    meshrun.finish(first)
 
 
 def test_nodes_that_do_not_agree_are_told(meshrun, start_nodes):

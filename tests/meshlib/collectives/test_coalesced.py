@@ -172,3 +172,76 @@ def test_a_rank_outside_gets_none():
         return got is None, lists is None
 
     assert run_ranks(program, 2) == [(False, False), (True, True)]
+
+
+@pytest.mark.parametrize("async_op", [False, True])
+def test_into_tensor_forms_of_several(async_op):
+    def program():
+        rank, size = dist.get_rank(), dist.get_world_size()
+        ins = [np.full(3, float(rank)), np.full((2, 2), 10.0 + rank)]
+        outs = [np.empty(3 * size), np.empty((size, 2, 2))]
+        got = dist.all_gather_into_tensor_coalesced(outs, ins, async_op=async_op)
+        got = got.result() if async_op else got
+        assert all(a is b for a, b in zip(got, outs, strict=True))
+        np.testing.assert_array_equal(outs[0], np.repeat(np.arange(size), 3))
+        np.testing.assert_array_equal(outs[1][:, 1, 1], 10 + np.arange(size))
+
+        wholes = [np.arange(2.0 * size) + rank, np.arange(3.0 * size).reshape(size, 3)]
+        parts = [np.empty(2), np.empty((1, 3))]
+        op = dist.ReduceOp.MAX
+        got = dist.reduce_scatter_tensor_coalesced(parts, wholes, op, async_op=async_op)
+        got = got.result() if async_op else got
+        np.testing.assert_array_equal(parts[0], np.arange(2) + 2 * rank + size - 1)
+        np.testing.assert_array_equal(parts[1], wholes[1][rank : rank + 1])
+
+    run_ranks(program, 3)
+
+
+def test_into_tensor_forms_of_several_need_sizes_that_fit():
+    def program():
+        with pytest.raises(ValueError, match=r"output_tensors\[1\] has 2 elements.*2 times"):
+            dist.all_gather_into_tensor_coalesced(
+                [np.empty(2), np.empty(2)], [np.ones(1), np.ones(2)]
+            )
+        with pytest.raises(ValueError, match=r"input_tensors\[0\] has 3 elements.*2 times"):
+            dist.reduce_scatter_tensor_coalesced([np.empty(1)], [np.ones(3)])
+        with pytest.raises(TypeError, match=r"input_tensors must be a list"):
+            dist.all_gather_into_tensor_coalesced([np.empty(2)], np.ones(1))
+
+    run_ranks(program, 2)
+
+
+def test_one_work_of_several():
+    def program():
+        rank = dist.get_rank()
+        works = [dist.all_reduce(np.full(2, float(i)), async_op=True) for i in range(3)]
+        whole = dist.collect_all([*works, None])
+        follows = whole.get_future().then(
+            lambda done: [x[0] for x in done.value()] + [dist.all_reduce(np.ones(1))[0]]
+        )
+        assert follows.wait(10) == [0.0, 2.0, 4.0, 2.0]
+        assert whole.wait(10)
+        assert whole.is_success()
+        late = dist.collect_all([dist.irecv(np.zeros(1), 1 - rank)])
+        with pytest.raises(TimeoutError, match=r"all of .*recv"):
+            late.wait(0.01)
+        dist.send(np.ones(1), 1 - rank)
+        assert late.result()[0][0] == 1
+
+    run_ranks(program, 2)
+
+
+def test_one_work_of_several_raises_what_failed():
+    def program():
+        groups = [dist.new_group(), dist.new_group()]
+        works = [
+            groups[0].all_reduce(np.ones(1), async_op=True),
+            groups[1].all_reduce(np.ones(1 + dist.get_rank()), async_op=True),
+        ]
+        with pytest.raises(dist.CollectiveMismatchError):
+            dist.collect_all(works).wait(10)
+        for bad, error in (((), ValueError), ([None], ValueError), ([1], TypeError)):
+            with pytest.raises(error, match="works"):
+                dist.collect_all(bad)
+
+    run_ranks(program, 2)

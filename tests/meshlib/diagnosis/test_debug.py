@@ -1,12 +1,15 @@
 """Debug levels, logging with the rank, names for calls, breakpoints, barriers that tell."""
 
+import inspect
 import io
 import logging
 import os
 import pty
+import re
 import select
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
@@ -100,7 +103,7 @@ def test_record_comm_names_the_calls_of_this_thread():
                 dist.barrier()
         dist.barrier()
         work.wait()
-        recorder = dist.group.WORLD.world.recorder
+        recorder = dist.group.WORLD.context.recorder
         return [(r.label, r.title) for r in recorder.records()]
 
     names = [("layer 1", "layer 1"), ("inner", "inner"), (None, "meshlib.barrier")]
@@ -208,3 +211,76 @@ def read_until(descriptor, wanted):
         assert select.select([descriptor], [], [], deadline - time.monotonic())[0], said
         said += os.read(descriptor, 4096)
     return said
+
+
+def test_monitored_barrier_has_its_own_name_in_a_mismatch():
+    def program():
+        call = dist.monitored_barrier if dist.get_rank() else dist.barrier
+        with pytest.raises(dist.CollectiveMismatchError) as caught:
+            call()
+        return str(caught.value)
+
+    for text in run_ranks(program, 2):
+        assert re.search(r"0 +call #1 barrier ", text)
+        assert re.search(r"1 +call #1 monitored_barrier ", text)
+
+
+@pytest.mark.parametrize("backend", ["inproc", "shm", "tcp"])
+def test_each_line_names_the_rank_that_is_missed(backend):
+    """Also where a rank waits for one that waits itself."""
+    gone = threading.Event()
+
+    def program():
+        group = dist.new_group([3, 2, 1, 0], timeout=0.5)
+        if dist.get_rank() == 2:
+            gone.wait(10)
+            return ""
+        try:
+            dist.all_reduce(np.ones(100_000), group=group)
+        except dist.CollectiveTimeoutError as error:
+            return str(error)
+        finally:
+            gone.set()
+        raise AssertionError
+
+    for text in filter(None, run_ranks(program, 4, backend=backend)):
+        waiting = [line for line in text.splitlines() if "(running" in line]
+        assert len(waiting) == 3
+        for line in waiting:
+            assert re.search(r"(waits for|misses) rank 2\b", line), text
+
+
+TIMED = {
+    "all_reduce": lambda t: dist.all_reduce(np.ones(1), timeout=t),
+    "broadcast": lambda t: dist.broadcast(np.ones(1), 1, timeout=t),
+    "all_gather": lambda t: dist.all_gather([np.ones(1), np.ones(1)], np.ones(1), timeout=t),
+    "reduce_scatter_tensor": lambda t: dist.reduce_scatter_tensor(
+        np.ones(1), np.ones(2), timeout=t
+    ),
+    "all_to_all_single": lambda t: dist.all_to_all_single(np.ones(2), np.ones(2), timeout=t),
+    "all_reduce_coalesced": lambda t: dist.all_reduce_coalesced([np.ones(1)], timeout=t),
+    "recv": lambda t: dist.recv(np.ones(1), 1, timeout=t),
+}
+
+
+@pytest.mark.parametrize("name", TIMED)
+def test_a_function_takes_the_deadline_of_its_call(name):
+    gone = threading.Event()
+
+    def program():
+        if dist.get_rank() == 0:
+            with pytest.raises(dist.CollectiveTimeoutError):
+                TIMED[name](0.1)
+            gone.set()
+        else:
+            gone.wait(10)
+
+    run_ranks(program, 2)
+
+
+def test_functions_take_what_their_methods_take():
+    for name in dist.__all__:
+        method = getattr(dist.ProcessGroup, name, None)
+        if callable(method) and inspect.isfunction(getattr(dist, name)):
+            taken = set(inspect.signature(method).parameters) - {"self"}
+            assert taken <= set(inspect.signature(getattr(dist, name)).parameters) | {"tag"}, name

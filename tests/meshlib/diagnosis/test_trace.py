@@ -1,16 +1,18 @@
 """Flight records: written when something fails, merged, explained and drawn."""
 
 import contextlib
+import errno
 import json
 import os
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import meshlib as dist
 from meshlib.c10d.profiler import profile
-from meshlib.job.world import current_world
+from meshlib.job.current import current_world
 from meshlib.testing import RankError, run_ranks
 from meshlib.trace import dump
 from meshlib.trace.command import main
@@ -240,3 +242,18 @@ def test_a_profile_counts_what_is_inside(tmp_path):
         assert (calls, nbytes, kinds) == (3, 24000, ["all_reduce", "broadcast"])
         assert "GB/s" in text
     assert len(trace(dump.read(tmp_path))["traceEvents"]) > 8
+
+
+def test_a_full_disk_leaves_no_part_of_a_record(tmp_path, monkeypatch):
+    def fill(path, text):
+        with open(path, "w") as file:
+            file.write(text[:10])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def program():
+        with pytest.raises(OSError, match="No space"):
+            current_world().dump(tmp_path)
+
+    monkeypatch.setattr(Path, "write_text", fill)
+    run_ranks(program, 2)
+    assert list(tmp_path.iterdir()) == []

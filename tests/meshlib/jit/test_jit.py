@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import meshlib as dist
-from meshlib.job.world import current_world
+from meshlib.job.current import current_world
 from meshlib.testing import RankError, run_ranks
 
 jax = pytest.importorskip("jax", reason="JAX is not installed (the extra 'jax')")
@@ -79,6 +79,18 @@ CASES = {
     ),
     "broadcast": Case(lambda x: mj.broadcast(x, 1), lambda x: everywhere(x[1]), (4,)),
     "reduce": Case(lambda x: mj.reduce(x, 2), lambda x: only_at(2, x.sum(0)), (4,)),
+    "reduce_avg": Case(
+        lambda x: mj.reduce(x, 1, dist.ReduceOp.AVG), lambda x: only_at(1, x.mean(0)), (4,)
+    ),
+    "reduce_max": Case(
+        lambda x: mj.reduce(x, 2, dist.ReduceOp.MAX), lambda x: only_at(2, x.max(0)), (2, 2)
+    ),
+    "reduce_product": Case(
+        lambda x: mj.reduce(x, 0, dist.ReduceOp.PRODUCT), lambda x: only_at(0, x.prod(0)), (4,)
+    ),
+    "reduce_premul": Case(
+        lambda x: mj.reduce(x, 1, dist.premul_sum(0.5)), lambda x: only_at(1, 0.5 * x.sum(0)), (4,)
+    ),
     "all_gather": Case(mj.all_gather, everywhere, (2, 2)),
     "all_gather_last": Case(
         lambda x: mj.all_gather(x, axis=-1), lambda x: everywhere(jnp.moveaxis(x, 0, -1)), (2, 4)
@@ -194,6 +206,29 @@ def test_outside_of_jit_and_in_a_group_of_one():
         np.testing.assert_array_equal(whole, [1.0, 3.0])
         for got, expected in zip(alone, ([0, 1], [[0, 1]], [0, 1], [0, 0]), strict=True):
             np.testing.assert_array_equal(got, expected)
+
+
+def test_a_tree_is_reduced_in_one_call_for_each_dtype():
+    def rank():
+        me = dist.get_rank()
+        tree = {
+            "a": jnp.full((2, 3), 1.0 + me),
+            "b": [jnp.float64(me), jnp.arange(3) * me, jnp.zeros((0, 2))],
+        }
+        total = jax.jit(mj.all_reduce)(tree)
+        calls = [r.kind for r in current_world().recorder.records()]
+        alone = mj.all_reduce(tree, group=dist.new_group([me]))
+        grads = jax.grad(lambda x: sum(t.sum() for t in mj.all_reduce([x, 2 * x])))(jnp.ones(2))
+        return jax.tree.map(np.asarray, (total, alone, tree, grads)), calls
+
+    for (total, alone, tree, grads), calls in run_ranks(rank, 2):
+        assert calls == ["all_reduce"] * 2
+        np.testing.assert_array_equal(total["a"], np.full((2, 3), 3.0))
+        scalar, whole, empty = total["b"]
+        assert (scalar.tolist(), whole.tolist(), empty.shape) == (1.0, [0, 1, 2], (0, 2))
+        assert whole.dtype == tree["b"][1].dtype
+        np.testing.assert_array_equal(alone["a"], tree["a"])
+        np.testing.assert_array_equal(grads, [6.0, 6.0])  # two ranks, of 1 + 2
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int32", "uint8", "bool", "complex64"])

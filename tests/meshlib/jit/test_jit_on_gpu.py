@@ -169,7 +169,11 @@ ALL = [values_of(rank) for rank in range(N)]
 ROW = [sum(a[i] for a in ALL) for i in range(N)]
 CASES: dict[str, tuple[Callable[[Any], Any], tuple[int, ...], Callable[[int], Any]]] = {
     "broadcast": (lambda g: kinds.Broadcast(g, 1), (3, 4), lambda r: ALL[1]),
-    "reduce": (lambda g: kinds.Reduce(g, 2), (3, 4), lambda r: sum(ALL) if r == 2 else 0 * ALL[0]),
+    "reduce": (
+        lambda g: kinds.Reduce(g, 2, dist.ReduceOp.SUM),
+        (3, 4),
+        lambda r: sum(ALL) if r == 2 else 0 * ALL[0],
+    ),
     "all_gather": (kinds.AllGather, (3, 3, 4), lambda r: np.stack(ALL)),
     "reduce_scatter": (
         lambda g: kinds.ReduceScatter(g, dist.ReduceOp.SUM),

@@ -1,5 +1,6 @@
 """Beginning and ending a job: over each init method, twice, and when somebody is missing."""
 
+import re
 import threading
 import time
 
@@ -9,12 +10,13 @@ import pytest
 import meshlib as dist
 from meshlib.job.world import World
 from meshlib.launcher.nodes.news import announce_ends
+from meshlib.testing import RankError, run_ranks
 from transport import environment
 from transport.errors import DistStoreError, RankFailedError
 from transport.runtime import Runtime
 from transport.store.hash_store import HashStore
 from transport.store.prefix_store import PrefixStore
-from transport.store.tcp_store import TCPStore
+from transport.store.tcp.store import TCPStore
 
 WAIT = 20.0
 
@@ -220,3 +222,90 @@ def test_the_rank_that_served_the_store_is_named_when_both_are_gone():
     assert worlds[0].default_group.await_failure(0) is None
     for world in worlds:
         world.close()
+
+
+def test_ranks_that_were_told_other_world_sizes_name_both():
+    store = HashStore()
+
+    def program(rank):
+        size = (2, 3)[rank]
+        World(store.clone(), rank, size, runtime=Runtime(), backends={"cpu": "inproc"}, timeout=5)
+
+    for error in in_threads(2, program):
+        assert isinstance(error, DistStoreError)
+        assert re.search(r"rank 0 (was told )?that there are 2", str(error))
+        assert re.search(r"rank 1 (was told )?that there are 3", str(error))
+
+
+def ordinary_program():
+    """As it would be in a file for ``meshrun``."""
+    dist.init_process_group(timeout="20s")
+    total = dist.all_reduce(np.array([dist.get_rank()]))[0]
+    seconds = dist.group.WORLD.timeout.total_seconds()
+    dist.destroy_process_group()
+    return int(total), seconds, dist.is_initialized()
+
+
+@pytest.mark.parametrize("backend", ["inproc", "tcp"])
+def test_an_ordinary_program_runs_in_run_ranks(backend):
+    assert run_ranks(ordinary_program, 3, backend=backend) == [(3, 20.0, False)] * 3
+
+
+def test_in_run_ranks_a_group_may_be_made_again_and_another_way(tmp_path):
+    def program():
+        assert dist.is_initialized()
+        rank = dist.get_rank()
+        dist.init_process_group(world_size=2)
+        with pytest.raises(ValueError, match="initialised already"):
+            dist.init_process_group()
+        assert dist.get_backend() == "inproc"
+        dist.destroy_process_group()
+        with pytest.raises(ValueError, match="not initialised"):
+            dist.get_world_size()
+        dist.init_process_group("tcp", f"file://{tmp_path}/store", rank=1 - rank, world_size=2)
+        assert dist.get_backend() == "tcp"
+        assert dist.all_reduce(np.ones(1))[0] == 2
+        return rank, dist.get_rank(), dist.get_node_local_rank()  # and leaves it to run_ranks
+
+    assert run_ranks(program, 2) == [(0, 1, 0), (1, 0, 1)]
+
+
+def test_a_world_of_run_ranks_is_the_threads_alone():
+    """The rank that destroys its group does not find that of the process, or of another."""
+    store = HashStore()
+    dist.init_process_group("tcp", store=store, rank=0, world_size=1)
+    try:
+        assert run_ranks(ordinary_program, 2) == [(1, 20.0, False)] * 2
+        assert dist.get_world_size() == 1
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("failing", [True, False])
+def test_who_waits_for_a_rank_that_has_ended_is_told(failing):
+    def program():
+        if dist.get_rank() == 1:
+            if failing:
+                raise KeyError("before it came")
+            return
+        dist.init_process_group()
+
+    with pytest.raises(RankError) as caught:
+        run_ranks(program, 3)
+    said = str(caught.value)
+    assert ("rank 1 of 3 raised KeyError" if failing else "rank 1 has ended without coming") in said
+
+
+def test_a_timeout_may_have_a_unit():
+    def program():
+        dist.new_group(timeout="2m").barrier(timeout="5s")
+        work = dist.all_reduce(np.ones(1), async_op=True)
+        work.wait("1.5m")
+        with pytest.raises(TypeError, match=r"such as '30s', got 'soon'"):
+            work.wait("soon")
+        return dist.new_group(timeout="500ms").timeout.total_seconds()
+
+    assert run_ranks(program, 2, timeout="1m", call_timeout="30s") == [0.5, 0.5]
+    store = HashStore()
+    store.set_timeout("2h")
+    assert store.timeout.total_seconds() == 7200

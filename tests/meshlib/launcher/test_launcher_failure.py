@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 
 from meshlib.diagnosis.failures import EVENTS, LOGS, rank_exit_event, register_log
 from meshlib.launcher.nodes import news
+from meshlib.launcher.ranks import workers
+from meshlib.launcher.ranks.bootstrap import describe_error, write_error_file
 from meshlib.launcher.ranks.failure import (
     ErrorRecord,
     RankExit,
@@ -16,6 +23,7 @@ from meshlib.launcher.ranks.failure import (
     first_failure,
     rank_list,
 )
+from meshlib.launcher.ranks.workers import Worker
 from transport.store.hash_store import HashStore
 from transport.store.prefix_store import PrefixStore
 
@@ -136,3 +144,39 @@ def test_the_ranks_hear_of_a_failure_where_they_listen():
     events = [json.loads(line) for line in job.get(EVENTS).splitlines()]
     assert events == [rank_exit_event(1, "was killed by SIGKILL"), rank_exit_event(2, "fell")]
     assert news.LOGS == LOGS
+
+
+def test_setting_the_clock_changes_nothing_about_who_failed_first(monkeypatch, tmp_path):
+    """The clock is set back by an hour between a rank's error and the launcher's signals."""
+    began, now = time.time(), time.time
+    file, process = tmp_path / "error.json", subprocess.Popen([sys.executable, "-c", "exit(1)"])
+    worker = Worker(process, 0, 0, file)
+    write_error_file(str(file), describe_error(OSError("mine"), 0, ""))
+    monkeypatch.setattr(time, "time", lambda: now() - 3600)
+    worker.signal(signal.SIGTERM)
+    process.wait()
+    result = worker.result()
+    assert result.is_cause
+    assert abs(result.time - began) < 60
+    late = ErrorRecord.from_dict({"message": "set back", "monotonic": time.monotonic()})
+    assert late.time >= result.time
+
+
+def test_a_program_that_is_not_python_may_tell_the_wall_clock():
+    assert ErrorRecord.from_dict({"message": "m", "time": 7.5}).time == 7.5
+    assert ErrorRecord.from_dict({"message": "m"}).time == 0.0
+
+
+@pytest.mark.parametrize(("struck", "said"), [(1, True), (0, False)])
+def test_a_rank_that_the_kernel_killed_for_want_of_memory(monkeypatch, tmp_path, struck, said):
+    kills = iter([3, 3 + struck])
+    monkeypatch.setattr(workers, "oom_kills", lambda: next(kills))
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    worker = Worker(process, 0, 0, tmp_path / "error.json")
+    process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert worker.collect()
+    exit_ = RankExit.from_dict(worker.result().to_dict())  # as another node hears of it
+    assert ("out-of-memory" in Report([exit_]).text()) == said
+    assert ("out-of-memory" in news.how(exit_)) == said
+    assert "was killed by SIGKILL" in Report([exit_]).text()

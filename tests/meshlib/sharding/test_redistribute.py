@@ -8,6 +8,7 @@ from sharding_cases import draw_sharding, made_by_hand, named_mesh, value_by_han
 
 import meshlib as dist
 from meshlib.sharding import DArray, P, Sharding, distribute_array
+from meshlib.sharding.redistribution import exchange
 from meshlib.testing import RankError, run_ranks
 
 PAIRS = 40
@@ -113,20 +114,26 @@ def test_many_redistributions_under_way_do_not_get_mixed_up():
     assert run_ranks(program, 4) == [([1128.0] * 25, 4.0)] * 4
 
 
-def test_a_large_move_is_packed_where_others_read_it():
-    mesh = named_mesh(3)
-    shape = (1024, 1025)
+@pytest.fixture
+def short_rounds(monkeypatch):
+    monkeypatch.setattr(exchange, "ROUND_BYTES", 64)
+    exchange.members_of.cache_clear()
+    yield
+    exchange.members_of.cache_clear()
 
-    def program():
-        x = distribute_array(np.arange(1024.0 * 1025).reshape(shape), Sharding(mesh, P("a")))
-        y = x.redistribute(P(None, "a"))
-        z = y.redistribute(P("a"), async_op=True).result()
-        return y.to_local(), np.array_equal(z.to_local(), x.to_local())
 
-    whole = np.arange(1024.0 * 1025).reshape(shape)
-    for rank, (part, same) in enumerate(run_ranks(program, 3)):
-        np.testing.assert_array_equal(part, whole[Sharding(mesh, P(None, "a")).slices(shape, rank)])
-        assert same
+@pytest.mark.parametrize("mesh_shape", [(3,), (2, 2)])
+def test_what_does_not_lie_in_one_piece_travels_in_rounds(mesh_shape, short_rounds):
+    mesh = named_mesh(*mesh_shape)
+    pairs = pairs_on(mesh, f"rounds {mesh_shape}")
+    check(pairs, mesh.size(), async_op=False)
+    steps = [step for shape, a, b in pairs for step in a.plan(b, shape).steps]
+    assert any(
+        exchange.members_of(step, (8, 6), tuple(range(mesh.size()))).rounds(8) > 1
+        for step in steps
+        if step.kind in ("all_to_all", "all_gather") and len(step.mesh_dims) == mesh.ndim
+        if max(map(len, (step.source.dims, step.target.dims))) <= 2
+    )
 
 
 def test_what_needs_no_move_is_the_same_array_and_what_does_never_shares_memory():

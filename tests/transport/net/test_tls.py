@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from certificates import Authority, Files, tls_of_the_tests
+from certificates import LONG_AGO, Authority, Files, tls_of_the_tests
 from rank_threads import Member, Transport, run_group, run_threads
 from tcp_pairs import LONG, sockets
 
@@ -128,6 +128,22 @@ class TestGettingIn:
     def test_a_server_of_another_authority(self, server: Server, stranger: Files) -> None:
         with pytest.raises(AuthenticationError, match="MESHLIB_TLS_CA did not sign"):
             server.enter(stranger.tls())
+
+    def test_a_certificate_that_has_expired(self, server: Server, authority: Authority) -> None:
+        with pytest.raises(AuthenticationError, match=r"refused our certificate.*expired"):
+            server.enter(authority.issue("late", LONG_AGO).tls())
+
+    @pytest.mark.parametrize("kind", ["store", "rank"])
+    def test_a_server_whose_certificate_has_expired(
+        self, kind: str, authority: Authority, files: Files
+    ) -> None:
+        with (
+            serving(kind, authority.issue("late", LONG_AGO).tls()) as late,
+            pytest.raises(AuthenticationError, match="not valid at this machine's time") as caught,
+        ):
+            late.enter(files.tls())
+        assert "has expired" in str(caught.value)
+        assert "did not sign" not in str(caught.value)
 
     @pytest.mark.parametrize("kind", ["store", "rank"])
     def test_one_end_without_tls(self, kind: str, files: Files) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from rendezvous_ranks import SOON, check_together, free_port, meet, meeting, run_processes
@@ -14,7 +15,7 @@ from transport.store import PrefixStore, TCPStore, TCPStoreServer
 NAMES = (
     *("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "MESHLIB_SECRET"),
     *("MESHLIB_AGENT_STORE", "MESHLIB_RESTART_COUNT", "PMI_RANK", "OMPI_COMM_WORLD_RANK"),
-    "SLURM_PROCID",
+    *("SLURM_PROCID", "SLURM_STEP_ID", "MESHLIB_LAUNCHER"),
 )
 
 
@@ -71,13 +72,65 @@ def test_a_missing_variable_is_named(env: pytest.MonkeyPatch, missing: str) -> N
         assert (f"{name}={value!r}" in text) == (name != missing)
 
 
-def test_nothing_at_all() -> None:
+def test_nothing_at_all(env: pytest.MonkeyPatch) -> None:
+    env.setattr("sys.argv", ["/home/me/train.py", "--lr", "1"])
     with pytest.raises(LaunchEnvironmentError) as caught:
         meet("env://")
     text = str(caught.value)
     assert "needs RANK and WORLD_SIZE and MASTER_ADDR and MASTER_PORT" in text
     assert "found none of its variables and no launcher" in text
-    assert "Slurm, Open MPI, PMI" in text
+    assert "recognised: meshrun or torchrun, Open MPI, PMI" in text
+    assert "meshrun --nproc-per-node 2 train.py" in text
+    assert "MESHLIB_LAUNCHER=none" in text
+    assert "init_method='solo://'" in text
+
+
+class TestAlone:
+    @pytest.mark.parametrize("way", ["solo://", "env://"])
+    def test_a_world_of_one_says_that_it_is(
+        self, env: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, way: str
+    ) -> None:
+        if way == "env://":
+            env.setenv("MESHLIB_LAUNCHER", "none")
+            env.setenv("RANK", "3")  # of a launcher that is not asked
+            env.setenv("WORLD_SIZE", "4")
+        store, rank, world_size = meet(way)
+        assert (rank, world_size) == (0, 1)
+        store.close()
+        (record,) = caplog.records
+        asked = "MESHLIB_LAUNCHER=none" if way == "env://" else "'solo://'"
+        assert record.getMessage() == (
+            f"a world of one, as {asked} asks for: no other process takes part"
+        )
+
+    @pytest.mark.parametrize("place", [(1, 1), (0, 2)])
+    def test_another_place_than_that_is_refused(self, place: tuple[int, int]) -> None:
+        with pytest.raises(ValueError, match="makes a world of one; expected"):
+            meet("solo://", *place)
+
+
+class TestImpliedAddress:
+    """Where Slurm puts rank 0, as the ranks compute it."""
+
+    @pytest.fixture(autouse=True)
+    def step(self, env: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        env.setenv("XDG_CONFIG_HOME", str(tmp_path))
+        for name, value in {
+            **{"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "192.0.2.[1-2]"},
+            **{"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"},
+            **{"SLURM_PROCID": "1", "SLURM_NODEID": "1"},
+        }.items():
+            env.setenv(name, value)
+
+    def test_a_secret_is_needed_and_the_command_is_named(self) -> None:
+        with pytest.raises(LaunchEnvironmentError, match=r"meet at 192.0.2.1.*`meshlib secret`"):
+            meet("env://")
+
+    def test_rank_0_has_to_be_there(self, env: pytest.MonkeyPatch) -> None:
+        env.setenv("MESHLIB_SECRET", "ab" * 32)
+        env.setenv("SLURM_PROCID", "0")
+        with pytest.raises(LaunchEnvironmentError, match=r"192.0.2.1, which is no address of this"):
+            meet("env://")
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from transport.errors import DistStoreError, RankFailedError, StoreTimeoutError
+from transport.errors import DistStoreError, QueueEmptyError, RankFailedError, StoreTimeoutError
 from transport.store import HashStore, Store
+from transport.store.prefix_store import PrefixStore
 
 MakeStore = Callable[[], Store]
 SOON = 10.0
@@ -144,6 +145,16 @@ class TestValues:
         assert other.num_keys() == 3
         one.delete_key("a")
         assert other.num_keys() == 2
+
+    def test_list_keys(self, make_store: MakeStore) -> None:
+        one, other = make_store(), make_store()
+        assert one.list_keys() == []
+        one.multi_set(["b", "a/é", "a"], ["1", "2", ""])
+        one.queue_push("queue", "x")
+        assert other.list_keys() == ["a", "a/é", "b"]
+        other.delete_key("a")
+        assert one.list_keys() == ["a/é", "b"]
+        assert PrefixStore("a", one).list_keys() == ["é"]
 
     def test_check(self, store: Store) -> None:
         assert store.check([])
@@ -282,7 +293,7 @@ class TestQueues:
 
     def test_empty(self, store: Store) -> None:
         assert store.queue_len("q") == 0
-        with pytest.raises(DistStoreError, match=r"queue '(a/prefix/)?q' is empty"):
+        with pytest.raises(QueueEmptyError, match=r"queue '(a/prefix/)?q' is empty"):
             store.queue_pop("q", block=False)
         store.queue_push("q", "v")
         assert store.queue_pop("q", block=False) == b"v"

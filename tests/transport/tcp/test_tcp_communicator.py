@@ -28,14 +28,15 @@ from transport.errors import (
     PeerLostError,
 )
 from transport.net.auth import authenticate
+from transport.place import this_machine
 from transport.reduce_op import ReduceOp
 from transport.runtime import Membership, Runtime
 from transport.store.base import Store
 from transport.store.hash_store import HashStore
 from transport.store.prefix_store import PrefixStore
-from transport.store.tcp_store import TCPStore
+from transport.store.tcp.store import TCPStore
 from transport.tcp import TcpCommunicator
-from transport.tcp.address import Address, this_machine
+from transport.tcp.address import Address
 from transport.tcp.frame import Outgoing
 from transport.tcp.hello import WELCOME, Channel, Hello, digest_of
 
@@ -366,7 +367,7 @@ MEMBER_SCRIPT = """
     import numpy as np
     from test_tcp_communicator import member_of, all_reduce, ones
     from transport.errors import PeerLostError
-    from transport.store.tcp_store import TCPStore
+    from transport.store.tcp.store import TCPStore
 
     rank, size, port, what = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
     with TCPStore("127.0.0.1", port, secret=None) as store:
@@ -397,13 +398,14 @@ def test_a_killed_member_is_missed_at_once(what: str, size: int) -> None:
     script = textwrap.dedent(MEMBER_SCRIPT).replace(
         "import numpy as np", "from transport.reduce_op import ReduceOp; member_op = ReduceOp.SUM"
     )
-    here = os.path.dirname(os.path.dirname(__file__))
+    here = os.path.dirname(__file__)
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", script, str(rank), str(size), str(master.port), what],
             stdout=subprocess.PIPE,
             text=True,
             cwd=here,
+            env={**os.environ, "PYTHONPATH": os.path.dirname(here)},  # helpers beside tests
         )
         for rank in range(size)
     ]
@@ -442,3 +444,63 @@ def test_a_communicator_leaves_no_thread_and_no_descriptor(store: HashStore) -> 
     run_threads([lambda rank=rank: body(rank) for rank in range(3)])
     assert threading.active_count() == threads
     assert os.listdir("/proc/self/fd") == descriptors
+
+
+class TestWaitingForOneThatIsLate:
+    """Over a connection that costs no thread, and ends when the other has come."""
+
+    def test_leaves_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("transport.tcp.communicator._PATIENCE_SECONDS", 0.02)
+        store = HashStore()
+        met = threading.Barrier(2, timeout=LONG)
+        channels: list[int] = []
+        dial = TcpCommunicator._dial
+
+        def noted(comm: TcpCommunicator, peer: int, channel: Channel, call: Call) -> Any:
+            channels.append(channel)
+            return dial(comm, peer, channel, call)
+
+        monkeypatch.setattr(TcpCommunicator, "_dial", noted)
+
+        def run(rank: int) -> None:
+            with member_of(store, rank) as member:
+                comm: Any = member.comm
+                for _ in range(2):
+                    if rank == 1:
+                        while not channels:  # until the other has begun to watch
+                            time.sleep(0.001)
+                        time.sleep(0.1)
+                    member.all_reduce(np.ones(2), ReduceOp.SUM)
+                met.wait()
+                assert not comm._all_conversations
+                assert not comm._watched
+                deadline = Deadline.after(LONG)
+                while comm._watchers or comm._endpoint._watched:
+                    assert not deadline.expired
+                    time.sleep(0.001)
+                met.wait()
+
+        run_threads([lambda: run(0), lambda: run(1)])
+        assert channels == [Channel.WATCH, Channel.COLLECTIVE]
+
+    @pytest.mark.parametrize("end", ["close", "abort"])
+    def test_that_leaves_instead(self, end: str) -> None:
+        store = HashStore()
+        watched = threading.Event()
+
+        def wait() -> None:
+            with member_of(store, 0) as member, pytest.raises(PeerLostError) as caught:
+                member.all_reduce(np.ones(2), ReduceOp.SUM)
+            assert caught.value.peer == 1
+
+        def leave() -> None:
+            with member_of(store, 1) as member:
+                comm: Any = member.comm
+                while not comm._watchers:
+                    time.sleep(0.001)
+                watched.set()
+                if end == "abort":
+                    comm.abort("the test wants it")
+
+        run_threads([wait, leave])
+        assert watched.is_set()

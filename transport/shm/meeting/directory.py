@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from transport.call import Call
-from transport.errors import StoreTimeoutError
+from transport.place import Place
 from transport.runtime import Membership
-from transport.shm.meeting.locality import Place
-from transport.store_waits import StoreWaits, has_not_entered
+from transport.store_waits import PeerKeys
 
 
 class Directory:
@@ -20,7 +21,7 @@ class Directory:
         self.place = place
         self._membership = membership
         self._places: dict[int, Place] = {membership.rank: place}
-        self._waits = StoreWaits(membership.store)
+        self._keys = PeerKeys(membership)
 
     def publish(self) -> None:
         """Tell the other members where this rank is."""
@@ -30,9 +31,16 @@ class Directory:
         """Return where ``peer`` is, waiting until it has said so."""
         place = self._places.get(peer)
         if place is None:
-            place = Place.decode(self.read(_place_key(peer), peer, call))
+            place = Place.decode(self._keys.read(_place_key(peer), peer, call))
             self._places[peer] = place
         return place
+
+    def look_up_all(self, call: Call) -> None:
+        """Learn where all members are, waiting until they have said so: one question for all."""
+        members = range(self._membership.size)
+        peers = [peer for peer in members if peer not in self._places]
+        for peer, data in self._keys.read_all(_place_key, peers, call).items():
+            self._places[peer] = Place.decode(data)
 
     def find(self, peer: int) -> Place | None:
         """Return where ``peer`` is, None if it has not said so yet."""
@@ -51,27 +59,19 @@ class Directory:
         """Whether memory can be shared with ``peer``, as far as can be told; see ``look_up``."""
         return peer == self._membership.rank or self.place.may_share_with(self.look_up(peer, call))
 
-    def read(self, key: str, peer: int, call: Call) -> bytes:
-        """Return what ``peer`` writes under ``key`` in the group's store, waiting for it."""
-        store = self._membership.store
-        self.check()
-        if store.check([key]):
-            return store.get(key)
-        call.waiting_for = peer
-        try:
-            value = self._waits.wait(lambda client: client.get(key, call.deadline.remaining()))
-        except StoreTimeoutError as error:
-            raise has_not_entered(call, self._membership, peer) from error
-        call.waiting_for = None
-        return value
+    def read_all(
+        self, key_of: Callable[[int], str], peers: Sequence[int], call: Call
+    ) -> dict[int, bytes]:
+        """Return what each of ``peers`` writes under its key, waiting for all of it."""
+        return self._keys.read_all(key_of, peers, call)
 
     def check(self) -> None:
         """Raise ``CommunicatorAbortedError`` after ``cancel``."""
-        self._waits.check()
+        self._keys.check()
 
     def cancel(self, reason: str) -> None:
         """Break off all waits, now and later. Never blocks; idempotent."""
-        self._waits.cancel(reason)
+        self._keys.cancel(reason)
 
 
 def _place_key(rank: int) -> str:

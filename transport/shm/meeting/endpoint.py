@@ -41,7 +41,7 @@ _BACKLOG = 4096
 # A peer whose queue of newcomers is full is asked again so soon.
 _RETRY_SECONDS = 0.02
 # What the kernel says where nobody listens.
-_GONE = {errno.ECONNREFUSED, errno.ENOENT}
+_GONE = {errno.ECONNREFUSED, errno.ENOENT, errno.EPIPE, errno.ECONNRESET}
 
 LEFT = "has closed its communicator"
 ABORTED = "has aborted"

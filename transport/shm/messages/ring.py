@@ -16,10 +16,10 @@ from transport.call import HEADER_BYTES, CallHeader
 from transport.errors import CommunicatorAbortedError, PeerLostError
 from transport.links.mailbox import Incoming, Mailbox
 from transport.native import core
+from transport.operands.copying import LONG, copy_bytes
 from transport.shm.board.futex import Fence
 from transport.shm.board.layout import WORD, lines
 from transport.shm.board.segment import LINE, Segment
-from transport.shm.collectives.copying import LONG, copy_bytes
 from transport.shm.messages.single_copy import PeerMemory
 
 _SIZE_AND_ADDRESS = struct.Struct("<QQ")
@@ -78,7 +78,7 @@ class _RingEnd:
         Returns False, and does nothing, where there is no room for its head and a first piece.
         """
         del patient
-        size = len(data)
+        size = data.nbytes
         room = self.capacity - (self.position - self._words[self._taken])
         if room < LINE + min(lines(size), self.piece):
             return False
@@ -98,7 +98,7 @@ class _RingEnd:
     def go_on(self, data: memoryview, patient: bool) -> None:
         """Write more of the message ``data``."""
         del patient
-        size, words = len(data), self._words
+        size, words = data.nbytes, self._words
         while self.left:
             count = min(self.left, self.piece)
             if self.capacity - (self.position - words[self._taken]) < lines(count):
@@ -130,7 +130,7 @@ class _RingEnd:
         del patient
         words = self._words
         count = min(self.left, self.piece, words[self._written] - self.position)
-        done = len(into) - self.left
+        done = into.nbytes - self.left
         at = self.position % self.capacity
         first = min(count, self.capacity - at)
         copy_bytes(into[done : done + first], self._data[at : at + first])
@@ -166,7 +166,7 @@ class Ring(RingEnd):
         self.words = segment.words
         self.written = control // WORD
         self.taken = (control + LINE) // WORD
-        self.futex = segment.futex
+        self.segment = segment
         self.data = segment.data[start : start + capacity]
 
     @property

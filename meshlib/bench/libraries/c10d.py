@@ -1,0 +1,137 @@
+"""The libraries whose functions are c10d's: this one, and torch.distributed with Gloo."""
+
+from __future__ import annotations
+
+import importlib
+from functools import partial
+from typing import Any, ClassVar
+
+from meshlib.bench.cases import ROOT, Bound, Case, Floats
+from meshlib.bench.libraries.library import LOOPBACK, TIMEOUT, Library, ping_pong
+
+
+def bind_c10d(dist: Any, case: Case, wrap: Any) -> Bound:
+    """Return the call of ``case`` in ``dist``, on what ``wrap`` makes of the case's arrays."""
+    x = wrap(case.input)
+    out = wrap(case.output) if case.has_output else x
+    is_root = case.rank == ROOT
+    match case.name:
+        case "all_reduce":
+            return lambda: dist.all_reduce(x)
+        case "broadcast":
+            return lambda: dist.broadcast(x, ROOT)
+        case "reduce":
+            return lambda: dist.reduce(x, ROOT)
+        case "all_gather":
+            return lambda: dist.all_gather_into_tensor(out, x)
+        case "reduce_scatter":
+            return lambda: dist.reduce_scatter_tensor(out, x)
+        case "all_to_all":
+            return lambda: dist.all_to_all_single(out, x)
+        case "gather":
+            parts = [wrap(part) for part in case.parts(case.output)] if is_root else None
+            return lambda: dist.gather(x, parts, ROOT)
+        case "scatter":
+            parts = [wrap(part) for part in case.parts(case.input)] if is_root else None
+            return lambda: dist.scatter(out, parts, ROOT)
+        case "barrier":
+            return dist.barrier
+        case "ping_pong":
+            return ping_pong(case.rank, partial(dist.send, x), partial(dist.recv, out))
+        case _:
+            raise ValueError(f"case {case.name!r} has no call in c10d")
+
+
+class C10dLibrary(Library):
+    """Anything with c10d's functions, in ``dist``."""
+
+    dist: Any
+    backend: ClassVar[str | None] = None
+
+    def __init__(self) -> None:
+        self._store: Any = None
+
+    def host(self, size: int) -> int:  # noqa: D102
+        self._store = self.dist.TCPStore(LOOPBACK, 0, is_master=True, timeout=TIMEOUT)
+        return self._store.port
+
+    def join(self, port: int, rank: int, size: int) -> None:  # noqa: D102
+        if self._store is None:
+            self._store = self.dist.TCPStore(LOOPBACK, port, timeout=TIMEOUT)
+        self.dist.init_process_group(
+            self.backend, store=self._store, rank=rank, world_size=size, timeout=TIMEOUT
+        )
+
+    def barrier(self) -> object:  # noqa: D102
+        return self.dist.barrier()
+
+    def bind(self, case: Case) -> Bound:  # noqa: D102
+        return bind_c10d(self.dist, case, self.wrap)
+
+    def wrap(self, array: Floats) -> Any:
+        """Return the library's array over the memory of ``array``."""
+        return array
+
+    def leave(self) -> None:  # noqa: D102
+        self.dist.destroy_process_group()
+
+
+class Meshlib(C10dLibrary):
+    """This library, over the backend it chooses by itself."""
+
+    name = "meshlib"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dist = importlib.import_module("meshlib")
+
+    def version(self) -> str:  # noqa: D102
+        return f"meshlib {self.dist.__version__}, {self.dist.get_backend()}"
+
+    def leave(self) -> None:  # noqa: D102
+        super().leave()
+        self._store.close()
+
+
+class MeshlibShm(Meshlib):
+    """This library, over shared memory."""
+
+    name = "meshlib-shm"
+    backend = "shm"
+
+
+class MeshlibTcp(Meshlib):
+    """This library, over its TCP transport."""
+
+    name = "meshlib-tcp"
+    backend = "tcp"
+
+
+class MeshlibSymmetric(Meshlib):
+    """This library, on arrays that all ranks of the host can reach."""
+
+    name = "meshlib-symmetric"
+
+    def empty(self, count: int, most: int) -> Floats:  # noqa: D102
+        array = self.dist.group.WORLD.empty(most)  # the same on all ranks
+        assert array is not None
+        return array[:count]
+
+
+class TorchGloo(C10dLibrary):
+    """torch.distributed with Gloo."""
+
+    name = "gloo"
+    backend = "gloo"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._torch: Any = importlib.import_module("torch")
+        self._torch.set_num_threads(1)
+        self.dist = importlib.import_module("torch.distributed")
+
+    def wrap(self, array: Floats) -> Any:  # noqa: D102
+        return self._torch.from_numpy(array)
+
+    def version(self) -> str:  # noqa: D102
+        return f"torch {self._torch.__version__}, gloo"

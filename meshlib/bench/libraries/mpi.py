@@ -1,0 +1,85 @@
+"""MPI through mpi4py, at its best: the calls on buffers, in place where a collective has that."""
+
+from __future__ import annotations
+
+import importlib
+from functools import partial
+from typing import Any
+
+from meshlib.bench.cases import ROOT, Bound, Case
+from meshlib.bench.libraries.library import Library, ping_pong
+
+
+class Mpi(Library):
+    """Whatever MPI the environment has. The launcher tells each rank who it is."""
+
+    def __init__(self) -> None:
+        self._mpi: Any = importlib.import_module("mpi4py.MPI")
+        self._comm: Any = self._mpi.COMM_WORLD
+
+    def host(self, size: int) -> int:  # noqa: D102
+        return 0
+
+    def join(self, port: int, rank: int, size: int) -> None:  # noqa: D102
+        found = self._comm.Get_rank(), self._comm.Get_size()
+        if found != (rank, size):
+            raise RuntimeError(f"{self.name} says rank {found[0]} of {found[1]}, not {rank}/{size}")
+
+    def barrier(self) -> object:  # noqa: D102
+        return self._comm.Barrier()
+
+    def bind(self, case: Case) -> Bound:  # noqa: D102
+        mpi, comm = self._mpi, self._comm
+        x = [case.input, mpi.FLOAT]
+        out = [case.output, mpi.FLOAT] if case.has_output else x
+        in_place, is_root = mpi.IN_PLACE, case.rank == ROOT
+        match case.name:
+            case "all_reduce":
+                return lambda: comm.Allreduce(in_place, x)
+            case "broadcast":
+                return lambda: comm.Bcast(x, ROOT)
+            case "reduce":
+                sent, received = (in_place, x) if is_root else (x, None)
+                return lambda: comm.Reduce(sent, received, root=ROOT)
+            case "all_gather":
+                return lambda: comm.Allgather(x, out)
+            case "reduce_scatter":
+                return lambda: comm.Reduce_scatter_block(x, out)
+            case "all_to_all":
+                return lambda: comm.Alltoall(x, out)
+            case "gather":
+                all_parts = out if is_root else None
+                return lambda: comm.Gather(x, all_parts, ROOT)
+            case "scatter":
+                all_parts = x if is_root else None
+                return lambda: comm.Scatter(all_parts, out, ROOT)
+            case "barrier":
+                return comm.Barrier
+            case "ping_pong":
+                return ping_pong(case.rank, partial(comm.Send, x), partial(comm.Recv, out))
+            case _:
+                raise ValueError(f"case {case.name!r} has no call in MPI")
+
+    def version(self) -> str:  # noqa: D102
+        name, numbers = self._mpi.get_vendor()
+        mpi4py = importlib.import_module("mpi4py")
+        return f"{name} {'.'.join(map(str, numbers))}, mpi4py {mpi4py.__version__}"
+
+    def leave(self) -> None:  # noqa: D102
+        self._mpi.Finalize()
+
+
+class OpenMpi(Mpi):
+    """Open MPI."""
+
+    name = "openmpi"
+    launcher = ("mpirun", "--allow-run-as-root", "--oversubscribe")
+    rank_variable = "OMPI_COMM_WORLD_RANK"
+
+
+class Mpich(Mpi):
+    """MPICH."""
+
+    name = "mpich"
+    launcher = ("mpiexec",)
+    rank_variable = "PMI_RANK"

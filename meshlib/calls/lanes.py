@@ -1,0 +1,75 @@
+"""The lanes of one group: which calls wait for each other's turn, and which do not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from meshlib.calls.lane import Continuations, Lane
+from transport.call import Kind
+from transport.deadline import Deadline
+
+# A receive that nobody has sent to by then is given up when its group closes.
+UNMATCHED_SECONDS = 0.2
+_JOIN_SECONDS = 1.0
+
+
+class Lanes:
+    """``collectives`` run in the order of issue, and so do point-to-point calls with one peer,
+    direction and tag, independently of all others. ``continuations`` follow on both; ``enter()``
+    makes their thread one of the rank's.
+    """
+
+    def __init__(self, name: str, rank: int, enter: Callable[[], None]) -> None:
+        self._rank = rank
+        self.collectives = Lane(f"meshlib-{name}-{rank}")
+        self.continuations = Continuations(f"meshlib-{name}-then-{rank}", enter)
+        self._peers: dict[tuple[Kind, int, int], Lane] = {}
+
+    def of_peer(self, kind: Kind, peer: int, tag: int) -> Lane:
+        """Return the lane of a point-to-point call."""
+        # A sender's messages share one connection; receives are matched by their tags.
+        key = (kind, peer, 0 if kind is Kind.SEND else tag)
+        lane = self._peers.get(key)
+        if lane is None:
+            lane = self._peers[key] = Lane(f"meshlib-{kind.name.lower()}-{peer}-{self._rank}")
+        return lane
+
+    def drain(self, deadline: Deadline, is_receiving: Callable[[], bool]) -> bool:
+        """Let calls end, and what follows on them; return whether all did in time.
+
+        Receives whose messages do not come are not waited for: ``is_receiving`` says whether one is
+        on its way.
+        """
+        while True:
+            peers = list(self._peers.items())
+            receives = [lane for (kind, _, _), lane in peers if kind is Kind.RECV]
+            others = [lane for (kind, _, _), lane in peers if kind is not Kind.RECV]
+            lanes = [self.collectives, *others]
+            idle = min(lane.drain(deadline.remaining()) for lane in lanes)
+            idle = _drain_receives(receives, deadline, is_receiving) and idle
+            # What follows on a call may make others.
+            if not self.continuations.is_current():
+                idle = self.continuations.drain(deadline.remaining()) and idle
+            if deadline.expired or not idle or all(lane.drain(0) for lane in lanes):
+                return idle
+
+    def is_idle(self) -> bool:
+        """Whether no call is queued or under way."""
+        return all(lane.is_idle() for lane in (self.collectives, *list(self._peers.values())))
+
+    def join(self) -> None:
+        """Let the threads end."""
+        for lane in (self.collectives, self.continuations, *self._peers.values()):
+            lane.join(_JOIN_SECONDS)
+
+
+def _drain_receives(
+    lanes: list[Lane], deadline: Deadline, is_receiving: Callable[[], bool]
+) -> bool:
+    """Let receives end whose messages come; return whether there are no others."""
+    while True:
+        soon = Deadline.after(min(UNMATCHED_SECONDS, deadline.remaining()))
+        if all(lane.drain(soon.remaining()) for lane in lanes):
+            return True
+        if deadline.expired or not is_receiving():
+            return False

@@ -1,0 +1,143 @@
+# pyright: reportMissingImports=false, reportUnknownParameterType=false, reportUntypedBaseClass=false
+# pyright: reportAttributeAccessIssue=false
+# (the engine is not among what the checks install)
+"""meshlib under Dask: ``run`` makes ranks of a cluster's workers for one call.
+
+The client serves the store that the ranks meet in; nothing is restarted here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from distributed import Client, as_completed, wait
+
+from meshlib.engines.variables import Attempt, RankVariables, place_variables
+from meshlib.launcher.ranks.failure import ECHOES
+from transport.net.sockets import LOOPBACK, local_address_towards
+
+_ECHO_SECONDS = 2.0
+
+
+def run(
+    client: Client,
+    fn: Callable[..., Any],
+    *args: Any,
+    mesh: str | None = None,
+    workers: Sequence[str] | None = None,
+    backend: str | None = None,
+    timeout: float = 300.0,
+    host: str | None = None,
+) -> list[Any]:
+    """Run ``fn(*args)`` on every worker at once, as the ranks of one job; return the results.
+
+    Args:
+        client: of the cluster. Its workers must be processes with one thread each: a rank is a
+            process.
+        fn: called after ``init_process_group``, which is undone after it.
+        args: for ``fn``, pickled.
+        mesh: what ``init_device_mesh()`` without arguments finds, as ``dp=2,tp=2``.
+        workers: addresses of the workers to use; default: all. Ranks go by machine, then address.
+        backend: ``init_process_group``'s.
+        timeout: for the ranks to meet and of their calls, in seconds.
+        host: the address at which workers reach this process; default: the one towards the
+            scheduler.
+
+    Raises what the rank raised that failed first (an error that is only the echo of another rank's
+    comes last), ``KilledWorker`` when its worker died; the other ranks' tasks are cancelled.
+    ValueError for workers that are unknown, have several threads, or are none.
+    """
+    information = client.scheduler_info(n_workers=-1)["workers"]
+    chosen = _choose(information, workers)
+    if mesh is not None:
+        from meshlib.mesh.config import MeshConfig
+
+        MeshConfig.from_string(mesh).resolve(len(chosen))
+    hosts = [information[worker]["host"] for worker in chosen]
+    job = f"dask-{secrets.token_hex(4)}"
+    attempt = Attempt(host or _address_of_client(client), job)
+    futures: list[Any] = []
+    try:
+        for rank, worker in enumerate(chosen):
+            variables = attempt.variables(mesh) | place_variables(rank, hosts, hosts[rank])
+            futures.append(
+                client.submit(
+                    _rank,
+                    variables,
+                    backend,
+                    timeout,
+                    fn,
+                    args,
+                    key=f"{job}-{rank}",
+                    workers=[worker],
+                    allow_other_workers=False,
+                    retries=0,
+                    pure=False,
+                )
+            )
+        for future in as_completed(futures):
+            if future.status != "finished":
+                raise _cause(futures)
+        return client.gather(futures)
+    finally:
+        client.cancel(futures, force=True)
+        attempt.close()
+
+
+def _choose(information: dict[str, Any], workers: Sequence[str] | None) -> list[str]:
+    unknown = sorted(set(workers or ()) - set(information))
+    if unknown:
+        raise ValueError(f"workers {unknown} are not in the cluster: it has {sorted(information)}")
+    chosen = sorted(workers or information, key=lambda name: (information[name]["host"], name))
+    if not chosen:
+        raise ValueError("the cluster has no workers; expected at least one")
+    if len(set(chosen)) < len(chosen):
+        raise ValueError(f"workers must be different, got {chosen}")
+    several = [name for name in chosen if information[name]["nthreads"] != 1]
+    if several:
+        raise ValueError(
+            f"workers {several} have several threads, and a rank is a process; expected"
+            " threads_per_worker=1 (dask worker --nthreads 1)"
+        )
+    return chosen
+
+
+def _address_of_client(client: Client) -> str:
+    host, _, port = client.scheduler_info()["address"].rpartition("://")[2].rpartition(":")
+    host = host.strip("[]")
+    return LOOPBACK if host == LOOPBACK else local_address_towards(host, int(port))
+
+
+def _cause(futures: list[Any]) -> BaseException:
+    """Return the error that began it: one that is no echo, if it comes within a moment."""
+    with contextlib.suppress(TimeoutError):
+        wait(futures, timeout=_ECHO_SECONDS)
+    errors = [future.exception() for future in futures if future.status == "error"]
+    causes = [error for error in errors if not _is_echo(error)]
+    if not errors:
+        raise RuntimeError("the cluster has cancelled the tasks of a job that runs")
+    return (causes or errors)[0]
+
+
+def _is_echo(error: BaseException) -> bool:
+    return any(kind.__name__ in ECHOES for kind in type(error).__mro__)
+
+
+def _rank(
+    variables: dict[str, str],
+    backend: str | None,
+    timeout: float,
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+) -> Any:
+    import meshlib
+
+    with RankVariables(variables):
+        meshlib.init_process_group(backend, timeout=timeout)
+        try:
+            return fn(*args)
+        finally:
+            meshlib.destroy_process_group()

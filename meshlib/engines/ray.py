@@ -1,0 +1,129 @@
+# pyright: reportMissingImports=false, reportUnknownParameterType=false, reportUntypedBaseClass=false
+# pyright: reportAttributeAccessIssue=false
+# (the engine is not among what the checks install)
+"""meshlib under Ray Train: ``MeshlibTrainer``, beside ``TorchTrainer`` and ``JaxTrainer``.
+
+Ray places the workers, restarts them and keeps checkpoints; each worker is a rank. The store that
+the ranks meet in is served by Ray Train's controller, which outlives them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+import ray.train
+from ray.train.backend import Backend, BackendConfig
+from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+
+from meshlib.engines.variables import Attempt, place_variables
+
+_LEAVING_SECONDS = 5.0
+
+
+@dataclass
+class MeshlibConfig(BackendConfig):
+    """How Ray's workers become ranks.
+
+    ``backend``, ``timeout`` (seconds) are ``init_process_group``'s; it is called before the
+    training function and undone after it, unless ``init`` is false. ``mesh`` is what
+    ``init_device_mesh()`` without arguments finds, as ``dp=2,tp=2``; it needs a fixed number of
+    workers.
+    """
+
+    backend: str | None = None
+    timeout: float = 300.0
+    mesh: str | None = None
+    init: bool = True
+
+    @property
+    def backend_cls(self) -> type[Backend]:
+        """See Ray."""
+        return _MeshlibBackend
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what Ray shows of this configuration."""
+        return {"backend": self.backend, "timeout": self.timeout, "mesh": self.mesh}
+
+
+class MeshlibTrainer(DataParallelTrainer):
+    """Runs ``train_loop_per_worker`` on every worker, as the ranks of one job.
+
+    Other arguments are ``DataParallelTrainer``'s: ``train_loop_config``, ``scaling_config``,
+    ``run_config`` (its ``failure_config`` says how often all workers are started again),
+    ``datasets``. ``meshlib_config`` is a ``MeshlibConfig``.
+    """
+
+    def __init__(
+        self,
+        train_loop_per_worker: Callable[..., Any],
+        *,
+        meshlib_config: MeshlibConfig | None = None,
+        **options: Any,
+    ) -> None:
+        config = meshlib_config or MeshlibConfig()
+        super().__init__(train_loop_per_worker, backend_config=config, **options)
+
+
+class _MeshlibBackend(Backend):
+    """Runs in the controller. Ray makes workers anew after a failure, and calls ``on_start``."""
+
+    share_cuda_visible_devices = True  # LOCAL_RANK chooses, as everywhere
+
+    def __init__(self) -> None:
+        self._attempt: Attempt | None = None
+        self._attempts = 0
+
+    def on_start(self, worker_group: Any, backend_config: MeshlibConfig) -> None:
+        """Serve a store for these workers, and make ranks of them."""
+        self._close()  # of an attempt whose end was not announced
+        job = f"ray-{ray.get_runtime_context().get_job_id()}"
+        self._attempt = Attempt(ray.util.get_node_ip_address(), job, self._attempts)
+        self._attempts += 1
+        variables = self._attempt.variables(backend_config.mesh)
+        places = ray.get(worker_group.execute_async(_where))
+        nodes = [node for _, node in sorted(places)]
+        worker_group.execute(_become_rank, variables, nodes)
+        if backend_config.init:
+            worker_group.execute(_init, backend_config.backend, backend_config.timeout)
+
+    def on_shutdown(self, worker_group: Any, backend_config: MeshlibConfig) -> None:
+        """Have the workers that are left leave the job, then close the store."""
+        try:
+            if backend_config.init:
+                with contextlib.suppress(Exception):  # workers that are gone, or stuck
+                    ray.get(worker_group.execute_async(_leave), timeout=_LEAVING_SECONDS)
+        finally:
+            self._close()
+
+    def _close(self) -> None:
+        attempt, self._attempt = self._attempt, None
+        if attempt is not None:
+            attempt.close()
+
+
+def _where() -> tuple[int, str]:
+    """Return this worker's rank, and its node as Ray names it."""
+    return ray.train.get_context().get_world_rank(), ray.get_runtime_context().get_node_id()
+
+
+def _become_rank(variables: dict[str, str], nodes: list[str]) -> None:
+    rank, host = ray.train.get_context().get_world_rank(), ray.util.get_node_ip_address()
+    os.environ.update(variables | place_variables(rank, nodes, host))
+
+
+def _init(backend: str | None, timeout: float) -> None:
+    import meshlib
+
+    meshlib.init_process_group(backend, timeout=timeout)
+
+
+def _leave() -> None:
+    import meshlib
+
+    if meshlib.is_initialized():
+        meshlib.destroy_process_group()

@@ -1,0 +1,122 @@
+"""The end of a job: whether those who leave in good order have made the same calls.
+
+The next frame that two members exchange tells of every difference before it. After the last call
+there is none: what a rank broadcasts while the others broadcast something else is found here. Who
+leaves says how far its chain of calls has come on each group, a number and the hash that calls
+carry (``CallHeader.history``), and compares with those who said so before. Its last calls lie in
+the store, for the table that all raise who can still be told: the first to leave is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from meshlib.diagnosis.failures import Reporter, leave_event, publish, put_last_calls
+from meshlib.diagnosis.recorder import COLLECTIVE, FlightRecorder, Record
+from transport.errors import (
+    CollectiveMismatchError,
+    DistError,
+    DistStoreError,
+    HeaderMismatchError,
+)
+from transport.store.base import Store
+
+if TYPE_CHECKING:
+    from meshlib.groups.process_group import ProcessGroup
+
+PARTING_SECONDS = 5.0
+"""What the store may take for an answer when a rank leaves."""
+
+Chain = tuple[int, int]
+"""The number of the last collective, and the hash of all."""
+Chains = Mapping[str, Chain | None]
+"""By a group's id, of the groups that calls were made on; None: it broke, or is gone already."""
+
+
+def chains(groups: Iterable[ProcessGroup], joined: Iterable[str]) -> dict[str, Chain | None]:
+    """Return how far the chains of the groups ``joined`` have come."""
+    whole = {group.id: group.chain() for group in groups if group.await_failure(0) is None}
+    return {group_id: whole.get(group_id) for group_id in sorted(joined)}
+
+
+def say_goodbye(
+    store: Store, rank: int, found: Chains, groups: Iterable[ProcessGroup], records: FlightRecorder
+) -> bool:
+    """Tell the others that ``rank`` leaves, after the calls ``found``; False: it cannot be told."""
+    mine = [group for group in groups if found.get(group.id) and len(group.ranks) > 1]
+    with suppress(DistStoreError):
+        store = store.with_patience(PARTING_SECONDS)
+        if mine:
+            put_last_calls(store, rank, {g.id: g.reached() for g in mine}, records.records())
+        publish(store, leave_event(rank, found))
+        return True
+    return False
+
+
+def count_out(store: Store, size: int, lost: int, linger: float) -> None:
+    """Count this rank, of ``size``, as gone; ``lost`` are gone already.
+
+    The rank that serves the store waits until all are, at most ``linger`` seconds.
+    """
+    with suppress(DistStoreError):
+        store = store.with_patience(PARTING_SECONDS)
+        if store.add("left", 1) + lost >= size:
+            store.set("all-left", b"1")
+        elif store.serves and not lost:
+            store.wait(["all-left"], timeout=linger)
+
+
+def find_mismatch(
+    store: Store,
+    groups: Iterable[ProcessGroup],
+    found: Chains,
+    left: Mapping[int, Chains],
+    records: FlightRecorder,
+    told: Collection[str] = (),
+) -> DistError | None:
+    """Return the error of the first group whose members have left after different calls.
+
+    ``left`` has those of the ranks that left before this one; ``told`` are the messages of failures
+    that were raised already (one mismatch may have broken several groups). Where one of them made
+    more calls than another, those that both made are compared.
+    """
+    for group in groups:
+        failure = group.await_failure(0)
+        if isinstance(failure, CollectiveMismatchError) and str(failure) not in told:
+            return failure
+        mine = found.get(group.id)
+        if failure is not None or mine is None:
+            continue
+        calls: dict[int, Record] = {}
+        for place, rank in enumerate(group.ranks):
+            theirs = left.get(rank, {}).get(group.id)
+            if theirs is None or mine == tuple(theirs):
+                continue
+            calls = calls or _collectives(records, group)
+            if not _differ(mine, theirs, calls):
+                continue
+            why = f"rank {rank} had made other calls when it left the job"
+            record = calls.get(theirs[0])
+            if record is None:
+                return CollectiveMismatchError(
+                    f"the members of {group} made different calls up to #{theirs[0]}, of which"
+                    f" there is no record any more: {why}"
+                )
+            error = HeaderMismatchError(why, place, record.header, None)
+            return Reporter(group.fate, store).explain(record, error)
+    return None
+
+
+def _collectives(records: FlightRecorder, group: ProcessGroup) -> dict[int, Record]:
+    found = [record for record in records.records(group.id) if record.peer == COLLECTIVE]
+    return {record.header.sequence: record for record in found}
+
+
+def _differ(mine: Chain, theirs: Chain, calls: Mapping[int, Record]) -> bool:
+    """Whether the calls differ up to the last that they, who left before, have made."""
+    if mine[0] == theirs[0]:
+        return mine[1] != theirs[1]
+    after = calls.get(theirs[0] + 1)
+    return after is not None and after.header.history != theirs[1]

@@ -1,0 +1,83 @@
+"""The beginning of a job: every rank waits until all are there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from meshlib.diagnosis.failures import ended_ranks, publish, register_log
+from meshlib.diagnosis.stalls import standing_key
+from meshlib.job.thread_rank import ALL_HERE
+from meshlib.launcher.nodes.news import ended_event
+from transport import environment
+from transport.deadline import Deadline
+from transport.errors import DistStoreError
+from transport.store.base import Store
+
+LOST = b"lost"
+_SERVER = "served-by"
+_SIZE = "size"
+
+
+def meet(store: Store, rank: int, size: int, deadline: Deadline, as_launched: bool) -> bool:
+    """Return True when all ``size`` ranks are here, False when one of them was lost before.
+
+    ``as_launched``: the ranks have the numbers that the launcher gave them. Raises
+    ``DistStoreError`` that names who is missing at the deadline, and at once both sizes when two
+    ranks were told different ones.
+    """
+    if store.serves:
+        store.set(_SERVER, str(rank))
+    _agree_on_size(store, rank, size)
+    store.multi_set([f"here/{rank}", standing_key(rank)], [b"1", b""])
+    arrived = store.add("arrived", 1)
+    if arrived == 1:
+        register_log(store)
+        if as_launched:
+            _tell_of_the_ended(store, size)
+    if arrived == size:
+        store.compare_set(ALL_HERE, "", b"1")
+    try:
+        said = store.get(ALL_HERE, timeout=deadline.remaining())
+    except DistStoreError as error:
+        missing = [r for r in range(size) if not store.check([f"here/{r}"])]
+        text = (
+            f"rank {rank} waited {deadline.seconds:g} s for {size} ranks at "
+            f"{store.describe()}: {short(missing)} have not come"
+        )
+        # Without this rank the others wait in vain, and it may be the one that serves them.
+        store.compare_set(ALL_HERE, "", text)
+        raise DistStoreError(text) from error
+    if said not in (b"1", LOST):
+        raise DistStoreError(f"rank {rank} stopped waiting: {said.decode()}")
+    return said == b"1"
+
+
+def server_of(store: Store) -> int | None:
+    """Return the rank that serves ``store``, if a rank does."""
+    return int(store.get(_SERVER)) if store.check([_SERVER]) else None
+
+
+def _agree_on_size(store: Store, rank: int, size: int) -> None:
+    first = store.compare_set(_SIZE, "", f"{size} {rank}").decode().split()
+    other, told = int(first[0]), int(first[1])
+    if other != size:
+        text = (
+            f"the ranks at {store.describe()} do not agree on the world size: rank {told} was told "
+            f"that there are {other} ranks, rank {rank} that there are {size}"
+        )
+        store.compare_set(ALL_HERE, "", text)
+        raise DistStoreError(text)
+
+
+def _tell_of_the_ended(store: Store, size: int) -> None:
+    """Tell all that come of the ranks that had ended before any came."""
+    for rank in ended_ranks(store, os.environ.get(environment.RESTART_COUNT, "0")):
+        if rank < size and not store.check([f"here/{rank}"]):
+            publish(store, ended_event(rank))
+
+
+def short(ranks: Sequence[int]) -> str:
+    """Return ``ranks`` for a message, the first 16 of them."""
+    shown = ", ".join(map(str, ranks[:16]))
+    return f"[{shown}{', …' if len(ranks) > 16 else ''}]"

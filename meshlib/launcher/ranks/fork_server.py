@@ -1,0 +1,203 @@
+"""Ranks started warm: one process imports what they all need, and is forked for each of them.
+
+A rank that is started by ``exec`` imports NumPy and this package anew, a quarter of a second of one
+core each. Here one process does it, while it has no other thread, and forks: ranks share what was
+loaded, and its memory. The launcher adopts them (it is their subreaper, and a process in between
+ends at once), so that it waits for them, signals them and is missed by them as by its own.
+
+In a rank the program runs as ``bootstrap`` would run it: the server is that file, and each child
+goes on in it with an environment, output and session of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+
+from meshlib.launcher.ranks.bootstrap import SERVE
+
+_LENGTH = struct.Struct("!I")
+_ADOPTION_SECONDS = 10.0
+_ANSWER_SECONDS = 20.0
+"""What imports that hang may take: after that ranks begin by themselves, and show where."""
+PRELOADED = ("numpy", "meshlib.api", "transport.auto", "ctypes", "faulthandler", "traceback")
+"""What ranks find imported. Nothing that starts a thread, or reads what differs between ranks."""
+
+
+class ForkedRank:
+    """A rank's process, with the methods of ``subprocess.Popen`` that the launcher uses."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Collect the process if it has ended; return its exit code, -n for signal n."""
+        return self._collect(os.WNOHANG)
+
+    def wait(self) -> int | None:
+        """Wait until the process has ended and return its exit code."""
+        return self._collect(0)
+
+    def _collect(self, flags: int) -> int | None:
+        if self.returncode is None:
+            try:
+                pid, status = os.waitpid(self.pid, flags)
+            except ChildProcessError:  # collected by somebody else, who did not keep its status
+                self.returncode = 0
+            else:
+                if pid:
+                    self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+
+class ForkServer:
+    """The launcher's side: a process that forks ranks when asked to.
+
+    It is started at once, and imports while the launcher gets ready. ``command(flags)`` is what
+    starts bootstrap with these flags; ``variables`` is a rank's environment as far as it is known.
+    """
+
+    def __init__(self, command: Callable[[str], list[str]], variables: Mapping[str, str]) -> None:
+        self._socket, theirs = socket.socketpair()
+        self._socket.settimeout(_ANSWER_SECONDS)
+        with theirs:
+            self._process = subprocess.Popen(
+                command(f"{SERVE}{theirs.fileno()}"),
+                env=dict(variables),
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        """The server's process."""
+        return self._process.pid
+
+    def fork(
+        self, flags: str, variables: Mapping[str, str], stdout: int | None, stderr: int | None
+    ) -> ForkedRank | None:
+        """Start a rank with the ``variables`` and descriptors (None: the launcher's own).
+
+        ``flags`` are bootstrap's. Returns None where ranks cannot be forked: they are to be started
+        otherwise.
+        """
+        order = {
+            "flags": flags,
+            "variables": dict(variables),
+            "streams": [number for number, own in ((1, stdout), (2, stderr)) if own is not None],
+        }
+        descriptors = [own for own in (stdout, stderr) if own is not None]
+        body = json.dumps(order).encode()
+        try:
+            socket.send_fds(self._socket, [_LENGTH.pack(len(body))], descriptors)
+            self._socket.sendall(body)
+            answer = _receive(self._socket, _LENGTH.size)
+        except OSError:  # it has ended, or hangs
+            answer = b""
+        pid = _LENGTH.unpack(answer)[0] if answer else 0
+        if not pid:
+            self.close()  # nothing may come of it later
+        return ForkedRank(pid) if pid else None
+
+    def close(self) -> None:
+        """End the server; the ranks go on. Idempotent."""
+        self._socket.close()
+        self._process.kill()
+        self._process.wait()
+
+
+def serve(descriptor: int, parent: int) -> str:
+    """Fork for each order that comes through ``descriptor``; return, in each child, its flags.
+
+    The server itself does not return: it ends with the launcher, process ``parent``, or when that
+    closes its side. It refuses (process 0) where forking is not safe or imports failed.
+    """
+    orders = socket.socket(fileno=descriptor)
+    able = _preload()
+    while True:
+        header, descriptors, _, _ = socket.recv_fds(orders, _LENGTH.size, 2)
+        body = _receive(orders, _LENGTH.unpack(header)[0]) if header else b""
+        if not body:
+            os._exit(0)
+        order = json.loads(body)
+        child = _fork(parent) if able else -1
+        if child == 0:
+            orders.close()
+            _become(order, descriptors)
+            return order["flags"]
+        for number in descriptors:
+            os.close(number)
+        orders.sendall(_LENGTH.pack(max(child, 0)))
+
+
+def _preload() -> bool:
+    """Import what ranks need; return whether this process may be forked."""
+    import gc
+    import importlib
+
+    for name in PRELOADED:
+        try:
+            importlib.import_module(name)
+        except Exception:  # noqa: BLE001 (the program will see it for itself, if it needs it)
+            return False
+    gc.collect()
+    gc.freeze()  # a collection in one rank must not make copies of what all share
+    return len(os.listdir("/proc/self/task")) == 1
+
+
+def _fork(parent: int) -> int:
+    """Fork twice; return 0 in the grandchild once ``parent`` has adopted it, its number here."""
+    reader, writer = os.pipe()
+    between = os.fork()
+    if between == 0:
+        child = os.fork()
+        if child:
+            os.write(writer, _LENGTH.pack(child))
+            os._exit(0)
+        os.close(reader)
+        os.close(writer)
+        end = time.monotonic() + _ADOPTION_SECONDS
+        while os.getppid() != parent and time.monotonic() < end:
+            time.sleep(1e-4)
+        return 0
+    os.close(writer)
+    with open(reader, "rb") as pipe:
+        told = pipe.read(_LENGTH.size)
+    os.waitpid(between, 0)
+    return _LENGTH.unpack(told)[0] if told else -1
+
+
+def _become(order: dict[str, object], descriptors: list[int]) -> None:
+    """Make this process the rank that ``order`` describes."""
+    os.setsid()
+    streams: list[int] = order["streams"]  # pyright: ignore[reportAssignmentType]
+    for number, own in zip(streams, descriptors, strict=True):
+        os.dup2(own, number)
+        os.close(own)
+    variables: dict[str, str] = order["variables"]  # pyright: ignore[reportAssignmentType]
+    for name in os.environ.keys() - variables.keys():
+        del os.environ[name]
+    os.environ.update(variables)
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()  # as Python's own generator does by itself after a fork
+
+
+def _receive(source: socket.socket, size: int) -> bytes:
+    """Return ``size`` bytes, or none where ``source`` has ended."""
+    data = b""
+    while len(data) < size:
+        with contextlib.suppress(InterruptedError):
+            piece = source.recv(size - len(data))
+            if not piece:
+                return b""
+            data += piece
+    return data

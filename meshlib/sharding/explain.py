@@ -1,0 +1,72 @@
+"""``meshlib explain --from … --to …``: the plan of a redistribution, for a person."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from meshlib.mesh.config import MeshConfig
+from meshlib.mesh.device_mesh import DeviceMesh
+from meshlib.sharding.sharding import Sharding
+from meshlib.sharding.spec import parse_spec
+
+
+def explain_plan(
+    config: MeshConfig,
+    world_size: int | None,
+    source: str,
+    target: str,
+    shape: str,
+    dtype: str = "float32",
+    to_mesh: str | None = None,
+    rank: int | None = None,
+) -> str:
+    """Return the plan from one sharding to another as text; with ``rank``, its parts as well.
+
+    ``source`` and ``target`` are specs such as ``"dp, None, (cp, tp); sum: tp"``, ``shape`` the
+    global shape, ``"4096,4096"``; ``to_mesh`` is another mesh for the target, ``"x=4"``, whose
+    ranks begin at 0, or, with ``"x=4@8"``, at 8. Raises ValueError for whatever does not fit.
+    """
+    mesh = config.mesh_for(world_size if world_size is not None else _size(config))
+    other = mesh if to_mesh is None else _second_mesh(to_mesh)
+    before, after = (
+        Sharding(where, *parse_spec(text)) for where, text in ((mesh, source), (other, target))
+    )
+    lengths = _lengths(shape)
+    try:
+        wanted = np.dtype(dtype)
+    except TypeError:
+        raise ValueError(f"dtype {dtype!r} is none; expected such as float32") from None
+    lines = [str(before.plan(after, lengths, wanted))]
+    if rank is not None:
+        for title, sharding in (("before", before), ("after", after)):
+            if sharding.mesh.coordinate_of(rank) is None:
+                lines.append(f"  rank {rank} {title}: nothing")
+                continue
+            parts = ", ".join(f"{s.start}:{s.stop}" for s in sharding.slices(lengths, rank))
+            lines.append(f"  rank {rank} {title}: [{parts}]")
+    return "\n".join(lines) + "\n"
+
+
+def _size(config: MeshConfig) -> int:
+    if config.world_size is None:
+        raise ValueError(f"{config.source} {config} has a degree to infer; give --world-size N")
+    return config.world_size
+
+
+def _second_mesh(text: str) -> DeviceMesh:
+    dims, _, first = text.partition("@")
+    if first and not first.strip().isdecimal():
+        raise ValueError(f"--to-mesh {text!r}: expected DIMS or DIMS@FIRST_RANK, such as x=4@8")
+    config = MeshConfig.from_string(dims)
+    mesh = config.mesh_for(_size(config))
+    ranks = mesh.mesh + int(first or 0)
+    return DeviceMesh("cpu", ranks, mesh_dim_names=mesh.mesh_dim_names)
+
+
+def _lengths(shape: str) -> Sequence[int]:
+    words = [word.strip() for word in shape.replace("x", ",").split(",") if word.strip()]
+    if not all(word.isdecimal() for word in words):
+        raise ValueError(f"--shape {shape!r}: expected lengths such as 4096,1024")
+    return [int(word) for word in words]

@@ -1,0 +1,69 @@
+"""Ranks that are forked from one process, and what they must not have in common."""
+
+import json
+
+import pytest
+
+pytestmark = pytest.mark.processes
+
+SHOW = """
+    import json, os, sys
+    warm = "numpy" in sys.modules
+    import random
+    import numpy as np
+    opened = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+    opened = [path for path in opened if os.path.exists(path)]  # not the listing's own
+    print(json.dumps({
+        "warm": warm,
+        "rank": os.environ["RANK"],
+        "launcher": os.getppid(),
+        "leads": os.getsid(0) == os.getpgid(0) == os.getpid(),
+        "drawn": [random.random(), float(np.random.random())],
+        "threads": len(os.listdir("/proc/self/task")),
+        "files": sorted(os.readlink(path).partition(":")[0] for path in opened),
+    }))
+"""
+
+
+def shown(result):
+    assert result.code == 0, result.err
+    assert result.err == ""
+    return sorted(map(json.loads, result.out.splitlines()), key=lambda seen: seen["rank"])
+
+
+def test_forked_ranks_are_the_launchers_own_children_and_draw_apart(meshrun):
+    process = meshrun.start("--nproc-per-node", "3", meshrun.script(SHOW))
+    seen = shown(meshrun.finish(process))
+    assert [rank["rank"] for rank in seen] == ["0", "1", "2"]
+    assert all(rank["warm"] and rank["leads"] and rank["threads"] == 1 for rank in seen)
+    assert {rank["launcher"] for rank in seen} == {process.pid}
+    assert len({drawn for rank in seen for drawn in rank["drawn"]}) == 6
+    cold = shown(meshrun.run("--start", "exec", "--nproc-per-node", "3", meshrun.script(SHOW)))
+    assert not any(rank["warm"] for rank in cold)
+    assert seen[0]["files"] == cold[0]["files"]  # nothing of the server's is open in a rank
+
+
+def test_a_program_that_is_alone_is_not_forked(meshrun):
+    (seen,) = shown(meshrun.run(meshrun.script(SHOW)))
+    assert not seen["warm"]
+
+
+def test_where_numpy_cannot_be_imported_ranks_begin_by_themselves(meshrun):
+    meshrun.script("raise RuntimeError('not this one')", "numpy.py")
+    script = meshrun.script("import os; print('rank', os.environ['RANK'])")
+    result = meshrun.run("--nproc-per-node", "2", script)
+    assert (result.code, result.err) == (0, "")
+    assert sorted(result.out.splitlines()) == ["rank 0", "rank 1"]
+
+
+def test_a_forked_rank_that_is_killed_is_told_as_any_other(meshrun):
+    script = meshrun.script("""
+        import os, signal, time
+        if os.environ["RANK"] == "1":
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(20)
+    """)
+    result = meshrun.run("--nproc-per-node", "2", script)
+    assert result.code == 137
+    assert "rank 1" in result.err
+    assert "SIGKILL" in result.err

@@ -1,0 +1,279 @@
+"""Under a real Slurm: ``make test-slurm``. Without MESHLIB_TEST_SLURM it is skipped."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from slurm_cluster import SlurmCluster, why_not
+
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.timeout(180),
+    pytest.mark.skipif(not os.environ.get("MESHLIB_TEST_SLURM"), reason="run by make test-slurm"),
+]
+PYTHON = sys.executable
+MESHRUN = str(Path(sys.executable).with_name("meshrun"))
+HELLO = """
+    import numpy as np
+    import meshlib as dist
+
+    dist.init_process_group(timeout=60)
+    x = np.array([dist.get_rank() + 1.0])
+    dist.all_reduce(x)
+    local = dist.get_node_local_rank()
+    said = f"rank {dist.get_rank()}/{dist.get_world_size()} local {local} sum {x[0]:g};"
+    print(said, flush=True)
+    dist.destroy_process_group()
+"""
+SAVES = """
+    import os, signal, sys, time
+    import meshlib as dist
+
+    dist.init_process_group(timeout=60)
+    counts = {}
+
+    def told(number, frame):
+        counts[number] = counts.get(number, 0) + 1
+
+    signal.signal(signal.SIGTERM, told)
+    signal.signal(signal.SIGUSR1, told)
+    dist.barrier()
+    print(f"ready {dist.get_rank()}", flush=True)
+    until = time.monotonic() + 60
+    while signal.SIGTERM not in counts and time.monotonic() < until:
+        time.sleep(0.05)
+    time.sleep(2)  # it saves; a second SIGTERM would come now
+    with open(f"saved.{dist.get_rank()}", "w") as file:
+        file.write(f"{counts.get(signal.SIGTERM, 0)} {counts.get(signal.SIGUSR1, 0)}")
+    os._exit(0)
+"""
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+    reason = why_not()
+    if reason is not None:
+        pytest.skip(reason)
+    made = SlurmCluster(tmp_path_factory.mktemp("slurm"))
+    (made.folder / "config").mkdir()
+    made.environment["XDG_CONFIG_HOME"] = str(made.folder / "config")
+    made.environment |= {
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "OMPI_MCA_mca_base_env_list": "XDG_CONFIG_HOME",
+    }
+    assert made.run(PYTHON, "-m", "meshlib.cli", "secret")[0] == 0
+    for name, text in (("hello.py", HELLO), ("saves.py", SAVES)):
+        (made.folder / name).write_text(textwrap.dedent(text))
+    yield made
+    made.close()
+
+
+@pytest.fixture(autouse=True)
+def _empty(slurm: SlurmCluster) -> Iterator[None]:
+    yield
+    slurm.wait_until_empty()
+    for file in slurm.folder.glob("saved.*"):
+        file.unlink()
+
+
+def check_world(out: str, size: int) -> None:
+    found = re.findall(r"rank (\d+)/(\d+) local \d+ sum (\d+);", out)  # mpirun may mix lines
+    total = size * (size + 1) // 2
+    assert sorted(found) == [(str(rank), str(size), str(total)) for rank in range(size)], out
+
+
+def batch(slurm: SlurmCluster, script: str, *flags: str) -> str:
+    """Run a batch script to its end and return what it printed."""
+    (slurm.folder / "batch.sh").write_text(f"#!/bin/sh\n{textwrap.dedent(script)}")
+    code, said = slurm.run("sbatch", "-W", "-N2", "-n4", "-o", "batch.out", *flags, "batch.sh")
+    out = (slurm.folder / "batch.out").read_text()
+    assert code == 0, said + out
+    return out
+
+
+def test_srun_python(slurm: SlurmCluster) -> None:
+    code, out = slurm.run("srun", "-N2", "-n4", PYTHON, "hello.py")
+    assert code == 0, out
+    check_world(out, 4)
+
+
+def test_srun_python_with_slurms_pmi2(slurm: SlurmCluster) -> None:
+    code, out = slurm.run("srun", "-N2", "-n3", "--mpi=pmi2", PYTHON, "hello.py")
+    assert code == 0, out
+    check_world(out, 3)
+
+
+def test_srun_python_without_a_secret(slurm: SlurmCluster) -> None:
+    code, out = slurm.run("srun", "-N2", "-n4", PYTHON, "hello.py", XDG_CONFIG_HOME="/nowhere")
+    assert code != 0
+    assert "run `meshlib secret` once" in out
+    assert "rank 0/" not in out
+
+
+def test_srun_meshrun_without_flags(slurm: SlurmCluster) -> None:
+    code, out = slurm.run("srun", "-N2", "--ntasks-per-node=1", MESHRUN, "-v", "hello.py")
+    assert code == 0, out
+    check_world(out, 2)
+    first = slurm.hosts[0]
+    for node in range(2):
+        said = rf"Slurm says --nnodes 2 --rdzv-id slurm-\d+\.0 --master-addr {first}"
+        assert re.search(rf"{said} --master-port \d+ --node-rank {node}\n", out), out
+
+
+def test_srun_meshrun_with_ranks(slurm: SlurmCluster) -> None:
+    """This was two worlds of two, each with the wrong sum."""
+    command = ("srun", "-N2", "--ntasks-per-node=1", MESHRUN, "--nproc-per-node", "2", "hello.py")
+    code, out = slurm.run(*command)
+    assert code == 0, out
+    check_world(out, 4)
+
+
+def test_several_launchers_a_node_are_refused(slurm: SlurmCluster) -> None:
+    code, out = slurm.run("srun", "-N2", "-n4", MESHRUN, "hello.py")
+    assert code != 0
+    assert "srun has started 4 tasks on 2 nodes" in out
+    assert "rank 0/" not in out
+
+
+def test_a_batch_script_is_no_rank(slurm: SlurmCluster) -> None:
+    script = f"""
+        {PYTHON} hello.py && exit 1
+        {MESHRUN} hello.py && exit 1
+        echo ---
+        srun {PYTHON} hello.py
+    """
+    before, _, after = batch(slurm, script).partition("---")
+    assert "a batch script, a shell in an allocation and a session of ssh are no rank" in before
+    assert "has 2 nodes, and meshrun was not started by srun on each of them" in before
+    assert "rank 0/" not in before
+    check_world(after, 4)
+
+
+def test_open_mpi_in_an_allocation(slurm: SlurmCluster) -> None:
+    """Two of four made a world of two, and printed a wrong sum and success."""
+    if shutil.which("mpirun.openmpi") is None:
+        pytest.skip("needs Open MPI (Debian: openmpi-bin)")
+    command = ("mpirun.openmpi", "-n", "4", PYTHON, "hello.py")
+    code, out = slurm.run("salloc", "-N2", "-n4", *command)
+    assert code == 0, out
+    check_world(out, 4)
+
+
+def test_open_mpi_starts_launchers(slurm: SlurmCluster) -> None:
+    if shutil.which("mpirun.openmpi") is None:
+        pytest.skip("needs Open MPI (Debian: openmpi-bin)")
+    command = ("mpirun.openmpi", "--map-by", "ppr:1:node", MESHRUN, "--nproc-per-node=2")
+    code, out = slurm.run("salloc", "-N2", "-n4", *command, "hello.py")
+    assert code == 0, out
+    check_world(out, 4)
+
+
+def test_mpichs_hydra_in_a_batch_script(slurm: SlurmCluster) -> None:
+    if shutil.which("mpirun.mpich") is None:
+        pytest.skip("needs MPICH (Debian: mpich)")
+    check_world(batch(slurm, f"timeout 60 mpirun.mpich -n 4 {PYTHON} hello.py"), 4)
+
+
+def read_until_ready(job, ranks: int) -> list[str]:
+    lines = []
+    while len([line for line in lines if line.startswith("ready")]) < ranks:
+        line = job.stdout.readline()
+        assert line, f"it ended before it was ready: {lines}"
+        lines.append(line)
+    return lines
+
+
+def test_a_killed_launcher_is_named_by_the_other_node(slurm: SlurmCluster) -> None:
+    command = ("srun", "-N2", "--ntasks-per-node=1", "--kill-on-bad-exit=0")
+    job = slurm.start(*command, MESHRUN, "--nproc-per-node=2", "saves.py")
+    read_until_ready(job, 4)
+    (number,) = slurm.job_ids()
+    code, said = slurm.run("scontrol", "listpids", number, slurm.hosts[1])
+    victim = launcher_on(slurm.hosts[1])
+    os.kill(victim, signal.SIGKILL)
+    out, _ = job.communicate(timeout=60)
+    assert job.returncode != 0
+    lost = rf"meshrun: node 1 \({slurm.hosts[1]}\) was lost: its connection to the store broke"
+    assert re.search(lost, out), (out, code, said)
+
+
+def launcher_on(host: str) -> int:
+    """Return the process id of the only meshrun whose node Slurm calls ``host``."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+            variables = (entry / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        here = f"SLURMD_NODENAME={host}".encode() in variables
+        if here and MESHRUN.encode() in words and b"RANK=0" not in variables:
+            parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
+            name = Path("/proc", parent, "comm").read_text()
+            if "slurmstepd" in name:
+                found.append(int(entry.name))
+    (pid,) = found
+    return pid
+
+
+@pytest.mark.parametrize("launcher", ["python", "meshrun"])
+@pytest.mark.parametrize("how", ["scancel", "signals"])
+def test_told_to_end_ranks_hear_it_once_and_save(
+    slurm: SlurmCluster, launcher: str, how: str
+) -> None:
+    """``scancel`` sends SIGTERM to every process, and SIGKILL after KillWait; before a time limit
+    ``--signal`` does what ``scancel --signal`` does here.
+    """
+    if launcher == "python":
+        job = slurm.start("srun", "-N2", "-n4", PYTHON, "saves.py")
+    else:
+        command = ("srun", "-N2", "--ntasks-per-node=1", MESHRUN, "--nproc-per-node=2")
+        job = slurm.start(*command, "saves.py")
+    read_until_ready(job, 4)
+    (number,) = slurm.job_ids()
+    if how == "signals":
+        slurm.run("scancel", "--signal=USR1", number)
+        time.sleep(0.5)
+        slurm.run("scancel", "--signal=TERM", number)
+    else:
+        slurm.run("scancel", number)
+    out, _ = job.communicate(timeout=60)
+    saved = sorted(file.read_text() for file in slurm.folder.glob("saved.*"))
+    assert saved == [f"1 {int(how == 'signals')}"] * 4, out
+
+
+def test_a_requeued_job_meets_again_under_another_name(slurm: SlurmCluster) -> None:
+    script = f"""
+        if [ -z "$SLURM_RESTART_COUNT" ]; then echo first; sleep 60; exit 1; fi
+        srun --ntasks-per-node=1 -n2 {MESHRUN} -v hello.py
+    """
+    (slurm.folder / "batch.sh").write_text(f"#!/bin/sh\n{textwrap.dedent(script)}")
+    flags = ("--requeue", "--open-mode=append", "-N2", "-n4", "-o", "requeue.out")
+    job = slurm.run("sbatch", "--parsable", *flags, "batch.sh")[1].strip()
+    output = slurm.folder / "requeue.out"
+
+    def wait_for(text: str, *hurry: str) -> None:
+        until = time.monotonic() + 150
+        while not (output.exists() and text in output.read_text()):
+            assert time.monotonic() < until, slurm.run("scontrol", "show", "job", job)[1]
+            if hurry:
+                slurm.run(*hurry)
+            time.sleep(0.3)
+
+    wait_for("first")
+    assert slurm.run("scontrol", "requeue", job)[0] == 0
+    # Slurm lets a job that it requeues begin after two minutes only.
+    wait_for("rank 1/2", "scontrol", "update", f"job={job}", "StartTime=now")
+    out = output.read_text()
+    check_world(out, 2)
+    assert f"the engine has restarted this job 1 times: it is slurm-{job}.0~1" in out

@@ -1,0 +1,39 @@
+"""Setting the machine's clock changes nothing: every wait goes by the steady one."""
+
+import random
+import time
+
+import numpy as np
+import pytest
+
+import meshlib as dist
+from meshlib.testing import run_ranks
+
+
+@pytest.fixture
+def mad_clock(monkeypatch):
+    """The wall clock jumps by years, forth and back, each time that somebody looks."""
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + random.uniform(-1e9, 1e9))
+    monkeypatch.setattr(time, "time_ns", lambda: int(time.time() * 1e9))
+
+
+@pytest.mark.parametrize("backend", ["inproc", "shm", "tcp"])
+def test_calls_end_and_time_out_as_ever(mad_clock, backend):
+    def program():
+        for _ in range(20):
+            dist.all_reduce(np.ones(3))
+            dist.barrier()
+        rank = dist.get_rank()
+        if rank == 0:
+            dist.send(np.ones(2), 1)
+        elif rank == 1:
+            dist.recv(np.empty(2), 0)
+        began = time.monotonic()
+        if rank == 2:
+            time.sleep(1.5)
+        with pytest.raises(dist.CollectiveTimeoutError, match="rank 2 has not come"):
+            dist.barrier(timeout=0.5)
+        return time.monotonic() - began
+
+    assert min(run_ranks(program, 3, backend=backend)) >= 0.4

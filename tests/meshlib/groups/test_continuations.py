@@ -1,0 +1,163 @@
+"""What follows on a call may make calls of the same group and wait for them."""
+
+import threading
+
+import numpy as np
+import pytest
+
+import meshlib as dist
+from meshlib.calls.lane import Continuations
+from meshlib.calls.work import Future, Work
+from meshlib.testing import run_ranks
+
+WAIT = 10.0
+BACKENDS = ["inproc", "shm", "tcp"]
+
+
+def reduced(x, group=None):
+    return dist.all_reduce(np.full(2, float(x)), group=group, async_op=True).get_future()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_continuation_waits_for_a_later_call_of_its_group(backend):
+    def program():
+        group = dist.new_group(timeout=5)
+        waited = reduced(1, group).then(lambda f: f.value() + reduced(10, group).wait(WAIT))
+        inline = reduced(2, group).then(
+            lambda f: f.value() + dist.all_reduce(np.full(2, 20.0), group=group)
+        )
+        return waited.wait(WAIT)[0], inline.wait(WAIT)[0]
+
+    assert run_ranks(program, 2, backend=backend) == [(22.0, 44.0)] * 2
+
+
+def test_the_hooks_of_pytorch_s_quantization_run():
+    """Scales first, then everybody's data, then the sum: two continuations, the first of which
+    waits for a call.
+    """
+
+    def program():
+        size = dist.get_world_size()
+        mine = np.arange(4.0) + dist.get_rank()
+        scales = [np.empty(1) for _ in range(size)]
+        future = dist.all_gather(scales, np.array([2.0 + dist.get_rank()]), async_op=True)
+
+        def quantize_and_gather(done):
+            scale = done.wait()[dist.get_rank()]
+            parts = [np.empty(4) for _ in range(size)]
+            return dist.all_gather(parts, mine * scale, async_op=True).get_future().wait()
+
+        def sum_up(done):
+            return sum(part / scale for part, scale in zip(done.wait(), scales, strict=True))
+
+        return future.get_future().then(quantize_and_gather).then(sum_up).wait(WAIT).tolist()
+
+    assert run_ranks(program, 3) == [[3.0, 6.0, 9.0, 12.0]] * 3
+
+
+def test_continuations_keep_the_order_of_their_calls():
+    def program():
+        seen = []
+
+        def follow(i):
+            def callback(done):
+                seen.append((i, done.value()[0]))
+                return reduced(100 * i).wait(WAIT)[0]
+
+            return reduced(i).then(callback)
+
+        futures = [follow(i) for i in range(5)]
+        return [f.wait(WAIT) for f in futures], seen
+
+    for results, seen in run_ranks(program, 2):
+        assert results == [200.0 * i for i in range(5)]
+        assert seen == [(i, 2.0 * i) for i in range(5)]
+
+
+def test_a_continuation_waits_for_another():
+    """Which needs the place that it has: it runs there, and what came before it too."""
+
+    def program():
+        seen = []
+
+        def outer(done):
+            inner = reduced(10).then(lambda f: seen.append("inner") or f.value()[0])
+            return done.value()[0] + inner.wait(WAIT)
+
+        first = reduced(1).then(outer)
+        second = reduced(2).then(lambda f: seen.append("second") or f.value()[0])
+        return first.wait(WAIT), second.wait(WAIT), seen
+
+    assert run_ranks(program, 2) == [(22.0, 4.0, ["second", "inner"])] * 2
+
+
+def test_what_can_never_come_is_refused_at_once():
+    def program():
+        box, ready = [], threading.Event()
+
+        def itself(_):
+            ready.wait(WAIT)
+            box[0].wait()
+
+        box.append(reduced(1).then(itself).then(lambda f: f.value()))
+        ready.set()
+        with pytest.raises(RuntimeError, match=r"a callback waits for the future.*expected"):
+            box[0].wait(WAIT)
+        return dist.all_reduce(np.ones(1))[0]
+
+    assert run_ranks(program, 2) == [2.0] * 2
+
+
+def test_callbacks_of_two_groups_that_wait_for_each_other_are_refused():
+    one, other = Continuations("one"), Continuations("other")
+    first, second = Future(continuations=one), Future(continuations=other)
+    both, after = threading.Barrier(2), []
+
+    def wait_for(index):
+        def callback(_):
+            both.wait(WAIT)
+            return after[index].wait(WAIT)
+
+        return callback
+
+    after += [first.then(wait_for(1)), second.then(wait_for(0))]
+    first.set_result(1)
+    second.set_result(2)
+    for future in after:
+        with pytest.raises(RuntimeError, match="cannot come before"):
+            future.wait(WAIT)
+    for lane in (one, other):
+        lane.join(WAIT)
+
+
+def test_a_callback_that_raises_harms_nobody(caplog):
+    def program():
+        work = dist.all_reduce(np.ones(1), async_op=True)
+        work.get_future().add_done_callback(lambda _: 1 / 0)
+        followed = work.get_future().then(lambda f: f.value()[0])
+        return followed.wait(WAIT), reduced(3).then(lambda f: f.value()[0]).wait(WAIT)
+
+    assert run_ranks(program, 2) == [(2.0, 6.0)] * 2
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_the_end_of_a_group_waits_for_what_follows_on_its_calls():
+    def program():
+        seen, group = [], dist.new_group()
+        reduced(1, group).then(lambda f: seen.append(reduced(f.value()[0], group).wait(WAIT)[0]))
+        dist.destroy_process_group(group)
+        assert not [
+            t.name
+            for t in threading.enumerate()
+            if t.name == f"meshlib-{group.id}-then-{dist.get_rank()}"
+        ]
+        return seen
+
+    assert run_ranks(program, 2) == [[4.0]] * 2
+
+
+def test_a_future_of_how_it_ends_needs_no_turn():
+    work = Work(lambda: "call #1", None, Continuations("unused"))
+    ended = work.get_future_result()
+    work.finish(1)
+    assert ended.wait(0.01) == 0

@@ -1,0 +1,67 @@
+"""What a node says while it waits, and of nodes that it has refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshlib.launcher.nodes.leader import Rules
+from meshlib.launcher.nodes.records import Gone, Hello, Member, Refused, Round
+from meshlib.launcher.nodes.waiting import Waiting
+
+
+def hello(agent):
+    return Hello(agent, f"host-{agent}", 1, None, 2, 3, "none")
+
+
+@pytest.fixture
+def waiting():
+    made = Waiting(Rules("a", "none", 2, 2, join_timeout=600.0), "node0:29500")
+    made.begin(100.0)
+    return made
+
+
+def said(capsys):
+    return capsys.readouterr().err.splitlines()
+
+
+def test_nodes_that_start_together_say_nothing(waiting, capsys):
+    waiting.hear(hello("a"), leads=True)
+    waiting.tick(104.0)
+    waiting.hear(Round(0, [Member("a", "h", 1)]), leads=True)
+    waiting.tick(200.0)
+    assert said(capsys) == []
+
+
+def test_how_many_have_come_and_how_long_it_takes(waiting, capsys):
+    waiting.hear(hello("a"), leads=True)
+    waiting.tick(110.0)
+    waiting.tick(111.0)
+    assert said(capsys) == ["meshrun: 1 of 2 nodes, waiting at node0:29500, 590 s left"]
+    waiting.tick(140.0)
+    assert said(capsys) == ["meshrun: 1 of 2 nodes, waiting at node0:29500, 560 s left"]
+
+
+def test_between_two_numbers_of_nodes(capsys):
+    waiting = Waiting(Rules("a", "none", 3, 8, join_timeout=60.0), "node0:1")
+    waiting.begin(0.0)
+    for agent in "abc":
+        waiting.hear(hello(agent), leads=False)
+    waiting.hear(Gone("c"), leads=False)
+    waiting.tick(10.0)
+    assert said(capsys) == ["meshrun: 2 of 3 to 8 nodes, waiting at node0:1, 50 s left"]
+
+
+def test_a_store_that_nobody_serves_yet(waiting, capsys):
+    waiting.tick(110.0, OSError("cannot connect to node0:29500"))
+    assert said(capsys) == [
+        "meshrun: waiting for the node that leads, at node0:29500, 590 s left:"
+        " cannot connect to node0:29500"
+    ]
+
+
+@pytest.mark.parametrize("leads", [True, False])
+def test_only_the_leader_says_whom_it_has_refused_and_why(waiting, capsys, leads):
+    waiting.hear(hello("b"), leads=leads)
+    waiting.hear(Refused("b", "the job here is --rdzv-id x, not none"), leads=leads)
+    words = "meshrun: refused node host-b: the job here is --rdzv-id x, not none"
+    assert said(capsys) == ([words] if leads else [])

@@ -1,0 +1,180 @@
+"""What meshrun takes from the engine that started it, where its command line says nothing."""
+
+from __future__ import annotations
+
+import pytest
+from test_launch_environments import (
+    ELASTIC,
+    HYDRA_IN_SLURM,
+    INDEXED,
+    LWS,
+    OPEN_MPI,
+    SKYPILOT,
+    SLURM,
+    SLURM_BATCH,
+    SLURM_NODE,
+    TRAINER,
+)
+
+from meshlib.launcher.options.arguments import parse
+from transport.launch_environments import derived_port
+
+SECRET = "ab" * 32
+
+
+@pytest.fixture
+def ask(tmp_path, monkeypatch):
+    """Parse a command line in an environment of an engine's."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MESHLIB_SECRET", SECRET)
+    (tmp_path / "train.py").touch()
+
+    def parse_in(variables, *flags):
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        return parse([*flags, "train.py"])
+
+    return parse_in
+
+
+def test_slurms_nodes(ask):
+    options = ask(SLURM_NODE, "--nproc-per-node", "2")
+    nodes = options.nodes
+    assert (nodes.least, nodes.most, nodes.rank, nodes.host) == (2, 2, 1, "gpu04")
+    assert (nodes.port, nodes.job) == (derived_port("slurm 4711 3"), "slurm-4711.3")
+    assert options.ranks == 2
+    assert options.notes[0].startswith("Slurm says --nnodes 2 --rdzv-id slurm-4711.3")
+
+
+def test_a_restart_is_part_of_the_jobs_name(ask):
+    assert ask({**SLURM_NODE, "SLURM_RESTART_COUNT": "2"}).nodes.job == "slurm-4711.3~2"
+
+
+def test_and_of_one_that_the_user_gave(ask):
+    nodes = ask({**SLURM_NODE, "SLURM_RESTART_COUNT": "1"}, "--rdzv-id", "train").nodes
+    assert nodes.job == "train~1"
+
+
+@pytest.mark.parametrize(
+    "flags", [["--standalone"], ["--nnodes", "1"]], ids=["standalone", "one node"]
+)
+@pytest.mark.parametrize("variables", [SLURM, SLURM_BATCH, SLURM_NODE], ids=["step", "batch", "n"])
+def test_who_asks_nobody(ask, variables, flags):
+    assert not ask(variables, *flags).nodes.many
+
+
+def test_an_address_that_is_given_needs_no_engine(ask):
+    """SLURM has several tasks a node, which would be an error."""
+    flags = ["--nnodes=2", "--node-rank=1", "--master-addr=other", "--rdzv-id=mine"]
+    nodes = ask(SLURM, *flags).nodes
+    assert (nodes.most, nodes.rank, nodes.host, nodes.job) == (2, 1, "other", "mine")
+
+
+def test_number_and_address_come_from_one_source(ask):
+    """Node 0 is at the address: another one's number says nothing there."""
+    nodes = ask(SLURM_NODE, "--rdzv-endpoint", "other:1").nodes
+    assert (nodes.most, nodes.rank, nodes.host, nodes.port) == (2, None, "other", 1)
+
+
+def test_elastic_nodes_are_numbered_as_they_come(ask):
+    nodes = ask(SLURM_NODE, "--nnodes", "1:2").nodes
+    assert (nodes.least, nodes.most, nodes.rank, nodes.host) == (1, 2, None, "gpu04")
+
+
+def test_kubeflow_trainer(ask, monkeypatch):
+    monkeypatch.setattr("meshlib.launcher.options.arguments.count_gpus", lambda: 3)
+    options = ask(TRAINER)
+    nodes = options.nodes
+    assert (nodes.most, nodes.rank, nodes.host) == (2, 1, "train-node-0-0.train")
+    assert (nodes.port, options.ranks) == (29400, 3)
+
+
+def test_kubeflows_elastic_jobs(ask):
+    options = ask(ELASTIC)
+    nodes = options.nodes
+    assert (nodes.least, nodes.most, nodes.rank, nodes.job) == (1, 3, None, "train")
+    assert (nodes.host, nodes.port, options.max_restarts) == ("train-worker-0", 23456, 3)
+
+
+def test_torchruns_variables_are_asked_before_the_engine(ask):
+    assert ask({**SLURM_NODE, **TRAINER, "PET_NPROC_PER_NODE": "1"}).nodes.host.startswith("train")
+
+
+def test_the_engine_says_what_they_do_not(ask):
+    nodes = ask({**SLURM_NODE, "PET_NPROC_PER_NODE": "4"})
+    assert (nodes.ranks, nodes.nodes.host) == (4, "gpu04")
+
+
+def test_skypilot(ask):
+    options = ask(SKYPILOT)
+    assert (options.ranks, options.nodes.host, options.nodes.rank) == (8, "10.0.0.4", 1)
+
+
+def test_leader_worker_set(ask):
+    nodes = ask(LWS).nodes
+    assert (nodes.most, nodes.rank, nodes.host, nodes.port) == (
+        4,
+        3,
+        LWS["LWS_LEADER_ADDRESS"],
+        29500,
+    )
+
+
+def test_an_indexed_job(ask):
+    nodes = ask({**INDEXED, "MESHLIB_ENGINE_RESTARTS": "1"}, "--nnodes", "3").nodes
+    assert (nodes.most, nodes.rank, nodes.host, nodes.job) == (3, 2, "train-0.train", "train~1")
+
+
+@pytest.mark.parametrize(
+    ("variables", "flags", "words"),
+    [
+        (SLURM, [], ["srun has started 7 tasks on 4 nodes", "--ntasks-per-node=1"]),
+        (SLURM_BATCH, [], ["job 4711 has 4 nodes", "--standalone"]),
+        (INDEXED, [], ["this is node 2, and not of how many", "--nnodes N"]),
+        (
+            {"JOB_COMPLETION_INDEX": "0", "HOSTNAME": "nowhere"},
+            ["--nnodes", "2"],
+            ["Kubernetes says that there are 2 nodes, and not where they meet", "--master-addr"],
+        ),
+        (HYDRA_IN_SLURM | {"SLURM_JOB_NODELIST": ""}, [], ["PMI says", "not where they meet"]),
+        (
+            {**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "1"},
+            [],
+            ["Open MPI says that there are 2 nodes, and not where they meet"],
+        ),
+        ({"MESHLIB_LAUNCHER": "lws"}, [], ["MESHLIB_LAUNCHER is lws"]),
+    ],
+)
+def test_several_nodes_and_no_way_to_meet(ask, capsys, variables, flags, words):
+    """Each of them would have been a job by itself."""
+    with pytest.raises(SystemExit) as caught:
+        ask(variables, *flags)
+    assert caught.value.code == 2
+    said = capsys.readouterr().err
+    assert all(word in said for word in words), said
+
+
+def test_nodes_without_a_secret(ask, monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    with pytest.raises(SystemExit):
+        ask({**SLURM_NODE, "MESHLIB_SECRET": ""})
+    assert "run `meshlib secret` once" in capsys.readouterr().err
+
+
+def test_signals_that_slurm_sends_to_ranks_too(ask):
+    options = ask(SLURM_NODE)
+    assert options.engine_signals
+    assert options.signal_grace == 25.0  # below KillWait's 30
+
+
+@pytest.mark.parametrize("variables", [{}, SLURM_BATCH])
+def test_signals_that_nobody_else_sends(ask, variables):
+    options = ask(variables, "--standalone")
+    assert not options.engine_signals
+    assert options.signal_grace == 30.0
+
+
+def test_what_torchx_gives(ask):
+    """Its dist.ddp has an empty role, and asks for output that is shown anyway."""
+    options = ask({}, "--role", "", "--tee", "3", "--rdzv_backend", "c10d")
+    assert options.output.tee == {}

@@ -1,0 +1,122 @@
+"""``DistributedDataParallel.value_and_grad`` under JAX's transformations: refused, and no harm."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import meshlib as dist
+from meshlib.testing import run_ranks
+from parallel import DistributedDataParallel
+
+jax = pytest.importorskip("jax", reason="JAX is not installed (the extra 'jax')")
+
+import jax.numpy as jnp  # noqa: E402
+from jax_settings import jax_settings  # noqa: E402
+
+WHAT = "DistributedDataParallel.value_and_grad"
+
+
+@pytest.fixture(autouse=True)
+def _settings():
+    with jax_settings(jax_enable_x64=True, jax_disable_most_optimizations=True):
+        yield
+
+
+def loss(params, scale=1.0):
+    return (params["w"] ** 2).sum() * scale
+
+
+def twice(params):
+    return {"w": jnp.stack([params["w"]] * 2)}
+
+
+def of_gradients(ddp):
+    return lambda params: ddp.value_and_grad(loss)(params)[1]["w"].sum()
+
+
+def of_value(ddp):
+    return lambda params: ddp.value_and_grad(loss)(params)[0]
+
+
+DERIVATIVES = {
+    "grad of the loss": lambda ddp: jax.grad(of_value(ddp))(ddp.params),
+    "grad of gradients": lambda ddp: jax.grad(of_gradients(ddp))(ddp.params),
+    "in jit": lambda ddp: jax.jit(jax.grad(of_gradients(ddp)))(ddp.params),
+    "of a jitted function": lambda ddp: jax.grad(jax.jit(of_gradients(ddp)))(ddp.params),
+    "hessian": lambda ddp: jax.hessian(of_value(ddp))(ddp.params),
+    "by an argument": lambda ddp: jax.grad(lambda s: ddp.value_and_grad(loss)(ddp.params, s)[0])(
+        1.0
+    ),
+}
+BATCHES = {
+    "of parameters": lambda ddp: jax.vmap(ddp.value_and_grad(loss))(twice(ddp.params)),
+    "in jit": lambda ddp: jax.jit(jax.vmap(ddp.value_and_grad(loss)))(twice(ddp.params)),
+    "of an argument": lambda ddp: jax.vmap(lambda s: ddp.value_and_grad(loss)(ddp.params, s))(
+        jnp.ones(2)
+    ),
+    "of what the loss has from outside": lambda ddp: jax.vmap(
+        lambda s: ddp.value_and_grad(lambda params: loss(params) * s)(ddp.params)
+    )(jnp.ones(2)),
+}
+
+
+def check_refused(use, message, error=NotImplementedError):
+    def rank():
+        ddp = DistributedDataParallel({"w": jnp.arange(1.0, 5.0)})
+        with pytest.raises(error, match=message):
+            use(ddp)
+        # The wrapper is as good as new, in jit and out of it.
+        step = ddp.value_and_grad(lambda params: loss(params, 1.0 + dist.get_rank()))
+        return [np.asarray(f(ddp.params)[1]["w"]) for f in (jax.jit(step), step)]
+
+    for grads in run_ranks(rank, 2):
+        np.testing.assert_array_equal(grads, [3 * np.arange(1.0, 5.0)] * 2)
+
+
+@pytest.mark.parametrize("how", DERIVATIVES)
+def test_derivatives_are_refused_and_the_wrapper_stays_usable(how):
+    check_refused(DERIVATIVES[how], f"{WHAT} has no derivative: it cannot be inside of jax.grad")
+
+
+@pytest.mark.parametrize("how", BATCHES)
+def test_batches_are_refused_and_the_wrapper_stays_usable(how):
+    check_refused(BATCHES[how], r"cannot be inside of jax.vmap: each rank makes its calls once")
+
+
+def test_averages_have_no_derivative_either():
+    def use(ddp):
+        jax.grad(lambda g: ddp.average({"w": g})["w"].sum())(jnp.ones(4))
+
+    check_refused(use, "DistributedDataParallel.average has no derivative")
+
+
+def test_an_error_in_the_loss_outside_of_jit_leaves_the_wrapper_usable():
+    def use(ddp):
+        ddp.value_and_grad(lambda params: params["w"] @ jnp.ones(3))(ddp.params)
+
+    check_refused(use, "dot_general requires", TypeError)
+
+
+def test_inside_of_the_loss_everything_may_be_used():
+    def rank():
+        ddp = DistributedDataParallel({"w": jnp.arange(1.0, 5.0)})
+
+        def inside(params):
+            slopes = jax.vmap(jax.grad(lambda w: w**3))(params["w"])  # 3 w^2
+            return slopes.sum()
+
+        return np.asarray(jax.jit(ddp.value_and_grad(inside))(ddp.params)[1]["w"])
+
+    for grad in run_ranks(rank, 2):
+        np.testing.assert_array_equal(grad, 6 * np.arange(1.0, 5.0))
+
+
+def test_no_sync_makes_no_calls_and_has_derivatives():
+    def rank():
+        ddp = DistributedDataParallel({"w": jnp.arange(1.0, 5.0)})
+        with ddp.no_sync():
+            return np.asarray(jax.grad(of_gradients(ddp))(ddp.params)["w"])
+
+    for grad in run_ranks(rank, 2):
+        np.testing.assert_array_equal(grad, [2.0] * 4)
