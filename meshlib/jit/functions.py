@@ -99,14 +99,23 @@ def reduce(
     return x if calls.size() == 1 else bind(kinds.Reduce(calls, root, op), x)
 
 
-def all_gather(x: Any, group: Group = None, *, axis: int = 0, tiled: bool = False) -> jax.Array:
+def all_gather(
+    x: Any,
+    group: Group = None,
+    *,
+    axis: int = 0,
+    tiled: bool = False,
+    after: jax.Array | None = None,
+) -> jax.Array:
     """Return the members' ``x`` stacked along a new ``axis``, or joined along it if ``tiled``.
 
-    As ``jax.lax.all_gather``. The transpose is ``reduce_scatter``.
+    As ``jax.lax.all_gather``. The transpose is ``reduce_scatter``. The call is not made before
+    ``after``, an array of any shape, has been computed: what is gathered takes memory from then on.
     """
     x, calls = _prepare(x, group)
     axis = _check_axis(axis, x.ndim + (not tiled), "axis")
-    rows = x[None] if calls.size() == 1 else bind(kinds.AllGather(calls), x)
+    anchors = () if after is None else (after.reshape(-1)[:1],)
+    rows = x[None] if calls.size() == 1 else bind(kinds.AllGather(calls), x, anchors=anchors)
     rows = jnp.moveaxis(rows, 0, axis)
     if not tiled:
         return rows
