@@ -98,22 +98,12 @@ def init_process_group(
     if store is None:
         url = init_method or ("mpi://" if "mpi" in chosen.values() else DEFAULT_INIT_METHOD)
         store, rank, world_size = _rendezvous(url, rank, world_size, seconds, group_name)
-    elif init_method is not None:
-        raise ValueError(f"init_method={init_method!r} and store were both given; expected one")
-    elif not isinstance(store, Store) and not _is_foreign(store):
-        raise TypeError(
-            "store must be a Store, or another library's with set, get and add; got"
-            f" {type(store).__name__}: {store!r}"
-        )
-    elif world_size <= 0 or not 0 <= rank < world_size:
-        raise ValueError(
-            "an explicit store needs rank and world_size with 0 <= rank < world_size, got "
-            f"rank={rank}, world_size={world_size}"
-        )
-    elif isinstance(store, Store):
-        store = _part_of(store, rank, group_name)
     else:
-        store, secret = _meet_through(store, rank, world_size, seconds, group_name)
+        _check_given(store, init_method, rank, world_size)
+        if isinstance(store, Store):
+            store = _part_of(store, rank, group_name)
+        else:
+            store, secret = _meet_through(store, rank, world_size, seconds, group_name)
     try:
         agree(tuning, store, rank)
     except BaseException:
@@ -135,6 +125,21 @@ def init_process_group(
         except BaseException:
             destroy_process_group()
             raise
+
+
+def _check_given(store: Any, init_method: str | None, rank: int, world_size: int) -> None:
+    if init_method is not None:
+        raise ValueError(f"init_method={init_method!r} and store were both given; expected one")
+    if not isinstance(store, Store) and not _is_foreign(store):
+        raise TypeError(
+            "store must be a Store, or another library's with set, get and add; got"
+            f" {type(store).__name__}: {store!r}"
+        )
+    if world_size <= 0 or not 0 <= rank < world_size:
+        raise ValueError(
+            "an explicit store needs rank and world_size with 0 <= rank < world_size, got "
+            f"rank={rank}, world_size={world_size}"
+        )
 
 
 def _bind(world: World, device_id: Any) -> None:

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from meshlib.jit.host_call import untransformed
 
-from meshlib import ReduceOp, jit
-from meshlib.mesh.device_mesh import DeviceMesh
+from meshlib import DeviceMesh, ReduceOp, jit
 from meshlib.sharding import DArray, Sharding
 from parallel.checks import describe
 from parallel.fsdp.layout import rows_of
