@@ -29,6 +29,7 @@ class Core(Protocol):
     Ring: type[Any]
     Shortcut: type[Any]
     share_all_reduce: Callable[..., bool]
+    crc32c: Callable[..., int]
 
 
 def _load() -> tuple[Core | None, str | None]:

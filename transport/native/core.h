@@ -10,6 +10,7 @@
 
 #include <stdatomic.h>
 #include <stdint.h>
+#include <string.h>
 
 #define STEP (UINT64_C(1) << 24)
 #define FIRST 1
@@ -231,6 +232,11 @@ void copy_bytes(void *into, const void *from, size_t size);
 /* ------------------------------------------------------------------ shares.c */
 
 PyObject *share_all_reduce(PyObject *module, PyObject *args);
+
+/* ------------------------------------------------------------------ crc32c.c: a checksum */
+
+void init_crc32c(void);
+PyObject *crc32c(PyObject *module, PyObject *args);
 
 /* ------------------------------------------------------------------ types */
 

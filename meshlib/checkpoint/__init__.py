@@ -1,0 +1,18 @@
+"""Checkpoints of sharded states that load on any mesh, in Zarr's format.
+
+``save`` and ``load`` a tree of arrays and values; ``Checkpointer`` does so in the background and
+keeps the newest and the best. docs/checkpoints.md shows them.
+"""
+
+from meshlib.checkpoint.checkpointer import Checkpointer, load, save
+from meshlib.checkpoint.errors import CheckpointError, CorruptCheckpointError
+from meshlib.checkpoint.folder import latest_step
+
+__all__ = [
+    "CheckpointError",
+    "Checkpointer",
+    "CorruptCheckpointError",
+    "latest_step",
+    "load",
+    "save",
+]
