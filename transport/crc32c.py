@@ -51,10 +51,10 @@ crc32c: Crc32c = crc32c_in_python if core is None else core.crc32c
 
 @cache
 def _byte_table() -> Words:
-    table: Words = np.arange(256, dtype=np.uint32)
+    table = np.arange(256, dtype=np.uint32)
     for _ in range(8):
-        table = np.where(table & 1, table >> 1 ^ np.uint32(_POLYNOMIAL), table >> 1)
-    return table.astype(np.uint32)
+        table = np.where(table & 1, table >> 1 ^ _POLYNOMIAL, table >> 1).astype(np.uint32)
+    return table
 
 
 @cache
@@ -66,7 +66,7 @@ def _byte_list() -> list[int]:
 def _pair_table() -> Words:
     """Return what two bytes, the first the lower, make of a register that begins with them."""
     once = _byte_table()[np.arange(1 << 16) & 255] ^ (np.arange(1 << 16, dtype=np.uint32) >> 8)
-    return once >> 8 ^ _byte_table()[once & 255]
+    return (once >> 8 ^ _byte_table()[once & 255]).astype(np.uint32)
 
 
 def _one_lane(octets: Bytes, register: int) -> int:
@@ -79,7 +79,7 @@ def _one_lane(octets: Bytes, register: int) -> int:
 def _many_lanes(rows: Bytes, register: int) -> int:
     """Return the register after ``rows``, which are consecutive; their number is a power of two."""
     table = _pair_table()
-    registers = np.zeros(len(rows), np.uint32)
+    registers: npt.NDArray[Any] = np.zeros(len(rows), np.uint32)
     registers[0] = register
     # By step, so that each step reads what lies together.
     pairs = np.ascontiguousarray(rows.view("<u2").T)

@@ -81,9 +81,8 @@ def chunked(
 def _divisor(length: int, wanted: int) -> int:
     """Return the divisor of ``length`` to cut it by: the next above ``wanted``, if not far."""
     above = [n for n in range(wanted, min(4 * wanted, length) + 1) if length % n == 0]
-    return (
-        above[0] if above else max(n for n in range(1, min(wanted, length) + 1) if length % n == 0)
-    )
+    below = (n for n in range(min(wanted, length), 0, -1) if length % n == 0)
+    return above[0] if above else next(below)
 
 
 class Writers:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,7 +14,7 @@ from meshlib.checkpoint.folder import Description, find
 from meshlib.checkpoint.layout import Index
 from meshlib.checkpoint.leaves import Box, Host, is_wanted_array, target_like, why_not_like
 from meshlib.checkpoint.storage import BLOCK, Reader
-from meshlib.checkpoint.tree import Matching
+from meshlib.checkpoint.tree import Maker, Matching
 from meshlib.checkpoint.zarr import CHECKSUM_BYTES, ChunkGrid, chunk_file, grid_of
 from meshlib.sharding.local import relative, shape_of
 from transport.crc32c import crc32c
@@ -24,7 +24,7 @@ def load_like(party: Party, found: Description, like: Any, *, strict: bool, veri
     """Return the tree of a checkpoint as ``like``. See ``meshlib.checkpoint.load``."""
     grids = {name: grid_of(document, name) for name, document in found.arrays.items()}
 
-    def match() -> tuple[Callable[..., Any], dict[str, Any]]:
+    def match() -> tuple[Maker, dict[str, Any]]:
         matching = Matching(
             is_wanted_array,
             lambda name, leaf: why_not_like(_grid(grids, name), name, leaf),
@@ -36,7 +36,7 @@ def load_like(party: Party, found: Description, like: Any, *, strict: bool, veri
             name: target_like(_grid(grids, name), leaf) for name, leaf in matching.wanted.items()
         }
 
-    own: list[tuple[Callable[..., Any], dict[str, Any]]] = []
+    own: list[tuple[Maker, dict[str, Any]]] = []
     party.gather(lambda: own.append(match()))
     make, targets = own[0]
     loaded: dict[str, Any] = {}
@@ -93,7 +93,7 @@ class ChunkReader:
         target = result[relative(common, box)]
         with self._opened(name, grid, index) as file:
             if shape_of(common) == grid.chunk_shape and target.flags.c_contiguous:
-                octets = memoryview(target.reshape(-1).view(np.uint8))
+                octets = target.reshape(-1).view(np.uint8).data
                 self._fill(octets, file, 0, name, grid, index)
                 return
             begin, end = 0, grid.chunk_bytes
@@ -106,7 +106,7 @@ class ChunkReader:
             if self._scratch.size < end - begin:
                 self._scratch = np.empty(end - begin, np.uint8)
             scratch = self._scratch[: end - begin]
-            self._fill(memoryview(scratch), file, begin, name, grid, index)
+            self._fill(scratch.data, file, begin, name, grid, index)
         rows = (-1, *grid.chunk_shape[1:]) if grid.shape else ()
         chunk = scratch.view(grid.dtype).reshape(rows)
         inside = list(relative(common, has))
@@ -138,7 +138,7 @@ class ChunkReader:
             raise self._corrupt(name, index, "was changed: its checksum is another one")
 
     @contextmanager
-    def _opened(self, name: str, grid: ChunkGrid, index: Index) -> Iterator[Reader]:
+    def _opened(self, name: str, grid: ChunkGrid, index: Index) -> Generator[Reader]:
         """Open a chunk, which has the right size; what is wrong with the file names it."""
         found, expected = self._found, grid.chunk_bytes + CHECKSUM_BYTES
         try:

@@ -62,7 +62,7 @@ class Piece:
             whole[tuple(slice(0, n) for n in data.shape)] = data
             data = whole
         data = np.ascontiguousarray(data)
-        octets = memoryview(data.reshape(-1).view(np.uint8))
+        octets = data.reshape(-1).view(np.uint8).data
         storage.write(f"{folder}/{chunk_file(self.array, self.index)}", _with_checksum(octets))
 
 

@@ -6,7 +6,7 @@ import ctypes
 import os
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
@@ -127,7 +127,7 @@ class LocalStorage(Storage):
         return (self._root / name).read_bytes()
 
     @contextmanager
-    def open(self, name: str) -> Iterator[Reader]:
+    def open(self, name: str) -> Generator[Reader]:
         """Open a file for reading."""
         file = os.open(self._root / name, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -240,7 +240,7 @@ class FsspecStorage(Storage):
         return self._fs.cat_file(self._at(name))
 
     @contextmanager
-    def open(self, name: str) -> Iterator[Reader]:
+    def open(self, name: str) -> Generator[Reader]:
         """Return a reader, which asks for each range."""
         path = self._at(name)
         yield _FsspecReader(self._fs, path, int(self._fs.info(path)["size"]))

@@ -12,6 +12,7 @@ import base64
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from hashlib import sha256
 from typing import Any, cast
 from urllib.parse import quote
@@ -23,6 +24,9 @@ from meshlib.checkpoint.zarr import dtype_name, dtype_of
 
 Node = Any
 """JSON: a value, or an object of one member."""
+
+Maker = Callable[[Callable[[str], Any]], Any]
+"""Makes a tree, given a function that returns the array of a name."""
 
 _LONGEST_NAME = 200  # a file's name may have 255 bytes
 _SHOWN_DIFFERENCES = 8
@@ -227,14 +231,14 @@ class Matching:
             told.append(f"and {len(self.differences) - len(told)} more")
         raise CheckpointError(f"{where} differs from what is to be loaded: {'; '.join(told)}")
 
-    def match(self, node: Node, like: Any, path: tuple[Any, ...] = ()) -> Callable[..., Any]:
+    def match(self, node: Node, like: Any, path: tuple[Any, ...] = ()) -> Maker:
         """Return a function of ``array(name)`` that makes the tree; note what differs."""
         if like is ...:
             for _, leaf in leaves_of(node):
                 name = array_of(leaf)
                 if name is not None:
                     self.wanted[name] = ...
-            return lambda array: decode(node, array)
+            return partial(decode, node)
         kind, data = _kind(node)
         if self._is_array(like):
             if kind != "array":
@@ -243,22 +247,22 @@ class Matching:
             if wrong is not None:
                 return self._differ(path, wrong)
             self.wanted[data] = like
-            return lambda array: array(data)
+            return partial(_of_name, data)
         children = children_of(like)
         if children is None:
             if kind != "value":
                 return self._differ(path, f"is {_described(node)}, not a value")
-            return lambda array: _decode_value(node)
+            return partial(decode, node)
         return self._match_children(node, like, children[1], path)
 
     def _match_children(
         self, node: Node, like: Any, wanted: list[tuple[Any, Any]], path: tuple[Any, ...]
-    ) -> Callable[..., Any]:
+    ) -> Maker:
         items = items_of(node)
         if items is None:
             return self._differ(path, f"is {_described(node)}, not a {type(like).__name__}")
         there = dict(items)
-        makers: list[tuple[Any, Callable[..., Any]]] = []
+        makers: list[tuple[Any, Maker]] = []
         for key, child in wanted:
             if key in there:
                 makers.append((key, self.match(there.pop(key), child, (*path, key))))
@@ -267,11 +271,19 @@ class Matching:
         if self._strict:
             for key in there:
                 self._differ((*path, key), "is there too")
-        return lambda array: _rebuilt(like, [(key, make(array)) for key, make in makers])
+        return partial(_made, like, makers)
 
-    def _differ(self, path: tuple[Any, ...], what: str) -> Callable[..., Any]:
+    def _differ(self, path: tuple[Any, ...], what: str) -> Maker:
         self.differences.append(f"{shown(path) or 'the tree'} {what}")
-        return lambda array: None
+        return partial(decode, None)
+
+
+def _of_name(name: str, array: Callable[[str], Any]) -> Any:
+    return array(name)
+
+
+def _made(like: Any, makers: list[tuple[Any, Maker]], array: Callable[[str], Any]) -> Any:
+    return _rebuilt(like, [(key, make(array)) for key, make in makers])
 
 
 def _rebuilt(like: Any, items: list[tuple[Any, Any]]) -> Any:
