@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from meshlib.checkpoint.errors import CheckpointError
-from meshlib.process_group import ProcessGroup
-from meshlib.world import find_world
+from meshlib.groups.process_group import ProcessGroup
+from meshlib.job.world import find_world
 
 T = TypeVar("T")
 

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from meshlib.checkpoint.zarr import ChunkGrid
-from meshlib.device_mesh import DeviceMesh
+from meshlib.mesh.device_mesh import DeviceMesh
 from meshlib.sharding.blocks import blocks
 from meshlib.sharding.sharding import Sharding
 
