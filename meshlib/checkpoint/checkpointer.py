@@ -80,7 +80,9 @@ def load(
             same sharding, a NumPy array; a ``Sharding`` stands for a DArray that lies so; anything
             else with shape and dtype (``jax.ShapeDtypeStruct``) for a NumPy array. In the place of
             a value comes the saved one. ``...`` is whatever was saved there, arrays as NumPy's and
-            whole; by default all of it.
+            whole; by default all of it. A function stands for a part of the tree of which it says
+            what each array is to be like: it gets the array's keys below it and its shape, and
+            returns a Sharding or ``...``.
         step: Which one of a folder; by default the newest.
         group: The ranks that call: a mesh or a process group. By default all of the job; without
             a job this process.

@@ -75,7 +75,7 @@ class Target:
     finish: Callable[[Host | None], Any]
 
 
-def why_not_like(grid: ChunkGrid, name: str, leaf: Any) -> str | None:
+def why_not_like(grid: ChunkGrid, leaf: Any) -> str | None:
     """Return why an array in a checkpoint cannot become one like ``leaf``; None if it can."""
     if not isinstance(leaf, Sharding):
         if tuple(leaf.shape) != grid.shape:

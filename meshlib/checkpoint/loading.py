@@ -27,7 +27,8 @@ def load_like(party: Party, found: Description, like: Any, *, strict: bool, veri
     def match() -> tuple[Maker, dict[str, Any]]:
         matching = Matching(
             is_wanted_array,
-            lambda name, leaf: why_not_like(_grid(grids, name), name, leaf),
+            lambda name, leaf: why_not_like(_grid(grids, name), leaf),
+            lambda name: _grid(grids, name).shape,
             strict=strict,
         )
         make = matching.match(found.tree, like)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
@@ -15,7 +15,8 @@ from typing import Any, Protocol
 BLOCK = 1 << 20
 """What is read or written at once: small enough that a checksum finds it in the cache."""
 
-_MOST_SINGLE_SYNCS = 4
+_SYNCING = 8
+"""How many files are synced at once: a disk takes several at one turn."""
 
 
 class Reader(Protocol):
@@ -87,13 +88,17 @@ def open_storage(location: str | os.PathLike[str], *, sync: bool = True) -> Stor
 
 
 class LocalStorage(Storage):
-    """A folder of a file system that all ranks see."""
+    """A folder of a file system that all ranks see.
+
+    The disk begins with a file when it is written, while the next one is.
+    """
 
     def __init__(self, location: str, *, sync: bool) -> None:
         self.location = location
         self._root = Path(location)
         self._sync = sync
-        self._written: list[str] = []
+        self._syncing: list[Future[None]] = []
+        self._pool: ThreadPoolExecutor | None = None
         self._folders: set[Path] = set()
 
     def write(self, name: str, parts: Iterable[memoryview]) -> None:
@@ -108,9 +113,18 @@ class LocalStorage(Storage):
                 begin = 0
                 while begin < len(part):
                     begin += os.write(file, part[begin:])
-        finally:
+        except BaseException:
             os.close(file)
-        self._written.append(name)
+            raise
+        if self._sync:
+            self._later(_sync_and_close, file)
+        else:
+            os.close(file)
+
+    def _later(self, call: Callable[[int], None], file: int) -> None:
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(_SYNCING, thread_name_prefix="sync")
+        self._syncing.append(self._pool.submit(call, file))
 
     def publish(self, name: str, data: bytes) -> None:
         """Write to another name, make it last, rename it, and make that last."""
@@ -154,38 +168,35 @@ class LocalStorage(Storage):
         shutil.rmtree(self._root / folder, ignore_errors=True)
 
     def sync(self) -> None:
-        """Have the disk take it: file by file, or if there are many the whole file system."""
-        written, self._written = self._written, []
-        if not self._sync or not written:
+        """Wait until the disk has the files, and then the folders that name them."""
+        folders, self._folders = self._folders, set()
+        if not self._sync:
             return
-        folders = {(self._root / name).parent for name in written}
-        if len(written) + len(folders) > _MOST_SINGLE_SYNCS and _sync_file_system(self._root):
-            return
-        for path in (*(self._root / name for name in written), *folders):
-            _sync_path(path)
+        above = {parent for folder in folders for parent in folder.parents if self._within(parent)}
+        try:
+            for folder in (*folders, *above):
+                self._later(_sync_and_close, os.open(folder, os.O_RDONLY | os.O_CLOEXEC))
+        finally:
+            syncing, self._syncing = self._syncing, []
+            if self._pool is not None:
+                self._pool.shutdown()
+                self._pool = None
+        for one in syncing:
+            one.result()
+
+    def _within(self, path: Path) -> bool:
+        return path == self._root or self._root in path.parents
 
 
-def _sync_path(path: Path) -> None:
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+def _sync_and_close(file: int) -> None:
     try:
         os.fsync(file)
     finally:
         os.close(file)
 
 
-def _sync_file_system(path: Path) -> bool:
-    """Sync all that the file system of ``path`` holds in one call; return whether that was done.
-
-    Hundreds of small files one after the other would wait for as many turns of the disk.
-    """
-    syncfs = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
-    if syncfs is None:
-        return False
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return syncfs(file) == 0
-    finally:
-        os.close(file)
+def _sync_path(path: Path) -> None:
+    _sync_and_close(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
 
 
 class _LocalReader:

@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from hashlib import sha256
+from types import FunctionType, MethodType
 from typing import Any, cast
 from urllib.parse import quote
 
@@ -205,19 +206,21 @@ class Matching:
     """Goes through a checkpoint's tree and the one that it is to be like, and notes what differs.
 
     ``fits(name, leaf)`` returns what is wrong when the array ``name`` is to become like ``leaf``,
-    None if nothing is. ``wanted`` has the arrays that are needed afterwards, each with its leaf
-    (``...`` for one that is wanted as it is).
+    None if nothing is; ``shape_of(name)`` its shape. ``wanted`` has the arrays that are needed
+    afterwards, each with its leaf (``...`` for one that is wanted as it is).
     """
 
     def __init__(
         self,
         is_array: Callable[[Any], bool],
         fits: Callable[[str, Any], str | None],
+        shape_of: Callable[[str], tuple[int, ...]],
         *,
         strict: bool,
     ) -> None:
         self._is_array = is_array
         self._fits = fits
+        self._shape_of = shape_of
         self._strict = strict
         self.wanted: dict[str, Any] = {}
         self.differences: list[str] = []
@@ -233,11 +236,8 @@ class Matching:
 
     def match(self, node: Node, like: Any, path: tuple[Any, ...] = ()) -> Maker:
         """Return a function of ``array(name)`` that makes the tree; note what differs."""
-        if like is ...:
-            for _, leaf in leaves_of(node):
-                name = array_of(leaf)
-                if name is not None:
-                    self.wanted[name] = ...
+        if like is ... or isinstance(like, FunctionType | MethodType):
+            self._lay_out(node, like, path)
             return partial(decode, node)
         kind, data = _kind(node)
         if self._is_array(like):
@@ -254,6 +254,18 @@ class Matching:
                 return self._differ(path, f"is {_described(node)}, not a value")
             return partial(decode, node)
         return self._match_children(node, like, children[1], path)
+
+    def _lay_out(self, node: Node, like: Any, path: tuple[Any, ...]) -> None:
+        """Note what the arrays below are to be like: what a function says, or as they are."""
+        for below, leaf in leaves_of(node):
+            name = array_of(leaf)
+            if name is None:
+                continue
+            self.wanted[name] = ... if like is ... else like(below, self._shape_of(name))
+            if self.wanted[name] is not ...:
+                wrong = self._fits(name, self.wanted[name])
+                if wrong is not None:
+                    self._differ((*path, *below), wrong)
 
     def _match_children(
         self, node: Node, like: Any, wanted: list[tuple[Any, Any]], path: tuple[Any, ...]

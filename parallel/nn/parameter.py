@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from meshlib.sharding import Sharding
 from parallel.arrays import Array, is_floating, namespace
 from parallel.checks import check_array, check_callable
 
@@ -42,6 +43,12 @@ class Parameter:
     once as well, in the last backward pass.
 
     Raises TypeError for ``data`` that is no array.
+    """
+
+    split: tuple[Sharding, tuple[int, ...]] | None = None
+    """Of what global array, in which sharding, the array that modules compute with is a part.
+
+    A layer that splits its parameters (tensor parallel) says it here; None: it is the global one.
     """
 
     def __init__(self, data: Array, *, requires_grad: bool = True, name: str = "") -> None:

