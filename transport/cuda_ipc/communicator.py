@@ -31,10 +31,10 @@ from transport.errors import (
     DistError,
 )
 from transport.flat import part_bounds
+from transport.place import this_machine
 from transport.reduce_op import RedOpType, ReduceOp, reduction_dtype
 from transport.runtime import Membership
 from transport.tcp import TcpCommunicator
-from transport.tcp.address import this_machine
 
 _FLAG_BYTES = 8
 _ABOVE_ALL = 1 << 62

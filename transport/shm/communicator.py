@@ -17,6 +17,7 @@ from transport.communicator import Communicator
 from transport.errors import CommunicatorAbortedError, CommunicatorTimeoutError, PeerLostError
 from transport.flat import as_bytes
 from transport.operands.quiet import quiet_runner
+from transport.place import this_place
 from transport.reduce_op import Flat, ReduceOp
 from transport.runtime import Membership
 from transport.shm.board.board import Board
@@ -31,7 +32,6 @@ from transport.shm.collectives.places import Places
 from transport.shm.collectives.reductions import Reductions
 from transport.shm.meeting.directory import Directory
 from transport.shm.meeting.endpoint import ABORTED, DIED, LEFT, Endpoint
-from transport.shm.meeting.locality import this_place
 from transport.shm.meeting.neighbourhood import Neighbourhood
 from transport.shm.messages.messages import INBOX, Messages
 from transport.shm.messages.single_copy import agree
@@ -57,14 +57,14 @@ class ShmCommunicator(Communicator):
     Members find each other at the first collective: group rank 0 makes the segment, the others
     fetch it from its endpoint, and everybody keeps a connection to everybody, by which they learn
     of each other's end. ``sizes`` must be equal on all members. ``directory`` knows where they
-    are; ``namespace`` is what it says of this rank instead of its network namespace.
+    are; ``machine`` is what it says of this rank instead of where it is.
     """
 
     def __init__(
         self,
         membership: Membership,
         sizes: Sizes = DEFAULT_SIZES,
-        namespace: str | None = None,
+        machine: str | None = None,
     ) -> None:
         super().__init__(membership)
         runtime = membership.runtime
@@ -82,7 +82,7 @@ class ShmCommunicator(Communicator):
         self._failure: str | None = None
         self._endpoint = runtime.shared("shm-endpoint", lambda: Endpoint(runtime.secret))
         self._patience = Patience(self.size)
-        place = this_place(self._endpoint.address, unsupported_reason(), namespace)
+        place = this_place(unsupported_reason(), self._endpoint.address, machine)
         self.directory = Directory(membership, place)
         self._neighbourhood = Neighbourhood(
             membership, self._endpoint, self.directory, self._patience
