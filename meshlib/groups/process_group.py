@@ -18,8 +18,10 @@ from meshlib.calls.lanes import Lanes
 from meshlib.calls.shortcut import SHORT, Order, Shortcut, open_shortcut, resume
 from meshlib.calls.work import Work
 from meshlib.collectives.collectives import Collectives
-from meshlib.diagnosis.failures import Reporter, abort_event, announce
+from meshlib.diagnosis.event_log import announce
+from meshlib.diagnosis.events import Abort
 from meshlib.diagnosis.recorder import COLLECTIVE, Record
+from meshlib.diagnosis.reporter import Reporter
 from meshlib.groups.companions import Companions
 from meshlib.groups.host import Host, Observer, Run
 from transport.call import NO_ROOT, CallHeader, Kind, pack_header
@@ -358,7 +360,7 @@ class ProcessGroup(Companions, Collectives):
         """Break the group with ``error`` on all members, and here."""
         if self._failure is None:
             with suppress(DistStoreError):
-                announce(self.world.store, abort_event(self.id, error, self.global_rank))
+                announce(self.world.store, Abort.of(self.id, error, self.global_rank))
             self.fail(error)
 
     def await_failure(self, timeout: float) -> DistError | None:
