@@ -25,6 +25,8 @@ from meshlib.launcher.ranks.bootstrap import SERVE
 
 _LENGTH = struct.Struct("!I")
 _ADOPTION_SECONDS = 10.0
+_ANSWER_SECONDS = 20.0
+"""What imports that hang may take: after that ranks begin by themselves, and show where."""
 PRELOADED = ("numpy", "meshlib.api", "transport.auto", "ctypes", "faulthandler", "traceback")
 """What ranks find imported. Nothing that starts a thread, or reads what differs between ranks."""
 
@@ -65,6 +67,7 @@ class ForkServer:
 
     def __init__(self, command: Callable[[str], list[str]], variables: Mapping[str, str]) -> None:
         self._socket, theirs = socket.socketpair()
+        self._socket.settimeout(_ANSWER_SECONDS)
         with theirs:
             self._process = subprocess.Popen(
                 command(f"{SERVE}{theirs.fileno()}"),
@@ -97,13 +100,15 @@ class ForkServer:
             socket.send_fds(self._socket, [_LENGTH.pack(len(body))], descriptors)
             self._socket.sendall(body)
             answer = _receive(self._socket, _LENGTH.size)
-        except OSError:
-            return None
+        except OSError:  # it has ended, or hangs
+            answer = b""
         pid = _LENGTH.unpack(answer)[0] if answer else 0
+        if not pid:
+            self.close()  # nothing may come of it later
         return ForkedRank(pid) if pid else None
 
     def close(self) -> None:
-        """End the server; the ranks go on."""
+        """End the server; the ranks go on. Idempotent."""
         self._socket.close()
         self._process.kill()
         self._process.wait()

@@ -76,7 +76,8 @@ class Worker:
 
     def told_by_others(self) -> None:
         """Note that the rank has been told to end, a moment ago and not by this launcher."""
-        if self.running or (self.process.returncode or 0) < 0:
+        code = self.process.returncode
+        if code is None or code < 0:
             self._stopped_at = self._stopped_at or wall_time() - _A_MOMENT
 
     def result(self) -> RankExit:

@@ -33,18 +33,30 @@ SLOW_TO_BEGIN = """
         open("here", "w").close()
         time.sleep(1)
 """
+SLOW_TO_FORK = """
+    import os, time
+
+    if "MESHLIB_RUN_ID" in os.environ:
+        open("here", "w").close()
+        time.sleep(1)
+"""
 
 
 @pytest.mark.parametrize(
-    ("slow", "said"),
-    [(SLOW_TO_LOAD, "received SIGINT"), (SLOW_TO_BEGIN, "received SIGINT; ended ranks 0-1")],
-    ids=["the launcher", "a rank"],
+    ("slow", "start", "said"),
+    [
+        (SLOW_TO_LOAD, "fork", "received SIGINT"),
+        (SLOW_TO_BEGIN, "exec", "received SIGINT; ended ranks 0-1"),
+        (SLOW_TO_FORK, "fork", "received SIGINT; ended ranks 0-1"),
+    ],
+    ids=["the launcher", "a rank", "what ranks are forked from"],
 )
-def test_ctrl_c_before_anything_runs_is_quiet(meshrun, slow, said):
+def test_ctrl_c_before_anything_runs_is_quiet(meshrun, slow, start, said):
     """Python runs ``sitecustomize`` when it begins, in the launcher and in the ranks."""
     meshrun.script(slow, "sitecustomize.py")
     script = meshrun.script("import time; time.sleep(60)")
-    launcher = meshrun.start("-n", "2", script, env={"PYTHONPATH": str(meshrun.folder)})
+    variables = {"PYTHONPATH": str(meshrun.folder)}
+    launcher = meshrun.start("-n", "2", "--start", start, script, env=variables)
     assert meshrun.wait_for((meshrun.folder / "here").exists)
     launcher.send_signal(signal.SIGINT)
     result = meshrun.finish(launcher)
@@ -88,4 +100,4 @@ def test_a_name_that_no_machine_has_is_said(monkeypatch):
         node.close()
     (verdict,) = events
     assert isinstance(verdict, Verdict)
-    assert "cannot resolve nodeA (Name or service not known)" in verdict.error
+    assert "nodeA:29500: cannot resolve nodeA" in verdict.error

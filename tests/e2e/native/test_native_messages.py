@@ -77,6 +77,6 @@ EXCHANGES = (
 @pytest.mark.parametrize("pure", ["", "0", "1"], ids=["compiled", "sender", "receiver"])
 def test_messages_between_ranks_with_and_without_the_core(meshrun, pure):
     script = meshrun.script(EXCHANGES)
-    result = meshrun.run("--nproc-per-node", "2", script, env={"PURE": pure})
+    result = meshrun.run("--start=exec", "-n", "2", script, env={"PURE": pure})
     assert result.code == 0, result.err
     assert result.out.split() == ["fine", "fine"]
