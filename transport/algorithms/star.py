@@ -15,7 +15,7 @@ from transport.algorithms.operand import ARRIVING, TOTAL, pack, store
 from transport.algorithms.team import Team
 from transport.call import Call
 from transport.flat import as_bytes
-from transport.links.link import Link
+from transport.link import Link
 from transport.reduce_op import Flat, ReduceOp
 
 _CENTRE = 0

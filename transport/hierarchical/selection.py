@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from transport.algorithms.choice import Thresholds
 from transport.call import Call
 from transport.flat import Scratch
+from transport.link import Link
 from transport.links.collectives import LinkCollectives
 from transport.links.communicator import LinkCommunicator
-from transport.links.link import Link
 
 
 class Selection(LinkCollectives):
