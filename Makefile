@@ -78,9 +78,11 @@ docs: $(STAMP)  ## the pages and the reference as a site, in out/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --config-file docs/site/mkdocs.yml
 
 bench: $(STAMP)  ## every collective beside Gloo, Open MPI, MPICH and JAX, in one run
-	-$(BIN)/python -m meshlib.bench.setup_peers
+	-$(BIN)/python -m tests.benchmarks.setup_peers
 	$(BIN)/python -m meshlib.bench --vs gloo,openmpi,mpich,jax --collectives all --symmetric \
-		--backend auto,tcp --rounds 4 --count --json out/bench.json --plot out/bench.png
+		--backend auto,tcp --rounds 4 --json out/bench.json --plot out/bench.png
+	$(BIN)/python -m tests.benchmarks.counts --collectives all --symmetric --backend auto,tcp \
+		--json out/counts.json
 
 chaos: $(STAMP)  ## every fault on every transport, 2, 3 and 5 ranks
 	$(BIN)/python tests/chaos/run.py --transports tcp,shm,auto --repeat 3 \

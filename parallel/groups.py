@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from meshlib.groups.process_group import ProcessGroup
-from meshlib.job.world import current_world
+from meshlib.job.current import current_world
 
 
 class Ranks(Protocol):

@@ -5,23 +5,19 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from meshlib.bench.cases import CASES, COLLECTIVES
-from meshlib.bench.counts import Count, as_records, count
-from meshlib.bench.counts import header as counts_header
-from meshlib.bench.counts import row as count_row
 from meshlib.bench.job import BenchmarkError
 from meshlib.bench.libraries import LIBRARIES, OWN
+from meshlib.bench.libraries.environments import python_of
 from meshlib.bench.plot import check_can_plot, plot
 from meshlib.bench.predict import Network, comparison, cost_of, extrapolation
 from meshlib.bench.progress import Progress
 from meshlib.bench.report import as_json, copy_bandwidth, header, rows
-from meshlib.bench.run import Cell, Plan, Result, Skipped, grid, run
-from meshlib.bench.setup_peers import python_of
+from meshlib.bench.run import Plan, Result, Skipped, grid, run
 from meshlib.bench.sizes import parse_size
-from meshlib.bench.system_calls import CannotCountError
 from meshlib.command_line import USAGE_ERROR, OneLineParser
 from transport.algorithms.tuning import Tuning, from_environment
 from transport.hierarchical.cost import Shape
@@ -40,8 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             check_can_plot(args.plot)
         # The model knows what goes over links.
         backends = args.backend or (["tcp"] if args.predict else ["auto"])
-        own = [_BACKENDS[backend] for backend in backends]
-        own += ["meshlib-symmetric"] if args.symmetric else []
+        own = own_libraries(backends, args.symmetric)
         pythons = dict.fromkeys(own, sys.executable) | _peers_there(args.vs)
     except ValueError as error:
         sys.stderr.write(f"meshlib bench: {error}\n")
@@ -64,10 +59,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BenchmarkError as error:
         sys.stderr.write(f"meshlib bench: {error}\n")
         return 1
-    counts = list(_count(cells)) if args.count else []
     if args.json is not None:
         args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(as_json(results, settings, as_records(counts)))
+        args.json.write_text(as_json(results, settings))
     if args.plot is not None:
         args.plot.parent.mkdir(parents=True, exist_ok=True)
         plot(results, args.plot)
@@ -99,16 +93,6 @@ def _peers_there(wanted: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _count(cells: Sequence[Cell]) -> Iterator[Count]:
-    sys.stdout.write(f"\n{counts_header()}\n")
-    for found in count(cells):
-        if isinstance(found, CannotCountError):
-            sys.stdout.write(f"no system calls: {found}\n")
-        else:
-            sys.stdout.write(f"{count_row(found)}\n")
-            yield found
-
-
 def _network(args: argparse.Namespace) -> Network:
     shape = Shape(args.hosts, args.ranks_per_host)
     return Network(shape, 1e-6 * args.network_latency, 1e9 * args.network_bandwidth)
@@ -120,49 +104,14 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         description="Measure collectives on float32 arrays on this machine: medians of the slowest"
         " rank's time, a barrier before each call, libraries taking turns.",
     )
-    parser.add_argument(
-        "--collectives",
-        type=_collectives,
-        default=["all_reduce"],
-        metavar="NAMES",
-        help=f"comma-separated, or all: {', '.join(CASES)} (default: all_reduce)",
-    )
-    parser.add_argument(
-        "--sizes",
-        type=_sizes,
-        default=_sizes(_DEFAULT_SIZES),
-        metavar="SIZES",
-        help=f"bytes of each rank's input (default: {_DEFAULT_SIZES})",
-    )
-    parser.add_argument(
-        "--ranks", type=_ranks, default=[2, 4], metavar="N,N", help="numbers of ranks (2,4)"
-    )
+    add_cells(parser)
     parser.add_argument(
         "--vs", type=_peers, default=[], metavar="NAMES", help=f"peers: {', '.join(_PEERS)}"
-    )
-    parser.add_argument(
-        "--backend",
-        type=_backends,
-        default=[],
-        metavar="NAMES",
-        help=f"what our own calls go over: {', '.join(_BACKENDS)} (default: auto, or tcp with"
-        " --predict)",
-    )
-    parser.add_argument(
-        "--symmetric",
-        action="store_true",
-        help="measure arrays from group.empty() as well, as library meshlib-symmetric",
     )
     parser.add_argument("--rounds", type=_positive, default=8, help="turns of each library (8)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
     parser.add_argument(
         "--plot", type=Path, metavar="FILE", help="draw the times over the sizes into FILE (.png)"
-    )
-    parser.add_argument(
-        "--count",
-        action="store_true",
-        help="then count, in runs of their own, the bytes that our calls copy and their system"
-        " calls",
     )
     parser.add_argument(
         "--predict",
@@ -183,6 +132,45 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         help="GB/s of a host's card, in each direction (12.5)",
     )
     return parser.parse_args(argv)
+
+
+def add_cells(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that say what is called: collectives, sizes, ranks, and our backends."""
+    parser.add_argument(
+        "--collectives",
+        type=_collectives,
+        default=["all_reduce"],
+        metavar="NAMES",
+        help=f"comma-separated, or all: {', '.join(CASES)} (default: all_reduce)",
+    )
+    parser.add_argument(
+        "--sizes",
+        type=_sizes,
+        default=_sizes(_DEFAULT_SIZES),
+        metavar="SIZES",
+        help=f"bytes of each rank's input (default: {_DEFAULT_SIZES})",
+    )
+    parser.add_argument(
+        "--ranks", type=_ranks, default=[2, 4], metavar="N,N", help="numbers of ranks (2,4)"
+    )
+    parser.add_argument(
+        "--backend",
+        type=_backends,
+        default=[],
+        metavar="NAMES",
+        help=f"what our own calls go over: {', '.join(_BACKENDS)} (default: auto, or tcp with"
+        " --predict)",
+    )
+    parser.add_argument(
+        "--symmetric",
+        action="store_true",
+        help="measure arrays from group.empty() as well, as library meshlib-symmetric",
+    )
+
+
+def own_libraries(backends: Sequence[str], symmetric: bool) -> list[str]:
+    """Return the names of our own libraries that ``--backend`` and ``--symmetric`` ask for."""
+    return [_BACKENDS[backend] for backend in backends] + ["meshlib-symmetric"] * symmetric
 
 
 def _tuning() -> Tuning:

@@ -82,11 +82,7 @@ def copy_bandwidth(results: Iterable[Result], ranks: int) -> float | None:
     return found[-1] if found else None
 
 
-def as_json(
-    results: Sequence[Result],
-    settings: dict[str, Any],
-    counts: Sequence[dict[str, object]] = (),
-) -> str:
+def as_json(results: Sequence[Result], settings: dict[str, Any]) -> str:
     """Return all results, how they were made, and on what machine."""
     return json.dumps(
         {
@@ -99,7 +95,6 @@ def as_json(
             },
             "settings": settings,
             "results": [_result_as_json(result) for result in results],
-            "counts": list(counts),
         },
         indent=1,
     )

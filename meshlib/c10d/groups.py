@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from meshlib.c10d.functions import Group, resolve_group
 from meshlib.groups.process_group import ProcessGroup
-from meshlib.job.world import current_world
+from meshlib.job.current import Group, current_world, resolve_group
 from transport.checks import to_whole_number
 from transport.deadline import Timeout
 

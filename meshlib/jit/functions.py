@@ -21,13 +21,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from meshlib.arrays.checks import check_op
-from meshlib.c10d.functions import Group, resolve_group
 from meshlib.collectives.point_to_point import check_tag
 from meshlib.groups.process_group import ProcessGroup
 from meshlib.jit import kinds, messages
 from meshlib.jit.collective import bind
 from meshlib.jit.host_call import host_call, traces_are_own
-from meshlib.job.world import World, current_world, is_thread_world
+from meshlib.job.current import Group, current_world, is_thread_world, resolve_group
+from meshlib.job.world import World
 from transport.call import dtype_code
 from transport.reduce_op import RedOpType, ReduceOp
 

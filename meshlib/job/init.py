@@ -8,19 +8,12 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from meshlib.c10d.functions import resolve_group
 from meshlib.diagnosis.log import set_debug_level_from_env
 from meshlib.groups.backend import parse_backend
 from meshlib.groups.process_group import ProcessGroup
+from meshlib.job.current import current_world, find_world, install, is_thread_world, resolve_group
 from meshlib.job.thread_rank import thread_rank
-from meshlib.job.world import (
-    DEFAULT_TIMEOUT,
-    World,
-    current_world,
-    find_world,
-    install,
-    is_thread_world,
-)
+from meshlib.job.world import DEFAULT_TIMEOUT, World
 from transport import environment
 from transport.algorithms.tuning import agree, from_environment
 from transport.checks import to_whole_number

@@ -26,9 +26,10 @@ from meshlib.groups.backend import parse_backend
 from meshlib.groups.communicators import STAGED, make_device_communicator
 from meshlib.groups.host import Observer
 from meshlib.groups.process_group import DRAIN_SECONDS, ProcessGroup
+from meshlib.job.current import adopt_thread
 from meshlib.job.leaving import chains, count_out, find_mismatch, say_goodbye
 from meshlib.job.meeting import LOST, meet, server_of, short
-from meshlib.job.thread_rank import ALL_HERE, thread_rank
+from meshlib.job.thread_rank import ALL_HERE
 from meshlib.trace import dump
 from transport import backends, environment
 from transport.checks import to_whole_numbers
@@ -269,8 +270,7 @@ class World:
 
     def adopt_thread(self) -> None:
         """Have the calling thread find this World, where ranks are threads."""
-        if find_world() is not self:
-            install(self, thread_only=True)
+        adopt_thread(self)
 
     # ------------------------------------------------------------------ events
 
@@ -443,54 +443,3 @@ class World:
 def _group_id(kind: str, members: tuple[int, ...], rest: str) -> str:
     digest = hashlib.sha256(f"{members} {rest}".encode()).hexdigest()[:16]
     return f"{kind}-{digest}"
-
-
-class _OfThread(threading.local):
-    """The World of a thread that has one of its own."""
-
-    world: World | None = None
-
-
-class _Current:
-    """Where the World is found: the thread's own, else the process's."""
-
-    def __init__(self) -> None:
-        self.process: World | None = None
-        self.thread = _OfThread()
-
-
-_current = _Current()
-
-
-def find_world() -> World | None:
-    """Return this thread's World, else (unless it is a rank itself) the process's, else None."""
-    return _current.thread.world or (_current.process if thread_rank() is None else None)
-
-
-def current_world() -> World:
-    """Return the World; raise ValueError when there is none."""
-    world = find_world()
-    if world is None:
-        raise ValueError(
-            "the default process group is not initialised; call init_process_group() first"
-        )
-    return world
-
-
-def install(world: World | None, *, thread_only: bool) -> None:
-    """Make ``world`` (None: no world) the current one, of this thread or of the process.
-
-    In a thread that is a rank of ``run_ranks`` it is always the thread's.
-    """
-    mine = thread_rank()
-    if mine is not None:
-        mine.world, mine.provided = world, False
-    if thread_only or mine is not None:
-        _current.thread.world = world
-    else:
-        _current.process = world
-
-
-def is_thread_world(world: World) -> bool:
-    """Return whether ``world`` belongs to this thread alone."""
-    return _current.thread.world is world

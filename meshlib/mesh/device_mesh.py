@@ -18,7 +18,8 @@ import numpy.typing as npt
 
 from meshlib.collectives.collectives import Collectives
 from meshlib.groups.process_group import ProcessGroup
-from meshlib.job.world import World, current_world, find_world
+from meshlib.job.current import current_world, find_world
+from meshlib.job.world import World
 from meshlib.mesh.layout import IndexArray
 from meshlib.mesh.names import DimKey, make_dims
 from meshlib.mesh.rank_layout import RankLayout

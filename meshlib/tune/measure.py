@@ -13,7 +13,8 @@ from itertools import count
 
 import numpy as np
 
-from meshlib.job.world import World, current_world
+from meshlib.job.current import current_world
+from meshlib.job.world import World
 from meshlib.tune.contests import CONTESTS, EXCHANGED, LARGE_BYTES, SEGMENTS, Contest
 from meshlib.tune.estimates import best_of, crossover, fit_line
 from meshlib.tune.stopwatch import Runner, interleaved

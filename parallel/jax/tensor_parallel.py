@@ -20,8 +20,8 @@ from functools import partial
 import jax
 
 from meshlib import jit
-from meshlib.c10d.functions import Group
 from meshlib.c10d.groups import get_rank, get_world_size
+from meshlib.job.current import Group
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))

@@ -1,6 +1,6 @@
 """The same kinds of fault on torch.distributed with Gloo, to read beside ``run.py``'s table.
 
-    python -m meshlib.bench.setup_peers            # makes .bench/torch, once
+    python -m tests.benchmarks.setup_peers            # makes .bench/torch, once
     .bench/torch/bin/python tests/chaos/torch_gloo.py --ranks 3
 
 Needs torch and nothing of this project. The groups' timeout is 5 seconds here instead of torch's

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from transport.algorithms.choice import Thresholds
+from transport.algorithms.collectives import LinkCollectives
 from transport.call import Call
 from transport.flat import Scratch
 from transport.link import Link
-from transport.links.collectives import LinkCollectives
 from transport.links.communicator import LinkCommunicator
 
 

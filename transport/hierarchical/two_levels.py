@@ -8,7 +8,7 @@ from transport.call import Call
 from transport.communicator import Collectives
 from transport.hierarchical import copies, reductions
 from transport.hierarchical.levels import Levels
-from transport.links.collectives import quiet
+from transport.operands.quiet import quiet
 from transport.reduce_op import Flat, ReduceOp
 
 

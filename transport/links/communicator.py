@@ -6,11 +6,11 @@ from abc import abstractmethod
 from typing import ClassVar
 
 from transport.algorithms.choice import Thresholds
+from transport.algorithms.collectives import LinkCollectives
 from transport.call import Call
 from transport.communicator import Communicator
 from transport.errors import CommunicatorAbortedError, PeerLostError
 from transport.flat import Scratch, as_bytes
-from transport.links.collectives import LinkCollectives
 from transport.links.mailbox import Mailbox
 from transport.reduce_op import Flat
 from transport.runtime import Membership

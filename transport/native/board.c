@@ -127,10 +127,6 @@ int run_reach_all(Run *run, uint64_t step) {
     return 0;
 }
 
-int run_come(const Run *run, uint64_t step) {
-    return all_at(run->board, run->board->progress->base + step);
-}
-
 /* This member's own card is what the others' are compared with. */
 static const char *own_card(const Run *run, int slot) {
     return bytes_at(run->board, run->board->cards[run->board->rank][slot]);

@@ -189,7 +189,6 @@ void run_end(Run *run);                                                     /* t
 void run_publish(const Run *run, uint64_t step);
 int run_reach(Run *run, int peer, uint64_t step);
 int run_reach_all(Run *run, uint64_t step);
-int run_come(const Run *run, uint64_t step); /* whether all are there */
 int run_meet(Run *run);                      /* all at the first step, with the same card */
 int run_meet_one(Run *run, int peer);
 int run_claim(Run *run, int lap);            /* the slot of a lap's block, free: Board.claim */
@@ -225,7 +224,7 @@ const Entry *find_entry(const char *format, long op);
 /* Divide the n elements of a sum by the number of members, where the op is AVG. */
 void finish(const Entry *entry, void *data, Py_ssize_t n, int size);
 
-/* memcpy, but for what makes it slow on some processors: see transport/shm/collectives/copying.py. */
+/* memcpy, but for what makes it slow on some processors: see transport/operands/copying.py. */
 void copy_bytes(void *into, const void *from, size_t size);
 
 /* ------------------------------------------------------------------ shares.c */

@@ -19,7 +19,7 @@ import numpy as np
 from meshlib.arrays.checks import check_op
 from meshlib.calls.work import Message, Work
 from meshlib.groups.process_group import ProcessGroup
-from meshlib.job.world import current_world
+from meshlib.job.current import current_world
 from meshlib.sharding.local import (
     Array,
     array_module,

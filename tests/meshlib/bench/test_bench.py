@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections import Counter
@@ -13,14 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from meshlib.bench import counting, counts, setup_peers
 from meshlib.bench import job as job_module
-from meshlib.bench.c10d_libraries import bind_c10d
 from meshlib.bench.cases import CASES, COLLECTIVES, ROOT, Floats
 from meshlib.bench.cli import main
-from meshlib.bench.counts import Count, count
 from meshlib.bench.job import BenchmarkError, Block, Job, running_job
-from meshlib.bench.libraries import LIBRARIES
+from meshlib.bench.libraries import LIBRARIES, environments
+from meshlib.bench.libraries.c10d import bind_c10d
+from meshlib.bench.libraries.environments import python_of
 from meshlib.bench.plot import check_can_plot, plot
 from meshlib.bench.report import copy_bandwidth, header, ratio, references, rows
 from meshlib.bench.run import (
@@ -33,10 +31,7 @@ from meshlib.bench.run import (
     _measure,
     grid,
 )
-from meshlib.bench.setup_peers import python_of
 from meshlib.bench.sizes import format_size, parse_size
-from meshlib.bench.system_calls import CannotCountError, system_calls
-from meshlib.bench.targets import AIMS, plan_cells, table
 from meshlib.testing import run_ranks
 
 
@@ -247,71 +242,6 @@ def test_a_run_prints_a_table_and_writes_json(
         assert 0 < result["tenth_us"] <= result["median_us"] <= result["ninth_tenth_us"]
 
 
-def test_copies_are_counted_where_they_happen() -> None:
-    source = b"""
-def work(a, b, ends):
-    a[:3] = b[:3]                   # 12 bytes
-    a[0] = 7                        # a control word, not counted
-    a[a > 100] = 0                  # none is
-    np.copyto(a, b)                 # 40
-    np.add(a, b, out=a)             # reduced: 40
-    memory = memoryview(bytearray(8))
-    memory[2:6] = b"abcd"           # 4
-    table = {}
-    table["x"] = 1
-    ends[0].send(b"12345")          # 5
-    ends[1].recv_into(memory[:5])   # and 5
-    return a, table, bytes(memory)
-"""
-    counter = counting.Counter()
-    module = {"np": np, counting.NAME: counter}
-    exec(counting.rewritten(source, "work.py"), module)
-    ends = socket.socketpair()
-    a, table, memory = module["work"](np.zeros(10, np.float32), np.arange(10, dtype="f4"), ends)
-    for end in ends:
-        end.close()
-    assert counter.counted == counting.Counted(copied=56, reduced=40, sockets=10)
-    assert a.tolist() == (2 * np.arange(10)).tolist()  # and the work is done
-    assert table == {"x": 1}
-    assert memory == b"12345d\0\0"
-
-
-@pytest.mark.processes
-def test_what_calls_cost_is_counted() -> None:
-    libraries = ("meshlib-shm", "meshlib-tcp", "gloo")
-    *others, shared, found = count([Cell("all_reduce", 1 << 20, 2, libraries)])
-    assert isinstance(shared, Count)
-    assert (shared.library, shared.sockets) == ("meshlib-shm", 0)
-    assert shared.reduced == 1 << 20  # each rank its half
-    assert shared.copied == 3 << 20  # a half in, a result to the other, and a half out
-    assert isinstance(found, Count)
-    # Each rank reduces at least half, and sends and receives as much as the array in all.
-    assert found.reduced >= 1 << 20
-    assert 4 << 20 <= found.sockets <= (4 << 20) + 10_000
-    if others:
-        assert isinstance(others[0], CannotCountError)
-        assert found.system_calls is None
-    else:
-        assert found.system_calls is not None
-        assert found.system_calls > 0
-    assert f"{found.sockets:,.0f}" in counts.row(found)
-    assert counts.as_records([found])[0]["reduced"] == found.reduced
-
-
-def test_a_machine_without_perf_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with (
-        pytest.raises(CannotCountError, match="perf is not installed"),
-        system_calls([1], tmp_path),
-    ):
-        pass
-    perf = tmp_path / "perf"
-    perf.write_text("#!/bin/sh\necho 'no permission' >&2\nexit 1\n")
-    perf.chmod(0o755)
-    with pytest.raises(CannotCountError, match="no permission"), system_calls([1], tmp_path):
-        pass
-
-
 def test_a_plot_is_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     file = tmp_path / "bench.png"
@@ -331,45 +261,13 @@ def test_a_plot_is_drawn(tmp_path: Path) -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("peer", ["openmpi", "mpich", "jax"])  # Gloo's calls are named as ours are
 def test_a_peer_that_is_installed_gives_right_results(peer: str) -> None:
-    if not setup_peers.is_set_up(peer):
+    if not environments.is_set_up(peer):
         pytest.skip(f"{peer} is not set up")
     with running_job(peer, python_of(peer), 2) as job:
         job.start()
         for case in LIBRARIES[peer].cases or COLLECTIVES:
             assert job.measure(case, 1000, 2, 1).right, case
     _none_is_left(job)
-
-
-def test_aims_are_measured_once_and_judged_by_their_ratios() -> None:
-    aims = [aim for aim in AIMS if aim.row in (1, 7)]
-    libraries = ["meshlib", "meshlib-symmetric", "openmpi", "mpich"]
-    cells = plan_cells(aims, [2], libraries)
-    assert len({(cell.case, cell.nbytes) for cell in cells}) == len(cells)
-    large = [cell for cell in cells if cell.nbytes == 64 << 20]
-    assert [cell.case for cell in large] == ["copy", "all_reduce"]
-    assert set(large[1].libraries) == set(libraries)
-
-    def result(case: str, nbytes: int, library: str, seconds: float) -> Result:
-        return Result(case, nbytes, 2, library, "", [[seconds]], [[seconds / len(library)]])
-
-    results = [
-        result("copy", 64 << 20, "meshlib", 0.020),
-        result("all_reduce", 64 << 20, "meshlib", 0.016),
-        result("all_reduce", 64 << 20, "meshlib-symmetric", 0.040),
-        result("all_reduce", 64 << 20, "openmpi", 0.030),
-        result("all_reduce", 64 << 20, "mpich", 0.020),
-        result("all_reduce", 64 << 10, "meshlib", 1e-5),
-        result("all_reduce", 64 << 10, "openmpi", 1e-5),
-        result("all_reduce", 64 << 10, "mpich", 9.0),
-    ]
-    lines = table(aims, [2], results).splitlines()
-    start = "| 1 | all_reduce, private | 2 | 64 KiB |"
-    assert f"{start} 10.0 | openmpi | 10.0 | 1.00 | ≤ 1 | reached | 1.00 |" in lines
-    assert lines[-2].endswith(
-        "| 16,000.0 | mpich | 20,000.0 | 0.80 | ≤ 0.75 | **not reached** | 0.57 |"
-    )
-    assert lines[-1].endswith("| copying | 13.4 GB/s | 0.50 | ≥ 0.7 | **not reached** | – |")
-    assert sum("not measured" in line for line in lines) == 3  # 1, 4 and 16 MiB
 
 
 @pytest.mark.parametrize(
@@ -398,28 +296,9 @@ def test_wrong_arguments_are_one_line(
 def test_a_peer_that_is_not_installed_is_named(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(setup_peers, "FOLDER", tmp_path)
+    monkeypatch.setattr(environments, "FOLDER", tmp_path)
     assert main(["--vs", "gloo"]) == 2  # nothing is left to compare with
     assert "setup_peers gloo" in capsys.readouterr().err
-
-
-def test_an_environment_that_fails_does_not_stop_the_others(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def create(folder: Path, **_: object) -> None:
-        folder.mkdir()
-
-    def install(command: list[str], *, check: bool) -> None:
-        assert check
-        if "mpich" in command:
-            raise subprocess.CalledProcessError(1, command)
-
-    monkeypatch.setattr(setup_peers, "FOLDER", tmp_path)
-    monkeypatch.setattr(setup_peers.venv, "create", create)
-    monkeypatch.setattr(setup_peers.subprocess, "run", install)
-    assert setup_peers.main(["openmpi", "mpich", "jax"]) == 1
-    assert "mpich: not installed" in capsys.readouterr().err
-    assert [setup_peers.is_set_up(peer) for peer in ("openmpi", "mpich", "jax")] == [1, 0, 1]
 
 
 def _exit_codes(job: Job) -> list[int | None]:

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 import meshlib as dist
-from meshlib.bench.unchecked import UncheckedGroup
 from meshlib.job import world
+from meshlib.job.current import current_world
 from meshlib.testing import run_ranks
+from tests.benchmarks.unchecked import UncheckedGroup
 
 
 def test_unchecked_calls_are_right_and_leave_no_record(monkeypatch):
@@ -17,7 +18,7 @@ def test_unchecked_calls_are_right_and_leave_no_record(monkeypatch):
         dist.all_reduce(x)
         with pytest.raises(RuntimeError, match="synchronous collectives"):
             dist.all_reduce(x, async_op=True)
-        return x.tolist(), world.current_world().recorder.records()
+        return x.tolist(), current_world().recorder.records()
 
     assert run_ranks(program, 2) == [([3.0] * 3, [])] * 2
 

@@ -159,13 +159,14 @@ def test_a_terminal_without_the_signs_is_no_error():
 
 def test_the_documentation_shows_what_is_printed(tmp_path, capsys):
     text = (Path(__file__).parents[3] / "docs" / "mesh.md").read_text()
-    command, _, shown = re.search(r"```\n\$ meshlib (.*?)```", text, re.DOTALL)[1].partition("\n")
+    session = re.search(r"```console\n\$ meshlib (.*?)```", text, re.DOTALL)[1]
+    command, _, shown = session.partition("\n")
     assert cli.main(command.split()) == 0
     assert capsys.readouterr().out == shown
-    (tmp_path / "train.toml").write_text(re.search(r"```toml\n(.*?)```", text, re.DOTALL)[1])
+    (tmp_path / "train.toml").write_text(re.search(r"```toml[^\n]*\n(.*?)```", text, re.DOTALL)[1])
     config = MeshConfig.load(tmp_path / "train.toml")
-    assert config.resolve(16).shape == (2, 2, 4)
-    assert config.mesh_for(16)["batch"].size() == 4
+    assert config.resolve(16).shape == (2, 4, 2)
+    assert config.mesh_for(16)["batch"].size() == 8
 
 
 def test_a_reader_that_leaves_early_is_no_error():

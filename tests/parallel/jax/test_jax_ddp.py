@@ -14,7 +14,7 @@ import pytest
 
 import meshlib as dist
 from meshlib.calls.work import Future
-from meshlib.job.world import current_world
+from meshlib.job.current import current_world
 from meshlib.testing import run_ranks
 from parallel import DistributedDataParallel, GradBucket
 

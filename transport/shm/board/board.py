@@ -169,11 +169,6 @@ class Board:
                     return
             self.at.floor = turn
 
-    def come(self, step: int) -> bool:
-        """Return whether all members have come to ``step`` of the call."""
-        words, turn = self.words, self.at.base + step
-        return all(words[counter] >= turn for counter in self._peer_counters)
-
     def meet(self, call: Call) -> None:
         """Return when all members have come to the call's first step and have the same card."""
         turn = self.at.base + _FIRST

@@ -21,12 +21,12 @@ from collections.abc import Callable
 from transport.call import Call
 from transport.flat import laps_of
 from transport.native import core
+from transport.operands.copying import copy
+from transport.operands.folding import Folding
 from transport.reduce_op import Flat, ReduceOp
 from transport.shm.board.board import Board
 from transport.shm.board.layout import LINE
 from transport.shm.collectives.arena import Arena
-from transport.shm.collectives.copying import copy
-from transport.shm.collectives.folding import Folding
 
 _NO_ARENA = -1
 

@@ -23,13 +23,13 @@ from transport.errors import CommunicatorTimeoutError, DistBackendError, PeerLos
 from transport.flat import as_bytes
 from transport.links.mailbox import Incoming, Mailbox, Receive
 from transport.native import core
+from transport.operands.copying import address
 from transport.reduce_op import Flat
 from transport.runtime import Membership
 from transport.shm.board.futex import Fence
 from transport.shm.board.layout import Sizes, lines, pages
 from transport.shm.board.patience import SLICE_SECONDS, Patience
 from transport.shm.board.segment import LINE, OwnedSegment, Segment
-from transport.shm.collectives.copying import address
 from transport.shm.meeting.directory import Directory
 from transport.shm.meeting.neighbourhood import Neighbourhood
 from transport.shm.messages.ring import ASLEEP, BELL, CONTROL_LINES, RingReader, RingWriter

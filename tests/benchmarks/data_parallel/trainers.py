@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from meshlib.bench.c10d_libraries import C10dLibrary, Meshlib, TorchGloo
+from meshlib.bench.libraries.c10d import C10dLibrary, Meshlib, TorchGloo
 
 LAYERS = 4
 LEARNING_RATE = 1e-4
@@ -62,7 +62,7 @@ class TorchTrainer(Trainer):
         self.library = TorchGloo()
         self._torch: Any = importlib.import_module("torch")
 
-    def build(self, rank: int, width: int, batch: int) -> None:  # noqa: D102
+    def build(self, rank: int, width: int, batch: int) -> None:
         torch = self._torch
         self._x = torch.from_numpy(_batch(rank, width, batch))
         self._local = self._model(width)
@@ -84,14 +84,14 @@ class TorchTrainer(Trainer):
             layers += [linear, nn.ReLU()]
         return nn.Sequential(*layers[:-1])
 
-    def step(self, synchronise: bool) -> None:  # noqa: D102
+    def step(self, synchronise: bool) -> None:
         model = self._ddp if synchronise else self._local
         optimizer = self._optimizers[synchronise]
         optimizer.zero_grad(set_to_none=True)
         (model(self._x) ** 2).mean().backward()
         optimizer.step()
 
-    def first_weights(self) -> Any:  # noqa: D102
+    def first_weights(self) -> Any:
         return next(self._ddp.parameters()).detach().numpy()[:8]
 
 
@@ -110,7 +110,7 @@ class NumPyTrainer(Trainer):
     def __init__(self) -> None:
         self.library = Meshlib()
 
-    def build(self, rank: int, width: int, batch: int) -> None:  # noqa: D102
+    def build(self, rank: int, width: int, batch: int) -> None:
         parallel: Any = importlib.import_module("parallel")
         self._x = _batch(rank, width, batch)
         self._local = self._model(parallel, width)
@@ -129,7 +129,7 @@ class NumPyTrainer(Trainer):
             layers += [parallel.nn.Linear.holding(weight.T.copy(), bias), parallel.nn.ReLU()]
         return parallel.nn.Sequential(*layers[:-1])
 
-    def step(self, synchronise: bool) -> None:  # noqa: D102
+    def step(self, synchronise: bool) -> None:
         model = self._ddp if synchronise else self._local
         optimizer = self._optimizers[synchronise]
         optimizer.zero_grad()
@@ -137,10 +137,10 @@ class NumPyTrainer(Trainer):
         model.backward(y * np.float32(2 / y.size))
         optimizer.step()
 
-    def first_weights(self) -> Any:  # noqa: D102
+    def first_weights(self) -> Any:
         return next(iter(self._ddp.parameters())).data[:8]
 
-    def hidden(self) -> float | None:  # noqa: D102
+    def hidden(self) -> float | None:
         statistics = self._ddp.statistics
         return None if statistics is None else statistics.hidden
 
@@ -153,7 +153,7 @@ class JaxTrainer(Trainer):
     def __init__(self) -> None:
         self.library = Meshlib()
 
-    def build(self, rank: int, width: int, batch: int) -> None:  # noqa: D102
+    def build(self, rank: int, width: int, batch: int) -> None:
         jax: Any = importlib.import_module("jax")
         parallel: Any = importlib.import_module("parallel")
         jnp = jax.numpy
@@ -184,13 +184,13 @@ class JaxTrainer(Trainer):
         ]
         self._params = [jax.tree.map(jnp.copy, params), self._ddp.params]
 
-    def step(self, synchronise: bool) -> None:  # noqa: D102
+    def step(self, synchronise: bool) -> None:
         self._params[synchronise] = self._block(self._steps[synchronise](self._params[synchronise]))
 
-    def first_weights(self) -> Any:  # noqa: D102
+    def first_weights(self) -> Any:
         return np.asarray(self._params[1][0][0])[:8]
 
-    def hidden(self) -> float | None:  # noqa: D102
+    def hidden(self) -> float | None:
         statistics = self._ddp.statistics
         return None if statistics is None else statistics.hidden
 

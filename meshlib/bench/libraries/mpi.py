@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from meshlib.bench.cases import ROOT, Bound, Case
-from meshlib.bench.library import Library, ping_pong
+from meshlib.bench.libraries.library import Library, ping_pong
 
 
 class Mpi(Library):

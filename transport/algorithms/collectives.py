@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 
@@ -21,12 +20,13 @@ from transport.algorithms import (
     tree,
 )
 from transport.algorithms.choice import Algorithm, Thresholds
-from transport.algorithms.operand import WHOLE, Operand, store
 from transport.algorithms.team import Team
 from transport.call import Call
 from transport.communicator import Collectives
 from transport.flat import Scratch
 from transport.link import Link
+from transport.operands.operand import WHOLE, Operand, store
+from transport.operands.quiet import quiet
 from transport.reduce_op import Flat, RedOpType, ReduceOp, reduction_dtype
 
 _SMALL = 16 << 10
@@ -174,10 +174,3 @@ def _copy(into: Flat, source: Flat) -> None:
     # To find the address of a small array takes longer than to copy it.
     if into.nbytes <= _SMALL or into.ctypes.data != source.ctypes.data:
         np.copyto(into, source)
-
-
-def quiet(buffer: Flat) -> AbstractContextManager[object]:
-    """Silence floating-point warnings: overflow is an answer, and the user's ``seterr`` must not
-    make one rank raise in the middle of a call that the others go on with.
-    """
-    return nullcontext() if buffer.dtype.kind in "biu" else np.errstate(all="ignore")

@@ -1,4 +1,6 @@
-"""Reducing several ranks' parts into one: in rank order, small floats in float32, rounded once."""
+"""Reducing several ranks' parts into one, where all lie in memory: in rank order, small floats in
+float32, rounded once.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from transport.flat import Scratch
+from transport.operands.copying import copy
+from transport.operands.operand import scale, store
 from transport.reduce_op import Flat, RedOpType, ReduceOp, reduction_dtype
-from transport.shm.collectives.copying import copy
 
 _TOTAL, _WIDENED, _LOADED = 0, 1, 2
 
@@ -39,8 +42,7 @@ class Folding:
         if op.factor is None:
             copy(into, source[start:stop])
         else:
-            into[:] = source[start:stop]
-            op.part(start, stop, source.size).prepare(into)
+            scale(into, source, start, stop, op)
 
     @staticmethod
     def unstage(into: Flat, result: Flat) -> None:
@@ -48,7 +50,7 @@ class Folding:
         if into.dtype == result.dtype:
             copy(into, result)
         else:
-            into[...] = result
+            store(into, result)
 
     def load(self, source: Flat, start: int, stop: int, op: ReduceOp) -> Flat:
         """Return elements ``start`` to ``stop`` of ``source`` as they would be staged.

@@ -1,6 +1,6 @@
 """What this library is to reach beside its peers, measured in one interleaved run.
 
-    python -m meshlib.bench.targets [--out out/targets.md] [--ranks 2,4,8] [--rows 1,3]
+    python -m tests.benchmarks.targets [--out out/targets.md] [--ranks 2,4,8] [--rows 1,3]
 
 A row of the table is an aim: a case, sizes, and a bound for the ratio of medians. Every cell is
 measured once, in all libraries that some row asks of it.
@@ -18,10 +18,10 @@ from pathlib import Path
 
 from meshlib.bench.cases import COLLECTIVES
 from meshlib.bench.job import BenchmarkError
+from meshlib.bench.libraries.environments import is_set_up, python_of
 from meshlib.bench.progress import Progress
 from meshlib.bench.report import BEST_MPI, MPI, as_json, copy_bandwidth, processor, ratio
 from meshlib.bench.run import Cell, Plan, Result, Skipped, copy_cell, run
-from meshlib.bench.setup_peers import is_set_up, python_of
 from meshlib.bench.sizes import format_size, parse_size
 from meshlib.command_line import OneLineParser
 
@@ -175,7 +175,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 else:
                     results += found
     except BenchmarkError as error:
-        sys.stderr.write(f"meshlib.bench.targets: {error}\n")
+        sys.stderr.write(f"tests.benchmarks.targets: {error}\n")
         return 1
     versions = sorted({result.version for result in results})
     page = (
@@ -194,7 +194,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = OneLineParser(
-        prog="python -m meshlib.bench.targets",
+        prog="python -m tests.benchmarks.targets",
         description="Measure what this library is to reach beside Gloo, Open MPI and MPICH, and"
         " print a Markdown table.",
     )

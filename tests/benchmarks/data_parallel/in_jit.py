@@ -1,6 +1,6 @@
 """What a small collective inside a jitted program costs, above what any such program costs.
 
-    meshrun --nproc-per-node 2 -m parallel.bench.in_jit
+    meshrun --nproc-per-node 2 -m tests.benchmarks.data_parallel.in_jit
 
 Programs with 0, 1 and 20 all_reduces of one float64 (8 bytes), each of the last one's result, and
 as many calls on NumPy arrays outside of ``jit``, take turns. What a call costs is the difference

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from meshlib.bench.cases import ROOT, Bound, Case, Floats
-from meshlib.bench.library import LOOPBACK, TIMEOUT, Library, ping_pong
+from meshlib.bench.libraries.library import LOOPBACK, TIMEOUT, Library, ping_pong
 
 
 def bind_c10d(dist: Any, case: Case, wrap: Any) -> Bound:

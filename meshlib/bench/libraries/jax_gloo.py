@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from meshlib.bench.cases import Bound, Case, Floats
-from meshlib.bench.library import LOOPBACK, TIMEOUT, Library
+from meshlib.bench.libraries.library import LOOPBACK, TIMEOUT, Library
 
 _AXIS = "ranks"
 

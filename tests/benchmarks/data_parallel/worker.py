@@ -15,7 +15,7 @@ import time
 import zlib
 from typing import Any
 
-from parallel.bench.trainers import TRAINERS, Trainer
+from tests.benchmarks.data_parallel.trainers import TRAINERS, Trainer
 
 
 def measure(trainer: Trainer, synchronise: bool, repetitions: int, warmup: int) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from meshlib.groups.process_group import ProcessGroup
-from meshlib.mesh.device_mesh import DeviceMesh
 from transport.call import Call, Kind
 from transport.communicator import Communicator
 from transport.cuda.driver import Driver
@@ -62,19 +61,6 @@ def split(parent: ProcessGroup, child: ProcessGroup | None, parts: Sequence[Sequ
         return _nccl(communicator).split(call, inner.membership, inner)
 
     return parent.issue(Kind.SPLIT, run, device="cuda", extra=zlib.crc32(repr(parts).encode()))
-
-
-def split_mesh(mesh: DeviceMesh, driver: Driver, device: int) -> None:
-    """Connect the group of all ranks of ``mesh``, and make those along each dim out of it.
-
-    Every rank of the mesh calls, on its GPU.
-    """
-    parent = mesh.process_group
-    connect(parent, driver, device)
-    for dim in range(mesh.ndim):
-        if mesh.size(dim) == len(parent.ranks):
-            continue  # the parent's own ranks, in a group that may be the parent
-        split(parent, mesh.get_group(dim), [mesh.shape, (dim,)])
 
 
 def _nccl(communicator: Communicator[Any]) -> NcclCommunicator:

@@ -1,15 +1,27 @@
-"""Arithmetic without floating-point warnings, at little cost."""
+"""Arithmetic without floating-point warnings, whatever the user set.
+
+Overflow is an answer, and must not make one rank raise in the middle of a call that the others go
+on with.
+"""
 
 from __future__ import annotations
 
 import contextvars
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import ParamSpec, Protocol, TypeVar
 
 import numpy as np
 
+from transport.reduce_op import Flat
+
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+def quiet(buffer: Flat) -> AbstractContextManager[object]:
+    """Return a context for arithmetic on ``buffer``."""
+    return nullcontext() if buffer.dtype.kind in "biu" else np.errstate(all="ignore")
 
 
 class Run(Protocol):
@@ -21,11 +33,10 @@ class Run(Protocol):
 
 
 def quiet_runner() -> Run:
-    """Return what runs functions with NumPy's floating-point reports off, whatever the user set.
+    """Return what runs functions with the warnings off; it is for one thread at a time.
 
-    Overflow is an answer, and must not make one rank raise in the middle of a call that the others
-    go on with. From NumPy 2 on the setting is a context variable: to enter a context that has it
-    costs a tenth of ``np.errstate``. One thread at a time uses what is returned.
+    From NumPy 2 on the setting is a context variable: to enter a context that has it costs a tenth
+    of ``np.errstate``.
     """
     if int(np.__version__.partition(".")[0]) < 2:
         return _with_errstate

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from meshlib.bench.c10d_libraries import (
+from meshlib.bench.libraries.c10d import (
     Meshlib,
     MeshlibShm,
     MeshlibSymmetric,
     MeshlibTcp,
     TorchGloo,
 )
-from meshlib.bench.jax_library import JaxGloo
-from meshlib.bench.library import Library
-from meshlib.bench.mpi_libraries import Mpich, OpenMpi
+from meshlib.bench.libraries.jax_gloo import JaxGloo
+from meshlib.bench.libraries.library import Library
+from meshlib.bench.libraries.mpi import Mpich, OpenMpi
 
 __all__ = ["LIBRARIES", "OWN", "Library", "MeshlibTcp", "TorchGloo"]
 

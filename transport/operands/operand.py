@@ -41,9 +41,14 @@ class Operand:
         if not self._copies:
             return part
         loaded = self._scratch.flat(self._slot, self.dtype, part.size)
-        np.copyto(loaded, part, casting="unsafe")
-        self._op.part(start, stop, source.size).prepare(loaded)
+        scale(loaded, source, start, stop, self._op)
         return loaded
+
+
+def scale(into: Flat, source: Flat, start: int, stop: int, op: ReduceOp) -> None:
+    """Write elements ``start`` to ``stop`` of ``source``, scaled where ``op`` does, to ``into``."""
+    np.copyto(into, source[start:stop], casting="unsafe")
+    op.part(start, stop, source.size).prepare(into)
 
 
 def store(into: Flat, value: Flat) -> None:

@@ -1,7 +1,7 @@
 """What data parallel training adds to a training step, libraries taking turns.
 
-    python -m meshlib.bench.setup_peers gloo
-    python -m parallel.bench
+    python -m tests.benchmarks.setup_peers gloo
+    python -m tests.benchmarks.data_parallel
 
 4 × Linear(2048), batch 64 on each of 2 ranks, one thread each. A step is forward, backward and
 SGD. In each round every library makes steps on its own and synchronised ones; what is added is
@@ -21,8 +21,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from meshlib.bench.job import BenchmarkError, Job, running_job
-from meshlib.bench.setup_peers import python_of
-from parallel.bench.trainers import TRAINERS
+from meshlib.bench.libraries.environments import python_of
+from tests.benchmarks.data_parallel.trainers import TRAINERS
 
 _REPETITIONS, _WARMUP = 4, 1
 
@@ -97,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             for name in names:
                 python = python_of("gloo") if name.startswith("torch") else sys.executable
                 job = stack.enter_context(
-                    running_job(name, python, args.ranks, "parallel.bench.worker")
+                    running_job(name, python, args.ranks, "tests.benchmarks.data_parallel.worker")
                 )
                 contenders.append(Contender(job, job.start()))
                 job.ask({"build": {"width": args.width, "batch": args.batch}})

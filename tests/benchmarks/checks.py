@@ -1,10 +1,10 @@
 """What the always-on checks cost a small all_reduce between two ranks.
 
-    python -m meshlib.bench.checks [BACKEND]
+    python -m tests.benchmarks.checks [BACKEND]
 
-Each of some jobs has two pairs of ranks, one with the checks and one without them (see
-``meshlib.bench.unchecked``), that call by turns: while one pair measures, the other waits for the
-store and uses no processor. Whatever else happens on the machine so meets both alike. The pairs are
+Each of some jobs has two pairs of ranks, one with the checks and one without them (``unchecked``
+says how), that call by turns: while one pair measures, the other waits for the store and uses no
+processor. Whatever else happens on the machine so meets both alike. The pairs are
 processes of their own, because Python runs code that was replaced while it ran more slowly; and
 there are several jobs, because two ranks can fall into a rhythm (who waits for whom, and whether
 asleep) that lasts. Time is that of the clock, and of the processor (the mean of both ranks).
@@ -28,8 +28,8 @@ from typing import Any
 import numpy as np
 
 import meshlib as dist
-from meshlib.bench import unchecked
-from meshlib.job.world import current_world
+from meshlib.job.current import current_world
+from tests.benchmarks import unchecked
 from transport import environment
 from transport.reduce_op import ReduceOp
 
@@ -71,7 +71,7 @@ def _run_job(backend: str | None) -> list[Any]:
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder, "results.json")
         command = [sys.executable, "-m", "meshlib.launcher.cli", "--nproc-per-node", "4"]
-        command += ["-m", "meshlib.bench.checks", "--results", str(results)]
+        command += ["-m", "tests.benchmarks.checks", "--results", str(results)]
         if backend is not None:
             command.append(backend)
         subprocess.run(command, check=True, timeout=_JOB_SECONDS)
@@ -115,7 +115,7 @@ def _program(group: dist.ProcessGroup) -> Callable[[int], None]:
     """
     names: dict[str, Any] = {"all_reduce": dist.all_reduce, "group": group}
     names["x"] = np.zeros(2, np.float32)
-    exec(compile(_PROGRAM, "<program>", "exec"), names)  # noqa: S102
+    exec(compile(_PROGRAM, "<program>", "exec"), names)
     return names["make_calls"]
 
 

@@ -1,20 +1,26 @@
-"""What a call of ours costs besides time: bytes that it copies, and system calls."""
+"""What a call of ours costs besides time: bytes that it copies, and system calls.
+
+python -m tests.benchmarks.counts [--collectives all] [--sizes 1M] [--json out/counts.json]
+"""
 
 from __future__ import annotations
 
+import json
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from meshlib.bench import counting
 from meshlib.bench.cases import CASES, COPY
+from meshlib.bench.cli import add_cells, own_libraries
 from meshlib.bench.job import Job, running_job
 from meshlib.bench.libraries import OWN
-from meshlib.bench.run import Cell
+from meshlib.bench.run import Cell, grid
 from meshlib.bench.sizes import format_size
-from meshlib.bench.system_calls import CannotCountError, system_calls
+from meshlib.command_line import OneLineParser
+from tests.benchmarks import counting
+from tests.benchmarks.system_calls import CannotCountError, system_calls
 
 _FEW, _MANY = 2, 10
 _FEW_SMALL, _MANY_SMALL = 10, 60
@@ -128,3 +134,32 @@ def row(found: Count) -> str:
 def as_records(counts: Iterable[Count]) -> list[dict[str, object]]:
     """Return the counts for JSON."""
     return [{name: getattr(found, name) for name in Count.__dataclass_fields__} for found in counts]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Count what ``argv`` says, print a table, and return an exit code."""
+    parser = OneLineParser(
+        prog="python -m tests.benchmarks.counts",
+        description="Count, untimed, the bytes that our calls copy and their system calls.",
+    )
+    add_cells(parser)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
+    args = parser.parse_args(argv)
+    libraries = own_libraries(args.backend or ["auto"], args.symmetric)
+    counts: list[Count] = []
+    sys.stdout.write(f"{header()}\n")
+    for found in count(grid(args.collectives, args.sizes, args.ranks, libraries)):
+        if isinstance(found, CannotCountError):
+            sys.stdout.write(f"no system calls: {found}\n")
+        else:
+            sys.stdout.write(f"{row(found)}\n")
+            counts.append(found)
+        sys.stdout.flush()
+    if args.json is not None:
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_text(json.dumps(as_records(counts), indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,39 @@
+"""Where the interpreters of the other libraries are: each has an environment of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+FOLDER = Path(".bench")
+"""Where the environments are, seen from the folder in which the benchmark is run."""
+
+ENVIRONMENTS = {"gloo": "torch", "openmpi": "openmpi", "mpich": "mpich", "jax": "jax"}
+"""By peer: its environment's name."""
+
+_STAMP = "installed.txt"
+
+
+def python_of(peer: str) -> str:
+    """Return the interpreter of a peer's environment; raise ValueError when it is not set up."""
+    folder = folder_of(peer)
+    if not is_set_up(peer):
+        raise ValueError(
+            f"peer {peer!r} is not installed in {folder}; python -m tests.benchmarks.setup_peers"
+            f" {peer}, in a clone of the project, does that"
+        )
+    return str(folder / "bin" / "python")
+
+
+def is_set_up(peer: str) -> bool:
+    """Return whether the peer's environment is complete."""
+    return stamp_of(peer).exists()
+
+
+def folder_of(peer: str) -> Path:
+    """Return the folder of the peer's environment, which need not be there."""
+    return FOLDER.absolute() / ENVIRONMENTS[peer]
+
+
+def stamp_of(peer: str) -> Path:
+    """Return the file that says, once it is there, what the complete environment has."""
+    return folder_of(peer) / _STAMP
