@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
 
+from meshlib.diagnosis.members import Members
 from meshlib.diagnosis.recorder import ANY_SOURCE, Record
 from meshlib.diagnosis.statements import CALLS_BEFORE, Statement
 from transport.call import CallHeader
-from transport.errors import DistError, HeaderMismatchError, PeerLostError
+from transport.errors import HeaderMismatchError, PeerLostError
 
 ANSWER_SECONDS = 0.5
 """How long a reporter waits for statements: a rank that computes answers from its watcher thread
@@ -17,25 +17,8 @@ within milliseconds; only a stopped, dead or wedged one stays silent."""
 STACK_LINES = 12
 
 
-class Group(Protocol):
-    """The side of a ProcessGroup that a report needs."""
-
-    id: str
-    ranks: tuple[int, ...]
-    global_rank: int
-
-    @property
-    def departed(self) -> tuple[int, ...]:
-        """The global ranks of members that have left the job in good order."""
-        ...
-
-    def await_failure(self, timeout: float) -> DistError | None:
-        """Return the error that broke the group, waiting for it up to ``timeout`` seconds."""
-        ...
-
-
 def mismatch_message(
-    group: Group,
+    group: Members,
     record: Record,
     error: HeaderMismatchError,
     statements: Mapping[int, Statement],
@@ -67,7 +50,7 @@ def mismatch_message(
     )
 
 
-def timeout_message(group: Group, record: Record, statements: Mapping[int, Statement]) -> str:
+def timeout_message(group: Members, record: Record, statements: Mapping[int, Statement]) -> str:
     """Return who has not come to the call, and where each member stands."""
     sequence = record.header.sequence
     seconds = record.deadline.seconds if record.started else time.monotonic() - record.issued
@@ -90,10 +73,11 @@ def timeout_message(group: Group, record: Record, statements: Mapping[int, State
 
 
 def lost_message(
-    group: Group,
+    group: Members,
     record: Record,
     error: PeerLostError,
     statements: Mapping[int, Statement],
+    departed: Sequence[int],
 ) -> str:
     """Return that a rank is gone (or has closed its end), and during what."""
     lost = group.ranks[error.peer]
@@ -101,7 +85,7 @@ def lost_message(
     if record.peer == ANY_SOURCE:
         others = _join([rank for rank in group.ranks if rank != group.global_rank])
         what = f"all that could send have left {group} (ranks {others})"
-    elif lost in group.departed:
+    elif lost in departed:
         what = f"rank {lost} has left the job"
     elif said is None:
         what = f"rank {lost} is gone: its connection closed and it does not answer"

@@ -24,9 +24,9 @@ import time
 
 from meshlib.diagnosis.event_log import STORE_SECONDS, publish
 from meshlib.diagnosis.events import Abort, Query
+from meshlib.diagnosis.fate import Fate
 from meshlib.diagnosis.messages import (
     ANSWER_SECONDS,
-    Group,
     lost_message,
     mismatch_message,
     timeout_message,
@@ -59,10 +59,11 @@ _ARRIVAL_PAUSE = 0.02
 
 
 class Reporter:
-    """Finds out why a call of ``group`` failed, and tells everybody."""
+    """Finds out why a call of a group failed, whose ``fate`` that is, and tells everybody."""
 
-    def __init__(self, group: Group, store: Store) -> None:
-        self._group = group
+    def __init__(self, fate: Fate, store: Store) -> None:
+        self._fate = fate
+        self._group = fate.members
         self._store = store.with_patience(STORE_SECONDS)
 
     def explain(self, record: Record, error: DistError) -> DistError:
@@ -71,29 +72,29 @@ class Reporter:
         Blocks for at most ``REPORT_SECONDS`` or so, and for ``STORE_SECONDS`` where the store is
         silent: a rank that is cut off from it raises what it saw itself. Breaks the group.
         """
-        group = self._group
-        if isinstance(error, PeerLostError) and group.ranks[error.peer] not in group.departed:
-            news = group.await_failure(NEWS_SECONDS)
+        group, fate = self._group, self._fate
+        if isinstance(error, PeerLostError) and group.ranks[error.peer] not in fate.departed:
+            news = fate.await_failure(NEWS_SECONDS)
             if news is not None:
                 return news
         mine = secrets.token_hex(8)
         try:
             key = f"failure/{group.id}"
             won = self._store.compare_set(key, "", mine) == mine.encode()
-            if not won and (failure := group.await_failure(REPORT_SECONDS)):
+            if not won and (failure := fate.await_failure(REPORT_SECONDS)):
                 return failure
             event = self._investigate(record, error, mine)
             if not won:
                 # The first reporter is itself gone or stuck: what this rank saw stands.
                 return event.exception()
-            if known := group.await_failure(0):
+            if known := fate.await_failure(0):
                 return known
             publish(self._store, event)
-            failure = group.await_failure(REPORT_SECONDS)
+            failure = fate.await_failure(REPORT_SECONDS)
             return failure or event.exception()
         except DistStoreError as store_error:
             # If the store went with the rank that served it, that is known in a moment.
-            if news := group.await_failure(NEWS_SECONDS):
+            if news := fate.await_failure(NEWS_SECONDS):
                 return news
             kind, lost = self._kind_of(error)
             message = (
@@ -113,7 +114,7 @@ class Reporter:
         elif isinstance(error, CommunicatorTimeoutError):
             message = timeout_message(group, record, statements)
         elif isinstance(error, PeerLostError):
-            message = lost_message(group, record, error, statements)
+            message = lost_message(group, record, error, statements, self._fate.departed)
         elif isinstance(error, RankFailedError):
             message = str(error)
         else:
@@ -135,7 +136,7 @@ class Reporter:
     def _await_arrivals(self, sequence: int, statements: dict[int, Statement]) -> None:
         """Ask again, for a moment, until all members that answer have come to the collective."""
         deadline = Deadline.after(ARRIVAL_SECONDS)
-        while not deadline.expired and not self._group.await_failure(0):
+        while not deadline.expired and not self._fate.await_failure(0):
             if all(said.has_come(sequence) for said in statements.values()):
                 return
             time.sleep(_ARRIVAL_PAUSE)
@@ -146,13 +147,13 @@ class Reporter:
 
         ``doubtful`` is a rank that is probably gone; it gets less time.
         """
-        group = self._group
+        group, fate = self._group, self._fate
         publish(self._store, Query(group.id, sequence, ticket))
         deadline = Deadline.after(ANSWER_SECONDS)
         found: dict[int, Statement] = {}
-        departed = group.departed
+        departed = fate.departed
         for rank in group.ranks:
-            if group.await_failure(0):
+            if fate.await_failure(0):
                 break
             if rank in departed:
                 if (said := last_calls(self._store, rank, group.id)) is not None:

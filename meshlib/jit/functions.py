@@ -26,8 +26,13 @@ from meshlib.groups.process_group import ProcessGroup
 from meshlib.jit import kinds, messages
 from meshlib.jit.collective import bind
 from meshlib.jit.host_call import host_call, traces_are_own
-from meshlib.job.current import Group, current_world, is_thread_world, resolve_group
-from meshlib.job.world import World
+from meshlib.job.current import (
+    Group,
+    find_world,
+    is_thread_world,
+    resolve_group,
+    resolve_process_group,
+)
 from transport.call import dtype_code
 from transport.reduce_op import RedOpType, ReduceOp
 
@@ -254,12 +259,11 @@ def _calls_group(group: Group) -> ProcessGroup:
     They have one of their own: they happen when XLA gets to them, whatever the main thread calls
     meanwhile, and would otherwise mix with its calls.
     """
-    base = resolve_group(group).process_group
-    assert isinstance(base, ProcessGroup)
+    base = resolve_process_group(group)
     if base.rank() < 0:
         raise ValueError(f"group: this rank is not a member of {base}")
-    world = base.world if isinstance(base.world, World) else current_world()
-    if is_thread_world(world) and not traces_are_own():
+    world = find_world()
+    if world is not None and is_thread_world(world) and not traces_are_own():
         raise RuntimeError(
             "this rank is a thread that shares its traces with other ranks; "
             "import jax before run_ranks is called"

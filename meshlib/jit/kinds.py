@@ -17,8 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from meshlib.arrays.on_gpu import device_flat
+from meshlib.calls.spec import CallSpec, Run
+from meshlib.collectives.on_arrays import InPlaceReduction
 from meshlib.diagnosis.recorder import COLLECTIVE
-from meshlib.groups.host import Run
 from meshlib.groups.process_group import ProcessGroup
 from meshlib.jit.collective import HostSide, InJit, bind, front
 from meshlib.jit.host_call import HostArray
@@ -68,23 +69,15 @@ class _Issuing(InJit):
     ) -> HostSide:
         """Return what issues ``work``, on arrays ``like`` one of them.
 
-        With ``agreed`` all members must have as many elements. The others as for
-        ``ProcessGroup.issue``.
+        With ``agreed`` all members must have as many elements. The others as for ``CallSpec``.
         """
         issue, dtype = self.carrier.issue, np.dtype(like.dtype)
-        header = (
-            like.size if agreed else 0,
-            dtype_code(dtype),
-            op,
-            root,
-            extra,
-            like.size * dtype.itemsize,
-            peer,
-        )
+        elements, nbytes = like.size if agreed else 0, like.size * dtype.itemsize
+        header = (elements, root, dtype_code(dtype), op, extra, nbytes)
 
         def call(output: HostArray, x: HostArray) -> None:
             device = "cpu" if type(output) is np.ndarray else "cuda"
-            issue(kind, work(output, x), device, *header)
+            issue(CallSpec(kind, work(output, x), *header, device, peer))
 
         return call
 
@@ -150,12 +143,9 @@ class AllReduce(SameShape):
         issue = self._caller(Kind.ALL_REDUCE, work, x, op=op.code)
 
         def call(output: HostArray, x: HostArray) -> None:
-            shortcut = group.shortcut
-            if (
-                shortcut is None
-                or type(output) is not np.ndarray
-                or shortcut.all_reduce(output, op, op.code, group.seconds) is None
-            ):
+            if type(output) is np.ndarray:
+                group.issue(InPlaceReduction(output, op))
+            else:
                 issue(output, x)
 
         return call
@@ -402,6 +392,6 @@ def barrier(group: Any) -> Any:
         communicator.barrier(call)
 
     def at_barrier(outputs: Sequence[HostArray], inputs: Sequence[HostArray], _: Any) -> None:
-        group.issue(Kind.BARRIER, run)
+        group.issue(CallSpec(Kind.BARRIER, run))
 
     return at_barrier

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import jax
 import numpy as np
 
-from meshlib.groups.host import Run
+from meshlib.calls.spec import Run
 from meshlib.groups.process_group import ProcessGroup
 from meshlib.jit.collective import HostSide, InJit
 from meshlib.jit.host_call import HostArray

@@ -10,8 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from meshlib.diagnosis.log import set_debug_level_from_env
 from meshlib.groups.backend import parse_backend
-from meshlib.groups.process_group import ProcessGroup
-from meshlib.job.current import current_world, find_world, install, is_thread_world, resolve_group
+from meshlib.job.current import (
+    current_world,
+    find_world,
+    install,
+    is_thread_world,
+    resolve_process_group,
+)
 from meshlib.job.thread_rank import thread_rank
 from meshlib.job.world import DEFAULT_TIMEOUT, World
 from transport import environment
@@ -178,8 +183,7 @@ def destroy_process_group(group: Any = None) -> None:
     """
     world = current_world()
     if group is not None:
-        target = resolve_group(group).process_group
-        assert isinstance(target, ProcessGroup)
+        target = resolve_process_group(group)
         if target is not world.default_group:
             world.forget(target)
             return

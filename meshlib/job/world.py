@@ -14,9 +14,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from meshlib.calls.context import RankContext
 from meshlib.diagnosis.event_log import publish
 from meshlib.diagnosis.events import Abort, Chains, Departures, Query, RankEnded, RankLost
 from meshlib.diagnosis.log import RankLog
+from meshlib.diagnosis.members import Members
 from meshlib.diagnosis.recorder import CAPACITY, FlightRecorder
 from meshlib.diagnosis.reporter import NEWS_SECONDS
 from meshlib.diagnosis.stalls import StallDetector
@@ -24,7 +26,6 @@ from meshlib.diagnosis.statements import Statement, answer_key
 from meshlib.diagnosis.watcher import News, Watcher
 from meshlib.groups.backend import parse_backend
 from meshlib.groups.communicators import STAGED, make_device_communicator
-from meshlib.groups.host import Observer
 from meshlib.groups.process_group import DRAIN_SECONDS, ProcessGroup
 from meshlib.job.current import adopt_thread
 from meshlib.job.leaving import chains, count_out, find_mismatch, say_goodbye
@@ -92,7 +93,15 @@ class World:
         """The GPU that this rank was bound to from the start, if it was."""
         self.log = RankLog(rank)
         self.recorder = FlightRecorder(_recorder_capacity())
-        self.observers: dict[str, Observer] = {}
+        self.context = RankContext(
+            rank,
+            store,
+            self.recorder,
+            self.log,
+            self.make_communicator,
+            lambda: adopt_thread(self),
+            self.note_failure,
+        )
         self.entered = _Entered()
         self.thread_id = threading.get_ident()
         self.breakpoints: dict[tuple[str, int], int] = {}
@@ -125,7 +134,7 @@ class World:
             self._watcher.close()
             store.close()
             raise
-        self._stalls = StallDetector(rank, store, self.recorder, self.thread_id, self._groups)
+        self._stalls = StallDetector(rank, store, self.recorder, self.thread_id, self._standings)
         self.default_group = self.group_for(range(size), desc="default")
 
     # ------------------------------------------------------------------ groups
@@ -217,7 +226,7 @@ class World:
         with self._lock:
             return list(self._groups.values())
 
-    def make_communicator(self, group: ProcessGroup, device: str) -> Communicator:
+    def make_communicator(self, group: Members, device: str) -> Communicator:
         """Make the communicator of ``group`` for arrays on ``device``.
 
         Without a backend for that device they travel by way of the host and the CPU's backend.
@@ -252,8 +261,8 @@ class World:
         beside: ProcessGroup | None = None,
     ) -> ProcessGroup:
         with self._lock:
-            group = ProcessGroup(self, group_id, members, dict(chosen), seconds, desc)
-            group.beside = beside
+            who = Members(group_id, members, self.rank, dict(chosen), seconds, desc)
+            group = ProcessGroup(self.context, who, beside, self.make_companion)
             self._groups[group_id] = group
             if self._refusal is not None:
                 group.leave_behind(self._refusal)
@@ -268,9 +277,8 @@ class World:
         group.do_without(left)
         return group
 
-    def adopt_thread(self) -> None:
-        """Have the calling thread find this World, where ranks are threads."""
-        adopt_thread(self)
+    def _standings(self) -> list[tuple[Members, int]]:
+        return [(group.members, group.reached()) for group in self.groups()]
 
     # ------------------------------------------------------------------ events
 

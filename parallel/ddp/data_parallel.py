@@ -152,7 +152,7 @@ class DistributedDataParallel(Module, Joinable):
         self._average_over_all = True
         self.statistics: PassStatistics | None = None
         """The times of the last synchronised step; None before the first."""
-        self.process_group.world.log.info(
+        self.process_group.context.log.info(
             "DistributedDataParallel on %s: %d parameters, %.1f MiB of gradients in %d buckets; "
             "bucket_cap_mb=%g broadcast_buffers=%s %s %s",
             self.process_group,

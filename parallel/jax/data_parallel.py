@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from meshlib.groups.process_group import ProcessGroup
 from meshlib.jit.host_call import host_call, untransformed
-from meshlib.job.world import World
+from meshlib.job.current import current_world
 from parallel.ddp.buckets import FIRST_BUCKET_BYTES, cap_in_bytes
 from parallel.ddp.comm_hooks import CommHook
 from parallel.ddp.reducer import ReducerOptions
@@ -306,8 +306,7 @@ def _own_group(group: ProcessGroup) -> ProcessGroup:
 
     They are issued by XLA's threads, at times that have nothing to do with the main thread's.
     """
-    assert isinstance(group.world, World)
-    return group.world.new_group(
+    return current_world().new_group(
         group.ranks,
         backend=group.backend,
         timeout=group.timeout,

@@ -22,6 +22,7 @@ class Core(Protocol):
     MOST_MEMBERS: int
     Board: type[Any]
     CallFields: type[Any]
+    CallSpec: type[Any]
     Laps: type[Any]
     Order: type[Any]
     Progress: type[Any]

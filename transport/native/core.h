@@ -61,8 +61,8 @@ typedef struct {
 
 uint16_t history_after(const Header *header); /* transport/call.py */
 
-/* All of a header but its number and history, from elements, root, kind, dtype, op, extra: -1 with an
- * exception. */
+/* All of a header but its number and history, from elements, root, kind, dtype, op, extra, of which all
+ * but the kind may be NULL: -1 with an exception. */
 #define HEADER_ARGS 6
 int read_header(PyObject *const *args, Header *header);
 
@@ -78,6 +78,20 @@ typedef struct {
     char sync;
     Header header;
 } Fields;
+
+/* ------------------------------------------------------------------ spec.c */
+
+/* meshlib/calls/spec.py; the header has neither a number nor a history. */
+typedef struct {
+    PyObject_HEAD
+    PyObject *kind, *run, *device;
+    long long nbytes;
+    int peer;
+    Header header;
+} CallSpec;
+
+/* Whether the call is a collective on arrays in the host's memory. */
+int is_collective_on_host(CallSpec *spec);
 
 /* ------------------------------------------------------------------ ring.c, frames.c */
 
@@ -233,6 +247,7 @@ PyObject *share_all_reduce(PyObject *module, PyObject *args);
 
 /* ------------------------------------------------------------------ types */
 
-extern PyTypeObject *progress_type, *order_type, *fields_type, *ring_type, *board_type, *ring_end_type;
+extern PyTypeObject *progress_type, *order_type, *fields_type, *ring_type, *board_type, *ring_end_type, *spec_type;
 extern PyType_Spec progress_spec, order_spec, fields_spec, ring_spec, board_spec, shortcut_spec, ring_end_spec;
 int init_shortcut(void); /* -1 with an exception */
+int init_spec(PyObject *module);

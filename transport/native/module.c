@@ -28,7 +28,7 @@ PyMODINIT_FUNC PyInit__core(void) {
     board_type = add_type(module, &board_spec);
     ring_end_type = add_type(module, &ring_end_spec);
     if (!progress_type || !order_type || !fields_type || !ring_type || !board_type || !ring_end_type ||
-        !add_type(module, &laps_spec) || !add_type(module, &shortcut_spec) ||
+        init_spec(module) < 0 || !add_type(module, &laps_spec) || !add_type(module, &shortcut_spec) ||
         PyModule_AddIntConstant(module, "MOST_MEMBERS", MOST) < 0) {
         Py_DECREF(module);
         return NULL;

@@ -397,13 +397,14 @@ def test_a_killed_member_is_missed_at_once(what: str, size: int) -> None:
     script = textwrap.dedent(MEMBER_SCRIPT).replace(
         "import numpy as np", "from transport.reduce_op import ReduceOp; member_op = ReduceOp.SUM"
     )
-    here = os.path.dirname(os.path.dirname(__file__))
+    here = os.path.dirname(__file__)
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", script, str(rank), str(size), str(master.port), what],
             stdout=subprocess.PIPE,
             text=True,
             cwd=here,
+            env={**os.environ, "PYTHONPATH": os.path.dirname(here)},  # helpers beside tests
         )
         for rank in range(size)
     ]

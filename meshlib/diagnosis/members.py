@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-
 from transport.deadline import Timeout, to_seconds
 
 
@@ -49,16 +47,6 @@ class Members:
         """The backends by device: ``cpu:tcp``, or ``cpu:tcp,cuda:nccl``."""
         return ",".join(f"{device}:{name}" for device, name in self.backends.items())
 
-    @property
-    def group_name(self) -> str:
-        """The id of the group, unique in the job."""
-        return self.id
-
-    @property
-    def timeout(self) -> timedelta:
-        """The deadline of calls that bring none of their own."""
-        return timedelta(seconds=self.seconds)
-
     def set_timeout(self, timeout: Timeout) -> None:
         """Set the deadline of calls that bring none of their own: seconds or a timedelta.
 
@@ -72,6 +60,10 @@ class Members:
         if place is None:
             raise ValueError(f"global rank {global_rank} is not in {self}")
         return place
+
+    def place_of(self, global_rank: int) -> int | None:
+        """Return the place of ``global_rank`` in the group, None for a stranger."""
+        return self._positions.get(global_rank)
 
     def __repr__(self) -> str:
         name = self.group_desc or self.id
