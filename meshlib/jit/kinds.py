@@ -3,7 +3,6 @@
 Ranks are group ranks here. What is gathered or scattered has the members along dim 0; the public
 functions move dims where the user wants them.
 """
-# ruff: noqa: D102 (the methods are those of InJit, which documents them)
 
 from __future__ import annotations
 

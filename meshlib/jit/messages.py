@@ -3,7 +3,6 @@
 A send has a result of its own and one on the other member; so it goes with all derivatives. What
 is sent back and forth for them depends on what *both* members compute.
 """
-# ruff: noqa: D102 (the methods are those of InJit, which documents them)
 
 from __future__ import annotations
 

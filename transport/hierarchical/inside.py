@@ -77,47 +77,41 @@ class Inside(Collectives):
         self.communicator = communicator
         self._members = members
 
-    def barrier(self, call: Call) -> None:  # noqa: D102
+    def barrier(self, call: Call) -> None:
         with self._part(call) as part:
             self.communicator.barrier(part)
 
-    def broadcast(self, call: Call, buffer: Flat, root: int) -> None:  # noqa: D102
+    def broadcast(self, call: Call, buffer: Flat, root: int) -> None:
         with self._part(call) as part:
             self.communicator.broadcast(part, buffer, root)
 
-    def all_reduce(self, call: Call, buffer: Flat, op: ReduceOp) -> None:  # noqa: D102
+    def all_reduce(self, call: Call, buffer: Flat, op: ReduceOp) -> None:
         with self._part(call) as part:
             self.communicator.all_reduce(part, buffer, op)
 
-    def reduce(self, call: Call, buffer: Flat, op: ReduceOp, root: int) -> None:  # noqa: D102
+    def reduce(self, call: Call, buffer: Flat, op: ReduceOp, root: int) -> None:
         with self._part(call) as part:
             self.communicator.reduce(part, buffer, op, root)
 
-    def all_gather(self, call: Call, outputs: Sequence[Flat], input_: Flat) -> None:  # noqa: D102
+    def all_gather(self, call: Call, outputs: Sequence[Flat], input_: Flat) -> None:
         with self._part(call) as part:
             self.communicator.all_gather(part, outputs, input_)
 
-    def reduce_scatter(  # noqa: D102
+    def reduce_scatter(
         self, call: Call, output: Flat, inputs: Sequence[Flat], op: ReduceOp
     ) -> None:
         with self._part(call) as part:
             self.communicator.reduce_scatter(part, output, inputs, op)
 
-    def gather(  # noqa: D102
-        self, call: Call, outputs: Sequence[Flat] | None, input_: Flat, root: int
-    ) -> None:
+    def gather(self, call: Call, outputs: Sequence[Flat] | None, input_: Flat, root: int) -> None:
         with self._part(call) as part:
             self.communicator.gather(part, outputs, input_, root)
 
-    def scatter(  # noqa: D102
-        self, call: Call, output: Flat, inputs: Sequence[Flat] | None, root: int
-    ) -> None:
+    def scatter(self, call: Call, output: Flat, inputs: Sequence[Flat] | None, root: int) -> None:
         with self._part(call) as part:
             self.communicator.scatter(part, output, inputs, root)
 
-    def all_to_all(  # noqa: D102
-        self, call: Call, outputs: Sequence[Flat], inputs: Sequence[Flat]
-    ) -> None:
+    def all_to_all(self, call: Call, outputs: Sequence[Flat], inputs: Sequence[Flat]) -> None:
         with self._part(call) as part:
             self.communicator.all_to_all(part, outputs, inputs)
 

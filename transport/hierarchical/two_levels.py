@@ -25,40 +25,34 @@ class TwoLevels(Collectives):
         """The collectives of the members on this host."""
         return self._levels.inside
 
-    def barrier(self, call: Call) -> None:  # noqa: D102
+    def barrier(self, call: Call) -> None:
         copies.barrier(self._levels, call)
 
-    def broadcast(self, call: Call, buffer: Flat, root: int) -> None:  # noqa: D102
+    def broadcast(self, call: Call, buffer: Flat, root: int) -> None:
         copies.broadcast(self._levels, call, buffer, root)
 
-    def all_reduce(self, call: Call, buffer: Flat, op: ReduceOp) -> None:  # noqa: D102
+    def all_reduce(self, call: Call, buffer: Flat, op: ReduceOp) -> None:
         with quiet(buffer):
             reductions.all_reduce(self._levels, call, buffer, op)
 
-    def reduce(self, call: Call, buffer: Flat, op: ReduceOp, root: int) -> None:  # noqa: D102
+    def reduce(self, call: Call, buffer: Flat, op: ReduceOp, root: int) -> None:
         with quiet(buffer):
             reductions.reduce(self._levels, call, buffer, op, root)
 
-    def all_gather(self, call: Call, outputs: Sequence[Flat], input_: Flat) -> None:  # noqa: D102
+    def all_gather(self, call: Call, outputs: Sequence[Flat], input_: Flat) -> None:
         copies.all_gather(self._levels, call, outputs, input_)
 
-    def reduce_scatter(  # noqa: D102
+    def reduce_scatter(
         self, call: Call, output: Flat, inputs: Sequence[Flat], op: ReduceOp
     ) -> None:
         with quiet(output):
             reductions.reduce_scatter(self._levels, call, output, inputs, op)
 
-    def gather(  # noqa: D102
-        self, call: Call, outputs: Sequence[Flat] | None, input_: Flat, root: int
-    ) -> None:
+    def gather(self, call: Call, outputs: Sequence[Flat] | None, input_: Flat, root: int) -> None:
         copies.gather(self._levels, call, outputs, input_, root)
 
-    def scatter(  # noqa: D102
-        self, call: Call, output: Flat, inputs: Sequence[Flat] | None, root: int
-    ) -> None:
+    def scatter(self, call: Call, output: Flat, inputs: Sequence[Flat] | None, root: int) -> None:
         copies.scatter(self._levels, call, output, inputs, root)
 
-    def all_to_all(  # noqa: D102
-        self, call: Call, outputs: Sequence[Flat], inputs: Sequence[Flat]
-    ) -> None:
+    def all_to_all(self, call: Call, outputs: Sequence[Flat], inputs: Sequence[Flat]) -> None:
         copies.all_to_all(self._levels, call, outputs, inputs)

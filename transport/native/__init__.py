@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import pkgutil
-from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -29,7 +28,6 @@ class Core(Protocol):
     RingEnd: type[Any]
     Ring: type[Any]
     Shortcut: type[Any]
-    share_all_reduce: Callable[..., bool]
 
 
 def _load() -> tuple[Core | None, str | None]:

@@ -8,10 +8,8 @@ static PyTypeObject *add_type(PyObject *module, PyType_Spec *spec) {
     return type;
 }
 
-static PyMethodDef functions[] = {{"share_all_reduce", share_all_reduce, METH_VARARGS, NULL}, {NULL}};
-
 static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, .m_name = "transport.native._core", .m_size = -1, .m_methods = functions};
+    PyModuleDef_HEAD_INIT, .m_name = "transport.native._core", .m_size = -1};
 
 PyMODINIT_FUNC PyInit__core(void) {
 #if defined(Py_GIL_DISABLED)

@@ -18,8 +18,8 @@ from meshlib.launcher.ranks.failure import RankExit
 from transport import environment
 from transport.errors import DistError
 from transport.store.base import Store
-from transport.store.tcp_server import TCPStoreServer
-from transport.store.tcp_store import TCPStore
+from transport.store.tcp.server import TCPStoreServer
+from transport.store.tcp.store import TCPStore
 
 _OF_A_LAUNCH = (environment.MESH, environment.LAUNCHER, environment.ERROR_FILE)
 

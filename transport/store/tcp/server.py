@@ -23,18 +23,10 @@ from transport.net.acceptor import Acceptor
 from transport.net.event_loop import EventLoop, sooner
 from transport.net.sockets import LOOPBACK, format_address, listen
 from transport.net.tls import Tls, tls_from_environment
-from transport.store.commands import Commands, Fields, MakeWaiter
+from transport.store.commands import Commands, Fields, Op
+from transport.store.fields import WireError, unpack_fields, unpack_number
 from transport.store.table import Table, Waiter
-from transport.store.wire import (
-    REQUEST,
-    Frames,
-    Op,
-    Status,
-    WireError,
-    pack_reply,
-    unpack_fields,
-    unpack_number,
-)
+from transport.store.tcp.wire import REQUEST, Frames, Status, pack_reply
 
 _LOGGER = logging.getLogger("meshlib.transport")
 _RECEIVE_BYTES = 1 << 18
@@ -64,9 +56,8 @@ class _Wait:
 
     client: _Client
     number: int
-    table: Table
     expires: float
-    waiter: Waiter | None = None
+    pending: tuple[Table, Waiter] | None = None
 
 
 class TCPStoreServer:
@@ -194,13 +185,8 @@ class TCPStoreServer:
         fields = unpack_fields(frame, REQUEST.size, len(frame))
         commands = self._commands
         try:
-            if op in commands.at_once:
-                answer = commands.at_once[op](fields)
-                if answer is not None:
-                    self._reply(client, number, Status.OK, answer)
-                    return
-            if op in commands.waits:
-                self._park(client, number, timeout, *commands.waits[op](fields))
+            if (answer := commands.answer(op, fields)) is not None:
+                self._reply(client, number, Status.OK, answer)
             elif op == Op.SET_WILL:
                 key, value = fields
                 client.will = (key, value)
@@ -211,7 +197,7 @@ class TCPStoreServer:
                 client.will = None
                 self._drop(client)
             else:
-                raise WireError(f"opcode {op} is none of ours")
+                self._park(client, number, timeout, op, fields)
         except (DistStoreError, MemoryError) as error:
             self._reply(client, number, Status.ERROR, ((str(error) or repr(error)).encode(),))
         except (TypeError, ValueError) as error:
@@ -259,13 +245,12 @@ class TCPStoreServer:
 
     # Waits.
 
-    def _park(
-        self, client: _Client, number: int, timeout: float, table: Table, make: MakeWaiter
-    ) -> None:
+    def _park(self, client: _Client, number: int, timeout: float, op: int, fields: Fields) -> None:
         if number in client.waits or not timeout >= 0:
             raise WireError(f"request {number} with timeout {timeout} cannot wait")
-        wait = _Wait(client, number, table, time.monotonic() + timeout)
-        wait.waiter = waiter = make(partial(self._deliver, wait))
+        wait = _Wait(client, number, time.monotonic() + timeout)
+        deliver = partial(self._deliver, wait)
+        wait.pending = table, waiter = self._commands.waiter(op, fields, deliver)
         client.waits[number] = wait
         self._parked += 1
         if not table.submit(waiter) and timeout < math.inf:
@@ -274,15 +259,17 @@ class TCPStoreServer:
 
     def _cancel(self, client: _Client, number: int) -> None:
         wait = client.waits.get(number)
-        if wait is not None and wait.waiter is not None:
-            wait.table.withdraw(wait.waiter)
+        if wait is not None and wait.pending is not None:
+            table, waiter = wait.pending
+            table.withdraw(waiter)
             self._forget(wait)
 
     def _end_wait(self, client: _Client, number: int) -> None:
         """Answer that what the wait waits for has not come."""
         wait = client.waits.get(number)
-        if wait is not None and wait.waiter is not None:
-            missing = wait.waiter.missing(wait.table)
+        if wait is not None and wait.pending is not None:
+            table, waiter = wait.pending
+            missing = waiter.missing(table)
             self._cancel(client, number)
             self._reply(client, number, Status.TIMEOUT, missing)
 
@@ -293,13 +280,13 @@ class TCPStoreServer:
     def _forget(self, wait: _Wait) -> None:
         if wait.client.waits.pop(wait.number, None) is not None:
             self._parked -= 1
-        wait.waiter = None
+        wait.pending = None
 
     def _expire_waits(self) -> None:
         now = time.monotonic()
         while self._timers and self._timers[0][0] <= now:
             wait = heapq.heappop(self._timers)[2]
-            if wait.waiter is None:
+            if wait.pending is None:
                 continue
             self._end_wait(wait.client, wait.number)
         self._flush_all()
@@ -307,7 +294,7 @@ class TCPStoreServer:
     def _prune(self) -> None:
         """Keep the heap within a constant factor of the waits that there are."""
         if len(self._timers) > 64 + 2 * self._parked:
-            self._timers = [entry for entry in self._timers if entry[2].waiter is not None]
+            self._timers = [entry for entry in self._timers if entry[2].pending is not None]
             heapq.heapify(self._timers)
 
 

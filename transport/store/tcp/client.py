@@ -28,17 +28,9 @@ from queue import Empty, SimpleQueue
 from transport.errors import DistStoreError
 from transport.net.fork import refusal
 from transport.net.tls import TlsSocket
-from transport.store.wire import (
-    LENGTH_BYTES,
-    NUMBER,
-    REPLY,
-    Op,
-    Status,
-    WireError,
-    frame_size,
-    pack_request,
-    unpack_fields,
-)
+from transport.store.commands import Op
+from transport.store.fields import LENGTH_BYTES, WireError, pack_number, unpack_fields
+from transport.store.tcp.wire import REPLY, Status, frame_size, pack_request
 
 # What a server may be late with the answer that it owes at a wait's end.
 GRACE_SECONDS = 5.0
@@ -372,7 +364,7 @@ class StoreConnection:
 
 
 def _cancel(number: int) -> _Outgoing:
-    return _Outgoing(pack_request(0, Op.CANCEL, 0.0, (NUMBER.pack(number),)))
+    return _Outgoing(pack_request(0, Op.CANCEL, 0.0, (pack_number(number),)))
 
 
 def _release(lock: threading.RLock) -> None:  # pyright: ignore[reportInvalidTypeForm]

@@ -1,7 +1,7 @@
 """The bytes between a TCPStore and its server.
 
-A request is ``length, id, op, timeout`` and fields; a reply ``length, id, status`` and fields. A
-field is its length and its bytes; lengths do not count themselves. All numbers are little-endian.
+A request is ``length, id, op, timeout`` and fields; a reply ``length, id, status`` and fields
+(``transport.store.fields``). Lengths do not count themselves; all numbers are little-endian.
 Replies may come in another order than requests: ids pair them.
 """
 
@@ -11,42 +11,13 @@ import enum
 import struct
 from collections.abc import Sequence
 
+from transport.store.fields import LENGTH, LENGTH_BYTES, WireError, pack_fields
+
 REQUEST = struct.Struct("<IIBd")
 REPLY = struct.Struct("<IIB")
-LENGTH = struct.Struct("<I")
-NUMBER = struct.Struct("<q")
-LENGTH_BYTES = LENGTH.size
 
 MAX_FRAME = 1 << 30
 """The longest frame, in bytes. A longer announcement ends the connection unread."""
-
-
-class Op(enum.IntEnum):
-    """What a request asks for. Part of the wire format: append, never renumber."""
-
-    SET = 1
-    GET = 2
-    ADD = 3
-    APPEND = 4
-    CHECK = 5
-    COMPARE_SET = 6
-    DELETE = 7
-    MULTI_GET = 8
-    MULTI_SET = 9
-    NUM_KEYS = 10
-    WAIT = 11
-    PUSH = 12
-    POP = 13
-    TRY_POP = 14
-    QUEUE_LEN = 15
-    TAIL = 16
-    SET_WILL = 17
-    JOIN = 18
-    WAIT_WORKERS = 19
-    GOODBYE = 20
-    CANCEL = 21
-    NUM_WORKERS = 22
-    LIST_KEYS = 23
 
 
 class Status(enum.IntEnum):
@@ -55,42 +26,6 @@ class Status(enum.IntEnum):
     OK = 0
     TIMEOUT = 1
     ERROR = 2
-
-
-class WireError(ValueError):
-    """Bytes that are no frame of this protocol."""
-
-
-def pack_fields(fields: Sequence[bytes]) -> bytes:
-    """Return ``fields`` as they travel."""
-    if len(fields) == 1:
-        return LENGTH.pack(len(fields[0])) + fields[0]
-    pieces: list[bytes] = []
-    for field in fields:
-        pieces.append(LENGTH.pack(len(field)))
-        pieces.append(field)
-    return b"".join(pieces)
-
-
-def unpack_fields(data: bytes | bytearray, begin: int, end: int) -> list[bytes]:
-    """Return the fields in ``data[begin:end]``; raise WireError when they do not fill it."""
-    fields: list[bytes] = []
-    while begin < end:
-        body = begin + LENGTH_BYTES
-        if body > end:
-            raise WireError("a field's length is cut off")
-        begin = body + LENGTH.unpack_from(data, begin)[0]
-        if begin > end:
-            raise WireError("a field is longer than its frame")
-        fields.append(bytes(data[body:begin]))
-    return fields
-
-
-def unpack_number(field: bytes) -> int:
-    """Return the number in a field of ``NUMBER``; raise WireError when it is none."""
-    if len(field) != NUMBER.size:
-        raise WireError(f"a number of {len(field)} bytes")
-    return NUMBER.unpack(field)[0]
 
 
 def pack_request(number: int, op: int, timeout: float, fields: Sequence[bytes]) -> bytes:

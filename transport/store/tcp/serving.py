@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from transport.errors import DistNetworkError
 from transport.net.tls import Tls
-from transport.store.tcp_server import TCPStoreServer
+from transport.store.tcp.server import TCPStoreServer
 
 
 class ServerLease:

@@ -1,15 +1,14 @@
-"""The file behind a FileStore: a log of changes that every user replays, and who its users are.
+"""The file behind a FileStore: a log of commands that every user runs, and who its users are.
 
-The file begins with a magic line. Each record is a length, an opcode and fields. Beyond any
-real offset lie the bytes that are locked: one for whoever reads or writes, and one for each user,
-held as long as the user lives. A file whose users did not all leave, with none of them alive, is
-what a crashed job left, and is emptied for the next one.
+The file begins with a magic line. Each record is a length, a command's number and fields. Beyond
+any real offset lie the bytes that are locked: one for whoever reads or writes, and one for each
+user, held as long as the user lives. A file whose users did not all leave, with none of them
+alive, is what a crashed job left, and is emptied for the next one.
 """
 
 from __future__ import annotations
 
 import contextlib
-import enum
 import os
 import struct
 from collections.abc import Generator, Sequence
@@ -17,30 +16,20 @@ from collections.abc import Generator, Sequence
 from transport.deadline import Deadline
 from transport.errors import DistStoreError, StorePlaceError
 from transport.net.fork import close_in_forked_children
-from transport.store import file_lock
-from transport.store.table import Table
-from transport.store.wire import pack_fields, unpack_fields
+from transport.store.commands import CHANGES, Commands, Fields, Op
+from transport.store.fields import pack_fields, unpack_fields
+from transport.store.file import lock
 
-_MAGIC = b"meshlib FileStore 1\n"
+_MAGIC = b"meshlib FileStore 2\n"
 _HEAD = struct.Struct("<IB")
 _ACCESS_LOCK = 1 << 60
 _USER_LOCKS = _ACCESS_LOCK + 1
-
-
-class Record(enum.IntEnum):
-    """What a record of the log does. Part of the file format."""
-
-    SET = 1
-    APPEND = 2
-    DELETE = 3
-    PUSH = 4
-    POP = 5
-    JOIN = 6
-    LEAVE = 7
+# Records that are no commands.
+_JOIN, _LEAVE = 254, 255
 
 
 class FileLog:
-    """One user's handle of the file at ``path``, and its replay of it in ``table``.
+    """One user's handle of the file at ``path``, and its replay of it in ``commands``.
 
     A member counts towards ``members``, the number of those that will join; the last user alive
     removes the file at ``leave``, once so many have joined. -1: unknown, any number will do.
@@ -68,7 +57,7 @@ class FileLog:
 
     def _reset(self) -> None:
         """Forget what was read."""
-        self.table = Table()
+        self.commands = Commands()
         self._joined = self._left = self._users = self._offset = 0
 
     @classmethod
@@ -97,27 +86,36 @@ class FileLog:
 
     @contextlib.contextmanager
     def locked(self, deadline: Deadline, *, shared: bool = False) -> Generator[None]:
-        """Hold the file for a block (``shared``: with other readers), ``table`` up to date.
+        """Hold the file for a block (``shared``: with other readers), ``commands`` up to date.
 
         Raises DistStoreError when it stays locked until the deadline.
         """
         try:
-            file_lock.acquire(self._fd, _ACCESS_LOCK, 1, deadline, shared=shared)
+            lock.acquire(self._fd, _ACCESS_LOCK, 1, deadline, shared=shared)
         except TimeoutError as error:
             raise DistStoreError(f"{self._path!r} cannot be locked: {error}") from error
         try:
             self.replay()
             yield
         finally:
-            file_lock.release(self._fd, _ACCESS_LOCK, 1)
+            lock.release(self._fd, _ACCESS_LOCK, 1)
 
     def size(self) -> int:
         """Return the file's size, which grows with every change. Needs no lock."""
         return os.fstat(self._fd).st_size
 
-    def write(self, *records: tuple[Record, Sequence[bytes]]) -> None:
-        """Append records at once; the caller holds the file and has changed ``table`` itself."""
-        data = b"".join(_pack(record, fields) for record, fields in records)
+    def run(self, op: Op, fields: Fields) -> Fields | None:
+        """Return the answer to a command, written down if it has changed anything; None where
+        there is none yet. The caller holds the file.
+        """
+        before = self.commands.table.changes
+        answer = self.commands.answer(op, fields)
+        if self.commands.table.changes != before:
+            self._write(op, fields)
+        return answer
+
+    def _write(self, record: int, fields: Sequence[bytes]) -> None:
+        data = _pack(record, fields)
         if os.fstat(self._fd).st_size > self._offset:
             # A writer died in the middle of a record.
             os.ftruncate(self._fd, self._offset)
@@ -134,9 +132,9 @@ class FileLog:
         """Stop using the file, and remove it when nobody is left who needs it."""
         try:
             with self.locked(deadline):
-                self.write((Record.LEAVE, ()))
+                self._write(_LEAVE, ())
                 # While the file is held: who leaves next must see that we are gone.
-                file_lock.release(self._fd, _USER_LOCKS, 0)
+                lock.release(self._fd, _USER_LOCKS, 0)
                 complete = self._members < 0 or self._joined >= self._members
                 if complete and not self._others_alive() and self._is_at_path():
                     os.unlink(self._path)
@@ -171,11 +169,11 @@ class FileLog:
             self._offset = len(_MAGIC)
         self._users += 1
         self._joined += member
-        file_lock.acquire(self._fd, _USER_LOCKS + self._users, 1, deadline)
-        self.write((Record.JOIN, (b"1" if member else b"0",)))
+        lock.acquire(self._fd, _USER_LOCKS + self._users, 1, deadline)
+        self._write(_JOIN, (b"1" if member else b"0",))
 
     def _others_alive(self) -> bool:
-        return file_lock.is_locked_by_others(self._fd, _USER_LOCKS, 0)
+        return lock.is_locked_by_others(self._fd, _USER_LOCKS, 0)
 
     def _is_at_path(self) -> bool:
         with contextlib.suppress(OSError):
@@ -183,7 +181,7 @@ class FileLog:
         return False
 
     def replay(self) -> None:
-        """Bring ``table`` up to date with the complete records in the file."""
+        """Bring ``commands`` up to date with the complete records in the file."""
         size = os.fstat(self._fd).st_size
         if size <= self._offset:
             return
@@ -205,7 +203,7 @@ class FileLog:
                 break
             try:
                 self._apply(record, unpack_fields(data, begin + _HEAD.size, end))
-            except (TypeError, ValueError, IndexError) as error:
+            except (TypeError, ValueError, IndexError, DistStoreError) as error:
                 raise DistStoreError(
                     f"{self._path!r} is damaged at byte {self._offset + begin}: {error}"
                 ) from error
@@ -213,27 +211,17 @@ class FileLog:
         self._offset += begin
 
     def _apply(self, record: int, fields: list[bytes]) -> None:
-        table = self.table
-        match record:
-            case Record.SET:
-                table.set(*fields)
-            case Record.APPEND:
-                table.append(*fields)
-            case Record.DELETE:
-                table.delete(*fields)
-            case Record.PUSH:
-                table.push(*fields)
-            case Record.POP:
-                table.pop(*fields)
-            case Record.JOIN:
-                self._users += 1
-                self._joined += fields[0] == b"1"
-            case Record.LEAVE:
-                self._left += 1
-            case _:
-                raise ValueError(f"records of kind {record} are unknown")
+        if record in CHANGES:
+            self.commands.answer(record, fields)
+        elif record == _JOIN:
+            self._users += 1
+            self._joined += fields[0] == b"1"
+        elif record == _LEAVE:
+            self._left += 1
+        else:
+            raise ValueError(f"records of kind {record} are unknown")
 
 
-def _pack(record: Record, fields: Sequence[bytes]) -> bytes:
+def _pack(record: int, fields: Sequence[bytes]) -> bytes:
     body = pack_fields(fields)
     return _HEAD.pack(len(body), record) + body

@@ -1,13 +1,11 @@
 """A store served over TCP."""
 
-# ruff: noqa: D102 (the methods without words are Store's, which has them)
-
 from __future__ import annotations
 
 import threading
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from copy import copy
 from types import EllipsisType
 
@@ -17,7 +15,6 @@ from transport.errors import (
     AuthenticationError,
     DistError,
     DistStoreError,
-    QueueEmptyError,
     StoreTimeoutError,
 )
 from transport.net.auth import (
@@ -28,20 +25,12 @@ from transport.net.auth import (
 )
 from transport.net.sockets import connect, format_address
 from transport.net.tls import Tls, tls_from_environment
-from transport.store.base import (
-    DEFAULT_STORE_TIMEOUT,
-    Store,
-    Value,
-    check_offset,
-    from_key,
-    to_bytes,
-    to_key,
-    to_keys,
-    to_pairs,
-)
-from transport.store.serving import ServerLease, lease_server
-from transport.store.tcp_client import StoreConnection
-from transport.store.wire import NUMBER, Op, Status
+from transport.store.base import DEFAULT_STORE_TIMEOUT, Store
+from transport.store.commands import Fields, Op
+from transport.store.fields import pack_number
+from transport.store.tcp.client import StoreConnection
+from transport.store.tcp.serving import ServerLease, lease_server
+from transport.store.tcp.wire import Status
 
 _CLONE_SECONDS = 10.0
 _PAUSE_SECONDS = 0.05
@@ -146,73 +135,10 @@ class TCPStore(Store):
         """The number of stores that were said to connect."""
         return self._world_size
 
-    def set(self, key: str, value: Value) -> None:
-        self._call(Op.SET, (to_key(key), to_bytes(value)))
-
-    def get(self, key: str, timeout: Timeout | None = None) -> bytes:
-        return self._wait(Op.GET, (to_key(key),), timeout)[0]
-
-    def add(self, key: str, amount: int) -> int:
-        number = to_whole_number(amount, "amount")
-        return int(self._call(Op.ADD, (to_key(key), b"%d" % number))[0])
-
-    def append(self, key: str, value: Value) -> None:
-        self._call(Op.APPEND, (to_key(key), to_bytes(value)))
-
-    def check(self, keys: Sequence[str]) -> bool:
-        return self._call(Op.CHECK, to_keys(keys))[0] == b"1"
-
-    def compare_set(self, key: str, expected_value: Value, desired_value: Value) -> bytes:
-        expected = to_bytes(expected_value, "expected_value")
-        desired = to_bytes(desired_value, "desired_value")
-        return self._call(Op.COMPARE_SET, (to_key(key), expected, desired))[0]
-
-    def delete_key(self, key: str) -> bool:
-        return self._call(Op.DELETE, (to_key(key),))[0] == b"1"
-
-    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        return self._wait(Op.MULTI_GET, to_keys(keys), None)
-
-    def multi_set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
-        pairs = to_pairs(keys, values)
-        self._call(Op.MULTI_SET, [field for pair in pairs for field in pair])
-
-    def num_keys(self) -> int:
-        """Return the number of keys that users have set; the store has none of its own."""
-        return int(self._call(Op.NUM_KEYS, ())[0])
-
-    def list_keys(self) -> list[str]:
-        return [from_key(key) for key in self._call(Op.LIST_KEYS, ())]
-
-    def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None:
-        self._wait(Op.WAIT, to_keys(keys), timeout)
-
-    def queue_push(self, key: str, value: Value) -> None:
-        self._call(Op.PUSH, (to_key(key), to_bytes(value)))
-
-    def queue_pop(self, key: str, block: bool = True, timeout: Timeout | None = None) -> bytes:
-        if block:
-            return self._wait(Op.POP, (to_key(key),), timeout, "a value in queue")[0]
-        found = self._call(Op.TRY_POP, (to_key(key),))
-        if not found:
-            raise QueueEmptyError(f"{self.describe()}: queue {key!r} is empty")
-        return found[0]
-
-    def queue_len(self, key: str) -> int:
-        return int(self._call(Op.QUEUE_LEN, (to_key(key),))[0])
-
-    def tail(self, key: str, offset: int, timeout: Timeout | None = None) -> bytes:
-        fields = to_key(key), NUMBER.pack(check_offset(offset))
-        return self._wait(Op.TAIL, fields, timeout, "more at the end of key")[0]
-
-    def set_will(self, key: str, value: Value) -> bool:
-        """Have the server append ``value`` to ``key``, milliseconds after this process dies."""
-        self._has_will = True
-        self._call(Op.SET_WILL, (to_key(key), to_bytes(value)))
-        return True
-
     def with_patience(self, seconds: float) -> TCPStore:
-        """See ``Store``."""
+        """Return this store, over the same connection, for whoever cannot wait, when the server is
+        silent, for longer than ``seconds``: its calls raise ``DistStoreError`` then.
+        """
         other = copy(self)
         other._closed = True  # that is, not to be closed
         other._patience = seconds
@@ -252,14 +178,6 @@ class TCPStore(Store):
 
     def describe(self) -> str:
         return f"TCPStore({format_address(self._host, self._address[1])})"
-
-    def __enter__(self) -> TCPStore:
-        """Return the store itself, which the end of the block closes."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Close the store."""
-        self.close()
 
     def __del__(self, _warn: Callable[..., None] = warnings.warn) -> None:
         if getattr(self, "_closed", True):
@@ -303,35 +221,34 @@ class TCPStore(Store):
     def _join(self, deadline: Deadline, *, wait: bool) -> None:
         if self._world_size is None:
             return
-        joined = int(self._call(Op.JOIN, ())[0])
+        joined = int(self._ask(Op.JOIN, ())[0])
         if not wait or joined >= self._world_size:
             return
-        fields = (NUMBER.pack(self._world_size),)
+        fields = (pack_number(self._world_size),)
         seconds = deadline.remaining()
         status, _ = self._connection.request(Op.WAIT_WORKERS, fields, seconds)
         if status == Status.TIMEOUT:
-            joined = int(self._call(Op.NUM_WORKERS, ())[0])
+            joined = int(self._ask(Op.NUM_WORKERS, ())[0])
             raise StoreTimeoutError(
                 f"{self.describe()}: waited {deadline.seconds:g} s for workers:"
                 f" {joined} of {self._world_size} have connected"
             )
 
-    def _call(self, op: Op, fields: Sequence[bytes]) -> list[bytes]:
+    def _ask(self, op: Op, fields: Fields) -> Fields:
         seconds = self._timeout if self._patience is None else 0.0
         return self._connection.request(op, fields, seconds, self._patience)[1]
 
-    def _wait(
-        self,
-        op: Op,
-        fields: Sequence[bytes],
-        timeout: Timeout | None,
-        what: str = "key",
-    ) -> list[bytes]:
+    def _await(self, op: Op, fields: Fields, timeout: Timeout | None) -> Fields:
         deadline = Deadline.after(self._seconds(timeout))
         status, answer = self._connection.request(op, fields, deadline.seconds, self._patience)
         if status == Status.TIMEOUT:
-            raise self._waited_in_vain(what, answer, deadline)
+            raise self._waited_in_vain(op, answer, deadline)
         return answer
+
+    def _will(self, key: bytes, value: bytes) -> bool:
+        self._has_will = True
+        self._ask(Op.SET_WILL, (key, value))
+        return True
 
 
 def _check_arguments(
