@@ -7,7 +7,6 @@ the store, this rank's identity, the groups (interned), the flight recorder and 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -16,24 +15,20 @@ from pathlib import Path
 from typing import Any
 
 from meshlib.calls.context import RankContext
-from meshlib.diagnosis.failures import (
-    NEWS_SECONDS,
-    answer_key,
-    error_from_event,
-    publish,
-    rank_exit_event,
-    statement,
-)
+from meshlib.diagnosis.event_log import publish
+from meshlib.diagnosis.events import Abort, Chains, Departures, Query, RankEnded, RankLost
 from meshlib.diagnosis.log import RankLog
 from meshlib.diagnosis.members import Members
 from meshlib.diagnosis.recorder import CAPACITY, FlightRecorder
+from meshlib.diagnosis.reporter import NEWS_SECONDS
 from meshlib.diagnosis.stalls import StallDetector
-from meshlib.diagnosis.watcher import Watcher
+from meshlib.diagnosis.statements import Statement, answer_key
+from meshlib.diagnosis.watcher import News, Watcher
 from meshlib.groups.backend import parse_backend
 from meshlib.groups.communicators import STAGED, make_device_communicator
 from meshlib.groups.process_group import DRAIN_SECONDS, ProcessGroup
 from meshlib.job.current import adopt_thread
-from meshlib.job.leaving import Chains, chains, count_out, find_mismatch, say_goodbye
+from meshlib.job.leaving import chains, count_out, find_mismatch, say_goodbye
 from meshlib.job.meeting import LOST, meet, server_of, short
 from meshlib.job.thread_rank import ALL_HERE
 from meshlib.trace import dump
@@ -291,33 +286,34 @@ class World:
         """Tell the other ranks that this one will not make another call; ``how`` says why."""
         self._trouble = self._trouble or how
         with suppress(DistStoreError):  # also in a fork
-            publish(self.store, rank_exit_event(self.rank, how))
+            publish(self.store, RankLost(self.rank, how))
 
-    def _on_event(self, event: Mapping[str, Any]) -> None:
+    def _on_event(self, event: News) -> None:
         """Act on one entry of the job's log; runs in the watcher's thread."""
-        kind = event["kind"]
-        if kind == "query":
-            self._answer(event)
-        elif kind == "abort":
-            error = error_from_event(event)
-            with self._lock:
-                self._failures.setdefault(event["group"], error)
-                group = self._groups.get(event["group"])
-            if group is not None:
-                group.fail(error)
-        elif kind == "left":
-            left = event["left"]
-            with self._lock:
-                self._left.update(left)
-                groups = list(self._groups.values())
-            for group in groups:
-                group.do_without(left)
-            if self.rank in left:
-                self._gone.set()
-        elif event["rank"] != self.rank and (
-            kind == "rank_exit" or (kind == "ended" and self._as_launched)
-        ):
-            self._lose(event["rank"], event["how"])
+        match event:
+            case Query():
+                self._answer(event)
+            case Abort():
+                error = event.exception()
+                with self._lock:
+                    self._failures.setdefault(event.group, error)
+                    group = self._groups.get(event.group)
+                if group is not None:
+                    group.fail(error)
+            case Departures(left):
+                with self._lock:
+                    self._left.update(left)
+                    groups = list(self._groups.values())
+                for group in groups:
+                    group.do_without(left)
+                if self.rank in left:
+                    self._gone.set()
+            case RankLost(rank, how) if rank != self.rank:
+                self._lose(rank, how)
+            case RankEnded(rank, how) if rank != self.rank and self._as_launched:
+                self._lose(rank, how)
+            case _:
+                pass
 
     def _on_silence(self) -> None:
         """The store is gone: so is the rank that served it, unless it has left in good order."""
@@ -342,13 +338,13 @@ class World:
         with suppress(DistStoreError):
             self.store.compare_set(ALL_HERE, "", LOST)
 
-    def _answer(self, event: Mapping[str, Any]) -> None:
+    def _answer(self, query: Query) -> None:
         with self._lock:
-            group = self._groups.get(event["group"])
+            group = self._groups.get(query.group)
         reached = group.reached() if group is not None else 0
-        said = statement(self.rank, self.recorder.records(), self.thread_id, event, reached)
+        said = Statement.of(self.rank, self.recorder.records(), self.thread_id, query, reached)
         with suppress(DistStoreError):
-            self.store.set(answer_key(event["ticket"], self.rank), json.dumps(said))
+            self.store.set(answer_key(query.ticket, self.rank), said.pack())
 
     # ------------------------------------------------------------------ flight record
 

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from meshlib.jit.host_call import untransformed
+from meshlib.jit import untransformed
 
 from meshlib import DeviceMesh, ReduceOp, jit
 from meshlib.sharding import DArray, Sharding

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from meshlib.diagnosis.failures import Reporter
 from meshlib.diagnosis.recorder import COLLECTIVE, Record
+from meshlib.diagnosis.reporter import Reporter
 from transport.call import NO_ROOT, Call, CallHeader, Kind
 from transport.deadline import Deadline
 from transport.errors import (
