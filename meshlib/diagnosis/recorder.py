@@ -86,11 +86,12 @@ class Record(Call):
         self.thread = thread
         self.code = code
         self.instruction = instruction
-        self.waiting_for = None
+        self.waiting_for: int | None = None
         self.completion = None
         self.error = None
-        self.started = self.ended = 0.0
-        self.issued = _monotonic()
+        self.started: float = 0.0
+        self.ended: float = 0.0
+        self.issued: float = _monotonic()
 
     @property
     def deadline(self) -> Deadline:

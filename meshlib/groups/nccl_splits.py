@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from meshlib.calls.spec import CallSpec
 from meshlib.groups.process_group import ProcessGroup
 from transport.call import Call, Kind
 from transport.communicator import Communicator
@@ -35,7 +36,7 @@ def connect(group: ProcessGroup, driver: Driver, device: int) -> None:
     def run(communicator: Communicator[Any], call: Call) -> None:
         _nccl(communicator).connect(call, driver, device)
 
-    group.issue(Kind.SPLIT, run, device="cuda")
+    group.issue(CallSpec(Kind.SPLIT, run, device="cuda"))
 
 
 def split(parent: ProcessGroup, child: ProcessGroup | None, parts: Sequence[Sequence[int]]) -> bool:
@@ -60,7 +61,8 @@ def split(parent: ProcessGroup, child: ProcessGroup | None, parts: Sequence[Sequ
         inner: Communicator[Any] = child.communicator("cuda")
         return _nccl(communicator).split(call, inner.membership, inner)
 
-    return parent.issue(Kind.SPLIT, run, device="cuda", extra=zlib.crc32(repr(parts).encode()))
+    same = zlib.crc32(repr(parts).encode())
+    return parent.issue(CallSpec(Kind.SPLIT, run, extra=same, device="cuda"))
 
 
 def _nccl(communicator: Communicator[Any]) -> NcclCommunicator:

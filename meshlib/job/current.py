@@ -6,6 +6,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from meshlib.collectives.collectives import Collectives
+from meshlib.groups.process_group import ProcessGroup
 from meshlib.job.thread_rank import thread_rank
 
 if TYPE_CHECKING:
@@ -81,3 +82,13 @@ def resolve_group(group: Group) -> Collectives:
             f"group must be a ProcessGroup, a DeviceMesh or None, got {type(group).__name__}"
         )
     return group
+
+
+def resolve_process_group(group: Group) -> ProcessGroup:
+    """Return the process group of ``group``: of a mesh, that over all its dims.
+
+    Raises TypeError as ``resolve_group``.
+    """
+    found = resolve_group(group).process_group
+    assert isinstance(found, ProcessGroup)
+    return found

@@ -10,8 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from meshlib.diagnosis.log import set_debug_level_from_env
 from meshlib.groups.backend import parse_backend
-from meshlib.groups.process_group import ProcessGroup
-from meshlib.job.current import current_world, find_world, install, is_thread_world, resolve_group
+from meshlib.job.current import (
+    current_world,
+    find_world,
+    install,
+    is_thread_world,
+    resolve_process_group,
+)
 from meshlib.job.thread_rank import thread_rank
 from meshlib.job.world import DEFAULT_TIMEOUT, World
 from transport import environment
@@ -93,22 +98,12 @@ def init_process_group(
     if store is None:
         url = init_method or ("mpi://" if "mpi" in chosen.values() else DEFAULT_INIT_METHOD)
         store, rank, world_size = _rendezvous(url, rank, world_size, seconds, group_name)
-    elif init_method is not None:
-        raise ValueError(f"init_method={init_method!r} and store were both given; expected one")
-    elif not isinstance(store, Store) and not _is_foreign(store):
-        raise TypeError(
-            "store must be a Store, or another library's with set, get and add; got"
-            f" {type(store).__name__}: {store!r}"
-        )
-    elif world_size <= 0 or not 0 <= rank < world_size:
-        raise ValueError(
-            "an explicit store needs rank and world_size with 0 <= rank < world_size, got "
-            f"rank={rank}, world_size={world_size}"
-        )
-    elif isinstance(store, Store):
-        store = _part_of(store, rank, group_name)
     else:
-        store, secret = _meet_through(store, rank, world_size, seconds, group_name)
+        _check_given(store, init_method, rank, world_size)
+        if isinstance(store, Store):
+            store = _part_of(store, rank, group_name)
+        else:
+            store, secret = _meet_through(store, rank, world_size, seconds, group_name)
     try:
         agree(tuning, store, rank)
     except BaseException:
@@ -130,6 +125,21 @@ def init_process_group(
         except BaseException:
             destroy_process_group()
             raise
+
+
+def _check_given(store: Any, init_method: str | None, rank: int, world_size: int) -> None:
+    if init_method is not None:
+        raise ValueError(f"init_method={init_method!r} and store were both given; expected one")
+    if not isinstance(store, Store) and not _is_foreign(store):
+        raise TypeError(
+            "store must be a Store, or another library's with set, get and add; got"
+            f" {type(store).__name__}: {store!r}"
+        )
+    if world_size <= 0 or not 0 <= rank < world_size:
+        raise ValueError(
+            "an explicit store needs rank and world_size with 0 <= rank < world_size, got "
+            f"rank={rank}, world_size={world_size}"
+        )
 
 
 def _bind(world: World, device_id: Any) -> None:
@@ -201,8 +211,7 @@ def destroy_process_group(group: Any = None) -> None:
     """
     world = current_world()
     if group is not None:
-        target = resolve_group(group).process_group
-        assert isinstance(target, ProcessGroup)
+        target = resolve_process_group(group)
         if target is not world.default_group:
             world.forget(target)
             return

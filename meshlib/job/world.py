@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from meshlib.calls.context import RankContext
 from meshlib.diagnosis.failures import (
     NEWS_SECONDS,
     answer_key,
@@ -24,12 +25,12 @@ from meshlib.diagnosis.failures import (
     statement,
 )
 from meshlib.diagnosis.log import RankLog
+from meshlib.diagnosis.members import Members
 from meshlib.diagnosis.recorder import CAPACITY, FlightRecorder
 from meshlib.diagnosis.stalls import StallDetector
 from meshlib.diagnosis.watcher import Watcher
 from meshlib.groups.backend import parse_backend
 from meshlib.groups.communicators import STAGED, make_device_communicator
-from meshlib.groups.host import Observer
 from meshlib.groups.process_group import DRAIN_SECONDS, ProcessGroup
 from meshlib.job.current import adopt_thread
 from meshlib.job.leaving import Chains, chains, count_out, find_mismatch, say_goodbye
@@ -91,15 +92,23 @@ class World:
         self.rank = rank
         self.size = size
         self.runtime = runtime
-        self.backends = dict(backends)
+        self.backends: dict[str, str] = dict(backends)
         self.timeout = timeout
         self.cuda_device: int | None = None
         """The GPU that this rank was bound to from the start, if it was."""
-        self.log = RankLog(rank)
-        self.recorder = FlightRecorder(_recorder_capacity())
-        self.observers: dict[str, Observer] = {}
-        self.entered = _Entered()
-        self.thread_id = threading.get_ident()
+        self.log: RankLog = RankLog(rank)
+        self.recorder: FlightRecorder = FlightRecorder(_recorder_capacity())
+        self.context = RankContext(
+            rank,
+            store,
+            self.recorder,
+            self.log,
+            self.make_communicator,
+            lambda: adopt_thread(self),
+            self.note_failure,
+        )
+        self.entered: _Entered = _Entered()
+        self.thread_id: int = threading.get_ident()
         self.breakpoints: dict[tuple[str, int], int] = {}
         # Ranks that were started by a launcher may have numbers of their own.
         variables = {environment.RANK: str(rank), environment.WORLD_SIZE: str(size)}
@@ -130,8 +139,8 @@ class World:
             self._watcher.close()
             store.close()
             raise
-        self._stalls = StallDetector(rank, store, self.recorder, self.thread_id, self._groups)
-        self.default_group = self.group_for(range(size), desc="default")
+        self._stalls = StallDetector(rank, store, self.recorder, self.thread_id, self._standings)
+        self.default_group: ProcessGroup = self.group_for(range(size), desc="default")
 
     # ------------------------------------------------------------------ groups
 
@@ -222,7 +231,7 @@ class World:
         with self._lock:
             return list(self._groups.values())
 
-    def make_communicator(self, group: ProcessGroup, device: str) -> Communicator:
+    def make_communicator(self, group: Members, device: str) -> Communicator:
         """Make the communicator of ``group`` for arrays on ``device``.
 
         Without a backend for that device they travel by way of the host and the CPU's backend.
@@ -257,8 +266,8 @@ class World:
         beside: ProcessGroup | None = None,
     ) -> ProcessGroup:
         with self._lock:
-            group = ProcessGroup(self, group_id, members, dict(chosen), seconds, desc)
-            group.beside = beside
+            who = Members(group_id, members, self.rank, dict(chosen), seconds, desc)
+            group = ProcessGroup(self.context, who, beside, self.make_companion)
             self._groups[group_id] = group
             if self._refusal is not None:
                 group.leave_behind(self._refusal)
@@ -273,9 +282,8 @@ class World:
         group.do_without(left)
         return group
 
-    def adopt_thread(self) -> None:
-        """Have the calling thread find this World, where ranks are threads."""
-        adopt_thread(self)
+    def _standings(self) -> list[tuple[Members, int]]:
+        return [(group.members, group.reached()) for group in self.groups()]
 
     # ------------------------------------------------------------------ events
 

@@ -25,42 +25,36 @@ class Alone(Collectives):
         self._scratch = Scratch()
         self._segment = segment
 
-    def barrier(self, call: Call) -> None:  # noqa: D102
+    def barrier(self, call: Call) -> None:
         pass
 
-    def broadcast(self, call: Call, buffer: Flat, root: int) -> None:  # noqa: D102
+    def broadcast(self, call: Call, buffer: Flat, root: int) -> None:
         pass
 
-    def all_reduce(self, call: Call, buffer: Flat, op: ReduceOp) -> None:  # noqa: D102
+    def all_reduce(self, call: Call, buffer: Flat, op: ReduceOp) -> None:
         reduce(self._scratch, buffer, op, self._segment)
 
-    def reduce(self, call: Call, buffer: Flat, op: ReduceOp, root: int) -> None:  # noqa: D102
+    def reduce(self, call: Call, buffer: Flat, op: ReduceOp, root: int) -> None:
         reduce(self._scratch, buffer, op, self._segment)
 
-    def all_gather(self, call: Call, outputs: Sequence[Flat], input_: Flat) -> None:  # noqa: D102
+    def all_gather(self, call: Call, outputs: Sequence[Flat], input_: Flat) -> None:
         np.copyto(outputs[0], input_)
 
-    def reduce_scatter(  # noqa: D102
+    def reduce_scatter(
         self, call: Call, output: Flat, inputs: Sequence[Flat], op: ReduceOp
     ) -> None:
         np.copyto(output, inputs[0])
         reduce(self._scratch, output, op, self._segment)
 
-    def gather(  # noqa: D102
-        self, call: Call, outputs: Sequence[Flat] | None, input_: Flat, root: int
-    ) -> None:
+    def gather(self, call: Call, outputs: Sequence[Flat] | None, input_: Flat, root: int) -> None:
         if outputs is not None:
             np.copyto(outputs[0], input_)
 
-    def scatter(  # noqa: D102
-        self, call: Call, output: Flat, inputs: Sequence[Flat] | None, root: int
-    ) -> None:
+    def scatter(self, call: Call, output: Flat, inputs: Sequence[Flat] | None, root: int) -> None:
         if inputs is not None:
             np.copyto(output, inputs[0])
 
-    def all_to_all(  # noqa: D102
-        self, call: Call, outputs: Sequence[Flat], inputs: Sequence[Flat]
-    ) -> None:
+    def all_to_all(self, call: Call, outputs: Sequence[Flat], inputs: Sequence[Flat]) -> None:
         np.copyto(outputs[0], inputs[0])
 
 

@@ -57,19 +57,19 @@ class LinkCollectives(Collectives):
     def check_open(self) -> None:
         """Raise ``CommunicatorAbortedError`` after an abort."""
 
-    def barrier(self, call: Call) -> None:  # noqa: D102
+    def barrier(self, call: Call) -> None:
         self.check_open()
         star_shaped = self.table.barrier(self.size) is Algorithm.STAR
         (star if star_shaped else dissemination).barrier(self, call)
 
-    def broadcast(self, call: Call, buffer: Flat, root: int) -> None:  # noqa: D102
+    def broadcast(self, call: Call, buffer: Flat, root: int) -> None:
         self.check_open()
         if self.size == 1:
             return
         algorithm = self.table.broadcast(buffer.nbytes, self.size)
         (chain if algorithm is Algorithm.CHAIN else tree).broadcast(self, call, buffer, root)
 
-    def all_reduce(self, call: Call, buffer: Flat, op: ReduceOp) -> None:  # noqa: D102
+    def all_reduce(self, call: Call, buffer: Flat, op: ReduceOp) -> None:
         self.check_open()
         narrow = reduction_dtype(buffer.dtype) != buffer.dtype
         with quiet(buffer):
@@ -104,7 +104,7 @@ class LinkCollectives(Collectives):
         if narrow:
             store(buffer, total)
 
-    def reduce(self, call: Call, buffer: Flat, op: ReduceOp, root: int) -> None:  # noqa: D102
+    def reduce(self, call: Call, buffer: Flat, op: ReduceOp, root: int) -> None:
         self.check_open()
         with quiet(buffer):
             if self.size == 1:
@@ -113,7 +113,7 @@ class LinkCollectives(Collectives):
             algorithm = self.table.reduce(buffer.nbytes, self.size)
             (chain if algorithm is Algorithm.CHAIN else tree).reduce(self, call, buffer, op, root)
 
-    def all_gather(self, call: Call, outputs: Sequence[Flat], input_: Flat) -> None:  # noqa: D102
+    def all_gather(self, call: Call, outputs: Sequence[Flat], input_: Flat) -> None:
         self.check_open()
         _copy(outputs[self.rank], input_)
         if self.size == 1:
@@ -129,7 +129,7 @@ class LinkCollectives(Collectives):
             case _:
                 ring.all_gather(self, call, outputs)
 
-    def reduce_scatter(  # noqa: D102
+    def reduce_scatter(
         self, call: Call, output: Flat, inputs: Sequence[Flat], op: ReduceOp
     ) -> None:
         self.check_open()
@@ -150,21 +150,15 @@ class LinkCollectives(Collectives):
                 case _:
                     ring.reduce_scatter(self, call, output, inputs, op)
 
-    def gather(  # noqa: D102
-        self, call: Call, outputs: Sequence[Flat] | None, input_: Flat, root: int
-    ) -> None:
+    def gather(self, call: Call, outputs: Sequence[Flat] | None, input_: Flat, root: int) -> None:
         self.check_open()
         direct.gather(self, call, outputs, input_, root)
 
-    def scatter(  # noqa: D102
-        self, call: Call, output: Flat, inputs: Sequence[Flat] | None, root: int
-    ) -> None:
+    def scatter(self, call: Call, output: Flat, inputs: Sequence[Flat] | None, root: int) -> None:
         self.check_open()
         direct.scatter(self, call, output, inputs, root)
 
-    def all_to_all(  # noqa: D102
-        self, call: Call, outputs: Sequence[Flat], inputs: Sequence[Flat]
-    ) -> None:
+    def all_to_all(self, call: Call, outputs: Sequence[Flat], inputs: Sequence[Flat]) -> None:
         self.check_open()
         pairwise.all_to_all(self, call, outputs, inputs)
 

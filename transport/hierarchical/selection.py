@@ -29,8 +29,8 @@ class Selection(LinkCollectives):
         self._whole = whole
         self._members = members
 
-    def link(self, peer: int, call: Call) -> Link:  # noqa: D102
+    def link(self, peer: int, call: Call) -> Link:
         return self._whole.link(self._members[peer], call)
 
-    def check_open(self) -> None:  # noqa: D102
+    def check_open(self) -> None:
         self._whole.check_open()

@@ -22,13 +22,14 @@ class Core(Protocol):
     MOST_MEMBERS: int
     Board: type[Any]
     CallFields: type[Any]
+    CallSpec: type[Any]
     Laps: type[Any]
     Order: type[Any]
     Progress: type[Any]
     RingEnd: type[Any]
     Ring: type[Any]
     Shortcut: type[Any]
-    share_all_reduce: Callable[..., bool]
+    crc32c: Callable[..., int]
 
 
 def _load() -> tuple[Core | None, str | None]:

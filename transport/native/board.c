@@ -90,17 +90,12 @@ static int ask_python(Run *run, const char *method, long number, long step) {
     return result ? 0 : -1;
 }
 
-int run_start(Run *run, PyObject *board, PyObject *python, PyObject *call) {
-    if (!PyObject_TypeCheck(board, board_type) || !PyObject_TypeCheck(call, fields_type)) {
-        PyErr_SetString(PyExc_TypeError, "expected a Board of the core, that of Python, and a call");
-        return -1;
-    }
-    run->board = (Board *)board;
+void run_start(Run *run, Board *board, PyObject *python, PyObject *call) {
+    run->board = board;
     run->python = python;
     run->call = call;
     run->sync = ((Fields *)call)->sync;
     run->state = PyEval_SaveThread();
-    return 0;
 }
 
 void run_end(Run *run) { PyEval_RestoreThread(run->state); }

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 import meshlib as dist
-from meshlib.job import world
+from meshlib.groups import process_group
 from meshlib.job.current import current_world
 from meshlib.testing import run_ranks
-from tests.benchmarks.unchecked import UncheckedGroup
+from tests.benchmarks.unchecked import UncheckedDoor
 
 
 def test_unchecked_calls_are_right_and_leave_no_record(monkeypatch):
-    monkeypatch.setattr(world, "ProcessGroup", UncheckedGroup)
+    monkeypatch.setattr(process_group, "Door", UncheckedDoor)
 
     def program():
         x = np.full(3, dist.get_rank() + 1.0)
@@ -24,7 +24,7 @@ def test_unchecked_calls_are_right_and_leave_no_record(monkeypatch):
 
 
 def test_unchecked_members_of_different_calls_do_not_notice(monkeypatch):
-    monkeypatch.setattr(world, "ProcessGroup", UncheckedGroup)
+    monkeypatch.setattr(process_group, "Door", UncheckedDoor)
 
     def program():
         x = np.full(2, dist.get_rank() + 2.0)

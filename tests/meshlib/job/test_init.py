@@ -16,7 +16,7 @@ from transport.errors import DistStoreError, RankFailedError
 from transport.runtime import Runtime
 from transport.store.hash_store import HashStore
 from transport.store.prefix_store import PrefixStore
-from transport.store.tcp_store import TCPStore
+from transport.store.tcp.store import TCPStore
 
 WAIT = 20.0
 

@@ -39,10 +39,12 @@ class Reduced:
         self._same = len(inputs) == 1
         self._in_place = False
 
-    def prepare(self, size: int) -> Shape:  # noqa: D102
+    def prepare(self, size: int) -> Shape:
         output, own = self._output, self._own
         # Folding must know whether it writes over a part that it still needs.
-        self._in_place = self._op.factor is None and address(own) == address(output)
+        self._in_place = self._op.factor is None and (
+            own is output or address(own) == address(output)
+        )
         staged = self._folding.staged_dtype(output.dtype, self._op)
         if self._root is None:
             sends = tuple([input_.nbytes for input_ in self._inputs])
@@ -58,16 +60,16 @@ class Reduced:
     def _own(self) -> Flat:
         return self._inputs[0 if self._same else self._rank]
 
-    def sources(self) -> Sequence[Flat]:  # noqa: D102
+    def sources(self) -> Sequence[Flat]:
         return self._inputs
 
-    def stage(self, into: Flat, peer: int, start: int, stop: int) -> None:  # noqa: D102
+    def stage(self, into: Flat, peer: int, start: int, stop: int) -> None:
         self._folding.stage(into, self._inputs[0 if self._same else peer], start, stop, self._op)
 
-    def keep(self) -> None:  # noqa: D102
+    def keep(self) -> None:
         pass
 
-    def take(self, arrived: Sequence[Flat], start: int) -> None:  # noqa: D102
+    def take(self, arrived: Sequence[Flat], start: int) -> None:
         parts = list(arrived)
         # Another member's is as long as this one's would be, which is empty.
         stop = start + parts[self._rank - 1].size

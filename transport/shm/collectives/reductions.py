@@ -48,7 +48,7 @@ class Reductions:
         self._direct = direct if board.size > 2 else min(_DIRECT_OF_TWO * direct, block)
         self._most_compiled = min(self._direct, _MOST_COMPILED)
         self._folding = Folding(board.size, piece)
-        self._sharing = Sharing(board, arena, self._folding, piece)
+        self._sharing = Sharing(board, arena, self._folding, piece, exchange.laps)
         self._rank = board.rank
         self._size = board.size
         # The parts of blocks that the last small call used, by slot, and what it was.

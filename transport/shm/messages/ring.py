@@ -166,7 +166,7 @@ class Ring(RingEnd):
         self.words = segment.words
         self.written = control // WORD
         self.taken = (control + LINE) // WORD
-        self.futex = segment.futex
+        self.segment = segment
         self.data = segment.data[start : start + capacity]
 
     @property
