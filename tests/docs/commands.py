@@ -42,7 +42,7 @@ def check(line: str) -> None:
         if command == "meshlib" and rest[0] != "run":
             assert rest[0] in COMMANDS, rest[0]
             # A command may have words of its own: meshlib checkpoint show.
-                known = _options_of(*rest[:2] if rest[0] == "checkpoint" else rest[:1])
+            known = _options_of(*rest[:2] if rest[0] == "checkpoint" else rest[:1])
             for option in rest[1:]:
                 assert not option.startswith("--") or option in known, option
         else:
