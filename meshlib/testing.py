@@ -10,8 +10,9 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 from meshlib.groups.backend import parse_backend
+from meshlib.job.current import install
 from meshlib.job.thread_rank import ThreadRank, set_thread_rank
-from meshlib.job.world import World, install
+from meshlib.job.world import World
 from transport import backends
 from transport.checks import to_whole_number
 from transport.deadline import Deadline, Timeout, to_seconds

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -20,23 +19,23 @@ from transport.errors import (
     DistError,
     PeerLostError,
 )
+from transport.forwarding import Forwarding
 from transport.hierarchical import HierarchicalCommunicator
-from transport.hierarchical.hosts import Host, this_host
 from transport.links.communicator import LinkCommunicator
+from transport.place import Place, this_place
 from transport.reduce_op import Flat, ReduceOp
 from transport.runtime import Membership
 from transport.shm import ShmCommunicator
 from transport.shm.board.futex import unsupported_reason
 from transport.shm.board.layout import DEFAULT_SIZES, Sizes
 from transport.shm.meeting.directory import Directory
-from transport.shm.meeting.locality import this_place
 from transport.tcp import TcpCommunicator
 
 _LOGGER = logging.getLogger("meshlib.transport")
 _YES, _NO = b"yes", b"no"
 
 
-class AutoCommunicator(Communicator):
+class AutoCommunicator(Forwarding, Communicator):
     """Collectives through shared memory when all members really share a host, else on two levels:
     inside hosts by shared memory, between them by TCP. Messages go by shared memory between
     members that share a host, by TCP between others.
@@ -51,11 +50,10 @@ class AutoCommunicator(Communicator):
         membership: Membership,
         table: Thresholds | None = None,
         sizes: Sizes = DEFAULT_SIZES,
-        host: Host | None = None,
+        host: Place | None = None,
     ) -> None:
         super().__init__(membership)
         self._table = table
-        self._host = host
         self.abort_reason: str | None = None
         # Guards what an abort from another thread must find.
         self._lock = threading.Lock()
@@ -63,69 +61,39 @@ class AutoCommunicator(Communicator):
         self._far: LinkCommunicator | None = None
         self._levels: HierarchicalCommunicator | None = None
         self._chosen: Communicator | None = None
-        namespace = host.machine if host is not None else None
+        machine = host.machine if host is not None else None
         obstacle = unsupported_reason()
         if obstacle is None:
-            self._near = ShmCommunicator(membership, sizes, namespace)
+            self._near = ShmCommunicator(membership, sizes, machine)
             self._near.mailbox.shared = True
             self._directory = self._near.directory
         else:
             _LOGGER.warning("rank %d uses TCP: %s", membership.ranks[self.rank], obstacle)
-            self._directory = Directory(membership, this_place(b"", obstacle, namespace))
+            self._directory = Directory(membership, this_place(obstacle, machine=machine))
             self._directory.publish()
 
     # Collectives.
 
-    def barrier(self, call: Call) -> None:  # noqa: D102
-        (self._chosen or self._choose(call)).barrier(call)
+    def _hand_on(self, call: Call, collective: str, *arguments: Any) -> None:
+        chosen = self._chosen or self._choose(call)
+        self._settle_on(chosen)
+        getattr(chosen, collective)(call, *arguments)
 
-    def broadcast(self, call: Call, buffer: Flat, root: int) -> None:  # noqa: D102
-        (self._chosen or self._choose(call)).broadcast(call, buffer, root)
-
-    def all_reduce(self, call: Call, buffer: Flat, op: ReduceOp) -> None:  # noqa: D102
-        (self._chosen or self._choose(call)).all_reduce(call, buffer, op)
-
-    def reduce(self, call: Call, buffer: Flat, op: ReduceOp, root: int) -> None:  # noqa: D102
-        (self._chosen or self._choose(call)).reduce(call, buffer, op, root)
-
-    def all_gather(self, call: Call, outputs: Sequence[Flat], input_: Flat) -> None:  # noqa: D102
-        (self._chosen or self._choose(call)).all_gather(call, outputs, input_)
-
-    def reduce_scatter(  # noqa: D102
-        self, call: Call, output: Flat, inputs: Sequence[Flat], op: ReduceOp
-    ) -> None:
-        (self._chosen or self._choose(call)).reduce_scatter(call, output, inputs, op)
-
-    def gather(  # noqa: D102
-        self, call: Call, outputs: Sequence[Flat] | None, input_: Flat, root: int
-    ) -> None:
-        (self._chosen or self._choose(call)).gather(call, outputs, input_, root)
-
-    def scatter(  # noqa: D102
-        self, call: Call, output: Flat, inputs: Sequence[Flat] | None, root: int
-    ) -> None:
-        (self._chosen or self._choose(call)).scatter(call, output, inputs, root)
-
-    def all_to_all(  # noqa: D102
-        self, call: Call, outputs: Sequence[Flat], inputs: Sequence[Flat]
-    ) -> None:
-        (self._chosen or self._choose(call)).all_to_all(call, outputs, inputs)
-
-    def allocate(self, call: Call, count: int, dtype: np.dtype[np.generic]) -> Flat:  # noqa: D102
+    def allocate(self, call: Call, count: int, dtype: np.dtype[np.generic]) -> Flat:
         return (self._chosen or self._choose(call)).allocate(call, count, dtype)
 
-    def outline(self) -> Any:  # noqa: D102
+    def outline(self) -> Any:
         return None if self._chosen is None else self._chosen.outline()
 
-    def resume(self, call: Call, buffer: Flat | None, op: ReduceOp | None) -> None:  # noqa: D102
+    def resume(self, call: Call, buffer: Flat | None, op: ReduceOp | None) -> None:
         (self._chosen or self._choose(call)).resume(call, buffer, op)
 
     # Point to point.
 
-    def send(self, call: Call, buffer: Flat, dst: int, tag: int) -> None:  # noqa: D102
+    def send(self, call: Call, buffer: Flat, dst: int, tag: int) -> None:
         self._towards(dst, call).send(call, buffer, dst, tag)
 
-    def recv(self, call: Call, buffer: Flat, src: int | None, tag: int) -> int:  # noqa: D102
+    def recv(self, call: Call, buffer: Flat, src: int | None, tag: int) -> int:
         if src is None:
             # All messages come to one mailbox; TCP must listen for those who may use it.
             peers = [peer for peer in range(self.size) if peer != self.rank]
@@ -137,7 +105,7 @@ class AutoCommunicator(Communicator):
             return self._open_far().recv(call, buffer, src, tag)
         return self._towards(src, call).recv(call, buffer, src, tag)
 
-    def lose(self, peer: int, reason: str) -> None:  # noqa: D102
+    def lose(self, peer: int, reason: str) -> None:
         near, place = self._near, self._directory.find(peer)
         if near is not None and (place is None or self._directory.place.may_share_with(place)):
             near.lose(peer, reason)
@@ -147,21 +115,21 @@ class AutoCommunicator(Communicator):
                 self._open_far().lose(peer, reason)
 
     @property
-    def receiving(self) -> bool:  # noqa: D102
+    def receiving(self) -> bool:
         return any(part is not None and part.receiving for part in (self._near, self._far))
 
-    def left_over(self) -> list[str]:  # noqa: D102
+    def left_over(self) -> list[str]:
         # Where both are, they share a mailbox.
         part = self._near or self._far
         return [] if part is None else part.left_over()
 
     # The end.
 
-    def abort(self, reason: str) -> None:  # noqa: D102
+    def abort(self, reason: str) -> None:
         for part in self._stop(reason):
             part.abort(reason)
 
-    def close(self) -> None:  # noqa: D102
+    def close(self) -> None:
         for part in self._stop("the communicator was closed"):
             part.close()
 
@@ -225,8 +193,9 @@ class AutoCommunicator(Communicator):
         def across(_membership: Membership, _table: Thresholds | None) -> LinkCommunicator:
             return far
 
-        host = replace(self._host or this_host(), memory=memory)
-        levels = HierarchicalCommunicator(self.membership, self._table, host, across)
+        obstacle = "" if memory else "not all members on its host can share memory"
+        place = replace(self._directory.place, obstacle=obstacle)
+        levels = HierarchicalCommunicator(self.membership, self._table, place, across)
         with self._lock:
             if self.abort_reason is None:
                 self._levels = self._chosen = levels

@@ -10,14 +10,15 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    from importlib.metadata import EntryPoints
+    from importlib.metadata import EntryPoint
 
     # The launcher checks the names of backends, and does without NumPy.
     from transport.communicator import Communicator
     from transport.runtime import Membership
 
 CommunicatorFactory: TypeAlias = "Callable[[Membership], Communicator]"
-ENTRY_POINT_GROUP = "meshlib.backends"
+ENTRY_POINT_GROUPS = {"cpu": "meshlib.backends", "cuda": "meshlib.backends.cuda"}
+"""The entry points of backends, by the type of device that they serve. One may be in several."""
 _NAME = re.compile(r"[\w.-]+")
 
 
@@ -93,20 +94,30 @@ def lookup(name: str) -> BackendEntry:
     key = name.lower()
     if key in _ENTRIES:
         return _ENTRIES[key]
-    for point in _installed():
-        if point.name.lower() == key:
-            return BackendEntry(key, point.value, ("cpu",))
+    points = [(point, device) for point, device in _installed() if point.name.lower() == key]
+    factories = {point.value for point, _ in points}
+    if len(factories) > 1:
+        raise ValueError(
+            f"backend {name!r} is installed as {' and as '.join(sorted(factories))}; expected one"
+        )
+    if factories:
+        return BackendEntry(key, factories.pop(), tuple(device for _, device in points))
     raise ValueError(f"backend {name!r} is unknown; expected one of {', '.join(available())}")
 
 
 def available() -> list[str]:
     """Return the names of all backends, sorted."""
-    found = {point.name.lower() for point in _installed()}
+    found = {point.name.lower() for point, _ in _installed()}
     return sorted(found | set(_ENTRIES))
 
 
-def _installed() -> EntryPoints:
+def _installed() -> list[tuple[EntryPoint, str]]:
+    """Return the backends of other packages, each with a type of device that it serves."""
     # Imported here because it takes longer than all else in this package, and few need it.
     from importlib.metadata import entry_points
 
-    return entry_points(group=ENTRY_POINT_GROUP)
+    return [
+        (point, device)
+        for device, group in ENTRY_POINT_GROUPS.items()
+        for point in entry_points(group=group)
+    ]

@@ -245,13 +245,13 @@ class InprocLink(Link):
         self._outward: _Channel | None = None
         self._inward: _Channel | None = None
 
-    def send(self, call: Call, data: memoryview) -> None:  # noqa: D102
+    def send(self, call: Call, data: memoryview) -> None:
         self._finish_send(call, self._offer(call, data))
 
-    def recv_into(self, call: Call, into: memoryview) -> None:  # noqa: D102
+    def recv_into(self, call: Call, into: memoryview) -> None:
         self._receive(call, into, None)
 
-    def exchange(  # noqa: D102
+    def exchange(
         self,
         call: Call,
         data: memoryview,
@@ -264,11 +264,11 @@ class InprocLink(Link):
         source._receive(call, into, on_piece)
         self._finish_send(call, frame)
 
-    def abort(self) -> None:  # noqa: D102
+    def abort(self) -> None:
         for channel in (self._out(), self._in()):
             channel.cut()
 
-    def close(self) -> None:  # noqa: D102
+    def close(self) -> None:
         self._out().leave(as_sender=True)
         self._in().leave(as_sender=False)
 
@@ -364,7 +364,7 @@ class InprocCommunicator(LinkCommunicator):
         self._links: dict[int, InprocLink] = {}
         self._closed = False
 
-    def link(self, peer: int, call: Call) -> InprocLink:  # noqa: D102
+    def link(self, peer: int, call: Call) -> InprocLink:
         link = self._links.get(peer)
         if link is None:
             link = self._links[peer] = InprocLink(self, peer)
@@ -374,7 +374,7 @@ class InprocCommunicator(LinkCommunicator):
         """Return the channel from ``src`` to ``dst``, one of which this rank is."""
         return self._hub.channel(src, dst, self._eager, self._high_water)
 
-    def post(self, call: Call, data: memoryview, dst: int) -> None:  # noqa: D102
+    def post(self, call: Call, data: memoryview, dst: int) -> None:
         box = self._hub.mailbox(self.membership, dst)
         try:
             box.deliver(self.rank, call.header, data, call.deadline)
@@ -383,19 +383,19 @@ class InprocCommunicator(LinkCommunicator):
             name = self.membership.describe(dst)
             raise PeerLostError(f"send to {name}: it is gone", dst) from None
 
-    def lose(self, peer: int, reason: str) -> None:  # noqa: D102
+    def lose(self, peer: int, reason: str) -> None:
         self._hub.lose(peer, PeerLostError(reason, peer))
 
     @property
-    def lost(self) -> Collection[int]:  # noqa: D102
+    def lost(self) -> Collection[int]:
         return self._hub.lost
 
-    def abort(self, reason: str) -> None:  # noqa: D102
+    def abort(self, reason: str) -> None:
         if self.abort_reason is None:
             super().abort(reason)
             self._hub.leave(self.membership, aborted=True)
 
-    def close(self) -> None:  # noqa: D102
+    def close(self) -> None:
         if self._closed:
             return
         self._closed = True

@@ -11,7 +11,7 @@ from meshlib.groups.backend import is_backend_available
 from meshlib.job.thread_rank import thread_rank
 from transport import environment
 from transport.checks import to_whole_number
-from transport.launch_environments import detect, number_in
+from transport.launch_environments import launched_local_rank
 from transport.reduce_op import ReduceOp
 
 
@@ -58,12 +58,6 @@ def get_node_local_rank(fallback_rank: int | None = None) -> int:
         f"the local rank is unknown: environment variable {environment.LOCAL_RANK} is not set; "
         "expected it, or fallback_rank"
     )
-
-
-def launched_local_rank() -> int | None:
-    """Return the local rank that the launcher of this process gave it, None if there was none."""
-    local_rank = number_in(os.environ, environment.LOCAL_RANK)
-    return detect().local_rank if local_rank is None else local_rank
 
 
 def supports_complex(reduceOp: ReduceOp) -> bool:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from meshlib.c10d.functions import Group, irecv, isend, resolve_group
+from meshlib.c10d.functions import irecv, isend
 from meshlib.calls.work import Work
+from meshlib.job.current import Group, resolve_group
 
 
 class P2POp:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from meshlib.job.world import current_world
+from meshlib.job.current import current_world
 from transport.checks import to_whole_number
 from transport.deadline import to_seconds
 

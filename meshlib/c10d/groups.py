@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from meshlib.c10d.functions import Group, resolve_group
 from meshlib.groups.process_group import ProcessGroup
-from meshlib.job.world import current_world
+from meshlib.job.current import Group, current_world, resolve_process_group
 from transport.checks import to_whole_number
 from transport.deadline import Timeout
 
@@ -21,7 +20,7 @@ class _WorldGroup:
         return current_world().default_group
 
 
-group = _WorldGroup()
+group: _WorldGroup = _WorldGroup()
 
 
 class _NonGroupMember:
@@ -71,26 +70,24 @@ def new_group(
 
 def get_rank(group: Group = None) -> int:
     """Return this rank's place in ``group``, -1 if it is no member."""
-    return resolve_group(group).process_group.rank()
+    return resolve_process_group(group).rank()
 
 
 def get_world_size(group: Group = None) -> int:
     """Return the number of members of ``group``, -1 if this rank is none."""
-    process_group = resolve_group(group).process_group
+    process_group = resolve_process_group(group)
     return len(process_group.ranks) if process_group.rank() >= 0 else -1
 
 
 def get_backend(group: Group = None) -> str:
     """Return the name of the backend of ``group`` (of its first device, if it has several)."""
-    process_group = resolve_group(group).process_group
-    assert isinstance(process_group, ProcessGroup)
+    process_group = resolve_process_group(group)
     return process_group.name()
 
 
 def get_backend_config(group: Group = None) -> str:
     """Return the backends of ``group`` by device: ``cpu:tcp``, or ``cpu:tcp,cuda:nccl``."""
-    process_group = resolve_group(group).process_group
-    assert isinstance(process_group, ProcessGroup)
+    process_group = resolve_process_group(group)
     return process_group.backend
 
 
@@ -100,7 +97,7 @@ def get_group_rank(group: Group, global_rank: int) -> int:
     Raises ValueError if it is no member, TypeError if it is no whole number.
     """
     rank = to_whole_number(global_rank, "global_rank")
-    return resolve_group(group).process_group.group_rank(rank)
+    return resolve_process_group(group).group_rank(rank)
 
 
 def get_global_rank(group: Group, group_rank: int) -> int:
@@ -108,7 +105,7 @@ def get_global_rank(group: Group, group_rank: int) -> int:
 
     Raises ValueError if there is none, TypeError if ``group_rank`` is no whole number.
     """
-    members = resolve_group(group).process_group
+    members = resolve_process_group(group)
     place = to_whole_number(group_rank, "group_rank")
     if not 0 <= place < len(members.ranks):
         raise ValueError(
@@ -119,4 +116,4 @@ def get_global_rank(group: Group, group_rank: int) -> int:
 
 def get_process_group_ranks(group: Group = None) -> list[int]:
     """Return the global ranks of the members of ``group``, by group rank."""
-    return list(resolve_group(group).process_group.ranks)
+    return list(resolve_process_group(group).ranks)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 
-from meshlib.job.world import current_world
+from meshlib.job.current import current_world
 
 
 def record_comm(name: str) -> AbstractContextManager[None]:

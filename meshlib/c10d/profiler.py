@@ -11,7 +11,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from meshlib.diagnosis.recorder import Record
-from meshlib.job.world import World, current_world
+from meshlib.job.current import current_world
+from meshlib.job.world import World
 from meshlib.trace import dump
 
 

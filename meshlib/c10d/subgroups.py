@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from meshlib.arrays.checks import check_list
-from meshlib.c10d.functions import Group, resolve_group
 from meshlib.c10d.groups import new_group
 from meshlib.groups.backend import parse_backend
+from meshlib.groups.nccl_splits import split
 from meshlib.groups.process_group import ProcessGroup
-from meshlib.job.world import current_world
-from meshlib.mesh.nccl_splits import split
+from meshlib.job.current import Group, current_world, resolve_process_group
 from transport import environment
 from transport.checks import to_whole_number, to_whole_numbers
 from transport.deadline import Timeout
@@ -128,8 +127,7 @@ def split_group(
 
 
 def _parent(group: Group, function: str) -> ProcessGroup:
-    parent = resolve_group(group).process_group
-    assert isinstance(parent, ProcessGroup)
+    parent = resolve_process_group(group)
     if parent.rank() < 0:
         raise ValueError(f"rank {current_world().rank} is not in {parent}: it cannot {function}")
     return parent

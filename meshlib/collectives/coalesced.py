@@ -22,7 +22,7 @@ from meshlib.arrays.checks import (
     check_size,
     split_evenly,
 )
-from meshlib.collectives.personalized import PersonalizedCollectives
+from meshlib.collectives.group_of_ranks import GroupOfRanks
 from transport.call import Call, Kind
 from transport.communicator import Communicator
 from transport.cuda.flat import DeviceFlat, end_together
@@ -30,7 +30,7 @@ from transport.deadline import Timeout
 from transport.reduce_op import Flat, ReduceOp
 
 
-class CoalescedCollectives(PersonalizedCollectives):
+class CoalescedCollectives(GroupOfRanks):
     """The coalesced forms. Their arrays share one dtype and travel in one flat buffer.
 
     The list of sizes is part of the call's fingerprint: members whose lists differ get
@@ -65,8 +65,8 @@ class CoalescedCollectives(PersonalizedCollectives):
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
-        group = self.process_group
-        if group.rank() < 0:
+        door = self.door
+        if door.rank < 0:
             return None
         check_list(tensors, "tensors")
         xs = [arrays.in_out(x, f"tensors[{i}]") for i, x in enumerate(tensors)]
@@ -130,24 +130,24 @@ class CoalescedCollectives(PersonalizedCollectives):
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
-        group = self.process_group
-        if group.rank() < 0:
+        door = self.door
+        if door.rank < 0:
             return None
         check_list(input_tensor_list, "input_tensor_list")
         name = "output_tensor_lists"
-        check_list(output_tensor_lists, name, len(group.ranks))
+        check_list(output_tensor_lists, name, len(door.ranks))
         ins = adapt_sources(input_tensor_list, "input_tensor_list")
         code = check_dtype(ins[0], "input_tensor_list[0]")
         outs: list[list[Adapted]] = []
         for i, tensors in enumerate(output_tensor_lists):
-            size = len(ins) if i == group.rank() else None
+            size = len(ins) if i == door.rank else None
             each = "one for each of input_tensor_list"
             outs.append(adapt_targets(tensors, f"{name}[{i}]", size, each))
         for j, x in enumerate(ins):
             check_same_dtype(x, f"input_tensor_list[{j}]", ins[0], "input_tensor_list[0]")
-            own = f"{name}[{group.rank()}][{j}]"
+            own = f"{name}[{door.rank}][{j}]"
             why = f"the size of input_tensor_list[{j}]"
-            check_size(outs[group.rank()][j], own, x.flat.size, why)
+            check_size(outs[door.rank][j], own, x.flat.size, why)
         for i, row in enumerate(outs):
             for j, out in enumerate(row):
                 check_same_dtype(out, f"{name}[{i}][{j}]", ins[0], "input_tensor_list[0]")
@@ -203,13 +203,13 @@ class CoalescedCollectives(PersonalizedCollectives):
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
-        group = self.process_group
-        if group.rank() < 0:
+        door = self.door
+        if door.rank < 0:
             return None
         check_list(input_tensors, "input_tensors")
         ins = adapt_sources(input_tensors, "input_tensors")
         outs = adapt_targets(output_tensors, "output_tensors", len(ins), "one for each input")
-        code, size = check_dtype(ins[0], "input_tensors[0]"), len(group.ranks)
+        code, size = check_dtype(ins[0], "input_tensors[0]"), len(door.ranks)
         _check_pairs(outs, "output_tensors", ins, "input_tensors", size)
         sizes, dtype = [x.flat.size for x in ins], ins[0].flat.dtype
         parts = [split_evenly(out.flat, size) for out in outs]
@@ -268,13 +268,13 @@ class CoalescedCollectives(PersonalizedCollectives):
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
-        group = self.process_group
-        if group.rank() < 0:
+        door = self.door
+        if door.rank < 0:
             return None
         check_list(input_tensors, "input_tensors")
         ins = adapt_sources(input_tensors, "input_tensors")
         outs = adapt_targets(output_tensors, "output_tensors", len(ins), "one for each input")
-        sizes, size = [out.flat.size for out in outs], len(group.ranks)
+        sizes, size = [out.flat.size for out in outs], len(door.ranks)
         op, code = check_reduction(op, outs[0], "output_tensors[0]", sum(sizes))
         _check_pairs(ins, "input_tensors", outs, "output_tensors", size)
         dtype, device = outs[0].flat.dtype, outs[0].device

@@ -15,19 +15,25 @@ from __future__ import annotations
 
 from typing import Any
 
+from meshlib.calls.spec import CallSpec
+from meshlib.collectives.coalesced import CoalescedCollectives
 from meshlib.collectives.on_arrays import ArrayCollectives
 from meshlib.collectives.on_objects import ObjectCollectives
 from meshlib.collectives.symmetric import SymmetricMemory
 from transport.call import Call, Kind
 from transport.communicator import Communicator
-from transport.deadline import Timeout, to_seconds
+from transport.deadline import Timeout
 
 
 def _meet(communicator: Communicator, call: Call) -> None:
     communicator.barrier(call)
 
 
-class Collectives(ObjectCollectives, SymmetricMemory):
+_BARRIER = CallSpec(Kind.BARRIER, _meet)
+_MONITORED_BARRIER = CallSpec(Kind.MONITORED_BARRIER, _meet)
+
+
+class Collectives(ObjectCollectives, CoalescedCollectives, SymmetricMemory):
     """The calls of one group of ranks: on arrays, on objects, point to point, barriers; memory.
 
     Arguments that several methods have mean the same in each:
@@ -63,19 +69,10 @@ class Collectives(ObjectCollectives, SymmetricMemory):
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
-        group = self.process_group
-        if group.rank() < 0:
+        door = self.door
+        if door.rank < 0:
             return None
-
-        shortcut = group.shortcut
-        if shortcut is not None and not async_op:
-            seconds = self.call_timeout(timeout)
-            if shortcut.barrier(group.seconds if seconds is None else to_seconds(seconds)):
-                return None
-
-        return group.issue(
-            Kind.BARRIER, _meet, async_op=async_op, timeout=self.call_timeout(timeout)
-        )
+        return door.issue(_BARRIER, async_op, timeout)
 
     def monitored_barrier(
         self, timeout: Timeout | None = None, wait_all_ranks: bool = False
@@ -94,9 +91,9 @@ class Collectives(ObjectCollectives, SymmetricMemory):
                 and where each stands.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
-        group = self.process_group
-        if group.rank() >= 0:
-            group.issue(Kind.MONITORED_BARRIER, _meet, timeout=self.call_timeout(timeout))
+        door = self.door
+        if door.rank >= 0:
+            door.issue(_MONITORED_BARRIER, timeout=timeout)
 
     # The names that c10d gives to these two since it has others with "tensor" in them.
     all_gather_single = ArrayCollectives.all_gather_into_tensor

@@ -2,63 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
-from meshlib.calls.shortcut import Shortcut
-from meshlib.diagnosis.recorder import COLLECTIVE
-from transport.call import NO_ROOT, Call, Kind
+from meshlib.arrays.adapted import Adapted
+from meshlib.calls.door import Door
+from meshlib.calls.spec import CallSpec, Run
+from transport.call import NO_ROOT, Kind
 from transport.checks import to_whole_number
-from transport.communicator import Communicator
 from transport.deadline import Timeout
-
-
-class Door(Protocol):
-    """The side of a ProcessGroup that a collective needs."""
-
-    ranks: tuple[int, ...]
-    seconds: float
-    shortcut: Shortcut | None
-
-    def rank(self) -> int:
-        """Return this rank's place in the group, -1 if it is no member."""
-        ...
-
-    def group_rank(self, global_rank: int) -> int:
-        """Return the place of a global rank."""
-        ...
-
-    def issue(
-        self,
-        kind: Kind,
-        run: Callable[[Communicator, Call], Any],
-        device: str = "cpu",
-        elements: int = 0,
-        dtype: int = 0,
-        op: int = 0,
-        root: int = NO_ROOT,
-        extra: int = 0,
-        nbytes: int = 0,
-        peer: int = COLLECTIVE,
-        async_op: bool = False,
-        timeout: Timeout | None = None,
-    ) -> Any:
-        """Make one call; see ``ProcessGroup.issue``."""
-        ...
 
 
 class GroupOfRanks:
     """Something that has, or is, a process group."""
 
     # No ABC: those take half a microsecond for ``isinstance``, which each call asks once.
+    door: Door
+    """The way into the calls of that group."""
+
     @property
-    def process_group(self) -> Door:
+    def process_group(self) -> GroupOfRanks:
         """The group that the calls of this object are made on."""
         raise NotImplementedError
 
-    def call_timeout(self, timeout: Timeout | None) -> Timeout | None:
-        """Return the deadline of a call that was given ``timeout``; None: the group's own."""
-        return timeout
+    def _issue(
+        self,
+        kind: Kind,
+        run: Run,
+        like: Adapted,
+        dtype: int,
+        async_op: bool,
+        timeout: Timeout | None,
+        *,
+        elements: int = 0,
+        root: int = NO_ROOT,
+        op: int = 0,
+        extra: int = 0,
+        nbytes: int | None = None,
+    ) -> Any:
+        """Make a call on arrays that are ``like`` one of them; see ``Door.issue``.
+
+        ``dtype`` is its code; ``nbytes`` is what ``elements`` take, unless given.
+        """
+        if nbytes is None:
+            nbytes = elements * like.flat.itemsize
+        spec = CallSpec(kind, run, elements, root, dtype, op, extra, nbytes, like.device)
+        return self.door.issue(spec, async_op, timeout)
 
     def resolve_rank(
         self, rank: int | None, group_rank: int | None, name: str, default: int | None = None
@@ -69,7 +57,7 @@ class GroupOfRanks:
         a rank that is not in the group, TypeError for what is no whole number; ``name`` is the
         argument's (``src``: then also ``group_src``).
         """
-        group = self.process_group
+        members = self.door.members
         if rank is None and group_rank is None and default is not None:
             return default
         if (rank is None) == (group_rank is None):
@@ -77,12 +65,12 @@ class GroupOfRanks:
             raise ValueError(f"exactly one of {name} and group_{name} is expected, got {got}")
         if rank is not None:
             try:
-                return group.group_rank(to_whole_number(rank, name))
+                return members.group_rank(to_whole_number(rank, name))
             except ValueError as error:
                 raise ValueError(f"{name}: {error}") from None
         place = to_whole_number(group_rank, f"group_{name}")
-        if not 0 <= place < len(group.ranks):
+        if not 0 <= place < len(members.ranks):
             raise ValueError(
-                f"group_{name} is {place}; expected 0 to {len(group.ranks) - 1} in {group}"
+                f"group_{name} is {place}; expected 0 to {len(members.ranks) - 1} in {members}"
             )
         return place

@@ -8,13 +8,12 @@ a change, ``make format`` copies them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from meshlib.arrays import adapter as arrays
-from meshlib.arrays.adapted import Adapted
 from meshlib.arrays.checks import (
     adapt_sources,
     adapt_targets,
@@ -26,50 +25,57 @@ from meshlib.arrays.checks import (
     same_start,
     split_evenly,
 )
-from meshlib.collectives.point_to_point import PointToPoint
-from meshlib.diagnosis.recorder import COLLECTIVE
+from meshlib.calls.spec import CallSpec
+from meshlib.collectives.group_of_ranks import GroupOfRanks
 from transport.call import NO_ROOT, Call, Kind
 from transport.communicator import Communicator
-from transport.deadline import Timeout, to_seconds
+from transport.deadline import Timeout
 from transport.reduce_op import ReduceOp
 
 # An enumeration looks its members up in Python, which takes a tenth of a microsecond.
 _ALL_REDUCE = Kind.ALL_REDUCE
 
 
-class ArrayCollectives(PointToPoint):
+class InPlaceReduction:
+    """The all_reduce of a NumPy array where it lies (see ``meshlib.calls.spec.InPlace``)."""
+
+    __slots__ = ("array", "op")
+
+    def __init__(self, array: np.ndarray[Any, Any], op: ReduceOp) -> None:
+        self.array = array
+        self.op = op
+
+    def spelled_out(self) -> CallSpec:
+        """Return the call as a ``CallSpec``. Raises TypeError and ValueError as ``all_reduce``."""
+        array, op = self.array, self.op
+        code = op.codes.get(array.dtype)
+        if code is None or not array.flags.carray:
+            return _all_reduction(array, op)
+        # ``adapted`` arrays take two microseconds longer.
+        flat = array.ravel()
+
+        def run(communicator: Communicator, call: Call) -> Any:
+            communicator.all_reduce(call, flat, op)
+            return array
+
+        return CallSpec(_ALL_REDUCE, run, flat.size, NO_ROOT, code, op.code, 0, flat.nbytes)
+
+
+def _all_reduction(tensor: Any, op: Any) -> CallSpec:
+    x = arrays.in_out(tensor, "tensor")
+    op, code = check_reduction(op, x, "tensor")
+    flat = x.flat
+
+    def run(communicator: Communicator, call: Call) -> Any:
+        communicator.all_reduce(call, flat, op)
+        return x.finish()
+
+    size, nbytes = flat.size, flat.nbytes
+    return CallSpec(_ALL_REDUCE, run, size, NO_ROOT, code, op.code, 0, nbytes, x.device)
+
+
+class ArrayCollectives(GroupOfRanks):
     """The collectives on arrays of one group of ranks."""
-
-    def _issue(
-        self,
-        kind: Kind,
-        run: Callable[[Communicator, Call], Any],
-        like: Adapted,
-        dtype: int,
-        async_op: bool,
-        timeout: Timeout | None,
-        elements: int = 0,
-        op: int = 0,
-        root: int = NO_ROOT,
-        extra: int = 0,
-        nbytes: int | None = None,
-    ) -> Any:
-        """Make a call on arrays that are ``like`` one of them; see ``ProcessGroup.issue``.
-
-        ``dtype`` is its code; ``nbytes`` is what ``elements`` take, unless given.
-        """
-        group, limit = self.process_group, self.call_timeout(timeout)
-        device, shortcut = like.device, group.shortcut
-        if nbytes is None:
-            nbytes = elements * like.flat.itemsize
-        # Arguments by position: names take a quarter of a microsecond longer.
-        if shortcut is not None and not async_op and device == "cpu":
-            seconds = group.seconds if limit is None else to_seconds(limit)
-            result = shortcut.issue(run, seconds, nbytes, elements, root, kind, dtype, op, extra)
-            if result is not NotImplemented:
-                return result
-        what = (kind, run, device, elements, dtype, op, root, extra, nbytes, COLLECTIVE)
-        return group.issue(*what, async_op, limit)
 
     def all_reduce(
         self,
@@ -99,52 +105,12 @@ class ArrayCollectives(PointToPoint):
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
-        group = self.process_group
-        if group.rank() < 0:
+        door = self.door
+        if door.rank < 0:
             return None
-        shortcut = group.shortcut
-        if (
-            shortcut is not None
-            and type(tensor) is np.ndarray
-            and type(op) is ReduceOp
-            and not async_op
-        ):
-            seconds = self.call_timeout(timeout)
-            seconds = group.seconds if seconds is None else to_seconds(seconds)
-            if shortcut.all_reduce(tensor, op, op.code, seconds) is not None:
-                return tensor
-        # The small call that counts is a repeated one, on a NumPy array that is reduced where it
-        # lies. That needs no more than this; ``adapted`` arrays take two microseconds longer.
-        if (
-            type(tensor) is np.ndarray
-            and type(op) is ReduceOp
-            and (code := op.codes.get(tensor.dtype)) is not None
-            and tensor.flags.carray
-        ):
-            flat, device, finish = tensor.ravel(), "cpu", None
-        else:
-            x = arrays.in_out(tensor, "tensor")
-            op, code = check_reduction(op, x, "tensor")
-            flat, device, finish = x.flat, x.device, x.finish
-
-        def run(communicator: Communicator, call: Call) -> Any:
-            communicator.all_reduce(call, flat, op)
-            return tensor if finish is None else finish()
-
-        return group.issue(
-            _ALL_REDUCE,
-            run,
-            device,
-            flat.size,
-            code,
-            op.code,
-            NO_ROOT,
-            0,
-            flat.nbytes,
-            COLLECTIVE,
-            async_op,
-            self.call_timeout(timeout),
-        )
+        plain = type(tensor) is np.ndarray and type(op) is ReduceOp
+        what = InPlaceReduction(tensor, op) if plain else _all_reduction(tensor, op)
+        return door.issue(what, async_op, timeout)
 
     def broadcast(
         self,
@@ -177,11 +143,11 @@ class ArrayCollectives(PointToPoint):
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
-        group = self.process_group
-        if group.rank() < 0:
+        door = self.door
+        if door.rank < 0:
             return None
         root = self.resolve_rank(src, group_src, "src")
-        is_root = root == group.rank()
+        is_root = root == door.rank
         x = arrays.source(tensor, "tensor") if is_root else arrays.target(tensor, "tensor")
         code = check_dtype(x, "tensor")
 
@@ -226,11 +192,11 @@ class ArrayCollectives(PointToPoint):
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
-        group = self.process_group
-        if group.rank() < 0:
+        door = self.door
+        if door.rank < 0:
             return None
         root = self.resolve_rank(dst, group_dst, "dst")
-        is_root = root == group.rank()
+        is_root = root == door.rank
         x = arrays.in_out(tensor, "tensor") if is_root else arrays.source(tensor, "tensor")
         op, code = check_reduction(op, x, "tensor")
 
@@ -278,17 +244,17 @@ class ArrayCollectives(PointToPoint):
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
-        group = self.process_group
-        if group.rank() < 0:
+        door = self.door
+        if door.rank < 0:
             return None
         x = arrays.source(tensor, "tensor")
         code = check_dtype(x, "tensor")
-        outs = adapt_targets(tensor_list, "tensor_list", len(group.ranks))
-        mine = outs[group.rank()]
-        check_size(mine, f"tensor_list[{group.rank()}]", x.flat.size, "the size of tensor")
+        outs = adapt_targets(tensor_list, "tensor_list", len(door.ranks))
+        mine = outs[door.rank]
+        check_size(mine, f"tensor_list[{door.rank}]", x.flat.size, "the size of tensor")
         for i, out in enumerate(outs):
             check_same_dtype(out, f"tensor_list[{i}]", x, "tensor")
-            if i != group.rank() or not same_start(out.flat, x.flat):
+            if i != door.rank or not same_start(out.flat, x.flat):
                 check_no_overlap(out, f"tensor_list[{i}]", x, "tensor")
         flats = [out.flat for out in outs]
         total = sum(flat.size for flat in flats)
@@ -328,17 +294,17 @@ class ArrayCollectives(PointToPoint):
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
-        group = self.process_group
-        if group.rank() < 0:
+        door = self.door
+        if door.rank < 0:
             return None
         x = arrays.source(input_tensor, "input_tensor")
         code = check_dtype(x, "input_tensor")
         out = arrays.target(output_tensor, "output_tensor")
-        size = len(group.ranks)
+        size = len(door.ranks)
         check_same_dtype(out, "output_tensor", x, "input_tensor")
         check_size(out, "output_tensor", size * x.flat.size, f"{size} times input_tensor's size")
         flats = split_evenly(out.flat, size)
-        if not same_start(x.flat, flats[group.rank()]):
+        if not same_start(x.flat, flats[door.rank]):
             check_no_overlap(out, "output_tensor", x, "input_tensor")
 
         def run(communicator: Communicator, call: Call) -> Any:
@@ -378,18 +344,16 @@ class ArrayCollectives(PointToPoint):
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
-        group = self.process_group
-        if group.rank() < 0:
+        door = self.door
+        if door.rank < 0:
             return None
         out = arrays.target(output, "output")
-        ins = adapt_sources(input_list, "input_list", len(group.ranks))
+        ins = adapt_sources(input_list, "input_list", len(door.ranks))
         op, code = check_reduction(op, out, "output")
-        check_size(
-            out, "output", ins[group.rank()].flat.size, f"the size of input_list[{group.rank()}]"
-        )
+        check_size(out, "output", ins[door.rank].flat.size, f"the size of input_list[{door.rank}]")
         for i, x in enumerate(ins):
             check_same_dtype(x, f"input_list[{i}]", out, "output")
-            if i != group.rank() or not same_start(out.flat, x.flat):
+            if i != door.rank or not same_start(out.flat, x.flat):
                 check_no_overlap(out, "output", x, f"input_list[{i}]")
         flats = [x.flat for x in ins]
         total = sum(flat.size for flat in flats)
@@ -433,17 +397,17 @@ class ArrayCollectives(PointToPoint):
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
-        group = self.process_group
-        if group.rank() < 0:
+        door = self.door
+        if door.rank < 0:
             return None
         out = arrays.target(output, "output")
         x = arrays.source(input, "input")
         op, code = check_reduction(op, out, "output")
-        size = len(group.ranks)
+        size = len(door.ranks)
         check_same_dtype(x, "input", out, "output")
         check_size(x, "input", size * out.flat.size, f"{size} times the size of output")
         flats = split_evenly(x.flat, size)
-        if not same_start(out.flat, flats[group.rank()]):
+        if not same_start(out.flat, flats[door.rank]):
             check_no_overlap(out, "output", x, "input")
 
         def run(communicator: Communicator, call: Call) -> Any:

@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 
 from meshlib.arrays.checks import check_fillable, check_list, check_sequence
-from meshlib.collectives.coalesced import CoalescedCollectives
+from meshlib.collectives.on_arrays import ArrayCollectives
+from meshlib.collectives.personalized import PersonalizedCollectives
+from meshlib.collectives.point_to_point import PointToPoint
 from transport.reduce_op import Flat
 
 _COUNT = struct.Struct("<Q")
@@ -50,7 +52,7 @@ def loads(data: Flat) -> Any:
     return pickle.loads(parts[0], buffers=parts[1:])
 
 
-class ObjectCollectives(CoalescedCollectives):
+class ObjectCollectives(PointToPoint, ArrayCollectives, PersonalizedCollectives):
     """The object forms; each is made of calls on arrays of bytes.
 
     Objects are pickled: TypeError, before any byte moves, for one that cannot be. Unpickling runs
@@ -86,12 +88,12 @@ class ObjectCollectives(CoalescedCollectives):
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
-        group = self.process_group
-        if group.rank() < 0:
+        door = self.door
+        if door.rank < 0:
             return
         root = self.resolve_rank(src, group_src, "src", default=0)
         check_fillable(object_list, "object_list")
-        mine = root == group.rank()
+        mine = root == door.rank
         data = dumps(list(object_list), "object_list") if mine else None
         size = np.array([0 if data is None else data.size, len(object_list)], np.int64)
         self.broadcast(size, group_src=root)
@@ -124,10 +126,10 @@ class ObjectCollectives(CoalescedCollectives):
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
-        group = self.process_group
-        if group.rank() < 0:
+        door = self.door
+        if door.rank < 0:
             return
-        check_fillable(object_list, "object_list", len(group.ranks))
+        check_fillable(object_list, "object_list", len(door.ranks))
         data = dumps(obj, "obj")
         sizes = self._gather_sizes(data.size)
         parts = [np.empty(n, np.uint8) for n in sizes]
@@ -163,21 +165,21 @@ class ObjectCollectives(CoalescedCollectives):
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
-        group = self.process_group
-        if group.rank() < 0:
+        door = self.door
+        if door.rank < 0:
             return
         root = self.resolve_rank(dst, group_dst, "dst", default=0)
-        if root == group.rank():
+        if root == door.rank:
             if object_gather_list is None:
                 raise ValueError(
-                    f"object_gather_list is None on the destination, rank {group.ranks[root]};"
+                    f"object_gather_list is None on the destination, rank {door.ranks[root]};"
                     " expected a list"
                 )
-            check_fillable(object_gather_list, "object_gather_list", len(group.ranks))
+            check_fillable(object_gather_list, "object_gather_list", len(door.ranks))
         elif object_gather_list is not None:
             raise ValueError(
                 "object_gather_list was given on a rank that is not the destination:"
-                f" {group.ranks[group.rank()]}, not {group.ranks[root]}"
+                f" {door.ranks[door.rank]}, not {door.ranks[root]}"
             )
         data = dumps(obj, "obj")
         sizes = self._gather_sizes(data.size)
@@ -217,8 +219,8 @@ class ObjectCollectives(CoalescedCollectives):
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
-        group = self.process_group
-        if group.rank() < 0:
+        door = self.door
+        if door.rank < 0:
             return
         root = self.resolve_rank(src, group_src, "src", default=0)
         check_fillable(scatter_object_output_list, "scatter_object_output_list")
@@ -227,13 +229,13 @@ class ObjectCollectives(CoalescedCollectives):
         pieces = None
         size = np.zeros(1, np.int64)
         sizes = None
-        if root == group.rank():
+        if root == door.rank:
             if scatter_object_input_list is None:
                 raise ValueError(
-                    f"scatter_object_input_list is None on the source, rank {group.ranks[root]};"
+                    f"scatter_object_input_list is None on the source, rank {door.ranks[root]};"
                     " expected a list"
                 )
-            check_list(scatter_object_input_list, "scatter_object_input_list", len(group.ranks))
+            check_list(scatter_object_input_list, "scatter_object_input_list", len(door.ranks))
             pieces = [
                 dumps(entry, f"scatter_object_input_list[{i}]")
                 for i, entry in enumerate(scatter_object_input_list)
@@ -273,8 +275,8 @@ class ObjectCollectives(CoalescedCollectives):
             CollectiveTimeoutError: Past the deadline; names the other end. It breaks the group.
             RankFailedError: If the other end dies or leaves.
         """
-        group = self.process_group
-        if group.rank() < 0:
+        door = self.door
+        if door.rank < 0:
             return
         check_sequence(object_list, "object_list")
         data = dumps(list(object_list), "object_list")
@@ -315,8 +317,8 @@ class ObjectCollectives(CoalescedCollectives):
             CollectiveTimeoutError: Past the deadline; the group stays usable.
             RankFailedError: If the other end dies or leaves.
         """
-        group = self.process_group
-        if group.rank() < 0:
+        door = self.door
+        if door.rank < 0:
             return -1
         check_fillable(object_list, "object_list")
         head = np.zeros(2, np.int64)
@@ -331,6 +333,6 @@ class ObjectCollectives(CoalescedCollectives):
         return sender
 
     def _gather_sizes(self, size: int) -> list[int]:
-        sizes = np.empty(len(self.process_group.ranks), np.int64)
+        sizes = np.empty(len(self.door.ranks), np.int64)
         self.all_gather_into_tensor(sizes, np.array([size], np.int64))
         return sizes.tolist()

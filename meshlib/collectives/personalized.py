@@ -15,13 +15,13 @@ from meshlib.arrays.checks import (
     check_size,
     split_by_rows,
 )
-from meshlib.collectives.on_arrays import ArrayCollectives
+from meshlib.collectives.group_of_ranks import GroupOfRanks
 from transport.call import Call, Kind
 from transport.communicator import Communicator
 from transport.deadline import Timeout
 
 
-class PersonalizedCollectives(ArrayCollectives):
+class PersonalizedCollectives(GroupOfRanks):
     """The personalized collectives, as the literature calls them, of one group of ranks."""
 
     def gather(
@@ -56,28 +56,28 @@ class PersonalizedCollectives(ArrayCollectives):
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
-        group = self.process_group
-        if group.rank() < 0:
+        door = self.door
+        if door.rank < 0:
             return None
         root = self.resolve_rank(dst, group_dst, "dst", default=0)
         x = arrays.source(tensor, "tensor")
         code = check_dtype(x, "tensor")
         outs = None
-        if root == group.rank():
+        if root == door.rank:
             if gather_list is None:
                 raise ValueError(
-                    f"gather_list is None on the destination, rank {group.ranks[root]}; expected a"
+                    f"gather_list is None on the destination, rank {door.ranks[root]}; expected a"
                     " list"
                 )
-            outs = adapt_targets(gather_list, "gather_list", len(group.ranks))
+            outs = adapt_targets(gather_list, "gather_list", len(door.ranks))
             for i, out in enumerate(outs):
                 check_same_dtype(out, f"gather_list[{i}]", x, "tensor")
             name = f"gather_list[{root}]"
             check_size(outs[root], name, x.flat.size, "the size of tensor")
         elif gather_list:
             raise ValueError(
-                f"gather_list was given on rank {group.ranks[group.rank()]}, which is not the"
-                f" destination, {group.ranks[root]}; expected None"
+                f"gather_list was given on rank {door.ranks[door.rank]}, which is not the"
+                f" destination, {door.ranks[root]}; expected None"
             )
         flats = None if outs is None else [out.flat for out in outs]
 
@@ -121,26 +121,26 @@ class PersonalizedCollectives(ArrayCollectives):
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
-        group = self.process_group
-        if group.rank() < 0:
+        door = self.door
+        if door.rank < 0:
             return None
         root = self.resolve_rank(src, group_src, "src", default=0)
         out = arrays.target(tensor, "tensor")
         code = check_dtype(out, "tensor")
         ins = None
-        if root == group.rank():
+        if root == door.rank:
             if scatter_list is None:
                 raise ValueError(
-                    f"scatter_list is None on the source, rank {group.ranks[root]}; expected a list"
+                    f"scatter_list is None on the source, rank {door.ranks[root]}; expected a list"
                 )
-            ins = adapt_sources(scatter_list, "scatter_list", len(group.ranks))
+            ins = adapt_sources(scatter_list, "scatter_list", len(door.ranks))
             for i, x in enumerate(ins):
                 check_same_dtype(x, f"scatter_list[{i}]", out, "tensor")
             check_size(out, "tensor", ins[root].flat.size, f"the size of scatter_list[{root}]")
         elif scatter_list:
             raise ValueError(
-                f"scatter_list was given on rank {group.ranks[group.rank()]}, which is not the"
-                f" source, {group.ranks[root]}; expected None"
+                f"scatter_list was given on rank {door.ranks[door.rank]}, which is not the"
+                f" source, {door.ranks[root]}; expected None"
             )
         flats = None if ins is None else [x.flat for x in ins]
 
@@ -180,10 +180,10 @@ class PersonalizedCollectives(ArrayCollectives):
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
-        group = self.process_group
-        if group.rank() < 0:
+        door = self.door
+        if door.rank < 0:
             return None
-        size = len(group.ranks)
+        size = len(door.ranks)
         outs = adapt_targets(output_tensor_list, "output_tensor_list", size)
         ins = adapt_sources(input_tensor_list, "input_tensor_list", size)
         code = check_dtype(ins[0], "input_tensor_list[0]")
@@ -242,10 +242,10 @@ class PersonalizedCollectives(ArrayCollectives):
             CollectiveTimeoutError: On every member, past the deadline; names who has not come.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
-        group = self.process_group
-        if group.rank() < 0:
+        door = self.door
+        if door.rank < 0:
             return None
-        size = len(group.ranks)
+        size = len(door.ranks)
         out = arrays.target(output, "output")
         x = arrays.source(input, "input")
         code = check_dtype(x, "input")

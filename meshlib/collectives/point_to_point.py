@@ -7,6 +7,7 @@ from typing import Any
 
 from meshlib.arrays import adapter as arrays
 from meshlib.arrays.checks import check_dtype
+from meshlib.calls.spec import CallSpec
 from meshlib.calls.work import Message, Work
 from meshlib.collectives.group_of_ranks import GroupOfRanks
 from meshlib.diagnosis.recorder import ANY_SOURCE
@@ -167,8 +168,8 @@ class PointToPoint(GroupOfRanks):
 
         None on a rank that is no member.
         """
-        group = self.process_group
-        if group.rank() < 0:
+        door = self.door
+        if door.rank < 0:
             return None
         peer = self.resolve_rank(dst, group_dst, "dst")
         check_tag(tag)
@@ -177,13 +178,12 @@ class PointToPoint(GroupOfRanks):
         def run(communicator: Communicator, call: Call) -> None:
             communicator.send(call, x.flat, peer, tag)
 
-        code, seconds = check_dtype(x, "tensor"), self.call_timeout(timeout)
+        code = check_dtype(x, "tensor")
 
         def issue(async_op: bool) -> Any:
             size, nbytes = x.flat.size, x.flat.nbytes
-            return group.issue(
-                _SEND, run, x.device, size, code, 0, NO_ROOT, tag, nbytes, peer, async_op, seconds
-            )
+            spec = CallSpec(_SEND, run, size, NO_ROOT, code, 0, tag, nbytes, x.device, peer)
+            return door.issue(spec, async_op, timeout)
 
         return issue
 
@@ -199,8 +199,8 @@ class PointToPoint(GroupOfRanks):
 
         None on a rank that is no member.
         """
-        group = self.process_group
-        if group.rank() < 0:
+        door = self.door
+        if door.rank < 0:
             return None
         anybody = src is None and group_src is None
         peer = None if anybody else self.resolve_rank(src, group_src, "src")
@@ -209,16 +209,15 @@ class PointToPoint(GroupOfRanks):
 
         def run(communicator: Communicator, call: Call) -> Message:
             source = communicator.recv(call, x.flat, peer, tag)
-            return Message(x.finish(), group.ranks[source])
+            return Message(x.finish(), door.ranks[source])
 
-        code, seconds = check_dtype(x, "tensor"), self.call_timeout(timeout)
+        code = check_dtype(x, "tensor")
         sender = ANY_SOURCE if peer is None else peer
 
         def issue(async_op: bool) -> Any:
             size, nbytes = x.flat.size, x.flat.nbytes
-            return group.issue(
-                _RECV, run, x.device, size, code, 0, NO_ROOT, tag, nbytes, sender, async_op, seconds
-            )
+            spec = CallSpec(_RECV, run, size, NO_ROOT, code, 0, tag, nbytes, x.device, sender)
+            return door.issue(spec, async_op, timeout)
 
         return issue
 

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from meshlib.arrays.on_gpu import cuda_driver
+from meshlib.calls.spec import CallSpec
 from meshlib.collectives.group_of_ranks import GroupOfRanks
 from transport.call import Call, Kind, dtype_code, dtype_name
 from transport.communicator import Communicator
 from transport.cuda.device_communicator import DeviceCommunicator
+from transport.cuda.driver import cuda_driver
 from transport.deadline import Timeout
 from transport.reduce_op import Flat
 
@@ -48,8 +49,8 @@ class SymmetricMemory(GroupOfRanks):
         Raises ValueError, on all members, when they ask for different arrays; the group stays
         usable. A ``shape``, ``dtype`` or ``device`` that is none is a ValueError or TypeError.
         """
-        group = self.process_group
-        rank = group.rank()
+        door = self.door
+        rank = door.rank
         if rank < 0:
             return None
         dims = _check_shape(shape)
@@ -60,24 +61,20 @@ class SymmetricMemory(GroupOfRanks):
 
         def run(communicator: Communicator, call: Call) -> Flat | list[str] | None:
             mine = _describe(code, dims, place.on_cpu)
-            asked = np.empty((len(group.ranks), mine.size), mine.dtype)
+            asked = np.empty((len(door.ranks), mine.size), mine.dtype)
             communicator.all_gather(call, list(asked), mine)
             if not (asked == mine).all():
                 return [_show(row) for row in asked]
             return communicator.allocate(call, count, wanted) if place.on_cpu else None
 
-        result = group.issue(
-            Kind.ALLOCATE,
-            run,
-            nbytes=count * wanted.itemsize,
-            timeout=self.call_timeout(timeout),
-        )
+        spec = CallSpec(Kind.ALLOCATE, run, nbytes=count * wanted.itemsize)
+        result = door.issue(spec, timeout=timeout)
         if isinstance(result, np.ndarray):
             return result.reshape(dims)
         if result is None:
             return self._on_gpu(place, dims, wanted, timeout)
-        rows = "".join(f"\n  rank {r}: {a}" for r, a in zip(group.ranks, result, strict=True))
-        raise ValueError(f"the members of {group} ask for different symmetric arrays:{rows}")
+        rows = "".join(f"\n  rank {r}: {a}" for r, a in zip(door.ranks, result, strict=True))
+        raise ValueError(f"the members of {door} ask for different symmetric arrays:{rows}")
 
     def _on_gpu(
         self,
@@ -96,9 +93,8 @@ class SymmetricMemory(GroupOfRanks):
                 memory = driver.allocate(nbytes, number)
             return driver.array(memory.pointer, dims, dtype, number, memory)
 
-        return self.process_group.issue(
-            Kind.ALLOCATE, run, device="cuda", nbytes=nbytes, timeout=self.call_timeout(timeout)
-        )
+        spec = CallSpec(Kind.ALLOCATE, run, nbytes=nbytes, device="cuda")
+        return self.door.issue(spec, timeout=timeout)
 
 
 class _Place:

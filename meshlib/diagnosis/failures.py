@@ -25,8 +25,10 @@ import secrets
 import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
+from meshlib.diagnosis.fate import Fate
+from meshlib.diagnosis.members import Members
 from meshlib.diagnosis.recorder import ANY_SOURCE, COLLECTIVE, Record
 from meshlib.diagnosis.stacks import user_stack
 from meshlib.launcher.nodes.news import ENDED, LOGS
@@ -46,24 +48,6 @@ from transport.errors import (
 )
 from transport.store.base import Store
 from transport.store.prefix_store import PrefixStore
-
-
-class Group(Protocol):
-    """The side of a ProcessGroup that a report needs."""
-
-    id: str
-    ranks: tuple[int, ...]
-    global_rank: int
-
-    @property
-    def departed(self) -> tuple[int, ...]:
-        """The global ranks of members that have left the job in good order."""
-        ...
-
-    def await_failure(self, timeout: float) -> DistError | None:
-        """Return the error that broke the group, waiting for it up to ``timeout`` seconds."""
-        ...
-
 
 EVENTS = "events"
 
@@ -209,10 +193,11 @@ def _last_calls(store: Store, rank: int, group: str) -> dict[str, Any] | None:
 
 
 class Reporter:
-    """Finds out why a call of ``group`` failed, and tells everybody."""
+    """Finds out why a call of a group failed, whose ``fate`` that is, and tells everybody."""
 
-    def __init__(self, group: Group, store: Store) -> None:
-        self._group = group
+    def __init__(self, fate: Fate, store: Store) -> None:
+        self._fate = fate
+        self._group = fate.members
         self._store = store.with_patience(STORE_SECONDS)
 
     def explain(self, record: Record, error: DistError) -> DistError:
@@ -221,29 +206,29 @@ class Reporter:
         Blocks for at most ``REPORT_SECONDS`` or so, and for ``STORE_SECONDS`` where the store is
         silent: a rank that is cut off from it raises what it saw itself. Breaks the group.
         """
-        group = self._group
-        if isinstance(error, PeerLostError) and group.ranks[error.peer] not in group.departed:
-            news = group.await_failure(NEWS_SECONDS)
+        group, fate = self._group, self._fate
+        if isinstance(error, PeerLostError) and group.ranks[error.peer] not in fate.departed:
+            news = fate.await_failure(NEWS_SECONDS)
             if news is not None:
                 return news
         mine = secrets.token_hex(8)
         try:
             key = f"failure/{group.id}"
             won = self._store.compare_set(key, "", mine) == mine.encode()
-            if not won and (failure := group.await_failure(REPORT_SECONDS)):
+            if not won and (failure := fate.await_failure(REPORT_SECONDS)):
                 return failure
             event = self._investigate(record, error, mine)
             if not won:
                 # The first reporter is itself gone or stuck: what this rank saw stands.
                 return error_from_event(event)
-            if known := group.await_failure(0):
+            if known := fate.await_failure(0):
                 return known
             publish(self._store, event)
-            failure = group.await_failure(REPORT_SECONDS)
+            failure = fate.await_failure(REPORT_SECONDS)
             return failure or error_from_event(event)
         except DistStoreError as store_error:
             # If the store went with the rank that served it, that is known in a moment.
-            if news := group.await_failure(NEWS_SECONDS):
+            if news := fate.await_failure(NEWS_SECONDS):
                 return news
             kind, lost = self._kind_of(error)
             message = (
@@ -263,7 +248,7 @@ class Reporter:
         elif isinstance(error, CommunicatorTimeoutError):
             message = timeout_message(group, record, statements)
         elif isinstance(error, PeerLostError):
-            message = lost_message(group, record, error, statements)
+            message = lost_message(group, record, error, statements, self._fate.departed)
         elif isinstance(error, RankFailedError):
             message = str(error)
         else:
@@ -292,7 +277,7 @@ class Reporter:
     def _await_arrivals(self, sequence: int, statements: dict[int, dict[str, Any]]) -> None:
         """Ask again, for a moment, until all members that answer have come to the collective."""
         deadline = Deadline.after(ARRIVAL_SECONDS)
-        while not deadline.expired and not self._group.await_failure(0):
+        while not deadline.expired and not self._fate.await_failure(0):
             if all(_has_come(said, sequence) for said in statements.values()):
                 return
             time.sleep(_ARRIVAL_PAUSE)
@@ -303,14 +288,14 @@ class Reporter:
 
         ``doubtful`` is a rank that is probably gone; it gets less time.
         """
-        group = self._group
+        group, fate = self._group, self._fate
         query = {"kind": "query", "group": group.id, "sequence": sequence, "ticket": ticket}
         publish(self._store, query)
         deadline = Deadline.after(ANSWER_SECONDS)
         found: dict[int, dict[str, Any]] = {}
-        departed = group.departed
+        departed = fate.departed
         for rank in group.ranks:
-            if group.await_failure(0):
+            if fate.await_failure(0):
                 break
             if rank in departed:
                 if (said := _last_calls(self._store, rank, group.id)) is not None:
@@ -333,7 +318,7 @@ def answer_key(ticket: str, rank: int) -> str:
 
 
 def mismatch_message(
-    group: Group,
+    group: Members,
     record: Record,
     error: HeaderMismatchError,
     statements: Mapping[int, Mapping[str, Any]],
@@ -366,7 +351,7 @@ def mismatch_message(
 
 
 def timeout_message(
-    group: Group, record: Record, statements: Mapping[int, Mapping[str, Any]]
+    group: Members, record: Record, statements: Mapping[int, Mapping[str, Any]]
 ) -> str:
     """Return who has not come to the call, and where each member stands."""
     sequence = record.header.sequence
@@ -390,10 +375,11 @@ def timeout_message(
 
 
 def lost_message(
-    group: Group,
+    group: Members,
     record: Record,
     error: PeerLostError,
     statements: Mapping[int, Mapping[str, Any]],
+    departed: Sequence[int],
 ) -> str:
     """Return that a rank is gone (or has closed its end), and during what."""
     lost = group.ranks[error.peer]
@@ -401,7 +387,7 @@ def lost_message(
     if record.peer == ANY_SOURCE:
         others = _join([rank for rank in group.ranks if rank != group.global_rank])
         what = f"all that could send have left {group} (ranks {others})"
-    elif lost in group.departed:
+    elif lost in departed:
         what = f"rank {lost} has left the job"
     elif said is None:
         what = f"rank {lost} is gone: its connection closed and it does not answer"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import logging
 import os
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,6 @@ from transport import environment
 
 if TYPE_CHECKING:
     from meshlib.diagnosis.recorder import Record
-    from meshlib.groups.host import Run
     from transport.call import Call
     from transport.communicator import Communicator
 
@@ -67,7 +66,9 @@ class RankLog(logging.LoggerAdapter[logging.Logger]):
         """Whether every call is to be logged."""
         return LOGGER.isEnabledFor(logging.DEBUG)
 
-    def around(self, run: Run, record: Record, group: object) -> Run:
+    def around(
+        self, run: Callable[[Communicator, Call], Any], record: Record, group: object
+    ) -> Callable[[Communicator, Call], Any]:
         """Return ``run`` that tells when it is done; tell of the call ``record`` now."""
         self.debug("%s on %s, %s", record.header, group, record.site)
 

@@ -18,11 +18,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Mapping
-from typing import Protocol
+from collections.abc import Callable, Collection, Mapping
 
 from meshlib.diagnosis.attendant import Attendant
 from meshlib.diagnosis.failures import publish
+from meshlib.diagnosis.members import Members
 from meshlib.diagnosis.recorder import COLLECTIVE, FlightRecorder, Record
 from meshlib.diagnosis.standings import Standing, find_tangle, tangle_message
 from transport.deadline import Deadline
@@ -43,19 +43,11 @@ _POSTED = "standings"
 MOST_RANKS = 256
 
 
-class Blocked(Protocol):
-    """The side of a ProcessGroup that a standing is made from."""
-
-    id: str
-    ranks: tuple[int, ...]
-
-    def reached(self) -> int:
-        """Return the number of the last collective that was issued."""
-        ...
-
-
 class StallDetector:
-    """One rank, whose main thread is looked at, from its making until it is closed."""
+    """One rank, whose main thread is looked at, from its making until it is closed.
+
+    ``groups()`` gives the members of its groups, and the number of the last collective of each.
+    """
 
     def __init__(
         self,
@@ -63,7 +55,7 @@ class StallDetector:
         store: Store,
         recorder: FlightRecorder,
         main_thread: int,
-        groups: Mapping[str, Blocked],
+        groups: Callable[[], list[tuple[Members, int]]],
     ) -> None:
         self.rank = rank
         self._recorder = recorder
@@ -108,14 +100,15 @@ class StallDetector:
         return next(r for r in open_calls if r.group == last.group and r.peer == COLLECTIVE)
 
     def _standing(self, record: Record, beat: int) -> Standing:
-        group = self._groups[record.group]
+        groups = self._groups()
+        group = next(members for members, _ in groups if members.id == record.group)
         return Standing(
             rank=self.rank,
             group=record.group,
             sequence=record.header.sequence,
             header=list(record.header),
             ranks=group.ranks,
-            reached={g.id: g.reached() for g in list(self._groups.values())},
+            reached={members.id: number for members, number in groups},
             call=f"{record.header} on {group}",
             site=record.site,
             beat=beat,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from transport import environment
 from transport.net.auth import new_secret
-from transport.store.tcp_server import TCPStoreServer
+from transport.store.tcp.server import TCPStoreServer
 
 
 class Attempt:

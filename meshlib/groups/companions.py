@@ -3,73 +3,62 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from meshlib.groups.host import Host
-from meshlib.groups.members import Members
+from meshlib.diagnosis.fate import Fate
 
 if TYPE_CHECKING:
     from meshlib.groups.process_group import ProcessGroup
 
 
-class Companions(Members):
-    """The part of a ``ProcessGroup`` that knows the groups of the same ranks beside it."""
+class Companions:
+    """The groups of the same ranks beside the group of ``fate``, which is a companion of ``base``.
+
+    ``make(purpose, desc)`` makes one.
+    """
 
     def __init__(
         self,
-        world: Host,
-        group_id: str,
-        ranks: tuple[int, ...],
-        backends: dict[str, str],
-        timeout: float,
-        desc: str,
+        fate: Fate,
+        base: Companions | None,
+        make: Callable[[str, str], ProcessGroup],
     ) -> None:
-        super().__init__(group_id, ranks, world.rank, backends, timeout, desc)
-        self.world = world
-        self.beside: ProcessGroup | None = None
-        """The group that this one is a companion of."""
-        self.owner: threading.Thread | None = None
-        """The thread whose calls these are, where only one can make them (inside ``jax.jit``)."""
-        self.retired = False
-        """Whether it was destroyed, or this rank's program was told that it broke, or a companion.
+        self.retired: bool = False
+        """Whether the group was destroyed, or this rank's program was told that it broke, or a
+        companion.
 
         Then the next mesh of these ranks gets another group. Told, not merely broken: that is at
         the same place of the program on every member, whenever each came to know of it.
         """
-        self._destroyed = False
+        self._fate = fate
+        self._base = base
+        self._make = make
         self._adding = threading.Lock()
-        self._companions: dict[str, ProcessGroup] = {}
+        self._made: dict[str, ProcessGroup] = {}
 
-    @property
-    def destroyed(self) -> bool:
-        """Whether the group was closed, by ``destroy_process_group`` or with the World."""
-        return self._destroyed
-
-    def companion(self, purpose: str, desc: str = "") -> ProcessGroup:
-        """Return the group of the same ranks for calls of ``purpose``, counted apart.
-
-        For callers whose calls come in an order of their own, such as those inside ``jax.jit``. It
-        is this group's alone, with its backends and deadline, closed and aborted with it; its
-        failures are its own. Costs no message. ``desc`` is how messages call it. Raises ValueError
-        after the group was destroyed.
-        """
+    def get(self, purpose: str, desc: str) -> ProcessGroup:
+        """Return the companion for calls of ``purpose``, making it if there is none yet."""
         with self._adding:
-            if self._destroyed:
-                raise ValueError(f"{self} was destroyed; make a new one")
-            found = self._companions.get(purpose)
+            if self._fate.destroyed:
+                raise ValueError(f"{self._fate.members} was destroyed; make a new one")
+            found = self._made.get(purpose)
             if found is None:
-                found = self.world.make_companion(cast("ProcessGroup", self), purpose, desc)
-                self._companions[purpose] = found
-        found.seconds = self.seconds
+                found = self._made[purpose] = self._make(purpose, desc)
+        found.set_timeout(self._fate.members.seconds)
         return found
 
-    def companions(self) -> list[ProcessGroup]:
-        """Return the companions that were made, and theirs."""
-        own = list(self._companions.values())
+    def all(self) -> list[ProcessGroup]:
+        """Return those that were made, and theirs."""
+        own = list(self._made.values())
         return own + [other for one in own for other in one.companions()]
 
     def retire(self) -> None:
         """Have the next mesh of these ranks get another group; so for what this is beside."""
         self.retired = True
-        if self.beside is not None:
-            self.beside.retire()
+        if self._base is not None:
+            self._base.retire()
+
+    def end_in_a_fork(self) -> None:
+        """Be usable in a fork of this rank's process."""
+        self._adding = threading.Lock()  # threads that are not here may have held it

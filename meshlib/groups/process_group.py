@@ -1,79 +1,74 @@
-"""``ProcessGroup``: a set of ranks, and the one door through which each of their calls goes.
-
-Order, deadlines, recording and failure are handled in ``ProcessGroup.issue`` and nowhere else.
-"""
+"""``ProcessGroup``: a set of ranks, and what they do together."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Generator, Mapping
-from contextlib import contextmanager, suppress
-from copy import copy
-from functools import partial
-from time import monotonic
+from collections.abc import Callable, Collection, Generator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
-from meshlib.calls.lane import Lane
-from meshlib.calls.lanes import Lanes
-from meshlib.calls.shortcut import SHORT, Order, Shortcut, open_shortcut, resume
-from meshlib.calls.work import Work
+from meshlib.calls.channels import Channels
+from meshlib.calls.context import Observer, RankContext
+from meshlib.calls.door import Door
+from meshlib.calls.failure import Failure
+from meshlib.calls.shortcut import Shortcut
+from meshlib.calls.spec import CallSpec, InPlace
 from meshlib.collectives.collectives import Collectives
-from meshlib.diagnosis.failures import Reporter, abort_event, announce
-from meshlib.diagnosis.recorder import COLLECTIVE, Record
+from meshlib.diagnosis.fate import Fate
+from meshlib.diagnosis.members import Members
 from meshlib.groups.companions import Companions
-from meshlib.groups.host import Host, Observer, Run
-from transport.call import NO_ROOT, CallHeader, Kind, pack_header
+from meshlib.groups.users_store import UsersStore
 from transport.communicator import Communicator
-from transport.deadline import Deadline, Timeout, to_seconds
-from transport.errors import (
-    CollectiveMismatchError,
-    CollectiveTimeoutError,
-    CommunicatorAbortedError,
-    CommunicatorTimeoutError,
-    DistBackendError,
-    DistError,
-    DistStoreError,
-    HeaderMismatchError,
-    RankFailedError,
-)
-from transport.reduce_op import ReduceOp
+from transport.deadline import Timeout
+from transport.errors import DistBackendError, DistError
 from transport.store.base import Store
-from transport.store.prefix_store import PrefixStore
 
 DRAIN_SECONDS = 5.0
 
 
-class ProcessGroup(Companions, Collectives):
-    """The members ``ranks``, and what they do together.
+def _make_no_companion(base: ProcessGroup, purpose: str, desc: str) -> ProcessGroup:
+    raise ValueError(f"rank {base.global_rank} is no member of {base}")
+
+
+class ProcessGroup(Collectives):
+    """A set of ranks, and what they do together.
 
     Made by ``new_group``, by a mesh, or by ``init_process_group``; never directly. On a rank that
     is no member, ``rank()`` is -1 and every call returns None.
+
+    Composed of: ``Members`` (who), ``Door`` (the way into each call), ``Channels`` (what carries
+    them), ``Fate`` and ``Failure`` (what became of it), ``Companions`` (groups beside it).
     """
 
     def __init__(
         self,
-        world: Host,
-        group_id: str,
-        ranks: tuple[int, ...],
-        backends: dict[str, str],
-        timeout: float,
-        desc: str,
+        context: RankContext,
+        members: Members,
+        base: ProcessGroup | None = None,
+        make_companion: Callable[[ProcessGroup, str, str], ProcessGroup] = _make_no_companion,
     ) -> None:
-        super().__init__(world, group_id, ranks, backends, timeout, desc)
-        self._lock = threading.Lock()
-        self._communicators: dict[str, Communicator] = {}
-        self._making = threading.Lock()
-        self._lanes = Lanes(desc or group_id, world.rank, world.adopt_thread)
-        self._order = Order()
-        self._peer_sequence = 0
-        self.shortcut: Shortcut | None = None
-        """Makes usual small calls by itself, once the members have met."""
-        self._has_looked = False
-        self._failure: DistError | None = None
-        self._failed = threading.Event()
-        self._absent: tuple[int, ...] = ()
-        self._left: tuple[int, ...] = ()
-        self._users_store: Store | None = None
+        self.context = context
+        self.members = members
+        self.id = members.id
+        self.ranks = members.ranks
+        """The members' global ranks; the position is the rank in the group."""
+        self.global_rank = members.global_rank
+        self.backends = members.backends
+        self.group_desc = members.group_desc
+        self.owner: threading.Thread | None = None
+        """The thread whose calls these are, where only one can make them (inside ``jax.jit``)."""
+        self._fate = fate = Fate(members)
+        self._companions = Companions(
+            fate,
+            None if base is None else base._companions,
+            lambda purpose, desc: make_companion(self, purpose, desc),
+        )
+        self._channels = Channels(context, fate)
+        self._failure = Failure(context, fate, self._channels, self._companions.retire)
+        self._users_store = UsersStore(context, fate)
+        self._failure.broken.append(self._users_store.end_waits)
+        self.door = Door(context, fate, self._channels, self._failure)
 
     # ------------------------------------------------------------------ who
 
@@ -82,18 +77,48 @@ class ProcessGroup(Companions, Collectives):
         """The group itself."""
         return self
 
+    def rank(self) -> int:
+        """Return this rank's place in the group, -1 if it is no member."""
+        return self.members.rank()
+
+    def size(self) -> int:
+        """Return the number of members, -1 on a rank that is none."""
+        return self.members.size()
+
+    def name(self) -> str:
+        """Return the default backend's name, as c10d does."""
+        return self.members.name()
+
     @property
-    def departed(self) -> tuple[int, ...]:
-        """The global ranks of members that have left the job in good order."""
-        return tuple(self.ranks[place] for place in self._left)
+    def backend(self) -> str:
+        """The backends by device: ``cpu:tcp``, or ``cpu:tcp,cuda:nccl``."""
+        return self.members.backend
 
-    def reached(self) -> int:
-        """Return the number of the last collective that this rank issued."""
-        return self._order.sequence
+    @property
+    def group_name(self) -> str:
+        """The id of the group, unique in the job."""
+        return self.id
 
-    def chain(self) -> tuple[int, int]:
-        """Return the number of the last collective that this rank issued, and the hash of all."""
-        return self._order.sequence, self._order.history
+    @property
+    def seconds(self) -> float:
+        """The deadline of calls that bring none of their own, in seconds."""
+        return self.members.seconds
+
+    @property
+    def timeout(self) -> timedelta:
+        """The deadline of calls that bring none of their own."""
+        return timedelta(seconds=self.members.seconds)
+
+    def set_timeout(self, timeout: Timeout) -> None:
+        """Set the deadline of calls that bring none of their own: seconds or a timedelta.
+
+        Raises ValueError for a negative one, TypeError for what is no number.
+        """
+        self.members.set_timeout(timeout)
+
+    def group_rank(self, global_rank: int) -> int:
+        """Return the place of ``global_rank`` in the group; raise ValueError for a stranger."""
+        return self.members.group_rank(global_rank)
 
     def get_group_store(self) -> Store:
         """Return this group's own part of the job's store, for the user's keys.
@@ -101,33 +126,31 @@ class ProcessGroup(Companions, Collectives):
         Waits on it end when the group breaks: with ``RankFailedError`` when a member is lost.
         Raises ValueError on a rank that is no member, and after the group was destroyed.
         """
-        if self._rank < 0:
+        if self.rank() < 0:
             raise ValueError(f"rank {self.global_rank} is no member of {self}")
-        with self._making:
-            store = self._users_store
-            if store is None:
-                store = PrefixStore(f"users/{self.id}", self.world.store.clone())
-                with self._lock:
-                    self._users_store, failure = store, self._failure
-                if failure is not None:
-                    store.end_waits(failure)
-        if self._destroyed:
-            store.close()
-            raise self._unusable()
-        return store
+        return self._users_store.get()
 
-    # ------------------------------------------------------------------ the door
+    def __repr__(self) -> str:
+        return repr(self.members)
+
+    # ------------------------------------------------------------------ calls
+
+    def issue(
+        self, what: CallSpec | InPlace, async_op: bool = False, timeout: Timeout | None = None
+    ) -> Any:
+        """Make one call; see ``Door.issue``."""
+        return self.door.issue(what, async_op, timeout)
 
     @contextmanager
     def observed(self, observer: Observer) -> Generator[None]:
-        """Call ``observer(group, header, device, run)`` before each collective, in this context.
+        """Call ``observer(members, header, device, run)`` before each collective, in this context.
 
-        Before each that this rank issues, on this group or any other. The header has no sequence
-        number yet. What it returns is run in the place of ``run``: itself, or something around it.
-        The observer may make collectives itself (and is then called for them, too).
-        Raises RuntimeError if somebody observes on behalf of this group already.
+        Before each that this rank issues, on this group or any other, whose ``members`` it gets.
+        The header has no sequence number yet. What it returns is run in the place of ``run``:
+        itself, or something around it. The observer may make collectives itself (and is then called
+        for them, too). Raises RuntimeError if somebody observes on behalf of this group already.
         """
-        observers = self.world.observers
+        observers = self.context.observers
         if self.id in observers:
             raise RuntimeError(f"the calls of {self} are observed already; only one can do so")
         observers[self.id] = observer
@@ -136,154 +159,70 @@ class ProcessGroup(Companions, Collectives):
         finally:
             del observers[self.id]
 
-    def issue(
-        self,
-        kind: Kind,
-        run: Run,
-        device: str = "cpu",
-        elements: int = 0,
-        dtype: int = 0,
-        op: int = 0,
-        root: int = NO_ROOT,
-        extra: int = 0,
-        nbytes: int = 0,
-        peer: int = COLLECTIVE,
-        async_op: bool = False,
-        timeout: Timeout | None = None,
-    ) -> Any:
-        """Make one call: ``run(communicator, call)`` at its turn.
+    def reached(self) -> int:
+        """Return the number of the last collective that this rank issued."""
+        return self.door.order.sequence
 
-        ``elements`` to ``extra`` are what must be equal on every member (see ``CallHeader``);
-        ``dtype`` and ``op`` are wire codes. ``peer`` (a group rank or ``ANY_SOURCE``) marks a
-        point-to-point call, whose tag is ``extra``. Collectives run in the order of issue; so do
-        point-to-point calls with one peer, direction and tag, independently of all others.
+    def chain(self) -> tuple[int, int]:
+        """Return the number of the last collective that this rank issued, and the hash of all."""
+        return self.door.order.sequence, self.door.order.history
 
-        Returns what ``run`` returns (a ``Message`` for a receive), or a ``Work`` if ``async_op``.
-        Raises ValueError for a device that has no backend and after the group was destroyed; what
-        broke it if it is broken.
+    @property
+    def shortcut(self) -> Shortcut | None:
+        """What makes usual small calls in compiled code, once the members have met."""
+        return self.door.shortcut
+
+    def has_communicator(self, device: str) -> bool:
+        """Whether the communicator for arrays on ``device`` was made already."""
+        return device in self._channels.made
+
+    def communicator(self, device: str) -> Communicator:
+        """Return the communicator for arrays on ``device``, making it if there is none yet.
+
+        Only ``issue`` makes calls on it.
         """
-        if device not in self.backends and not (device == "cuda" and "cpu" in self.backends):
-            raise ValueError(
-                f"{self} has no backend for arrays on {device!r}; it has {self.backend!r}"
-            )
-        world = self.world
-        if world.observers and peer == COLLECTIVE:
-            header = CallHeader(0, elements, root, kind, dtype, op, extra=extra)
-            for observer in list(world.observers.values()):
-                run = observer(self, header, device, run)
-        seconds = self.seconds if timeout is None else to_seconds(timeout)
-        with self._lock:
-            if self._failure is not None or self._destroyed:
-                self.note_told()
-                raise self._unusable()
-            if peer == COLLECTIVE:
-                lane = self._lanes.collectives
-                packed = self._order.next_header(elements, root, kind, dtype, op, extra)
-            else:
-                lane = self._lanes.of_peer(kind, peer, extra)
-                self._peer_sequence = sequence = self._peer_sequence + 1
-                packed = pack_header(sequence, elements, root, kind, dtype, op, 0, 0, extra)
-            record = world.recorder.open(self.id, packed, nbytes, peer, not async_op, seconds)
-            if world.log.detailed:
-                run = world.log.around(run, record, self)
-            inline = not async_op and lane.try_enter()
-            work = None if inline else self._enqueue(lane, run, record, device)
-        if work is not None:
-            return work if async_op else work.outcome()
-        record.started = record.issued
-        try:
-            result = self._run(run, record, device)
-            if not self._has_looked and kind in SHORT and device == "cpu":
-                self._open_shortcut()
-        finally:
-            lane.leave()
-        if record.completion is not None:
-            completion, record.completion = record.completion, None  # the record outlives it
-            completion.join()
-        return result
+        return self._channels.get(device)
 
-    def _resume(self, record: Record, tensor: Any, op: ReduceOp | None) -> Any:
-        """Go on with what the shortcut began; the turn is its own to give back."""
-        return self._run(partial(resume, tensor, op), record, "cpu")
+    # ------------------------------------------------------------------ groups beside it
 
-    def _open_shortcut(self) -> None:
-        self._has_looked = True
-        world, lane = self.world, self._lanes.collectives
-        shortcut = open_shortcut(
-            self._communicators["cpu"],
-            (self.id, self._resume, self._run, self._order, self._lock, *lane.parts()),
-            (world.recorder, world.observers, world.log.levels),
-        )
-        with self._lock:
-            if self._failure is None and not self._destroyed and not self._absent:
-                self.shortcut = shortcut
+    def companion(self, purpose: str, desc: str = "") -> ProcessGroup:
+        """Return the group of the same ranks for calls of ``purpose``, counted apart.
 
-    def _enqueue(self, lane: Lane, run: Run, record: Record, device: str) -> Work:
-        continuations = self._lanes.continuations
-        work = Work(lambda: f"{record.header} on {self}", self.note_told, continuations)
-
-        def task() -> None:
-            try:
-                record.start()
-                result = self._run(run, record, device)
-                completion, record.completion = record.completion, None
-                work.finish(result, completion)
-            except BaseException as error:  # noqa: BLE001 (it belongs to whoever waits)
-                work.fail(error)
-
-        lane.submit(task)
-        return work
-
-    def _run(self, run: Run, record: Record, device: str) -> Any:
-        """Make the call, whose turn has come; return its result.
-
-        ``record.completion`` is the end of what a device still does for it.
+        For callers whose calls come in an order of their own, such as those inside ``jax.jit``. It
+        is this group's alone, with its backends and deadline, closed and aborted with it; its
+        failures are its own. Costs no message. ``desc`` is how messages call it. Raises ValueError
+        after the group was destroyed.
         """
-        if self._failure is not None:
-            record.end("the group was broken before its turn came")
-            raise self._told(record, self._unusable())
-        if self._absent and self._break_if_deserted(record):
-            record.end(str(self._failure))
-            raise self._told(record, self._unusable())
-        try:
-            communicator = self._communicators.get(device) or self._communicator(device)
-            annotate = self.world.recorder.annotate
-            if annotate is None:
-                result = run(communicator, record)
-            else:
-                with annotate(record.title):
-                    result = run(communicator, record)
-        except BaseException as error:
-            seen = self._told(record, self._seen_by_user(record, error))
-            record.end(str(seen))
-            if seen is error:
-                raise
-            # Where a transport noticed says nothing to the user; it stays in __context__.
-            raise seen from None
-        record.ended = monotonic()
-        if record.completion is not None:
-            record.completion.explain_by(partial(self._explain, record))
-        return result
+        return self._companions.get(purpose, desc)
+
+    def companions(self) -> list[ProcessGroup]:
+        """Return the companions that were made, and theirs."""
+        return self._companions.all()
+
+    @property
+    def retired(self) -> bool:
+        """Whether the next mesh of these ranks gets another group: see ``Companions.retired``."""
+        return self._companions.retired
 
     # ------------------------------------------------------------------ failure
 
+    @property
+    def destroyed(self) -> bool:
+        """Whether the group was closed, by ``destroy_process_group`` or with the World."""
+        return self._fate.destroyed
+
+    @property
+    def fate(self) -> Fate:
+        """What has become of the group."""
+        return self._fate
+
+    def await_failure(self, timeout: float) -> DistError | None:
+        """Return a copy of the error that broke the group, waiting up to ``timeout`` seconds."""
+        return self._fate.await_failure(timeout)
+
     def fail(self, error: DistError) -> None:
         """Break the group: whoever is in a call of it, and every later call, raises ``error``."""
-        with self._lock:
-            news = self._failure is None
-            if news:
-                self._failure = error
-            self.shortcut = None
-            communicators = [] if self._destroyed else list(self._communicators.values())
-            users_store = self._users_store
-        self._failed.set()
-        if users_store is not None:
-            users_store.end_waits(error)
-        if news:  # by this rank and by what another one reports it comes twice
-            self.world.log.info("%s is broken: %s", self, error)
-        self.world.note_failure(error)
-        for communicator in communicators:
-            communicator.abort(str(error))
+        self._failure.fail(error)
 
     def abort(self, reason: str) -> None:
         """Break the group on all members: they raise ``DistBackendError`` with ``reason``.
@@ -292,22 +231,9 @@ class ProcessGroup(Companions, Collectives):
         too. Idempotent.
         """
         for group in (self, *self.companions()):
-            if group._failure is None:
-                message = f"{group} was aborted by rank {self.global_rank}: {reason}"
-                # The others learn the reason before they see this rank's channels close.
-                group._break(DistBackendError(message))
-            group.note_told()
-
-    def note_told(self) -> None:
-        """Note that whoever makes the calls was told what broke the group, if it is broken."""
-        if self._failure is not None:
-            self.retire()
-
-    def _told(self, record: Record, error: BaseException) -> BaseException:
-        """Return ``error``, of which whoever waits for ``record``'s end is told now."""
-        if record.sync:
-            self.note_told()
-        return error
+            message = f"{group} was aborted by rank {self.global_rank}: {reason}"
+            group._failure.fail_everywhere(DistBackendError(message))
+            group._failure.note_told()
 
     def do_without(self, left: Mapping[int, Collection[str]]) -> None:
         """Note that ranks have left the job: ``left`` has, by global rank, the groups (their ids)
@@ -317,170 +243,34 @@ class ProcessGroup(Companions, Collectives):
         under way too; others go on. If it did, its channels tell who needs it. What it sent is
         still received.
         """
-        positions = self._positions
-        places = [positions[rank] for rank in left if rank in positions]
-        if not places:
-            return
-        absent = [place for place in places if self.id not in left[self.ranks[place]]]
-        with self._lock:
-            self._left = (*self._left, *places)
-            if absent:
-                self._absent = (*self._absent, *absent)
-                self.shortcut = None
-            communicators = [] if self._destroyed else list(self._communicators.values())
-        for communicator in communicators:
-            known = communicator.lost
-            for place in places:
-                if place not in known:
-                    self._lose(communicator, place)
-        if not absent or self._destroyed:
-            return
-        # A call that starts from now on sees for itself who is absent.
-        for record in self.world.recorder.records(self.id):
-            if record.started and not record.ended:
-                self._break_if_deserted(record)
+        self._failure.do_without(left)
 
-    def _lose(self, communicator: Communicator, place: int) -> None:
-        communicator.lose(place, f"rank {self.ranks[place]} has left the job")
-
-    def _break_if_deserted(self, record: Record) -> bool:
-        """Break the group if ``record``'s call needs a member that is absent; say whether."""
-        for place in self._absent if record.peer == COLLECTIVE else (record.peer,):
-            if place in self._absent:
-                rank = self.ranks[place]
-                left = f"rank {rank} has left the job without a call on {self}"
-                needs = f"rank {self.global_rank} needs it in {record.header}, {record.site}"
-                self._break(RankFailedError(f"{left}; {needs}", rank))
-                return True
-        return False
-
-    def _break(self, error: DistError) -> None:
-        """Break the group with ``error`` on all members, and here."""
-        if self._failure is None:
-            with suppress(DistStoreError):
-                announce(self.world.store, abort_event(self.id, error, self.global_rank))
-            self.fail(error)
-
-    def await_failure(self, timeout: float) -> DistError | None:
-        """Return a copy of the error that broke the group, waiting up to ``timeout`` seconds."""
-        if self._failure is None and timeout > 0:
-            self._failed.wait(timeout)
-        # A copy, because each thread that raises it adds a traceback of its own.
-        return None if self._failure is None else copy(self._failure)
-
-    def _seen_by_user(self, record: Record, error: BaseException) -> BaseException:
-        """Return what the user sees for ``error``; break the group unless it is still whole."""
-        if self._destroyed:
-            return DistBackendError(f"{self} was destroyed while {record.header} was under way")
-        if record.header.kind == Kind.RECV:
-            # Nothing half-done lies on the wire.
-            if isinstance(error, HeaderMismatchError):
-                return CollectiveMismatchError(f"{error} ({record.header} on {self})")
-            if isinstance(error, CommunicatorTimeoutError):
-                return CollectiveTimeoutError(f"{error} ({record.header} on {self})")
-        if isinstance(error, CommunicatorAbortedError) and (known := self.await_failure(1.0)):
-            return known
-        reporter = Reporter(self, self.world.store)
-        if isinstance(error, DistError):
-            explained = reporter.explain(record, error)
-            self.fail(explained)
-            return explained
-        # KeyboardInterrupt, MemoryError …: the user sees it as it is, but the other members must
-        # not wait for a rank that stopped in the middle.
-        why = f"{type(error).__name__}: {error}".rstrip(": ")
-        left = f"rank {self.global_rank} left {record.header} on {self}: {why}"
-        self.fail(reporter.explain(record, RankFailedError(left, self.global_rank)))
-        return error
-
-    def _explain(self, record: Record, error: Exception, at_fault: CallHeader | None) -> Exception:
-        """Return what the user sees for the ``error`` of a device's work for ``record``.
-
-        ``at_fault`` is the call that went wrong, if it was another one.
-        """
-        if known := self.await_failure(0):
-            self.note_told()
-            return known
-        if at_fault is not None and at_fault != record.header:
-            mine = self.world.recorder.records(self.id)
-            record = next((r for r in mine if r.header == at_fault), record)
-        seen = self._seen_by_user(record, error)
-        self.note_told()
-        return seen if isinstance(seen, Exception) else error
-
-    def _unusable(self) -> Exception:
-        if self._failure is not None:
-            return copy(self._failure)
-        return ValueError(f"{self} was destroyed; make a new one")
-
-    # ------------------------------------------------------------------ parts
-
-    def has_communicator(self, device: str) -> bool:
-        """Whether the communicator for arrays on ``device`` was made already."""
-        return device in self._communicators
-
-    def communicator(self, device: str) -> Communicator:
-        """Return the communicator for arrays on ``device``, making it if there is none yet.
-
-        Only ``issue`` makes calls on it.
-        """
-        return self._communicator(device)
-
-    def _communicator(self, device: str) -> Communicator:
-        communicator = self._communicators.get(device)
-        if communicator is not None:
-            return communicator
-        # Lanes run side by side, and a member must join its group once.
-        with self._making:
-            communicator = self._communicators.get(device)
-            if communicator is None:
-                communicator = self.world.make_communicator(self, device)
-                with self._lock:
-                    self._communicators[device] = communicator
-                    failure, left = self._failure, self._left
-                for place in left:
-                    self._lose(communicator, place)
-                if failure is not None:
-                    communicator.abort(str(failure))
-            return communicator
+    # ------------------------------------------------------------------ the end
 
     def release(self) -> None:
         """Let go of the channels if the group is broken and no call is under way on them."""
-        with self._lock:
-            if self._failure is None or self._destroyed or not self._lanes.is_idle():
-                return
-            communicators, self._communicators = self._communicators, {}
-        for communicator in communicators.values():
-            communicator.close()
+        fate = self._fate
+        if fate.error is not None and not fate.destroyed and self.door.lanes.is_idle():
+            self._channels.release()
 
     def close(self, drain: float = DRAIN_SECONDS) -> None:
         """Let calls that were issued end (at most ``drain`` seconds), then let go of everything."""
-        with self._lock:
-            if self._destroyed:
-                return
-            users_store = self._users_store
-        idle = self._lanes.drain(
-            Deadline.after(0 if self._failure is not None else drain),
-            lambda: any(communicator.receiving for communicator in self._communicators.values()),
-        )
-        self._destroyed = self.retired = True
-        self.shortcut = None
-        if users_store is not None:
-            users_store.close()
-        for communicator in list(self._communicators.values()):
-            for text in communicator.left_over() if self._failure is None else ():
-                self.world.log.warning("%s ends with messages left: %s", self, text)
-            if not idle:
-                communicator.abort("the group was destroyed")
-            communicator.close()
-        self._lanes.join()
+        fate = self._fate
+        if fate.destroyed:
+            return
+        idle = self.door.drain(0 if fate.error is not None else drain)
+        fate.destroyed = self._companions.retired = True
+        self.door.close_shortcut()
+        self._users_store.close()
+        self._channels.close(idle=idle)
+        self.door.lanes.join()
 
     def leave_behind(self, error: DistError) -> None:
         """Let go of the group in a fork of this rank's process: every call raises ``error``.
 
         The other members, and this one in its own process, are not to notice anything.
         """
-        # Threads that are not here may have held them.
-        self._lock, self._making, self._adding = (threading.Lock() for _ in range(3))
-        self._failed = threading.Event()
-        self._failure, self._destroyed, self.shortcut = error, True, None
-        self._failed.set()
+        for part in (self._channels, self._companions, self._users_store):
+            part.end_in_a_fork()
+        self._fate.end_in_a_fork(error)
+        self.door.close_shortcut()

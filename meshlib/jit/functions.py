@@ -21,13 +21,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from meshlib.arrays.checks import check_op
-from meshlib.c10d.functions import Group, resolve_group
 from meshlib.collectives.point_to_point import check_tag
 from meshlib.groups.process_group import ProcessGroup
 from meshlib.jit import kinds, messages
 from meshlib.jit.collective import bind
-from meshlib.jit.host_call import host_call, traces_are_own
-from meshlib.job.world import World, current_world, is_thread_world
+from meshlib.jit.host_calls import host_call, traces_are_own
+from meshlib.job.current import (
+    Group,
+    find_world,
+    is_thread_world,
+    resolve_group,
+    resolve_process_group,
+)
 from transport.call import dtype_code
 from transport.reduce_op import RedOpType, ReduceOp
 
@@ -94,14 +99,23 @@ def reduce(
     return x if calls.size() == 1 else bind(kinds.Reduce(calls, root, op), x)
 
 
-def all_gather(x: Any, group: Group = None, *, axis: int = 0, tiled: bool = False) -> jax.Array:
+def all_gather(
+    x: Any,
+    group: Group = None,
+    *,
+    axis: int = 0,
+    tiled: bool = False,
+    after: jax.Array | None = None,
+) -> jax.Array:
     """Return the members' ``x`` stacked along a new ``axis``, or joined along it if ``tiled``.
 
-    As ``jax.lax.all_gather``. The transpose is ``reduce_scatter``.
+    As ``jax.lax.all_gather``. The transpose is ``reduce_scatter``. The call is not made before
+    ``after``, an array of any shape, has been computed: what is gathered takes memory from then on.
     """
     x, calls = _prepare(x, group)
     axis = _check_axis(axis, x.ndim + (not tiled), "axis")
-    rows = x[None] if calls.size() == 1 else bind(kinds.AllGather(calls), x)
+    anchors = () if after is None else (after.reshape(-1)[:1],)
+    rows = x[None] if calls.size() == 1 else bind(kinds.AllGather(calls), x, anchors=anchors)
     rows = jnp.moveaxis(rows, 0, axis)
     if not tiled:
         return rows
@@ -254,12 +268,11 @@ def _calls_group(group: Group) -> ProcessGroup:
     They have one of their own: they happen when XLA gets to them, whatever the main thread calls
     meanwhile, and would otherwise mix with its calls.
     """
-    base = resolve_group(group).process_group
-    assert isinstance(base, ProcessGroup)
+    base = resolve_process_group(group)
     if base.rank() < 0:
         raise ValueError(f"group: this rank is not a member of {base}")
-    world = base.world if isinstance(base.world, World) else current_world()
-    if is_thread_world(world) and not traces_are_own():
+    world = find_world()
+    if world is not None and is_thread_world(world) and not traces_are_own():
         raise RuntimeError(
             "this rank is a thread that shares its traces with other ranks; "
             "import jax before run_ranks is called"

@@ -3,7 +3,6 @@
 Ranks are group ranks here. What is gathered or scattered has the members along dim 0; the public
 functions move dims where the user wants them.
 """
-# ruff: noqa: D102 (the methods are those of InJit, which documents them)
 
 from __future__ import annotations
 
@@ -17,11 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from meshlib.arrays.on_gpu import device_flat
+from meshlib.calls.spec import CallSpec, Run
+from meshlib.collectives.on_arrays import InPlaceReduction
 from meshlib.diagnosis.recorder import COLLECTIVE
-from meshlib.groups.host import Run
 from meshlib.groups.process_group import ProcessGroup
 from meshlib.jit.collective import HostSide, InJit, bind, front
-from meshlib.jit.host_call import HostArray
+from meshlib.jit.host_calls import HostArray
 from transport.call import NO_ROOT, Call, Kind, dtype_code
 from transport.communicator import Communicator
 from transport.reduce_op import RedOpType, ReduceOp
@@ -68,23 +68,15 @@ class _Issuing(InJit):
     ) -> HostSide:
         """Return what issues ``work``, on arrays ``like`` one of them.
 
-        With ``agreed`` all members must have as many elements. The others as for
-        ``ProcessGroup.issue``.
+        With ``agreed`` all members must have as many elements. The others as for ``CallSpec``.
         """
         issue, dtype = self.carrier.issue, np.dtype(like.dtype)
-        header = (
-            like.size if agreed else 0,
-            dtype_code(dtype),
-            op,
-            root,
-            extra,
-            like.size * dtype.itemsize,
-            peer,
-        )
+        elements, nbytes = like.size if agreed else 0, like.size * dtype.itemsize
+        header = (elements, root, dtype_code(dtype), op, extra, nbytes)
 
         def call(output: HostArray, x: HostArray) -> None:
             device = "cpu" if type(output) is np.ndarray else "cuda"
-            issue(kind, work(output, x), device, *header)
+            issue(CallSpec(kind, work(output, x), *header, device, peer))
 
         return call
 
@@ -150,12 +142,9 @@ class AllReduce(SameShape):
         issue = self._caller(Kind.ALL_REDUCE, work, x, op=op.code)
 
         def call(output: HostArray, x: HostArray) -> None:
-            shortcut = group.shortcut
-            if (
-                shortcut is None
-                or type(output) is not np.ndarray
-                or shortcut.all_reduce(output, op, op.code, group.seconds) is None
-            ):
+            if type(output) is np.ndarray:
+                group.issue(InPlaceReduction(output, op))
+            else:
                 issue(output, x)
 
         return call
@@ -402,6 +391,6 @@ def barrier(group: Any) -> Any:
         communicator.barrier(call)
 
     def at_barrier(outputs: Sequence[HostArray], inputs: Sequence[HostArray], _: Any) -> None:
-        group.issue(Kind.BARRIER, run)
+        group.issue(CallSpec(Kind.BARRIER, run))
 
     return at_barrier

@@ -3,7 +3,6 @@
 A send has a result of its own and one on the other member; so it goes with all derivatives. What
 is sent back and forth for them depends on what *both* members compute.
 """
-# ruff: noqa: D102 (the methods are those of InJit, which documents them)
 
 from __future__ import annotations
 
@@ -12,10 +11,10 @@ from dataclasses import dataclass, replace
 import jax
 import numpy as np
 
-from meshlib.groups.host import Run
+from meshlib.calls.spec import Run
 from meshlib.groups.process_group import ProcessGroup
 from meshlib.jit.collective import HostSide, InJit
-from meshlib.jit.host_call import HostArray
+from meshlib.jit.host_calls import HostArray
 from meshlib.jit.kinds import SameShape, flat_of, then_zeros
 from transport.call import Kind
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from meshlib.c10d.availability import launched_local_rank
+from meshlib.groups.nccl_splits import connect
 from meshlib.job.world import World
-from meshlib.mesh.nccl_splits import connect
 from transport import environment
 from transport.cuda.driver import Driver, load_driver
 from transport.errors import DistBackendError
+from transport.launch_environments import launched_local_rank
 from transport.reduce_op import ReduceOp
 
 NCCL_BACKEND = "cpu:auto,cuda:nccl"

@@ -105,7 +105,7 @@ def find_mismatch(
                     f" there is no record any more: {why}"
                 )
             error = HeaderMismatchError(why, place, record.header, None)
-            return Reporter(group, store).explain(record, error)
+            return Reporter(group.fate, store).explain(record, error)
     return None
 
 

@@ -51,7 +51,7 @@ class ThreadRank:
 
 
 class _OfThread(threading.local):
-    """The place of a thread that has one; where its World is kept, ``meshlib.job.world`` says."""
+    """The place of a thread that has one; where its World is kept, ``meshlib.job.current`` says."""
 
     rank: ThreadRank | None = None
 

@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from meshlib.calls.context import RankContext
 from meshlib.diagnosis.failures import (
     NEWS_SECONDS,
     answer_key,
@@ -24,16 +25,17 @@ from meshlib.diagnosis.failures import (
     statement,
 )
 from meshlib.diagnosis.log import RankLog
+from meshlib.diagnosis.members import Members
 from meshlib.diagnosis.recorder import CAPACITY, FlightRecorder
 from meshlib.diagnosis.stalls import StallDetector
 from meshlib.diagnosis.watcher import Watcher
 from meshlib.groups.backend import parse_backend
 from meshlib.groups.communicators import STAGED, make_device_communicator
-from meshlib.groups.host import Observer
 from meshlib.groups.process_group import DRAIN_SECONDS, ProcessGroup
+from meshlib.job.current import adopt_thread
 from meshlib.job.leaving import Chains, chains, count_out, find_mismatch, say_goodbye
 from meshlib.job.meeting import LOST, meet, server_of, short
-from meshlib.job.thread_rank import ALL_HERE, thread_rank
+from meshlib.job.thread_rank import ALL_HERE
 from meshlib.trace import dump
 from transport import backends, environment
 from transport.checks import to_whole_numbers
@@ -90,15 +92,23 @@ class World:
         self.rank = rank
         self.size = size
         self.runtime = runtime
-        self.backends = dict(backends)
+        self.backends: dict[str, str] = dict(backends)
         self.timeout = timeout
         self.cuda_device: int | None = None
         """The GPU that this rank was bound to from the start, if it was."""
-        self.log = RankLog(rank)
-        self.recorder = FlightRecorder(_recorder_capacity())
-        self.observers: dict[str, Observer] = {}
-        self.entered = _Entered()
-        self.thread_id = threading.get_ident()
+        self.log: RankLog = RankLog(rank)
+        self.recorder: FlightRecorder = FlightRecorder(_recorder_capacity())
+        self.context = RankContext(
+            rank,
+            store,
+            self.recorder,
+            self.log,
+            self.make_communicator,
+            lambda: adopt_thread(self),
+            self.note_failure,
+        )
+        self.entered: _Entered = _Entered()
+        self.thread_id: int = threading.get_ident()
         self.breakpoints: dict[tuple[str, int], int] = {}
         # Ranks that were started by a launcher may have numbers of their own.
         variables = {environment.RANK: str(rank), environment.WORLD_SIZE: str(size)}
@@ -129,8 +139,8 @@ class World:
             self._watcher.close()
             store.close()
             raise
-        self._stalls = StallDetector(rank, store, self.recorder, self.thread_id, self._groups)
-        self.default_group = self.group_for(range(size), desc="default")
+        self._stalls = StallDetector(rank, store, self.recorder, self.thread_id, self._standings)
+        self.default_group: ProcessGroup = self.group_for(range(size), desc="default")
 
     # ------------------------------------------------------------------ groups
 
@@ -221,7 +231,7 @@ class World:
         with self._lock:
             return list(self._groups.values())
 
-    def make_communicator(self, group: ProcessGroup, device: str) -> Communicator:
+    def make_communicator(self, group: Members, device: str) -> Communicator:
         """Make the communicator of ``group`` for arrays on ``device``.
 
         Without a backend for that device they travel by way of the host and the CPU's backend.
@@ -256,8 +266,8 @@ class World:
         beside: ProcessGroup | None = None,
     ) -> ProcessGroup:
         with self._lock:
-            group = ProcessGroup(self, group_id, members, dict(chosen), seconds, desc)
-            group.beside = beside
+            who = Members(group_id, members, self.rank, dict(chosen), seconds, desc)
+            group = ProcessGroup(self.context, who, beside, self.make_companion)
             self._groups[group_id] = group
             if self._refusal is not None:
                 group.leave_behind(self._refusal)
@@ -272,10 +282,8 @@ class World:
         group.do_without(left)
         return group
 
-    def adopt_thread(self) -> None:
-        """Have the calling thread find this World, where ranks are threads."""
-        if find_world() is not self:
-            install(self, thread_only=True)
+    def _standings(self) -> list[tuple[Members, int]]:
+        return [(group.members, group.reached()) for group in self.groups()]
 
     # ------------------------------------------------------------------ events
 
@@ -447,54 +455,3 @@ class World:
 def _group_id(kind: str, members: tuple[int, ...], rest: str) -> str:
     digest = hashlib.sha256(f"{members} {rest}".encode()).hexdigest()[:16]
     return f"{kind}-{digest}"
-
-
-class _OfThread(threading.local):
-    """The World of a thread that has one of its own."""
-
-    world: World | None = None
-
-
-class _Current:
-    """Where the World is found: the thread's own, else the process's."""
-
-    def __init__(self) -> None:
-        self.process: World | None = None
-        self.thread = _OfThread()
-
-
-_current = _Current()
-
-
-def find_world() -> World | None:
-    """Return this thread's World, else (unless it is a rank itself) the process's, else None."""
-    return _current.thread.world or (_current.process if thread_rank() is None else None)
-
-
-def current_world() -> World:
-    """Return the World; raise ValueError when there is none."""
-    world = find_world()
-    if world is None:
-        raise ValueError(
-            "the default process group is not initialised; call init_process_group() first"
-        )
-    return world
-
-
-def install(world: World | None, *, thread_only: bool) -> None:
-    """Make ``world`` (None: no world) the current one, of this thread or of the process.
-
-    In a thread that is a rank of ``run_ranks`` it is always the thread's.
-    """
-    mine = thread_rank()
-    if mine is not None:
-        mine.world, mine.provided = world, False
-    if thread_only or mine is not None:
-        _current.thread.world = world
-    else:
-        _current.process = world
-
-
-def is_thread_world(world: World) -> bool:
-    """Return whether ``world`` belongs to this thread alone."""
-    return _current.thread.world is world

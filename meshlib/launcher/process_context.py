@@ -26,7 +26,7 @@ from meshlib.launcher.spawn import ProcessException, ProcessExitedException, Pro
 from transport import environment
 from transport.deadline import Deadline
 from transport.net.auth import new_secret
-from transport.store.tcp_server import TCPStoreServer
+from transport.store.tcp.server import TCPStoreServer
 
 _HOST = "127.0.0.1"
 

@@ -16,9 +16,12 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from meshlib.calls.door import Door
 from meshlib.collectives.collectives import Collectives
+from meshlib.diagnosis.members import Members
 from meshlib.groups.process_group import ProcessGroup
-from meshlib.job.world import World, current_world, find_world
+from meshlib.job.current import current_world, find_world
+from meshlib.job.world import World
 from meshlib.mesh.layout import IndexArray
 from meshlib.mesh.names import DimKey, make_dims
 from meshlib.mesh.rank_layout import RankLayout
@@ -199,6 +202,11 @@ class DeviceMesh(MeshValue, Collectives):
     # ------------------------------------------------------------------ groups
 
     @property
+    def door(self) -> Door:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The way into the calls over all dims."""
+        return self.process_group.door
+
+    @property
     def process_group(self) -> ProcessGroup:
         """This rank's group over all dims, in mesh order; made at first use.
 
@@ -225,11 +233,12 @@ class DeviceMesh(MeshValue, Collectives):
         members = self._ranks.slice_of(world.rank)
         if members is None:
             others = self.slices().ravel().tolist() if self._ranks.slices == 1 else []
-            return ProcessGroup(world, "outside", tuple(others), world.backends, 0.0, desc)
+            outside = Members("outside", tuple(others), world.rank, world.backends, 0.0, desc)
+            return ProcessGroup(world.context, outside)
         options = self._options
         if self.ndim == 1:
             (dim,) = self._dims
-            if dim.group is not None and dim.group.world is world:
+            if dim.group is not None and dim.group.context is world.context:
                 return dim.group
             options = dim.options.over(options)
         return self._names.group(world, members.ravel().tolist(), options, desc)

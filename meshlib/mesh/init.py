@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
+from meshlib.groups.nccl_splits import connect, split
+from meshlib.job.current import current_world
 from meshlib.job.gpu import choose_cuda_device
 from meshlib.job.init import ensure_world
-from meshlib.job.world import current_world
 from meshlib.mesh.config import MeshConfig
 from meshlib.mesh.device_mesh import DeviceMesh
 from meshlib.mesh.names import DimKey
-from meshlib.mesh.nccl_splits import split_mesh
 from meshlib.mesh.spec import check_dim_names, check_shape, describe_dims, infer_sizes
 from meshlib.mesh.value import check_device_type
 from transport import environment
-from transport.cuda.driver import load_driver
+from transport.cuda.driver import Driver, load_driver
 from transport.deadline import Timeout
 
 
@@ -83,8 +83,21 @@ def _bound(mesh: DeviceMesh) -> DeviceMesh:
     """Return ``mesh``; where ranks are bound to their GPUs, its groups are connected at once."""
     device = current_world().cuda_device
     if mesh.device_type == "cuda" and device is not None:
-        split_mesh(mesh, load_driver(), device)
+        _connect(mesh, load_driver(), device)
     return mesh
+
+
+def _connect(mesh: DeviceMesh, driver: Driver, device: int) -> None:
+    """Connect the group of all ranks of ``mesh``, and make those along each dim out of it.
+
+    Every rank of the mesh calls, on its GPU.
+    """
+    parent = mesh.process_group
+    connect(parent, driver, device)
+    for dim in range(mesh.ndim):
+        if mesh.size(dim) == len(parent.ranks):
+            continue  # the parent's own ranks, in a group that may be the parent
+        split(parent, mesh.get_group(dim), [mesh.shape, (dim,)])
 
 
 def _started_with() -> MeshConfig:

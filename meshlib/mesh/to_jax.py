@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meshlib.job.world import World, current_world, is_thread_world
+from meshlib.job.current import current_world, is_thread_world
+from meshlib.job.world import World
 from transport.net.sockets import format_address
 from transport.runtime import Membership
 from transport.tcp.address import listening_host

@@ -13,7 +13,8 @@ from itertools import count
 
 import numpy as np
 
-from meshlib.job.world import World, current_world
+from meshlib.job.current import current_world
+from meshlib.job.world import World
 from meshlib.tune.contests import CONTESTS, EXCHANGED, LARGE_BYTES, SEGMENTS, Contest
 from meshlib.tune.estimates import best_of, crossover, fit_line
 from meshlib.tune.stopwatch import Runner, interleaved
@@ -24,9 +25,9 @@ from transport.communicator import Communicator
 from transport.flat import as_bytes
 from transport.hierarchical import HierarchicalCommunicator
 from transport.hierarchical.cost import inside_bytes
-from transport.hierarchical.hosts import Host
 from transport.inproc import InprocCommunicator
 from transport.links.communicator import LinkCommunicator
+from transport.place import Place
 from transport.runtime import Membership
 from transport.shm import ShmCommunicator
 from transport.store.prefix_store import PrefixStore
@@ -121,7 +122,7 @@ class Bench:
                 return ShmCommunicator(membership)
             case _:  # two hosts, pretended
                 half = 2 * membership.rank // membership.size
-                return HierarchicalCommunicator(membership, table, Host(f"half {half}", True))
+                return HierarchicalCommunicator(membership, table, Place(f"half {half}"))
 
 
 def _exchange_cost(runner: Runner, communicator: LinkCommunicator) -> tuple[float, float]:

@@ -9,9 +9,10 @@ from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, Self
 
-from meshlib.groups.host import Run
-from meshlib.groups.process_group import ProcessGroup
-from meshlib.job.world import World
+from meshlib import ProcessGroup
+from meshlib.calls.spec import Run
+from meshlib.diagnosis.members import Members
+from meshlib.job.current import current_world
 from parallel.checks import check_instance, describe
 from parallel.join.attendance import Attendance, Event, global_ranks
 from parallel.join.joinable import Joinable, JoinHook
@@ -169,7 +170,7 @@ class Join:
 
     # ------------------------------------------------------------------ ranks with inputs
 
-    def _on_call(self, group: ProcessGroup, header: CallHeader, device: str, run: Run) -> Run:
+    def _on_call(self, group: Members, header: CallHeader, device: str, run: Run) -> Run:
         """Announce a call that is about to be made if others are needed for it.
 
         Nothing is to be said in a phase, which was announced itself. Returns what to run.
@@ -197,7 +198,7 @@ class Join:
         self._check_shadowable(group, header, device)
         return among_active(run, header, self._group.size() / self.num_active)
 
-    def _check_shadowable(self, group: ProcessGroup, header: CallHeader, device: str) -> None:
+    def _check_shadowable(self, group: Members, header: CallHeader, device: str) -> None:
         absent = global_ranks(self._group, self._attendance.absent)
         active = [place for place, rank in enumerate(group.ranks) if rank not in absent]
         check_shadowable(header, device, active, group)
@@ -230,7 +231,7 @@ class Join:
             self._check_all_here()
             if event[0] == _USERS_CALL:
                 group, header = self._group_of(event), _header(event)
-                self._check_shadowable(group, header, "cpu")
+                self._check_shadowable(group.members, header, "cpu")
                 shadow_call(header, group)
             else:
                 self._hooks[event[0] - 1].main_hook(event[1])
@@ -244,7 +245,7 @@ class Join:
         joinable = self._joinables[event[0] - 1]
         return f"{joinable.phase_name(event[1])} of {type(joinable).__name__}"
 
-    def _event(self, group: ProcessGroup, header: CallHeader) -> Event:
+    def _event(self, group: Members, header: CallHeader) -> Event:
         return (
             _USERS_CALL,
             int(header.kind),
@@ -253,17 +254,15 @@ class Join:
             header.dtype,
             header.op,
             header.extra,
-            _OWN_GROUP if group is self._group else _tag(group),
+            _OWN_GROUP if group is self._group.members else _tag(group),
         )
 
     def _group_of(self, event: Event) -> ProcessGroup:
         """Return the group of a call of the user's."""
         if event[-1] == _OWN_GROUP:
             return self._group
-        world = self._group.world
-        assert isinstance(world, World)
-        for group in world.groups():
-            if _tag(group) == event[-1]:
+        for group in current_world().groups():
+            if _tag(group.members) == event[-1]:
                 return group
         raise RuntimeError(
             f"inside Join, ranks {global_ranks(self._group, self._attendance.active)} call "
@@ -273,7 +272,7 @@ class Join:
         )
 
 
-def _tag(group: ProcessGroup) -> int:
+def _tag(group: Members) -> int:
     """Return a number that stands for ``group`` on all its members; its square fits 64 bits."""
     return zlib.crc32(group.id.encode()) % (1 << 24) + 1
 

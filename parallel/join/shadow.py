@@ -7,12 +7,12 @@ from typing import Any, cast
 
 import numpy as np
 
-from meshlib.groups.host import Run
-from meshlib.groups.process_group import ProcessGroup
+from meshlib import ProcessGroup, ReduceOp, premul_sum
+from meshlib.calls.spec import CallSpec, Run
+from meshlib.diagnosis.members import Members
 from parallel.arrays import is_floating
 from transport.call import Call, CallHeader, Kind, dtype_name, op_name
 from transport.communicator import Communicator
-from transport.reduce_op import ReduceOp, premul_sum
 
 _Dtype = np.dtype[Any]
 
@@ -20,7 +20,7 @@ _SHADOWED = (Kind.ALL_REDUCE, Kind.REDUCE, Kind.BROADCAST, Kind.BARRIER)
 
 
 def check_shadowable(
-    header: CallHeader, device: str, active: Sequence[int], group: ProcessGroup
+    header: CallHeader, device: str, active: Sequence[int], group: Members
 ) -> None:
     """Raise RuntimeError for a call in which a rank without inputs cannot take part."""
     what = f"{Kind(header.kind).name.lower()} on {group} inside Join"
@@ -60,15 +60,9 @@ def shadow_call(header: CallHeader, group: ProcessGroup) -> None:
             else:
                 communicator.reduce(call, flat, op, header.root)
 
+    nbytes = count * dtype.itemsize
     group.issue(
-        kind,
-        run,
-        elements=count,
-        dtype=header.dtype,
-        op=header.op,
-        root=header.root,
-        extra=header.extra,
-        nbytes=count * dtype.itemsize,
+        CallSpec(kind, run, count, header.root, header.dtype, header.op, header.extra, nbytes)
     )
 
 

@@ -17,10 +17,9 @@ from typing import ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from meshlib.groups.process_group import ProcessGroup
-from meshlib.mesh.device_mesh import DeviceMesh
-from meshlib.sharding import Sharding
-from parallel.arrays import Array
+from meshlib import DeviceMesh, ProcessGroup
+from meshlib.sharding import DArray, Sharding
+from parallel.arrays import Array, namespace
 from parallel.checks import check_instance, to_count
 from parallel.groups import Ranks, resolve
 from parallel.nn.linear import Linear, check_last
@@ -78,6 +77,13 @@ class _ShardedLinear(Module):
             shape[dim] *= self.group.size()
             dims = [*[()] * dim, tuple(range(self._mesh.ndim))]
         parameter.split = Sharding.of_positions(self._mesh, dims), tuple(shape)
+
+    def _gathered(self, parameter: Parameter, dim: int) -> Array:
+        """Return the global array of a parameter that is split along ``dim``, a new one."""
+        if isinstance(parameter.value, DArray):  # split again, by ``fully_shard``
+            return parameter.value.full_array()
+        moved = namespace(parameter.data).moveaxis(parameter.data, dim, -1)
+        return namespace(moved).moveaxis(gather(moved, self.group), -1, dim).copy()
 
     def _own_features(self, whole: Linear) -> slice:
         """Return which of the features that are split are this rank's."""
@@ -150,8 +156,8 @@ class ColwiseParallel(_ShardedLinear):
         """Return the whole layer, a copy, on every rank. A collective."""
         bias = self.linear.bias
         return Linear.holding(
-            gather(self.linear.weight.data.T, self.group).T.copy(),
-            None if bias is None else gather(bias.data, self.group).copy(),
+            self._gathered(self.linear.weight, 0),
+            None if bias is None else self._gathered(bias, 0),
         )
 
     def forward(self, x: Array) -> Array:
@@ -171,6 +177,12 @@ class ColwiseParallel(_ShardedLinear):
         if summing is not None:
             summing.wait()
         return input_grad
+
+
+def whole_copy(parameter: Parameter) -> Array:
+    """Return the global array of a parameter that this layer does not split, a new one."""
+    value = parameter.value
+    return value.full_array() if isinstance(value, DArray) else value.copy()
 
 
 class RowwiseParallel(_ShardedLinear):
@@ -234,8 +246,8 @@ class RowwiseParallel(_ShardedLinear):
     def to_linear(self) -> Linear:
         """Return the whole layer, a copy, on every rank. A collective."""
         return Linear.holding(
-            gather(self.linear.weight.data, self.group).copy(),
-            None if self.bias is None else self.bias.data.copy(),
+            self._gathered(self.linear.weight, 1),
+            None if self.bias is None else whole_copy(self.bias),
         )
 
     def forward(self, x: Array) -> Array:

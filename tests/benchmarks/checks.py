@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 import meshlib as dist
-from meshlib.job.world import current_world
+from meshlib.job.current import current_world
 from tests.benchmarks import unchecked
 from transport import environment
 from transport.reduce_op import ReduceOp

@@ -14,12 +14,12 @@ import time
 from typing import Any
 
 import transport.shm.communicator
+from meshlib.calls.door import Door
 from meshlib.calls.shortcut import SHORT
+from meshlib.calls.spec import CallSpec, InPlace, Run
 from meshlib.diagnosis.recorder import COLLECTIVE
-from meshlib.groups.host import Run
-from meshlib.groups.process_group import ProcessGroup
-from meshlib.job import world
-from transport.call import NO_ROOT, Call, CallHeader, Kind
+from meshlib.groups import process_group
+from transport.call import Call, CallHeader
 from transport.deadline import Deadline, Timeout, to_seconds
 from transport.errors import DistError
 from transport.shm.board.board import Board
@@ -46,43 +46,37 @@ class _UncheckedCall(Call):
         return Deadline(self._started + self._seconds, self._seconds)
 
 
-class UncheckedGroup(ProcessGroup):
-    """A group whose door neither records nor numbers calls; for synchronous collectives."""
+class UncheckedDoor(Door):
+    """A door that neither records nor numbers calls; for synchronous collectives."""
 
     def issue(
-        self,
-        kind: Kind,
-        run: Run,
-        device: str = "cpu",
-        elements: int = 0,
-        dtype: int = 0,
-        op: int = 0,
-        root: int = NO_ROOT,
-        extra: int = 0,
-        nbytes: int = 0,
-        peer: int = COLLECTIVE,
-        async_op: bool = False,
-        timeout: Timeout | None = None,
+        self, what: CallSpec | InPlace, async_op: bool = False, timeout: Timeout | None = None
     ) -> Any:
-        """See ``ProcessGroup.issue``: this is what it would be without checks."""
-        if device not in self.backends:
-            raise ValueError(f"{self} has no backend for arrays on {device!r}")
-        if self.world.observers:
+        """See ``Door.issue``: this is what it would be without checks."""
+        seconds = self.members.seconds if timeout is None else to_seconds(timeout)
+        shortcut = self.shortcut
+        if shortcut is not None and not async_op:
+            result = shortcut.issue(what, seconds)
+            if result is not NotImplemented:
+                return result
+        spec = what if isinstance(what, CallSpec) else what.spelled_out()
+        if spec.device not in self.members.backends:
+            raise ValueError(f"{self} has no backend for arrays on {spec.device!r}")
+        if self._context.observers:
             raise RuntimeError("unchecked calls cannot be observed")
-        seconds = self.seconds if timeout is None else to_seconds(timeout)
-        lane = self._lanes.collectives
-        with self._lock:
-            if self._failure is not None or self._destroyed:
-                raise self._unusable()
-            self._order.sequence += 1
-            if async_op or peer != COLLECTIVE or not lane.try_enter():
+        fate, lane = self._fate, self.lanes.collectives
+        with fate.lock:
+            if not fate.usable:
+                raise fate.unusable()
+            self.order.sequence += 1
+            if async_op or spec.peer != COLLECTIVE or not lane.try_enter():
                 raise RuntimeError("unchecked calls are synchronous collectives of one thread")
-            if self.world.log.detailed:
+            if self._context.log.detailed:
                 raise RuntimeError("unchecked calls are not logged")
         try:
-            result = self._run_unchecked(run, _UncheckedCall(seconds), device)
-            if not self._has_looked and kind in SHORT:
-                self._open_shortcut()
+            result = self._run_unchecked(spec.run, _UncheckedCall(seconds), spec.device)
+            if not self._has_looked and spec.kind in SHORT:
+                self.open_shortcut()
                 if self.shortcut is not None:
                     self.shortcut.checked = False
         finally:
@@ -90,13 +84,13 @@ class UncheckedGroup(ProcessGroup):
         return result
 
     def _run_unchecked(self, run: Run, call: Call, device: str) -> Any:
-        if self._failure is not None or self._absent:
-            raise self._unusable()
+        if self._fate.error is not None or self._fate.absent:
+            raise self._fate.unusable()
         try:
-            communicator = self._communicators.get(device) or self._communicator(device)
+            communicator = self._channels.made.get(device) or self._channels.get(device)
             return run(communicator, call)
         except DistError as error:
-            self.fail(error)
+            self._failure.fail(error)
             raise
 
 
@@ -110,5 +104,5 @@ class UncheckedBoard(Board):
 
 def install() -> None:
     """Have this process use these from now on, before ``init_process_group``."""
-    setattr(world, "ProcessGroup", UncheckedGroup)  # noqa: B010
+    setattr(process_group, "Door", UncheckedDoor)  # noqa: B010
     setattr(transport.shm.communicator, "Board", UncheckedBoard)  # noqa: B010

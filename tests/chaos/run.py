@@ -37,7 +37,7 @@ from faults import Fault, faults  # noqa: E402 (beside this file)
 from ranks import run_rank  # noqa: E402
 
 from transport import environment  # noqa: E402
-from transport.store.tcp_server import TCPStoreServer  # noqa: E402
+from transport.store.tcp.server import TCPStoreServer  # noqa: E402
 
 GIVE_UP = 15.0
 MARK = "MESHLIB_CHAOS"

@@ -22,7 +22,8 @@ from transport.net.auth import MAX_UNPROVEN_BYTES, Handshake
 from transport.rendezvous.beacon import Beacon
 from transport.shm.meeting.peer_connection import Message
 from transport.store.commands import Commands
-from transport.store.wire import REPLY, REQUEST, Frames, Status, WireError, unpack_fields
+from transport.store.fields import WireError, unpack_fields
+from transport.store.tcp.wire import REPLY, REQUEST, Frames, Status
 from transport.tcp.address import Address
 from transport.tcp.frame import (
     PREFIX_BYTES,
@@ -120,10 +121,8 @@ def requests(data: bytes) -> None:
             for found in frames.feed(piece):
                 op = REQUEST.unpack_from(found)[2]
                 fields = unpack_fields(found, REQUEST.size, len(found))
-                if op in commands.at_once:
-                    commands.at_once[op](fields)
-                elif op in commands.waits:
-                    commands.waits[op](fields)
+                if commands.answer(op, fields) is None:
+                    commands.waiter(op, fields, lambda _: None)
     assert len(frames._rest) <= len(data)
 
 

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from targets import TARGETS
 
-from transport.store.wire import Op, pack_request
+from transport.store.commands import Op
+from transport.store.tcp.wire import pack_request
 from transport.tcp.frame import PREFIX_BYTES
 
 JSON = st.recursive(

@@ -134,7 +134,7 @@ def test_what_is_copied_at_once_is_bounded(monkeypatch):
         before = group.reached()
         optimizer.step()
         assert group.reached() - before == 3
-        largest = max(r.nbytes for r in group.world.recorder.records(group.id)[-3:])
+        largest = max(r.nbytes for r in group.context.recorder.records(group.id)[-3:])
         return largest, [set(parameter.data.tolist()) for parameter in params]
 
     values = [{1.0 - number} for number in range(6)]

@@ -10,9 +10,9 @@ from rank_threads import TINY, Transport
 from transport.algorithms.choice import Thresholds
 from transport.cuda.staged import StagedCommunicator
 from transport.hierarchical import HierarchicalCommunicator
-from transport.hierarchical.hosts import Host
 from transport.inproc import InprocCommunicator
 from transport.links.communicator import LinkCommunicator
+from transport.place import Place
 from transport.runtime import Membership
 from transport.shm import ShmCommunicator
 from transport.shm.board.layout import DEFAULT_SIZES, Sizes
@@ -32,7 +32,7 @@ def _shm(membership: Membership, table: Thresholds) -> ShmCommunicator:
 
 def _two_hosts(membership: Membership, table: Thresholds) -> HierarchicalCommunicator:
     """Two hosts by turns, with threads inside as well; rank 0's cannot share memory."""
-    host = Host(f"host {membership.rank % 2}", memory=membership.rank != 0)
+    host = Place(f"host {membership.rank % 2}", "" if membership.rank else "pretended")
     return HierarchicalCommunicator(
         membership, table, host, InprocCommunicator, lambda local: _lending(local, table)
     )
@@ -40,7 +40,7 @@ def _two_hosts(membership: Membership, table: Thresholds) -> HierarchicalCommuni
 
 def _many_hosts(membership: Membership, table: Thresholds) -> HierarchicalCommunicator:
     """Hosts of three, two, one and one, with shared memory inside; two or three ranks have one."""
-    host = Host(f"host {(0, 0, 0, 1, 1, 2, 3)[membership.rank]}", memory=True)
+    host = Place(f"host {(0, 0, 0, 1, 1, 2, 3)[membership.rank]}")
     return HierarchicalCommunicator(
         membership, table, host, InprocCommunicator, lambda local: _shm(local, table)
     )

@@ -26,7 +26,7 @@ from transport.errors import CommunicatorTimeoutError, PeerLostError
 from transport.reduce_op import ReduceOp
 from transport.runtime import Membership, Runtime
 from transport.shm import ShmCommunicator
-from transport.store.tcp_store import TCPStore
+from transport.store.tcp.store import TCPStore
 
 MIB = 1 << 20
 VICTIM = 1

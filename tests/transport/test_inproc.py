@@ -18,7 +18,7 @@ from transport.errors import CommunicatorTimeoutError, DistStoreError, PeerLostE
 from transport.inproc import HIGH_WATER, InprocCommunicator
 from transport.reduce_op import ReduceOp
 from transport.runtime import Membership, Runtime
-from transport.store.file_store import FileStore
+from transport.store.file.store import FileStore
 from transport.store.hash_store import HashStore
 from transport.store.prefix_store import PrefixStore
 

@@ -43,7 +43,7 @@ def test_cancel_talks_to_nobody(
     stopped_server: tuple[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It must not wait for a server that says nothing any more."""
-    monkeypatch.setattr("transport.store.tcp_client._GOODBYE_SECONDS", 2 * SOON)
+    monkeypatch.setattr("transport.store.tcp.client._GOODBYE_SECONDS", 2 * SOON)
     store = TCPStore(*stopped_server, timeout=10 * SOON, secret=None)
     waits = StoreWaits(store)
     with ThreadPoolExecutor(WAITS + 1) as pool:

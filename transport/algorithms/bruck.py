@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
-from transport.algorithms.operand import TOTAL
 from transport.algorithms.team import Team
 from transport.call import Call
 from transport.flat import as_bytes
+from transport.operands.operand import TOTAL
 from transport.reduce_op import Flat
 
 

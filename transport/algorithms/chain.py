@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from transport.algorithms.operand import ARRIVING, ARRIVING_NEXT, Arrival, Operand, store
 from transport.algorithms.team import Team
 from transport.call import Call
 from transport.flat import as_bytes, laps_of, part_bounds
+from transport.operands.operand import ARRIVING, ARRIVING_NEXT, Arrival, Operand, store
 from transport.reduce_op import Flat, ReduceOp
 
 

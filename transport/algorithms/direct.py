@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from transport.algorithms.operand import store
 from transport.algorithms.team import Team
 from transport.call import Call
 from transport.flat import as_bytes
+from transport.operands.operand import store
 from transport.reduce_op import Flat
 
 

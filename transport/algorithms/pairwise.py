@@ -11,7 +11,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from transport.algorithms.operand import (
+from transport.algorithms.team import Team
+from transport.call import Call
+from transport.flat import as_bytes, laps_of, part_bounds
+from transport.operands.operand import (
     ARRIVING,
     ARRIVING_NEXT,
     LOADED,
@@ -20,9 +23,6 @@ from transport.algorithms.operand import (
     Operand,
     store,
 )
-from transport.algorithms.team import Team
-from transport.call import Call
-from transport.flat import as_bytes, laps_of, part_bounds
 from transport.reduce_op import Flat, RedOpType, ReduceOp, reduction_dtype
 
 Part = tuple[Flat, int, int]

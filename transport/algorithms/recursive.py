@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from transport.algorithms.operand import ARRIVING, pack, store
 from transport.algorithms.team import Team
 from transport.call import Call
 from transport.flat import as_bytes
+from transport.operands.operand import ARRIVING, pack, store
 from transport.reduce_op import Flat, ReduceOp
 
 

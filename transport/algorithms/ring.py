@@ -11,7 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from transport.algorithms.operand import (
+from transport.algorithms.team import Team
+from transport.call import Call
+from transport.flat import as_bytes, laps_of, part_bounds
+from transport.operands.operand import (
     ARRIVING,
     ARRIVING_NEXT,
     LOADED,
@@ -19,9 +22,6 @@ from transport.algorithms.operand import (
     Arrival,
     Operand,
 )
-from transport.algorithms.team import Team
-from transport.call import Call
-from transport.flat import as_bytes, laps_of, part_bounds
 from transport.reduce_op import Flat, ReduceOp
 
 

@@ -6,10 +6,10 @@ lowest bit that is set; its children are p + d for each power of two d below tha
 
 from __future__ import annotations
 
-from transport.algorithms.operand import ARRIVING, TOTAL, Operand, store
 from transport.algorithms.team import Team
 from transport.call import Call
 from transport.flat import as_bytes, laps_of, part_bounds
+from transport.operands.operand import ARRIVING, TOTAL, Operand, store
 from transport.reduce_op import Flat, ReduceOp
 
 

@@ -135,29 +135,29 @@ class CupyDriver:
         self._front_end_waits = hasattr(self._libcuda_or_none(), "cuStreamWaitValue64_v2")
         self._kept: list[Any] = []
 
-    def device_count(self) -> int:  # noqa: D102
+    def device_count(self) -> int:
         with _errors():
             return _runtime.getDeviceCount()
 
-    def device_id(self, device: int) -> str:  # noqa: D102
+    def device_id(self, device: int) -> str:
         with _errors():
             # Parts of one card (MIG) have its address, and a UUID of their own.
             uuid: bytes = _runtime.getDeviceProperties(device).get("uuid", b"")
             return f"{_runtime.deviceGetPCIBusId(device)}/{uuid.hex()}"
 
-    def current_device(self) -> int:  # noqa: D102
+    def current_device(self) -> int:
         with _errors():
             return _runtime.getDevice()
 
-    def choose_device(self, device: int) -> None:  # noqa: D102
+    def choose_device(self, device: int) -> None:
         with _errors():
             cupy.cuda.Device(device).use()
 
-    def device_of(self, pointer: int) -> int:  # noqa: D102
+    def device_of(self, pointer: int) -> int:
         with _errors():
             return _runtime.pointerGetAttributes(pointer).device
 
-    def on(self, device: int, stream: int | None = None) -> AbstractContextManager[object]:  # noqa: D102
+    def on(self, device: int, stream: int | None = None) -> AbstractContextManager[object]:
         stack = ExitStack()
         with _errors():
             stack.enter_context(cupy.cuda.Device(device))
@@ -165,34 +165,34 @@ class CupyDriver:
                 stack.enter_context(_external(stream))
         return stack
 
-    def current_stream(self, device: int) -> int:  # noqa: D102
+    def current_stream(self, device: int) -> int:
         with _errors():
             return cupy.cuda.get_current_stream(device).ptr
 
-    def create_stream(self, device: int) -> int:  # noqa: D102
+    def create_stream(self, device: int) -> int:
         with _errors(), cupy.cuda.Device(device):
             return _runtime.streamCreateWithFlags(_STREAM_NON_BLOCKING)
 
-    def destroy_stream(self, stream: int, device: int) -> None:  # noqa: D102
+    def destroy_stream(self, stream: int, device: int) -> None:
         with _errors(), cupy.cuda.Device(device):
             _runtime.streamDestroy(stream)
 
-    def create_event(self, device: int) -> _Event:  # noqa: D102
+    def create_event(self, device: int) -> _Event:
         return _Event(device)
 
-    def wait_event(self, stream: int, event: Any, device: int | None = None) -> None:  # noqa: D102
+    def wait_event(self, stream: int, event: Any, device: int | None = None) -> None:
         # The default streams have one handle on all devices: the current one's is meant.
         with _errors(), cupy.cuda.Device(event.device if device is None else device):
             _runtime.streamWaitEvent(stream, event.handle)
 
-    def allocate(self, nbytes: int, device: int) -> _Memory:  # noqa: D102
+    def allocate(self, nbytes: int, device: int) -> _Memory:
         return _Memory(nbytes, device)
 
-    def scratch(self, nbytes: int, device: int, stream: int) -> _Scratch:  # noqa: D102
+    def scratch(self, nbytes: int, device: int, stream: int) -> _Scratch:
         with self.on(device, stream), _errors():
             return _Scratch(cupy.cuda.alloc(max(nbytes, 1)), nbytes)
 
-    def array(  # noqa: D102
+    def array(
         self, pointer: int, shape: tuple[int, ...], dtype: np.dtype[Any], device: int, owner: object
     ) -> Any:
         nbytes = math.prod(shape) * dtype.itemsize
@@ -200,29 +200,29 @@ class CupyDriver:
             memory = cupy.cuda.UnownedMemory(pointer, nbytes, owner, device)
             return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0))
 
-    def pinned(self, nbytes: int) -> Flat:  # noqa: D102
+    def pinned(self, nbytes: int) -> Flat:
         # Out of CuPy's pool: to give it back to CUDA would wait for all that is under way.
         with _errors():
             memory = cupy.cuda.alloc_pinned_memory(max(nbytes, 1))
         return np.frombuffer(memory, np.uint8, max(nbytes, 1))[:nbytes]
 
-    def copy_to_host(self, into: Flat, pointer: int, stream: int) -> None:  # noqa: D102
+    def copy_to_host(self, into: Flat, pointer: int, stream: int) -> None:
         with _errors():
             _runtime.memcpyAsync(into.ctypes.data, pointer, into.nbytes, _COPY_TO_HOST, stream)
 
-    def copy_from_host(self, pointer: int, data: Flat, stream: int) -> None:  # noqa: D102
+    def copy_from_host(self, pointer: int, data: Flat, stream: int) -> None:
         with _errors():
             _runtime.memcpyAsync(pointer, data.ctypes.data, data.nbytes, _COPY_TO_DEVICE, stream)
 
-    def copy(self, into: int, pointer: int, nbytes: int, stream: int) -> None:  # noqa: D102
+    def copy(self, into: int, pointer: int, nbytes: int, stream: int) -> None:
         if into != pointer and nbytes:
             with _errors():
                 _runtime.memcpyAsync(into, pointer, nbytes, _COPY_ON_DEVICE, stream)
 
-    def can_fold(self, dtype: np.dtype[Any], inputs: int) -> bool:  # noqa: D102
+    def can_fold(self, dtype: np.dtype[Any], inputs: int) -> bool:
         return knows(dtype) and inputs <= MAX_INPUTS
 
-    def fold(  # noqa: D102
+    def fold(
         self,
         out: int,
         inputs: Sequence[int],
@@ -234,17 +234,17 @@ class CupyDriver:
         with _errors(), _external(stream):
             self._kernels.fold(out, inputs, dtype, count, op)
 
-    def scale(  # noqa: D102
+    def scale(
         self, out: int, pointer: int, dtype: np.dtype[Any], count: int, factor: Any, stream: int
     ) -> None:
         with _errors(), _external(stream):
             self._kernels.scale(out, pointer, dtype, count, factor)
 
-    def signal(self, addresses: Sequence[int], value: int, stream: int) -> None:  # noqa: D102
+    def signal(self, addresses: Sequence[int], value: int, stream: int) -> None:
         with _errors(), _external(stream):
             self._kernels.signal(addresses, value)
 
-    def wait_value(self, addresses: Sequence[int], value: int, stream: int) -> None:  # noqa: D102
+    def wait_value(self, addresses: Sequence[int], value: int, stream: int) -> None:
         # The device's front end waits, and lets other processes have the GPU meanwhile; a kernel
         # that waits keeps it for its whole share of time.
         if self._front_end_waits:
@@ -259,16 +259,16 @@ class CupyDriver:
         with _errors(), _external(stream):
             self._kernels.wait_value(addresses, value)
 
-    def process_id(self) -> int:  # noqa: D102
+    def process_id(self) -> int:
         # Ranks in containers of one host may have the same number.
         with suppress(OSError):
             return os.stat("/proc/self/ns/pid").st_ino % (1 << 32) << 32 | os.getpid()
         return os.getpid()
 
-    def keep(self, memory: Any) -> None:  # noqa: D102
+    def keep(self, memory: Any) -> None:
         self._kept.append(memory)
 
-    def share(self, pointer: int) -> tuple[bytes, int]:  # noqa: D102
+    def share(self, pointer: int) -> tuple[bytes, int]:
         base, size = ctypes.c_uint64(), ctypes.c_size_t()
         device = self.device_of(pointer)
         with _errors(), cupy.cuda.Device(device):
@@ -281,7 +281,7 @@ class CupyDriver:
                 raise DistBackendError(f"CUDA: no allocation is known at {pointer:#x} ({status})")
             return _runtime.ipcGetMemHandle(base.value), pointer - base.value
 
-    def open(self, handle: bytes, device: int) -> int:  # noqa: D102
+    def open(self, handle: bytes, device: int) -> int:
         with _errors(), cupy.cuda.Device(device):
             try:
                 return _runtime.ipcOpenMemHandle(handle)
@@ -292,7 +292,7 @@ class CupyDriver:
                     " 'cuda:nccl' or 'cuda:staged')"
                 ) from error
 
-    def close(self, base: int, device: int) -> None:  # noqa: D102
+    def close(self, base: int, device: int) -> None:
         with _errors(), cupy.cuda.Device(device):
             _runtime.ipcCloseMemHandle(base)
 

@@ -66,10 +66,10 @@ class StagedCommunicator(DeviceCommunicator):
 
     # Collectives whose sizes all members know: in chunks.
 
-    def barrier(self, call: Call) -> None:  # noqa: D102
+    def barrier(self, call: Call) -> None:
         self._inner.barrier(call)
 
-    def broadcast(self, call: Call, buffer: DeviceFlat, root: int) -> None:  # noqa: D102
+    def broadcast(self, call: Call, buffer: DeviceFlat, root: int) -> None:
         is_root = root == self.rank
 
         def run(host: list[Flat]) -> None:
@@ -84,7 +84,7 @@ class StagedCommunicator(DeviceCommunicator):
             ),
         )
 
-    def all_reduce(self, call: Call, buffer: DeviceFlat, op: ReduceOp) -> None:  # noqa: D102
+    def all_reduce(self, call: Call, buffer: DeviceFlat, op: ReduceOp) -> None:
         def step(lo: int, hi: int) -> _Step:
             part = op.part(lo, hi, buffer.size)
 
@@ -96,7 +96,7 @@ class StagedCommunicator(DeviceCommunicator):
         chunks = self._chunks(buffer.size, buffer.itemsize)
         self._collective(call, [buffer], (step(lo, hi) for lo, hi in chunks))
 
-    def reduce(self, call: Call, buffer: DeviceFlat, op: ReduceOp, root: int) -> None:  # noqa: D102
+    def reduce(self, call: Call, buffer: DeviceFlat, op: ReduceOp, root: int) -> None:
         def step(lo: int, hi: int) -> _Step:
             part = op.part(lo, hi, buffer.size)
 
@@ -108,9 +108,7 @@ class StagedCommunicator(DeviceCommunicator):
         chunks = self._chunks(buffer.size, buffer.itemsize)
         self._collective(call, [buffer], (step(lo, hi) for lo, hi in chunks))
 
-    def all_gather(  # noqa: D102
-        self, call: Call, outputs: Sequence[DeviceFlat], input_: DeviceFlat
-    ) -> None:
+    def all_gather(self, call: Call, outputs: Sequence[DeviceFlat], input_: DeviceFlat) -> None:
         def run(host: list[Flat]) -> None:
             self._inner.all_gather(call, host[1:], host[0])
 
@@ -130,7 +128,7 @@ class StagedCommunicator(DeviceCommunicator):
             ),
         )
 
-    def reduce_scatter(  # noqa: D102
+    def reduce_scatter(
         self, call: Call, output: DeviceFlat, inputs: Sequence[DeviceFlat], op: ReduceOp
     ) -> None:
         starts = np.cumsum([0, *(input_.size for input_ in inputs)]).tolist()
@@ -166,7 +164,7 @@ class StagedCommunicator(DeviceCommunicator):
 
     # Collectives of which nobody knows all sizes: as a whole.
 
-    def gather(  # noqa: D102
+    def gather(
         self, call: Call, outputs: Sequence[DeviceFlat] | None, input_: DeviceFlat, root: int
     ) -> None:
         outs = list(outputs or ())
@@ -177,7 +175,7 @@ class StagedCommunicator(DeviceCommunicator):
         parts = [_Part(input_, load=True), *(_Part(output, store=True) for output in outs)]
         self._collective(call, [input_, *outs], iter([_Step(parts, run)]))
 
-    def scatter(  # noqa: D102
+    def scatter(
         self, call: Call, output: DeviceFlat, inputs: Sequence[DeviceFlat] | None, root: int
     ) -> None:
         ins = list(inputs or ())
@@ -188,7 +186,7 @@ class StagedCommunicator(DeviceCommunicator):
         parts = [_Part(output, store=True), *(_Part(input_, load=True) for input_ in ins)]
         self._collective(call, [output, *ins], iter([_Step(parts, run)]))
 
-    def all_to_all(  # noqa: D102
+    def all_to_all(
         self, call: Call, outputs: Sequence[DeviceFlat], inputs: Sequence[DeviceFlat]
     ) -> None:
         def run(host: list[Flat]) -> None:
@@ -200,7 +198,7 @@ class StagedCommunicator(DeviceCommunicator):
 
     # Point to point.
 
-    def send(self, call: Call, buffer: DeviceFlat, dst: int, tag: int) -> None:  # noqa: D102
+    def send(self, call: Call, buffer: DeviceFlat, dst: int, tag: int) -> None:
         stream = self._streams.get(buffer, "messages")
         stream.begin([buffer])
         host = _pinned(stream, buffer)
@@ -209,7 +207,7 @@ class StagedCommunicator(DeviceCommunicator):
         self._await(call, stream.now())
         self._inner.send(call, host, dst, tag)
 
-    def recv(self, call: Call, buffer: DeviceFlat, src: int | None, tag: int) -> int:  # noqa: D102
+    def recv(self, call: Call, buffer: DeviceFlat, src: int | None, tag: int) -> int:
         stream = self._streams.get(buffer, "messages")
         host = _pinned(stream, buffer)
         source = self._inner.recv(call, host, src, tag)
@@ -219,24 +217,24 @@ class StagedCommunicator(DeviceCommunicator):
         stream.end(call, [buffer], host)
         return source
 
-    def lose(self, peer: int, reason: str) -> None:  # noqa: D102
+    def lose(self, peer: int, reason: str) -> None:
         self._inner.lose(peer, reason)
 
     @property
-    def receiving(self) -> bool:  # noqa: D102
+    def receiving(self) -> bool:
         return self._inner.receiving
 
-    def left_over(self) -> list[str]:  # noqa: D102
+    def left_over(self) -> list[str]:
         return self._inner.left_over()
 
     # The end.
 
-    def abort(self, reason: str) -> None:  # noqa: D102
+    def abort(self, reason: str) -> None:
         if self._abort_reason is None:
             self._abort_reason = reason
         self._inner.abort(reason)
 
-    def close(self) -> None:  # noqa: D102
+    def close(self) -> None:
         self._inner.close()
         self._streams.close()
 

@@ -31,10 +31,10 @@ from transport.errors import (
     DistError,
 )
 from transport.flat import part_bounds
+from transport.place import this_machine
 from transport.reduce_op import RedOpType, ReduceOp, reduction_dtype
 from transport.runtime import Membership
 from transport.tcp import TcpCommunicator
-from transport.tcp.address import this_machine
 
 _FLAG_BYTES = 8
 _ABOVE_ALL = 1 << 62
@@ -118,10 +118,10 @@ class CudaIpcCommunicator(DeviceCommunicator):
 
     # Collectives.
 
-    def barrier(self, call: Call) -> None:  # noqa: D102
+    def barrier(self, call: Call) -> None:
         self._inner.barrier(call)
 
-    def broadcast(self, call: Call, buffer: DeviceFlat, root: int) -> None:  # noqa: D102
+    def broadcast(self, call: Call, buffer: DeviceFlat, root: int) -> None:
         is_root = root == self.rank
         offered = [buffer if is_root else None] * self.size
         wanted = [buffer.nbytes if peer == root else 0 for peer in range(self.size)]
@@ -134,7 +134,7 @@ class CudaIpcCommunicator(DeviceCommunicator):
         if not done:
             self._staged.broadcast(call, buffer, root)
 
-    def all_reduce(self, call: Call, buffer: DeviceFlat, op: ReduceOp) -> None:  # noqa: D102
+    def all_reduce(self, call: Call, buffer: DeviceFlat, op: ReduceOp) -> None:
         if not self._can_fold(buffer, op, scales=True):
             self._staged.all_reduce(call, buffer, op)
             return
@@ -162,7 +162,7 @@ class CudaIpcCommunicator(DeviceCommunicator):
         if not self._run(call, [buffer], everybody, wanted, work, prepare):
             self._staged.all_reduce(call, buffer, op)
 
-    def reduce(self, call: Call, buffer: DeviceFlat, op: ReduceOp, root: int) -> None:  # noqa: D102
+    def reduce(self, call: Call, buffer: DeviceFlat, op: ReduceOp, root: int) -> None:
         if not self._can_fold(buffer, op):
             self._staged.reduce(call, buffer, op, root)
             return
@@ -177,9 +177,7 @@ class CudaIpcCommunicator(DeviceCommunicator):
         if not self._run(call, [buffer], offered, wanted, work):
             self._staged.reduce(call, buffer, op, root)
 
-    def all_gather(  # noqa: D102
-        self, call: Call, outputs: Sequence[DeviceFlat], input_: DeviceFlat
-    ) -> None:
+    def all_gather(self, call: Call, outputs: Sequence[DeviceFlat], input_: DeviceFlat) -> None:
         def work(device: _Device, sources: list[int]) -> None:
             for output, source in zip(outputs, sources, strict=True):
                 _copy(device, output, source)
@@ -189,7 +187,7 @@ class CudaIpcCommunicator(DeviceCommunicator):
         if not self._run(call, flats, [input_] * self.size, wanted, work):
             self._staged.all_gather(call, outputs, input_)
 
-    def reduce_scatter(  # noqa: D102
+    def reduce_scatter(
         self, call: Call, output: DeviceFlat, inputs: Sequence[DeviceFlat], op: ReduceOp
     ) -> None:
         if not self._can_fold(output, op):
@@ -203,7 +201,7 @@ class CudaIpcCommunicator(DeviceCommunicator):
         if not self._run(call, [output, *inputs], inputs, wanted, work):
             self._staged.reduce_scatter(call, output, inputs, op)
 
-    def gather(  # noqa: D102
+    def gather(
         self, call: Call, outputs: Sequence[DeviceFlat] | None, input_: DeviceFlat, root: int
     ) -> None:
         outs = list(outputs or ())
@@ -217,7 +215,7 @@ class CudaIpcCommunicator(DeviceCommunicator):
         if not self._run(call, [input_, *outs], offered, wanted, work):
             self._staged.gather(call, outputs, input_, root)
 
-    def scatter(  # noqa: D102
+    def scatter(
         self, call: Call, output: DeviceFlat, inputs: Sequence[DeviceFlat] | None, root: int
     ) -> None:
         ins = list(inputs or ())
@@ -230,7 +228,7 @@ class CudaIpcCommunicator(DeviceCommunicator):
         if not self._run(call, [output, *ins], offered, wanted, work):
             self._staged.scatter(call, output, inputs, root)
 
-    def all_to_all(  # noqa: D102
+    def all_to_all(
         self, call: Call, outputs: Sequence[DeviceFlat], inputs: Sequence[DeviceFlat]
     ) -> None:
         def work(device: _Device, sources: list[int]) -> None:
@@ -243,27 +241,27 @@ class CudaIpcCommunicator(DeviceCommunicator):
 
     # Memory.
 
-    def allocate_on(self, call: Call, driver: Driver, device: int, nbytes: int) -> DeviceMemory:  # noqa: D102
+    def allocate_on(self, call: Call, driver: Driver, device: int, nbytes: int) -> DeviceMemory:
         return self._met(call, driver, device).segments.allocate(call, nbytes)
 
     # Point to point.
 
-    def send(self, call: Call, buffer: DeviceFlat, dst: int, tag: int) -> None:  # noqa: D102
+    def send(self, call: Call, buffer: DeviceFlat, dst: int, tag: int) -> None:
         self._staged.send(call, buffer, dst, tag)
 
-    def recv(self, call: Call, buffer: DeviceFlat, src: int | None, tag: int) -> int:  # noqa: D102
+    def recv(self, call: Call, buffer: DeviceFlat, src: int | None, tag: int) -> int:
         return self._staged.recv(call, buffer, src, tag)
 
-    def lose(self, peer: int, reason: str) -> None:  # noqa: D102
+    def lose(self, peer: int, reason: str) -> None:
         self._staged.lose(peer, reason)
 
     @property
-    def receiving(self) -> bool:  # noqa: D102
+    def receiving(self) -> bool:
         return self._staged.receiving
 
     # The end.
 
-    def abort(self, reason: str) -> None:  # noqa: D102
+    def abort(self, reason: str) -> None:
         with self._lock:
             if self._abort_reason is None:
                 self._abort_reason = reason
@@ -273,7 +271,7 @@ class CudaIpcCommunicator(DeviceCommunicator):
         if device is not None:
             device.let_go()
 
-    def close(self) -> None:  # noqa: D102
+    def close(self) -> None:
         with self._lock:
             device, self._device = self._device, None
         drained = self._watch.drain(CLOSE_SECONDS)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 
@@ -12,19 +13,22 @@ from transport.algorithms.choice import Thresholds
 from transport.call import Call
 from transport.communicator import Collectives, Communicator
 from transport.errors import CommunicatorAbortedError, PeerLostError
-from transport.hierarchical.hosts import Host, Placement, this_host
+from transport.forwarding import Forwarding
+from transport.hierarchical.hosts import Placement
 from transport.hierarchical.inside import Inside, PartMembership
 from transport.hierarchical.levels import Levels
 from transport.hierarchical.roll_call import RollCall
 from transport.hierarchical.two_levels import TwoLevels
 from transport.links.communicator import LinkCommunicator
-from transport.reduce_op import Flat, ReduceOp
+from transport.place import Place, this_place
+from transport.reduce_op import Flat
 from transport.runtime import Membership
 from transport.shm import ShmCommunicator
+from transport.shm.board.futex import unsupported_reason
 from transport.tcp import TcpCommunicator
 
 
-class HierarchicalCommunicator(Communicator):
+class HierarchicalCommunicator(Forwarding, Communicator):
     """Collectives inside each host by ``inside``, between hosts by ``across``.
 
     Which members share a host is found out at the first collective, whatever their ranks are. Where
@@ -41,7 +45,7 @@ class HierarchicalCommunicator(Communicator):
         self,
         membership: Membership,
         table: Thresholds | None = None,
-        host: Host | None = None,
+        host: Place | None = None,
         across: Callable[[Membership, Thresholds | None], LinkCommunicator] = TcpCommunicator,
         inside: Callable[[Membership], Communicator] = ShmCommunicator,
     ) -> None:
@@ -55,53 +59,13 @@ class HierarchicalCommunicator(Communicator):
         self._inside: Communicator | None = None
         self._collectives: Collectives | None = None
         self._ended = _Ended(self)
-        self._roll_call = RollCall(membership, host or this_host())
+        self._roll_call = RollCall(membership, host or this_place(unsupported_reason()))
 
     # Collectives.
 
-    def barrier(self, call: Call) -> None:  # noqa: D102
+    def _hand_on(self, call: Call, collective: str, *arguments: Any) -> None:
         with self._ended:
-            self._meet(call).barrier(call)
-
-    def broadcast(self, call: Call, buffer: Flat, root: int) -> None:  # noqa: D102
-        with self._ended:
-            self._meet(call).broadcast(call, buffer, root)
-
-    def all_reduce(self, call: Call, buffer: Flat, op: ReduceOp) -> None:  # noqa: D102
-        with self._ended:
-            self._meet(call).all_reduce(call, buffer, op)
-
-    def reduce(self, call: Call, buffer: Flat, op: ReduceOp, root: int) -> None:  # noqa: D102
-        with self._ended:
-            self._meet(call).reduce(call, buffer, op, root)
-
-    def all_gather(self, call: Call, outputs: Sequence[Flat], input_: Flat) -> None:  # noqa: D102
-        with self._ended:
-            self._meet(call).all_gather(call, outputs, input_)
-
-    def reduce_scatter(  # noqa: D102
-        self, call: Call, output: Flat, inputs: Sequence[Flat], op: ReduceOp
-    ) -> None:
-        with self._ended:
-            self._meet(call).reduce_scatter(call, output, inputs, op)
-
-    def gather(  # noqa: D102
-        self, call: Call, outputs: Sequence[Flat] | None, input_: Flat, root: int
-    ) -> None:
-        with self._ended:
-            self._meet(call).gather(call, outputs, input_, root)
-
-    def scatter(  # noqa: D102
-        self, call: Call, output: Flat, inputs: Sequence[Flat] | None, root: int
-    ) -> None:
-        with self._ended:
-            self._meet(call).scatter(call, output, inputs, root)
-
-    def all_to_all(  # noqa: D102
-        self, call: Call, outputs: Sequence[Flat], inputs: Sequence[Flat]
-    ) -> None:
-        with self._ended:
-            self._meet(call).all_to_all(call, outputs, inputs)
+            getattr(self._meet(call), collective)(call, *arguments)
 
     def allocate(self, call: Call, count: int, dtype: np.dtype[np.generic]) -> Flat:
         """See ``Communicator.allocate``: what the members on one host share."""
@@ -115,31 +79,31 @@ class HierarchicalCommunicator(Communicator):
 
     # Point to point.
 
-    def send(self, call: Call, buffer: Flat, dst: int, tag: int) -> None:  # noqa: D102
+    def send(self, call: Call, buffer: Flat, dst: int, tag: int) -> None:
         with self._ended:
             self._whole.send(call, buffer, dst, tag)
 
-    def recv(self, call: Call, buffer: Flat, src: int | None, tag: int) -> int:  # noqa: D102
+    def recv(self, call: Call, buffer: Flat, src: int | None, tag: int) -> int:
         with self._ended:
             return self._whole.recv(call, buffer, src, tag)
 
-    def lose(self, peer: int, reason: str) -> None:  # noqa: D102
+    def lose(self, peer: int, reason: str) -> None:
         self._whole.lose(peer, reason)
 
     @property
-    def receiving(self) -> bool:  # noqa: D102
+    def receiving(self) -> bool:
         return self._whole.receiving
 
-    def left_over(self) -> list[str]:  # noqa: D102
+    def left_over(self) -> list[str]:
         return self._whole.left_over()
 
     # The end.
 
-    def abort(self, reason: str) -> None:  # noqa: D102
+    def abort(self, reason: str) -> None:
         for level in self._stop(reason):
             level.abort(reason)
 
-    def close(self) -> None:  # noqa: D102
+    def close(self) -> None:
         for level in self._stop("the communicator was closed"):
             level.close()
 

@@ -13,11 +13,11 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from transport.algorithms.operand import Operand, store
 from transport.call import Call
 from transport.flat import laps_of, part_bounds
 from transport.hierarchical.levels import Levels
 from transport.hierarchical.selection import Selection
+from transport.operands.operand import Operand, store
 from transport.reduce_op import Flat, ReduceOp, reduction_dtype
 
 # Slots of ``Levels.scratch``.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from transport.algorithms.choice import Thresholds
+from transport.algorithms.collectives import LinkCollectives
 from transport.call import Call
 from transport.flat import Scratch
-from transport.links.collectives import LinkCollectives
 from transport.links.communicator import LinkCommunicator
 from transport.links.link import Link
 
@@ -29,8 +29,8 @@ class Selection(LinkCollectives):
         self._whole = whole
         self._members = members
 
-    def link(self, peer: int, call: Call) -> Link:  # noqa: D102
+    def link(self, peer: int, call: Call) -> Link:
         return self._whole.link(self._members[peer], call)
 
-    def check_open(self) -> None:  # noqa: D102
+    def check_open(self) -> None:
         self._whole.check_open()

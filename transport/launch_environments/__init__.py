@@ -20,6 +20,7 @@ from transport.launch_environments.detection import (
     detect_nodes,
     engine_restarts,
     hints,
+    launched_local_rank,
 )
 from transport.launch_environments.slurm import Slurm, first_host
 
@@ -38,5 +39,6 @@ __all__ = [
     "engine_restarts",
     "first_host",
     "hints",
+    "launched_local_rank",
     "number_in",
 ]

@@ -62,6 +62,12 @@ def detect(variables: Variables | None = None) -> Place:
     )
 
 
+def launched_local_rank() -> int | None:
+    """Return the local rank that the launcher of this process gave it, None if there was none."""
+    local_rank = number_in(os.environ, environment.LOCAL_RANK)
+    return detect().local_rank if local_rank is None else local_rank
+
+
 def detect_nodes(variables: Variables | None = None) -> Iterator[NodePlace]:
     """Yield what each engine says of this node's agent, the nearest first; they are asked lazily.
 

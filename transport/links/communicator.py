@@ -6,11 +6,11 @@ from abc import abstractmethod
 from typing import ClassVar
 
 from transport.algorithms.choice import Thresholds
+from transport.algorithms.collectives import LinkCollectives
 from transport.call import Call
 from transport.communicator import Communicator
 from transport.errors import CommunicatorAbortedError, PeerLostError
 from transport.flat import Scratch, as_bytes
-from transport.links.collectives import LinkCollectives
 from transport.links.mailbox import Mailbox
 from transport.reduce_op import Flat
 from transport.runtime import Membership
@@ -63,7 +63,7 @@ class LinkCommunicator(LinkCollectives, Communicator):
 
     # Point to point.
 
-    def send(self, call: Call, buffer: Flat, dst: int, tag: int) -> None:  # noqa: D102
+    def send(self, call: Call, buffer: Flat, dst: int, tag: int) -> None:
         self.check_open()
         data = as_bytes(buffer)
         if dst == self.rank:
@@ -73,19 +73,19 @@ class LinkCommunicator(LinkCollectives, Communicator):
             self.post(call, data, dst)
             call.waiting_for = None
 
-    def recv(self, call: Call, buffer: Flat, src: int | None, tag: int) -> int:  # noqa: D102
+    def recv(self, call: Call, buffer: Flat, src: int | None, tag: int) -> int:
         return self.mailbox.recv(call, buffer, src, tag)
 
-    def lose(self, peer: int, reason: str) -> None:  # noqa: D102
+    def lose(self, peer: int, reason: str) -> None:
         self.mailbox.fail(peer, PeerLostError(reason, peer))
 
     @property
-    def receiving(self) -> bool:  # noqa: D102
+    def receiving(self) -> bool:
         return self.mailbox.receiving
 
-    def left_over(self) -> list[str]:  # noqa: D102
+    def left_over(self) -> list[str]:
         return self.mailbox.left_over()
 
-    def check_open(self) -> None:  # noqa: D102
+    def check_open(self) -> None:
         if self.abort_reason is not None:
             raise CommunicatorAbortedError(self.abort_reason)

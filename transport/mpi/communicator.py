@@ -40,7 +40,7 @@ class MpiCommunicator(LinkCommunicator):
         self._inbox = Inbox(self._process, membership, self.mailbox, self._tag + 1)
         self._links: dict[int, MpiLink] = {}
 
-    def link(self, peer: int, call: Call) -> MpiLink:  # noqa: D102
+    def link(self, peer: int, call: Call) -> MpiLink:
         link = self._links.get(peer)
         if link is None:
             link = self._links[peer] = MpiLink(
@@ -53,7 +53,7 @@ class MpiCommunicator(LinkCommunicator):
             )
         return link
 
-    def post(self, call: Call, data: memoryview, dst: int) -> None:  # noqa: D102
+    def post(self, call: Call, data: memoryview, dst: int) -> None:
         frame = Frame(self._process, call, data, self.membership.ranks[dst], self._tag + 1)
         try:
             if not wait(frame.requests, call.deadline, self.check_open):
@@ -66,12 +66,12 @@ class MpiCommunicator(LinkCommunicator):
             self._process.abandon(frame.requests, frame.buffers)
             raise
 
-    def recv(self, call: Call, buffer: Flat, src: int | None, tag: int) -> int:  # noqa: D102
+    def recv(self, call: Call, buffer: Flat, src: int | None, tag: int) -> int:
         if src == self.rank:
             return super().recv(call, buffer, src, tag)
         with self._inbox.wanting(src):
             return super().recv(call, buffer, src, tag)
 
-    def close(self) -> None:  # noqa: D102
+    def close(self) -> None:
         super().close()
         self._inbox.close()

@@ -81,13 +81,13 @@ class MpiLink(Link):
         self._aborted = aborted
         self._head = HeadRoom()
 
-    def send(self, call: Call, data: memoryview) -> None:  # noqa: D102
+    def send(self, call: Call, data: memoryview) -> None:
         self._finish(call, self._begin(call, data))
 
-    def recv_into(self, call: Call, into: memoryview) -> None:  # noqa: D102
+    def recv_into(self, call: Call, into: memoryview) -> None:
         self._receive(call, into, None)
 
-    def exchange(  # noqa: D102
+    def exchange(
         self,
         call: Call,
         data: memoryview,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import pkgutil
-from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -22,13 +21,13 @@ class Core(Protocol):
     MOST_MEMBERS: int
     Board: type[Any]
     CallFields: type[Any]
+    CallSpec: type[Any]
     Laps: type[Any]
     Order: type[Any]
     Progress: type[Any]
     RingEnd: type[Any]
     Ring: type[Any]
     Shortcut: type[Any]
-    share_all_reduce: Callable[..., bool]
     crc32c: Callable[..., int]
 
 

@@ -90,17 +90,12 @@ static int ask_python(Run *run, const char *method, long number, long step) {
     return result ? 0 : -1;
 }
 
-int run_start(Run *run, PyObject *board, PyObject *python, PyObject *call) {
-    if (!PyObject_TypeCheck(board, board_type) || !PyObject_TypeCheck(call, fields_type)) {
-        PyErr_SetString(PyExc_TypeError, "expected a Board of the core, that of Python, and a call");
-        return -1;
-    }
-    run->board = (Board *)board;
+void run_start(Run *run, Board *board, PyObject *python, PyObject *call) {
+    run->board = board;
     run->python = python;
     run->call = call;
     run->sync = ((Fields *)call)->sync;
     run->state = PyEval_SaveThread();
-    return 0;
 }
 
 void run_end(Run *run) { PyEval_RestoreThread(run->state); }
@@ -125,10 +120,6 @@ int run_reach_all(Run *run, uint64_t step) {
     if (!reach(run, all_come, &awaited)) return ask_python(run, "reach_all", -1, (long)step);
     p->floor = awaited.turn;
     return 0;
-}
-
-int run_come(const Run *run, uint64_t step) {
-    return all_at(run->board, run->board->progress->base + step);
 }
 
 /* This member's own card is what the others' are compared with. */

@@ -68,8 +68,7 @@ PyObject *laps_broadcast(Laps *laps, PyObject *const *args, Py_ssize_t count) {
         release(&arrays);
         Py_RETURN_NONE;
     }
-    int done = begin_laps(laps, args[0]);
-    if (!done) done = run_start(&p.run, (PyObject *)laps->board, laps->python, args[0]);
+    int done = begin_laps(laps, &p.run, args[0]);
     if (!done) {
         done = is_root ? give(&p) : take(&p);
         if (done > 0 && p.laps > 1) close_laps(&p.run);

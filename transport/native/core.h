@@ -25,6 +25,9 @@ enum { BARRIER = 1, ALL_REDUCE = 3 };
 
 typedef _Atomic uint64_t Word;
 
+static inline uint64_t least(uint64_t a, uint64_t b) { return a < b ? a : b; }
+static inline uint64_t whole_lines(uint64_t nbytes) { return (nbytes + LINE - 1) / LINE * LINE; }
+
 /* Seconds of CLOCK_MONOTONIC, as time.monotonic() has them, to a fraction of a microsecond. Under the
  * interpreter's lock; read_clock needs none. */
 double monotonic(void);
@@ -62,8 +65,8 @@ typedef struct {
 
 uint16_t history_after(const Header *header); /* transport/call.py */
 
-/* All of a header but its number and history, from elements, root, kind, dtype, op, extra: -1 with an
- * exception. */
+/* All of a header but its number and history, from elements, root, kind, dtype, op, extra, of which all
+ * but the kind may be NULL: -1 with an exception. */
 #define HEADER_ARGS 6
 int read_header(PyObject *const *args, Header *header);
 
@@ -79,6 +82,20 @@ typedef struct {
     char sync;
     Header header;
 } Fields;
+
+/* ------------------------------------------------------------------ spec.c */
+
+/* meshlib/calls/spec.py; the header has neither a number nor a history. */
+typedef struct {
+    PyObject_HEAD
+    PyObject *kind, *run, *device;
+    long long nbytes;
+    int peer;
+    Header header;
+} CallSpec;
+
+/* Whether the call is a collective on arrays in the host's memory. */
+int is_collective_on_host(CallSpec *spec);
 
 /* ------------------------------------------------------------------ ring.c, frames.c */
 
@@ -185,12 +202,11 @@ typedef struct {
     int sync; /* else there may be a thread that computes, and that looking would disturb */
 } Run;
 
-int run_start(Run *run, PyObject *board, PyObject *python, PyObject *call); /* gives up the lock */
-void run_end(Run *run);                                                     /* takes it again */
+void run_start(Run *run, Board *board, PyObject *python, PyObject *call); /* gives up the lock */
+void run_end(Run *run);                                                   /* takes it again */
 void run_publish(const Run *run, uint64_t step);
 int run_reach(Run *run, int peer, uint64_t step);
 int run_reach_all(Run *run, uint64_t step);
-int run_come(const Run *run, uint64_t step); /* whether all are there */
 int run_meet(Run *run);                      /* all at the first step, with the same card */
 int run_meet_one(Run *run, int peer);
 int run_claim(Run *run, int lap);            /* the slot of a lap's block, free: Board.claim */
@@ -223,15 +239,20 @@ typedef struct {
 /* NULL: what NumPy has to do. */
 const Entry *find_entry(const char *format, long op);
 
+/* The same for the elements of an array, where they lie as the loops need them. */
+const Entry *entry_of(const Py_buffer *view, long op);
+
+/* Reduce at most MOST_REDUCED bytes of the members' parts, from byte `start` on, in the order of the
+ * ranks. `out` may be one of the parts: it is written last. */
+#define MOST_REDUCED 16384
+void reduce_parts(const Entry *entry, char *out, const char *const *parts, int size, uint64_t start,
+                  size_t bytes);
+
 /* Divide the n elements of a sum by the number of members, where the op is AVG. */
 void finish(const Entry *entry, void *data, Py_ssize_t n, int size);
 
-/* memcpy, but for what makes it slow on some processors: see transport/shm/collectives/copying.py. */
+/* memcpy, but for what makes it slow on some processors: see transport/operands/copying.py. */
 void copy_bytes(void *into, const void *from, size_t size);
-
-/* ------------------------------------------------------------------ shares.c */
-
-PyObject *share_all_reduce(PyObject *module, PyObject *args);
 
 /* ------------------------------------------------------------------ crc32c.c: a checksum */
 
@@ -240,6 +261,7 @@ PyObject *crc32c(PyObject *module, PyObject *args);
 
 /* ------------------------------------------------------------------ types */
 
-extern PyTypeObject *progress_type, *order_type, *fields_type, *ring_type, *board_type, *ring_end_type;
+extern PyTypeObject *progress_type, *order_type, *fields_type, *ring_type, *board_type, *ring_end_type, *spec_type;
 extern PyType_Spec progress_spec, order_spec, fields_spec, ring_spec, board_spec, shortcut_spec, ring_end_spec;
 int init_shortcut(void); /* -1 with an exception */
+int init_spec(PyObject *module);

@@ -5,7 +5,6 @@
 #include <string.h>
 
 enum { IN_PLACE, LAPS, LISTS }; /* what notes begin with; then bytes sent, bytes expected, places */
-#define CHUNK_BYTES 16384
 
 typedef struct {
     Laps *laps;
@@ -77,20 +76,6 @@ static void copy_arrived(const Passage *p, uint64_t lap) {
     }
 }
 
-/* In the order of the ranks. `out` may be one of the parts: it is written last. */
-static void reduce_chunk(const Entry *entry, char *out, const char *const *parts, int size,
-                         uint64_t start, size_t bytes) {
-    char total[CHUNK_BYTES] __attribute__((aligned(LINE)));
-    Py_ssize_t n = (Py_ssize_t)(bytes / entry->size);
-    const void *left = parts[0] + start;
-    for (int r = 1; r + 1 < size; r++) {
-        entry->loop(total, left, parts[r] + start, n);
-        left = total;
-    }
-    entry->loop(out + start, left, parts[size - 1] + start, n);
-    finish(entry, out + start, n, size);
-}
-
 static void reduce_arrived(const Passage *p, uint64_t lap) {
     const Board *b = p->run.board;
     int slot = run_slot(&p->run, (int)lap);
@@ -99,9 +84,8 @@ static void reduce_arrived(const Passage *p, uint64_t lap) {
         parts[r] = r == b->rank ? (const char *)p->in.views[r].buf + lap * p->share : arrived_from(p, r, slot);
     char *out = (char *)p->out.views[0].buf + lap * p->share;
     uint64_t size = part_of(expected_from(p, 0), p->share, lap);
-    for (uint64_t start = 0; start < size; start += CHUNK_BYTES)
-        reduce_chunk(p->entry, out, parts, b->size, start,
-                     size - start < CHUNK_BYTES ? size - start : CHUNK_BYTES);
+    for (uint64_t start = 0; start < size; start += MOST_REDUCED)
+        reduce_parts(p->entry, out, parts, b->size, start, least(size - start, MOST_REDUCED));
 }
 
 static void write_notes(const Passage *p) {
@@ -172,8 +156,7 @@ static PyObject *make(Passage *p, PyObject *call, int symmetric) {
     p->own_laps = laps_of(most, p->share);
     if (p->own_laps > 1 && symmetric) return not_done(p);
     p->copy = total < STREAMED_BYTES ? copy_bytes : stream_bytes;
-    int done = begin_laps(p->laps, call);
-    if (!done) done = run_start(&p->run, (PyObject *)p->laps->board, p->laps->python, call);
+    int done = begin_laps(p->laps, &p->run, call);
     if (!done) {
         done = pass(p);
         run_end(&p->run);
@@ -202,8 +185,8 @@ PyObject *laps_exchange(Laps *laps, PyObject *const *args, Py_ssize_t count) {
 /* Whether the loops can take the arrays. */
 static const Entry *entry_for(const Passage *p, long op) {
     const Py_buffer *out = &p->out.views[0];
-    const Entry *entry = find_entry(out->format, op);
-    if (!entry || out->itemsize != entry->size || (uintptr_t)out->buf % entry->size) return NULL;
+    const Entry *entry = entry_of(out, op);
+    if (!entry) return NULL;
     for (int i = 0; i < p->in.count; i++) {
         const Py_buffer *in = &p->in.views[i];
         if (strcmp(in->format, out->format) || (uintptr_t)in->buf % entry->size || in->len != out->len)

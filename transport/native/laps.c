@@ -26,21 +26,22 @@ void release(Arrays *arrays) {
     while (arrays->count > 0) PyBuffer_Release(&arrays->views[--arrays->count]);
 }
 
-int begin_laps(Laps *laps, PyObject *call) { return begin_on(laps->board, laps->python, call); }
-
-int begin_on(Board *b, PyObject *python, PyObject *call) {
-    if (!may_begin(b)) {
-        PyObject *result = PyObject_CallMethodOneArg(python, str_begin, call);
-        Py_XDECREF(result);
-        return result ? 0 : -1;
-    }
+int begin_laps(Laps *laps, Run *run, PyObject *call) {
+    Board *b = laps->board;
     if (!PyObject_TypeCheck(call, fields_type)) {
         PyErr_SetString(PyExc_TypeError, "expected a call");
         return -1;
     }
-    b->progress->base += STEP;
-    int slot = (int)(++b->progress->number % SLOTS);
-    memcpy(bytes_at(b, b->cards[b->rank][slot]), &((Fields *)call)->header, HEADER_BYTES);
+    if (may_begin(b)) {
+        b->progress->base += STEP;
+        int slot = (int)(++b->progress->number % SLOTS);
+        memcpy(bytes_at(b, b->cards[b->rank][slot]), &((Fields *)call)->header, HEADER_BYTES);
+    } else {
+        PyObject *result = PyObject_CallMethodOneArg(laps->python, str_begin, call);
+        Py_XDECREF(result);
+        if (!result) return -1;
+    }
+    run_start(run, b, laps->python, call);
     return 0;
 }
 
@@ -112,6 +113,7 @@ static PyObject *laps_copy(Laps *Py_UNUSED(laps), PyObject *const *args, Py_ssiz
 
 static PyMethodDef laps_methods[] = {
     {"copy", (PyCFunction)(void (*)(void))laps_copy, METH_FASTCALL, NULL},
+    {"all_reduce", (PyCFunction)(void (*)(void))laps_all_reduce, METH_FASTCALL, NULL},
     {"broadcast", (PyCFunction)(void (*)(void))laps_broadcast, METH_FASTCALL, NULL},
     {"exchange", (PyCFunction)(void (*)(void))laps_exchange, METH_FASTCALL, NULL},
     {"reduce_scatter", (PyCFunction)(void (*)(void))laps_reduce_scatter, METH_FASTCALL, NULL},

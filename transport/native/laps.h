@@ -1,5 +1,5 @@
 /* Calls whose data goes through the blocks of a board a lap at a time, with the steps and notes of
- * transport/shm/collectives/copies.py and exchange.py. */
+ * transport/shm/collectives/copies.py, exchange.py and sharing.py. */
 #pragma once
 #include "core.h"
 #include "staging.h"
@@ -24,9 +24,8 @@ int export_one(Arrays *arrays, PyObject *array, int flags);
 int export_each(Arrays *arrays, PyObject *list, int count, int flags);
 void release(Arrays *arrays);
 
-/* Begin a call (Board.begin): -1 with an exception. */
-int begin_laps(Laps *laps, PyObject *call);
-int begin_on(Board *board, PyObject *python, PyObject *call);
+/* Begin a call (Board.begin), and give up the interpreter's lock: -1, with the lock and an exception. */
+int begin_laps(Laps *laps, Run *run, PyObject *call);
 
 /* How much is moved between two looks for signals, which Python's way sees at each of its steps. */
 #define UNINTERRUPTED (64 << 20)
@@ -49,6 +48,7 @@ static inline uint64_t part_of(uint64_t size, uint64_t per_lap, uint64_t lap) {
 
 /* The methods. They return True where the call is done; False where it is begun, all that are
  * waited for have met, and something is not as usual; None where nothing was done. */
+PyObject *laps_all_reduce(Laps *laps, PyObject *const *args, Py_ssize_t count);
 PyObject *laps_broadcast(Laps *laps, PyObject *const *args, Py_ssize_t count);
 PyObject *laps_exchange(Laps *laps, PyObject *const *args, Py_ssize_t count);
 PyObject *laps_reduce_scatter(Laps *laps, PyObject *const *args, Py_ssize_t count);

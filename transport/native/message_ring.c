@@ -48,8 +48,6 @@ typedef struct {
     Choice choice;
 } RingEnd;
 
-static inline uint64_t lines(uint64_t nbytes) { return (nbytes + LINE - 1) / LINE * LINE; }
-static inline uint64_t least(uint64_t a, uint64_t b) { return a < b ? a : b; }
 static inline uint64_t seen(const Word *word) { return atomic_load_explicit(word, memory_order_acquire); }
 
 /* ------------------------------------------------------------------ the bytes */
@@ -140,7 +138,7 @@ static void write_on(RingEnd *r, char *data, uint64_t size, int patient, int fre
     double seconds = 0;
     while (r->left) {
         uint64_t count = least(r->left, r->piece);
-        Room room = {r, lines(count)};
+        Room room = {r, whole_lines(count)};
         if (!await(r, has_room, &room, patient, free)) break;
         double begun = measured ? read_clock() : 0;
         (measured && r->choice.way == STREAMED ? stream_in : copy_in)(r, r->position,
@@ -165,7 +163,7 @@ static void take_on(RingEnd *r, char *into, uint64_t size, int patient, int free
         if (!await(r, has_more, r, patient, free)) return;
         uint64_t count = least(least(r->left, r->piece), seen(r->written) - r->position);
         copy_out(r, r->position, into + (size - r->left), count);
-        r->position += lines(count);
+        r->position += whole_lines(count);
         r->left -= count;
         tell_sender(r);
     }
@@ -202,7 +200,7 @@ static PyObject *end_begin(RingEnd *r, PyObject *args) {
     PyObject *result = NULL;
     if (!PyArg_ParseTuple(args, "y*y*p", &packed, &data, &patient)) return NULL;
     uint64_t size = (uint64_t)data.len;
-    Room room = {r, LINE + lines(least(size, r->piece))};
+    Room room = {r, LINE + whole_lines(least(size, r->piece))};
     if (packed.len != HEADER_BYTES) {
         PyErr_Format(PyExc_ValueError, "a header has %d bytes, not %zd", HEADER_BYTES, packed.len);
     } else if (!await(r, has_room, &room, patient, 0)) {

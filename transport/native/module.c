@@ -8,10 +8,7 @@ static PyTypeObject *add_type(PyObject *module, PyType_Spec *spec) {
     return type;
 }
 
-static PyMethodDef functions[] = {
-    {"share_all_reduce", share_all_reduce, METH_VARARGS, NULL},
-    {"crc32c", crc32c, METH_VARARGS, NULL},
-    {NULL}};
+static PyMethodDef functions[] = {{"crc32c", crc32c, METH_VARARGS, NULL}, {NULL}};
 
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT, .m_name = "transport.native._core", .m_size = -1, .m_methods = functions};
@@ -32,7 +29,7 @@ PyMODINIT_FUNC PyInit__core(void) {
     board_type = add_type(module, &board_spec);
     ring_end_type = add_type(module, &ring_end_spec);
     if (!progress_type || !order_type || !fields_type || !ring_type || !board_type || !ring_end_type ||
-        !add_type(module, &laps_spec) || !add_type(module, &shortcut_spec) ||
+        init_spec(module) < 0 || !add_type(module, &laps_spec) || !add_type(module, &shortcut_spec) ||
         PyModule_AddIntConstant(module, "MOST_MEMBERS", MOST) < 0) {
         Py_DECREF(module);
         return NULL;

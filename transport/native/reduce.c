@@ -53,6 +53,25 @@ const Entry *find_entry(const char *format, long op) {
     return NULL;
 }
 
+const Entry *entry_of(const Py_buffer *view, long op) {
+    const Entry *entry = find_entry(view->format, op);
+    int fits = entry && view->itemsize == entry->size && !((uintptr_t)view->buf % entry->size);
+    return fits ? entry : NULL;
+}
+
+void reduce_parts(const Entry *entry, char *out, const char *const *parts, int size, uint64_t start,
+                  size_t bytes) {
+    _Alignas(LINE) char total[MOST_REDUCED];
+    Py_ssize_t n = (Py_ssize_t)(bytes / entry->size);
+    const void *left = parts[0] + start;
+    for (int r = 1; r + 1 < size; r++) {
+        entry->loop(total, left, parts[r] + start, n);
+        left = total;
+    }
+    entry->loop(out + start, left, parts[size - 1] + start, n);
+    finish(entry, out + start, n, size);
+}
+
 void finish(const Entry *entry, void *data, Py_ssize_t n, int size) {
     if (entry->op != AVG) return;
     if (entry->size == 4) {

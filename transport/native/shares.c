@@ -18,9 +18,6 @@ typedef struct {
     size_t low, high; /* in bytes */
 } Bounds;
 
-static size_t whole_lines(size_t nbytes) { return (nbytes + LINE - 1) / LINE * LINE; }
-static size_t least(size_t a, size_t b) { return a < b ? a : b; }
-
 static Bounds share_of(size_t nbytes, int size, int rank) {
     size_t share = whole_lines((nbytes + (size_t)size - 1) / (size_t)size);
     return (Bounds){least((size_t)rank * share, nbytes), least(((size_t)rank + 1) * share, nbytes)};
@@ -28,31 +25,18 @@ static Bounds share_of(size_t nbytes, int size, int rank) {
 
 /* ------------------------------------------------------------------ reducing */
 
-/* Reduce at most CHUNK bytes of the members' parts, in the order of ranks, into this member's. */
-static void fold_chunk(const Sharing *s, char *const parts[], Py_ssize_t n) {
-    _Alignas(LINE) char partial[CHUNK];
-    Loop loop = s->entry->loop;
-    char *own = parts[s->rank];
-    /* What is in its place is needed until its turn has come. */
-    char *total = s->rank < 2 ? own : partial;
-    loop(s->size == 2 ? own : total, parts[0], parts[1], n);
-    for (int r = 2; r < s->size; r++) loop(r == s->size - 1 ? own : total, total, parts[r], n);
-    finish(s->entry, own, n, s->size);
-}
-
 /* Reduce the members' parts into each of them. */
 static void reduce_into_all(const Sharing *s, char *parts[], size_t nbytes) {
     if (s->size == 2) {
         s->entry->both(parts[0], parts[1], (Py_ssize_t)nbytes / s->entry->size);
         return;
     }
-    while (nbytes) {
-        size_t now = least(nbytes, CHUNK);
-        fold_chunk(s, parts, (Py_ssize_t)now / s->entry->size);
+    char *own = parts[s->rank];
+    for (size_t start = 0; start < nbytes; start += CHUNK) {
+        size_t now = least(nbytes - start, CHUNK);
+        reduce_parts(s->entry, own, (const char *const *)parts, s->size, start, now);
         for (int r = 0; r < s->size; r++)
-            if (r != s->rank) copy_bytes(parts[r], parts[s->rank], now);
-        for (int r = 0; r < s->size; r++) parts[r] += now;
-        nbytes -= now;
+            if (r != s->rank) copy_bytes(parts[r] + start, own + start, now);
     }
 }
 
@@ -158,41 +142,35 @@ static int reduce_all(Sharing *s, int64_t place, Py_ssize_t apart) {
     return run_laps(s, (uint64_t)first);
 }
 
-/* Whether what is there can be reduced here. */
-static int fits(const Py_buffer *view, const Entry *entry) {
-    return entry && view->len && view->itemsize == entry->size && !((uintptr_t)view->buf % entry->size);
-}
-
-/* share_all_reduce(board, Python's board, call, array, op's code, place, apart): carry out a call and
- * return True, or do nothing and return False where it is one for Python's way. */
-PyObject *share_all_reduce(PyObject *Py_UNUSED(module), PyObject *args) {
-    PyObject *board, *python, *call, *array;
-    long op;
-    long long place;
-    Py_ssize_t apart;
-    if (!PyArg_ParseTuple(args, "O!OOOlLn", board_type, &board, &python, &call, &array, &op, &place, &apart))
+/* all_reduce(call, array, op, place, apart): op is its code; place as in Python, and how far apart the
+ * members' places are. */
+PyObject *laps_all_reduce(Laps *laps, PyObject *const *args, Py_ssize_t count) {
+    if (count != 5) {
+        PyErr_SetString(PyExc_TypeError, "expected a call, an array, an op, a place and a distance");
         return NULL;
-    Py_buffer view;
-    if (PyObject_GetBuffer(array, &view, PyBUF_WRITABLE | PyBUF_FORMAT | PyBUF_C_CONTIGUOUS)) {
-        PyErr_Clear(); /* such as a dtype that buffers do not know */
-        Py_RETURN_FALSE;
     }
-    Sharing s = {.entry = find_entry(view.format, op), .data = view.buf, .nbytes = (size_t)view.len};
-    if (!fits(&view, s.entry)) {
-        PyBuffer_Release(&view);
-        Py_RETURN_FALSE;
+    long op = PyLong_AsLong(args[2]);
+    int64_t place = PyLong_AsLongLong(args[3]);
+    Py_ssize_t apart = PyLong_AsSsize_t(args[4]);
+    if (PyErr_Occurred()) return NULL;
+    Arrays arrays = {0};
+    if (export_one(&arrays, args[1], PyBUF_WRITABLE | PyBUF_FORMAT | PyBUF_C_CONTIGUOUS) < 0) Py_RETURN_NONE;
+    const Py_buffer *view = &arrays.views[0];
+    const Board *b = laps->board;
+    Sharing s = {.entry = entry_of(view, op), .data = view->buf, .nbytes = (size_t)view->len,
+                 .rank = b->rank, .size = b->size};
+    if (!s.entry || !s.nbytes) {
+        release(&arrays);
+        Py_RETURN_NONE;
     }
-    const Board *b = (Board *)board;
-    s.rank = b->rank;
-    s.size = b->size;
-    s.laps = (int)((s.nbytes + b->block - 1) / b->block);
+    s.laps = (int)laps_of(s.nbytes, b->block);
     s.per_lap = whole_lines((s.nbytes + (size_t)s.laps - 1) / (size_t)s.laps);
-    int failed = begin_on((Board *)board, python, call) < 0 || run_start(&s.run, board, python, call) < 0;
+    int failed = begin_laps(laps, &s.run, args[0]) < 0;
     if (!failed) {
         failed = reduce_all(&s, place, apart) < 0;
         run_end(&s.run);
     }
-    PyBuffer_Release(&view);
+    release(&arrays);
     if (failed) return NULL;
     Py_RETURN_TRUE;
 }

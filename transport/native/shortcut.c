@@ -1,4 +1,4 @@
-/* The door for usual small calls of a group: ProcessGroup.issue and what it calls, in one step. */
+/* The door for usual small calls of a group: Door.issue and what it calls, in one step. */
 #include "core.h"
 #include "staging.h"
 
@@ -16,7 +16,7 @@ typedef struct {
     PyObject *id, *resume, *run, *observers, *log_cache, *locked, *queue, *acquire, *release, *lane;
 } Shortcut;
 
-static PyObject *str_draining, *str_notify, *str_cpu, *debug_level;
+static PyObject *str_draining, *str_notify, *str_cpu, *str_array, *str_op, *str_code, *debug_level;
 
 /* Whether nobody looks on: 1, 0, or -1 with an exception. */
 static int is_unwatched(Shortcut *s) {
@@ -134,28 +134,22 @@ static PyObject *resume(Shortcut *s, Short *call, PyObject *array, PyObject *op)
 
 static PyObject *left_to_python(int begun) {
     if (begun < 0) return NULL;
-    Py_RETURN_NONE;
+    Py_RETURN_NOTIMPLEMENTED;
 }
 
-static PyObject *shortcut_all_reduce(Shortcut *s, PyObject *const *args, Py_ssize_t count) {
-    if (count != 4) {
-        PyErr_SetString(PyExc_TypeError, "expected an array, an op, its code and seconds");
-        return NULL;
-    }
-    long op = PyLong_AsLong(args[2]);
-    double seconds = PyFloat_AsDouble(args[3]);
-    if (PyErr_Occurred()) return NULL;
+/* Reduce the array where it lies; op is the code of reduce_op. */
+static PyObject *all_reduce(Shortcut *s, PyObject *array, PyObject *reduce_op, long op, double seconds) {
     Py_buffer view;
-    if (PyObject_GetBuffer(args[0], &view, PyBUF_WRITABLE | PyBUF_FORMAT | PyBUF_C_CONTIGUOUS)) {
+    if (PyObject_GetBuffer(array, &view, PyBUF_WRITABLE | PyBUF_FORMAT | PyBUF_C_CONTIGUOUS)) {
         PyErr_Clear(); /* read-only, with gaps, no buffer at all: Python's way has words for it */
-        Py_RETURN_NONE;
+        Py_RETURN_NOTIMPLEMENTED;
     }
     const Entry *entry = find_entry(view.format, op);
     int small = view.len <= s->direct;
     if (!entry || (!small && !s->checked) || view.len == 0 || view.itemsize != entry->size ||
         (uintptr_t)view.buf % entry->size) {
         PyBuffer_Release(&view);
-        Py_RETURN_NONE;
+        Py_RETURN_NOTIMPLEMENTED;
     }
     Py_ssize_t n = view.len / entry->size;
     Short call = {.nbytes = view.len, .seconds = seconds,
@@ -170,11 +164,11 @@ static PyObject *shortcut_all_reduce(Shortcut *s, PyObject *const *args, Py_ssiz
         /* Python has the way, and the board's beginning; what is saved is what comes before. */
         PyBuffer_Release(&view);
         record(s, &call);
-        return resume(s, &call, args[0], args[1]);
+        return resume(s, &call, array, reduce_op);
     }
     if (!meet(s, &call, view.buf)) {
         PyBuffer_Release(&view);
-        return resume(s, &call, args[0], args[1]);
+        return resume(s, &call, array, reduce_op);
     }
     Board *b = s->board;
     int slot = (int)(b->progress->number % SLOTS);
@@ -185,35 +179,51 @@ static PyObject *shortcut_all_reduce(Shortcut *s, PyObject *const *args, Py_ssiz
     for (int r = 2; r < b->size; r++) entry->loop(view.buf, view.buf, part_at(b, r, slot, view.len), n);
     finish(entry, view.buf, n, b->size);
     PyBuffer_Release(&view);
-    return end(s, &call, args[0]);
+    return end(s, &call, array);
 }
 
-static PyObject *shortcut_barrier(Shortcut *s, PyObject *arg) {
-    double seconds = PyFloat_AsDouble(arg);
-    if (PyErr_Occurred()) return NULL;
+static PyObject *barrier(Shortcut *s, double seconds) {
     Short call = {.seconds = seconds, .header = {.root = NO_ROOT, .kind = BARRIER}};
     int begun = may_begin(s->board) ? begin(s, &call) : 0;
     if (begun <= 0) return left_to_python(begun);
     if (!meet(s, &call, NULL)) return resume(s, &call, Py_None, Py_None);
-    return end(s, &call, Py_True);
+    return end(s, &call, Py_None);
 }
 
-/* issue(run, seconds, nbytes, elements, root, kind, dtype, op, extra): have ProcessGroup._run run it. */
-static PyObject *shortcut_issue(Shortcut *s, PyObject *const *args, Py_ssize_t count) {
-    if (count != 3 + HEADER_ARGS) {
-        PyErr_SetString(PyExc_TypeError, "expected what runs, seconds, nbytes and what makes a header");
-        return NULL;
-    }
-    Short call = {.seconds = PyFloat_AsDouble(args[1]), .nbytes = PyLong_AsLongLong(args[2])};
-    if (PyErr_Occurred() || read_header(args + 3, &call.header) < 0) return NULL;
-    int begun = s->checked ? begin(s, &call) : 0;
-    if (begun < 0) return NULL;
-    if (!begun) Py_RETURN_NOTIMPLEMENTED;
+/* Have the door's run make the call. */
+static PyObject *other(Shortcut *s, CallSpec *spec, double seconds) {
+    Short call = {.seconds = seconds, .nbytes = spec->nbytes, .header = spec->header};
+    int begun = s->checked && is_collective_on_host(spec) ? begin(s, &call) : 0;
+    if (begun <= 0) return left_to_python(begun);
     record(s, &call);
     PyObject *result =
-        PyObject_CallFunctionObjArgs(s->run, args[0], (PyObject *)call.record, str_cpu, NULL);
+        PyObject_CallFunctionObjArgs(s->run, spec->run, (PyObject *)call.record, str_cpu, NULL);
     Py_DECREF(call.record);
     return leave_with(s, result);
+}
+
+/* issue(what, seconds): what is a CallSpec or an InPlace. */
+static PyObject *shortcut_issue(Shortcut *s, PyObject *const *args, Py_ssize_t count) {
+    if (count != 2) {
+        PyErr_SetString(PyExc_TypeError, "expected what the call is, and seconds");
+        return NULL;
+    }
+    PyObject *what = args[0];
+    double seconds = PyFloat_AsDouble(args[1]);
+    if (seconds == -1 && PyErr_Occurred()) return NULL;
+    if (Py_IS_TYPE(what, spec_type)) {
+        CallSpec *spec = (CallSpec *)what;
+        return spec->header.kind == BARRIER ? barrier(s, seconds) : other(s, spec, seconds);
+    }
+    PyObject *array = PyObject_GetAttr(what, str_array);
+    PyObject *op = array ? PyObject_GetAttr(what, str_op) : NULL;
+    PyObject *code = op ? PyObject_GetAttr(op, str_code) : NULL, *result = NULL;
+    long number = code ? PyLong_AsLong(code) : -1;
+    if (number != -1 || !PyErr_Occurred()) result = all_reduce(s, array, op, number, seconds);
+    Py_XDECREF(array);
+    Py_XDECREF(op);
+    Py_XDECREF(code);
+    return result;
 }
 
 static PyObject *keep(PyObject *owner, const char *name) {
@@ -284,8 +294,6 @@ static void shortcut_dealloc(Shortcut *s) {
 }
 
 static PyMethodDef shortcut_methods[] = {
-    {"all_reduce", (PyCFunction)(void (*)(void))shortcut_all_reduce, METH_FASTCALL, NULL},
-    {"barrier", (PyCFunction)shortcut_barrier, METH_O, NULL},
     {"issue", (PyCFunction)(void (*)(void))shortcut_issue, METH_FASTCALL, NULL},
     {NULL}};
 static PyMemberDef shortcut_members[] = {{"checked", T_BOOL, offsetof(Shortcut, checked), 0, NULL},
@@ -305,6 +313,9 @@ int init_shortcut(void) {
     str_draining = PyUnicode_InternFromString("_draining");
     str_notify = PyUnicode_InternFromString("_notify");
     str_cpu = PyUnicode_InternFromString("cpu");
+    str_array = PyUnicode_InternFromString("array");
+    str_op = PyUnicode_InternFromString("op");
+    str_code = PyUnicode_InternFromString("code");
     debug_level = PyLong_FromLong(10);
-    return str_draining && str_notify && str_cpu && debug_level ? 0 : -1;
+    return str_draining && str_notify && str_cpu && str_array && str_op && str_code && debug_level ? 0 : -1;
 }

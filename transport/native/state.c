@@ -30,7 +30,10 @@ static PyMemberDef order_members[] = {
     {NULL}};
 
 /* One argument of read_header, for a field of so many bits. */
-static int read_field(PyObject *value, const char *name, int bits, int64_t least, int64_t *into) {
+static int read_field(PyObject *value, const char *name, int bits, int64_t least, int64_t otherwise,
+                      int64_t *into) {
+    *into = otherwise;
+    if (!value) return 0;
     int overflow;
     long long number = PyLong_AsLongLongAndOverflow(value, &overflow);
     if (number == -1 && PyErr_Occurred()) return -1;
@@ -45,22 +48,22 @@ static int read_field(PyObject *value, const char *name, int bits, int64_t least
 
 int read_header(PyObject *const *args, Header *header) {
     int64_t elements, root, kind, dtype, op, extra;
-    if (read_field(args[0], "elements", 62, 0, &elements) || read_field(args[1], "root", 31, NO_ROOT, &root) ||
-        read_field(args[2], "kind", 16, 0, &kind) || read_field(args[3], "dtype", 16, 0, &dtype) ||
-        read_field(args[4], "op", 8, 0, &op) || read_field(args[5], "extra", 32, 0, &extra))
+    if (read_field(args[0], "elements", 62, 0, 0, &elements) ||
+        read_field(args[1], "root", 31, NO_ROOT, NO_ROOT, &root) ||
+        read_field(args[2], "kind", 16, 0, 0, &kind) || read_field(args[3], "dtype", 16, 0, 0, &dtype) ||
+        read_field(args[4], "op", 8, 0, 0, &op) || read_field(args[5], "extra", 32, 0, 0, &extra))
         return -1;
     *header = (Header){.elements = (uint64_t)elements, .root = (int32_t)root, .kind = (uint16_t)kind,
                        .dtype = (uint16_t)dtype, .op = (uint8_t)op, .extra = (uint32_t)extra};
     return 0;
 }
 
-static PyObject *order_next_header(Order *order, PyObject *const *args, Py_ssize_t count) {
-    Header header;
-    if (count != HEADER_ARGS) {
-        PyErr_SetString(PyExc_TypeError, "expected elements, root, kind, dtype, op, extra");
+static PyObject *order_next_header(Order *order, PyObject *spec) {
+    if (!Py_IS_TYPE(spec, spec_type)) {
+        PyErr_Format(PyExc_TypeError, "expected a CallSpec, got %R", spec);
         return NULL;
     }
-    if (read_header(args, &header) < 0) return NULL;
+    Header header = ((CallSpec *)spec)->header;
     header.sequence = order->sequence + 1;
     header.history = order->history;
     PyObject *packed = PyBytes_FromStringAndSize((const char *)&header, HEADER_BYTES);
@@ -71,7 +74,7 @@ static PyObject *order_next_header(Order *order, PyObject *const *args, Py_ssize
 }
 
 static PyMethodDef order_methods[] = {
-    {"next_header", (PyCFunction)(void (*)(void))order_next_header, METH_FASTCALL, NULL}, {NULL}};
+    {"next_header", (PyCFunction)order_next_header, METH_O, NULL}, {NULL}};
 
 static void order_dealloc(Order *self) {
     PyTypeObject *type = Py_TYPE(self);

@@ -61,17 +61,17 @@ class NcclCommunicator(DeviceCommunicator):
 
     # Collectives.
 
-    def barrier(self, call: Call) -> None:  # noqa: D102
+    def barrier(self, call: Call) -> None:
         with self._by_host(call) as other:
             other.barrier(call)
 
-    def broadcast(self, call: Call, buffer: DeviceFlat, root: int) -> None:  # noqa: D102
+    def broadcast(self, call: Call, buffer: DeviceFlat, root: int) -> None:
         plan = plan_copy(buffer.dtype)
         with self._run(call, [buffer]) as (comm, stream):
             at, count = buffer.pointer, plan.count(buffer.size)
             comm.broadcast(at, at, count, plan.dtype, root, stream.handle)
 
-    def all_reduce(self, call: Call, buffer: DeviceFlat, op: ReduceOp) -> None:  # noqa: D102
+    def all_reduce(self, call: Call, buffer: DeviceFlat, op: ReduceOp) -> None:
         plan = plan_reduction(buffer.dtype, op)
         if plan is None:
             with self._by_host(call) as other:
@@ -82,7 +82,7 @@ class NcclCommunicator(DeviceCommunicator):
             operands.scale(stream, buffer, at, op)
             comm.all_reduce(at, at, plan.count(buffer.size), plan.dtype, plan.op, stream.handle)
 
-    def reduce(self, call: Call, buffer: DeviceFlat, op: ReduceOp, root: int) -> None:  # noqa: D102
+    def reduce(self, call: Call, buffer: DeviceFlat, op: ReduceOp, root: int) -> None:
         plan = plan_reduction(buffer.dtype, op)
         if plan is None:
             with self._by_host(call) as other:
@@ -95,9 +95,7 @@ class NcclCommunicator(DeviceCommunicator):
             at = buffer.pointer
             comm.reduce(source, at, count, plan.dtype, plan.op, root, stream.handle)
 
-    def all_gather(  # noqa: D102
-        self, call: Call, outputs: Sequence[DeviceFlat], input_: DeviceFlat
-    ) -> None:
+    def all_gather(self, call: Call, outputs: Sequence[DeviceFlat], input_: DeviceFlat) -> None:
         plan = plan_copy(input_.dtype)
         owners: list[object] = []
         with self._run(call, [input_, *outputs], owners) as (comm, stream):
@@ -119,7 +117,7 @@ class NcclCommunicator(DeviceCommunicator):
                         mine = source if root == self.rank else at
                         comm.broadcast(mine, at, count, plan.dtype, root, stream.handle)
 
-    def reduce_scatter(  # noqa: D102
+    def reduce_scatter(
         self, call: Call, output: DeviceFlat, inputs: Sequence[DeviceFlat], op: ReduceOp
     ) -> None:
         plan = plan_reduction(output.dtype, op)
@@ -149,7 +147,7 @@ class NcclCommunicator(DeviceCommunicator):
                     if count:
                         comm.reduce(source, at, count, plan.dtype, plan.op, root, stream.handle)
 
-    def gather(  # noqa: D102
+    def gather(
         self, call: Call, outputs: Sequence[DeviceFlat] | None, input_: DeviceFlat, root: int
     ) -> None:
         outs = list(outputs or ())
@@ -163,7 +161,7 @@ class NcclCommunicator(DeviceCommunicator):
             others = {peer: out for peer, out in enumerate(outs) if peer != root}
             self._exchange(comm, stream, {}, others)
 
-    def scatter(  # noqa: D102
+    def scatter(
         self, call: Call, output: DeviceFlat, inputs: Sequence[DeviceFlat] | None, root: int
     ) -> None:
         ins = list(inputs or ())
@@ -177,7 +175,7 @@ class NcclCommunicator(DeviceCommunicator):
             others = {peer: part for peer, part in enumerate(ins) if peer != root}
             self._exchange(comm, stream, others, {})
 
-    def all_to_all(  # noqa: D102
+    def all_to_all(
         self, call: Call, outputs: Sequence[DeviceFlat], inputs: Sequence[DeviceFlat]
     ) -> None:
         gives, wants = [part.nbytes for part in inputs], [part.nbytes for part in outputs]
@@ -223,13 +221,13 @@ class NcclCommunicator(DeviceCommunicator):
 
     # Point to point: NCCL has neither tags nor receives from anybody.
 
-    def send(self, call: Call, buffer: DeviceFlat, dst: int, tag: int) -> None:  # noqa: D102
+    def send(self, call: Call, buffer: DeviceFlat, dst: int, tag: int) -> None:
         self._other().send(call, buffer, dst, tag)
 
-    def recv(self, call: Call, buffer: DeviceFlat, src: int | None, tag: int) -> int:  # noqa: D102
+    def recv(self, call: Call, buffer: DeviceFlat, src: int | None, tag: int) -> int:
         return self._other().recv(call, buffer, src, tag)
 
-    def lose(self, peer: int, reason: str) -> None:  # noqa: D102
+    def lose(self, peer: int, reason: str) -> None:
         with self._lock:
             self._lost[peer] = reason
             fallback = self._fallback
@@ -237,13 +235,13 @@ class NcclCommunicator(DeviceCommunicator):
             fallback.lose(peer, reason)
 
     @property
-    def receiving(self) -> bool:  # noqa: D102
+    def receiving(self) -> bool:
         fallback = self._fallback
         return fallback is not None and fallback.receiving
 
     # The end.
 
-    def abort(self, reason: str) -> None:  # noqa: D102
+    def abort(self, reason: str) -> None:
         self._connection.abort(reason)
         # Neither of them comes to be after that.
         with self._lock:
@@ -253,7 +251,7 @@ class NcclCommunicator(DeviceCommunicator):
         if ledger is not None:
             ledger.abort(reason)
 
-    def close(self) -> None:  # noqa: D102
+    def close(self) -> None:
         self._connection.finish(CLOSE_SECONDS)
         # The others may not have compared this member's last calls yet.
         if self._ledger is not None and self._connection.abort_reason is None:

@@ -25,6 +25,7 @@ from transport.errors import (
 from transport.nccl.library import NcclComm, NcclLibrary
 from transport.nccl.meeting import in_time, join
 from transport.runtime import Membership
+from transport.store_waits import PeerKeys
 
 _IN_USE_SECONDS = 1.0
 
@@ -44,6 +45,7 @@ class Connection:
         self._stream: DeviceStream | None = None
         self._can_split = False
         self._abort_reason: str | None = None
+        self._keys = PeerKeys(membership)
         self._in_use = threading.Lock()
         self._watch = Watch(f"meshlib-nccl-{membership.rank}", self._async_error, self.end)
 
@@ -72,7 +74,13 @@ class Connection:
         stream = DeviceStream(driver, device)
         try:
             joined = join(
-                self._membership, self.library, driver, device, call, lambda: self._abort_reason
+                self._membership,
+                self._keys,
+                self.library,
+                driver,
+                device,
+                call,
+                lambda: self._abort_reason,
             )
         except CommunicatorAbortedError:
             self.check_trouble(call)  # if there is trouble, that is why it was aborted
@@ -163,6 +171,7 @@ class Connection:
             first = self._abort_reason is None
             if first:
                 self._abort_reason = reason
+        self._keys.cancel(reason)
         if first:
             error = CommunicatorAbortedError(reason)
             # NCCL's own abort waits for its kernels to end.
@@ -180,6 +189,7 @@ class Connection:
             if self._abort_reason is None:
                 self._abort_reason = str(error)
             comm, self._comm = self._comm, None
+        self._keys.cancel(str(error))
         if comm is not None:
             free = self._in_use.acquire(timeout=_IN_USE_SECONDS)
             try:
@@ -204,6 +214,7 @@ class Connection:
             if self._abort_reason is None:
                 self._abort_reason = "the communicator was closed"
             stream, self._stream = self._stream, None
+        self._keys.cancel("the communicator was closed")
         if comm is not None:
             with suppress(*self.library.errors):
                 comm.destroy()

@@ -14,15 +14,13 @@ from transport.errors import (
     CommunicatorAbortedError,
     CommunicatorTimeoutError,
     DistBackendError,
-    StoreTimeoutError,
 )
 from transport.nccl.library import NcclComm, NcclLibrary, version_text
+from transport.place import this_machine
 from transport.runtime import Membership
-from transport.tcp.address import this_machine
+from transport.store_waits import PeerKeys
 
 _SLICE_SECONDS = 0.05
-# The store's server wakes who waits, so that only an abort is noticed late by this.
-_LOOK_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +33,7 @@ class Joined:
 
 def join(
     membership: Membership,
+    keys: PeerKeys,
     library: NcclLibrary,
     driver: Driver,
     device: int,
@@ -42,6 +41,8 @@ def join(
     aborted: Callable[[], str | None],
 ) -> Joined:
     """Meet the other members within the deadline of ``call`` and return this one's communicator.
+
+    Whoever aborts has ``aborted()`` give a reason and cancels ``keys``.
 
     Raises DistBackendError when two members share a GPU, which NCCL refuses, or have different
     versions of NCCL; CommunicatorTimeoutError that names who has not come.
@@ -59,36 +60,14 @@ def join(
         store.set(f"id/{turn}", library.unique_id())
     store.set(f"place/{turn}/{rank}", json.dumps(me))
     places = [
-        json.loads(_wait_for(membership, f"place/{turn}/{peer}", peer, call, aborted))
-        for peer in range(membership.size)
+        json.loads(keys.read(f"place/{turn}/{peer}", peer, call)) for peer in range(membership.size)
     ]
     _check(membership, places)
-    unique_id = _wait_for(membership, f"id/{turn}", 0, call, aborted)
+    unique_id = keys.read(f"id/{turn}", 0, call)
     size = membership.size
     comm = in_time(lambda: library.join(size, rank, unique_id), driver, device, call, aborted)
     assert comm is not None
     return Joined(comm, all(place["splits"] for place in places))
-
-
-def _wait_for(
-    membership: Membership, key: str, peer: int, call: Call, aborted: Callable[[], str | None]
-) -> bytes:
-    call.waiting_for = peer
-    while True:
-        try:
-            value = membership.store.get(key, timeout=min(_LOOK_SECONDS, call.deadline.remaining()))
-        except StoreTimeoutError as error:
-            if (reason := aborted()) is not None:
-                raise CommunicatorAbortedError(reason) from None
-            if call.deadline.expired:
-                raise CommunicatorTimeoutError(
-                    f"{call.header}: waited {call.deadline.seconds:g} s for"
-                    f" {membership.describe(peer)} to come to NCCL's first call",
-                    peer,
-                ) from error
-        else:
-            call.waiting_for = None
-            return value
 
 
 def _check(membership: Membership, places: list[dict[str, Any]]) -> None:

@@ -144,7 +144,7 @@ class TlsSocket(ssl.SSLSocket):
     _receive_seconds: float | None = None
     _send_seconds: float | None = None
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> TlsSocket:  # noqa: D102 (ssl skips __init__)
+    def __new__(cls, *args: Any, **kwargs: Any) -> TlsSocket:
         self = super().__new__(cls, *args, **kwargs)
         # OpenSSL allows one thread at a time. No system call that it makes here blocks.
         self._ssl_lock = threading.Lock()
@@ -178,17 +178,17 @@ class TlsSocket(ssl.SSLSocket):
 
     # Time limits: the descriptor is non-blocking for good.
 
-    def settimeout(self, value: float | None) -> None:  # noqa: D102
+    def settimeout(self, value: float | None) -> None:
         socket.socket.settimeout(self, 0.0)
         self._seconds = value
 
-    def setblocking(self, flag: bool) -> None:  # noqa: D102
+    def setblocking(self, flag: bool) -> None:
         self.settimeout(None if flag else 0.0)
 
-    def gettimeout(self) -> float | None:  # noqa: D102
+    def gettimeout(self) -> float | None:
         return self._seconds
 
-    def setsockopt(self, level: int, optname: int, *value: Any) -> None:  # noqa: D102
+    def setsockopt(self, level: int, optname: int, *value: Any) -> None:
         if level == socket.SOL_SOCKET and optname in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             seconds, micros = _TIMEVAL.unpack(value[0])
             limit = seconds + micros / 1e6 or None
@@ -201,20 +201,20 @@ class TlsSocket(ssl.SSLSocket):
 
     # Moving bytes.
 
-    def recv(self, buflen: int = _RECORD_BYTES, flags: int = 0) -> bytes:  # noqa: D102
+    def recv(self, buflen: int = _RECORD_BYTES, flags: int = 0) -> bytes:
         size = min(buflen, _RECORD_BYTES)
         return self._retry(partial(super().recv, size), flags, self._receive_seconds)
 
-    def recv_into(self, buffer: Any, nbytes: int | None = None, flags: int = 0) -> int:  # noqa: D102
+    def recv_into(self, buffer: Any, nbytes: int | None = None, flags: int = 0) -> int:
         size = min(nbytes or memoryview(buffer).nbytes, _RECORD_BYTES)
         attempt = partial(super().recv_into, buffer, size)
         return self._retry(attempt, flags, self._receive_seconds)
 
-    def send(self, data: Any, flags: int = 0) -> int:  # noqa: D102
+    def send(self, data: Any, flags: int = 0) -> int:
         piece = memoryview(data)[:_RECORD_BYTES]
         return self._retry(partial(self._write, piece), flags, self._send_seconds)
 
-    def sendmsg(  # noqa: D102  # pyright: ignore[reportIncompatibleMethodOverride]
+    def sendmsg(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, buffers: Iterable[Any], ancdata: Iterable[Any] = (), flags: int = 0
     ) -> int:
         room, pieces = _RECORD_BYTES, list[memoryview]()
@@ -223,7 +223,7 @@ class TlsSocket(ssl.SSLSocket):
             room -= len(pieces[-1])
         return self.send(b"".join(pieces), flags)
 
-    def sendall(self, data: Any, flags: int = 0) -> None:  # noqa: D102
+    def sendall(self, data: Any, flags: int = 0) -> None:
         rest = memoryview(data)
         while rest:
             rest = rest[self.send(rest, flags) :]

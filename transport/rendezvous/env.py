@@ -29,7 +29,7 @@ from transport.rendezvous.solo import solo_rendezvous
 from transport.rendezvous.static import Secret, static_store
 from transport.store.base import DEFAULT_STORE_TIMEOUT, Store
 from transport.store.prefix_store import PrefixStore
-from transport.store.tcp_store import TCPStore
+from transport.store.tcp.store import TCPStore
 
 ALONE = "solo://"
 _LOGGER = logging.getLogger("meshlib.transport")

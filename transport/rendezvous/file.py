@@ -10,7 +10,7 @@ from transport.errors import DistError
 from transport.rendezvous.address import RendezvousAddress
 from transport.rendezvous.seats import in_group, take_seat
 from transport.store.base import DEFAULT_STORE_TIMEOUT, Store
-from transport.store.file_store import FileStore
+from transport.store.file.store import FileStore
 
 
 def file_rendezvous(

@@ -19,7 +19,7 @@ from transport.rendezvous.address import RendezvousAddress
 from transport.rendezvous.seats import in_group
 from transport.rendezvous.tcp import Secret
 from transport.store.base import DEFAULT_STORE_TIMEOUT, Store
-from transport.store.tcp_store import TCPStore
+from transport.store.tcp.store import TCPStore
 
 
 def mpi_rendezvous(

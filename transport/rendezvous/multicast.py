@@ -23,7 +23,7 @@ from transport.rendezvous.address import RendezvousAddress
 from transport.rendezvous.beacon import Beacon, BeaconSocket, new_identity
 from transport.rendezvous.static import Secret
 from transport.store.base import Store
-from transport.store.tcp_store import TCPStore
+from transport.store.tcp.store import TCPStore
 
 _BEACON_SECONDS = 0.03
 _SETTLE_SECONDS = 0.3

@@ -7,7 +7,7 @@ from types import EllipsisType
 from transport.deadline import Deadline
 from transport.rendezvous.seats import in_group, take_seat
 from transport.store.base import Store
-from transport.store.tcp_store import TCPStore
+from transport.store.tcp.store import TCPStore
 
 Secret = bytes | EllipsisType | None
 """The job's secret, None for none, ``...`` for the environment's."""

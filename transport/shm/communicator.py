@@ -11,11 +11,13 @@ from typing import Any, ParamSpec
 
 import numpy as np
 
-from transport.algorithms import alone
+from transport.algorithms.alone import Alone
 from transport.call import Call
 from transport.communicator import Communicator
 from transport.errors import CommunicatorAbortedError, CommunicatorTimeoutError, PeerLostError
-from transport.flat import Scratch, as_bytes
+from transport.flat import as_bytes
+from transport.operands.quiet import quiet_runner
+from transport.place import this_place
 from transport.reduce_op import Flat, ReduceOp
 from transport.runtime import Membership
 from transport.shm.board.board import Board
@@ -27,11 +29,9 @@ from transport.shm.collectives.arena import Arena
 from transport.shm.collectives.copies import Copies
 from transport.shm.collectives.exchange import Exchange
 from transport.shm.collectives.places import Places
-from transport.shm.collectives.quiet import quiet_runner
 from transport.shm.collectives.reductions import Reductions
 from transport.shm.meeting.directory import Directory
 from transport.shm.meeting.endpoint import ABORTED, DIED, LEFT, Endpoint
-from transport.shm.meeting.locality import this_place
 from transport.shm.meeting.neighbourhood import Neighbourhood
 from transport.shm.messages.messages import INBOX, Messages
 from transport.shm.messages.single_copy import agree
@@ -57,21 +57,21 @@ class ShmCommunicator(Communicator):
     Members find each other at the first collective: group rank 0 makes the segment, the others
     fetch it from its endpoint, and everybody keeps a connection to everybody, by which they learn
     of each other's end. ``sizes`` must be equal on all members. ``directory`` knows where they
-    are; ``namespace`` is what it says of this rank instead of its network namespace.
+    are; ``machine`` is what it says of this rank instead of where it is.
     """
 
     def __init__(
         self,
         membership: Membership,
         sizes: Sizes = DEFAULT_SIZES,
-        namespace: str | None = None,
+        machine: str | None = None,
     ) -> None:
         super().__init__(membership)
         runtime = membership.runtime
         self.abort_reason: str | None = None
         self._sizes = sizes
         self._quietly = quiet_runner()
-        self._scratch = Scratch()
+        self._alone = Alone(sizes.piece) if self.size == 1 else None
         # Guards what the endpoint's thread touches as well.
         self._lock = threading.Lock()
         self._owned: dict[str, OwnedSegment] = {}
@@ -82,7 +82,7 @@ class ShmCommunicator(Communicator):
         self._failure: str | None = None
         self._endpoint = runtime.shared("shm-endpoint", lambda: Endpoint(runtime.secret))
         self._patience = Patience(self.size)
-        place = this_place(self._endpoint.address, unsupported_reason(), namespace)
+        place = this_place(unsupported_reason(), self._endpoint.address, machine)
         self.directory = Directory(membership, place)
         self._neighbourhood = Neighbourhood(
             membership, self._endpoint, self.directory, self._patience
@@ -98,77 +98,49 @@ class ShmCommunicator(Communicator):
 
     # Collectives.
 
-    def barrier(self, call: Call) -> None:  # noqa: D102
-        if not self._is_alone():
-            self._run(self._members(call).copies.barrier, call)
+    def barrier(self, call: Call) -> None:
+        self._run(self._copies(call).barrier, call)
 
-    def broadcast(self, call: Call, buffer: Flat, root: int) -> None:  # noqa: D102
-        if not self._is_alone():
-            self._run(self._members(call).copies.broadcast, call, buffer, root)
+    def broadcast(self, call: Call, buffer: Flat, root: int) -> None:
+        self._run(self._copies(call).broadcast, call, buffer, root)
 
-    def all_reduce(self, call: Call, buffer: Flat, op: ReduceOp) -> None:  # noqa: D102
+    def all_reduce(self, call: Call, buffer: Flat, op: ReduceOp) -> None:
         ready = self._ready
         if ready is None or self.abort_reason is not None or self._failure is not None:
-            if self._is_alone():
-                self._reduce_alone(buffer, op)
-                return
-            ready = self._members(call)
+            reductions = self._reductions(call)
+        else:
+            reductions = ready.reductions
         # As ``_run`` does it, without the step in between: this is the small call that counts.
         try:
-            self._quietly(ready.reductions.all_reduce, call, buffer, op)
+            self._quietly(reductions.all_reduce, call, buffer, op)
         except BaseException as error:
             self._failure = f"an earlier call failed: {error!r}"
             raise
 
-    def reduce(self, call: Call, buffer: Flat, op: ReduceOp, root: int) -> None:  # noqa: D102
-        if self._is_alone():
-            self._reduce_alone(buffer, op)
-        else:
-            self._run(self._members(call).reductions.reduce, call, buffer, op, root)
+    def reduce(self, call: Call, buffer: Flat, op: ReduceOp, root: int) -> None:
+        self._run(self._reductions(call).reduce, call, buffer, op, root)
 
-    def all_gather(self, call: Call, outputs: Sequence[Flat], input_: Flat) -> None:  # noqa: D102
-        if self._is_alone():
-            np.copyto(outputs[0], input_)
-        else:
-            self._run(self._members(call).copies.all_gather, call, outputs, input_)
+    def all_gather(self, call: Call, outputs: Sequence[Flat], input_: Flat) -> None:
+        self._run(self._copies(call).all_gather, call, outputs, input_)
 
-    def reduce_scatter(  # noqa: D102
+    def reduce_scatter(
         self, call: Call, output: Flat, inputs: Sequence[Flat], op: ReduceOp
     ) -> None:
-        if self._is_alone():
-            np.copyto(output, inputs[0])
-            self._reduce_alone(output, op)
-        else:
-            self._run(self._members(call).reductions.reduce_scatter, call, output, inputs, op)
+        self._run(self._reductions(call).reduce_scatter, call, output, inputs, op)
 
-    def gather(  # noqa: D102
-        self, call: Call, outputs: Sequence[Flat] | None, input_: Flat, root: int
-    ) -> None:
-        if not self._is_alone():
-            self._run(self._members(call).copies.gather, call, outputs, input_, root)
-        elif outputs is not None:
-            np.copyto(outputs[0], input_)
+    def gather(self, call: Call, outputs: Sequence[Flat] | None, input_: Flat, root: int) -> None:
+        self._run(self._copies(call).gather, call, outputs, input_, root)
 
-    def scatter(  # noqa: D102
-        self, call: Call, output: Flat, inputs: Sequence[Flat] | None, root: int
-    ) -> None:
-        if not self._is_alone():
-            self._run(self._members(call).copies.scatter, call, output, inputs, root)
-        elif inputs is not None:
-            np.copyto(output, inputs[0])
+    def scatter(self, call: Call, output: Flat, inputs: Sequence[Flat] | None, root: int) -> None:
+        self._run(self._copies(call).scatter, call, output, inputs, root)
 
-    def all_to_all(  # noqa: D102
-        self, call: Call, outputs: Sequence[Flat], inputs: Sequence[Flat]
-    ) -> None:
-        if self._is_alone():
-            np.copyto(outputs[0], inputs[0])
-        else:
-            self._run(self._members(call).copies.all_to_all, call, outputs, inputs)
+    def all_to_all(self, call: Call, outputs: Sequence[Flat], inputs: Sequence[Flat]) -> None:
+        self._run(self._copies(call).all_to_all, call, outputs, inputs)
 
     def allocate(self, call: Call, count: int, dtype: np.dtype[np.generic]) -> Flat:
         """See ``Communicator.allocate``: symmetric memory, given back when nobody refers to it."""
-        if self._is_alone():
-            return np.empty(count, dtype)
+        if self._alone is not None:
+            return super().allocate(call, count, dtype)
         meeting, nbytes = self._members(call), count * dtype.itemsize
         arena = meeting.arena
         self._run(meeting.copies.barrier, call)
@@ -201,7 +173,7 @@ class ShmCommunicator(Communicator):
 
     # Point to point.
 
-    def send(self, call: Call, buffer: Flat, dst: int, tag: int) -> None:  # noqa: D102
+    def send(self, call: Call, buffer: Flat, dst: int, tag: int) -> None:
         if self.abort_reason is not None:
             raise CommunicatorAbortedError(self.abort_reason)
         data = as_bytes(buffer)
@@ -210,25 +182,25 @@ class ShmCommunicator(Communicator):
         else:
             self.mailbox.post(call, data, dst)
 
-    def recv(self, call: Call, buffer: Flat, src: int | None, tag: int) -> int:  # noqa: D102
+    def recv(self, call: Call, buffer: Flat, src: int | None, tag: int) -> int:
         if self.abort_reason is not None:
             raise CommunicatorAbortedError(self.abort_reason)
         return self.mailbox.recv(call, buffer, src, tag)
 
-    def lose(self, peer: int, reason: str) -> None:  # noqa: D102
+    def lose(self, peer: int, reason: str) -> None:
         self.mailbox.lose(peer, PeerLostError(reason, peer))
 
     @property
-    def receiving(self) -> bool:  # noqa: D102
+    def receiving(self) -> bool:
         return self.mailbox.receiving
 
-    def left_over(self) -> list[str]:  # noqa: D102
+    def left_over(self) -> list[str]:
         return self.mailbox.left_over()
 
-    def outline(self) -> tuple[Any, ...] | None:  # noqa: D102
+    def outline(self) -> tuple[Any, ...] | None:
         return None if self._ready is None else self._ready.reductions.outline()
 
-    def resume(self, call: Call, buffer: Flat | None, op: ReduceOp | None) -> None:  # noqa: D102
+    def resume(self, call: Call, buffer: Flat | None, op: ReduceOp | None) -> None:
         meeting = self._members(call)
         if buffer is None or op is None:
             self._run(meeting.board.meet, call)
@@ -237,10 +209,10 @@ class ShmCommunicator(Communicator):
 
     # The end.
 
-    def abort(self, reason: str) -> None:  # noqa: D102
+    def abort(self, reason: str) -> None:
         self._stop(reason, f"{ABORTED}: {reason}")
 
-    def close(self) -> None:  # noqa: D102
+    def close(self) -> None:
         self._stop("the communicator was closed", LEFT)
         with self._lock:
             owned = list(self._owned.values())
@@ -298,13 +270,21 @@ class ShmCommunicator(Communicator):
 
         Raises DistNetworkError when memory cannot be shared with all of them.
         """
-        if not self._is_alone() and self._meeting is None:
+        self._check_usable()
+        if self._alone is None and self._meeting is None:
             self._meet(call)
 
-    def _is_alone(self) -> bool:
+    def _check_usable(self) -> None:
         if self.abort_reason is not None or self._failure is not None:
             raise CommunicatorAbortedError(self.abort_reason or self._failure or "")
-        return self.size == 1
+
+    def _copies(self, call: Call) -> Copies | Alone:
+        self._check_usable()
+        return self._alone or self._members(call).copies
+
+    def _reductions(self, call: Call) -> Reductions | Alone:
+        self._check_usable()
+        return self._alone or self._members(call).reductions
 
     def _members(self, call: Call) -> _Meeting:
         return self._ready or self._get_ready(call)
@@ -316,9 +296,6 @@ class ShmCommunicator(Communicator):
         except BaseException as error:
             self._failure = f"an earlier call failed: {error!r}"
             raise
-
-    def _reduce_alone(self, buffer: Flat, op: ReduceOp) -> None:
-        self._quietly(alone.reduce, self._scratch, buffer, op, self._sizes.piece)
 
     def _own_board(self) -> OwnedSegment:
         """Return the segment of the group, made at the first use. Under the lock."""
@@ -355,7 +332,7 @@ class ShmCommunicator(Communicator):
             board,
             arena,
             places,
-            Copies(board, exchange, places, self.membership, sizes.piece),
+            Copies(board, exchange, places, sizes.piece),
             Reductions(board, exchange, arena, sizes.direct, sizes.piece),
         )
         with self._lock:

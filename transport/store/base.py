@@ -1,100 +1,35 @@
 """The store: a small key-value service through which ranks find each other.
 
-Keys are ``str``, values ``bytes``. The names and their meaning are c10d's.
+Keys are ``str``, values ``bytes``. The names and their meaning are c10d's. Here is what all stores
+have in common; what is behind one only carries out commands (``transport.store.commands``).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from datetime import timedelta
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from transport.checks import to_whole_number
 from transport.deadline import Deadline, Timeout, to_seconds
-from transport.errors import DistError, DistStoreError, StoreTimeoutError
+from transport.errors import DistError, DistStoreError, QueueEmptyError, StoreTimeoutError
+from transport.store.arguments import (
+    Value,
+    from_key,
+    key_name,
+    list_keys,
+    list_values,
+    to_bytes,
+    to_key,
+    to_offset,
+)
+from transport.store.commands import Fields, Op, wanted
+from transport.store.fields import pack_number
 
 DEFAULT_STORE_TIMEOUT = 300.0
-Value = bytes | bytearray | memoryview | str
 T = TypeVar("T")
-
-
-def to_bytes(value: Value, name: str = "value") -> bytes:
-    """Return ``value`` as bytes (``str`` as UTF-8); raise TypeError for anything else.
-
-    The error names the argument ``name``.
-    """
-    if isinstance(value, str):
-        return value.encode()
-    try:
-        return bytes(memoryview(value))
-    except TypeError:
-        raise TypeError(f"{name} must be bytes or str, got {type(value).__name__}") from None
-
-
-def to_key(key: str, name: str = "key") -> bytes:
-    """Return ``key`` as it is stored; raise TypeError naming ``name`` unless it is a ``str``."""
-    if not isinstance(key, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(f"{name} must be str, got {type(key).__name__}: {key!r}")
-    return key.encode("utf-8", "surrogateescape")
-
-
-def from_key(key: bytes) -> str:
-    """Return the ``str`` that is stored as ``key``."""
-    return key.decode("utf-8", "surrogateescape")
-
-
-def list_keys(keys: Sequence[str]) -> list[str]:
-    """Return ``keys`` as a list; raise TypeError for one ``str`` and for what is no sequence."""
-    if isinstance(keys, str) or not isinstance(keys, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(f"keys must be a list of str, got the {type(keys).__name__} {keys!r}")
-    return list(keys)
-
-
-def to_keys(keys: Sequence[str]) -> list[bytes]:
-    """Return ``keys`` as they are stored; raise TypeError unless it is a sequence of ``str``."""
-    return [to_key(key) for key in list_keys(keys)]
-
-
-def to_values(values: Sequence[Value]) -> list[bytes]:
-    """Return ``values`` as bytes; raise TypeError unless it is a sequence of them."""
-    if isinstance(values, str | bytes) or not isinstance(values, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(
-            f"values must be a list of bytes or str, got the {type(values).__name__} {values!r}"
-        )
-    return [to_bytes(value, f"values[{i}]") for i, value in enumerate(values)]
-
-
-def to_pairs(keys: Sequence[str], values: Sequence[Value]) -> list[tuple[bytes, bytes]]:
-    """Return what ``multi_set`` writes; raise ValueError unless both have one length."""
-    stored, data = to_keys(keys), to_values(values)
-    if len(stored) != len(data):
-        raise ValueError(
-            f"keys and values must have the same length, got {len(stored)} and {len(data)}"
-        )
-    return list(zip(stored, data, strict=True))
-
-
-def check_offset(offset: int) -> int:
-    """Return ``offset`` when it is one; raise ValueError otherwise, TypeError for no number."""
-    if to_whole_number(offset, "offset") < 0:
-        raise ValueError(f"offset must be >= 0, got {offset}")
-    return offset
-
-
-def key_name(key: bytes) -> str:
-    """Return the name behind a stored key, for messages."""
-    return key.decode("utf-8", "backslashreplace")
-
-
-def timeout_error(
-    store: str, what: str, missing: Sequence[bytes], seconds: float
-) -> StoreTimeoutError:
-    """Return the error for a wait in ``store`` for ``what`` of the keys that are ``missing``."""
-    shown = ", ".join(repr(key_name(key)) for key in missing[:8])
-    more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
-    return StoreTimeoutError(f"{store}: waited {seconds:g} s for {what} {shown}{more}")
 
 
 class Store(ABC):
@@ -112,6 +47,153 @@ class Store(ABC):
         self._ends: dict[object, DistError] = {}
         self._last_end: DistError | None = None
 
+    # What is behind the store.
+
+    @abstractmethod
+    def _ask(self, op: Op, fields: Fields) -> Fields:
+        """Return the answer to a command that has one at once."""
+
+    @abstractmethod
+    def _await(self, op: Op, fields: Fields, timeout: Timeout | None) -> Fields:
+        """Return the answer to a command that may have to wait for one.
+
+        Raises what ``_waited_in_vain`` returns when it has not come in time.
+        """
+
+    def _key(self, key: str) -> bytes:
+        """Return ``key`` as commands have it; raise TypeError unless it is a ``str``."""
+        return to_key(key)
+
+    def _keys(self, keys: Sequence[str]) -> list[bytes]:
+        return [self._key(key) for key in list_keys(keys)]
+
+    def _will(self, key: bytes, value: bytes) -> bool:
+        """Take the will, if there is somebody to notice that this client is gone."""
+        del key, value
+        return False
+
+    def _seconds(self, timeout: Timeout | None) -> float:
+        """Return how long a call waits that was given ``timeout``."""
+        return self._timeout if timeout is None else to_seconds(timeout)
+
+    def _waited_in_vain(self, op: Op, missing: Sequence[bytes], deadline: Deadline) -> DistError:
+        """Return the error of a wait that has ended without the keys that are ``missing``."""
+        # One that ended early was ended, though whoever did so may have taken it back since.
+        if self._last_end is not None and (self._ends or not deadline.expired):
+            # A copy, because each thread that raises it adds a traceback of its own.
+            return copy(self._last_end)
+        shown = ", ".join(repr(key_name(key)) for key in missing[:8])
+        more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
+        return StoreTimeoutError(
+            f"{self.describe()}: waited {deadline.seconds:g} s for {wanted(op)} {shown}{more}"
+        )
+
+    # Values.
+
+    def set(self, key: str, value: Value) -> None:
+        """Write ``value`` under ``key``, over whatever was there."""
+        self._ask(Op.SET, (self._key(key), to_bytes(value)))
+
+    def get(self, key: str, timeout: Timeout | None = None) -> bytes:
+        """Wait until ``key`` exists and return its value."""
+        return self._await(Op.GET, (self._key(key),), timeout)[0]
+
+    def add(self, key: str, amount: int) -> int:
+        """Add ``amount`` to the counter under ``key`` (0 when missing); return the new value.
+
+        The counter is kept as decimal text. Raises ``DistStoreError`` when the value is none.
+        """
+        number = to_whole_number(amount, "amount")
+        return int(self._ask(Op.ADD, (self._key(key), b"%d" % number))[0])
+
+    def append(self, key: str, value: Value) -> None:
+        """Add ``value`` behind the value of ``key``; create it when missing."""
+        self._ask(Op.APPEND, (self._key(key), to_bytes(value)))
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Return at once whether all ``keys`` exist."""
+        return self._ask(Op.CHECK, self._keys(keys))[0] == b"1"
+
+    def compare_set(self, key: str, expected_value: Value, desired_value: Value) -> bytes:
+        """Write ``desired_value`` if ``key`` holds ``expected_value``, or is missing and
+        ``expected_value`` is empty. Return the value under ``key`` afterwards
+        (``expected_value`` when the key is still missing).
+        """
+        expected = to_bytes(expected_value, "expected_value")
+        desired = to_bytes(desired_value, "desired_value")
+        return self._ask(Op.COMPARE_SET, (self._key(key), expected, desired))[0]
+
+    def delete_key(self, key: str) -> bool:
+        """Delete ``key``; return whether it was there."""
+        return self._ask(Op.DELETE, (self._key(key),))[0] == b"1"
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """Wait until all ``keys`` exist and return their values."""
+        return list(self._await(Op.MULTI_GET, self._keys(keys), None))
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
+        """Write several ``keys`` at once, each with its own of the ``values``.
+
+        Raises ValueError when the lengths differ.
+        """
+        stored, data = self._keys(keys), list_values(values)
+        if len(stored) != len(data):
+            raise ValueError(
+                f"keys and values must have the same length, got {len(stored)} and {len(data)}"
+            )
+        pairs = zip(stored, data, strict=True)
+        self._ask(Op.MULTI_SET, [field for pair in pairs for field in pair])
+
+    def num_keys(self) -> int:
+        """Return the number of keys that users have set, whatever their prefix."""
+        return int(self._ask(Op.NUM_KEYS, ())[0])
+
+    def list_keys(self) -> list[str]:
+        """Return all keys, sorted. Queues have names of their own, which are not among them."""
+        return [from_key(key) for key in self._ask(Op.LIST_KEYS, ())]
+
+    def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None:
+        """Wait until all ``keys`` exist."""
+        self._await(Op.WAIT, self._keys(keys), timeout)
+
+    def tail(self, key: str, offset: int, timeout: Timeout | None = None) -> bytes:
+        """Wait until the value of ``key`` is longer than ``offset`` bytes; return what is behind.
+
+        With ``append`` this makes a key a log that every rank can follow.
+        """
+        fields = self._key(key), pack_number(to_offset(offset))
+        return self._await(Op.TAIL, fields, timeout)[0]
+
+    # Queues.
+
+    def has_extended_api(self) -> bool:
+        """Return True: every store has ``append``, ``multi_get``, ``multi_set`` and queues."""
+        return True
+
+    def queue_push(self, key: str, value: Value) -> None:
+        """Put ``value`` at the end of the queue ``key``."""
+        self._ask(Op.PUSH, (self._key(key), to_bytes(value)))
+
+    def queue_pop(self, key: str, block: bool = True, timeout: Timeout | None = None) -> bytes:
+        """Take the first value of the queue ``key``, waiting for one when ``block``.
+
+        Raises ``DistStoreError`` when it is empty and ``block`` is false. ``timeout`` bounds the
+        wait alone.
+        """
+        fields = (self._key(key),)
+        if block:
+            return self._await(Op.POP, fields, timeout)[0]
+        found = self._ask(Op.TRY_POP, fields)
+        if not found:
+            raise QueueEmptyError(f"{self.describe()}: queue {key!r} is empty")
+        return found[0]
+
+    def queue_len(self, key: str) -> int:
+        """Return the number of values in the queue ``key``."""
+        return int(self._ask(Op.QUEUE_LEN, (self._key(key),))[0])
+
+    # The client.
+
     @property
     def timeout(self) -> timedelta:
         """The longest that a blocking method of this store waits, unless it is told otherwise."""
@@ -121,105 +203,18 @@ class Store(ABC):
         """Set the longest that a blocking method of this store waits: seconds or a timedelta."""
         self._timeout = to_seconds(timeout)
 
-    def _seconds(self, timeout: Timeout | None) -> float:
-        """Return how long a call waits that was given ``timeout``."""
-        return self._timeout if timeout is None else to_seconds(timeout)
-
     @property
     def serves(self) -> bool:
         """Whether other ranks' stores end when this one is closed."""
         return False
 
-    @abstractmethod
-    def set(self, key: str, value: Value) -> None:
-        """Write ``value`` under ``key``, over whatever was there."""
-
-    @abstractmethod
-    def get(self, key: str, timeout: Timeout | None = None) -> bytes:
-        """Wait until ``key`` exists and return its value."""
-
-    @abstractmethod
-    def add(self, key: str, amount: int) -> int:
-        """Add ``amount`` to the counter under ``key`` (0 when missing); return the new value.
-
-        The counter is kept as decimal text. Raises ``DistStoreError`` when the value is none.
-        """
-
-    @abstractmethod
-    def append(self, key: str, value: Value) -> None:
-        """Add ``value`` behind the value of ``key``; create it when missing."""
-
-    @abstractmethod
-    def check(self, keys: Sequence[str]) -> bool:
-        """Return at once whether all ``keys`` exist."""
-
-    @abstractmethod
-    def compare_set(self, key: str, expected_value: Value, desired_value: Value) -> bytes:
-        """Write ``desired_value`` if ``key`` holds ``expected_value``, or is missing and
-        ``expected_value`` is empty. Return the value under ``key`` afterwards
-        (``expected_value`` when the key is still missing).
-        """
-
-    @abstractmethod
-    def delete_key(self, key: str) -> bool:
-        """Delete ``key``; return whether it was there."""
-
-    @abstractmethod
-    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """Wait until all ``keys`` exist and return their values."""
-
-    @abstractmethod
-    def multi_set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
-        """Write several ``keys`` at once, each with its own of the ``values``.
-
-        Raises ValueError when the lengths differ.
-        """
-
-    @abstractmethod
-    def num_keys(self) -> int:
-        """Return the number of keys in the store."""
-
-    @abstractmethod
-    def list_keys(self) -> list[str]:
-        """Return all keys, sorted. Queues have names of their own, which are not among them."""
-
-    @abstractmethod
-    def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None:
-        """Wait until all ``keys`` exist."""
-
-    def has_extended_api(self) -> bool:
-        """Return True: every store has ``append``, ``multi_get``, ``multi_set`` and queues."""
-        return True
-
-    @abstractmethod
-    def queue_push(self, key: str, value: Value) -> None:
-        """Put ``value`` at the end of the queue ``key``."""
-
-    @abstractmethod
-    def queue_pop(self, key: str, block: bool = True, timeout: Timeout | None = None) -> bytes:
-        """Take the first value of the queue ``key``, waiting for one when ``block``.
-
-        Raises ``DistStoreError`` when it is empty and ``block`` is false. ``timeout`` bounds the
-        wait alone.
-        """
-
-    @abstractmethod
-    def queue_len(self, key: str) -> int:
-        """Return the number of values in the queue ``key``."""
-
-    @abstractmethod
-    def tail(self, key: str, offset: int, timeout: Timeout | None = None) -> bytes:
-        """Wait until the value of ``key`` is longer than ``offset`` bytes; return what is behind.
-
-        With ``append`` this makes a key a log that every rank can follow.
-        """
-
-    @abstractmethod
     def set_will(self, key: str, value: Value) -> bool:
         """Have ``value`` appended to ``key`` when this client is gone without ``close``.
 
-        Return False where the store has nobody to notice. One will a client: the last one holds.
+        Return False where the store has nobody to notice: in one process, and in a file. A
+        TCPStore's server notices within milliseconds. One will a client: the last one holds.
         """
+        return self._will(self._key(key), to_bytes(value))
 
     def with_patience(self, seconds: float) -> Store:
         """Return this store for whoever cannot wait for a server that is silent.
@@ -249,14 +244,6 @@ class Store(ABC):
             self._ends.pop(by, None)
         else:
             self._ends[by] = self._last_end = error
-
-    def _waited_in_vain(self, what: str, missing: Sequence[bytes], deadline: Deadline) -> DistError:
-        """Return the error of a wait that has ended without what it waited for."""
-        # One that ended early was ended, though whoever did so may have taken it back since.
-        if self._last_end is not None and (self._ends or not deadline.expired):
-            # A copy, because each thread that raises it adds a traceback of its own.
-            return copy(self._last_end)
-        return timeout_error(self.describe(), what, missing, deadline.seconds)
 
     def hang_up(self) -> None:
         """Have this object's waits under way, and all its later calls, end with ``DistStoreError``,
@@ -289,3 +276,11 @@ class Store(ABC):
 
     def __repr__(self) -> str:
         return self.describe()
+
+    def __enter__(self) -> Self:
+        """Return the store itself, which the end of the block closes."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the store."""
+        self.close()

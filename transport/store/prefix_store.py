@@ -1,16 +1,16 @@
 """A part of another store, apart from its other users' keys."""
 
-# ruff: noqa: D102 (the methods without words are Store's, which has them)
-
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from typing import TypeVar
 
 from transport.deadline import Timeout
 from transport.errors import DistError
-from transport.store.base import Store, Value, list_keys, to_key
+from transport.store.arguments import from_key, to_key
+from transport.store.base import Store
+from transport.store.commands import Fields, Op
 
 T = TypeVar("T")
 
@@ -41,9 +41,58 @@ class PrefixStore(Store):
         """What is put, with a slash, before every key."""
         return self._prefix
 
+    # The prefix.
+
+    def _key(self, key: str) -> bytes:
+        to_key(key)
+        return self._store._key(f"{self._prefix}/{key}")
+
+    def list_keys(self) -> list[str]:
+        """Return the keys under this prefix, without it, sorted."""
+        start = self._key("")
+        keys = self._ask(Op.LIST_KEYS, ())
+        return [from_key(key[len(start) :]) for key in keys if key.startswith(start)]
+
+    def in_process(self, key: str, factory: Callable[[], T]) -> T:
+        """Return the wrapped store's object under the key with the prefix, made by ``factory()``
+        when there is none.
+        """
+        return self._store.in_process(f"{self._prefix}/{key}", factory)
+
+    def with_patience(self, seconds: float) -> PrefixStore:
+        """Return the same prefix over the wrapped store for whoever cannot wait, when its server is
+        silent, for longer than ``seconds``.
+        """
+        return PrefixStore(self._prefix, self._store.with_patience(seconds))
+
+    def clone(self) -> PrefixStore:
+        """Return a store with the same prefix over a clone of the wrapped store."""
+        return PrefixStore(self._prefix, self._store.clone())
+
+    def describe(self) -> str:
+        """Return what a person calls this store: its prefix, and the store that is wrapped."""
+        return f"PrefixStore({self._prefix!r}, {self._store.describe()})"
+
+    # All else is the wrapped store's.
+
+    def _ask(self, op: Op, fields: Fields) -> Fields:
+        return self._store._ask(op, fields)
+
+    def _await(self, op: Op, fields: Fields, timeout: Timeout | None) -> Fields:
+        return self._store._await(op, fields, timeout)
+
+    def _will(self, key: bytes, value: bytes) -> bool:
+        return self._store._will(key, value)
+
     @property
     def serves(self) -> bool:
+        """Whether other ranks' stores end when the wrapped store is closed."""
         return self._store.serves
+
+    @property
+    def in_one_process(self) -> bool:
+        """Whether all users of the wrapped store's data are threads of this process."""
+        return self._store.in_one_process
 
     @property
     def timeout(self) -> timedelta:
@@ -51,96 +100,17 @@ class PrefixStore(Store):
         return self._store.timeout
 
     def set_timeout(self, timeout: Timeout) -> None:
-        """Set the wrapped store's timeout."""
+        """Set the wrapped store's timeout: seconds or a timedelta."""
         self._store.set_timeout(timeout)
-
-    def set(self, key: str, value: Value) -> None:
-        self._store.set(self._key(key), value)
-
-    def get(self, key: str, timeout: Timeout | None = None) -> bytes:
-        return self._store.get(self._key(key), timeout)
-
-    def add(self, key: str, amount: int) -> int:
-        return self._store.add(self._key(key), amount)
-
-    def append(self, key: str, value: Value) -> None:
-        self._store.append(self._key(key), value)
-
-    def check(self, keys: Sequence[str]) -> bool:
-        return self._store.check(self._keys(keys))
-
-    def compare_set(self, key: str, expected_value: Value, desired_value: Value) -> bytes:
-        return self._store.compare_set(self._key(key), expected_value, desired_value)
-
-    def delete_key(self, key: str) -> bool:
-        return self._store.delete_key(self._key(key))
-
-    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        return self._store.multi_get(self._keys(keys))
-
-    def multi_set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
-        self._store.multi_set(self._keys(keys), values)
-
-    def num_keys(self) -> int:
-        """Return the number of keys in the wrapped store, whatever their prefix."""
-        return self._store.num_keys()
-
-    def list_keys(self) -> list[str]:
-        """Return the keys under this prefix, without it."""
-        start = self._key("")
-        return [key[len(start) :] for key in self._store.list_keys() if key.startswith(start)]
-
-    def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None:
-        self._store.wait(self._keys(keys), timeout)
-
-    def queue_push(self, key: str, value: Value) -> None:
-        self._store.queue_push(self._key(key), value)
-
-    def queue_pop(self, key: str, block: bool = True, timeout: Timeout | None = None) -> bytes:
-        return self._store.queue_pop(self._key(key), block, timeout)
-
-    def queue_len(self, key: str) -> int:
-        return self._store.queue_len(self._key(key))
-
-    def tail(self, key: str, offset: int, timeout: Timeout | None = None) -> bytes:
-        return self._store.tail(self._key(key), offset, timeout)
-
-    def set_will(self, key: str, value: Value) -> bool:
-        return self._store.set_will(self._key(key), value)
-
-    def with_patience(self, seconds: float) -> PrefixStore:
-        """See ``Store``: the same prefix over the wrapped store with patience."""
-        return PrefixStore(self._prefix, self._store.with_patience(seconds))
-
-    def clone(self) -> PrefixStore:
-        """Return a store with the same prefix over a clone of the wrapped store."""
-        return PrefixStore(self._prefix, self._store.clone())
 
     def end_waits(self, error: DistError | None, by: object = None) -> None:
         """Have the waits of all who use the wrapped object raise ``error``, on behalf of ``by``."""
         self._store.end_waits(error, by)
 
     def hang_up(self) -> None:
-        """Hang up the wrapped store."""
+        """Have the wrapped store's waits under way, and its later calls, end at once."""
         self._store.hang_up()
 
     def close(self) -> None:
         """Close the wrapped store."""
         self._store.close()
-
-    def describe(self) -> str:
-        return f"PrefixStore({self._prefix!r}, {self._store.describe()})"
-
-    @property
-    def in_one_process(self) -> bool:
-        return self._store.in_one_process
-
-    def in_process(self, key: str, factory: Callable[[], T]) -> T:
-        return self._store.in_process(self._key(key), factory)
-
-    def _key(self, key: str) -> str:
-        to_key(key)
-        return f"{self._prefix}/{key}"
-
-    def _keys(self, keys: Sequence[str]) -> list[str]:
-        return [self._key(key) for key in list_keys(keys)]

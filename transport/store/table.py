@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from transport.errors import DistStoreError
-from transport.store.base import from_key, key_name
+from transport.store.arguments import key_name
 
 
 class Table:
@@ -26,6 +26,8 @@ class Table:
         self._queues: dict[bytes, deque[bytes]] = {}
         self._waiting_for_value: dict[bytes, dict[Waiter, None]] = {}
         self._waiting_for_queue: dict[bytes, dict[Waiter, None]] = {}
+        self.changes = 0
+        """How often anything was written or taken."""
 
     def __len__(self) -> int:
         return len(self._values)
@@ -34,12 +36,9 @@ class Table:
         """Return all keys, in order."""
         return sorted(self._values)
 
-    def names(self) -> list[str]:
-        """Return all keys as users know them, in order."""
-        return [from_key(key) for key in self.keys()]
-
     def set(self, key: bytes, value: bytes) -> None:
         """Write ``value`` under ``key``."""
+        self.changes += 1
         self._values[key] = value
         if key in self._waiting_for_value:
             self._wake(self._waiting_for_value, key)
@@ -95,6 +94,7 @@ class Table:
         if not isinstance(held, bytearray):
             held = self._values[key] = bytearray(held)
         held += value
+        self.changes += 1
         if key in self._waiting_for_value:
             self._wake(self._waiting_for_value, key)
 
@@ -110,11 +110,15 @@ class Table:
 
     def delete(self, key: bytes) -> bool:
         """Delete ``key``; return whether it was there."""
-        return self._values.pop(key, None) is not None
+        if self._values.pop(key, None) is None:
+            return False
+        self.changes += 1
+        return True
 
     def push(self, key: bytes, value: bytes) -> None:
         """Put ``value`` at the end of the queue ``key``."""
         self._queues.setdefault(key, deque()).append(value)
+        self.changes += 1
         if key in self._waiting_for_queue:
             self._wake(self._waiting_for_queue, key)
 
@@ -124,6 +128,7 @@ class Table:
         if queue is None:
             return None
         value = queue.popleft()
+        self.changes += 1
         if not queue:
             del self._queues[key]
         return value
@@ -168,7 +173,6 @@ class Waiter(ABC):
     """
 
     wants_queue = False
-    what = "key"
 
     def __init__(self, deliver: Callable[[Waiter], None]) -> None:
         self.deliver = deliver
@@ -217,7 +221,6 @@ class PopWaiter(Waiter):
     """Waits for a value in a queue and takes it; who waits longest is served first."""
 
     wants_queue = True
-    what = "a value in queue"
 
     def __init__(self, key: bytes, deliver: Callable[[Waiter], None]) -> None:
         super().__init__(deliver)
@@ -238,8 +241,6 @@ class PopWaiter(Waiter):
 
 class TailWaiter(Waiter):
     """Waits until a value is longer than ``offset``."""
-
-    what = "more at the end of key"
 
     def __init__(self, key: bytes, offset: int, deliver: Callable[[Waiter], None]) -> None:
         super().__init__(deliver)

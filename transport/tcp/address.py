@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import ipaddress
 import json
-import os
-import socket
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from transport import environment
 from transport.errors import DistNetworkError
 from transport.net.sockets import LOOPBACK, format_address, local_address_towards
+from transport.place import this_machine
 from transport.runtime import Membership
 from transport.store.base import Store
 from transport.store.prefix_store import PrefixStore
-from transport.store.tcp_store import TCPStore
+from transport.store.tcp.store import TCPStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,15 +73,6 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def this_machine() -> str:
-    """Return what processes that share our loopback have in common: the boot and the namespace."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {os.readlink('/proc/self/ns/net')}"
-    except OSError:
-        return socket.gethostname()
 
 
 def listening_host(membership: Membership) -> str:

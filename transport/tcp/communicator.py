@@ -81,29 +81,29 @@ class TcpCommunicator(LinkCommunicator):
         publish(membership, self._endpoint.address)
         self._endpoint.register(membership.group, self._deliver)
 
-    def link(self, peer: int, call: Call) -> TcpLink:  # noqa: D102
+    def link(self, peer: int, call: Call) -> TcpLink:
         link = self._links.get(peer)
         return self._open_link(peer, call) if link is None else link
 
-    def post(self, call: Call, data: memoryview, dst: int) -> None:  # noqa: D102
+    def post(self, call: Call, data: memoryview, dst: int) -> None:
         self._converse(dst, call).send(call, data)
 
-    def recv(self, call: Call, buffer: Flat, src: int | None, tag: int) -> int:  # noqa: D102
+    def recv(self, call: Call, buffer: Flat, src: int | None, tag: int) -> int:
         if src is not None and src != self.rank and src not in self._gone:
             with suppress(PeerLostError):  # The mailbox has what it sent before it left, and knows.
                 self._converse(src, call)
         return super().recv(call, buffer, src, tag)
 
-    def lose(self, peer: int, reason: str) -> None:  # noqa: D102
+    def lose(self, peer: int, reason: str) -> None:
         self._note_end(peer, PeerLostError(reason, peer))
 
-    def abort(self, reason: str) -> None:  # noqa: D102
+    def abort(self, reason: str) -> None:
         super().abort(reason)
         links, conversations = self._shut(reason)
         for channel in (*links, *conversations):
             channel.abort(reason)
 
-    def close(self) -> None:  # noqa: D102
+    def close(self) -> None:
         super().close()
         self._endpoint.unregister(self.membership.group)
         links, conversations = self._shut("the communicator was closed")

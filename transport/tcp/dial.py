@@ -14,13 +14,11 @@ from transport.errors import (
     DistError,
     DistNetworkError,
     PeerLostError,
-    StoreTimeoutError,
 )
 from transport.net.auth import authenticate
 from transport.net.sockets import connect, recv_exact, send_all
 from transport.runtime import Membership
-from transport.store.base import Store
-from transport.store_waits import has_not_entered
+from transport.store_waits import PeerKeys
 from transport.tcp.address import Address
 from transport.tcp.hello import WELCOME, Channel, Hello, digest_of
 
@@ -44,7 +42,8 @@ class Dial:
         self._channel = channel
         self._lock = threading.Lock()
         self._cancelled: str | None = None
-        self._waits_on: Store | socket.socket | None = None
+        self._keys = PeerKeys(membership)
+        self._waits_on: socket.socket | None = None
 
     def connect(self, call: Call) -> socket.socket:
         """Return a connection on which the member has been told what it is for.
@@ -55,7 +54,7 @@ class Dial:
         way to it.
         """
         try:
-            address = self._find(call)
+            address = Address.decode(self._keys.read(_key(self._peer), self._peer, call))
             return self._greet(call, address, self._reach(call, address))
         except (DistError, OSError) as error:
             if self._cancelled is not None:
@@ -66,36 +65,17 @@ class Dial:
         """Have ``connect`` raise ``CommunicatorAbortedError`` with ``reason``. Never blocks."""
         with self._lock:
             self._cancelled = reason
-            waits_on = self._waits_on
-            if isinstance(waits_on, socket.socket):
+            if self._waits_on is not None:
                 with contextlib.suppress(OSError):
-                    waits_on.shutdown(socket.SHUT_RDWR)
-        if isinstance(waits_on, Store):
-            waits_on.hang_up()
+                    self._waits_on.shutdown(socket.SHUT_RDWR)
+        self._keys.cancel(reason)
 
-    def _wait_on(self, what: Store | socket.socket | None) -> None:
+    def _wait_on(self, what: socket.socket | None) -> None:
         """Note what ``cancel`` has to break off; raise when it has been called."""
         with self._lock:
             self._waits_on = what
             if self._cancelled is not None:
                 raise CommunicatorAbortedError(self._cancelled)
-
-    def _find(self, call: Call) -> Address:
-        store, key = self._membership.store, _key(self._peer)
-        self._wait_on(None)
-        if store.check([key]):
-            return Address.decode(store.get(key))
-        # On a client of its own, whose wait can be broken off.
-        waiter = store.clone()
-        try:
-            self._wait_on(waiter)
-            return Address.decode(waiter.get(key, call.deadline.remaining()))
-        except StoreTimeoutError as error:
-            raise has_not_entered(call, self._membership, self._peer) from error
-        finally:
-            waiter.close()
-            with self._lock:
-                self._waits_on = None
 
     def _reach(self, call: Call, address: Address) -> socket.socket:
         address.check_reachable(self._name)

@@ -18,7 +18,8 @@ from transport.net.auth import HANDSHAKE_SECONDS
 from transport.net.event_loop import EventLoop, sooner
 from transport.net.sockets import listen
 from transport.net.tls import Tls
-from transport.tcp.address import Address, this_machine
+from transport.place import this_machine
+from transport.tcp.address import Address
 from transport.tcp.hello import HELLO_BYTES, Hello, digest_of
 
 _LOGGER = logging.getLogger("meshlib.transport")

@@ -82,7 +82,7 @@ class TcpLink(Link):
         if _on_this_machine(sock):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LOCAL_SEND_BUFFER)
 
-    def send(self, call: Call, data: memoryview) -> None:  # noqa: D102
+    def send(self, call: Call, data: memoryview) -> None:
         self._enter(call)
         try:
             outgoing = Outgoing(call, data)
@@ -94,7 +94,7 @@ class TcpLink(Link):
         finally:
             self._leave()
 
-    def recv_into(self, call: Call, into: memoryview) -> None:  # noqa: D102
+    def recv_into(self, call: Call, into: memoryview) -> None:
         self._enter(call)
         try:
             incoming = Incoming(call, into, self._staging)
@@ -106,7 +106,7 @@ class TcpLink(Link):
         finally:
             self._leave()
 
-    def exchange(  # noqa: D102
+    def exchange(
         self,
         call: Call,
         data: memoryview,

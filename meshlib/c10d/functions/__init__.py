@@ -23,10 +23,6 @@ from meshlib.c10d.functions.coalesced import (
     all_reduce_coalesced,
     reduce_scatter_tensor_coalesced,
 )
-from meshlib.c10d.functions.group import (
-    Group,
-    resolve_group,
-)
 from meshlib.c10d.functions.messages import (
     irecv,
     isend,
@@ -49,7 +45,6 @@ from meshlib.c10d.functions.personalized import (
 )
 
 __all__ = [
-    "Group",
     "all_gather",
     "all_gather_coalesced",
     "all_gather_into_tensor",
@@ -75,7 +70,6 @@ __all__ = [
     "reduce_scatter_single",
     "reduce_scatter_tensor",
     "reduce_scatter_tensor_coalesced",
-    "resolve_group",
     "scatter",
     "scatter_object_list",
     "send",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from meshlib.c10d.functions.group import Group, resolve_group
 from meshlib.calls.work import Work
+from meshlib.job.current import Group, resolve_group
 from transport.deadline import Timeout
 
 

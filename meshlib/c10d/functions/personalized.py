@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from meshlib.c10d.functions.group import Group, resolve_group
+from meshlib.job.current import Group, resolve_group
 from transport.deadline import Timeout
 
 

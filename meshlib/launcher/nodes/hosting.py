@@ -5,7 +5,7 @@ from __future__ import annotations
 from meshlib.launcher.options.launch import NodeOptions
 from transport.errors import DistNetworkError
 from transport.net.sockets import is_local
-from transport.store.tcp_server import TCPStoreServer
+from transport.store.tcp.server import TCPStoreServer
 
 
 def serve_if_ours(options: NodeOptions, secret: bytes | None) -> TCPStoreServer | None:

@@ -44,8 +44,8 @@ from transport.deadline import Deadline
 from transport.errors import AuthenticationError, DistError, DistNetworkError
 from transport.net.sockets import format_address, resolves
 from transport.store.base import Store
-from transport.store.tcp_server import TCPStoreServer
-from transport.store.tcp_store import TCPStore
+from transport.store.tcp.server import TCPStoreServer
+from transport.store.tcp.store import TCPStore
 
 _CONNECT_SECONDS = 2.0
 _MOMENT_SECONDS = 0.3

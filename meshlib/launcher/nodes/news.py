@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from meshlib.launcher.ranks.failure import RankExit
 from transport.errors import DistError
 from transport.store.base import Store
-from transport.store.tcp_store import TCPStore
+from transport.store.tcp.store import TCPStore
 
 LOGS = "meshrun/logs"
 """The store's key under which each World of the job has put the name of its log of events."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from meshlib.launcher.nodes.coordinator import Coordinator, Event, Placed, Placement, Verdict
 from meshlib.launcher.nodes.news import announce_ends, announce_exit, tell
 from meshlib.launcher.ranks.failure import RankExit
-from transport.store.tcp_server import TCPStoreServer
+from transport.store.tcp.server import TCPStoreServer
 
 HOST = "127.0.0.1"
 

@@ -17,9 +17,10 @@ from zlib import crc32
 import numpy as np
 
 from meshlib.arrays.checks import check_op
+from meshlib.calls.spec import CallSpec
 from meshlib.calls.work import Message, Work
 from meshlib.groups.process_group import ProcessGroup
-from meshlib.job.world import current_world
+from meshlib.job.current import current_world
 from meshlib.sharding.local import (
     Array,
     array_module,
@@ -44,7 +45,7 @@ from meshlib.sharding.redistribution.plan import (
 )
 from meshlib.sharding.sharding import Sharding
 from meshlib.sharding.spec import REDUCTIONS
-from transport.call import NO_ROOT, Call, Kind, dtype_code
+from transport.call import Call, Kind, dtype_code
 from transport.communicator import Communicator
 from transport.reduce_op import ReduceOp
 
@@ -153,7 +154,7 @@ class _Run:
             if array_module(x) is not np:
                 part.prepare(x)
                 part.pack(0)
-                group.issue(kind, part.call, device="cuda", **header)
+                group.issue(CallSpec(kind, part.call, device="cuda", **header))
                 return _given(part.unpack(0))
             ready = _given(x)
 
@@ -165,7 +166,7 @@ class _Run:
                 result = part.unpack(number)
             return result
 
-        issued = group.issue(kind, run, async_op=self._async, **header)
+        issued = group.issue(CallSpec(kind, run, **header), self._async)
         if not self._async:
             return _given(issued)
         self.works.append(issued)
@@ -238,9 +239,8 @@ class _Sending:
         def run(communicator: Communicator, call: Call) -> None:
             communicator.send(call, flat_source(self.part(box)).flat, place, _TAG)
 
-        return group.issue(
-            Kind.SEND, run, device, count, code, 0, NO_ROOT, _TAG, 0, place, async_op=True
-        )
+        spec = CallSpec(Kind.SEND, run, count, dtype=code, extra=_TAG, device=device, peer=place)
+        return group.issue(spec, async_op=True)
 
 
 @dataclass(slots=True)
@@ -276,9 +276,8 @@ class _Receiving:
             return Message(None, peer)
 
         device = self.step.target.mesh.device_type
-        return group.issue(
-            Kind.RECV, run, device, count, code, 0, NO_ROOT, _TAG, 0, place, async_op=True
-        )
+        spec = CallSpec(Kind.RECV, run, count, dtype=code, extra=_TAG, device=device, peer=place)
+        return group.issue(spec, async_op=True)
 
 
 def _places(sharding: Sharding) -> range:

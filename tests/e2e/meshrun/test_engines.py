@@ -52,7 +52,7 @@ def ranks_of(meshrun):
 
 def test_slurms_signals_reach_each_rank_once(meshrun):
     """Slurm sends them to every process of a step: what the launcher adds comes twice."""
-    flags = ("--nproc-per-node", "2", "--max-restarts", "1")
+    flags = ("--nproc-per-node", "2", "--max-restarts", "1", "--start", "exec")
     job = meshrun.start(*flags, meshrun.script(COUNTS), env=STEP)
     for rank in range(2):
         assert meshrun.wait_for((meshrun.folder / f"ready{rank}").exists)
@@ -71,7 +71,8 @@ def test_ranks_that_slurm_ends_first_have_not_failed(meshrun):
         open(f"ready{os.environ['RANK']}", "w").close()
         time.sleep(60)
     """)
-    job = meshrun.start("--nproc-per-node", "2", "--max-restarts", "3", script, env=STEP)
+    flags = ("--nproc-per-node", "2", "--max-restarts", "3", "--start", "exec")
+    job = meshrun.start(*flags, script, env=STEP)
     for rank in range(2):
         assert meshrun.wait_for((meshrun.folder / f"ready{rank}").exists)
     for pid in [*ranks_of(meshrun), job.pid]:

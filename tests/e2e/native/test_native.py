@@ -10,7 +10,7 @@ pytestmark = NEEDS_CORE
 START = (
     JOIN
     + """
-    from meshlib.job.world import current_world
+    from meshlib.job.current import current_world
 
     dist.barrier()
     dist.barrier()

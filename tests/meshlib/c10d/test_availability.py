@@ -1,12 +1,15 @@
 """What is there, and what is not."""
 
 import importlib.util
+from pathlib import Path
 
 import numpy as np
 import pytest
 from test_launch_environments import SLURM
 
 import meshlib as dist
+from meshlib.groups.backend import parse_backend
+from transport import backends
 from transport.errors import DistError
 
 
@@ -128,3 +131,23 @@ def test_a_scheme_of_ones_own():
         dist.destroy_process_group()
     _, rank, size = next(dist.rendezvous("lonely://"))
     assert (rank, size) == (0, 1)
+
+
+def test_an_installed_package_serves_the_devices_that_its_entry_points_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    described = tmp_path / "theirs-1.0.dist-info"
+    described.mkdir()
+    (described / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+    (described / "entry_points.txt").write_text(
+        "[meshlib.backends]\nTheirs = theirs:make\ntorn = theirs:one\n"
+        "[meshlib.backends.cuda]\ntheirs = theirs:make\ntorn = theirs:other\n"
+        "theirs-gpu = theirs:make_gpu\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert backends.lookup("theirs").devices == ("cpu", "cuda")
+    assert backends.lookup("theirs-GPU").devices == ("cuda",)
+    assert parse_backend("theirs-gpu") == {"cpu": "auto", "cuda": "theirs-gpu"}
+    assert parse_backend("theirs") == {"cpu": "theirs", "cuda": "theirs"}
+    with pytest.raises(ValueError, match="installed as theirs:one and as theirs:other"):
+        backends.lookup("torn")

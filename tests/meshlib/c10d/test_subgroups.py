@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import meshlib as dist
+from meshlib.calls.spec import CallSpec
 from meshlib.testing import run_ranks
 
 
@@ -149,7 +150,7 @@ def test_a_call_with_a_wrong_timeout_or_device_takes_no_turn():
             with pytest.raises(ValueError, match="timeout must be"):
                 dist.group.WORLD.barrier(timeout=-1)
             with pytest.raises(ValueError, match="no backend for arrays on 'tpu'"):
-                dist.group.WORLD.issue(1, lambda *_: None, device="tpu")
+                dist.group.WORLD.issue(CallSpec(1, lambda *_: None, device="tpu"))
         return total(None)
 
     assert run_ranks(program, 2) == [1.0, 1.0]

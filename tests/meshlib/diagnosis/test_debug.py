@@ -103,7 +103,7 @@ def test_record_comm_names_the_calls_of_this_thread():
                 dist.barrier()
         dist.barrier()
         work.wait()
-        recorder = dist.group.WORLD.world.recorder
+        recorder = dist.group.WORLD.context.recorder
         return [(r.label, r.title) for r in recorder.records()]
 
     names = [("layer 1", "layer 1"), ("inner", "inner"), (None, "meshlib.barrier")]

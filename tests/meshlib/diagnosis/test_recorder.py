@@ -11,6 +11,7 @@ import weakref
 import pytest
 
 from meshlib.calls import shortcut as order
+from meshlib.calls.spec import PythonsCallSpec
 from meshlib.diagnosis import recorder
 from meshlib.diagnosis.recorder import Record
 from transport.call import CallHeader, history_after
@@ -244,8 +245,12 @@ class TestCompiled:
             assert before - 1e-4 <= issued <= time.monotonic() + 1e-4
 
 
-@pytest.mark.parametrize("kind_of_order", [order._Order] + ([] if core is None else [core.Order]))
-def test_numbers_of_collectives(kind_of_order):
+TWINS = [(order._Order, PythonsCallSpec)]
+TWINS += [] if core is None else [(core.Order, core.CallSpec)]
+
+
+@pytest.mark.parametrize(("kind_of_order", "call_spec"), TWINS)
+def test_numbers_of_collectives(kind_of_order, call_spec):
     """The same from the compiled core as from its twin."""
     numbers, twin = kind_of_order(), CallHeader(0, 0, 0, 0, 0, 0)
     for fields in [(10, -1, 3, 11, 1, 0), (1 << 40, 7, 9, 0, 255, 2**32 - 1), (0, -1, 1, 0, 0, 0)]:
@@ -256,13 +261,31 @@ def test_numbers_of_collectives(kind_of_order):
             history=history_after(twin.pack()) if twin.sequence else 0,
             extra=extra,
         )
-        assert numbers.next_header(*fields) == twin.pack()
+        spec = call_spec(kind, print, elements, root, dtype, op, extra)
+        assert numbers.next_header(spec) == twin.pack()
         assert numbers.history == history_after(twin.pack())
     assert numbers.sequence == 3
-    for fields in [(-1, -1, 3, 11, 1, 0), (1, 1 << 31, 3, 1, 1, 0), (1, -1, 3, 1, 1, 1 << 32)]:
+    for elements, root, extra in [(-1, -1, 0), (1, 1 << 31, 0), (1, -1, 1 << 32)]:
         with pytest.raises((ValueError, struct.error)):
-            numbers.next_header(*fields)
+            numbers.next_header(call_spec(3, print, elements, root, 11, 1, extra))
     assert numbers.sequence == 3
+
+
+@pytest.mark.parametrize("call_spec", [spec for _, spec in TWINS])
+def test_a_call_spec_has_what_it_was_made_of(call_spec):
+    plain = call_spec(3, print)
+    names = ("kind", "run", "elements", "root", "dtype", "op", "extra", "nbytes", "device", "peer")
+    assert [getattr(plain, name) for name in names] == [3, print, 0, -1, 0, 0, 0, 0, "cpu", -1]
+    given = [12, print, 5, 1, 11, 2, 7, 40, "cuda", 3]
+    for spec in (
+        call_spec(*given),
+        call_spec(*given[:2], **dict(zip(names[2:], given[2:], strict=True))),
+        call_spec(**dict(zip(names, given, strict=True))),
+    ):
+        assert [getattr(spec, name) for name in names] == given
+    for arguments, named in [((3,), {}), ((3, print), {"run": print}), ((3, print), {"size": 1})]:
+        with pytest.raises(TypeError):
+            call_spec(*arguments, **named)
 
 
 def test_a_history_tells_headers_apart_that_differ_in_a_field():

@@ -22,7 +22,7 @@ from transport.errors import (
     StoreTimeoutError,
 )
 from transport.store import PrefixStore, TCPStore, TCPStoreServer
-from transport.store.wire import Op
+from transport.store.commands import Op
 
 SOON = 10.0
 

@@ -12,7 +12,7 @@ import pytest
 
 import meshlib as dist
 from meshlib.c10d.profiler import profile
-from meshlib.job.world import current_world
+from meshlib.job.current import current_world
 from meshlib.testing import RankError, run_ranks
 from meshlib.trace import dump
 from meshlib.trace.command import main

@@ -4,26 +4,27 @@ import numpy as np
 import pytest
 
 import meshlib as dist
-from meshlib.job import world
+from meshlib.groups import process_group
+from meshlib.job.current import current_world
 from meshlib.testing import run_ranks
-from tests.benchmarks.unchecked import UncheckedGroup
+from tests.benchmarks.unchecked import UncheckedDoor
 
 
 def test_unchecked_calls_are_right_and_leave_no_record(monkeypatch):
-    monkeypatch.setattr(world, "ProcessGroup", UncheckedGroup)
+    monkeypatch.setattr(process_group, "Door", UncheckedDoor)
 
     def program():
         x = np.full(3, dist.get_rank() + 1.0)
         dist.all_reduce(x)
         with pytest.raises(RuntimeError, match="synchronous collectives"):
             dist.all_reduce(x, async_op=True)
-        return x.tolist(), world.current_world().recorder.records()
+        return x.tolist(), current_world().recorder.records()
 
     assert run_ranks(program, 2) == [([3.0] * 3, [])] * 2
 
 
 def test_unchecked_members_of_different_calls_do_not_notice(monkeypatch):
-    monkeypatch.setattr(world, "ProcessGroup", UncheckedGroup)
+    monkeypatch.setattr(process_group, "Door", UncheckedDoor)
 
     def program():
         x = np.full(2, dist.get_rank() + 2.0)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import meshlib as dist
-from meshlib.job.world import current_world
+from meshlib.job.current import current_world
 from meshlib.testing import run_ranks
 from transport.errors import CollectiveMismatchError, CollectiveTimeoutError, DistBackendError
 

@@ -20,7 +20,7 @@ from host_driver import HostDriver, HostMachine
 
 import meshlib as dist
 from meshlib.job import gpu as cuda_devices
-from meshlib.job.world import current_world
+from meshlib.job.current import current_world
 from meshlib.mesh import init as init_mesh
 from meshlib.testing import run_ranks
 

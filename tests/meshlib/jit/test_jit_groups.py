@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import meshlib as dist
-from meshlib.job.world import current_world, install
+from meshlib.job.current import current_world, install
 from meshlib.testing import run_ranks
 
 jax = pytest.importorskip("jax", reason="JAX is not installed (the extra 'jax')")
@@ -147,7 +147,7 @@ PROGRAM = """
     import meshlib as dist
     from meshlib import jit as mj
     from meshlib.testing import run_ranks
-    from parallel import DistributedDataParallel
+    from parallel.jax import DistributedDataParallel
 
     assert len(jax.local_devices()) == 2
     both = Mesh(np.array(jax.local_devices()), "d")

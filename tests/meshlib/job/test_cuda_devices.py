@@ -16,7 +16,7 @@ from host_driver import HostDriver, HostMachine
 import meshlib as dist
 from meshlib.groups.backend import parse_backend
 from meshlib.job import gpu as cuda_devices
-from meshlib.job.world import current_world
+from meshlib.job.current import current_world
 from meshlib.testing import RankError, run_ranks
 
 

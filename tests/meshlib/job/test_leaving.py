@@ -2,12 +2,16 @@
 
 import re
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import meshlib as dist
 from meshlib.calls.shortcut import Order
+from meshlib.calls.spec import CallSpec
+from meshlib.diagnosis.fate import Fate
+from meshlib.diagnosis.members import Members
 from meshlib.diagnosis.recorder import COLLECTIVE, FlightRecorder
 from meshlib.job.leaving import find_mismatch
 from meshlib.job.world import World
@@ -79,23 +83,21 @@ def test_a_mismatch_in_the_last_call_is_raised_by_all_that_can_be_told(backend, 
             assert re.search(row, str(error)), error
 
 
-class Pair:
-    """Of rank 0, which is still there, and rank 1."""
-
-    id, ranks, global_rank, departed, told = "pair", (0, 1), 0, (1,), False
-
-    def await_failure(self, timeout):
-        return None
+def pair():
+    """Return the group of rank 0, which is still there, and rank 1."""
+    fate = Fate(Members("pair", (0, 1), 0, {"cpu": "inproc"}, WAIT, ""))
+    fate.left = (1,)
+    return SimpleNamespace(id="pair", ranks=(0, 1), fate=fate, await_failure=fate.await_failure)
 
 
 @pytest.mark.parametrize("root", [0, 1])
 def test_who_made_more_calls_compares_those_that_both_made(root):
     records, mine, theirs = FlightRecorder(), Order(), Order()
-    for header in (mine.next_header(4, 0, Kind.BROADCAST, 12, 0, 0) for _ in range(2)):
+    for header in (mine.next_header(CallSpec(Kind.BROADCAST, print, 4, 0, 12)) for _ in range(2)):
         records.open("pair", header, 32, COLLECTIVE, True, 1.0)
-    theirs.next_header(4, root, Kind.BROADCAST, 12, 0, 0)
+    theirs.next_header(CallSpec(Kind.BROADCAST, print, 4, root, 12))
     found, left = ({"pair": (order.sequence, order.history)} for order in (mine, theirs))
-    error = find_mismatch(HashStore(), [Pair()], found, {1: left}, records)
+    error = find_mismatch(HashStore(), [pair()], found, {1: left}, records)
     assert (error is None) == (root == 0)
     if root == 1:
         assert "rank 1 had made other calls when it left" in str(error)
@@ -153,21 +155,13 @@ def test_leaving_costs_one_message_more_than_its_news():
         def clone(self):
             return HashStore(_shared=self._shared)
 
-        def set(self, key, value):
-            asked.append("set")
-            super().set(key, value)
+        def _ask(self, op, fields):
+            asked.append(op.name)
+            return super()._ask(op, fields)
 
-        def append(self, key, value):
-            asked.append("append")
-            super().append(key, value)
-
-        def get(self, key, timeout=None):
-            asked.append("get")
-            return super().get(key, timeout)
-
-        def add(self, key, amount):
-            asked.append("add")
-            return super().add(key, amount)
+        def _await(self, op, fields, timeout):
+            asked.append(op.name)
+            return super()._await(op, fields, timeout)
 
     shared = HashStore()._shared
 
@@ -189,4 +183,4 @@ def test_leaving_costs_one_message_more_than_its_news():
         thread.start()
     for thread in threads:
         thread.join(WAIT)
-    assert asked == ["set", "append", "add"]
+    assert asked == ["SET", "APPEND", "ADD"]

@@ -11,7 +11,8 @@ import pytest
 from cube import cube
 
 import meshlib as dist
-from meshlib.job.world import World, current_world, install
+from meshlib.job.current import current_world, install
+from meshlib.job.world import World
 from meshlib.mesh.device_mesh import DeviceMesh, current_mesh
 from meshlib.mesh.init import init_device_mesh
 from meshlib.testing import run_ranks

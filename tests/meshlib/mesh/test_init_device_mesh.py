@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 import meshlib as dist
-from meshlib.job.world import World, install
+from meshlib.job.current import install
+from meshlib.job.world import World
 from meshlib.launcher.options.arguments import parse
 from meshlib.mesh.device_mesh import DeviceMesh
 from meshlib.mesh.init import init_device_mesh

@@ -14,7 +14,8 @@ from cube import cube
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshlib.job.world import World, install
+from meshlib.job.current import install
+from meshlib.job.world import World
 from meshlib.mesh.device_mesh import DeviceMesh
 from meshlib.mesh.init import init_device_mesh
 from meshlib.mesh.spec import MeshDimError

@@ -92,7 +92,7 @@ def test_bytes_on_the_wire_are_halved():
         model = DistributedDataParallel(linear(6, 5, "f4"))
         model.register_comm_hook(model.process_group, fp16_compress_hook)
         set_gradient(model, gradient(0, dtype="f4"))
-        records = model.process_group.world.recorder.records(model.process_group.id)
+        records = model.process_group.context.recorder.records(model.process_group.id)
         return [record.nbytes for record in records if record.kind == "all_reduce"]
 
     assert run_ranks(job, 2) == [[60], [60]]
@@ -135,7 +135,9 @@ def test_a_hook_with_another_state_says_so(hook, message):
 # PowerSGD
 
 
-@pytest.mark.parametrize("wrapper", [lambda hook: hook, fp16_compress_wrapper])
+@pytest.mark.parametrize(
+    "wrapper", [lambda hook: hook, fp16_compress_wrapper], ids=["plain", "fp16"]
+)
 def test_powersgd_of_full_rank_is_the_average(wrapper):
     def job():
         model = DistributedDataParallel(linear(6, 5))

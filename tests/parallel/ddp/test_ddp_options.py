@@ -411,7 +411,7 @@ def test_buckets_are_in_symmetric_memory(view):
 
         def allocated():
             return [
-                r.nbytes for r in group.world.recorder.records(group.id) if r.kind == "allocate"
+                r.nbytes for r in group.context.recorder.records(group.id) if r.kind == "allocate"
             ]
 
         total = sum(p.data.nbytes for p in model.parameters())

@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from rank_threads import TINY, Member, Transport, run_group
 
 from transport.algorithms.choice import DEFAULT, Thresholds
-from transport.algorithms.operand import Arrival
 from transport.call import Kind
 from transport.flat import Scratch, as_bytes, laps_of, part_bounds
 from transport.inproc import InprocCommunicator
+from transport.operands.operand import Arrival
 from transport.reduce_op import Flat, ReduceOp, premul_sum
 
 

@@ -17,7 +17,7 @@ from transport.backends import lookup
 from transport.call import Kind
 from transport.errors import DistNetworkError
 from transport.hierarchical import HierarchicalCommunicator
-from transport.hierarchical.hosts import Host
+from transport.place import Place
 from transport.reduce_op import ReduceOp
 from transport.runtime import Membership
 from transport.shm import ShmCommunicator
@@ -28,7 +28,7 @@ def on_hosts(placement: str) -> Transport:
     """Members on imaginary hosts: rank i is on the host called ``placement[i]``."""
 
     def make(membership: Membership, table: Thresholds) -> AutoCommunicator:
-        host = Host(placement[membership.rank], memory=True)
+        host = Place(placement[membership.rank])
         return AutoCommunicator(membership, table, DEFAULT_SIZES, host)
 
     return Transport(f"auto-{placement}", make, has_links=False)

@@ -28,10 +28,10 @@ from transport.errors import (
     PeerLostError,
 )
 from transport.hierarchical import HierarchicalCommunicator
-from transport.hierarchical.hosts import Host
 from transport.hierarchical.levels import Levels
 from transport.inproc import InprocCommunicator
 from transport.links.communicator import LinkCommunicator
+from transport.place import Place
 from transport.reduce_op import Flat, ReduceOp, premul_sum
 from transport.runtime import Membership
 from transport.shm import ShmCommunicator
@@ -50,7 +50,7 @@ def pretended(
     """Return the transport of ranks on ``hosts``."""
 
     def make(membership: Membership, table: Thresholds) -> HierarchicalCommunicator:
-        host = Host(hosts[membership.rank], memory=True)
+        host = Place(hosts[membership.rank])
         return HierarchicalCommunicator(membership, table, host, across, inside)
 
     return Transport(f"hosts {hosts}", make)

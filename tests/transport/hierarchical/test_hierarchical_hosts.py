@@ -9,14 +9,15 @@ from hypothesis import strategies as st
 from transport.errors import (
     DistNetworkError,
 )
-from transport.hierarchical.hosts import Host, Placement, this_host
+from transport.hierarchical.hosts import Placement
+from transport.place import Place, this_place
 
 # ---------------------------------------------------------------- who is where
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcde"), st.booleans()), min_size=1, max_size=12))
 def test_placement_has_every_member_once(places: list[tuple[str, bool]]) -> None:
-    members = [Host(machine, memory) for machine, memory in places]
+    members = [Place(machine, "" if memory else "none") for machine, memory in places]
     placement = Placement.of(members)
     assert sorted(rank for ranks in placement.hosts for rank in ranks) == list(range(len(members)))
     firsts = [ranks[0] for ranks in placement.hosts]
@@ -26,9 +27,9 @@ def test_placement_has_every_member_once(places: list[tuple[str, bool]]) -> None
         assert placement.hosts[number][index] == rank
         assert {members[other].machine for other in placement.hosts[number]} == {host.machine}
     for ranks, memory in zip(placement.hosts, placement.memory, strict=True):
-        assert memory == all(members[rank].memory for rank in ranks)
+        assert memory == (not any(members[rank].obstacle for rank in ranks))
     assert Placement.decode(placement.encode(), len(members)) == placement
-    assert [Host.decode(host.encode()) for host in members] == members
+    assert [Place.decode(host.encode()) for host in members] == members
 
 
 @pytest.mark.parametrize(
@@ -48,12 +49,12 @@ def test_a_placement_that_is_none_is_refused(data: bytes) -> None:
         Placement.decode(data, 3)
 
 
-def test_a_host_that_is_none_is_refused() -> None:
+def test_a_place_that_is_none_is_refused() -> None:
     for data in (b"", b"3", b'{"machine": "a"}'):
-        with pytest.raises(DistNetworkError, match="expected the host of a rank"):
-            Host.decode(data)
+        with pytest.raises(DistNetworkError, match="expected the place of a rank"):
+            Place.decode(data)
 
 
-def test_this_host_is_the_same_for_all_who_ask() -> None:
-    assert this_host() == this_host()
-    assert this_host().machine
+def test_this_place_is_the_same_for_all_who_ask() -> None:
+    assert this_place() == this_place()
+    assert this_place().machine

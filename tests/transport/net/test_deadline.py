@@ -15,9 +15,9 @@ from transport.algorithms.choice import Thresholds
 from transport.communicator import Communicator
 from transport.deadline import Deadline
 from transport.hierarchical import HierarchicalCommunicator
-from transport.hierarchical.hosts import Host
 from transport.inproc import InprocCommunicator
 from transport.net.sockets import recv_exact, send_all
+from transport.place import Place
 from transport.reduce_op import ReduceOp
 from transport.runtime import Membership
 from transport.shm import ShmCommunicator
@@ -30,7 +30,7 @@ def _two_hosts(membership: Membership, table: Thresholds) -> Communicator:
     return HierarchicalCommunicator(
         membership,
         table,
-        Host(f"host {membership.rank}", memory=True),
+        Place(f"host {membership.rank}"),
         InprocCommunicator,
         TcpCommunicator,
     )

@@ -14,7 +14,7 @@ import pytest
 from transport.errors import DistStoreError
 from transport.net.event_loop import EventLoop
 from transport.store import TCPStore, TCPStoreServer
-from transport.store.wire import Op
+from transport.store.commands import Op
 
 SOON = 10.0
 

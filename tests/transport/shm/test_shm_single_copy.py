@@ -15,11 +15,11 @@ from test_shm_symmetric import allocate, untouched
 
 from transport.call import Kind
 from transport.errors import CommunicatorTimeoutError, PeerLostError
+from transport.operands.copying import copy, copy_bytes
 from transport.reduce_op import Flat, ReduceOp
 from transport.runtime import Membership, Runtime
 from transport.shm import ShmCommunicator
 from transport.shm.board.layout import Sizes
-from transport.shm.collectives.copying import copy, copy_bytes
 from transport.shm.messages import single_copy
 from transport.shm.messages.single_copy import PeerMemory
 from transport.store.hash_store import HashStore

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from transport.deadline import Deadline
 from transport.errors import DistStoreError, StoreTimeoutError
 from transport.store import FileStore
-from transport.store.file_log import FileLog, _pack
+from transport.store.file.log import FileLog, _pack
 
 SOON = 10.0
 
@@ -238,7 +238,7 @@ store.close()
 RECORDS = st.lists(
     st.builds(
         _pack,
-        st.integers(0, 9),
+        st.integers(0, 25) | st.integers(253, 255),
         st.lists(st.binary(max_size=5), max_size=3),
     )
     | st.binary(max_size=20),
@@ -252,7 +252,7 @@ RECORDS = st.lists(
 @given(data=RECORDS, ours=st.booleans())
 def test_any_file(path: Path, data: bytes, ours: bool) -> None:
     """A file of any content is refused or read, and never hangs or kills."""
-    path.write_bytes((b"meshlib FileStore 1\n" if ours else b"") + data)
+    path.write_bytes((b"meshlib FileStore 2\n" if ours else b"") + data)
     try:
         store = FileStore(path, timeout=1.0)
     except DistStoreError as error:

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from transport.errors import StoreTimeoutError
-from transport.store import TCPStore, TCPStoreServer, tcp_client
+from transport.store import TCPStore, TCPStoreServer
+from transport.store.tcp import client
 
 SOON = 10.0
-_CODE = {tcp_client.__file__, threading.__file__}
+_CODE = {client.__file__, threading.__file__}
 
 
 class _Interrupter:

@@ -26,8 +26,9 @@ from transport.errors import (
 from transport.net.auth import authenticate
 from transport.net.sockets import connect as connect_socket
 from transport.store import TCPStore, TCPStoreServer
-from transport.store.tcp_client import _Request
-from transport.store.wire import Op, pack_request
+from transport.store.commands import Op
+from transport.store.tcp.client import _Request
+from transport.store.tcp.wire import pack_request
 
 Connect = Callable[[], TCPStore]
 SOON = 10.0

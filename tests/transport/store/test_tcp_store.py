@@ -23,7 +23,7 @@ from transport.errors import (
 from transport.net.auth import authenticate
 from transport.net.sockets import listen
 from transport.store import TCPStore, TCPStoreServer
-from transport.store.serving import listen_host
+from transport.store.tcp.serving import listen_host
 
 Connect = Callable[[], TCPStore]
 SOON = 10.0
@@ -243,7 +243,7 @@ class TestConnection:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         # Its time is the handshake's, not the store's.
-        monkeypatch.setattr("transport.store.tcp_store.HANDSHAKE_SECONDS", 0.1)
+        monkeypatch.setattr("transport.store.tcp.store.HANDSHAKE_SECONDS", 0.1)
         with listen() as listener:
             host, port = listener.getsockname()
             with pytest.raises(AuthenticationError, match=r"said nothing for 0\.1 s") as caught:
@@ -253,7 +253,7 @@ class TestConnection:
         assert not caught.value.refused
 
     def test_a_silent_server(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("transport.store.tcp_client.GRACE_SECONDS", 0.1)
+        monkeypatch.setattr("transport.store.tcp.client.GRACE_SECONDS", 0.1)
         with listen() as listener, ThreadPoolExecutor(1) as pool:
 
             def serve() -> None:
@@ -309,7 +309,7 @@ store.close()
             store.get("will", timeout=0.1)
 
     def test_too_long_a_value(self, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("transport.store.wire.MAX_FRAME", 1000)
+        monkeypatch.setattr("transport.store.tcp.wire.MAX_FRAME", 1000)
         store = connect()
         with pytest.raises(ValueError, match="too long; at most 1000"):
             store.set("k", bytes(2000))

@@ -28,14 +28,15 @@ from transport.errors import (
     PeerLostError,
 )
 from transport.net.auth import authenticate
+from transport.place import this_machine
 from transport.reduce_op import ReduceOp
 from transport.runtime import Membership, Runtime
 from transport.store.base import Store
 from transport.store.hash_store import HashStore
 from transport.store.prefix_store import PrefixStore
-from transport.store.tcp_store import TCPStore
+from transport.store.tcp.store import TCPStore
 from transport.tcp import TcpCommunicator
-from transport.tcp.address import Address, this_machine
+from transport.tcp.address import Address
 from transport.tcp.frame import Outgoing
 from transport.tcp.hello import WELCOME, Channel, Hello, digest_of
 
@@ -366,7 +367,7 @@ MEMBER_SCRIPT = """
     import numpy as np
     from test_tcp_communicator import member_of, all_reduce, ones
     from transport.errors import PeerLostError
-    from transport.store.tcp_store import TCPStore
+    from transport.store.tcp.store import TCPStore
 
     rank, size, port, what = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
     with TCPStore("127.0.0.1", port, secret=None) as store:
@@ -397,13 +398,14 @@ def test_a_killed_member_is_missed_at_once(what: str, size: int) -> None:
     script = textwrap.dedent(MEMBER_SCRIPT).replace(
         "import numpy as np", "from transport.reduce_op import ReduceOp; member_op = ReduceOp.SUM"
     )
-    here = os.path.dirname(os.path.dirname(__file__))
+    here = os.path.dirname(__file__)
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", script, str(rank), str(size), str(master.port), what],
             stdout=subprocess.PIPE,
             text=True,
             cwd=here,
+            env={**os.environ, "PYTHONPATH": os.path.dirname(here)},  # helpers beside tests
         )
         for rank in range(size)
     ]

@@ -169,11 +169,6 @@ class Board:
                     return
             self.at.floor = turn
 
-    def come(self, step: int) -> bool:
-        """Return whether all members have come to ``step`` of the call."""
-        words, turn = self.words, self.at.base + step
-        return all(words[counter] >= turn for counter in self._peer_counters)
-
     def meet(self, call: Call) -> None:
         """Return when all members have come to the call's first step and have the same card."""
         turn = self.at.base + _FIRST
@@ -275,15 +270,20 @@ class Board:
 
     def _wait(self, call: Call, peer: int, turn: int) -> None:
         call.waiting_for = peer
-        counter = self._counters[peer]
+        words, counter = self.words, self._counters[peer]
         hope = partial(self._check, call, peer)
         try:
             self._patience.wait(
-                self.words, counter, turn, self._set_sleeping, self._futex, hope, call
+                call,
+                lambda: words[counter] >= turn,
+                self.segment,
+                counter,
+                self._set_sleeping,
+                hope,
             )
         except PeerLostError:
             # Its last step may have become visible just before the news that it left.
-            if self.words[counter] < turn:
+            if words[counter] < turn:
                 raise
         call.waiting_for = None
 
@@ -297,7 +297,14 @@ class Board:
         if len(missing) > 1:
             call.waiting_for = missing[0]
             counters = [self._counters[peer] for peer in missing]
-            if self._patience.gather(call, words, counters, turn):
+
+            def come() -> bool:
+                # One yield serves for all: the next look may find several of them there.
+                while counters and words[counters[-1]] >= turn:
+                    counters.pop()
+                return not counters
+
+            if self._patience.poll(call, come):
                 call.waiting_for = None
                 missing = []
         for peer in missing:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from transport.call import Call
-from transport.shm.board.futex import Futex
+from transport.shm.board.segment import Segment
 
 # Polls before the first yield: some 20 microseconds, longer than a small call takes.
 _MOST_SPINS = 300
@@ -52,56 +52,21 @@ class Patience:
 
     def wait(
         self,
-        words: memoryview,
-        index: int,
-        value: int,
-        sleeping: Callable[[bool], None],
-        futex: Futex,
-        check: Callable[[], None],
         call: Call,
+        ready: Callable[[], bool],
+        segment: Segment,
+        word: int,
+        sleeping: Callable[[bool], None],
+        check: Callable[[], None],
     ) -> None:
-        """Return when ``words[index] >= value``.
+        """Return when ``ready()``, which becomes true together with a change of word number
+        ``word`` of ``segment``.
 
         ``sleeping`` is told when this rank goes to sleep and when it has woken; whoever changes the
         word must wake it in between. ``check`` raises when there is no more hope or time.
         """
-        if self._polls and call.sync:
-            for _ in range(self._spins):
-                if words[index] >= value:
-                    return
-            if self._yield_until(lambda: words[index] >= value):
-                return
-        sleeping(True)
-        try:
-            while (seen := words[index]) < value:
-                check()
-                futex.wait(index, seen, min(SLICE_SECONDS, call.deadline.remaining()))
-        finally:
-            sleeping(False)
-
-    def gather(self, call: Call, words: memoryview, indexes: Sequence[int], value: int) -> bool:
-        """Return whether all words at ``indexes`` came to ``value`` before it was worth to sleep.
-
-        One yield serves for all that are missing: the next look may find several of them there.
-        """
-        if not self._polls or not call.sync:
-            return False
-        at, count = 0, len(indexes)
-        for _ in range(self._spins):
-            while words[indexes[at]] >= value:
-                at += 1
-                if at == count:
-                    return True
-        give_up = time.perf_counter() + _YIELD_SECONDS
-        while True:
-            for _ in range(_YIELDS_PER_LOOK):
-                os.sched_yield()
-                while words[indexes[at]] >= value:
-                    at += 1
-                    if at == count:
-                        return True
-            if time.perf_counter() >= give_up:
-                return False
+        if not self.poll(call, ready):
+            self.sleep(call, ready, segment, word, sleeping, check)
 
     def poll(self, call: Call, ready: Callable[[], bool]) -> bool:
         """Return whether ``ready()`` came true in the time that is worth it before sleeping."""
@@ -110,17 +75,36 @@ class Patience:
         for _ in range(self._spins):
             if ready():
                 return True
-        return self._yield_until(ready)
-
-    def _yield_until(self, ready: Callable[[], bool]) -> bool:
         give_up = time.perf_counter() + _YIELD_SECONDS
         yields = 0
         while True:
-            os.sched_yield()
-            yields += 1
-            if ready():
-                helped = yields <= _FEW_YIELDS
-                self._spins = min(self._most_spins, _FEWEST_SPINS if helped else _MOST_SPINS)
-                return True
+            for _ in range(_YIELDS_PER_LOOK):
+                os.sched_yield()
+                yields += 1
+                if ready():
+                    helped = yields <= _FEW_YIELDS
+                    self._spins = min(self._most_spins, _FEWEST_SPINS if helped else _MOST_SPINS)
+                    return True
             if time.perf_counter() >= give_up:
                 return False
+
+    @staticmethod
+    def sleep(
+        call: Call,
+        ready: Callable[[], bool],
+        segment: Segment,
+        word: int,
+        sleeping: Callable[[bool], None],
+        check: Callable[[], None],
+    ) -> None:
+        """Return when ``ready()``, as ``wait`` does, asleep meanwhile."""
+        sleeping(True)
+        try:
+            while True:
+                seen = segment.words[word]
+                if ready():
+                    return
+                check()
+                segment.futex.wait(word, seen, min(SLICE_SECONDS, call.deadline.remaining()))
+        finally:
+            sleeping(False)

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from transport.operands.copying import address
 from transport.reduce_op import Flat
 from transport.shm.board.layout import pages
 from transport.shm.board.segment import Segment
-from transport.shm.collectives.copying import address
 
 _LEAST = 256 << 10
 """The least that a member's part of a segment has."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-import numpy as np
-
 from transport.call import Call
 from transport.errors import HeaderMismatchError
 from transport.native import core
@@ -35,8 +33,8 @@ class Parts(Protocol):
         """Where what comes from each member goes as it is; None: it goes to ``take``."""
         ...
 
-    def prepare(self) -> Shape:
-        """Return what there is; nothing else is asked before."""
+    def prepare(self, size: int) -> Shape:
+        """Return what there is for ``size`` members; nothing else is asked before."""
         ...
 
     def sources(self) -> Sequence[Flat]:
@@ -85,10 +83,7 @@ class Exchange:
         ``placed``: false where no part must be read before it is staged. ``met``: the compiled core
         has begun it, all members have met in it with lap 0 staged, and something is not as usual.
         """
-        shape = parts.prepare()
-        plan = self._plans.get(shape)
-        if plan is None:
-            plan = self._make_plan(shape)
+        plan = self.plan(parts)
         board = self._board
         places = None
         if met:
@@ -96,25 +91,25 @@ class Exchange:
         else:
             board.begin(call)
             if placed and plan.laps > 1:
-                places = self._locate(parts)
+                places = self.locate(parts)
             self._enter(call, parts, plan, places)
         first, laps = 1, plan.laps
         if places is not None or not self._agrees(plan):
             laps = self._compare(call, plan)
-            everywhere = [board.words[board.notes(peer) + _PLACED] for peer in range(board.size)]
+            everywhere = [self.is_placed(peer) for peer in range(board.size)]
             if all(everywhere):
                 self._run_in_place(call, parts, plan)
                 return
             if any(everywhere):
                 first = 2
                 if places is not None:
-                    self._stage(call, parts, plan, 0, 2)
+                    self.stage(call, parts, plan, 0, 2)
                 else:
                     board.publish(2)
         for lap in range(laps):
             # The block that this overwrites was read before its readers published the step before.
             if lap + 1 < laps:
-                self._stage(call, parts, plan, lap + 1, first + lap + 1)
+                self.stage(call, parts, plan, lap + 1, first + lap + 1)
             board.reach_all(call, first + lap)
             if lap < plan.laps:
                 parts.take(plan.incoming(lap, board.slot(lap)), lap * plan.per_lap)
@@ -125,25 +120,35 @@ class Exchange:
         self, call: Call, parts: Parts, plan: ExchangePlan, places: list[int] | None
     ) -> None:
         """Show what this member has, ``places`` or lap 0; return when all members have done so."""
-        board, notes = self._board, plan.notes
-        if places is not None:
-            notes = pack_notes(1, plan.laps, plan.shape.sends, plan.shape.expects, places)
-        at = board.notes(board.rank) * WORD
-        self._memory[at : at + len(notes)] = notes
+        board = self._board
+        self.note(plan, places)
         if places is None:
-            self._stage(call, parts, plan, 0, 1)
+            self.stage(call, parts, plan, 0, 1)
         else:
             board.publish(1)
         parts.keep()
         board.meet(call)
 
-    def _make_plan(self, shape: Shape) -> ExchangePlan:
-        if len(self._plans) >= MOST_PLANS:
-            self._plans.clear()
-        plan = self._plans[shape] = ExchangePlan(self._board, shape)
+    def plan(self, parts: Parts) -> ExchangePlan:
+        """Return how calls with such ``parts`` go."""
+        shape = parts.prepare(self._board.size)
+        plan = self._plans.get(shape)
+        if plan is None:
+            if len(self._plans) >= MOST_PLANS:
+                self._plans.clear()
+            plan = self._plans[shape] = ExchangePlan(self._board, shape)
         return plan
 
-    def _stage(self, call: Call, parts: Parts, plan: ExchangePlan, lap: int, step: int) -> None:
+    def note(self, plan: ExchangePlan, places: list[int] | None) -> None:
+        """Write on this member's card what it has, and where (None: it is staged)."""
+        board, notes = self._board, plan.notes
+        if places is not None:
+            notes = pack_notes(1, plan.laps, plan.shape.sends, plan.shape.expects, places)
+        at = board.notes(board.rank) * WORD
+        self._memory[at : at + len(notes)] = notes
+
+    def stage(self, call: Call, parts: Parts, plan: ExchangePlan, lap: int, step: int) -> None:
+        """Write ``lap`` of what this member has into its block, and publish ``step``."""
         board = self._board
         slot = board.claim(call, lap)
         if lap < plan.laps:
@@ -151,7 +156,7 @@ class Exchange:
                 parts.stage(into, peer, start, stop)
         board.publish(step)
 
-    def _locate(self, parts: Parts) -> list[int] | None:
+    def locate(self, parts: Parts) -> list[int] | None:
         """Return the places of what there is for each member; None where a part must be staged."""
         sources = parts.sources()
         if parts.outputs is None:
@@ -178,7 +183,7 @@ class Exchange:
 
     def _run_in_place(self, call: Call, parts: Parts, plan: ExchangePlan) -> None:
         if parts.outputs is None:
-            self._take_in_place(parts, plan.expected, plan.shape.dtype)
+            self._take_in_place(parts, plan)
         else:
             self._copy_in_place(parts.outputs)
         self._board.publish(2)
@@ -190,38 +195,52 @@ class Exchange:
         at = board.notes(peer) + _FIRST_LIST + 2 * board.size + board.rank
         return board.words[at]
 
+    def is_placed(self, peer: int) -> bool:
+        """Whether ``peer`` has its parts read where they are."""
+        return bool(self._board.words[self._board.notes(peer) + _PLACED])
+
+    def fetch(self, peer: int, into: Flat, *, alone: bool = False) -> None:
+        """Copy what ``peer`` has for this member from where it is; ``alone``: see ``Places``."""
+        self.places.fetch(peer, self._place(peer), into, alone=alone)
+
+    def view(self, plan: ExchangePlan, peer: int) -> Flat:
+        """Return what ``peer`` has for this member, where it is: in symmetric memory."""
+        count = plan.expected[peer] if peer != self._board.rank else 0
+        return self._arena.view(peer, self._place(peer), count, plan.shape.dtype)
+
     def _copy_in_place(self, outputs: Sequence[Flat]) -> None:
         rank, size = self._board.rank, self._board.size
         for peer in (*range(rank + 1, size), *range(rank)):  # not all from one at a time
-            self.places.fetch(peer, self._place(peer), outputs[peer])
+            self.fetch(peer, outputs[peer])
 
-    def _take_in_place(
-        self, parts: Parts, expected: Sequence[int], dtype: np.dtype[np.generic]
-    ) -> None:
-        views: list[Flat] = []
-        for peer in range(self._board.size):
-            count = expected[peer] if peer != self._board.rank else 0
-            views.append(self._arena.view(peer, self._place(peer), count, dtype))
-        step = max(1, self._piece // dtype.itemsize)
+    def _take_in_place(self, parts: Parts, plan: ExchangePlan) -> None:
+        views = [self.view(plan, peer) for peer in range(self._board.size)]
+        step = max(1, self._piece // plan.shape.dtype.itemsize)
         for start in range(0, max(view.size for view in views), step):
             parts.take([view[start : start + step] for view in views], start)
 
     def _compare(self, call: Call, plan: ExchangePlan) -> int:
         """Return the group's number of laps; raise HeaderMismatchError where sizes disagree."""
-        board, laps = self._board, plan.laps
-        rank, size, words = board.rank, board.size, board.words
-        sends, expects = plan.shape.sends, plan.shape.expects
+        board, laps, sends = self._board, plan.laps, plan.shape.sends
         for peer in board.peers:
+            self.expect(call, plan, peer)
             notes = board.notes(peer)
-            laps = max(laps, words[notes + _LAPS])
-            sent = words[notes + _FIRST_LIST + rank]
-            wanted = words[notes + _FIRST_LIST + size + rank]
-            if sent == expects[peer] and wanted == sends[peer]:
-                continue
-            name = self._membership.describe(peer)
-            if sent != expects[peer]:
-                text = f"{name} sent {sent} bytes in {call.header}, expected {expects[peer]}"
-            else:
-                text = f"{name} expects {wanted} bytes in {call.header}, got {sends[peer]} bytes"
-            raise HeaderMismatchError(text, peer, call.header, call.header)
+            laps = max(laps, board.words[notes + _LAPS])
+            wanted = board.words[notes + _FIRST_LIST + board.size + board.rank]
+            if wanted != sends[peer]:
+                raise self._mismatch(call, peer, "expects", wanted, f"got {sends[peer]} bytes")
         return laps
+
+    def expect(self, call: Call, plan: ExchangePlan, peer: int) -> None:
+        """Raise HeaderMismatchError where ``peer`` sends more or less than is expected from it."""
+        board, expected = self._board, plan.shape.expects[peer]
+        sent = board.words[board.notes(peer) + _FIRST_LIST + board.rank]
+        if sent != expected:
+            raise self._mismatch(call, peer, "sent", sent, f"expected {expected}")
+
+    def _mismatch(
+        self, call: Call, peer: int, what: str, nbytes: int, other: str
+    ) -> HeaderMismatchError:
+        name = self._membership.describe(peer)
+        text = f"{name} {what} {nbytes} bytes in {call.header}, {other}"
+        return HeaderMismatchError(text, peer, call.header, call.header)

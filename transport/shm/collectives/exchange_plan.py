@@ -21,12 +21,14 @@ class Shape(NamedTuple):
     """What calls have in common that go the same way through the blocks.
 
     ``sends`` and ``expects`` are bytes by member, ``dtype`` is what is staged, ``itemsize`` that of
-    the elements which are counted; ``same``: all members get the same.
+    the elements which are counted; ``same``: all members get the same. ``share`` is the bytes of a
+    block that are for one member.
     """
 
     dtype: np.dtype[np.generic]
     itemsize: int
     same: bool
+    share: int
     sends: tuple[int, ...]
     expects: tuple[int, ...]
 
@@ -52,8 +54,7 @@ class ExchangePlan:
         rank, size = board.rank, board.size
         dtype, itemsize, same = shape.dtype, shape.itemsize, shape.same
         self.shape = shape
-        share_bytes = board.layout.block // (1 if same else size - 1) // LINE * LINE or LINE
-        self.per_lap = share_bytes // dtype.itemsize
+        self.per_lap = shape.share // dtype.itemsize
         self.expected = [nbytes // itemsize for nbytes in shape.expects]
         self._counts = [nbytes // itemsize for nbytes in shape.sends]
         self.laps = max(laps_of(count, self.per_lap) for count in (*self._counts, *self.expected))
@@ -102,6 +103,11 @@ class ExchangePlan:
         at = 0 if self._same else _share(self._rank, peer) * self.per_lap
         start = lap * self.per_lap
         return block[at : at + max(0, min(self.per_lap, self.expected[peer] - start))]
+
+
+def share_among(block: int, members: int) -> int:
+    """Return the bytes of each share where ``members`` share a block of ``block`` bytes."""
+    return block // members // LINE * LINE or LINE
 
 
 def pack_notes(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from transport.operands.copying import address, copy
 from transport.reduce_op import Flat
 from transport.shm.collectives.arena import Arena
-from transport.shm.collectives.copying import address, copy
 from transport.shm.messages.single_copy import PeerMemory
 
 _PRIVATE = 1 << 63

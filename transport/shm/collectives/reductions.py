@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from transport.call import Call
-from transport.flat import laps_of
+from transport.operands.copying import LONG, copy
+from transport.operands.folding import Folding
 from transport.reduce_op import Flat, RedOpType, ReduceOp, reduction_dtype
-from transport.shm.board.board import DONE, Board
-from transport.shm.board.layout import BLOCKS
+from transport.shm.board.board import Board
 from transport.shm.collectives.arena import Arena
-from transport.shm.collectives.copying import LONG, copy
 from transport.shm.collectives.exchange import Exchange
-from transport.shm.collectives.folding import Folding
-from transport.shm.collectives.scattered import Scattered
+from transport.shm.collectives.exchange_plan import share_among
+from transport.shm.collectives.reduced import Reduced
+from transport.shm.collectives.rooted import Rooted
 from transport.shm.collectives.sharing import Sharing
 
 _DIRECT_OF_TWO = 8
@@ -42,11 +42,13 @@ class Reductions:
         self._arena = arena
         self._piece = piece
         self._exchange = exchange
-        block = board.layout.block
+        self._rooted = Rooted(board, exchange)
+        self._block = block = board.layout.block
+        self._share = share_among(block, board.size - 1)
         self._direct = direct if board.size > 2 else min(_DIRECT_OF_TWO * direct, block)
         self._most_compiled = min(self._direct, _MOST_COMPILED)
         self._folding = Folding(board.size, piece)
-        self._sharing = Sharing(board, arena, self._folding, piece)
+        self._sharing = Sharing(board, arena, self._folding, piece, exchange.laps)
         self._rank = board.rank
         self._size = board.size
         # The parts of blocks that the last small call used, by slot, and what it was.
@@ -125,62 +127,12 @@ class Reductions:
 
     def reduce(self, call: Call, buffer: Flat, op: ReduceOp, root: int) -> None:
         """See ``Communicator.reduce``."""
-        board, folding, rank = self._board, self._folding, self._rank
-        blocks = board.blocks(folding.staged_dtype(buffer.dtype, op))
-        per_lap = blocks[0][0].size
-        laps = laps_of(buffer.size, per_lap)
-        board.begin(call)
-        if rank == root:
-            board.publish(1)
-            board.meet(call)
-            self._reduce_at_root(call, buffer, op, blocks)
+        parts = Reduced(self._folding, self._rank, buffer, [buffer], op, self._block, root)
+        if root == self._rank:
+            self._rooted.receive(call, parts, None, even=True)
         else:
             # Scaled inputs would have to be written back to be read in place.
-            placed = laps > 1 and op.factor is None
-            where = self._arena.locate(buffer) if placed else 0
-            board.words[board.notes(rank)] = where
-            for lap in range(0 if where else laps):
-                if lap == 1:
-                    board.meet_one(call, root)
-                if lap >= BLOCKS:
-                    board.reach(call, root, lap - BLOCKS + 2)
-                start, stop = lap * per_lap, min((lap + 1) * per_lap, buffer.size)
-                into = blocks[rank][board.claim(call, lap)]
-                folding.stage(into[: stop - start], buffer, start, stop, op)
-                board.publish(lap + 1)
-            if where:
-                board.publish(1)
-                board.reach(call, root, DONE)
-            board.check_later(call)
-        if laps > 1:
-            board.close()
-
-    def _reduce_at_root(
-        self, call: Call, buffer: Flat, op: ReduceOp, blocks: list[list[Flat]]
-    ) -> None:
-        board, folding, rank = self._board, self._folding, self._rank
-        per_lap = blocks[0][0].size
-        laps = laps_of(buffer.size, per_lap)
-        views: dict[int, Flat] = {}
-        for peer in board.peers:
-            if where := board.words[board.notes(peer)]:
-                views[peer] = self._arena.view(peer, where, buffer.size, buffer.dtype)
-        for lap in range(laps):
-            start, stop = lap * per_lap, min((lap + 1) * per_lap, buffer.size)
-            slot = board.slot(lap)
-            own = folding.load(buffer, start, stop, op)
-            parts: list[Flat] = []
-            for peer in range(self._size):
-                if peer == rank:
-                    parts.append(own)
-                elif peer in views:
-                    parts.append(views[peer][start:stop])
-                else:
-                    board.reach(call, peer, lap + 1)
-                    parts.append(blocks[peer][slot][: stop - start])
-            folding.fold(parts, op, own if op.factor is None else buffer[start:stop])
-            if laps > 1:
-                board.publish(lap + 2)
+            self._rooted.send(call, parts, root, even=True, placed=op.factor is None)
 
     def reduce_scatter(
         self, call: Call, output: Flat, inputs: Sequence[Flat], op: ReduceOp
@@ -193,5 +145,5 @@ class Reductions:
             done = laps.reduce_scatter(call, output, inputs, op.code, symmetric)
             if done:
                 return
-        parts = Scattered(self._folding, self._rank, output, inputs, op)
+        parts = Reduced(self._folding, self._rank, output, inputs, op, self._share)
         self._exchange.run(call, parts, placed=placed, met=done is not None)

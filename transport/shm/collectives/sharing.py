@@ -17,16 +17,16 @@ member for itself, whatever the others have.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from transport.call import Call
 from transport.flat import laps_of
-from transport.native import core
+from transport.operands.copying import copy
+from transport.operands.folding import Folding
 from transport.reduce_op import Flat, ReduceOp
 from transport.shm.board.board import Board
 from transport.shm.board.layout import LINE
 from transport.shm.collectives.arena import Arena
-from transport.shm.collectives.copying import copy
-from transport.shm.collectives.folding import Folding
 
 _NO_ARENA = -1
 
@@ -34,11 +34,13 @@ _NO_ARENA = -1
 class Sharing:
     """The large all_reduces of one member of a group of at least two. One thread at a time.
 
-    ``piece`` (bytes) is how much at least is reduced at a time where that is done in place.
+    ``piece`` (bytes) is how much at least is reduced at a time where that is done in place;
+    ``laps`` is what makes calls in the compiled core, None without one.
     """
 
-    def __init__(self, board: Board, arena: Arena, folding: Folding, piece: int) -> None:
+    def __init__(self, board: Board, arena: Arena, folding: Folding, piece: int, laps: Any) -> None:
         self._board = board
+        self._laps = laps
         self._arena = arena
         self._folding = folding
         self._stretch = max(piece, board.layout.block)
@@ -49,9 +51,9 @@ class Sharing:
         """See ``Communicator.all_reduce``."""
         place = self._locate(buffer, op)
         board = self._board
-        if core is not None and op.factor is None and (compiled := board.compiled()) is not None:
+        if op.factor is None and self._laps is not None:
             apart = self._arena.apart(place) if place > 0 else 0
-            if core.share_all_reduce(compiled, board, call, buffer, op.code, place, apart):
+            if self._laps.all_reduce(call, buffer, op.code, place, apart):
                 return
         folding, rank, size = self._folding, self._rank, self._size
         blocks = board.blocks(folding.staged_dtype(buffer.dtype, op))

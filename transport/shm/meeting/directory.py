@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from transport.call import Call
-from transport.errors import StoreTimeoutError
+from transport.place import Place
 from transport.runtime import Membership
-from transport.shm.meeting.locality import Place
-from transport.store.base import Store
-from transport.store_waits import PATIENCE_SECONDS, StoreWaits, has_not_entered
+from transport.store_waits import PeerKeys
 
 
 class Directory:
@@ -23,7 +21,7 @@ class Directory:
         self.place = place
         self._membership = membership
         self._places: dict[int, Place] = {membership.rank: place}
-        self._waits = StoreWaits(membership.store)
+        self._keys = PeerKeys(membership)
 
     def publish(self) -> None:
         """Tell the other members where this rank is."""
@@ -33,7 +31,7 @@ class Directory:
         """Return where ``peer`` is, waiting until it has said so."""
         place = self._places.get(peer)
         if place is None:
-            place = Place.decode(self.read(_place_key(peer), peer, call))
+            place = Place.decode(self._keys.read(_place_key(peer), peer, call))
             self._places[peer] = place
         return place
 
@@ -41,7 +39,7 @@ class Directory:
         """Learn where all members are, waiting until they have said so: one question for all."""
         members = range(self._membership.size)
         peers = [peer for peer in members if peer not in self._places]
-        for peer, data in self.read_all(_place_key, peers, call).items():
+        for peer, data in self._keys.read_all(_place_key, peers, call).items():
             self._places[peer] = Place.decode(data)
 
     def find(self, peer: int) -> Place | None:
@@ -61,54 +59,19 @@ class Directory:
         """Whether memory can be shared with ``peer``, as far as can be told; see ``look_up``."""
         return peer == self._membership.rank or self.place.may_share_with(self.look_up(peer, call))
 
-    def read(self, key: str, peer: int, call: Call) -> bytes:
-        """Return what ``peer`` writes under ``key`` in the group's store, waiting for it."""
-        store = self._membership.store
-        self.check()
-        if store.check([key]):
-            return store.get(key)
-        call.waiting_for = peer
-        try:
-            value = self._waits.wait(lambda client: client.get(key, call.deadline.remaining()))
-        except StoreTimeoutError as error:
-            raise has_not_entered(call, self._membership, peer) from error
-        call.waiting_for = None
-        return value
-
     def read_all(
         self, key_of: Callable[[int], str], peers: Sequence[int], call: Call
     ) -> dict[int, bytes]:
         """Return what each of ``peers`` writes under its key, waiting for all of it."""
-        store, keys = self._membership.store, [key_of(peer) for peer in peers]
-        self.check()
-        if not keys:
-            return {}
-        if not store.check(keys):
-
-            def first_missing(client: Store) -> int:
-                return next((p for p in peers if not client.check([key_of(p)])), peers[-1])
-
-            def wait(client: Store) -> None:
-                try:
-                    client.wait(keys, min(PATIENCE_SECONDS, call.deadline.remaining()))
-                except StoreTimeoutError:
-                    call.waiting_for = first_missing(client)
-                    client.wait(keys, call.deadline.remaining())
-
-            try:
-                self._waits.wait(wait)
-            except StoreTimeoutError as error:
-                raise has_not_entered(call, self._membership, first_missing(store)) from error
-            call.waiting_for = None
-        return dict(zip(peers, store.multi_get(keys), strict=True))
+        return self._keys.read_all(key_of, peers, call)
 
     def check(self) -> None:
         """Raise ``CommunicatorAbortedError`` after ``cancel``."""
-        self._waits.check()
+        self._keys.check()
 
     def cancel(self, reason: str) -> None:
         """Break off all waits, now and later. Never blocks; idempotent."""
-        self._waits.cancel(reason)
+        self._keys.cancel(reason)
 
 
 def _place_key(rank: int) -> str:

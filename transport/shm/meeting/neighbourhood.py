@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from transport.call import Call
 from transport.errors import CommunicatorTimeoutError, DistNetworkError
+from transport.place import Place
 from transport.runtime import Membership
 from transport.shm.board.patience import Patience
 from transport.shm.board.segment import Segment, adopt
 from transport.shm.meeting.directory import Directory
 from transport.shm.meeting.endpoint import Endpoint
-from transport.shm.meeting.locality import Place
 
 
 class Neighbourhood:

@@ -23,13 +23,13 @@ from transport.errors import CommunicatorTimeoutError, DistBackendError, PeerLos
 from transport.flat import as_bytes
 from transport.links.mailbox import Incoming, Mailbox, Receive
 from transport.native import core
+from transport.operands.copying import address
 from transport.reduce_op import Flat
 from transport.runtime import Membership
 from transport.shm.board.futex import Fence
 from transport.shm.board.layout import Sizes, lines, pages
-from transport.shm.board.patience import SLICE_SECONDS, Patience
+from transport.shm.board.patience import Patience
 from transport.shm.board.segment import LINE, OwnedSegment, Segment
-from transport.shm.collectives.copying import address
 from transport.shm.meeting.directory import Directory
 from transport.shm.meeting.neighbourhood import Neighbourhood
 from transport.shm.messages.ring import ASLEEP, BELL, CONTROL_LINES, RingReader, RingWriter
@@ -187,7 +187,12 @@ class Messages(Mailbox):
             self._kick(dst)
 
         self._patience.wait(
-            ring.words, ring.taken, least, ring.set_sleeping, ring.futex, check, call
+            call,
+            lambda: ring.words[ring.taken] >= least,
+            ring.segment,
+            ring.taken,
+            ring.set_sleeping,
+            check,
         )
         call.waiting_for = None
 
@@ -252,7 +257,7 @@ class Messages(Mailbox):
             outbox = self._outboxes.get(src)
         self.carry()
         if outbox is not None:
-            outbox.ring.futex.wake(outbox.ring.taken)
+            outbox.ring.segment.futex.wake(outbox.ring.taken)
 
     def abort(self, reason: str) -> None:
         """See ``Mailbox.abort``; senders are woken as well."""
@@ -261,7 +266,7 @@ class Messages(Mailbox):
         with self._guard:
             outboxes = list(self._outboxes.values())
         for outbox in outboxes:
-            outbox.ring.futex.wake(outbox.ring.taken)
+            outbox.ring.segment.futex.wake(outbox.ring.taken)
 
     def _watch(self, call: Call, src: int | None) -> None:
         """See to it that this rank learns when a member goes from which it waits for a message."""
@@ -371,16 +376,22 @@ class Messages(Mailbox):
         else:
             heard = patient and core.RingEnd.listen(rings, rung)
         if not heard:
-            words[ASLEEP] = 1
-            self._fence()
-            try:
-                while not news():
-                    if call.deadline.expired:
-                        return
-                    self.inbox.futex.wait(BELL, rung, min(SLICE_SECONDS, call.deadline.remaining()))
-            finally:
-                words[ASLEEP] = 0
+            self._patience.sleep(
+                call,
+                lambda: call.deadline.expired or news(),
+                self.inbox,
+                BELL,
+                self._set_asleep,
+                lambda: None,
+            )
+            if not news():
+                return
         self._carry(patient)
+
+    def _set_asleep(self, asleep: bool) -> None:
+        self.inbox.words[ASLEEP] = asleep
+        if asleep:
+            self._fence()
 
     def _carry(self, patient: bool) -> bool:
         """Move up to a message from each ring; return whether anything was there.

@@ -16,10 +16,10 @@ from transport.call import HEADER_BYTES, CallHeader
 from transport.errors import CommunicatorAbortedError, PeerLostError
 from transport.links.mailbox import Incoming, Mailbox
 from transport.native import core
+from transport.operands.copying import LONG, copy_bytes
 from transport.shm.board.futex import Fence
 from transport.shm.board.layout import WORD, lines
 from transport.shm.board.segment import LINE, Segment
-from transport.shm.collectives.copying import LONG, copy_bytes
 from transport.shm.messages.single_copy import PeerMemory
 
 _SIZE_AND_ADDRESS = struct.Struct("<QQ")
@@ -166,7 +166,7 @@ class Ring(RingEnd):
         self.words = segment.words
         self.written = control // WORD
         self.taken = (control + LINE) // WORD
-        self.futex = segment.futex
+        self.segment = segment
         self.data = segment.data[start : start + capacity]
 
     @property

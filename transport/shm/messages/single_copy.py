@@ -22,11 +22,11 @@ import numpy as np
 
 from transport.call import Call
 from transport.errors import PeerLostError
+from transport.operands.copying import PAGE_BITS, address, copy
 from transport.reduce_op import Flat
 from transport.runtime import Membership
 from transport.shm.board.board import Board
 from transport.shm.board.segment import PAGE
-from transport.shm.collectives.copying import PAGE_BITS, address, copy
 
 _PID, _ADDRESS, _NONCE = 0, 1, 2
 _NONCE_WORDS = 4

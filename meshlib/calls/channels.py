@@ -1,0 +1,79 @@
+"""``Channels``: the communicators of one group, by the device whose arrays they carry."""
+
+from __future__ import annotations
+
+import threading
+
+from meshlib.calls.context import RankContext
+from meshlib.diagnosis.fate import Fate
+from transport.communicator import Communicator
+
+
+class Channels:
+    """Made at the first call; a member joins its group once, from whichever thread."""
+
+    def __init__(self, context: RankContext, fate: Fate) -> None:
+        self._context = context
+        self._fate = fate
+        self._making = threading.Lock()
+        self.made: dict[str, Communicator] = {}
+        """By device; it changes under the lock of the group's ``Fate``."""
+
+    def get(self, device: str) -> Communicator:
+        """Return the communicator for arrays on ``device``, making it if there is none yet."""
+        communicator = self.made.get(device)
+        if communicator is not None:
+            return communicator
+        fate = self._fate
+        # Lanes run side by side.
+        with self._making:
+            communicator = self.made.get(device)
+            if communicator is None:
+                communicator = self._context.make_communicator(fate.members, device)
+                with fate.lock:
+                    self.made[device] = communicator
+                    failure, left = fate.error, fate.left
+                self._lose(communicator, left)
+                if failure is not None:
+                    communicator.abort(str(failure))
+            return communicator
+
+    def open(self) -> list[Communicator]:
+        """Return those that can still carry something. With the lock of the group's ``Fate``."""
+        return [] if self._fate.destroyed else list(self.made.values())
+
+    def lose(self, communicators: list[Communicator], places: list[int]) -> None:
+        """Tell ``communicators`` that the members at ``places`` have left the job."""
+        for communicator in communicators:
+            known = communicator.lost
+            self._lose(communicator, [place for place in places if place not in known])
+
+    def _lose(self, communicator: Communicator, places: list[int] | tuple[int, ...]) -> None:
+        for place in places:
+            rank = self._fate.members.ranks[place]
+            communicator.lose(place, f"rank {rank} has left the job")
+
+    def is_receiving(self) -> bool:
+        """Whether a message is on its way."""
+        return any(communicator.receiving for communicator in self.made.values())
+
+    def release(self) -> None:
+        """Let go of all; with none left, later ones are made anew."""
+        with self._fate.lock:
+            communicators, self.made = self.made, {}
+        for communicator in communicators.values():
+            communicator.close()
+
+    def close(self, *, idle: bool) -> None:
+        """Let go of all for good; unless ``idle``, somebody is still in a call on them."""
+        fate = self._fate
+        for communicator in list(self.made.values()):
+            for text in communicator.left_over() if fate.error is None else ():
+                self._context.log.warning("%s ends with messages left: %s", fate.members, text)
+            if not idle:
+                communicator.abort("the group was destroyed")
+            communicator.close()
+
+    def end_in_a_fork(self) -> None:
+        """Be usable in a fork of this rank's process."""
+        self._making = threading.Lock()  # threads that are not here may have held it

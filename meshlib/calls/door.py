@@ -1,0 +1,208 @@
+"""``Door``: the one way into the calls of a group, of every kind.
+
+Order, deadlines, recording, the shortcut and failure meet in ``Door.issue`` and nowhere else.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from time import monotonic
+from typing import Any
+
+from meshlib.calls.channels import Channels
+from meshlib.calls.context import RankContext
+from meshlib.calls.failure import Failure
+from meshlib.calls.lane import Lane
+from meshlib.calls.lanes import Lanes
+from meshlib.calls.shortcut import SHORT, Order, Shortcut, open_shortcut, resume
+from meshlib.calls.spec import CallSpec, InPlace, Run
+from meshlib.calls.work import Work
+from meshlib.diagnosis.fate import Fate
+from meshlib.diagnosis.recorder import COLLECTIVE, Record
+from transport.call import CallHeader, pack_header
+from transport.deadline import Deadline, Timeout, to_seconds
+from transport.reduce_op import ReduceOp
+
+
+class Door:
+    """Makes the calls of the group of ``fate.members`` on its ``channels``.
+
+    ``ranks`` are the members' global ranks, ``rank`` this one's place among them, -1 if it has
+    none.
+    """
+
+    def __init__(
+        self, context: RankContext, fate: Fate, channels: Channels, failure: Failure
+    ) -> None:
+        self.members = members = fate.members
+        self.ranks = members.ranks
+        self.rank = members.rank()
+        self.order = Order()
+        """The number of the last collective, and the hash of all."""
+        self.shortcut: Shortcut | None = None
+        """Makes usual small calls by itself, once the members have met."""
+        name = members.group_desc or members.id
+        self.lanes = Lanes(name, context.rank, context.adopt_thread)
+        self._context = context
+        self._fate = fate
+        self._channels = channels
+        self._failure = failure
+        self._peer_sequence = 0
+        self._has_looked = False
+        failure.unusual.append(self.close_shortcut)
+
+    def issue(
+        self, what: CallSpec | InPlace, async_op: bool = False, timeout: Timeout | None = None
+    ) -> Any:
+        """Make one call: ``run(communicator, call)`` of ``what`` at its turn.
+
+        Collectives run in the order of issue; so do point-to-point calls with one peer, direction
+        and tag, independently of all others. ``timeout``: by default the group's.
+
+        Returns what ``run`` returns (a ``Message`` for a receive), or a ``Work`` if ``async_op``.
+        Raises ValueError for a device that has no backend and after the group was destroyed; what
+        broke it if it is broken.
+        """
+        seconds = self.members.seconds if timeout is None else to_seconds(timeout)
+        shortcut = self.shortcut
+        if shortcut is not None and not async_op:
+            result = shortcut.issue(what, seconds)
+            if result is not NotImplemented:
+                return result
+        spec = what if isinstance(what, CallSpec) else what.spelled_out()
+        kind, run, device, peer = spec.kind, spec.run, spec.device, spec.peer
+        context, fate = self._context, self._fate
+        if device != "cpu":
+            self._check_device(device)
+        if context.observers and peer == COLLECTIVE:
+            run = self._observed(spec)
+        with fate.lock:
+            if fate.error is not None or fate.destroyed:
+                self._failure.note_told()
+                raise fate.unusable()
+            if peer == COLLECTIVE:
+                lane = self.lanes.collectives
+                packed = self.order.next_header(spec)
+            else:
+                lane = self.lanes.of_peer(kind, peer, spec.extra)
+                self._peer_sequence = number = self._peer_sequence + 1
+                packed = pack_header(
+                    number, spec.elements, spec.root, kind, spec.dtype, spec.op, 0, 0, spec.extra
+                )
+            record = context.recorder.open(
+                self.members.id, packed, spec.nbytes, peer, not async_op, seconds
+            )
+            if context.log.detailed:
+                run = context.log.around(run, record, self.members)
+            inline = not async_op and lane.try_enter()
+            work = None if inline else self._enqueue(lane, run, record, device)
+        if work is not None:
+            return work if async_op else work.outcome()
+        record.started = record.issued
+        try:
+            result = self._run(run, record, device)
+            if not self._has_looked and kind in SHORT and device == "cpu":
+                self.open_shortcut()
+        finally:
+            lane.leave()
+        if record.completion is not None:
+            completion, record.completion = record.completion, None  # the record outlives it
+            completion.join()
+        return result
+
+    def _check_device(self, device: str) -> None:
+        backends = self.members.backends
+        # Arrays on a GPU have a way by the host's backend.
+        if device not in backends and not (device == "cuda" and "cpu" in backends):
+            has = self.members.backend
+            raise ValueError(f"{self} has no backend for arrays on {device!r}; it has {has!r}")
+
+    def _observed(self, spec: CallSpec) -> Run:
+        header = CallHeader(
+            0, spec.elements, spec.root, spec.kind, spec.dtype, spec.op, extra=spec.extra
+        )
+        run = spec.run
+        for observer in list(self._context.observers.values()):
+            run = observer(self.members, header, spec.device, run)
+        return run
+
+    def _enqueue(self, lane: Lane, run: Run, record: Record, device: str) -> Work:
+        work = Work(
+            lambda: f"{record.header} on {self}", self._failure.note_told, self.lanes.continuations
+        )
+
+        def task() -> None:
+            try:
+                record.start()
+                result = self._run(run, record, device)
+                completion, record.completion = record.completion, None
+                work.finish(result, completion)
+            except BaseException as error:  # noqa: BLE001 (it belongs to whoever waits)
+                work.fail(error)
+
+        lane.submit(task)
+        return work
+
+    def _run(self, run: Run, record: Record, device: str) -> Any:
+        """Make the call, whose turn has come; return its result.
+
+        ``record.completion`` is the end of what a device still does for it.
+        """
+        fate = self._fate
+        if fate.error is not None:
+            record.end("the group was broken before its turn came")
+            raise self._failure.told(record, fate.unusable())
+        if fate.absent and self._failure.break_if_deserted(record):
+            record.end(str(fate.error))
+            raise self._failure.told(record, fate.unusable())
+        try:
+            communicator = self._channels.made.get(device) or self._channels.get(device)
+            annotate = self._context.recorder.annotate
+            if annotate is None:
+                result = run(communicator, record)
+            else:
+                with annotate(record.title):
+                    result = run(communicator, record)
+        except BaseException as error:
+            seen = self._failure.told(record, self._failure.seen_by_user(record, error))
+            record.end(str(seen))
+            if seen is error:
+                raise
+            # Where a transport noticed says nothing to the user; it stays in __context__.
+            raise seen from None
+        record.ended = monotonic()
+        if record.completion is not None:
+            self._failure.explained_later(record)
+        return result
+
+    # ------------------------------------------------------------------ the shortcut
+
+    def open_shortcut(self) -> None:
+        """Have the compiled core make the usual calls from now on, where it can."""
+        self._has_looked = True
+        context, fate, lane = self._context, self._fate, self.lanes.collectives
+        shortcut = open_shortcut(
+            self._channels.made["cpu"],
+            (self.members.id, self._resume, self._run, self.order, fate.lock, *lane.parts()),
+            (context.recorder, context.observers, context.log.levels),
+        )
+        with fate.lock:
+            if fate.usable and not fate.absent:
+                self.shortcut = shortcut
+
+    def close_shortcut(self) -> None:
+        """Have all calls go the whole way from now on."""
+        self.shortcut = None
+
+    def _resume(self, record: Record, tensor: Any, op: ReduceOp | None) -> Any:
+        """Go on with what the shortcut began; the turn is its own to give back."""
+        return self._run(partial(resume, tensor, op), record, "cpu")
+
+    # ------------------------------------------------------------------ the end
+
+    def drain(self, seconds: float) -> bool:
+        """Let calls that were issued end; return whether all did within ``seconds``."""
+        return self.lanes.drain(Deadline.after(seconds), self._channels.is_receiving)
+
+    def __repr__(self) -> str:
+        return repr(self.members)

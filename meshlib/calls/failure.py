@@ -1,0 +1,172 @@
+"""``Failure``: how a group breaks, and what its users see of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from functools import partial
+
+from meshlib.calls.channels import Channels
+from meshlib.calls.context import RankContext
+from meshlib.diagnosis.failures import Reporter, abort_event, announce
+from meshlib.diagnosis.fate import Fate
+from meshlib.diagnosis.recorder import COLLECTIVE, Record
+from transport.call import CallHeader, Kind
+from transport.errors import (
+    CollectiveMismatchError,
+    CollectiveTimeoutError,
+    CommunicatorAbortedError,
+    CommunicatorTimeoutError,
+    DistBackendError,
+    DistError,
+    DistStoreError,
+    HeaderMismatchError,
+    RankFailedError,
+)
+
+
+class Failure:
+    """Writes a group's ``Fate`` and acts on it: on this rank, and by the store on all others.
+
+    ``retire()`` is called when this rank's program was told that the group broke.
+    """
+
+    def __init__(
+        self,
+        context: RankContext,
+        fate: Fate,
+        channels: Channels,
+        retire: Callable[[], None],
+    ) -> None:
+        self._context = context
+        self._fate = fate
+        self._members = fate.members
+        self._channels = channels
+        self._retire = retire
+        self.unusual: list[Callable[[], object]] = []
+        """Called, with the lock of the ``Fate``, when calls cannot be as usual any more."""
+        self.broken: list[Callable[[DistError], object]] = []
+        """Called with what broke the group, whenever it is said."""
+
+    # ------------------------------------------------------------------ breaking
+
+    def fail(self, error: DistError) -> None:
+        """Break the group here: whoever is in a call of it, and every later call, raises it."""
+        fate = self._fate
+        with fate.lock:
+            news = fate.seal(error)
+            for end in self.unusual:
+                end()
+            communicators = self._channels.open()
+        fate.tell()
+        for tell in self.broken:
+            tell(error)
+        if news:  # by this rank and by what another one reports it comes twice
+            self._context.log.info("%s is broken: %s", self._members, error)
+        self._context.note_failure(error)
+        for communicator in communicators:
+            communicator.abort(str(error))
+
+    def fail_everywhere(self, error: DistError) -> None:
+        """Break the group with ``error`` on all members, and here, unless it is broken."""
+        if self._fate.error is None:
+            context = self._context
+            with suppress(DistStoreError):
+                # The others learn the reason before they see this rank's channels close.
+                announce(context.store, abort_event(self._members.id, error, context.rank))
+            self.fail(error)
+
+    def note_told(self) -> None:
+        """Note that whoever makes the calls was told what broke the group, if it is broken."""
+        if self._fate.error is not None:
+            self._retire()
+
+    def told(self, record: Record, error: BaseException) -> BaseException:
+        """Return ``error``, of which whoever waits for ``record``'s end is told now."""
+        if record.sync:
+            self.note_told()
+        return error
+
+    # ------------------------------------------------------------------ members that leave
+
+    def do_without(self, left: Mapping[int, Collection[str]]) -> None:
+        """See ``ProcessGroup.do_without``."""
+        members, fate = self._members, self._fate
+        places = [place for rank in left if (place := members.place_of(rank)) is not None]
+        if not places:
+            return
+        absent = [place for place in places if members.id not in left[members.ranks[place]]]
+        with fate.lock:
+            fate.left = (*fate.left, *places)
+            if absent:
+                fate.absent = (*fate.absent, *absent)
+                for end in self.unusual:
+                    end()
+            communicators = self._channels.open()
+        self._channels.lose(communicators, places)
+        if not absent or fate.destroyed:
+            return
+        # A call that starts from now on sees for itself who is absent.
+        for record in self._context.recorder.records(members.id):
+            if record.started and not record.ended:
+                self.break_if_deserted(record)
+
+    def break_if_deserted(self, record: Record) -> bool:
+        """Break the group if ``record``'s call needs a member that is absent; say whether."""
+        absent, members = self._fate.absent, self._members
+        for place in absent if record.peer == COLLECTIVE else (record.peer,):
+            if place in absent:
+                rank = members.ranks[place]
+                left = f"rank {rank} has left the job without a call on {members}"
+                needs = f"rank {members.global_rank} needs it in {record.header}, {record.site}"
+                self.fail_everywhere(RankFailedError(f"{left}; {needs}", rank))
+                return True
+        return False
+
+    # ------------------------------------------------------------------ what the user sees
+
+    def seen_by_user(self, record: Record, error: BaseException) -> BaseException:
+        """Return what the user sees for ``error``; break the group unless it is still whole."""
+        fate, members = self._fate, self._members
+        if fate.destroyed:
+            return DistBackendError(f"{members} was destroyed while {record.header} was under way")
+        if record.header.kind == Kind.RECV:
+            # Nothing half-done lies on the wire.
+            if isinstance(error, HeaderMismatchError):
+                return CollectiveMismatchError(f"{error} ({record.header} on {members})")
+            if isinstance(error, CommunicatorTimeoutError):
+                return CollectiveTimeoutError(f"{error} ({record.header} on {members})")
+        if isinstance(error, CommunicatorAbortedError) and (known := fate.await_failure(1.0)):
+            return known
+        reporter = Reporter(fate, self._context.store)
+        if isinstance(error, DistError):
+            explained = reporter.explain(record, error)
+            self.fail(explained)
+            return explained
+        # KeyboardInterrupt, MemoryError …: the user sees it as it is, but the other members must
+        # not wait for a rank that stopped in the middle.
+        rank = members.global_rank
+        why = f"{type(error).__name__}: {error}".rstrip(": ")
+        left = f"rank {rank} left {record.header} on {members}: {why}"
+        self.fail(reporter.explain(record, RankFailedError(left, rank)))
+        return error
+
+    def explained_later(self, record: Record) -> None:
+        """Have an error of what a device still does for ``record`` explained as any other."""
+        assert record.completion is not None
+        record.completion.explain_by(partial(self._explain, record))
+
+    def _explain(self, record: Record, error: Exception, at_fault: CallHeader | None) -> Exception:
+        """Return what the user sees for the ``error`` of a device's work for ``record``.
+
+        ``at_fault`` is the call that went wrong, if it was another one.
+        """
+        if known := self._fate.await_failure(0):
+            self.note_told()
+            return known
+        if at_fault is not None and at_fault != record.header:
+            mine = self._context.recorder.records(self._members.id)
+            record = next((r for r in mine if r.header == at_fault), record)
+        seen = self.seen_by_user(record, error)
+        self.note_told()
+        return seen if isinstance(seen, Exception) else error

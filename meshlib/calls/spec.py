@@ -1,0 +1,83 @@
+"""``CallSpec``: what a call is, in one value and one order of its fields."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from meshlib.diagnosis.recorder import COLLECTIVE
+from transport.call import NO_ROOT, Call, Kind
+from transport.communicator import Communicator
+from transport.native import core
+from transport.reduce_op import ReduceOp
+
+Run = Callable[[Communicator[Any], Call], Any]
+"""What a call does at its turn; what it returns is the call's result."""
+
+
+class CallSpec:
+    """What a call is: ``run`` is made at its turn, on the communicator for arrays on ``device``.
+
+    ``elements`` to ``extra`` are what must be equal on every member (see ``CallHeader``); ``dtype``
+    and ``op`` are wire codes. ``nbytes`` is for the records. ``peer`` (a group rank or
+    ``ANY_SOURCE``) marks a point-to-point call, whose tag is ``extra``. Immutable.
+    """
+
+    __slots__ = (
+        "device",
+        "dtype",
+        "elements",
+        "extra",
+        "kind",
+        "nbytes",
+        "op",
+        "peer",
+        "root",
+        "run",
+    )
+
+    def __init__(
+        self,
+        kind: Kind,
+        run: Run,
+        elements: int = 0,
+        root: int = NO_ROOT,
+        dtype: int = 0,
+        op: int = 0,
+        extra: int = 0,
+        nbytes: int = 0,
+        device: str = "cpu",
+        peer: int = COLLECTIVE,
+    ) -> None:
+        # The compiled core has this, too: making one is a part of every call.
+        self.kind = kind
+        self.run = run
+        self.elements = elements
+        self.root = root
+        self.dtype = dtype
+        self.op = op
+        self.extra = extra
+        self.nbytes = nbytes
+        self.device = device
+        self.peer = peer
+
+
+PythonsCallSpec = CallSpec
+if core is not None and not TYPE_CHECKING:
+    CallSpec = core.CallSpec
+
+
+class InPlace(Protocol):
+    """The call that is small most often: an all_reduce of a NumPy array where it lies.
+
+    The shortcut needs no more than this. What the call is, spelled out, takes longer than the call.
+    """
+
+    array: np.ndarray[Any, Any]
+    op: ReduceOp
+
+    def spelled_out(self) -> CallSpec:
+        """Return the same as a ``CallSpec``. Raises what is to be said against it."""
+        ...

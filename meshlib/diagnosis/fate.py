@@ -1,0 +1,69 @@
+"""``Fate``: what has become of a group."""
+
+from __future__ import annotations
+
+import threading
+from copy import copy
+
+from meshlib.diagnosis.members import Members
+from transport.errors import DistError
+
+
+class Fate:
+    """What broke the group of ``members``, who of them has left, and whether it was closed.
+
+    Whoever changes it holds ``lock``; so does whoever must not miss a change.
+    """
+
+    def __init__(self, members: Members) -> None:
+        self.members = members
+        self.lock = threading.Lock()
+        self.error: DistError | None = None
+        """What broke it. Raised are copies: each thread adds a traceback of its own."""
+        self.destroyed = False
+        self.left: tuple[int, ...] = ()
+        """The places of members that have left the job in good order."""
+        self.absent: tuple[int, ...] = ()
+        """Those of them that have made no call on the group, and never will."""
+        self._broken = threading.Event()
+
+    @property
+    def usable(self) -> bool:
+        """Whether calls can be made on it: it is neither broken nor closed."""
+        return self.error is None and not self.destroyed
+
+    @property
+    def departed(self) -> tuple[int, ...]:
+        """The global ranks of members that have left the job in good order."""
+        return tuple(self.members.ranks[place] for place in self.left)
+
+    def seal(self, error: DistError) -> bool:
+        """Say that ``error`` has broken the group; False: something else had. With ``lock``."""
+        news = self.error is None
+        if news:
+            self.error = error
+        return news
+
+    def tell(self) -> None:
+        """Wake those who wait for the news that it is broken."""
+        self._broken.set()
+
+    def await_failure(self, timeout: float) -> DistError | None:
+        """Return a copy of the error that broke the group, waiting up to ``timeout`` seconds."""
+        if self.error is None and timeout > 0:
+            self._broken.wait(timeout)
+        return None if self.error is None else copy(self.error)
+
+    def unusable(self) -> Exception:
+        """Return what a call on it raises."""
+        if self.error is not None:
+            return copy(self.error)
+        return ValueError(f"{self.members} was destroyed; make a new one")
+
+    def end_in_a_fork(self, error: DistError) -> None:
+        """Have every call in this fork of the rank's process raise ``error``."""
+        # Threads that are not here may have held it.
+        self.lock = threading.Lock()
+        self._broken = threading.Event()
+        self.error, self.destroyed = error, True
+        self._broken.set()

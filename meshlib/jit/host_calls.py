@@ -1,0 +1,394 @@
+"""Calling Python from compiled XLA programs, on the program's own buffers.
+
+The one file that touches what JAX calls experimental or internal. It stands on the custom call
+behind ``jax.experimental.buffer_callback`` (no copy in either direction, about 2 microseconds) and
+adds what that function lacks: a place in the program's *order*. Ordered calls thread an XLA token
+from one to the next, in the order of the Python program, through ``jit``, ``scan``, ``while``,
+``cond`` and from one dispatched computation to the next. XLA cannot exchange them, on any rank.
+
+The order is that of one thread: JAX keeps a thread's tokens from the others'. So a group's programs
+are one thread's, and another one's are refused before they begin.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from operator import methodcaller
+from typing import Any
+
+import jax
+import numpy as np
+import numpy.typing as npt
+from jax._src import config, core, dispatch, effects, ffi
+from jax._src.interpreters import ad, batching, mlir, pxla
+from jax.extend.core import Primitive
+
+from meshlib.groups.process_group import ProcessGroup
+from meshlib.jit.device_buffers import on_program_stream
+
+HostArray = npt.NDArray[Any]
+HostFunction = Callable[[Sequence[HostArray], Sequence[HostArray], "Program"], None]
+"""``function(outputs, inputs, program)``: writes ``outputs`` in place. ``inputs`` must not be
+changed, except those whose memory is an output's (see ``aliases``)."""
+
+# NumPy's ``asarray`` asks for three other protocols first, which takes three times as long.
+_as_array = methodcaller("__array__")
+
+Views = Callable[[Any, Sequence[Any]], AbstractContextManager[list[HostArray]]]
+"""``views(context, buffers)`` gives arrays over what XLA passes, while the call is made.
+
+None stands for NumPy's own, for which nothing has to be prepared.
+"""
+
+_TARGETS = {
+    "cpu": "xla_buffer_python_cpu_callback",
+    "cuda": "xla_buffer_python_gpu_callback",
+}
+
+
+class _HostCallEffect(effects.Effect):
+    """What keeps a call from being dropped, and gives an ordered one its place."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __repr__(self) -> str:
+        return self._name
+
+
+class _OrderedHostCallEffect(_HostCallEffect):
+    pass
+
+
+ORDERED = _OrderedHostCallEffect("OrderedMeshCall")
+UNORDERED = _HostCallEffect("MeshCall")
+
+effects.ordered_effects.add_type(_OrderedHostCallEffect)
+# So that programs over several devices get to ``_lower``, which says more than JAX would.
+effects.shardable_ordered_effects.add_type(_OrderedHostCallEffect)
+for _allowed in (
+    effects.lowerable_effects,
+    effects.control_flow_allowed_effects,
+    effects.custom_derivatives_allowed_effects,
+    effects.remat_allowed_effects,
+):
+    _allowed.add_type(_HostCallEffect)
+
+_host_call_p = Primitive("meshlib_host_call")
+_host_call_p.multiple_results = True
+dispatch.simple_impl(_host_call_p)
+
+
+def traces_are_own() -> bool:
+    """Whether ``jax.jit`` keeps this thread's traces apart (see ``meshlib.testing``)."""
+    return bool(config.xla_metadata_context_manager.value)
+
+
+def host_call(
+    function: HostFunction,
+    results: Iterable[jax.ShapeDtypeStruct],
+    *operands: jax.Array,
+    ordered: bool,
+    aliases: tuple[tuple[int, int], ...] = (),
+    reads: bool = True,
+    on_gpu: bool = False,
+    group: ProcessGroup | None = None,
+) -> list[jax.Array]:
+    """Call ``function`` when the program gets here, and return what it put into its outputs.
+
+    The call has no derivative and no batching rule: what is built on it brings its own.
+
+    Args:
+        function: Called with the outputs, the inputs and the ``Program``. An exception in it ends
+            the program.
+        results: The outputs' shapes and dtypes.
+        operands: The arrays that ``function`` reads.
+        ordered: Ordered calls happen one after the other, in the order of the Python program; an
+            unordered one whenever its operands are there, on any thread, so it must not wait for
+            another one.
+        aliases: Pairs (operand, result) of numbers that share memory: the output begins as the
+            operand.
+        reads: Without it ``function`` is given no inputs: all that it needs is in its outputs.
+        on_gpu: A program may also be compiled for a GPU. There ``function`` gets CuPy arrays, and
+            is called when the program's stream, which is CuPy's current one, has got the work
+            before the call: what it puts on that stream comes behind that, and before the
+            program's later work.
+        group: The one whose calls ``function`` makes: from then on the thread that runs the program
+            is the only one that may run programs with calls on it, until it has ended.
+
+    Returns:
+        The outputs, of the shapes and dtypes of ``results``.
+
+    Raises:
+        jax.errors.JaxRuntimeError: Where the program is dispatched or its results are read, if
+            ``function`` raised: it ends with that exception's type and text.
+        NotImplementedError: When the program is compiled for several devices, or for another
+            platform.
+    """
+    avals = tuple(core.ShapedArray(result.shape, result.dtype) for result in results)
+    return _host_call_p.bind(
+        *operands,
+        function=function,
+        avals=avals,
+        ordered=ordered,
+        aliases=aliases,
+        reads=reads,
+        on_gpu=on_gpu,
+        group=group,
+    )
+
+
+@_host_call_p.def_effectful_abstract_eval  # pyright: ignore[reportUntypedFunctionDecorator]
+def _abstract_eval(  # pyright: ignore[reportUnusedFunction]
+    *_: Any, avals: tuple[core.ShapedArray, ...], ordered: bool, **__: Any
+) -> tuple[tuple[core.ShapedArray, ...], set[effects.Effect]]:
+    return avals, {ORDERED if ordered else UNORDERED}
+
+
+class Program:
+    """Stands for one compiled program: the same object for all calls in it."""
+
+    def __init__(self, callbacks: Sequence[Any]) -> None:
+        self._callbacks = callbacks
+        self._guards: list[Callable[[BaseException], None]] = []
+        self._groups: dict[ProcessGroup, None] = {}
+
+    def add_group(self, group: ProcessGroup) -> None:
+        """Note that the program makes calls on ``group``."""
+        self._groups[group] = None
+
+    def enter(self) -> None:
+        """Make its groups this thread's, which is about to run the program.
+
+        Raises RuntimeError when another thread that is still there has run programs with calls on
+        one of them.
+        """
+        me = threading.current_thread()
+        for group in self._groups:
+            owner = group.owner
+            if owner is me:
+                continue
+            if owner is not None and owner.is_alive():
+                raise RuntimeError(
+                    f"thread {me.name!r} runs a program with calls on {group}, and so has thread"
+                    f" {owner.name!r}. Calls inside jax.jit are in order within a thread only: with"
+                    " two of them ranks could make the calls in different orders. Give each thread"
+                    " a group of its own, such as dist.new_group(ranks)"
+                )
+            group.owner = me
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the program calls no Python but through ``host_call``.
+
+        Then only such a call can end it before its end, and ``guard`` sees every one of them.
+        """
+        return all(isinstance(callback, _Callback) for callback in self._callbacks)
+
+    def guard(self, cleanup: Callable[[BaseException], None]) -> None:
+        """Have ``cleanup(error)`` called before a call that raised ``error`` ends the program.
+
+        XLA then frees the program's buffers: whoever still works on them has to stop first.
+        """
+        self._guards.append(cleanup)
+
+    def unguard(self, cleanup: Callable[[BaseException], None]) -> None:
+        """End what ``guard`` began; nothing if it has ended."""
+        if cleanup in self._guards:
+            self._guards.remove(cleanup)
+
+    def fail(self, error: BaseException) -> None:
+        """Call all guards."""
+        for cleanup in list(self._guards):
+            cleanup(error)
+
+
+class _Callback:
+    """What XLA calls: hands the function views of the program's buffers, NumPy's or CuPy's."""
+
+    def __init__(
+        self,
+        function: HostFunction,
+        program: Program,
+        tokens: int,
+        operands: int,
+        views: Views | None,
+        reads: bool = True,
+    ) -> None:
+        self.program = program
+        self._function = function
+        self._views = views
+        # The buffers that XLA passes: a token, the operands, a token, the results.
+        self._inputs = slice(tokens, tokens + operands) if reads else None
+        self._outputs = slice(tokens + operands + tokens, None)
+
+    def __call__(self, context: Any, *buffers: Any) -> tuple[()]:
+        outputs = buffers[self._outputs]
+        inputs = buffers[self._inputs] if self._inputs is not None else ()
+        try:
+            if self._views is None:
+                read = [*map(_as_array, inputs)] if inputs else ()
+                self._function([*map(_as_array, outputs)], read, self.program)
+            else:
+                with self._views(context, (*outputs, *inputs)) as views:
+                    self._function(views[: len(outputs)], views[len(outputs) :], self.program)
+        except BaseException as error:
+            self.program.fail(error)
+            raise
+        return ()
+
+
+def _program_of(module: mlir.ModuleContext) -> Program:
+    for callback in module.host_callbacks:
+        if isinstance(callback, _Callback):
+            return callback.program
+    return Program(module.host_callbacks)
+
+
+def _lower(
+    ctx: mlir.LoweringRuleContext,
+    *operands: Any,
+    function: HostFunction,
+    avals: tuple[core.ShapedArray, ...],
+    ordered: bool,
+    aliases: tuple[tuple[int, int], ...],
+    reads: bool,
+    on_gpu: bool,
+    group: ProcessGroup | None,
+) -> Any:
+    del avals
+    tokens = 1 if ordered else 0
+    module = ctx.module_context
+    devices = _device_count(module.axis_context)
+    if devices > 1:
+        raise NotImplementedError(_ONE_DEVICE.format(devices=devices))
+    (platform,) = module.platforms
+    if platform == "cuda" and not on_gpu:
+        _refuse(ctx)
+    views = on_program_stream if platform == "cuda" else None
+    program = _program_of(module)
+    if group is not None:
+        program.add_group(group)
+        module.add_keepalive(program)  # for whoever runs it
+    module.add_host_callback(_Callback(function, program, tokens, len(operands), views, reads))
+    index = np.uint64(len(module.host_callbacks) - 1)
+    rule: Any = ffi.ffi_lowering(
+        _TARGETS[platform],
+        has_side_effect=True,
+        operand_output_aliases={tokens + i: tokens + o for i, o in aliases},
+    )
+    if not ordered:
+        return rule(ctx, *operands, index=index)
+    around: Any = ctx.replace(
+        avals_in=[core.abstract_token, *ctx.avals_in],
+        avals_out=[core.abstract_token, *ctx.avals_out],
+    )
+    token, *outputs = rule(around, ctx.tokens_in.get(ORDERED), *operands, index=index)
+    ctx.set_tokens_out(mlir.TokenSet({ORDERED: token}))
+    return outputs
+
+
+_ONE_DEVICE = (
+    "this call inside jax.jit is in a program over {devices} devices of this process; a rank makes"
+    " a call once, so the program has to be on one device. Start a process for each device"
+    " (meshrun --nproc-per-node), or put the program's arrays on one (jax.device_put), or make the"
+    " call outside of jit on the program's results. For one program over the devices of all ranks"
+    " see mesh.to_jax()."
+)
+
+
+def _device_count(axis_context: Any) -> int:
+    """Return over how many devices a program with this context (of jit, shard_map, pmap) runs."""
+    known = getattr(axis_context, "num_devices", None)
+    if known is not None:
+        return known
+    mesh = getattr(axis_context, "mesh", None)
+    return 1 if mesh is None else mesh.size
+
+
+def _refuse(ctx: mlir.LoweringRuleContext, *_: Any, **__: Any) -> Any:
+    platforms = ", ".join(ctx.module_context.platforms)
+    raise NotImplementedError(
+        "this call inside jax.jit has no form for the platforms that the program is compiled for"
+        f" ({platforms}): meshlib's collectives have one for 'cpu' and one for 'cuda', each in a"
+        " program of its own, and parallel.DistributedDataParallel the one of the device that its"
+        " parameters were on. Put the program on jax.devices('cpu')[0], or make the calls outside"
+        " of jit."
+    )
+
+
+mlir.register_lowering(_host_call_p, _refuse)
+for _platform in _TARGETS:
+    mlir.register_lowering(_host_call_p, _lower, platform=_platform, cacheable=False)
+
+
+# What runs a compiled program. The thread that does so is known nowhere else, since XLA calls from
+# threads of its own: so look there, where JAX gives a program the tokens of this thread.
+_execute: Any = pxla.ExecuteReplicated
+_add_tokens = _execute._add_tokens_to_inputs
+
+
+def _enter_and_add_tokens(execute: Any, input_bufs: Any) -> Any:
+    for kept in execute.keepalive or ():
+        if isinstance(kept, Program):
+            kept.enter()
+    return _add_tokens(execute, input_bufs)
+
+
+_execute._add_tokens_to_inputs = _enter_and_add_tokens
+
+
+def _same(x: Any, **_: Any) -> Any:
+    return x
+
+
+def _lower_same(_: Any, x: Any, **__: Any) -> list[Any]:
+    return [x]
+
+
+_untransformed_p = Primitive("meshlib_untransformed")
+_untransformed_p.def_impl(_same)
+_untransformed_p.def_abstract_eval(_same)
+mlir.register_lowering(_untransformed_p, _lower_same)
+
+
+def untransformed(tree: Any, what: str) -> Any:
+    """Return ``tree``, whose arrays may not be differentiated or batched (``vmap``) from outside.
+
+    Args:
+        tree: A pytree.
+        what: What cannot be differentiated or batched, for the error.
+
+    Returns:
+        ``tree``, guarded.
+
+    Raises:
+        NotImplementedError: Where they are, before anything has run; it names ``what``.
+    """
+
+    def guard(leaf: Any) -> Any:
+        return _untransformed_p.bind(leaf, what=what) if isinstance(leaf, core.Tracer) else leaf
+
+    return jax.tree_util.tree_map(guard, tree)
+
+
+def _no_derivative(*_: Any, what: str = "this call", **__: Any) -> Any:
+    raise NotImplementedError(
+        f"{what} has no derivative: it cannot be inside of jax.grad, jvp, vjp or hessian. Average"
+        " the result instead, outside of them: ddp.average(...), or meshlib.jit.all_reduce, which"
+        " has derivatives of any order"
+    )
+
+
+def _no_batches(*_: Any, what: str = "this call", **__: Any) -> Any:
+    raise NotImplementedError(
+        f"{what} cannot be inside of jax.vmap: each rank makes its calls once a step. Put vmap"
+        " inside of the loss function, or use scan or a loop"
+    )
+
+
+for _primitive in (_host_call_p, _untransformed_p):
+    ad.primitive_jvps[_primitive] = _no_derivative
+    batching.primitive_batchers[_primitive] = _no_batches

@@ -1,0 +1,170 @@
+"""Every collective, over links."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from transport.algorithms import (
+    alone,
+    bruck,
+    chain,
+    direct,
+    dissemination,
+    pairwise,
+    recursive,
+    ring,
+    star,
+    tree,
+)
+from transport.algorithms.choice import Algorithm, Thresholds
+from transport.algorithms.team import Team
+from transport.call import Call
+from transport.communicator import Collectives
+from transport.flat import Scratch
+from transport.links.link import Link
+from transport.operands.operand import WHOLE, Operand, store
+from transport.operands.quiet import quiet
+from transport.reduce_op import Flat, RedOpType, ReduceOp, reduction_dtype
+
+_SMALL = 16 << 10
+_AllReduce = Callable[[Team, Call, Flat, ReduceOp], None]
+
+
+class LinkCollectives(Collectives):
+    """Implements the collectives over ``link``, among the members that it leads to.
+
+    ``table`` chooses the algorithms; all members must have equal ones. ``scratch`` is working
+    memory, which several instances may share that are used one after the other.
+    """
+
+    rank: int
+    size: int
+    table: Thresholds
+    scratch: Scratch
+
+    @abstractmethod
+    def link(self, peer: int, call: Call) -> Link:
+        """Return the link to the member ``peer`` (never this rank), opening it at the first use.
+
+        Called for every frame: an open link must be found fast. Waits at most until
+        ``call.deadline``. Only the thread that makes collectives calls it.
+        """
+
+    @abstractmethod
+    def check_open(self) -> None:
+        """Raise ``CommunicatorAbortedError`` after an abort."""
+
+    def barrier(self, call: Call) -> None:
+        self.check_open()
+        star_shaped = self.table.barrier(self.size) is Algorithm.STAR
+        (star if star_shaped else dissemination).barrier(self, call)
+
+    def broadcast(self, call: Call, buffer: Flat, root: int) -> None:
+        self.check_open()
+        if self.size == 1:
+            return
+        algorithm = self.table.broadcast(buffer.nbytes, self.size)
+        (chain if algorithm is Algorithm.CHAIN else tree).broadcast(self, call, buffer, root)
+
+    def all_reduce(self, call: Call, buffer: Flat, op: ReduceOp) -> None:
+        self.check_open()
+        narrow = reduction_dtype(buffer.dtype) != buffer.dtype
+        with quiet(buffer):
+            if self.size == 1:
+                alone.reduce(self.scratch, buffer, op, self.table.segment)
+                return
+            algorithm = self.table.all_reduce(buffer.nbytes, self.size, narrow)
+            if algorithm is Algorithm.STAR or algorithm is Algorithm.DOUBLING:
+                module = star if algorithm is Algorithm.STAR else recursive
+                self._all_reduce_whole(module.all_reduce, call, buffer, op, narrow)
+            elif narrow:
+                pairwise.all_reduce(self, call, buffer, op)
+            else:
+                op.prepare(buffer)
+                if op.kind is RedOpType.PREMUL_SUM:
+                    op = ReduceOp.SUM
+                module = pairwise if algorithm is Algorithm.PAIRWISE else ring
+                module.all_reduce(self, call, buffer, op)
+
+    def _all_reduce_whole(
+        self, reduce: _AllReduce, call: Call, buffer: Flat, op: ReduceOp, narrow: bool
+    ) -> None:
+        """Reduce all of ``buffer`` at once, by a function that neither prepares nor finishes."""
+        if narrow:
+            operand = Operand(self.scratch, op, buffer.dtype, WHOLE)
+            total = operand.load(buffer, 0, buffer.size)
+        else:
+            total = buffer
+            op.prepare(total)
+        reduce(self, call, total, op)
+        op.finish(total, self.size)
+        if narrow:
+            store(buffer, total)
+
+    def reduce(self, call: Call, buffer: Flat, op: ReduceOp, root: int) -> None:
+        self.check_open()
+        with quiet(buffer):
+            if self.size == 1:
+                alone.reduce(self.scratch, buffer, op, self.table.segment)
+                return
+            algorithm = self.table.reduce(buffer.nbytes, self.size)
+            (chain if algorithm is Algorithm.CHAIN else tree).reduce(self, call, buffer, op, root)
+
+    def all_gather(self, call: Call, outputs: Sequence[Flat], input_: Flat) -> None:
+        self.check_open()
+        _copy(outputs[self.rank], input_)
+        if self.size == 1:
+            return
+        total = sum(output.nbytes for output in outputs)
+        match self.table.all_gather(total, self.size):
+            case Algorithm.STAR:
+                star.all_gather(self, call, outputs)
+            case Algorithm.BRUCK:
+                bruck.all_gather(self, call, outputs)
+            case Algorithm.PAIRWISE:
+                pairwise.all_gather(self, call, outputs)
+            case _:
+                ring.all_gather(self, call, outputs)
+
+    def reduce_scatter(
+        self, call: Call, output: Flat, inputs: Sequence[Flat], op: ReduceOp
+    ) -> None:
+        self.check_open()
+        total = sum(part.nbytes for part in inputs)
+        narrow = reduction_dtype(output.dtype) != output.dtype
+        with quiet(output):
+            if self.size == 1:
+                _copy(output, inputs[0])
+                alone.reduce(self.scratch, output, op, self.table.segment)
+                return
+            match self.table.reduce_scatter(total, self.size, narrow):
+                case Algorithm.STAR:
+                    star.reduce_scatter(self, call, output, inputs, op)
+                case Algorithm.DOUBLING:
+                    recursive.reduce_scatter(self, call, output, inputs, op)
+                case Algorithm.PAIRWISE:
+                    pairwise.reduce_scatter(self, call, output, inputs, op)
+                case _:
+                    ring.reduce_scatter(self, call, output, inputs, op)
+
+    def gather(self, call: Call, outputs: Sequence[Flat] | None, input_: Flat, root: int) -> None:
+        self.check_open()
+        direct.gather(self, call, outputs, input_, root)
+
+    def scatter(self, call: Call, output: Flat, inputs: Sequence[Flat] | None, root: int) -> None:
+        self.check_open()
+        direct.scatter(self, call, output, inputs, root)
+
+    def all_to_all(self, call: Call, outputs: Sequence[Flat], inputs: Sequence[Flat]) -> None:
+        self.check_open()
+        pairwise.all_to_all(self, call, outputs, inputs)
+
+
+def _copy(into: Flat, source: Flat) -> None:
+    """Copy unless both are the same memory, as an in-place all_gather passes it."""
+    # To find the address of a small array takes longer than to copy it.
+    if into.nbytes <= _SMALL or into.ctypes.data != source.ctypes.data:
+        np.copyto(into, source)
