@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeVar
 
 from meshlib.checkpoint.errors import CheckpointError
 from meshlib.groups.process_group import ProcessGroup
-from meshlib.job.world import find_world
+from meshlib.job.current import find_world
 
 T = TypeVar("T")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import pkgutil
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, cast
