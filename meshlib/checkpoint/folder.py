@@ -100,7 +100,7 @@ def find(path: str | os.PathLike[str], step: int | None = None) -> Description:
 
 
 def latest_step(path: str | os.PathLike[str]) -> int | None:
-    """Return the step of the newest complete checkpoint in the folder ``path``, None if none is.
+    """Return the step of the newest complete checkpoint in the folder ``path``, or None.
 
     Raises ImportError for a URL without fsspec.
     """

@@ -21,9 +21,9 @@ import time
 from pathlib import Path
 
 import numpy as np
-from transport.store.tcp_server import TCPStoreServer
 
 from transport import environment
+from transport.store.tcp.server import TCPStoreServer
 
 ROWS = 37  # uneven on any number of ranks
 BEGIN_SECONDS = 60.0

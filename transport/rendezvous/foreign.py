@@ -18,7 +18,7 @@ from transport.net.sockets import LOOPBACK, is_local, local_address_towards
 from transport.rendezvous.seats import in_group
 from transport.rendezvous.static import Secret
 from transport.store.base import DEFAULT_STORE_TIMEOUT, Store
-from transport.store.tcp_store import TCPStore
+from transport.store.tcp.store import TCPStore
 from transport.tcp.address import Address, this_machine
 
 _KEY = "meshlib/store"
