@@ -98,7 +98,7 @@ def _by_number(optimizer: Optimizer) -> list[Parameter]:
 
 def _split(parameter: Parameter | None) -> tuple[Sharding, tuple[int, ...]] | None:
     """Return of what a parameter is a part, None where its state is the global array already."""
-    if parameter is None or getattr(parameter, "sharding", None) is not None:
+    if parameter is None or parameter.sharding is not None:
         return None
     return parameter.split
 
@@ -130,7 +130,10 @@ def _layout_of(optimizer: Optimizer) -> Callable[[tuple[Any, ...], tuple[int, ..
         number = keys[1] if len(keys) == 3 and keys[0] == "state" else -1
         if not isinstance(number, int) or not 0 <= number < len(numbered):
             return ...
-        split = _split(numbered[number])
+        parameter = numbered[number]
+        split = _split(parameter)
+        if parameter.sharding is not None:  # kept as parts by ``fully_shard``
+            split = parameter.sharding, tuple(parameter.value.shape)
         return split[0] if split is not None and split[1] == shape else ...
 
     return layout
