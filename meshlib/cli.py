@@ -10,6 +10,10 @@ from meshlib.command_line import end_quietly
 from meshlib.mesh.spec import did_you_mean
 
 COMMANDS: dict[str, tuple[str, str]] = {
+    "checkpoint": (
+        "meshlib.checkpoint.command:main",
+        "list, show, check, cut, compare checkpoints",
+    ),
     "explain": ("meshlib.mesh.explain:main", "print a mesh's ranks, coordinates and groups"),
     "run": ("meshlib.launcher.cli:main", "start a program on several ranks (also: meshrun)"),
     "secret": ("meshlib.secret_command:main", "write the secret that a job's processes share"),
@@ -46,7 +50,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _usage() -> str:
-    lines = [f"  {name:9} {words}" for name, (_, words) in COMMANDS.items()]
+    lines = [f"  {name:10} {words}" for name, (_, words) in COMMANDS.items()]
     commands = "\n".join(lines)
     return (
         "usage: meshlib COMMAND ...\n\n"

@@ -10,6 +10,13 @@ from parallel.ddp import (
     allreduce_hook,
     noop_hook,
 )
+from parallel.fsdp import (
+    FSDPModule,
+    MixedPrecisionPolicy,
+    clip_grad_norm_,
+    fully_shard,
+    zero_redundancy,
+)
 from parallel.join import Join, Joinable, JoinHook
 from parallel.nn import Buffer, Module, Parameter
 from parallel.samplers import (
@@ -29,12 +36,14 @@ __all__ = [
     "DistributedBatchSampler",
     "DistributedDataParallel",
     "DistributedSampler",
+    "FSDPModule",
     "GradBucket",
     "Join",
     "JoinHook",
     "Joinable",
     "LengthGroupedSampler",
     "MixedPrecision",
+    "MixedPrecisionPolicy",
     "Module",
     "Parameter",
     "RowwiseParallel",
@@ -42,7 +51,10 @@ __all__ = [
     "ZeroRedundancyOptax",
     "ZeroRedundancyOptimizer",
     "allreduce_hook",
+    "clip_grad_norm_",
+    "fully_shard",
     "nn",
     "noop_hook",
     "optim",
+    "zero_redundancy",
 ]

@@ -20,7 +20,7 @@ from jax.interpreters import ad, batching, mlir
 
 from meshlib.groups.process_group import ProcessGroup
 from meshlib.jit.call_site import CallSite
-from meshlib.jit.host_call import ORDERED, HostArray, HostFunction, host_call
+from meshlib.jit.host_calls import ORDERED, HostArray, HostFunction, host_call
 
 HostSide = Callable[[HostArray, HostArray], None]
 """``call(output, x)`` makes a call on the host: arrays flat, or with a row for each member."""
@@ -104,7 +104,7 @@ def _host_shape(shape: tuple[int, ...], has_rows: bool) -> tuple[int, ...]:
 
 
 def _compiled(
-    x: jax.Array, *_: jax.Array, collective: InJit, site: CallSite | None = None
+    x: jax.Array, *anchors: jax.Array, collective: InJit, site: CallSite | None = None
 ) -> jax.Array:
     operand = jax.ShapeDtypeStruct(x.shape, x.dtype)
     result = collective.result(operand)
@@ -119,6 +119,8 @@ def _compiled(
         [jax.ShapeDtypeStruct(_host_shape(result.shape, collective.result_has_rows), x.dtype)],
         # Free: the elements stay where they are.
         x.reshape(_host_shape(x.shape, collective.operand_has_rows)),
+        # Nobody reads them; but the call is made when they are there, not before.
+        *anchors,
         ordered=True,
         aliases=((0, 0),) if collective.in_place else (),
         reads=not collective.in_place,

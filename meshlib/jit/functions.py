@@ -25,7 +25,7 @@ from meshlib.collectives.point_to_point import check_tag
 from meshlib.groups.process_group import ProcessGroup
 from meshlib.jit import kinds, messages
 from meshlib.jit.collective import bind
-from meshlib.jit.host_call import host_call, traces_are_own
+from meshlib.jit.host_calls import host_call, traces_are_own
 from meshlib.job.current import (
     Group,
     find_world,
@@ -99,14 +99,23 @@ def reduce(
     return x if calls.size() == 1 else bind(kinds.Reduce(calls, root, op), x)
 
 
-def all_gather(x: Any, group: Group = None, *, axis: int = 0, tiled: bool = False) -> jax.Array:
+def all_gather(
+    x: Any,
+    group: Group = None,
+    *,
+    axis: int = 0,
+    tiled: bool = False,
+    after: jax.Array | None = None,
+) -> jax.Array:
     """Return the members' ``x`` stacked along a new ``axis``, or joined along it if ``tiled``.
 
-    As ``jax.lax.all_gather``. The transpose is ``reduce_scatter``.
+    As ``jax.lax.all_gather``. The transpose is ``reduce_scatter``. The call is not made before
+    ``after``, an array of any shape, has been computed: what is gathered takes memory from then on.
     """
     x, calls = _prepare(x, group)
     axis = _check_axis(axis, x.ndim + (not tiled), "axis")
-    rows = x[None] if calls.size() == 1 else bind(kinds.AllGather(calls), x)
+    anchors = () if after is None else (after.reshape(-1)[:1],)
+    rows = x[None] if calls.size() == 1 else bind(kinds.AllGather(calls), x, anchors=anchors)
     rows = jnp.moveaxis(rows, 0, axis)
     if not tiled:
         return rows

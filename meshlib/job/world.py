@@ -90,12 +90,12 @@ class World:
         self.rank = rank
         self.size = size
         self.runtime = runtime
-        self.backends = dict(backends)
+        self.backends: dict[str, str] = dict(backends)
         self.timeout = timeout
         self.cuda_device: int | None = None
         """The GPU that this rank was bound to from the start, if it was."""
-        self.log = RankLog(rank)
-        self.recorder = FlightRecorder(_recorder_capacity())
+        self.log: RankLog = RankLog(rank)
+        self.recorder: FlightRecorder = FlightRecorder(_recorder_capacity())
         self.context = RankContext(
             rank,
             store,
@@ -105,8 +105,8 @@ class World:
             lambda: adopt_thread(self),
             self.note_failure,
         )
-        self.entered = _Entered()
-        self.thread_id = threading.get_ident()
+        self.entered: _Entered = _Entered()
+        self.thread_id: int = threading.get_ident()
         self.breakpoints: dict[tuple[str, int], int] = {}
         # Ranks that were started by a launcher may have numbers of their own.
         variables = {environment.RANK: str(rank), environment.WORLD_SIZE: str(size)}
@@ -134,10 +134,9 @@ class World:
             self._watcher.close()
             store.close()
             raise
-        self._stalls = StallDetector(
-            rank, store, self.recorder, self.thread_id, self.registry.standings
-        )
-        self.default_group = self.group_for(range(size), desc="default")
+        standings = self.registry.standings
+        self._stalls = StallDetector(rank, store, self.recorder, self.thread_id, standings)
+        self.default_group: ProcessGroup = self.group_for(range(size), desc="default")
 
     # ------------------------------------------------------------------ groups
 

@@ -1,6 +1,7 @@
 """Training JAX programs on a mesh. Needs JAX, which nothing else of this package imports."""
 
 from parallel.jax.data_parallel import DistributedDataParallel
+from parallel.jax.fully_sharded import FullyShardedDataParallel
 from parallel.jax.local_devices import DataParallel
 from parallel.jax.tensor_parallel import (
     copy_to_region,
@@ -12,6 +13,7 @@ from parallel.jax.tensor_parallel import (
 __all__ = [
     "DataParallel",
     "DistributedDataParallel",
+    "FullyShardedDataParallel",
     "copy_to_region",
     "gather_from_region",
     "reduce_from_region",

@@ -175,8 +175,11 @@ class Module:
     # State and modes
 
     def state_dict(self) -> dict[str, Array]:
-        """Return path → array for parameters and persistent buffers: the arrays, not copies."""
-        state = {path: p.data for path, p in self.named_parameters(remove_duplicate=False)}
+        """Return path → array for parameters and persistent buffers: the arrays, not copies.
+
+        Parameters of which each rank keeps a part (``fully_shard``) are DArrays.
+        """
+        state = {path: p.value for path, p in self.named_parameters(remove_duplicate=False)}
         for path, buffer in self.named_buffers(remove_duplicate=False):
             if buffer.persistent:
                 state[path] = buffer.data
@@ -184,6 +187,8 @@ class Module:
 
     def load_state_dict(self, state: Mapping[str, Array]) -> None:
         """Copy ``state`` into parameters and buffers, in place.
+
+        Its arrays are whole ones, or DArrays in any sharding: then all their ranks call.
 
         Raises KeyError when paths are missing or unexpected, ValueError for another shape, naming
         them, and TypeError for what is no mapping or no array, before anything is changed.
@@ -201,8 +206,13 @@ class Module:
                     f"state[{path!r}] must have shape {list(array.shape)}, "
                     f"got {list(state[path].shape)}"
                 )
+        parameters = dict(self.named_parameters(remove_duplicate=False))
         for path, array in own.items():
-            array[...] = state[path]
+            parameter = parameters.get(path)
+            if parameter is None:
+                array[...] = state[path]
+            else:
+                parameter.master[...] = parameter.part_of(state[path], copy=False)
 
     def map_arrays(self, function: Callable[[Array], Array]) -> Self:
         """Replace the array of each parameter and buffer by ``function(array)``; return self.

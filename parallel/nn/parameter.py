@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from meshlib.sharding import DArray, Sharding
 from parallel.arrays import Array, is_floating, namespace
 from parallel.checks import check_array, check_callable
 
@@ -41,8 +42,23 @@ class Parameter:
     its hooks once, after the last contribution; with several forward passes outstanding they fire
     once as well, in the last backward pass.
 
+    **Parts.** A parameter may be kept as this rank's part of a global array: ``data`` and ``grad``
+    are that part then (what optimizers work on), ``value`` is the global array. Modules that
+    compute with it need the whole: whoever cut it up lends it to them (``lend``, ``take_back``).
+
     Raises TypeError for ``data`` that is no array.
     """
+
+    sharding: Sharding | None = None
+    """How the global array lies on its mesh, None for a parameter that is kept whole."""
+    split: tuple[Sharding, tuple[int, ...]] | None = None
+    """Of what global array, in which sharding, the array that modules compute with is a part.
+
+    A layer that splits its parameters (tensor parallel) says it here; None: it is the global one.
+    """
+
+    owner: object = None
+    """Who keeps the parameter as parts, and lends the whole: None for one that is kept whole."""
 
     def __init__(self, data: Array, *, requires_grad: bool = True, name: str = "") -> None:
         namespace(data, "data")  # refuses what is not an array
@@ -53,6 +69,8 @@ class Parameter:
         self._uses = 0
         self._master: Array | None = None
         self._home: Array | None = None
+        self._whole: Array | None = None
+        self._global_shape: tuple[int, ...] = ()
         self._hooks: dict[int, GradHook] = {}
         self._keys = itertools.count()
 
@@ -89,6 +107,65 @@ class Parameter:
         self._master = None if data is None else master
         self.data = master if data is None else data
         return before
+
+    # Parts of global arrays
+
+    def keep_part(self, part: Array, sharding: Sharding, shape: tuple[int, ...]) -> None:
+        """Keep ``part``: this rank's of a global array of ``shape``, in ``sharding``."""
+        self._home = self.grad = self._master = None
+        self.data = part
+        self.sharding = sharding
+        self._global_shape = shape
+
+    def lend(self, whole: Array, grad: Array | None) -> None:
+        """Let modules compute with ``whole`` in place of the part, and add to ``grad``."""
+        self._master = self.master
+        self.data = self._whole = whole
+        self.grad = grad
+
+    def take_back(self, grad: Array | None) -> Array | None:
+        """End ``lend``: ``grad`` is the part's gradient. Returns that of the whole."""
+        of_whole = self.grad
+        self.data, self._master = self.master, None
+        self._whole = self._home = None
+        self.grad = grad
+        return of_whole
+
+    @property
+    def whole(self) -> Array:
+        """The array that modules compute with, in no lower precision than they were given it."""
+        return self.master if self._whole is None else self._whole
+
+    @property
+    def value(self) -> Array | DArray:
+        """The array that is trained: where it is kept as parts, the global one."""
+        return self.as_global(self.master)
+
+    def as_global(self, array: Array) -> Array | DArray:
+        """Return an array like ``master`` (an optimizer's state) as the global array it is part of.
+
+        Where the parameter is kept whole, and for an array of another shape, that is itself.
+        """
+        if self.sharding is None or getattr(array, "shape", None) != self.master.shape:
+            return array
+        return DArray(array, self.sharding, self._global_shape, array.dtype)
+
+    def part_of(self, value: Any, *, copy: bool = True) -> Any:
+        """Return the inverse of ``as_global``: of an array, as many values as ``master`` has.
+
+        ``value`` is a DArray in any sharding (all its ranks call then), or an array with all of the
+        values; what is no array is returned as it is.
+        """
+        if isinstance(value, DArray):
+            if self.sharding is None:
+                return value.full_array()
+            local = value.redistribute(self.sharding).local
+            return local.copy() if copy and value.sharding == self.sharding else local
+        if not hasattr(value, "dtype"):
+            return value
+        if self.sharding is not None and value.shape == self._global_shape:
+            value = value[self.sharding.slices(self._global_shape)]
+        return value.copy() if copy else value
 
     @property
     def uses(self) -> int:
@@ -151,7 +228,7 @@ class Parameter:
             self.requires_grad
             and self.grad is None
             and self._home is not None
-            and self._master is None
+            and self.master.dtype == self.data.dtype
         ):
             namespace(self.data).matmul(left, right, out=self._home)
             self.grad = self._home
@@ -193,7 +270,7 @@ class Parameter:
                 f"home of {self!r} must have its shape and dtype, got "
                 f"{home.dtype.name}{list(home.shape)}"
             )
-        if self.grad is not None:
+        if self.grad is not None and self.grad is not home:
             if home is None:
                 self.grad = self.grad.copy()
             else:

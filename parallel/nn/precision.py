@@ -36,16 +36,16 @@ class Casting:
 
     def forward(self, *args: Any, **kwargs: Any) -> tuple[Any, _Dtype]:
         """Return the output, and the dtype outside, which ``backward`` wants."""
-        outside = _first_dtype([args, kwargs]) or self._master_dtype()
+        outside = first_dtype([args, kwargs]) or self._master_dtype()
         with self._lowered():
-            output = self.module(*_cast(args, self.dtype), **_cast(kwargs, self.dtype))
-        return _cast(output, outside), outside
+            output = self.module(*cast(args, self.dtype), **cast(kwargs, self.dtype))
+        return cast(output, outside), outside
 
     def backward(self, outside: _Dtype, *args: Any, **kwargs: Any) -> Any:
         """Return the input's gradient in the dtype ``outside``, which ``forward`` returned."""
         with self._lowered():
-            grad = self.module.backward(*_cast(args, self.dtype), **_cast(kwargs, self.dtype))
-        return _cast(grad, outside)
+            grad = self.module.backward(*cast(args, self.dtype), **cast(kwargs, self.dtype))
+        return cast(grad, outside)
 
     def _master_dtype(self) -> _Dtype:
         first = next(self.module.parameters(), None)
@@ -55,7 +55,7 @@ class Casting:
     def _lowered(self) -> Generator[None]:
         # Copies are made each time: an optimizer may have stepped, and keeping them takes memory.
         before = [
-            (p, p.substitute(p.master.astype(self.dtype, copy=False)))
+            (p, p.substitute(p.whole.astype(self.dtype, copy=False)))
             for p in self.module.parameters()
             if is_floating(p.master.dtype)
         ]
@@ -97,12 +97,13 @@ class ComputeIn(Module):
         return self._casting.backward(self.saved(), *args, **kwargs)
 
 
-def _cast(value: _T, dtype: _Dtype) -> _T:
+def cast(value: _T, dtype: _Dtype) -> _T:
     """Return ``value`` with its floating arrays, however deep in tuples and dicts, in ``dtype``."""
     return _map_floating(value, lambda array: array.astype(dtype, copy=False))
 
 
-def _first_dtype(value: Any) -> _Dtype | None:
+def first_dtype(value: Any) -> _Dtype | None:
+    """Return the dtype of the first floating array in ``value``, None if there is none."""
     seen: list[_Dtype] = []
 
     def note(array: Any) -> Any:

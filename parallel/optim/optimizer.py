@@ -102,11 +102,15 @@ class Optimizer(ABC):
     def state_dict(self) -> dict[str, Any]:
         """Return ``{"state": {number: {...}}, "param_groups": [...]}``.
 
-        Parameters are numbered in the order in which they were given. Arrays are not copied.
+        Parameters are numbered in the order in which they were given. Arrays are not copied; those
+        like a parameter of which each rank keeps a part (``fully_shard``) are DArrays.
         """
         numbers = self._numbers()
         return {
-            "state": {numbers[p]: dict(values) for p, values in self.state.items()},
+            "state": {
+                numbers[p]: {name: p.as_global(value) for name, value in values.items()}
+                for p, values in self.state.items()
+            },
             "param_groups": [
                 {**group, "params": [numbers[p] for p in group["params"]]}
                 for group in self.param_groups
@@ -115,6 +119,8 @@ class Optimizer(ABC):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what ``state_dict`` returned. Arrays are copied.
+
+        Those of parameters in parts are DArrays in any sharding (all ranks call), or whole ones.
 
         Raises TypeError for what is no state dict, KeyError for one that lacks something, and
         ValueError when the groups have other sizes than this optimizer's, or there is state of a
@@ -125,7 +131,9 @@ class Optimizer(ABC):
         for group, saved in zip(self.param_groups, state["param_groups"], strict=True):
             group.update({name: value for name, value in saved.items() if name != "params"})
         self.state = {
-            numbered[number]: {name: _copied(value) for name, value in values.items()}
+            numbered[number]: {
+                name: numbered[number].part_of(value) for name, value in values.items()
+            }
             for number, values in state["state"].items()
         }
 
@@ -150,10 +158,6 @@ class Optimizer(ABC):
     def _numbers(self) -> dict[Parameter, int]:
         parameters = [p for group in self.param_groups for p in group["params"]]
         return {parameter: number for number, parameter in enumerate(parameters)}
-
-
-def _copied(value: Any) -> Any:
-    return value.copy() if hasattr(value, "dtype") else value
 
 
 def _listed(params: Any, name: str) -> list[Any]:

@@ -17,8 +17,9 @@ from typing import ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from meshlib.groups.process_group import ProcessGroup
-from parallel.arrays import Array
+from meshlib import DeviceMesh, ProcessGroup
+from meshlib.sharding import DArray, Sharding
+from parallel.arrays import Array, namespace
 from parallel.checks import check_instance, to_count
 from parallel.groups import Ranks, resolve
 from parallel.nn.linear import Linear, check_last
@@ -45,7 +46,7 @@ class _ShardedLinear(Module):
         dtype: npt.DTypeLike,
     ) -> None:
         """Draw a layer of ``sizes``, (in_features, out_features), and keep this rank's part."""
-        self.group = resolve(mesh, "mesh")
+        self._place(mesh)
         for size, name in zip(sizes, ("in_features", "out_features"), strict=True):
             # Before a whole matrix is drawn in vain.
             if to_count(size, name) and name == self.split:
@@ -58,9 +59,31 @@ class _ShardedLinear(Module):
         check_instance(linear, Linear, "linear")
         layer = cls.__new__(cls)
         Module.__init__(layer)
-        layer.group = resolve(mesh, "mesh")
+        layer._place(mesh)
         layer._keep(linear)
         return layer
+
+    def _place(self, mesh: Ranks | None) -> None:
+        self.group = resolve(mesh, "mesh")
+        self._mesh = mesh if isinstance(mesh, DeviceMesh) else None
+
+    def _note_split(self, parameter: Parameter, dim: int | None) -> None:
+        """Say in the parameter that it is a part along ``dim``, or (None) the same on all ranks."""
+        if self._mesh is None:  # a group has no dims that could be named
+            return
+        shape = list(parameter.shape)
+        dims: list[tuple[int, ...]] = []
+        if dim is not None:
+            shape[dim] *= self.group.size()
+            dims = [*[()] * dim, tuple(range(self._mesh.ndim))]
+        parameter.split = Sharding.of_positions(self._mesh, dims), tuple(shape)
+
+    def _gathered(self, parameter: Parameter, dim: int) -> Array:
+        """Return the global array of a parameter that is split along ``dim``, a new one."""
+        if isinstance(parameter.value, DArray):  # split again, by ``fully_shard``
+            return parameter.value.full_array()
+        moved = namespace(parameter.data).moveaxis(parameter.data, dim, -1)
+        return namespace(moved).moveaxis(gather(moved, self.group), -1, dim).copy()
 
     def _own_features(self, whole: Linear) -> slice:
         """Return which of the features that are split are this rank's."""
@@ -126,13 +149,15 @@ class ColwiseParallel(_ShardedLinear):
             whole.weight.data[rows].copy(),
             None if whole.bias is None else whole.bias.data[rows].copy(),
         )
+        for parameter in self.linear.parameters():
+            self._note_split(parameter, 0)
 
     def to_linear(self) -> Linear:
         """Return the whole layer, a copy, on every rank. A collective."""
         bias = self.linear.bias
         return Linear.holding(
-            gather(self.linear.weight.data.T, self.group).T.copy(),
-            None if bias is None else gather(bias.data, self.group).copy(),
+            self._gathered(self.linear.weight, 0),
+            None if bias is None else self._gathered(bias, 0),
         )
 
     def forward(self, x: Array) -> Array:
@@ -152,6 +177,12 @@ class ColwiseParallel(_ShardedLinear):
         if summing is not None:
             summing.wait()
         return input_grad
+
+
+def whole_copy(parameter: Parameter) -> Array:
+    """Return the global array of a parameter that this layer does not split, a new one."""
+    value = parameter.value
+    return value.full_array() if isinstance(value, DArray) else value.copy()
 
 
 class RowwiseParallel(_ShardedLinear):
@@ -207,13 +238,16 @@ class RowwiseParallel(_ShardedLinear):
     def _keep(self, whole: Linear) -> None:
         columns = self._own_features(whole)
         self.linear = Linear.holding(whole.weight.data[:, columns].copy(), None)
+        self._note_split(self.linear.weight, 1)
         self.bias = None if whole.bias is None else Parameter(whole.bias.data.copy())
+        if self.bias is not None:
+            self._note_split(self.bias, None)
 
     def to_linear(self) -> Linear:
         """Return the whole layer, a copy, on every rank. A collective."""
         return Linear.holding(
-            gather(self.linear.weight.data, self.group).copy(),
-            None if self.bias is None else self.bias.data.copy(),
+            self._gathered(self.linear.weight, 1),
+            None if self.bias is None else whole_copy(self.bias),
         )
 
     def forward(self, x: Array) -> Array:

@@ -22,7 +22,7 @@ class Ending:
         self._group = group
         self._first = first
         self._grace = grace
-        self.due = time.monotonic() + (settle if first is not None else grace)
+        self.due: float = time.monotonic() + (settle if first is not None else grace)
         self.advance()
 
     def settle_within(self, seconds: float) -> None:

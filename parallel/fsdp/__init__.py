@@ -1,0 +1,15 @@
+"""Fully sharded data parallel training: each rank keeps 1/n of a model's state."""
+
+from parallel.fsdp.clip import clip_grad_norm_
+from parallel.fsdp.fully_shard import fully_shard
+from parallel.fsdp.module import FSDPModule
+from parallel.fsdp.policy import MixedPrecisionPolicy
+from parallel.fsdp.stages import zero_redundancy
+
+__all__ = [
+    "FSDPModule",
+    "MixedPrecisionPolicy",
+    "clip_grad_norm_",
+    "fully_shard",
+    "zero_redundancy",
+]

@@ -1,0 +1,215 @@
+"""The parameters of one ``fully_shard``: gathered together, reduced together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from meshlib import DeviceMesh, ProcessGroup
+from parallel.arrays import Array, is_floating, namespace, placement
+from parallel.fsdp.layout import rows_of
+from parallel.fsdp.movement import Gather, Homes, Reduction
+from parallel.fsdp.part import Part
+from parallel.fsdp.policy import MixedPrecisionPolicy
+from parallel.fsdp.pool import Pool
+from parallel.nn.parameter import Parameter
+
+
+class ParameterGroup:
+    """Parameters that are sharded over the last dim of ``mesh``, and replicated over the others.
+
+    ``holders`` counts the modules that compute with them at the moment.
+    """
+
+    def __init__(
+        self,
+        named: Sequence[tuple[str, Parameter]],
+        mesh: DeviceMesh,
+        policy: MixedPrecisionPolicy,
+    ) -> None:
+        last = mesh.ndim - 1
+        self.shards: ProcessGroup = mesh[last].process_group
+        self.replicas = mesh[0].process_group if last else None
+        self.policy = policy
+        self.parts = [Part(path, parameter, mesh) for path, parameter in named]
+        for part in self.parts:
+            part.parameter.owner = self
+        if self.replicas is not None:
+            for part in self.parts:
+                self.replicas.broadcast(part.array, group_src=0)
+        self.pool = Pool()
+        self.holders = 0
+        self.reshard_after_forward: bool | None = None
+        self.reshard_after_backward = True
+        self.forward_group: ProcessGroup | None = None
+        """Over which ranks parameters are sharded from forward to backward, if not over all."""
+        self.sync = True
+        self.all_reduce = True
+        self._gathers: list[Gather] = []
+        self._whole = False
+        self._between: list[Array] | None = None
+        self._homes: list[Homes] = []
+        self._reductions: list[Reduction] = []
+        self._not_averaged: list[Array] | None = None
+
+    # ------------------------------------------------------------------ parameters
+
+    def begin_unshard(self) -> None:
+        """Begin to gather the parameters, unless they are there or on their way."""
+        if self._whole or self._gathers:
+            return
+        between, self._between = self._between, None
+        group = self.shards if between is None else self.forward_group
+        assert group is not None
+        arrays = [part.array for part in self.parts] if between is None else between
+        for dtype, places in self._batches(self._computed_dtype):
+            self._gathers.append(
+                Gather(
+                    [self.parts[i].shape for i in places],
+                    [arrays[i] for i in places],
+                    group,
+                    dtype,
+                    self.pool,
+                )
+            )
+
+    def unshard(self) -> None:
+        """Gather the parameters: they are whole afterwards."""
+        if self._whole:
+            return
+        self.begin_unshard()
+        batches = self._batches(self._computed_dtype)
+        for (_, places), gather in zip(batches, self._gathers, strict=True):
+            for i, whole in zip(places, gather.finish(), strict=True):
+                self.parts[i].lend(whole)
+        self._whole = True
+
+    def reshard(self, *, keep_some: bool = False) -> None:
+        """Give up the whole parameters; with ``keep_some``, but for parts on ``forward_group``."""
+        if not self._whole and self._gathers:  # they were on their way, and are not needed
+            for gather in self._gathers:
+                gather.finish()
+        if self._whole:
+            if keep_some and self.forward_group is not None:
+                size, rank = self.forward_group.size(), self.forward_group.rank()
+                self._between = [
+                    namespace(part.array).array(
+                        part.parameter.data[rows_of(part.shape, size, rank)], order="C"
+                    )
+                    for part in self.parts
+                ]
+            for part in self.parts:
+                part.take_back()
+        for gather in self._gathers:
+            gather.release()
+        self._gathers = []
+        self._whole = False
+
+    def forget_between(self) -> None:
+        """Drop what was kept from forward to backward: the parameters may have changed since."""
+        self._between = None
+
+    # ------------------------------------------------------------------ gradients
+
+    def prepare_backward(self) -> None:
+        """Make place for the gradients of the parameters, which are whole."""
+        if not self._homes:
+            for _, places in self._batches(self._own_dtype, self._trained()):
+                parts = [self.parts[i] for i in places]
+                self._homes.append(Homes(parts, self.shards, parts[0].array.dtype, self.pool))
+        for homes in self._homes:
+            homes.offer()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all uses in forward have given their gradients, and there are some."""
+        return self.is_pending and not any(part.parameter.uses for part in self.parts)
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether there are gradients of whole parameters that were not reduced."""
+        return any(part.whole_grad is not None for part in self.parts)
+
+    def begin_reduce(self) -> None:
+        """Begin to average the gradients over the ranks."""
+        reduce_dtype = self.policy.dtype("reduce_dtype")
+        offered = {id(part): homes for homes in self._homes for part in homes.parts}
+        for dtype, places in self._batches(self._own_dtype, self._trained()):
+            parts = [self.parts[i] for i in places]
+            homes = offered.get(id(parts[0]))
+            wanted = dtype if reduce_dtype is None or not is_floating(dtype) else reduce_dtype
+            if homes is None or homes.parts != parts or wanted != homes.flat.dtype:
+                homes = Homes(parts, self.shards, wanted, self.pool)
+            else:
+                self._homes.remove(homes)
+            homes.collect()
+            replicas = self.replicas if self.all_reduce else None
+            self._reductions.append(Reduction(homes, self.shards, replicas))
+        self.forget_gradients()
+
+    def scattered(self) -> None:
+        """Wait until the averages over the shards are there; begin those over the replicas."""
+        earlier = self._not_averaged or [None] * len(self._reductions)
+        results = [
+            reduction.scattered(before)
+            for reduction, before in zip(self._reductions, earlier, strict=True)
+        ]
+        self._not_averaged = None
+        if self.replicas is not None and not self.all_reduce:
+            self._not_averaged, self._reductions = results, []
+
+    def finish_reduce(self) -> None:
+        """Wait for the averages, and add them to the gradients of the parts."""
+        for reduction in self._reductions:
+            reduction.finish()
+        self._reductions = []
+
+    def forget_gradients(self) -> None:
+        """Drop gradients of whole parameters that were not reduced, and the place for them."""
+        for part in self.parts:
+            part.whole_grad = None
+            if part.lent:
+                part.parameter.set_grad_home(None)
+        for homes in self._homes:
+            homes.release()
+        self._homes = []
+
+    def abandon(self) -> None:
+        """Be as before the first forward, after an error: memory that may be in use is let go."""
+        for part in self.parts:
+            if part.lent:
+                part.take_back()
+            part.pending = None
+            part.parameter.forget_uses(
+                part.parameter.uses
+            )  # some may have been in the middle of it
+        self.pool = Pool()
+        self.holders = 0
+        self._whole = False
+        self._gathers, self._homes, self._reductions = [], [], []
+        self._between = self._not_averaged = None
+
+    # ------------------------------------------------------------------ which
+
+    def _trained(self) -> list[int]:
+        return [i for i, part in enumerate(self.parts) if part.parameter.requires_grad]
+
+    def _own_dtype(self, part: Part) -> np.dtype[Any]:
+        return part.array.dtype
+
+    def _computed_dtype(self, part: Part) -> np.dtype[Any]:
+        own, lower = part.array.dtype, self.policy.dtype("param_dtype")
+        return own if lower is None or not is_floating(own) else lower
+
+    def _batches(
+        self, dtype_of: Any, among: Sequence[int] | None = None
+    ) -> list[tuple[np.dtype[Any], list[int]]]:
+        """Return (dtype, places in ``parts``) for each dtype and device: the same on all ranks."""
+        batches: dict[Any, tuple[np.dtype[Any], list[int]]] = {}
+        for i in range(len(self.parts)) if among is None else among:
+            dtype = dtype_of(self.parts[i])
+            key = dtype.name, placement(self.parts[i].array)
+            batches.setdefault(key, (dtype, []))[1].append(i)
+        return list(batches.values())

@@ -1,0 +1,164 @@
+"""What moves: the parts of one batch of parameters to wholes, gradients of wholes to parts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from meshlib import ProcessGroup, ReduceOp, Work
+from parallel.arrays import Array, namespace
+from parallel.fsdp.layout import Layout
+from parallel.fsdp.part import Part
+from parallel.fsdp.pool import Pool
+
+
+class Gather:
+    """Gathers the wholes of some parts of one dtype; ``release`` gives their memory back.
+
+    ``arrays`` are this rank's parts over ``group``; they are cast to ``dtype`` on the way.
+    """
+
+    def __init__(
+        self,
+        shapes: Sequence[tuple[int, ...]],
+        arrays: Sequence[Array],
+        group: ProcessGroup,
+        dtype: np.dtype[Any],
+        pool: Pool,
+    ) -> None:
+        self._group, self._pool = group, pool
+        self._layout = Layout(shapes, dtype.itemsize, group.size())
+        self._works: list[Work] = []
+        self._flat: Array | None = None
+        if group.size() == 1:
+            self._wholes = [
+                array.astype(dtype, copy=False).reshape(shape)
+                for array, shape in zip(arrays, shapes, strict=True)
+            ]
+            return
+        me = group.rank()
+        flat = self._flat = pool.take(group, self._layout.count, arrays[0], dtype)
+        self._wholes = [self._layout.whole(flat, i) for i in range(len(shapes))]
+        if self._layout.packed:
+            rows = self._layout.packed_rows(flat)
+            for i, target in self._layout.in_row(rows[me], me):
+                target[...] = arrays[i].reshape(-1)
+            self._works.append(group.all_gather(rows, rows[me], async_op=True))
+        for i in self._layout.direct:
+            parts = self._layout.parts(flat, i)
+            parts[me][...] = arrays[i].reshape(-1)
+            self._works.append(group.all_gather(parts, parts[me], async_op=True))
+
+    def finish(self) -> list[Array]:
+        """Wait for the wholes and return them."""
+        for work in self._works:
+            work.wait()
+        if self._works and self._layout.packed:
+            assert self._flat is not None
+            by_place = {i: self._layout.parts(self._flat, i) for i in self._layout.packed}
+            for rank, row in enumerate(self._layout.packed_rows(self._flat)):
+                for i, part in self._layout.in_row(row, rank):
+                    by_place[i][rank][...] = part
+        self._works = []
+        return self._wholes
+
+    def release(self) -> None:
+        """Give the memory back: the wholes are used no more."""
+        self._wholes = []
+        if self._flat is not None:
+            self._pool.give(self._group, self._flat)
+            self._flat = None
+
+
+class Homes:
+    """Memory for the gradients of the wholes of some parts of one dtype."""
+
+    def __init__(self, parts: Sequence[Part], group: ProcessGroup, dtype: Any, pool: Pool) -> None:
+        self.parts = list(parts)
+        self.layout = Layout([part.shape for part in parts], np.dtype(dtype).itemsize, group.size())
+        self._group, self._pool = group, pool
+        like = parts[0].array
+        self.flat: Array = pool.take(group, self.layout.count, like, dtype)
+        self.views = [self.layout.whole(self.flat, i) for i in range(len(self.parts))]
+
+    def offer(self) -> None:
+        """Make the gradients of the wholes, which are lent, live here."""
+        for part, view in zip(self.parts, self.views, strict=True):
+            part.parameter.set_grad_home(view)
+
+    def collect(self) -> None:
+        """Bring the gradients here, wherever they are; what is not there is zero."""
+        for part, view in zip(self.parts, self.views, strict=True):
+            grad = part.whole_grad
+            if grad is None:
+                view.fill(0)
+            elif grad is not view:
+                view[...] = grad
+            part.whole_grad = None
+
+    def release(self) -> None:
+        """Give the memory back."""
+        self.views = []
+        self._pool.give(self._group, self.flat)
+
+
+class Reduction:
+    """Averages the gradients in ``homes`` over ``group``, each rank its parts of them.
+
+    Then, with ``replicas``, the parts over those. ``earlier`` is what a pass without replicas has
+    left, to be added before that.
+    """
+
+    def __init__(self, homes: Homes, group: ProcessGroup, replicas: ProcessGroup | None) -> None:
+        self._homes, self._replicas = homes, replicas
+        layout, flat, me = homes.layout, homes.flat, group.rank()
+        sizes = layout.part_sizes(me)
+        self._packed = sum(sizes[i] for i in layout.packed)
+        self._result: Array = namespace(flat).empty(sum(sizes), dtype=flat.dtype)
+        self._grads: dict[int, Array] = dict(layout.in_row(self._result[: self._packed], me))
+        self._works: list[Work] = []
+        if layout.packed:
+            rows = layout.packed_rows(flat)
+            for rank, row in enumerate(rows):
+                for i, target in layout.in_row(row, rank):
+                    target[...] = layout.parts(flat, i)[rank]
+            self._reduce(group, self._result[: self._packed], rows)
+        begin = self._packed
+        for i in layout.direct:
+            self._grads[i] = self._result[begin : begin + sizes[i]]
+            begin += sizes[i]
+            self._reduce(group, self._grads[i], layout.parts(flat, i))
+
+    def _reduce(self, group: ProcessGroup, output: Array, inputs: list[Array]) -> None:
+        if group.size() == 1:
+            output[...] = inputs[0]
+            return
+        self._works.append(group.reduce_scatter(output, inputs, ReduceOp.AVG, async_op=True))
+
+    def scattered(self, earlier: Array | None = None) -> Array:
+        """Wait until this rank's parts are there, give back the memory of the wholes.
+
+        Adds ``earlier``, what the same parts had before; begins the average over the replicas, if
+        there are any. Returns the parts' gradients, flat.
+        """
+        self._wait()
+        self._homes.release()
+        if earlier is not None:
+            self._result += earlier
+        if self._replicas is not None and self._replicas.size() > 1:
+            work = self._replicas.all_reduce(self._result, ReduceOp.AVG, async_op=True)
+            self._works.append(work)
+        return self._result
+
+    def finish(self) -> None:
+        """Wait for the averages, and add them to the gradients of the parts."""
+        self._wait()
+        for i, part in enumerate(self._homes.parts):
+            part.add_grad(self._grads[i])
+
+    def _wait(self) -> None:
+        for work in self._works:
+            work.wait()
+        self._works = []

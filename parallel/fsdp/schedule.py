@@ -1,0 +1,191 @@
+"""When groups of parameters are gathered, reduced and given up, in one tree of sharded modules."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from parallel.fsdp.group import ParameterGroup
+from parallel.fsdp.pool import Pool
+from parallel.nn.module import Module
+
+if TYPE_CHECKING:
+    from parallel.fsdp.state import ModuleState
+
+
+class Schedule:
+    """What the sharded modules below one root share.
+
+    While one computes, the next one's parameters are gathered: in forward, the one that came next
+    in the forward pass before; in backward, the one that came before in this forward pass; or those
+    that the module names. All ranks run the same program, so their calls have the same order.
+    """
+
+    def __init__(self, root: ModuleState, states: Sequence[ModuleState]) -> None:
+        self._root = root
+        self._states = list(states)
+        pool = Pool()
+        for state in states:
+            if state.schedule is not None:
+                raise RuntimeError(
+                    f"{state} ran a forward pass by itself before {root}, which contains it: it is"
+                    " the root of its own gathers already; run the outermost module first"
+                )
+        for state in states:
+            state.schedule = self
+            for group in state.groups:
+                group.pool = pool
+        if root.own is not None and root.own.reshard_after_forward is None:
+            # Its backward comes first: they would be gathered again at once.
+            root.own.reshard_after_forward = False
+        self._depth = 0
+        self._outstanding = 0
+        self._order: list[ModuleState] = []
+        self._seen: list[ModuleState] = []
+        self._passed: list[ModuleState] = []
+        self._reducing: deque[ParameterGroup] = deque()
+        self._averaging: list[ParameterGroup] = []
+
+    @contextmanager
+    def running(self) -> Generator[None]:
+        """Count how deep the call is; after an error at the top, be as before the first forward."""
+        self._depth += 1
+        try:
+            yield
+        except BaseException:
+            if self._depth == 1:
+                self._abandon()
+            raise
+        finally:
+            self._depth -= 1
+
+    # ------------------------------------------------------------------ forward
+
+    def before_forward(self, state: ModuleState) -> None:
+        """Gather what the module computes with, and begin with the next one's."""
+        self._hold(state)
+        self._seen.append(state)
+        place = len(self._seen)
+        following = (
+            self._order[place : place + 1]
+            if place <= len(self._order) and self._order[place - 1] is state
+            else []
+        )
+        _prefetch(following if state.forward_prefetch is None else state.forward_prefetch)
+
+    def after_forward(self, state: ModuleState, *, training: bool) -> None:
+        """Give up the parameters, where that is asked for."""
+        for group in state.groups:
+            group.holders -= 1
+            if not group.holders and (not training or group.reshard_after_forward is not False):
+                group.reshard(keep_some=training)
+        if training:
+            self._passed.append(state)
+        if self._depth > 1:
+            return
+        self._order, self._seen = self._seen, []
+        if training:
+            self._outstanding += 1
+        else:
+            self._reshard_all()
+
+    # ------------------------------------------------------------------ backward
+
+    def check_backward(self, state: ModuleState) -> None:
+        """Raise RuntimeError when this backward cannot complete the gradients."""
+        if not self._depth and state.syncs and self._outstanding > 1:
+            raise RuntimeError(
+                f"{self._outstanding - 1} other forward passes still wait for their backward, so "
+                "this one cannot complete the gradients; run all but the last under no_sync(), or "
+                "call discard_saved() if a forward was not meant for training"
+            )
+
+    def before_backward(self, state: ModuleState) -> None:
+        """Gather what the module computes with, and begin with the one's before it in forward."""
+        self._hold(state)
+        for group in state.groups:
+            group.prepare_backward()
+        while state in self._passed and self._passed.pop() is not state:
+            pass
+        before = self._passed[-1:]
+        _prefetch(before if state.backward_prefetch is None else state.backward_prefetch)
+
+    def after_backward(self, state: ModuleState) -> None:
+        """Begin to reduce gradients that are complete, and give up the parameters."""
+        for group in state.groups:
+            group.holders -= 1
+            if group.sync and group.is_complete:
+                self._reduce(group)
+            if not group.holders and group.reshard_after_backward:
+                group.reshard()
+        if self._depth == 1:
+            self._end_backward()
+
+    def _end_backward(self) -> None:
+        self._outstanding = max(self._outstanding - 1, 0)
+        if not self._outstanding:
+            # Over are also parts of the forward that the loss did not depend on.
+            self._passed.clear()
+            Module.discard_saved(self._root.module)
+            for group in self._groups():
+                if group.sync and group.is_complete:
+                    self._reduce(group)
+        self._finish_reducing()
+        for group in self._averaging:
+            group.finish_reduce()
+        self._averaging.clear()
+        for group in self._groups():
+            if group.reshard_after_backward and not group.holders:
+                group.reshard()
+
+    def _reduce(self, group: ParameterGroup) -> None:
+        # The one before had all of this module's backward for it: the wholes of two gradients at a
+        # time are enough, this one's and the next one's.
+        self._finish_reducing()
+        group.begin_reduce()
+        self._reducing.append(group)
+
+    def _finish_reducing(self) -> None:
+        while self._reducing:
+            group = self._reducing.popleft()
+            group.scattered()
+            self._averaging.append(group)
+
+    def forget_passes(self) -> None:
+        """Forget all outstanding forward passes."""
+        self._outstanding = 0
+        self._passed.clear()
+        self._reshard_all()
+
+    # ------------------------------------------------------------------ both
+
+    def _hold(self, state: ModuleState) -> None:
+        for group in state.groups:
+            group.unshard()
+            group.holders += 1
+
+    def _groups(self) -> Iterable[ParameterGroup]:
+        return (state.own for state in self._states if state.own is not None)
+
+    def _reshard_all(self) -> None:
+        for group in self._groups():
+            if not group.holders:
+                group.reshard()
+                group.forget_between()
+
+    def _abandon(self) -> None:
+        self._outstanding = 0
+        self._seen, self._passed = [], []
+        self._reducing.clear()
+        self._averaging.clear()
+        Module.discard_saved(self._root.module)
+        for group in self._groups():
+            group.abandon()
+
+
+def _prefetch(states: Iterable[ModuleState]) -> None:
+    for state in states:
+        for group in state.groups:
+            group.begin_unshard()

@@ -1,0 +1,380 @@
+"""Sharded pytrees inside ``jax.jit``: equal to one process, at 1/n of the memory."""
+
+import functools
+
+import numpy as np
+import pytest
+
+import meshlib as dist
+from meshlib.testing import run_ranks
+
+jax = pytest.importorskip("jax", reason="JAX is not installed (the extra 'jax')")
+
+import jax.numpy as jnp  # noqa: E402
+from jax_settings import jax_settings  # noqa: E402
+
+from parallel.jax import (  # noqa: E402
+    FullyShardedDataParallel,
+    copy_to_region,
+    reduce_from_region,
+)
+
+
+@pytest.fixture(autouse=True)
+def _settings():
+    with jax_settings(jax_enable_x64=True, jax_disable_most_optimizations=True):
+        yield
+
+
+def mlp_params(rng):
+    return {
+        "layers": [
+            {"w": rng.normal(size=(a, b)) / np.sqrt(a), "b": np.zeros(b)}
+            for a, b in [(6, 17), (17, 18), (18, 3)]
+        ],
+        "scale": np.float64(1.5) * np.ones(()),
+        "unused": np.ones(5),
+        "steps": 3,
+    }
+
+
+def mlp_loss(params, batch):
+    x, y = batch
+    for layer in params["layers"][:-1]:
+        x = jax.nn.gelu(x @ layer["w"] + layer["b"])
+    last = params["layers"][-1]
+    scores = params["scale"] * (x @ last["w"] + last["b"])
+    return -jax.nn.log_softmax(scores)[jnp.arange(len(y)), y].mean()
+
+
+def mlp_batch(step, rank=0, world=1):
+    rng = np.random.default_rng([7, step])
+    x, y = rng.normal(size=(16, 6)), rng.integers(0, 3, 16)
+    return x[rank::world], y[rank::world]
+
+
+def transformer_params(rng, width=8, blocks=2):
+    def matrix(a, b):
+        return rng.normal(size=(a, b)) / np.sqrt(a)
+
+    return {
+        "embedding": rng.normal(size=(11, width)),
+        "blocks": [
+            {
+                "norm": np.ones(width),
+                "qkv": matrix(width, 3 * width),
+                "out": matrix(width, width),
+                "up": matrix(width, 4 * width),
+                "down": matrix(4 * width, width),
+            }
+            for _ in range(blocks)
+        ],
+    }
+
+
+def block(x, p, tp=None):
+    def norm(x):
+        return x / jnp.sqrt((x * x).mean(-1, keepdims=True) + 1e-6) * p["norm"]
+
+    q, k, v = jnp.split(norm(x) @ p["qkv"], 3, axis=-1)
+    x = x + jax.nn.softmax(q @ k.swapaxes(-1, -2)) @ v @ p["out"]
+    inner = norm(x) if tp is None else copy_to_region(norm(x), tp)
+    inner = jax.nn.gelu(inner @ p["up"]) @ p["down"]
+    return x + (inner if tp is None else reduce_from_region(inner, tp))
+
+
+def transformer_loss(params, batch, tp=None, remat=False):
+    tokens, y = batch
+    one = functools.partial(block, tp=tp)
+    x = params["embedding"][tokens]
+    for p in params["blocks"]:
+        x = (jax.checkpoint(one) if remat else one)(x, p)
+    scores = x[:, -1] @ params["embedding"].T
+    return -jax.nn.log_softmax(scores)[jnp.arange(len(y)), y].mean()
+
+
+def tokens_batch(step, rank=0, world=1):
+    rng = np.random.default_rng([8, step])
+    x = rng.integers(0, 11, (16, 5))
+    return x[rank::world], ((x[:, 0] + x[:, -1]) % 11)[rank::world]
+
+
+MODELS = {
+    "mlp": (mlp_params, mlp_loss, mlp_batch),
+    "transformer": (transformer_params, transformer_loss, tokens_batch),
+    "remat": (transformer_params, functools.partial(transformer_loss, remat=True), tokens_batch),
+}
+
+
+def adam(params):
+    return jax.tree_util.tree_map(lambda x: (jnp.zeros_like(x), jnp.zeros_like(x)), floats(params))
+
+
+def floats(tree):
+    return jax.tree_util.tree_map(lambda x: x if hasattr(x, "dtype") else None, tree)
+
+
+def update(params, grads, state, step):
+    """Adam, leaf by leaf: on parts as on wholes."""
+
+    def one(p, g, s):
+        mean, square = 0.9 * s[0] + 0.1 * g, 0.999 * s[1] + 0.001 * g * g
+        corrected = jnp.sqrt(square / (1 - 0.999**step)) + 1e-8
+        return p - 0.01 * mean / (1 - 0.9**step) / corrected, (mean, square)
+
+    leaves, tree = jax.tree_util.tree_flatten(params)
+    of = iter(zip(jax.tree_util.tree_leaves(grads), pairs(state), strict=True))
+    results = [one(p, *next(of)) if hasattr(p, "dtype") else (p, None) for p in leaves]
+    new = jax.tree_util.tree_unflatten(tree, [p for p, _ in results])
+    return new, [s for _, s in results if s is not None]
+
+
+def pairs(state):
+    if isinstance(state, list):
+        return state
+    return jax.tree_util.tree_leaves(state, is_leaf=lambda x: isinstance(x, tuple))
+
+
+def train(value_and_grad, params, batches, rank=0, world=1, steps=4):
+    @jax.jit
+    def step_of(arrays, state, batch, step):
+        params = jax.tree_util.tree_unflatten(tree, merged(arrays))
+        value, grads = value_and_grad(params, batch)
+        params, state = update(params, grads, state, step)
+        return [x for x in jax.tree_util.tree_leaves(params) if hasattr(x, "dtype")], state, value
+
+    leaves, tree = jax.tree_util.tree_flatten(params)
+
+    def merged(arrays):
+        rest = iter(arrays)
+        return [next(rest) if hasattr(x, "dtype") else x for x in leaves]
+
+    arrays, state = [x for x in leaves if hasattr(x, "dtype")], pairs(adam(params))
+    for step in range(steps):
+        arrays, state, _ = step_of(arrays, state, batches(step, rank, world), step + 1.0)
+    return jax.tree_util.tree_unflatten(tree, merged(arrays))
+
+
+@functools.cache
+def alone(name):
+    make, loss, batches = MODELS[name]
+    with jax_settings(jax_enable_x64=True, jax_disable_most_optimizations=True):
+        params = make(np.random.default_rng(0))
+
+        def value_and_grad(params, batch):
+            leaves, tree = jax.tree_util.tree_flatten(params)
+            which = [i for i, x in enumerate(leaves) if hasattr(x, "dtype")]
+
+            def of(arrays):
+                full = list(leaves)
+                for i, x in zip(which, arrays, strict=True):
+                    full[i] = x
+                return loss(jax.tree_util.tree_unflatten(tree, full), batch)
+
+            return jax.value_and_grad(of)([leaves[i] for i in which])
+
+        return jax.tree_util.tree_leaves(train(value_and_grad, params, batches))
+
+
+def assert_close(got, expected):
+    for a, b in zip(jax.tree_util.tree_leaves(got), expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize(("name", "n"), [("mlp", 2), ("mlp", 4), ("transformer", 4), ("remat", 2)])
+def test_equal_to_one_process(name, n, keep):
+    make, loss, batches = MODELS[name]
+
+    def program():
+        mesh = dist.init_device_mesh("cpu", (n,), mesh_dim_names=("dp_shard",))
+        fsdp = FullyShardedDataParallel(make(np.random.default_rng(0)), mesh, keep_gathered=keep)
+        params = train(fsdp.value_and_grad(loss), fsdp.params, batches, dist.get_rank(), n)
+        return jax.tree_util.tree_map(np.asarray, fsdp.unshard(params))
+
+    for got in run_ranks(program, n, timeout=50):
+        assert_close(got, alone(name))
+
+
+def test_eight_ranks_two_replicas_of_four_parts():
+    make, loss, batches = MODELS["mlp"]
+
+    def program():
+        mesh = dist.init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp_replicate", "dp_shard"))
+        fsdp = FullyShardedDataParallel(make(np.random.default_rng(0)), mesh)
+        params = train(fsdp.value_and_grad(loss), fsdp.params, batches, dist.get_rank(), 8)
+        return jax.tree_util.tree_map(np.asarray, fsdp.unshard(params))
+
+    for got in run_ranks(program, 8, timeout=50):
+        assert_close(got, alone("mlp"))
+
+
+def test_with_tensor_parallel():
+    def program():
+        mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp_shard", "tp"))
+        params = transformer_params(np.random.default_rng(0))
+        tp, part = mesh["tp"], mesh.get_local_rank("tp")
+        for p in params["blocks"]:
+            p["up"] = np.split(p["up"], 2, axis=1)[part]
+            p["down"] = np.split(p["down"], 2, axis=0)[part]
+        fsdp = FullyShardedDataParallel(params, mesh["dp_shard"])
+        loss = functools.partial(transformer_loss, tp=tp)
+        place = mesh.get_local_rank("dp_shard")
+        params = train(fsdp.value_and_grad(loss), fsdp.params, tokens_batch, place, 2)
+        whole = jax.tree_util.tree_map(np.asarray, fsdp.unshard(params))
+        for p in whole["blocks"]:
+            for name, axis in (("up", 1), ("down", 0)):
+                both = [np.empty_like(p[name]) for _ in range(2)]
+                tp.all_gather(both, np.ascontiguousarray(p[name]))
+                p[name] = np.concatenate(both, axis)
+        return whole
+
+    for got in run_ranks(program, 4, timeout=50):
+        assert_close(got, alone("transformer"))
+
+
+def temporary_bytes(n, keep):
+    """Return XLA's temporary memory for a step of many equal layers, and the bytes of a layer."""
+    width, layers = 64, 12
+
+    def loss(params, x):
+        for w in params:
+            x = jnp.tanh(x @ w)
+        return (x * x).mean()
+
+    def program():
+        mesh = dist.init_device_mesh("cpu", (n,), mesh_dim_names=("dp_shard",))
+        params = [np.ones((width, width)) for _ in range(layers)]
+        fsdp = FullyShardedDataParallel(params, mesh, keep_gathered=keep)
+        step = jax.jit(fsdp.value_and_grad(loss))
+        compiled = step.lower(fsdp.params, np.ones((2, width))).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    return max(run_ranks(program, n)), layers, width * width * 8
+
+
+def test_whole_parameters_and_gradients_do_not_stay():
+    with jax_settings(jax_disable_most_optimizations=False):
+        kept, layers, one = temporary_bytes(4, keep=True)
+        dropped, _, _ = temporary_bytes(4, keep=False)
+    assert kept >= layers * one
+    # This layer's and the next one's, in their layouts, and gradients under way.
+    assert dropped <= 5 * one
+
+
+def calls_of_a_step(keep):
+    def loss(params, x):
+        for name in ("a", "b", "c"):
+            x = jnp.tanh(x @ params[name].T)
+        return (x * x).mean()
+
+    def program():
+        mesh = dist.init_device_mesh("cpu", (2,), mesh_dim_names=("dp_shard",))
+        sizes = {"a": 4, "b": 6, "c": 8}
+        widths = dict(zip(sizes, [10, 4, 6], strict=True))
+        params = {name: np.ones((size, widths[name])) for name, size in sizes.items()}
+        fsdp = FullyShardedDataParallel(params, mesh, keep_gathered=keep)
+        seen = []
+
+        def observe(group, header, device, run):
+            if header.kind.name in ("ALL_GATHER", "REDUCE_SCATTER"):
+                seen.append((header.kind.name, header.elements))
+            return run
+
+        step = jax.jit(fsdp.value_and_grad(loss))
+        calls = mesh.process_group.companion("jit", "in jit")
+        with calls.observed(observe):
+            jax.block_until_ready(step(fsdp.params, np.ones((2, 10))))
+        return seen
+
+    first, second = run_ranks(program, 2)
+    assert first == second
+    return first
+
+
+def test_gathers_and_reductions_come_in_the_order_of_their_use():
+    gathered = [("ALL_GATHER", size) for size in (40, 24, 48)]
+    reduced = [("REDUCE_SCATTER", size) for size in (48, 24, 40)]
+    assert calls_of_a_step(keep=True) == gathered + reduced
+    calls = calls_of_a_step(keep=False)
+    assert calls[:3] == gathered
+    assert [call for call in calls if call[0] == "REDUCE_SCATTER"] == reduced
+    # The first layer's are not needed in backward: nobody asks for its input's gradient.
+    assert [call for call in calls[3:] if call[0] == "ALL_GATHER"] == gathered[:0:-1]
+    assert calls.index(reduced[0]) < len(calls) - 1 - calls[::-1].index(gathered[1])
+
+
+def test_optax_on_parts_and_states_as_global_arrays():
+    optax = pytest.importorskip("optax")
+
+    def program():
+        mesh = dist.init_device_mesh("cpu", (2,), mesh_dim_names=("dp_shard",))
+        params = transformer_params(np.random.default_rng(0))
+        fsdp = FullyShardedDataParallel(params, mesh)
+        optimizer = optax.adamw(1e-2)
+
+        @jax.jit
+        def step(params, state, batch):
+            _, grads = fsdp.value_and_grad(transformer_loss)(params, batch)
+            norm = fsdp.global_norm(grads)
+            grads = jax.tree_util.tree_map(lambda g: g * jnp.minimum(1, 0.5 / norm), grads)
+            updates, state = optimizer.update(grads, state, params)
+            return optax.apply_updates(params, updates), state, norm
+
+        params, state = fsdp.params, optimizer.init(fsdp.params)
+        assert state[0].mu["embedding"].shape[0] < 11
+        for i in range(3):
+            params, state, norm = step(params, state, tokens_batch(i, dist.get_rank(), 2))
+        world = fsdp.to_global(params)
+        assert isinstance(world["embedding"], dist.DArray)
+        moved = jax.tree_util.tree_map(
+            lambda x: x.redistribute(dist.P()), world, is_leaf=lambda x: isinstance(x, dist.DArray)
+        )
+        back = fsdp.from_global(moved)
+        for a, b in zip(*map(jax.tree_util.tree_leaves, (back, params)), strict=True):
+            np.testing.assert_array_equal(a, b)
+        return float(norm), jax.tree_util.tree_map(np.asarray, fsdp.unshard(params))
+
+    params = transformer_params(np.random.default_rng(0))
+    optimizer = optax.chain(optax.clip_by_global_norm(0.5), optax.adamw(1e-2))
+    state = optimizer.init(params)
+    for i in range(3):
+        _, grads = jax.value_and_grad(transformer_loss)(params, tokens_batch(i))
+        norm = float(optax.tree.norm(grads))
+        updates, state = optimizer.update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+    for got_norm, got in run_ranks(program, 2, timeout=50):
+        assert got_norm == pytest.approx(norm, rel=1e-9)
+        assert_close(got, jax.tree_util.tree_leaves(params))
+
+
+def test_aux_and_wrong_arguments():
+    def program():
+        mesh = dist.init_device_mesh("cpu", (2,), mesh_dim_names=("dp_shard",))
+        fsdp = FullyShardedDataParallel({"w": np.ones((4, 2))}, mesh)
+
+        def loss(params, x):
+            return (params["w"] * x).sum(), {"whole": params["w"].sum()}
+
+        (value, aux), grads = fsdp.value_and_grad(loss, has_aux=True)(fsdp.params, 2.0)
+        assert (float(value), float(aux["whole"])) == (16.0, 8.0)
+        np.testing.assert_array_equal(grads["w"], np.full((2, 2), 2.0))
+        with pytest.raises(ValueError, match=r"params differs .* \['w'\] float64\[4, 2\]"):
+            fsdp.value_and_grad(loss)({"w": np.ones((4, 2))}, 2.0)
+        with pytest.raises(TypeError, match="fun must return one floating point number"):
+            fsdp.value_and_grad(lambda p: p["w"])(fsdp.params)
+        with pytest.raises(TypeError, match="mesh must be a DeviceMesh"):
+            FullyShardedDataParallel({"w": np.ones(4)}, "dp_shard")
+        with pytest.raises(ValueError, match=r"rank \d: params has no array of floating point"):
+            FullyShardedDataParallel({"w": 3}, mesh)
+
+    run_ranks(program, 2)
+
+
+def test_trees_that_differ_are_named_on_every_rank():
+    def program():
+        mesh = dist.init_device_mesh("cpu", (2,), mesh_dim_names=("dp_shard",))
+        with pytest.raises(ValueError, match=r"rank 1: has parameter \['w'\] float64\[5\]"):
+            FullyShardedDataParallel({"w": np.ones(4 + dist.get_rank())}, mesh)
+
+    run_ranks(program, 2)

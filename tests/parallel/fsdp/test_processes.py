@@ -1,0 +1,54 @@
+"""Four processes, over shared memory, train as one does: FSDP, HSDP and tensor parallel beside."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """
+import sys
+sys.path.insert(0, {here!r})
+import numpy as np
+import meshlib as dist
+from fsdp_training import MODELS, as_plain, assert_equal, shard, train, whole
+
+mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+flat = mesh.flatten("dp_shard")
+for name, (make, batches) in MODELS.items():
+    expected = make()
+    train(expected, batches)
+    for over in (flat, mesh["a", "b"]):
+        for reshard in (None, True):
+            model = shard(make(), over, reshard_after_forward=reshard)
+            train(model, batches, dist.get_rank(), 4)
+            assert_equal(whole(model.state_dict()), expected.state_dict())
+expected = expected.state_dict()
+model = shard(make(tp=mesh["b"]), mesh["a"])
+train(model, batches, mesh.get_local_rank("a"), 2)
+assert_equal(as_plain(whole(model.state_dict()), expected), expected)
+
+# Large enough to be gathered and reduced where it is, in symmetric memory.
+large = lambda: make(blocks=1, width=256, dtype="f8")
+model, alone = shard(large(), flat), large()
+train(model, batches, dist.get_rank(), 4, steps=2)
+train(alone, batches, steps=2)
+assert_equal(whole(model.state_dict()), alone.state_dict())
+print(f"rank {{dist.get_rank()}} agrees")
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("native", ["1", "0"])
+def test_four_processes(tmp_path, native):
+    script = tmp_path / "train.py"
+    script.write_text(PROGRAM.format(here=str(Path(__file__).parent)))
+    command = [sys.executable, "-m", "meshlib.launcher.cli", "--nproc-per-node", "4", str(script)]
+    env = dict(os.environ, OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", TMPDIR=str(tmp_path))
+    if native == "0":
+        env["MESHLIB_NATIVE"] = "0"
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=55, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("agrees") == 4
