@@ -94,11 +94,13 @@ class Failure:
     def do_without(self, left: Mapping[int, Collection[str]]) -> None:
         """See ``ProcessGroup.do_without``."""
         members, fate = self._members, self._fate
-        places = [place for rank in left if (place := members.place_of(rank)) is not None]
-        if not places:
-            return
-        absent = [place for place in places if members.id not in left[members.ranks[place]]]
         with fate.lock:
+            places = [
+                place
+                for rank in left
+                if (place := members.place_of(rank)) is not None and place not in fate.left
+            ]
+            absent = [place for place in places if members.id not in left[members.ranks[place]]]
             fate.left = (*fate.left, *places)
             if absent:
                 fate.absent = (*fate.absent, *absent)
