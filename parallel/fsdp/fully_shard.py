@@ -93,7 +93,7 @@ def fully_shard(
     module.__class__ = cast(Any, _sharded_class(type(module)))
     sharded = cast(FSDPModule, module)
     sharded._fsdp = ModuleState(sharded, group, borrowed, policy)  # pyright: ignore[reportPrivateUsage]
-    mesh.process_group.world.log.info(
+    mesh.process_group.context.log.info(
         "fully_shard on %s: %s with %d parameters, %d parts of them here; reshard_after_forward=%s"
         " %s",
         mesh,
