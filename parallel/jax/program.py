@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
-import jax.core
 from jax.extend.core import Literal, Primitive
 
 Gather = Callable[[int, Any], Any]
@@ -41,8 +40,14 @@ _LAYOUT = frozenset(
 )
 
 _boundary_p = Primitive("meshlib_backward_begins")
-_boundary_p.def_impl(lambda x: x)
-_boundary_p.def_abstract_eval(lambda x: x)
+
+
+def _itself(x: Any) -> Any:
+    return x
+
+
+_boundary_p.def_impl(_itself)
+_boundary_p.def_abstract_eval(_itself)
 
 
 def backward_begins(value: Any) -> Any:
