@@ -105,7 +105,7 @@ gpu-check:  ## on a machine with a GPU: tests, then benchmarks, then out/gpu-rep
 			--editable '.[dev,$(CUDA)]' 'jax[$(CUDA)]' && $(BIN)/python tests/gpu/check.py out; \
 	fi
 
-check: $(STAMP) docs  ## lint, format, types, import floors, and the pages as a site
+check: $(STAMP) docs  ## lint, format, types, import floors and rooms, and the pages as a site
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports

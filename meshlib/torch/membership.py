@@ -9,13 +9,15 @@ from typing import Any, NamedTuple
 from meshlib.groups.process_group import ProcessGroup
 from meshlib.job.current import current_world, find_world
 from meshlib.job.init import destroy_process_group, init_process_group
+from meshlib.job.world import World
 from meshlib.torch.store import claim_world
 
 
 class Seat(NamedTuple):
-    """A group of meshlib's for one of PyTorch's, and whether the World was made for it."""
+    """A group of meshlib's for one of PyTorch's, its World, and whether that was made for it."""
 
     group: ProcessGroup
+    world: World
     made_world: bool
 
 
@@ -44,11 +46,11 @@ def join(
             f"this process is rank {mine} of {size} for torch.distributed, but rank {world.rank} of"
             f" {world.size} for meshlib; expected the same"
         )
-    return Seat(world.new_group(ranks, timeout=timeout, desc=desc, sort=False), made_world)
+    return Seat(world.new_group(ranks, timeout=timeout, desc=desc, sort=False), world, made_world)
 
 
 def leave(seat: Seat) -> None:
     """Close the group, and the World if that was made for it. Idempotent."""
     world = find_world()
-    if world is not None and world is seat.group.world:
+    if world is not None and world is seat.world:
         destroy_process_group(None if seat.made_world else seat.group)

@@ -8,9 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from meshlib.jit.host_call import untransformed
 
 from meshlib import DeviceMesh, ReduceOp, jit
+from meshlib.jit import untransformed
 from meshlib.sharding import DArray, Sharding
 from parallel.checks import describe
 from parallel.fsdp.layout import rows_of

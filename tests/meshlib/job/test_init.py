@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import meshlib as dist
+from meshlib.diagnosis.event_log import announce_ends
 from meshlib.job.world import World
-from meshlib.launcher.nodes.news import announce_ends
 from meshlib.testing import RankError, run_ranks
 from transport import environment
 from transport.errors import DistStoreError, RankFailedError
