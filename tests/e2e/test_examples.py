@@ -72,8 +72,9 @@ def test_digits_2d(tmp_path):
     assert re.search(r"^dp=2 × tp=2: 264 of 264, loss \d\.\d+, \d+ s$", out, re.M), out
 
 
+@pytest.mark.timeout(3 * DEADLINE)  # three runs
 def test_digits_2d_cut_and_resumed_on_another_mesh(tmp_path):
-    config = shortened(tmp_path, epochs=2)
+    config = shortened(tmp_path, epochs=2, hidden=32)
     cut = random.randrange(9, 44)  # in either epoch; what was saved last is 1 to 8 steps old
 
     def run(mesh, out, *options, code=0):
