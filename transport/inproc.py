@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from transport.algorithms.choice import Thresholds
 from transport.call import Call, CallHeader
+from transport.condition import Condition, let_go
 from transport.deadline import Deadline
 from transport.errors import (
     CommunicatorAbortedError,
@@ -51,7 +52,8 @@ class _Channel:
     def __init__(self, eager: int, high_water: int) -> None:
         self._eager = eager
         self._high_water = high_water
-        self._changed = threading.Condition()
+        self._changed = Condition()
+        self._lock = self._changed.lock
         self._frames: deque[_Frame] = deque()
         self._queued = 0
         self._cut = False
@@ -60,7 +62,7 @@ class _Channel:
 
     def offer(self, call: Call, data: memoryview) -> _Frame:
         """Queue a frame without waiting. One that is lent must be awaited with ``wait_taken``."""
-        with self._changed:
+        with self._lock:
             if self._cut or self._receiver_left:
                 raise _Cut
             cost = data.nbytes + _FRAME_COST
@@ -76,7 +78,7 @@ class _Channel:
         """Wait until a lent frame has been copied. False, and the frame is taken back, when the
         deadline passes first.
         """
-        with self._changed:
+        with self._lock:
             while not frame.taken:
                 # While the receiver copies, the memory must stay as it is, whatever happens.
                 if not frame.started and (self._cut or self._receiver_left):
@@ -92,7 +94,7 @@ class _Channel:
 
     def begin_take(self, deadline: Deadline) -> _Frame | None:
         """Wait for the next frame; None when the deadline passes first."""
-        with self._changed:
+        with self._lock:
             while not self._frames:
                 if self._cut or self._sender_left:
                     raise _Cut
@@ -106,7 +108,7 @@ class _Channel:
 
     def end_take(self, frame: _Frame) -> None:
         """Give the frame's memory back to its sender."""
-        with self._changed:
+        with self._lock:
             frame.taken = True
             if frame.lent:
                 self._changed.notify_all()
@@ -115,13 +117,14 @@ class _Channel:
 
     def cut(self) -> None:
         """Wake both ends; nothing more arrives."""
-        with self._changed:
+        with self._lock:
             self._cut = True
             self._changed.notify_all()
+        let_go(self._lock)  # which a call that was interrupted, and is the reason, may have kept
 
     def leave(self, as_sender: bool) -> None:
         """Let one end go; what it sent before still arrives."""
-        with self._changed:
+        with self._lock:
             if as_sender:
                 self._sender_left = True
             else:

@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
+from transport.condition import Condition, let_go
 from transport.deadline import Deadline
 
 IDLE_SECONDS = 5.0
@@ -39,7 +40,7 @@ class Lane:
         self._turn = threading.Lock()
         self._queue: deque[Callable[[], None]] = deque()
         # Of the queue, for the lane's thread; of the lane's being idle, for those who drain it.
-        self._changed = threading.Condition(threading.Lock())
+        self._changed = Condition()
         self._draining = 0
         self._thread: threading.Thread | None = None
 
@@ -59,7 +60,7 @@ class Lane:
 
     def submit(self, task: Callable[[], None]) -> None:
         """Append ``task``; it runs on the lane's thread when all before it have ended."""
-        with self._changed:
+        with self._changed.lock:
             self._queue.append(task)
             if self._thread is None:
                 self._thread = LaneThread(self, self._run)
@@ -69,16 +70,20 @@ class Lane:
 
     def drain(self, timeout: float) -> bool:
         """Wait until nothing is queued or running; return whether that came in time (seconds)."""
-        with self._changed:
-            self._draining += 1
-            try:
-                return self._changed.wait_for(self.is_idle, timeout)
-            finally:
-                self._draining -= 1
+        try:
+            with self._changed.lock:
+                self._draining += 1
+                try:
+                    return self._changed.wait_for(self.is_idle, timeout)
+                finally:
+                    self._draining -= 1
+        except BaseException:
+            let_go(self._changed.lock)
+            raise
 
     def join(self, timeout: float) -> None:
         """Let the thread end as soon as it is idle, and wait for that (seconds)."""
-        with self._changed:
+        with self._changed.lock:
             thread, self._thread = self._thread, None
             self._changed.notify_all()
         if thread is not None and thread is not threading.current_thread():
@@ -89,7 +94,7 @@ class Lane:
         return not self._queue and not self._turn.locked()
 
     def _notify(self) -> None:
-        with self._changed:
+        with self._changed.lock:
             self._changed.notify_all()
 
     def _run(self) -> None:
@@ -97,7 +102,7 @@ class Lane:
         if self._enter is not None:
             self._enter()
         while True:
-            with self._changed:
+            with self._changed.lock:
                 self._changed.wait_for(lambda: self._queue or self._thread is not me, IDLE_SECONDS)
                 if not self._queue:
                     if self._thread is me:
@@ -135,7 +140,7 @@ class Continuations(Lane):
         One of those that come must bring it about.
         """
         while not done() and not (deadline is not None and deadline.expired):
-            with self._changed:
+            with self._changed.lock:
                 left = None if deadline is None else deadline.remaining()
                 self._changed.wait_for(lambda: bool(self._queue), left)
                 task = self._queue.popleft() if self._queue else None

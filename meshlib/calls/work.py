@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from meshlib.calls.lane import Continuations
+from transport.condition import Condition, let_go
 from transport.deadline import Deadline, Timeout, to_seconds
 from transport.errors import DistBackendError, DistError
 from transport.net.fork import refusal
@@ -64,7 +65,7 @@ class Future:
         # What this one waits for, and whether its callback runs already: until there is an outcome.
         self._source: Future | None = None
         self._under_way = False
-        self._ready = threading.Condition()
+        self._ready = Condition()
         self._done = False
         self._value: Any = None
         self._exception: BaseException | None = None
@@ -132,12 +133,16 @@ class Future:
             self._completion.join()
 
     def _wait(self, what: Callable[[], str], deadline: Deadline | None) -> None:
-        with self._ready:
-            while not self._done:
-                # Without a timeout the wait still ends: the call that fills this has a deadline.
-                if deadline is not None and deadline.expired:
-                    raise WaitTimeoutError(f"{what()} is not done after {deadline.seconds:g} s")
-                self._ready.wait(None if deadline is None else deadline.remaining())
+        try:
+            with self._ready.lock:
+                while not self._done:
+                    # Without a timeout it still ends: the call that fills this has a deadline.
+                    if deadline is not None and deadline.expired:
+                        raise WaitTimeoutError(f"{what()} is not done after {deadline.seconds:g} s")
+                    self._ready.wait(None if deadline is None else deadline.remaining())
+        except BaseException:
+            let_go(self._ready.lock)
+            raise
 
     def _wait_in_a_callback(
         self, lane: Continuations, what: Callable[[], str], deadline: Deadline | None
@@ -259,7 +264,7 @@ class Future:
         self, callbacks: list[Callable[[Future], object]], callback: Callable[[Future], object]
     ) -> bool:
         """Keep ``callback`` for the end; False if that has come."""
-        with self._ready:
+        with self._ready.lock:
             if not self._done:
                 callbacks.append(callback)
             return not self._done
@@ -267,7 +272,7 @@ class Future:
     def _settle(
         self, value: Any, exception: BaseException | None, completion: End | None = None
     ) -> None:
-        with self._ready:
+        with self._ready.lock:
             if self._done:
                 raise RuntimeError("the future has an outcome already")
             self._value, self._exception = value, exception

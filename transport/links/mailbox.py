@@ -19,6 +19,7 @@ from collections.abc import Callable
 import numpy as np
 
 from transport.call import NO_ROOT, Call, CallHeader, Kind, dtype_code, dtype_name
+from transport.condition import Condition, let_go
 from transport.deadline import Deadline
 from transport.errors import (
     CommunicatorAbortedError,
@@ -58,7 +59,7 @@ class Incoming:
 
     def __init__(
         self,
-        lock: threading.Lock,
+        lock: threading.RLock,  # pyright: ignore[reportInvalidTypeForm]
         stir: Callable[[], None],
         src: int,
         header: CallHeader,
@@ -102,7 +103,7 @@ class Receive:
         self.code = dtype_code(buffer.dtype)
         self.src = src
         self.tag = tag
-        self.wake: threading.Condition | None = None
+        self.wake: Condition | None = None
         """What its thread sleeps on; made when it comes to that. Under the mailbox's lock."""
         self.incoming: Incoming | None = None
         self.error: Exception | None = None
@@ -110,7 +111,7 @@ class Receive:
     def notify(self) -> None:
         """Wake its thread, if that sleeps. Under the mailbox's lock."""
         if self.wake is not None:
-            self.wake.notify()
+            self.wake.notify_all()
 
     def is_settled(self) -> bool:
         """Whether there is nothing to wait for any more."""
@@ -141,8 +142,8 @@ class Mailbox:
     ) -> None:
         self._membership = membership
         self._limit = limit
-        self._lock = threading.Lock()
-        self._room = threading.Condition(self._lock)
+        self._lock = threading.RLock()
+        self._room = Condition(self._lock)
         self._blocked = 0
         self.waiters = 0
         """How many wait, or are about to look whether they must, for a message or room for one."""
@@ -150,7 +151,7 @@ class Mailbox:
         self._unclaimed: dict[tuple[int, int], deque[Incoming]] = {}  # by (tag, source)
         self._stored = [0] * membership.size
         self._receives: list[Receive] = []
-        self._asleep: set[threading.Condition] = set()
+        self._asleep: set[Condition] = set()
         self._lost: dict[int, Exception] = {} if lost is None else lost
         self._arriving = 0
         self._aborted: str | None = None
@@ -205,10 +206,14 @@ class Mailbox:
         self, src: int, header: CallHeader, payload: memoryview, deadline: Deadline | None = None
     ) -> None:
         """Deliver a whole message: ``begin``, copy, ``complete``."""
-        incoming = self.begin(src, header, payload.nbytes, deadline)
-        with incoming.guard:
-            incoming.buffer[:] = payload
-        incoming.complete()
+        try:
+            incoming = self.begin(src, header, payload.nbytes, deadline)
+            with incoming.guard:
+                incoming.buffer[:] = payload
+            incoming.complete()
+        except BaseException:
+            let_go(self._lock)
+            raise
 
     def fail(self, src: int, error: Exception) -> None:
         """Say that nothing more comes from ``src``.
@@ -255,21 +260,25 @@ class Mailbox:
         come of the message is thrown away.
         """
         receive = Receive(call, buffer, src, tag)
-        with self._lock:
-            self._check_aborted()
-            call.waiting_for = src
-            incoming = self._take(src, tag) if self._unclaimed else None
-            try:
-                if incoming is None:
-                    incoming = self._await_match(call, receive)
-                if not incoming.done:
-                    self._await_bytes(call, receive, incoming)
-            except BaseException:
-                self._give_up(receive)
-                raise
-            if incoming.stored:
-                self._release(incoming)
-            call.waiting_for = None
+        try:
+            with self._lock:
+                self._check_aborted()
+                call.waiting_for = src
+                incoming = self._take(src, tag) if self._unclaimed else None
+                try:
+                    if incoming is None:
+                        incoming = self._await_match(call, receive)
+                    if not incoming.done:
+                        self._await_bytes(call, receive, incoming)
+                except BaseException:
+                    self._give_up(receive)
+                    raise
+                if incoming.stored:
+                    self._release(incoming)
+                call.waiting_for = None
+        except BaseException:
+            let_go(self._lock)
+            raise
         if incoming.error is not None:
             raise PeerLostError(str(incoming.error), incoming.src)
         if receive.mismatch(incoming.header, incoming.buffer.nbytes):
@@ -426,7 +435,7 @@ class Mailbox:
         """Wait for a notification; raise when the deadline has passed without, or on abort."""
         wake = receive.wake
         if wake is None:
-            wake = receive.wake = threading.Condition(self._lock)
+            wake = receive.wake = Condition(self._lock)
         self._asleep.add(wake)
         try:
             notified = wake.wait(call.deadline.remaining())

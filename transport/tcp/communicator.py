@@ -10,6 +10,7 @@ from functools import partial
 
 from transport.algorithms.choice import Thresholds
 from transport.call import Call
+from transport.condition import Condition, let_go
 from transport.deadline import Deadline
 from transport.errors import (
     AuthenticationError,
@@ -60,8 +61,8 @@ class TcpCommunicator(LinkCommunicator):
         self._on_speak = _ignore if inbox is None else inbox.hear
         runtime = membership.runtime
         # Guards everything below. Nobody waits for another rank while holding it.
-        self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
+        self._lock = threading.RLock()
+        self._changed = Condition(self._lock)
         self._arrived: dict[int, socket.socket] = {}
         self._links: dict[int, TcpLink] = {}
         # The one for sending by peer, and all: two members may call each other at the same time.
@@ -126,6 +127,7 @@ class TcpCommunicator(LinkCommunicator):
             self._watched.clear()
             self._watchers.clear()
             self._changed.notify_all()
+        let_go(self._lock)  # which a call that was interrupted, and is the reason, may have kept
         for sock in watches:
             _end_watch(sock)
         for dial in dials:

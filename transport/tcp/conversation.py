@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 
 from transport.call import Call, CallHeader, Kind
+from transport.condition import Condition, let_go
 from transport.deadline import Deadline
 from transport.errors import CommunicatorAbortedError, PeerLostError
 from transport.links.mailbox import Incoming, Mailbox
@@ -61,8 +62,8 @@ class Conversation:
         self._mailbox = mailbox
         self._on_speak = on_speak
         self._on_end = on_end
-        self._turn = threading.Lock()
-        self._away = threading.Condition(threading.Lock())
+        self._turn = threading.RLock()
+        self._away = Condition()
         self._carried = False  # by a receiver, or one would have; since the thread last looked
         # What was read: under the turn.
         self._failure: Exception | None = None
@@ -114,11 +115,15 @@ class Conversation:
             self._carried = True
             self._turn.release()
 
+    def end_turn(self) -> None:
+        """Give back a turn that an interrupt may have left taken."""
+        let_go(self._turn)
+
     def resume(self) -> None:
         """Have the thread read again: somebody waits for what nobody else reads."""
         self._carried = False
-        with self._away:
-            self._away.notify()
+        with self._away.lock:
+            self._away.notify_all()
 
     def abort(self, reason: str) -> None:
         """Wake the senders here and the peer, and have the thread end. Never blocks."""
@@ -156,7 +161,7 @@ class Conversation:
         """Return when no receiver has read for a while, or somebody wants the thread to."""
         if not self._left_to_receivers():
             return
-        with self._away:
+        with self._away.lock:
             while self._carried:
                 self._carried = False
                 self._away.wait(_AWAY_SECONDS)

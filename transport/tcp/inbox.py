@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from transport.call import Call
+from transport.condition import hold
 from transport.links.mailbox import Mailbox, Receive
 from transport.runtime import Membership
 from transport.tcp.conversation import Conversation
@@ -28,16 +29,21 @@ class Inbox(Mailbox):
                 other.resume()
             super()._sleep(call, receive)
             return
-        if not conversation.take_turn():
-            super()._sleep(call, receive)
-            return
-        self._lock.release()
         try:
-            conversation.carry(receive.is_settled, call.deadline)
-        finally:
-            self._lock.acquire()
-            if self._receives or not receive.is_settled():
-                conversation.resume()
+            if not conversation.take_turn():
+                super()._sleep(call, receive)
+                return
+            self._lock.release()
+            try:
+                conversation.carry(receive.is_settled, call.deadline)
+            finally:
+                hold(self._lock)
+                if self._receives or not receive.is_settled():
+                    conversation.resume()
+        except BaseException:
+            conversation.end_turn()
+            hold(self._lock)
+            raise
         self._check_aborted()
         if not receive.is_settled():
             # It takes the thread to end the conversation.

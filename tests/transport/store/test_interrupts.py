@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import suppress
-from types import FrameType
-from typing import Any
 
 import pytest
+from interrupts import Interrupter, in_thread
 
 from transport.errors import StoreTimeoutError
 from transport.store import TCPStore, TCPStoreServer
@@ -18,44 +15,6 @@ from transport.store.tcp import client
 
 SOON = 10.0
 _CODE = {client.__file__, threading.__file__}
-
-
-class _Interrupter:
-    """Raises KeyboardInterrupt in this thread before the ``moment``-th bytecode of the client."""
-
-    def __init__(self, moment: int) -> None:
-        self.left = moment
-
-    def __enter__(self) -> _Interrupter:
-        sys.settrace(self._trace)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        sys.settrace(None)
-
-    def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
-        if frame.f_code.co_filename not in _CODE:
-            return self._trace
-        frame.f_trace_opcodes = True
-        if event == "opcode":
-            self.left -= 1
-            if self.left == 0:
-                raise KeyboardInterrupt
-        return self._trace
-
-
-def _in_thread(function: Callable[[], Any]) -> Future[Any]:
-    """Run it in a thread that nobody has to wait for, should it hang."""
-    future: Future[Any] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(function())
-        except BaseException as error:  # noqa: BLE001 (the test raises it)
-            future.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    return future
 
 
 def _wait_in_vain(store: TCPStore) -> None:
@@ -80,14 +39,14 @@ def test_at_every_step(
     moment, interrupter = 0, None
     while interrupter is None or interrupter.left <= 0:
         moment += 1
-        waits = _in_thread(lambda key=f"{moment}": store.get(key)) if beside else None
-        with suppress(KeyboardInterrupt), _Interrupter(moment) as interrupter:
+        waits = in_thread(lambda key=f"{moment}": store.get(key)) if beside else None
+        with suppress(KeyboardInterrupt), Interrupter(moment, _CODE) as interrupter:
             request_(store)
-        assert _in_thread(lambda: store.add("n", 1)).result(SOON) == moment
+        assert in_thread(lambda: store.add("n", 1)).result(SOON) == moment
         if waits is not None:
             other.set(f"{moment}", "come")
             assert waits.result(SOON) == b"come"
-        assert _in_thread(lambda: store.check(["n"])).result(SOON)
+        assert in_thread(lambda: store.check(["n"])).result(SOON)
         assert store.check(["n"])
     assert moment > 50
     assert not store._connection._expected
@@ -103,8 +62,8 @@ def test_closing_after_an_interrupt(server: TCPStoreServer) -> None:
         moment += 3
         store = other.clone()
         store.set_will("will", "dead")
-        with suppress(KeyboardInterrupt), _Interrupter(moment) as interrupter:
+        with suppress(KeyboardInterrupt), Interrupter(moment, _CODE) as interrupter:
             store.set("k", "v")
-        _in_thread(store.close).result(SOON)
+        in_thread(store.close).result(SOON)
     assert not other.check(["will"])
     other.close()

@@ -19,6 +19,7 @@ from typing import Any, cast
 import numpy as np
 
 from transport.call import NO_ROOT, Call, CallHeader, Kind
+from transport.condition import hold
 from transport.errors import CommunicatorTimeoutError, DistBackendError, PeerLostError
 from transport.flat import as_bytes
 from transport.links.mailbox import Incoming, Mailbox, Receive
@@ -296,13 +297,15 @@ class Messages(Mailbox):
             return
         self._carrier = threading.get_ident()
         ring = self._sole_ring(call, receive)
-        self._lock.release()
         try:
-            if ring is None or not self._meet(receive, ring, rung):
-                self._carry_patiently(call, rung)
+            self._lock.release()
+            try:
+                if ring is None or not self._meet(receive, ring, rung):
+                    self._carry_patiently(call, rung)
+            finally:
+                self._stop_carrying()
         finally:
-            self._stop_carrying()
-            self._lock.acquire()
+            hold(self._lock)
         self._check_aborted()
         if call.deadline.expired:
             raise self._late(call, receive)
@@ -359,7 +362,7 @@ class Messages(Mailbox):
         self._carrying.release()
         with self._lock:
             for wake in self._asleep:
-                wake.notify()
+                wake.notify_all()
 
     def _carry_patiently(self, call: Call, rung: int) -> None:
         patient = call.sync and self._patience.polls

@@ -25,6 +25,7 @@ from collections import deque
 from collections.abc import Sequence
 from queue import Empty, SimpleQueue
 
+from transport.condition import let_go
 from transport.errors import DistStoreError
 from transport.net.fork import refusal
 from transport.net.tls import TlsSocket
@@ -132,7 +133,7 @@ class StoreConnection:
                 with contextlib.suppress(DistStoreError):
                     self._flush(time.monotonic() + _GOODBYE_SECONDS)
             finally:
-                _release(self._send_lock)
+                let_go(self._send_lock)
 
     def hang_up(self) -> None:
         """End the connection without a word: threads that wait here get a DistStoreError.
@@ -161,12 +162,12 @@ class StoreConnection:
         # A thread may be stuck in sending to a server that does not read: then without goodbye.
         if goodbye and not lost and self._send_lock.acquire(timeout=_GOODBYE_SECONDS):
             self._say_goodbye()
-            _release(self._send_lock)
+            let_go(self._send_lock)
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
         # Whoever reads is woken by the shutdown; a descriptor must not be closed under it.
         if self._turn.acquire(timeout=GRACE_SECONDS):
-            _release(self._turn)
+            let_go(self._turn)
         self._sock.close()
 
     def _say_goodbye(self) -> None:
@@ -185,7 +186,7 @@ class StoreConnection:
                 self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(left))
                 if not self._sock.recv(_RECEIVE_BYTES):
                     break
-        _release(self._turn)
+        let_go(self._turn)
 
     # Sending.
 
@@ -319,8 +320,8 @@ class StoreConnection:
         """
         for _ in range(3):
             with contextlib.suppress(BaseException):
-                _release(self._send_lock)
-                _release(self._turn)
+                let_go(self._send_lock)
+                let_go(self._turn)
                 if not isinstance(error, Exception) and isinstance(self._sock, TlsSocket):
                     # Python code lies between the socket and OpenSSL: who knows where it was.
                     self._fail("a request over TLS was interrupted")
@@ -337,7 +338,7 @@ class StoreConnection:
             if self._send_lock.acquire(blocking=False):
                 with contextlib.suppress(DistStoreError):
                     self._flush()
-                _release(self._send_lock)
+                let_go(self._send_lock)
         self._expected.pop(number, None)
 
     def _wake(self) -> None:
@@ -365,13 +366,6 @@ class StoreConnection:
 
 def _cancel(number: int) -> _Outgoing:
     return _Outgoing(pack_request(0, Op.CANCEL, 0.0, (pack_number(number),)))
-
-
-def _release(lock: threading.RLock) -> None:  # pyright: ignore[reportInvalidTypeForm]
-    """Let go of the lock, however often this thread has taken it, if at all."""
-    with contextlib.suppress(RuntimeError):
-        while True:
-            lock.release()
 
 
 _CLOSED = "closed"

@@ -1,0 +1,140 @@
+"""Ctrl-C in the middle of a wait: no lock stays taken, and nobody else's is released."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+import numpy as np
+from interrupts import Interrupter, in_thread
+
+from meshlib.calls import lane as lanes
+from meshlib.calls import work
+from meshlib.calls.lane import Lane
+from transport import condition, inproc
+from transport.call import Call, CallHeader, Kind, dtype_code
+from transport.deadline import Deadline
+from transport.errors import CommunicatorTimeoutError
+from transport.inproc import _Channel, _Cut
+from transport.links import mailbox as mailboxes
+from transport.links.mailbox import Mailbox
+from transport.runtime import Membership, Runtime
+from transport.store.hash_store import HashStore
+
+SOON = 10.0
+HEADER = CallHeader(0, 3, -1, Kind.SEND, dtype_code(np.dtype(np.float64)), 0)
+PAYLOAD = np.arange(3.0).view(np.uint8).data
+_CODE = {module.__file__ for module in (condition, inproc, lanes, mailboxes, threading, work)}
+
+
+def at_every_step(wait: Callable[[], object], check: Callable[[], object]) -> int:
+    """Interrupt ``wait()`` at each of its bytecodes, and ``check()`` each time in another thread.
+
+    Nothing but the interrupt may come out of it. Returns how many there were.
+    """
+    moment = 0
+    while True:
+        moment += 1
+        interrupter = Interrupter(moment, _CODE)
+        with suppress(KeyboardInterrupt), interrupter:
+            wait()
+        in_thread(check).result(SOON)
+        if interrupter.left > 0:
+            return moment
+
+
+def call(seconds: float) -> Call:
+    return Call(HEADER, Deadline.after(seconds))
+
+
+def new_mailbox() -> Mailbox:
+    return Mailbox(Membership("g", 0, (0, 1), HashStore(), Runtime(secret=b"s")))
+
+
+class TestMailbox:
+    def test_receiving_in_vain(self) -> None:
+        """Another thread's messages go through after it, one that waits for them included."""
+        mailbox = new_mailbox()
+
+        def wait() -> None:
+            with suppress(CommunicatorTimeoutError):
+                mailbox.recv(call(0), np.zeros(3), 1, 0)
+
+        def check() -> None:
+            mailbox.deliver(1, HEADER, PAYLOAD)
+            got = np.zeros(3)
+            assert mailbox.recv(call(SOON), got, 1, 0) == 1
+            assert got.tolist() == [0.0, 1.0, 2.0]
+            assert not mailbox._receives
+
+        assert at_every_step(wait, check) > 100
+
+    def test_delivering(self) -> None:
+        mailbox = new_mailbox()
+
+        def check() -> None:
+            mailbox.left_over()
+
+        assert at_every_step(lambda: mailbox.deliver(1, HEADER, PAYLOAD), check) > 50
+
+
+class TestInproc:
+    """An interrupted call has its communicator aborted, which cuts its channels."""
+
+    def test_waiting_for_a_frame(self) -> None:
+        self._at_every_step(lambda channel: channel.begin_take(Deadline.after(0)))
+
+    def test_waiting_until_a_frame_is_taken(self) -> None:
+        def wait(channel: _Channel) -> None:
+            channel.wait_taken(channel.offer(call(SOON), PAYLOAD), Deadline.after(0))
+
+        self._at_every_step(wait)
+
+    def _at_every_step(self, wait: Callable[[_Channel], object]) -> None:
+        channels = [_Channel(0, 1000)]
+
+        def interrupted() -> None:
+            try:
+                wait(channels[-1])
+            except KeyboardInterrupt:
+                sys.settrace(None)
+                channels[-1].cut()
+
+        def check() -> None:
+            with suppress(_Cut):
+                channels[-1].offer(call(SOON), PAYLOAD)
+                assert channels[-1].begin_take(Deadline.after(0))
+            channels.append(_Channel(0, 1000))
+
+        assert at_every_step(interrupted, check) > 50
+
+
+class TestCalls:
+    def test_waiting_for_a_future(self) -> None:
+        futures = [work.Future()]
+
+        def wait() -> None:
+            with suppress(work.WaitTimeoutError):
+                futures[-1].wait(0.0001)
+
+        def check() -> None:
+            futures[-1]._settle(1, None)
+            assert futures[-1].wait(SOON) == 1
+            futures.append(work.Future())
+
+        assert at_every_step(wait, check) > 50
+
+    def test_draining_a_lane(self) -> None:
+        lane = Lane("lane")
+        assert lane.try_enter()
+
+        def check() -> None:
+            lane.submit(lambda: None)
+            assert not lane.drain(0)
+            lane._queue.clear()
+
+        assert at_every_step(lambda: lane.drain(0.0001), check) > 50
+        lane.leave()
+        lane.join(SOON)
