@@ -91,6 +91,9 @@ class Collectives(ABC, Generic[Buffer]):
 class Communicator(Collectives[Buffer], Generic[Buffer]):
     """What a transport provides. ``LinkCollectives`` implements the collectives over links."""
 
+    abort_reason: str | None = None
+    """Why it was aborted, as far as it keeps that."""
+
     def __init__(self, membership: Membership) -> None:
         self.membership = membership
         self.rank = membership.rank

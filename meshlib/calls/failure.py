@@ -23,8 +23,12 @@ from transport.errors import (
     DistError,
     DistStoreError,
     HeaderMismatchError,
+    PeerLostError,
     RankFailedError,
 )
+
+# What a call can see of other ranks, which does not tell why they have lost this one.
+_OF_OTHERS = (PeerLostError, CommunicatorTimeoutError, HeaderMismatchError, RankFailedError)
 
 
 class Failure:
@@ -56,10 +60,14 @@ class Failure:
         """Break the group here: whoever is in a call of it, and every later call, raises it."""
         fate = self._fate
         with fate.lock:
+            communicators = self._channels.open()
+            # What was aborted before has its own reason, which others may have told first.
+            for communicator in communicators:
+                if communicator.abort_reason is not None:
+                    error = self._own(CommunicatorAbortedError(communicator.abort_reason), error)
             news = fate.seal(error)
             for end in self.unusual:
                 end()
-            communicators = self._channels.open()
         fate.tell()
         for tell in self.broken:
             tell(error)
@@ -141,12 +149,12 @@ class Failure:
             if isinstance(error, CommunicatorTimeoutError):
                 return CollectiveTimeoutError(f"{error} ({record.header} on {members})")
         if isinstance(error, CommunicatorAbortedError) and (known := fate.await_failure(1.0)):
-            return known
+            return self._own(error, known)
         reporter = Reporter(fate, self._context.store)
         if isinstance(error, DistError):
             explained = reporter.explain(record, error)
             self.fail(explained)
-            return explained
+            return self._own(error, explained)
         # KeyboardInterrupt, MemoryError …: the user sees it as it is, but the other members must
         # not wait for a rank that stopped in the middle.
         rank = members.global_rank
@@ -154,6 +162,20 @@ class Failure:
         left = f"rank {rank} left {record.header} on {members}: {why}"
         self.fail(reporter.explain(record, RankFailedError(left, rank)))
         return error
+
+    def _own(self, error: DistError, told: DistError) -> DistError:
+        """Return what this rank raises for its ``error`` when the group's members are ``told``.
+
+        The others may have been first to say that they lost this rank. It knows better why.
+        """
+        rank = self._members.global_rank
+        if not isinstance(told, RankFailedError) or told.rank != rank or str(told) in str(error):
+            return told
+        if isinstance(error, _OF_OTHERS):
+            return told
+        own = DistBackendError(f"{self._members} failed on rank {rank}: {error}")
+        own.__cause__ = told
+        return own
 
     def explained_later(self, record: Record) -> None:
         """Have an error of what a device still does for ``record`` explained as any other."""

@@ -62,7 +62,7 @@ class StagedCommunicator(DeviceCommunicator):
         self._chunk = chunk
         self._streams = DeviceStreams()
         self._slots: list[Flat | None] = [None] * _SLOTS
-        self._abort_reason: str | None = None
+        self.abort_reason: str | None = None
 
     # Collectives whose sizes all members know: in chunks.
 
@@ -230,8 +230,8 @@ class StagedCommunicator(DeviceCommunicator):
     # The end.
 
     def abort(self, reason: str) -> None:
-        if self._abort_reason is None:
-            self._abort_reason = reason
+        if self.abort_reason is None:
+            self.abort_reason = reason
         self._inner.abort(reason)
 
     def close(self) -> None:
@@ -274,8 +274,8 @@ class StagedCommunicator(DeviceCommunicator):
             )
 
     def _check_aborted(self) -> None:
-        if self._abort_reason is not None:
-            raise CommunicatorAbortedError(self._abort_reason)
+        if self.abort_reason is not None:
+            raise CommunicatorAbortedError(self.abort_reason)
 
 
 class _Pipeline:

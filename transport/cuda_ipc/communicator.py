@@ -112,7 +112,7 @@ class CudaIpcCommunicator(DeviceCommunicator):
         self._staged = StagedCommunicator(membership, inner)
         self._device: _Device | None = None
         self._lock = threading.Lock()
-        self._abort_reason: str | None = None
+        self.abort_reason: str | None = None
         name = f"meshlib-cuda-ipc-{membership.rank}"
         self._watch = Watch(name, lambda: None, self._on_trouble)
 
@@ -263,8 +263,8 @@ class CudaIpcCommunicator(DeviceCommunicator):
 
     def abort(self, reason: str) -> None:
         with self._lock:
-            if self._abort_reason is None:
-                self._abort_reason = reason
+            if self.abort_reason is None:
+                self.abort_reason = reason
             device = self._device
         self._staged.abort(reason)
         self._watch.fail(CommunicatorAbortedError(reason))
@@ -278,7 +278,7 @@ class CudaIpcCommunicator(DeviceCommunicator):
         self._watch.close()
         self._staged.close()
         if device is not None:
-            if drained and self._abort_reason is None:
+            if drained and self.abort_reason is None:
                 device.offers.close()
                 device.segments.close()
             device.let_go()
@@ -329,8 +329,8 @@ class CudaIpcCommunicator(DeviceCommunicator):
 
     def _met(self, call: Call, driver: Driver, number: int) -> _Device:
         self._watch.check_for(call)
-        if self._abort_reason is not None:
-            raise CommunicatorAbortedError(self._abort_reason)
+        if self.abort_reason is not None:
+            raise CommunicatorAbortedError(self.abort_reason)
         if self._device is None:
             self._check_one_host(call)
             device = _Device(self._inner, call, driver, number)

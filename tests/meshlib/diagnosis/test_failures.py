@@ -225,6 +225,40 @@ def test_a_rank_that_is_interrupted_in_a_call_is_named_on_the_others():
     run_ranks(program, 3)
 
 
+@pytest.mark.parametrize("backend", ["inproc", "tcp", "shm"])
+@pytest.mark.parametrize("busy", [True, False], ids=["in the call", "before the call"])
+def test_a_rank_that_met_a_limit_says_so_itself_where_another_reports_first(busy, backend):
+    """As an endpoint's thread does it that cannot take a peer's memory."""
+    limit = "this rank has no file descriptor left: its limit is 120"
+    aborted = threading.Barrier(2)
+
+    def rank():
+        dist.all_reduce(np.ones(1 << 20))
+        group = dist.group.WORLD
+        assert group is not None
+        if dist.get_rank() == 1:
+            aborted.wait(20)
+            with pytest.raises(dist.RankFailedError) as lost:
+                dist.all_reduce(np.ones(1 << 20))
+            return lost.value.rank
+        communicator = group.communicator("cpu")
+        if busy:
+            timer = threading.Timer(0.1, lambda: (communicator.abort(limit), aborted.wait(20)))
+            timer.start()
+        else:
+            communicator.abort(limit)
+            aborted.wait(20)
+            assert group.await_failure(20) is not None
+        for _ in range(2):
+            with pytest.raises(
+                dist.DistBackendError, match=r"failed on rank 0: .*its limit is 120"
+            ):
+                dist.all_reduce(np.ones(1 << 20))
+        return None
+
+    assert run_ranks(rank, 2, backend=backend) == [None, 0]
+
+
 def test_a_rank_with_many_calls_queued_has_come():
     def program():
         if dist.get_rank() == 1:
