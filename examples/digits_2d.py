@@ -5,7 +5,8 @@
 The data are scikit-learn's ``load_digits``: 1,797 scans of 8 × 8 pixels. Batches are shared by the
 replicas (dp), the hidden layer is split over the ranks of one replica (tp). Everything is float64,
 so that the only difference to one process is the order of additions. Any mesh will do: ``--mesh
-dp=3``, ``--mesh tp=4``; the rest of the file stays.
+dp=3``, ``--mesh tp=4``; the rest of the file stays. With ``--checkpoints DIR`` it saves as it goes,
+and goes on from the newest checkpoint there, which may be of another mesh.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from support.settings import SettingsFile
 
 import meshlib as dist
 from meshlib import DeviceMesh
+from meshlib.checkpoint import Checkpointer
 from parallel import (
     ColwiseParallel,
     DistributedDataParallel,
@@ -31,6 +33,7 @@ from parallel import (
     nn,
     optim,
 )
+from parallel.state import global_layout, global_state, restore
 
 HERE = Path(__file__).parent
 CLASSES = 10
@@ -86,6 +89,44 @@ def make_model(hidden: int, seed: int, tp: DeviceMesh | None) -> nn.Sequential:
     )
 
 
+@dataclass
+class Saving:
+    """Checkpoints of a run: ``every`` so many steps one is begun; ``stop_after`` cuts the run."""
+
+    checkpoints: Checkpointer
+    dp: DeviceMesh
+    every: int
+    stop_after: int | None
+
+    def resume(
+        self, model: nn.Module, optimizer: optim.Optimizer, sampler: DistributedSampler
+    ) -> list[float]:
+        """Go on from the newest checkpoint, if there is one; return the losses until then."""
+        if self.checkpoints.latest() is None:
+            return []
+        like = {**global_layout(model, optimizer), "sampler": ..., "losses": ...}
+        state = self.checkpoints.load(like)
+        restore(state, model, optimizer)
+        sampler.load_state_dict(state["sampler"])
+        return state["losses"].tolist()
+
+    def after_step(
+        self,
+        model: nn.Module,
+        optimizer: optim.Optimizer,
+        cursor: dict[str, object],
+        losses: list[float],
+    ) -> None:
+        """Save if it is time to; the step after it begins when the state was copied."""
+        if len(losses) % self.every == 0:
+            mean = self.dp.all_reduce(np.array(losses), op=dist.ReduceOp.AVG)
+            state = {**global_state(model, optimizer), "sampler": cursor, "losses": mean}
+            self.checkpoints.async_save(state, step=len(losses), metric=mean[-1])
+        if len(losses) == self.stop_after:
+            self.checkpoints.close()
+            raise SystemExit(f"stopped after {len(losses)} steps")
+
+
 def train(
     model: nn.Module,
     data: Digits,
@@ -93,23 +134,28 @@ def train(
     settings: Training,
     progress: Progress,
     title: str,
+    saving: Saving | None = None,
 ) -> list[float]:
     """Train ``model`` on this replica's share of ``data``; return the loss of each step."""
     optimizer = optim.AdamW(model.parameters(), lr=settings.lr, weight_decay=settings.weight_decay)
     loss_function = nn.CrossEntropyLoss()
     local_batch = settings.batch_size // sampler.num_replicas
     steps = len(sampler) // local_batch
-    advance = progress.task(title, steps * settings.epochs)
-    losses: list[float] = []
-    for epoch in range(settings.epochs):
+    module = model.module if isinstance(model, DistributedDataParallel) else model
+    losses = saving.resume(module, optimizer, sampler) if saving else []
+    advance = progress.task(title, steps * settings.epochs, len(losses))
+    for epoch in range(sampler.epoch, settings.epochs):
         sampler.set_epoch(epoch)
-        for batch in full_batches(sampler, local_batch):
+        for number, batch in enumerate(full_batches(sampler, local_batch), 1):
             optimizer.zero_grad()
             loss = loss_function(model(data.images[batch]), data.labels[batch])
             model.backward(loss_function.backward())
             optimizer.step()
             losses.append(loss)
             advance(f"loss {loss:.3f}")
+            if saving:
+                cursor = sampler.state_dict(num_consumed=number * local_batch)
+                saving.after_step(module, optimizer, cursor, losses)
     return losses
 
 
@@ -162,6 +208,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--config", type=Path, default=HERE / "digits_2d.toml")
     parser.add_argument("--out", type=Path, default=Path("out"), help="where the picture goes")
+    parser.add_argument("--checkpoints", type=Path, help="save here, and go on from what is here")
+    parser.add_argument("--save-every", type=int, default=50, help="steps between checkpoints")
+    parser.add_argument("--stop-after", type=int, help="cut the run after so many steps")
     args = parser.parse_args()
     file = SettingsFile(args.config)
     hidden = file.read("model", Model, ["hidden"]).hidden
@@ -181,7 +230,15 @@ def main() -> None:
         model = make_model(hidden, seed, tp)
         ddp = DistributedDataParallel(model, dp)
         sampler = DistributedSampler(training.labels, mesh=dp, seed=seed)
-        losses = np.array(train(ddp, training, sampler, settings, progress, mesh.described()))
+        saving = None
+        if args.checkpoints is not None:
+            checkpoints = Checkpointer(args.checkpoints, keep_last=2, keep_best=1)
+            saving = Saving(checkpoints, dp, args.save_every, args.stop_after)
+        losses = np.array(
+            train(ddp, training, sampler, settings, progress, mesh.described(), saving)
+        )
+        if saving is not None:
+            saving.checkpoints.close()
         dp.all_reduce(losses, op=dist.ReduceOp.AVG)
 
         share = DistributedSampler(test.labels, mesh=dp, evaluation=True)
@@ -197,6 +254,7 @@ def main() -> None:
 
     picture = args.out / "digits_2d.png"
     plot(losses, reference, picture)
+    np.savetxt(args.out / "losses.txt", losses, "%.17g")
     difference = largest_difference(whole, single)
     verdict = "agree within 1e-5" if difference <= 1e-5 else "DIFFER BY MORE THAN 1e-5"
     print(f"test accuracy {correct / len(test.labels):.1%} ({correct} of {len(test.labels)})")

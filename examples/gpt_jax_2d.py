@@ -30,8 +30,8 @@ from support.settings import SettingsFile
 import meshlib as dist
 from meshlib import DeviceMesh
 from meshlib import jit as mj
-from parallel import DistributedBatchSampler, DistributedDataParallel, DistributedSampler
-from parallel.jax import copy_to_region, reduce_from_region
+from parallel import DistributedBatchSampler, DistributedSampler
+from parallel.jax import DistributedDataParallel, copy_to_region, reduce_from_region
 
 HERE = Path(__file__).parent
 Params = dict[str, Any]

@@ -27,7 +27,7 @@ else:
                 return globals()[name]
         hint = ""
         if "__all__" in globals() and not name.startswith("_"):
-            from meshlib.mesh.spec import did_you_mean
+            from meshlib.did_you_mean import did_you_mean
 
             hint = did_you_mean(name, globals()["__all__"])
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")

@@ -59,7 +59,7 @@ from meshlib.c10d.groups import (
 from meshlib.c10d.labels import record_comm
 from meshlib.c10d.profiler import profile
 from meshlib.c10d.subgroups import new_subgroups, new_subgroups_by_enumeration, split_group
-from meshlib.calls.work import Future, Work, WorkResult, collect_all
+from meshlib.calls.work import Future, WaitTimeoutError, Work, WorkResult, collect_all
 from meshlib.diagnosis.log import (
     DebugLevel,
     get_debug_level,
@@ -140,6 +140,7 @@ __all__ = [
     "ShardingError",
     "Store",
     "TCPStore",
+    "WaitTimeoutError",
     "Work",
     "WorkResult",
     "all_gather",

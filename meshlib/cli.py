@@ -7,10 +7,14 @@ import sys
 from collections.abc import Callable, Sequence
 
 from meshlib.command_line import end_quietly
-from meshlib.mesh.spec import did_you_mean
+from meshlib.did_you_mean import did_you_mean
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "explain": ("meshlib.mesh.explain:main", "print a mesh's ranks, coordinates and groups"),
+    "checkpoint": (
+        "meshlib.checkpoint.command:main",
+        "list, show, check, cut, compare checkpoints",
+    ),
+    "explain": ("meshlib.explain_command:main", "print a mesh's ranks, coordinates and groups"),
     "run": ("meshlib.launcher.cli:main", "start a program on several ranks (also: meshrun)"),
     "secret": ("meshlib.secret_command:main", "write the secret that a job's processes share"),
     "trace": ("meshlib.trace.command:main", "explain and draw the flight records of a failed job"),
@@ -46,7 +50,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _usage() -> str:
-    lines = [f"  {name:9} {words}" for name, (_, words) in COMMANDS.items()]
+    lines = [f"  {name:10} {words}" for name, (_, words) in COMMANDS.items()]
     commands = "\n".join(lines)
     return (
         "usage: meshlib COMMAND ...\n\n"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from io import TextIOWrapper
 from typing import Any, NoReturn
 
-from meshlib.mesh.spec import did_you_mean
+from meshlib.did_you_mean import did_you_mean
 
 USAGE_ERROR = 2
 INTERRUPTED = 130

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
-from meshlib.groups.process_group import ProcessGroup
+from meshlib import ProcessGroup
 from parallel.checks import check_instance, check_state_dict, to_count
 from parallel.ddp.replicas import average_coalesced
 from parallel.groups import Ranks, resolve

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from meshlib.groups.process_group import ProcessGroup
-from meshlib.job.current import current_world
+import meshlib
+from meshlib import ProcessGroup
 
 
 class Ranks(Protocol):
@@ -23,9 +23,7 @@ def resolve(ranks: Ranks | None, argument: str) -> ProcessGroup:
     Raises, naming ``argument``, ValueError when this rank is not a member, and TypeError for what
     is no set of ranks.
     """
-    group = (
-        current_world().default_group if ranks is None else getattr(ranks, "process_group", None)
-    )
+    group = meshlib.group.WORLD if ranks is None else getattr(ranks, "process_group", None)
     if not isinstance(group, ProcessGroup):
         raise TypeError(
             f"{argument} must be a DeviceMesh or a ProcessGroup, such as mesh['dp'], got {ranks!r}"

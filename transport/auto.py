@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -20,6 +19,7 @@ from transport.errors import (
     DistError,
     PeerLostError,
 )
+from transport.forwarding import Forwarding
 from transport.hierarchical import HierarchicalCommunicator
 from transport.links.communicator import LinkCommunicator
 from transport.place import Place, this_place
@@ -35,7 +35,7 @@ _LOGGER = logging.getLogger("meshlib.transport")
 _YES, _NO = b"yes", b"no"
 
 
-class AutoCommunicator(Communicator):
+class AutoCommunicator(Forwarding, Communicator):
     """Collectives through shared memory when all members really share a host, else on two levels:
     inside hosts by shared memory, between them by TCP. Messages go by shared memory between
     members that share a host, by TCP between others.
@@ -74,34 +74,10 @@ class AutoCommunicator(Communicator):
 
     # Collectives.
 
-    def barrier(self, call: Call) -> None:
-        (self._chosen or self._choose(call)).barrier(call)
-
-    def broadcast(self, call: Call, buffer: Flat, root: int) -> None:
-        (self._chosen or self._choose(call)).broadcast(call, buffer, root)
-
-    def all_reduce(self, call: Call, buffer: Flat, op: ReduceOp) -> None:
-        (self._chosen or self._choose(call)).all_reduce(call, buffer, op)
-
-    def reduce(self, call: Call, buffer: Flat, op: ReduceOp, root: int) -> None:
-        (self._chosen or self._choose(call)).reduce(call, buffer, op, root)
-
-    def all_gather(self, call: Call, outputs: Sequence[Flat], input_: Flat) -> None:
-        (self._chosen or self._choose(call)).all_gather(call, outputs, input_)
-
-    def reduce_scatter(
-        self, call: Call, output: Flat, inputs: Sequence[Flat], op: ReduceOp
-    ) -> None:
-        (self._chosen or self._choose(call)).reduce_scatter(call, output, inputs, op)
-
-    def gather(self, call: Call, outputs: Sequence[Flat] | None, input_: Flat, root: int) -> None:
-        (self._chosen or self._choose(call)).gather(call, outputs, input_, root)
-
-    def scatter(self, call: Call, output: Flat, inputs: Sequence[Flat] | None, root: int) -> None:
-        (self._chosen or self._choose(call)).scatter(call, output, inputs, root)
-
-    def all_to_all(self, call: Call, outputs: Sequence[Flat], inputs: Sequence[Flat]) -> None:
-        (self._chosen or self._choose(call)).all_to_all(call, outputs, inputs)
+    def _hand_on(self, call: Call, collective: str, *arguments: Any) -> None:
+        chosen = self._chosen or self._choose(call)
+        self._settle_on(chosen)
+        getattr(chosen, collective)(call, *arguments)
 
     def allocate(self, call: Call, count: int, dtype: np.dtype[np.generic]) -> Flat:
         return (self._chosen or self._choose(call)).allocate(call, count, dtype)

@@ -20,8 +20,8 @@ from transport.errors import (
     CommunicatorAbortedError,
     PeerLostError,
 )
+from transport.link import Link, OnPiece, waited_for, wrong_frame
 from transport.links.communicator import LinkCommunicator
-from transport.links.link import Link, OnPiece, waited_for, wrong_frame
 from transport.links.mailbox import Mailbox
 from transport.runtime import Membership
 

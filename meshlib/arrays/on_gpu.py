@@ -8,7 +8,6 @@ arrays are handed over, both ways, by DLPack, whose ``stream`` argument says the
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from importlib import import_module
@@ -18,24 +17,13 @@ from typing import Any, cast
 import numpy as np
 
 from meshlib.arrays.adapted import Adapted
-from transport.cuda.driver import Driver, load_driver
+from transport.cuda.driver import Driver, driver_of
 from transport.cuda.flat import DeviceFlat, StreamOrder
 from transport.reduce_op import Flat
 
 # What the interface and DLPack call CUDA's two default streams; CUDA takes these as handles.
 _LEGACY_STREAM = 1
 _NO_SYNCHRONISATION = -1
-
-
-@functools.cache
-def cuda_driver() -> Driver:
-    """Return this process' driver for CUDA. Raises DistBackendError that says what is missing."""
-    return load_driver()
-
-
-def driver_of(array: Any) -> Driver:
-    """Return the driver of the array's memory: CUDA's, unless its class brings another one."""
-    return getattr(array, "__meshlib_driver__", None) or cuda_driver()
 
 
 class CudaArrays:

@@ -78,11 +78,14 @@ class Case(ABC):
     """Whether the input has a part for each rank."""
 
     def __init__(self, nbytes: int, rank: int, size: int, empty: Empty) -> None:
-        self.each = max(1, -(-nbytes // (4 * size))) if self._split else max(1, -(-nbytes // 4))
+        parts = size if self._split else 1
+        self.each: int = max(1, -(-nbytes // (4 * parts)))
         self.rank = rank
         self.size = size
-        self.input = self._allocate(self._input_count, empty)
-        self.output = self._allocate(self._output_count, empty) if self.has_output else self.input
+        self.input: Floats = self._allocate(self._input_count, empty)
+        self.output: Floats = self.input
+        if self.has_output:
+            self.output = self._allocate(self._output_count, empty)
         self._source = _pieces(self.input, [Run(0, self.input.size, shift=rank)])
         self.clear()
 

@@ -77,7 +77,9 @@ class Job:
         variables = {**os.environ, **_ENVIRONMENT, "PYTHONPATH": str(_ROOT)}
         known = LIBRARIES.get(library)
         launcher, variable = (known.launcher, known.rank_variable) if known else ((), "")
-        self.processes = RankProcesses(program, size, folder, variables, launcher, variable)
+        self.processes: RankProcesses = RankProcesses(
+            program, size, folder, variables, launcher, variable
+        )
         self._selector = selectors.DefaultSelector()
         for rank, fd in enumerate(self.processes.answers):
             self._selector.register(fd, selectors.EVENT_READ, rank)

@@ -39,7 +39,7 @@ class RankProcesses:
     ) -> None:
         self.requests: list[int] = []
         self.answers: list[int] = []
-        self.log = folder / "errors.txt"
+        self.log: Path = folder / "errors.txt"
         self.pids: list[int] = []
         """The ranks' own, where they are known: the launcher's are no children."""
 

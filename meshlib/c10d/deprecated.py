@@ -17,4 +17,4 @@ class _ReduceOpAlias:
         return getattr(ReduceOp, name)
 
 
-reduce_op = _ReduceOpAlias()
+reduce_op: _ReduceOpAlias = _ReduceOpAlias()

@@ -20,7 +20,7 @@ class _WorldGroup:
         return current_world().default_group
 
 
-group = _WorldGroup()
+group: _WorldGroup = _WorldGroup()
 
 
 class _NonGroupMember:

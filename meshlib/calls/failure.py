@@ -8,9 +8,11 @@ from functools import partial
 
 from meshlib.calls.channels import Channels
 from meshlib.calls.context import RankContext
-from meshlib.diagnosis.failures import Reporter, abort_event, announce
+from meshlib.diagnosis.event_log import announce
+from meshlib.diagnosis.events import Abort
 from meshlib.diagnosis.fate import Fate
 from meshlib.diagnosis.recorder import COLLECTIVE, Record
+from meshlib.diagnosis.reporter import Reporter
 from transport.call import CallHeader, Kind
 from transport.errors import (
     CollectiveMismatchError,
@@ -73,7 +75,7 @@ class Failure:
             context = self._context
             with suppress(DistStoreError):
                 # The others learn the reason before they see this rank's channels close.
-                announce(context.store, abort_event(self._members.id, error, context.rank))
+                announce(context.store, Abort.of(self._members.id, error, context.rank))
             self.fail(error)
 
     def note_told(self) -> None:
@@ -92,11 +94,13 @@ class Failure:
     def do_without(self, left: Mapping[int, Collection[str]]) -> None:
         """See ``ProcessGroup.do_without``."""
         members, fate = self._members, self._fate
-        places = [place for rank in left if (place := members.place_of(rank)) is not None]
-        if not places:
-            return
-        absent = [place for place in places if members.id not in left[members.ranks[place]]]
         with fate.lock:
+            places = [
+                place
+                for rank in left
+                if (place := members.place_of(rank)) is not None and place not in fate.left
+            ]
+            absent = [place for place in places if members.id not in left[members.ranks[place]]]
             fate.left = (*fate.left, *places)
             if absent:
                 fate.absent = (*fate.absent, *absent)

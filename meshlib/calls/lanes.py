@@ -21,8 +21,8 @@ class Lanes:
 
     def __init__(self, name: str, rank: int, enter: Callable[[], None]) -> None:
         self._rank = rank
-        self.collectives = Lane(f"meshlib-{name}-{rank}")
-        self.continuations = Continuations(f"meshlib-{name}-then-{rank}", enter)
+        self.collectives: Lane = Lane(f"meshlib-{name}-{rank}")
+        self.continuations: Continuations = Continuations(f"meshlib-{name}-then-{rank}", enter)
         self._peers: dict[tuple[Kind, int, int], Lane] = {}
 
     def of_peer(self, kind: Kind, peer: int, tag: int) -> Lane:

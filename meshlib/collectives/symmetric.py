@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from meshlib.arrays.on_gpu import cuda_driver
 from meshlib.calls.spec import CallSpec
 from meshlib.collectives.group_of_ranks import GroupOfRanks
 from transport.call import Call, Kind, dtype_code, dtype_name
 from transport.communicator import Communicator
 from transport.cuda.device_communicator import DeviceCommunicator
+from transport.cuda.driver import cuda_driver
 from transport.deadline import Timeout
 from transport.reduce_op import Flat
 

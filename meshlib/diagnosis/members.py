@@ -52,7 +52,7 @@ class Members:
 
         Raises ValueError for a negative one, TypeError for what is no number.
         """
-        self.seconds = to_seconds(timeout)
+        self.seconds: float = to_seconds(timeout)
 
     def group_rank(self, global_rank: int) -> int:
         """Return the place of ``global_rank`` in the group; raise ValueError for a stranger."""

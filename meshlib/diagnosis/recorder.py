@@ -29,11 +29,17 @@ OWN_PACKAGES = ("meshlib", "transport", "parallel")
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
 OWN_FOLDERS = tuple(os.path.join(_ROOT, package, "") for package in OWN_PACKAGES)
 """Where this project's code is; its frames are skipped when looking for the user's line."""
-# So are those of JAX, between a jitted function's caller and a call inside of it.
-_JAX = os.path.join("site-packages", "jax", "")
+# So are those between a jitted function's caller and a call inside of it, and between a caller of
+# torch.distributed and its backend.
+_BETWEEN = tuple(os.path.join("site-packages", library, "") for library in ("jax", "torch"))
 
 _getframe = sys._getframe  # pyright: ignore[reportPrivateUsage]
 _monotonic = time.monotonic
+
+
+def is_between(filename: str) -> bool:
+    """Whether a file is a library's whose calls on the user's behalf lead here."""
+    return any(folder in filename for folder in _BETWEEN)
 
 
 class _OwnFiles(dict[str, bool]):
@@ -42,7 +48,7 @@ class _OwnFiles(dict[str, bool]):
     def __missing__(self, filename: str) -> bool:
         if len(self) >= _MOST_FILES:  # a notebook's every cell is one
             self.clear()
-        self[filename] = own = filename.startswith(OWN_FOLDERS) or _JAX in filename
+        self[filename] = own = filename.startswith(OWN_FOLDERS) or is_between(filename)
         return own
 
 
@@ -80,11 +86,12 @@ class Record(Call):
         self.thread = thread
         self.code = code
         self.instruction = instruction
-        self.waiting_for = None
+        self.waiting_for: int | None = None
         self.completion = None
         self.error = None
-        self.started = self.ended = 0.0
-        self.issued = _monotonic()
+        self.started: float = 0.0
+        self.ended: float = 0.0
+        self.issued: float = _monotonic()
 
     @property
     def deadline(self) -> Deadline:

@@ -9,7 +9,7 @@ import threading
 import traceback
 from types import FrameType
 
-from meshlib.diagnosis.recorder import OWN_FOLDERS
+from meshlib.diagnosis.recorder import OWN_FOLDERS, is_between
 
 _STDLIB = sysconfig.get_path("stdlib")
 # The collector is the process's, where ranks may be threads.
@@ -48,9 +48,11 @@ def frames_of(thread_id: int) -> list[tuple[FrameType, int]]:
 
 
 def _owner(frame: FrameType) -> str:
-    """Return whose code a frame runs: ``own``, ``stdlib`` or ``user``."""
+    """Return whose code a frame runs: ``own``, ``between``, ``stdlib`` or ``user``."""
     name = frame.f_code.co_filename
     if name.startswith(OWN_FOLDERS):
         return "own"
+    if is_between(name):
+        return "between"
     library = name.startswith((_STDLIB, "<frozen")) and "site-packages" not in name
     return "stdlib" if library else "user"

@@ -21,7 +21,8 @@ import time
 from collections.abc import Callable, Collection, Mapping
 
 from meshlib.diagnosis.attendant import Attendant
-from meshlib.diagnosis.failures import publish
+from meshlib.diagnosis.event_log import publish
+from meshlib.diagnosis.events import Abort
 from meshlib.diagnosis.members import Members
 from meshlib.diagnosis.recorder import COLLECTIVE, FlightRecorder, Record
 from meshlib.diagnosis.standings import Standing, find_tangle, tangle_message
@@ -186,16 +187,7 @@ class _Lookout(Attendant[StallDetector]):
             return
         message = tangle_message(tangle, self._standings_beside(store, tangle, ending))
         for group in groups:
-            publish(
-                store,
-                {
-                    "kind": "abort",
-                    "group": group,
-                    "error": CollectiveMismatchError.__name__,
-                    "message": message,
-                    "from": rank,
-                },
-            )
+            publish(store, Abort(group, CollectiveMismatchError.__name__, message, rank))
 
 
 def _collect(

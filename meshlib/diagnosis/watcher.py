@@ -6,15 +6,13 @@ Ranks that are threads of one process share the thread: each event is read once 
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from meshlib.diagnosis.attendant import END_SECONDS, Attendant
-from meshlib.diagnosis.failures import EVENTS, rank_exit_event
-from transport.errors import StoreTimeoutError
+from meshlib.diagnosis.event_log import EVENTS, LogReader
+from meshlib.diagnosis.events import Chains, Departures, Event, Leave, RankLost, parse
 from transport.store.base import Store
 
 _LOGGER = logging.getLogger("meshlib")
@@ -23,16 +21,16 @@ BETTER_NEWS_SECONDS = 0.2
 # Ranks leave together: who woke up for each of them would do so as often as there are ranks.
 LEAVING_SECONDS = 0.01
 
-Event = Mapping[str, Any]
-Handler = Callable[[Event], None]
+News = Event | Departures
+Handler = Callable[[News], None]
 
 
 class Watcher:
     """Hands each event of the job's log in ``store`` to ``handler``, in order, one at a time.
 
     What was in the log before may come in the thread that makes this. ``on_silence`` is called
-    when the store has gone before this rank. Departures that are read together come as one event:
-    see ``_together``.
+    when the store has gone before this rank. Ranks that are read to leave together come as one
+    ``Departures``.
     """
 
     def __init__(
@@ -58,21 +56,21 @@ class Watcher:
     @property
     def will(self) -> str:
         """What the store's server writes into the log if this rank is gone without ``close``."""
-        return json.dumps({**rank_exit_event(self._rank, LOST), "vague": True}) + "\n"
+        return RankLost(self._rank, LOST, vague=True).line()
 
-    def take(self, events: Sequence[Event]) -> None:
+    def take(self, events: Sequence[News]) -> None:
         """Handle those of ``events``, all that there were, which this rank has not seen yet."""
         with self._turn:
             while self._seen < len(events) and not self._closing:
                 self._seen += 1
                 self._handle(events[self._seen - 1])
 
-    def _handle(self, event: Event) -> None:
+    def _handle(self, event: News) -> None:
         try:
             self._handler(event)
         except Exception:
             # Worse than one answer less is a rank that hears nothing any more.
-            _LOGGER.exception("rank %d could not act on %r", self._rank, event.get("kind"))
+            _LOGGER.exception("rank %d could not act on %r", self._rank, event)
 
 
 class _Reader(Attendant[Watcher]):
@@ -82,7 +80,7 @@ class _Reader(Attendant[Watcher]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._events: list[Event] = []
+        self._events: list[News] = []
         self._offset = 0
 
     def enter(self, user: Watcher, store: Store) -> None:
@@ -90,20 +88,21 @@ class _Reader(Attendant[Watcher]):
         user.take(self._events)
 
     def work(self, store: Store, ending: threading.Event) -> None:
+        log = LogReader(store, EVENTS, parse, self._offset)
         while not ending.is_set():
-            news = _read(store, self._offset, 3600.0)
-            if any("vague" in event for event in _parse(news)):
+            read = log.read(3600.0)
+            if any(map(_is_vague, read)):
                 # Whoever watches that process may know more, a moment later.
-                news += _read(store, self._offset + len(news), BETTER_NEWS_SECONDS)
-            events = _together(sorted(_parse(news), key=lambda event: "vague" in event))
+                read += log.read(BETTER_NEWS_SECONDS)
+            events = _together(sorted(read, key=_is_vague))
             with self._lock:
                 if ending.is_set():
                     return
-                self._offset += len(news)
+                self._offset = log.offset
                 self._events += events
             for watcher in self.users:
                 watcher.take(self._events)
-            if any(event["kind"] == "left" for event in events):
+            if any(isinstance(event, Departures) for event in events):
                 ending.wait(LEAVING_SECONDS)
 
     def bereave(self) -> None:
@@ -114,27 +113,20 @@ class _Reader(Attendant[Watcher]):
         store.set_will(EVENTS, user.will)
 
 
-def _read(store: Store, offset: int, timeout: float) -> bytes:
-    try:
-        return store.tail(EVENTS, offset, timeout=timeout)
-    except StoreTimeoutError:
-        return b""
+def _is_vague(event: Event) -> bool:
+    return isinstance(event, RankLost) and event.vague
 
 
-def _parse(news: bytes) -> list[Event]:
-    return [json.loads(line) for line in news.splitlines()]
-
-
-def _together(events: Sequence[Event]) -> list[Event]:
-    """Return ``events`` with successive departures as one: ``left`` has, by rank, the groups that
-    it had made calls on.
-    """
-    found: list[Event] = []
+def _together(events: Sequence[Event]) -> list[News]:
+    """Return ``events`` with successive departures as one."""
+    found: list[News] = []
+    left: dict[int, Chains] = {}
     for event in events:
-        if event["kind"] != "leave":
+        if not isinstance(event, Leave):
             found.append(event)
+            left = {}
             continue
-        if not found or found[-1]["kind"] != "left":
-            found.append({"kind": "left", "left": {}})
-        found[-1]["left"][event["rank"]] = event["joined"]
+        if not left:
+            found.append(Departures(left))
+        left[event.rank] = event.joined
     return found

@@ -24,7 +24,7 @@ class Companions:
         base: Companions | None,
         make: Callable[[str, str], ProcessGroup],
     ) -> None:
-        self.retired = False
+        self.retired: bool = False
         """Whether the group was destroyed, or this rank's program was told that it broke, or a
         companion.
 

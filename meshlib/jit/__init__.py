@@ -18,18 +18,24 @@ from meshlib.jit.functions import (
     scatter,
     send,
 )
+from meshlib.jit.host_calls import HostArray, HostFunction, Program, host_call, untransformed
 
 __all__ = [
+    "HostArray",
+    "HostFunction",
+    "Program",
     "all_gather",
     "all_reduce",
     "all_to_all",
     "barrier",
     "broadcast",
     "gather",
+    "host_call",
     "permute",
     "recv",
     "reduce",
     "reduce_scatter",
     "scatter",
     "send",
+    "untransformed",
 ]

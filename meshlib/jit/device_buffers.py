@@ -12,8 +12,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from meshlib.arrays.on_gpu import cuda_driver
-from transport.cuda.driver import Driver
+from transport.cuda.driver import Driver, cuda_driver
 
 _capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _capsule_pointer.restype = ctypes.c_void_p

@@ -25,7 +25,7 @@ from meshlib.collectives.point_to_point import check_tag
 from meshlib.groups.process_group import ProcessGroup
 from meshlib.jit import kinds, messages
 from meshlib.jit.collective import bind
-from meshlib.jit.host_call import host_call, traces_are_own
+from meshlib.jit.host_calls import host_call, traces_are_own
 from meshlib.job.current import (
     Group,
     find_world,

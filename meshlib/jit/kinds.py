@@ -21,7 +21,7 @@ from meshlib.collectives.on_arrays import InPlaceReduction
 from meshlib.diagnosis.recorder import COLLECTIVE
 from meshlib.groups.process_group import ProcessGroup
 from meshlib.jit.collective import HostSide, InJit, bind, front
-from meshlib.jit.host_call import HostArray
+from meshlib.jit.host_calls import HostArray
 from transport.call import NO_ROOT, Call, Kind, dtype_code
 from transport.communicator import Communicator
 from transport.reduce_op import RedOpType, ReduceOp

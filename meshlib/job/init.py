@@ -29,6 +29,7 @@ from transport.store.base import Store
 
 if TYPE_CHECKING:
     from transport.net.tls import Tls
+    from transport.rendezvous.foreign import ForeignStore
 
 DEFAULT_INIT_METHOD = "env://"
 EXIT_DRAIN_SECONDS = 1.0
@@ -41,7 +42,7 @@ def init_process_group(
     timeout: Timeout | None = None,
     world_size: int = -1,
     rank: int = -1,
-    store: Store | None = None,
+    store: Store | ForeignStore | None = None,
     group_name: str = "",
     pg_options: Any = None,
     device_id: Any = None,
@@ -52,7 +53,9 @@ def init_process_group(
     ``solo://`` for a world of one;
     ``mpi://``, where MPI knows the ranks, is the default of ``backend="mpi"``);
     instead of it, an explicit ``store`` with ``rank`` and ``world_size``, on which waits then end
-    with ``RankFailedError`` when a rank is lost. ``timeout`` (seconds, timedelta,
+    with ``RankFailedError`` when a rank is lost. It may be another library's, with ``set``, ``get``
+    and ``add`` as ``torch.distributed.Store`` has them: there the ranks learn where rank 0 serves
+    the job's own, at a port that the kernel chose, and its secret. ``timeout`` (seconds, timedelta,
     "30s"; by default 30 minutes) bounds this call and is the default deadline of all others.
     ``group_name`` keeps jobs apart that share a store. With ``backend="inproc"`` the calling
     thread alone becomes the rank. In ``meshlib.testing.run_ranks`` the thread is told its rank as a
@@ -86,7 +89,8 @@ def init_process_group(
     rank = to_whole_number(rank, "rank")
     world_size = to_whole_number(world_size, "world_size")
     tls = None if thread_only else _tls()
-    users_store = store
+    secret = None if thread_only else _secret()
+    users_store = store if isinstance(store, Store) else None
     if mine is not None and mine.world is not None:  # the program makes its own, as in a process
         provided = mine.world
         install(None, thread_only=True)
@@ -94,24 +98,19 @@ def init_process_group(
     if store is None:
         url = init_method or ("mpi://" if "mpi" in chosen.values() else DEFAULT_INIT_METHOD)
         store, rank, world_size = _rendezvous(url, rank, world_size, seconds, group_name)
-    elif init_method is not None:
-        raise ValueError(f"init_method={init_method!r} and store were both given; expected one")
-    elif not isinstance(store, Store):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(f"store must be a Store, got {type(store).__name__}: {store!r}")
-    elif world_size <= 0 or not 0 <= rank < world_size:
-        raise ValueError(
-            "an explicit store needs rank and world_size with 0 <= rank < world_size, got "
-            f"rank={rank}, world_size={world_size}"
-        )
     else:
-        store = _part_of(store, rank, group_name)
+        _check_given(store, init_method, rank, world_size)
+        if isinstance(store, Store):
+            store = _part_of(store, rank, group_name)
+        else:
+            store, secret = _meet_through(store, rank, world_size, seconds, group_name)
     try:
         agree(tuning, store, rank)
     except BaseException:
         store.close()
         raise
     runtime = Runtime(
-        None if thread_only else _secret(),
+        secret,
         os.environ.get(environment.HOST),
         tls,
         tuning=tuning,
@@ -126,6 +125,21 @@ def init_process_group(
         except BaseException:
             destroy_process_group()
             raise
+
+
+def _check_given(store: Any, init_method: str | None, rank: int, world_size: int) -> None:
+    if init_method is not None:
+        raise ValueError(f"init_method={init_method!r} and store were both given; expected one")
+    if not isinstance(store, Store) and not _is_foreign(store):
+        raise TypeError(
+            "store must be a Store, or another library's with set, get and add; got"
+            f" {type(store).__name__}: {store!r}"
+        )
+    if world_size <= 0 or not 0 <= rank < world_size:
+        raise ValueError(
+            "an explicit store needs rank and world_size with 0 <= rank < world_size, got "
+            f"rank={rank}, world_size={world_size}"
+        )
 
 
 def _bind(world: World, device_id: Any) -> None:
@@ -161,6 +175,20 @@ def _rendezvous(
     store, rank, world_size = next(iter(found))
     store.set_timeout(timeout)
     return store, rank, world_size
+
+
+def _is_foreign(store: object) -> bool:
+    from transport.rendezvous.foreign import ForeignStore
+
+    return isinstance(store, ForeignStore)
+
+
+def _meet_through(
+    store: ForeignStore, rank: int, world_size: int, timeout: float, group_name: str
+) -> tuple[Store, bytes | None]:
+    from transport.rendezvous.foreign import foreign_rendezvous
+
+    return foreign_rendezvous(store, rank, world_size, timeout=timeout, group_name=group_name)
 
 
 def _part_of(store: Store, rank: int, group_name: str) -> Store:

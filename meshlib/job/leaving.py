@@ -13,8 +13,11 @@ from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from meshlib.diagnosis.failures import Reporter, leave_event, publish, put_last_calls
+from meshlib.diagnosis.event_log import publish
+from meshlib.diagnosis.events import Chain, Chains, Leave
 from meshlib.diagnosis.recorder import COLLECTIVE, FlightRecorder, Record
+from meshlib.diagnosis.reporter import Reporter
+from meshlib.diagnosis.statements import put_last_calls
 from transport.errors import (
     CollectiveMismatchError,
     DistError,
@@ -28,11 +31,6 @@ if TYPE_CHECKING:
 
 PARTING_SECONDS = 5.0
 """What the store may take for an answer when a rank leaves."""
-
-Chain = tuple[int, int]
-"""The number of the last collective, and the hash of all."""
-Chains = Mapping[str, Chain | None]
-"""By a group's id, of the groups that calls were made on; None: it broke, or is gone already."""
 
 
 def chains(groups: Iterable[ProcessGroup], joined: Iterable[str]) -> dict[str, Chain | None]:
@@ -50,7 +48,7 @@ def say_goodbye(
         store = store.with_patience(PARTING_SECONDS)
         if mine:
             put_last_calls(store, rank, {g.id: g.reached() for g in mine}, records.records())
-        publish(store, leave_event(rank, found))
+        publish(store, Leave(rank, found))
         return True
     return False
 
@@ -92,7 +90,7 @@ def find_mismatch(
         calls: dict[int, Record] = {}
         for place, rank in enumerate(group.ranks):
             theirs = left.get(rank, {}).get(group.id)
-            if theirs is None or mine == tuple(theirs):
+            if theirs is None or mine == theirs:
                 continue
             calls = calls or _collectives(records, group)
             if not _differ(mine, theirs, calls):

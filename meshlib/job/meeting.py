@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from meshlib.diagnosis.failures import ended_ranks, publish, register_log
+from meshlib.diagnosis.event_log import ended_ranks, publish, register_log
+from meshlib.diagnosis.events import RankEnded
 from meshlib.diagnosis.stalls import standing_key
 from meshlib.job.thread_rank import ALL_HERE
-from meshlib.launcher.nodes.news import ended_event
 from transport import environment
 from transport.deadline import Deadline
 from transport.errors import DistStoreError
@@ -74,7 +74,7 @@ def _tell_of_the_ended(store: Store, size: int) -> None:
     """Tell all that come of the ranks that had ended before any came."""
     for rank in ended_ranks(store, os.environ.get(environment.RESTART_COUNT, "0")):
         if rank < size and not store.check([f"here/{rank}"]):
-            publish(store, ended_event(rank))
+            publish(store, RankEnded(rank))
 
 
 def short(ranks: Sequence[int]) -> str:

@@ -6,8 +6,6 @@ the store, this rank's identity, the groups (interned), the flight recorder and 
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -16,31 +14,26 @@ from pathlib import Path
 from typing import Any
 
 from meshlib.calls.context import RankContext
-from meshlib.diagnosis.failures import (
-    NEWS_SECONDS,
-    answer_key,
-    error_from_event,
-    publish,
-    rank_exit_event,
-    statement,
-)
+from meshlib.diagnosis.event_log import publish
+from meshlib.diagnosis.events import Abort, Chains, Departures, Query, RankEnded, RankLost
 from meshlib.diagnosis.log import RankLog
 from meshlib.diagnosis.members import Members
 from meshlib.diagnosis.recorder import CAPACITY, FlightRecorder
+from meshlib.diagnosis.reporter import NEWS_SECONDS
 from meshlib.diagnosis.stalls import StallDetector
-from meshlib.diagnosis.watcher import Watcher
-from meshlib.groups.backend import parse_backend
+from meshlib.diagnosis.statements import Statement, answer_key
+from meshlib.diagnosis.watcher import News, Watcher
 from meshlib.groups.communicators import STAGED, make_device_communicator
 from meshlib.groups.process_group import DRAIN_SECONDS, ProcessGroup
 from meshlib.job.current import adopt_thread
-from meshlib.job.leaving import Chains, chains, count_out, find_mismatch, say_goodbye
-from meshlib.job.meeting import LOST, meet, server_of, short
+from meshlib.job.leaving import chains, count_out, find_mismatch, say_goodbye
+from meshlib.job.meeting import LOST, meet, server_of
+from meshlib.job.registry import GroupRegistry
 from meshlib.job.thread_rank import ALL_HERE
 from meshlib.trace import dump
 from transport import backends, environment
-from transport.checks import to_whole_numbers
 from transport.communicator import Communicator
-from transport.deadline import Deadline, Timeout, to_seconds
+from transport.deadline import Deadline, Timeout
 from transport.errors import DistBackendError, DistError, DistStoreError, RankFailedError
 from transport.net.fork import in_forked_children, refusal
 from transport.runtime import Membership, Runtime
@@ -92,12 +85,12 @@ class World:
         self.rank = rank
         self.size = size
         self.runtime = runtime
-        self.backends = dict(backends)
+        self.backends: dict[str, str] = dict(backends)
         self.timeout = timeout
         self.cuda_device: int | None = None
         """The GPU that this rank was bound to from the start, if it was."""
-        self.log = RankLog(rank)
-        self.recorder = FlightRecorder(_recorder_capacity())
+        self.log: RankLog = RankLog(rank)
+        self.recorder: FlightRecorder = FlightRecorder(_recorder_capacity())
         self.context = RankContext(
             rank,
             store,
@@ -107,18 +100,15 @@ class World:
             lambda: adopt_thread(self),
             self.note_failure,
         )
-        self.entered = _Entered()
-        self.thread_id = threading.get_ident()
+        self.entered: _Entered = _Entered()
+        self.thread_id: int = threading.get_ident()
         self.breakpoints: dict[tuple[str, int], int] = {}
         # Ranks that were started by a launcher may have numbers of their own.
         variables = {environment.RANK: str(rank), environment.WORLD_SIZE: str(size)}
         self._as_launched = variables.items() <= os.environ.items()
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._groups: dict[str, ProcessGroup] = {}
-        self._interning = threading.Lock()
-        self._interned: dict[str, tuple[int, ProcessGroup]] = {}  # how many before it, and the last
-        self._made: dict[tuple[int, ...], int] = {}
+        self.registry = GroupRegistry(self.context, size, self.backends, timeout, self._on_made)
         self._failures: dict[str, DistError] = {}
         self._lost: dict[int, DistError] = {}
         self._joined: set[str] = set()
@@ -139,8 +129,9 @@ class World:
             self._watcher.close()
             store.close()
             raise
-        self._stalls = StallDetector(rank, store, self.recorder, self.thread_id, self._standings)
-        self.default_group = self.group_for(range(size), desc="default")
+        standings = self.registry.standings
+        self._stalls = StallDetector(rank, store, self.recorder, self.thread_id, standings)
+        self.default_group: ProcessGroup = self.group_for(range(size), desc="default")
 
     # ------------------------------------------------------------------ groups
 
@@ -152,39 +143,8 @@ class World:
         timeout: Timeout | None = None,
         desc: str = "",
     ) -> ProcessGroup:
-        """Return the one group of ``ranks`` (in this order) with ``backend`` and ``timeout``.
-
-        One that has retired is followed by another, with an id of its own: when this rank's
-        program was told that it broke, or destroyed it. So are the members' programs, each in its
-        time, and none makes a call on the next one before; they agree without a message.
-
-        Costs no message: members find each other at the first call. Raises ValueError for ranks
-        that are no ranks, appear twice, or do not include this one.
-        """
-        members = self.check_ranks(ranks)
-        if self.rank not in members:
-            raise ValueError(f"rank {self.rank} is not among the ranks {short(members)}")
-        chosen = self.backends if backend is None else parse_backend(backend)
-        seconds = self.timeout if timeout is None else to_seconds(timeout)
-        options = f"{sorted(chosen.items())} {seconds}"
-        key = _group_id("mesh", members, options)
-        with self._interning:
-            count, last = self._interned.get(key, (0, None))
-            if last is not None and not last.retired:
-                return last
-            if last is not None:
-                for old in (last, *last.companions()):
-                    old.release()
-                count += 1
-            group_id = _group_id("mesh", members, f"{options} after {count}") if count else key
-            group = self._group(group_id, members, chosen, seconds, desc)
-            self._interned[key] = count, group
-        return group
-
-    def make_companion(self, base: ProcessGroup, purpose: str, desc: str) -> ProcessGroup:
-        """Make what ``base.companion(purpose, desc)`` returns."""
-        group_id = _group_id(purpose, base.ranks, base.id)
-        return self._group(group_id, base.ranks, base.backends, base.seconds, desc, base)
+        """Return the one group of ``ranks``; see ``GroupRegistry.group_for``."""
+        return self.registry.group_for(ranks, backend=backend, timeout=timeout, desc=desc)
 
     def new_group(
         self,
@@ -195,41 +155,18 @@ class World:
         desc: str = "",
         sort: bool = True,
     ) -> ProcessGroup:
-        """Return a new group of ``ranks`` (all by default), distinct from all others.
-
-        Members make their groups of the same ranks in the same order; nothing else is required,
-        and a rank outside need not call (if it does, it gets a group that it is no member of).
-        """
-        members = self.check_ranks(range(self.size) if ranks is None else ranks)
-        if sort:
-            members = tuple(sorted(members))
-        chosen = self.backends if backend is None else parse_backend(backend)
-        seconds = self.timeout if timeout is None else to_seconds(timeout)
-        with self._lock:
-            count = self._made[members] = self._made.get(members, 0) + 1
-        group_id = _group_id("new", members, str(count))
-        return self._group(group_id, members, chosen, seconds, desc)
-
-    def check_ranks(self, ranks: Sequence[int]) -> tuple[int, ...]:
-        """Return ``ranks`` as a tuple; raise ValueError for duplicates and ranks out of range.
-
-        Raises TypeError for what is no list of whole numbers.
-        """
-        members = tuple(to_whole_numbers(ranks, "ranks"))
-        if members and not 0 <= min(members) <= max(members) < self.size:
-            strange = [rank for rank in members if not 0 <= rank < self.size]
-            raise ValueError(f"ranks has {strange}; expected ranks from 0 to {self.size - 1}")
-        if len(set(members)) != len(members):
-            twice = sorted({rank for rank in members if members.count(rank) > 1})
-            raise ValueError(f"ranks has {twice} more than once: {short(members)}")
-        if not members:
-            raise ValueError("ranks is empty; expected at least one rank")
-        return members
+        """Return a new group of ``ranks``; see ``GroupRegistry.new_group``."""
+        return self.registry.new_group(
+            ranks, backend=backend, timeout=timeout, desc=desc, sort=sort
+        )
 
     def groups(self) -> list[ProcessGroup]:
         """Return the groups that this rank has made, the default group first."""
-        with self._lock:
-            return list(self._groups.values())
+        return self.registry.all()
+
+    def forget(self, group: ProcessGroup) -> None:
+        """Close ``group`` and drop it; the same ranks get a fresh one when next asked for."""
+        self.registry.forget(group)
 
     def make_communicator(self, group: Members, device: str) -> Communicator:
         """Make the communicator of ``group`` for arrays on ``device``.
@@ -249,41 +186,21 @@ class World:
             return backends.lookup(name).load()(membership)
         return make_device_communicator(membership, name, group.backends.get("cpu"))
 
-    def forget(self, group: ProcessGroup) -> None:
-        """Close ``group`` and drop it; the same ranks get a fresh one when next asked for."""
-        for one in (*group.companions(), group):
-            with self._lock:
-                self._groups.pop(one.id, None)
-            one.close()
-
-    def _group(
-        self,
-        group_id: str,
-        members: tuple[int, ...],
-        chosen: Mapping[str, str],
-        seconds: float,
-        desc: str,
-        beside: ProcessGroup | None = None,
-    ) -> ProcessGroup:
+    def _on_made(self, group: ProcessGroup) -> None:
+        """Tell a new group what is known already."""
         with self._lock:
-            who = Members(group_id, members, self.rank, dict(chosen), seconds, desc)
-            group = ProcessGroup(self.context, who, beside, self.make_companion)
-            self._groups[group_id] = group
-            if self._refusal is not None:
-                group.leave_behind(self._refusal)
-                return group
-            known = self._failures.get(group_id) or next(
-                (error for rank, error in self._lost.items() if rank in members), None
+            known = self._failures.get(group.id) or next(
+                (error for rank, error in self._lost.items() if rank in group.ranks), None
             )
             left = dict(self._left)
-        self.log.info("%s has id %s, backends %s, timeout %g s", group, group_id, chosen, seconds)
+        if self._refusal is not None:
+            group.leave_behind(self._refusal)
+            return
+        seconds, backends = group.seconds, group.backends
+        self.log.info("%s has id %s, backends %s, timeout %g s", group, group.id, backends, seconds)
         if known is not None:
             group.fail(known)
         group.do_without(left)
-        return group
-
-    def _standings(self) -> list[tuple[Members, int]]:
-        return [(group.members, group.reached()) for group in self.groups()]
 
     # ------------------------------------------------------------------ events
 
@@ -291,33 +208,34 @@ class World:
         """Tell the other ranks that this one will not make another call; ``how`` says why."""
         self._trouble = self._trouble or how
         with suppress(DistStoreError):  # also in a fork
-            publish(self.store, rank_exit_event(self.rank, how))
+            publish(self.store, RankLost(self.rank, how))
 
-    def _on_event(self, event: Mapping[str, Any]) -> None:
+    def _on_event(self, event: News) -> None:
         """Act on one entry of the job's log; runs in the watcher's thread."""
-        kind = event["kind"]
-        if kind == "query":
-            self._answer(event)
-        elif kind == "abort":
-            error = error_from_event(event)
-            with self._lock:
-                self._failures.setdefault(event["group"], error)
-                group = self._groups.get(event["group"])
-            if group is not None:
-                group.fail(error)
-        elif kind == "left":
-            left = event["left"]
-            with self._lock:
-                self._left.update(left)
-                groups = list(self._groups.values())
-            for group in groups:
-                group.do_without(left)
-            if self.rank in left:
-                self._gone.set()
-        elif event["rank"] != self.rank and (
-            kind == "rank_exit" or (kind == "ended" and self._as_launched)
-        ):
-            self._lose(event["rank"], event["how"])
+        match event:
+            case Query():
+                self._answer(event)
+            case Abort():
+                error = event.exception()
+                with self._lock:
+                    self._failures.setdefault(event.group, error)
+                group = self.registry.get(event.group)
+                if group is not None:
+                    group.fail(error)
+            case Departures(left):
+                with self._lock:
+                    self._left.update(left)
+                    groups = self.groups()
+                for group in groups:
+                    group.do_without(left)
+                if self.rank in left:
+                    self._gone.set()
+            case RankLost(rank, how) if rank != self.rank:
+                self._lose(rank, how)
+            case RankEnded(rank, how) if rank != self.rank and self._as_launched:
+                self._lose(rank, how)
+            case _:
+                pass
 
     def _on_silence(self) -> None:
         """The store is gone: so is the rank that served it, unless it has left in good order."""
@@ -331,7 +249,7 @@ class World:
         error = RankFailedError(f"rank {rank} {how}", rank)
         with self._lock:
             self._lost.setdefault(rank, error)
-            broken = [g for g in self._groups.values() if rank in g.ranks]
+            broken = [g for g in self.groups() if rank in g.ranks]
             stores = self._users_stores
         for group in broken:
             group.fail(error)
@@ -342,13 +260,12 @@ class World:
         with suppress(DistStoreError):
             self.store.compare_set(ALL_HERE, "", LOST)
 
-    def _answer(self, event: Mapping[str, Any]) -> None:
-        with self._lock:
-            group = self._groups.get(event["group"])
+    def _answer(self, query: Query) -> None:
+        group = self.registry.get(query.group)
         reached = group.reached() if group is not None else 0
-        said = statement(self.rank, self.recorder.records(), self.thread_id, event, reached)
+        said = Statement.of(self.rank, self.recorder.records(), self.thread_id, query, reached)
         with suppress(DistStoreError):
-            self.store.set(answer_key(event["ticket"], self.rank), json.dumps(said))
+            self.store.set(answer_key(query.ticket, self.rank), said.pack())
 
     # ------------------------------------------------------------------ flight record
 
@@ -403,8 +320,9 @@ class World:
         why = refusal(f"rank {self.rank} of the job", self._pid, _IN_A_FORK)
         self._refusal = DistBackendError(why)
         # Threads that are not here may have held them.
-        self._lock, self._interning, self._dumping = (threading.Lock() for _ in range(3))
-        for group in self._groups.values():
+        self._lock, self._dumping = threading.Lock(), threading.Lock()
+        self.registry.end_in_a_fork()
+        for group in self.groups():
             group.leave_behind(self._refusal)
 
     def on_close(self, closer: Callable[[], None]) -> None:
@@ -429,8 +347,8 @@ class World:
         if self._trouble is not None:
             self._dump_if_asked()
         with self._lock:
-            self._groups.clear()
             lost = len(self._lost)
+        self.registry.clear()
         self._stalls.close()
         self._watcher.close()
         for store in self._users_stores:
@@ -450,8 +368,3 @@ class World:
         with self._lock:
             left = dict(self._left)
         return find_mismatch(self.store, groups, found, left, self.recorder, told)
-
-
-def _group_id(kind: str, members: tuple[int, ...], rest: str) -> str:
-    digest = hashlib.sha256(f"{members} {rest}".encode()).hexdigest()[:16]
-    return f"{kind}-{digest}"

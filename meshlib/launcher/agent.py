@@ -13,10 +13,9 @@ from pathlib import Path
 from meshlib.command_line import reader_is_gone
 from meshlib.launcher.nodes.coordinator import Coordinator, Placed, Placement, Stop, Verdict
 from meshlib.launcher.options.launch import LaunchOptions
-from meshlib.launcher.ranks.ending import Ending
+from meshlib.launcher.ranks.ending import SETTLE_AFTER_ECHO_SECONDS, SETTLE_SECONDS, Ending
 from meshlib.launcher.ranks.failure import RankExit, Report, rank_list
 from meshlib.launcher.ranks.fork_server import ForkServer
-from meshlib.launcher.ranks.patience import SETTLE_AFTER_ECHO_SECONDS, SETTLE_SECONDS
 from meshlib.launcher.ranks.sweep import end_strays
 from meshlib.launcher.ranks.workers import WorkerGroup
 from meshlib.launcher.signals import SignalPipe

@@ -11,11 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from meshlib.launcher.agent import Agent
-from meshlib.launcher.nodes.coordinator import Coordinator
-from meshlib.launcher.nodes.one_node import OneNode
+from meshlib.launcher.nodes.coordinator import Coordinator, OneNode
 from meshlib.launcher.options.launch import LaunchOptions
-from meshlib.launcher.ranks.guardian import Guardian
-from meshlib.launcher.ranks.sweep import adopt_orphans, children
+from meshlib.launcher.ranks.sweep import Guardian, adopt_orphans, children
 from meshlib.launcher.ranks.workers import start_server
 from meshlib.launcher.signals import SignalPipe
 from transport.errors import DistError

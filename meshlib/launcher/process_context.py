@@ -9,26 +9,26 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any
 
-from meshlib.launcher.nodes.news import announce_exit
+from meshlib.launcher.nodes.coordinator import OneNode
 from meshlib.launcher.ranks.bootstrap import describe_error, die_with_parent
-from meshlib.launcher.ranks.failure import ErrorRecord, RankExit, first_failure, wall_time
-from meshlib.launcher.ranks.patience import (
+from meshlib.launcher.ranks.ending import (
     FAILURE_GRACE_SECONDS,
     SETTLE_AFTER_ECHO_SECONDS,
     SETTLE_SECONDS,
+    Ending,
 )
+from meshlib.launcher.ranks.failure import ErrorRecord, RankExit, first_failure, wall_time
 from meshlib.launcher.spawn import ProcessException, ProcessExitedException, ProcessRaisedException
-from transport import environment
 from transport.deadline import Deadline
-from transport.net.auth import new_secret
-from transport.store.tcp.server import TCPStoreServer
 
-_HOST = "127.0.0.1"
+_KILL_SECONDS = 10.0
+"""What the kernel may take to end a process that was killed."""
 
 
 class ProcessContext:
@@ -37,13 +37,13 @@ class ProcessContext:
     def __init__(
         self, fn: Callable[..., Any], args: tuple[Any, ...], nprocs: int, daemon: bool
     ) -> None:
-        self._secret = new_secret()
-        self._server = TCPStoreServer(_HOST, 0, secret=self._secret)
+        self._node = OneNode(nprocs, max_restarts=0)
+        placement = self._node.place()
         self._children: list[_Child] = []
         self._daemon = daemon
         try:
             for rank in range(nprocs):
-                variables = self._variables(rank, nprocs)
+                variables = placement.variables(os.environ) | placement.variables_of(rank)
                 self._children.append(_Child(fn, args, rank, variables, daemon))
         except BaseException:
             self.close()
@@ -54,6 +54,11 @@ class ProcessContext:
     def processes(self) -> list[SpawnProcess]:
         """The processes, by rank."""
         return [child.process for child in self._children]
+
+    @property
+    def running(self) -> list[_Child]:
+        """The ranks that have not ended."""
+        return [child for child in self._children if child.look()]
 
     def pids(self) -> list[int]:
         """Return the process ids, by rank."""
@@ -66,9 +71,9 @@ class ProcessContext:
         SIGTERM and SIGKILL, and raise the ``ProcessException`` of the first that failed.
         """
         deadline = None if timeout is None else Deadline.after(timeout)
-        while running := self._running():
+        while running := self.running:
             if first := first_failure(self._failures()):
-                announce_exit(_HOST, self._server.port, self._secret, first)
+                self._node.failed(first)
                 settle = SETTLE_SECONDS if first.is_cause else SETTLE_AFTER_ECHO_SECONDS
                 self.end(FAILURE_GRACE_SECONDS if grace_period is None else grace_period, settle)
                 break
@@ -85,22 +90,18 @@ class ProcessContext:
         self, grace_period: float = FAILURE_GRACE_SECONDS, settle: float = SETTLE_SECONDS
     ) -> None:
         """End the ranks: let them do it for ``settle`` seconds, then SIGTERM, then SIGKILL."""
-        steps = ((None, settle), (signal.SIGTERM, grace_period), (signal.SIGKILL, 10.0))
-        for number, seconds in steps:
-            deadline = Deadline.after(seconds)
-            for child in self._running():
-                # Who has said why it fails is on its way out: only SIGKILL hurries it.
-                if number is not None and (child.failure is None or number == signal.SIGKILL):
-                    child.stop(number)
-            while (running := self._running()) and not deadline.expired:
-                _wait(running, deadline.piece())
+        deadline = Deadline.after(settle + grace_period + _KILL_SECONDS)
+        ending = Ending(self, settle, grace_period, signal.SIGTERM)
+        while (running := self.running) and not deadline.expired:
+            _wait(running, max(0.0, ending.due - time.monotonic()))
+            ending.advance()
 
     def close(self) -> None:
         """Kill the ranks that still run, and end the store. Idempotent."""
         atexit.unregister(self._at_exit)
         for child in self._children:
             child.close()
-        self._server.close()
+        self._node.close()
 
     def _at_exit(self) -> None:
         """Let ranks that nobody joined end, as multiprocessing does, before their store goes."""
@@ -108,25 +109,6 @@ class ProcessContext:
             for child in self._children:
                 child.process.join()
         self.close()
-
-    def _variables(self, rank: int, nprocs: int) -> dict[str, str]:
-        return {
-            environment.RANK: str(rank),
-            environment.LOCAL_RANK: str(rank),
-            environment.WORLD_SIZE: str(nprocs),
-            environment.LOCAL_WORLD_SIZE: str(nprocs),
-            environment.GROUP_RANK: "0",
-            environment.GROUP_WORLD_SIZE: "1",
-            environment.MASTER_ADDR: _HOST,
-            environment.MASTER_PORT: str(self._server.port),
-            environment.AGENT_STORE: f"{_HOST}:{self._server.port}",
-            environment.SECRET: self._secret.hex(),
-            environment.RESTART_COUNT: "0",
-            environment.LAUNCHER: "",
-        }
-
-    def _running(self) -> list[_Child]:
-        return [child for child in self._children if child.look()]
 
     def _failures(self) -> list[RankExit]:
         return [child.failure for child in self._children if child.failure is not None]
@@ -187,7 +169,11 @@ class _Child:
             )
         return running
 
-    def stop(self, number: signal.Signals) -> None:
+    def has_failed(self) -> bool:
+        """Whether it has ended badly, or has said why it is about to."""
+        return self.failure is not None
+
+    def signal(self, number: signal.Signals) -> None:
         """Send ``number``: what happens from now on is not the rank's own failure."""
         self._stopped = True
         with contextlib.suppress(ProcessLookupError):
@@ -240,8 +226,8 @@ def _run(
         die_with_parent(parent)
     else:
         threading.Thread(target=_end_with_parent, name="meshlib-parent", daemon=True).start()
+    os.environ.clear()
     os.environ.update(variables)
-    os.environ.pop(environment.ERROR_FILE, None)  # of a rank that called spawn
     try:
         fn(rank, *args)
     except KeyboardInterrupt:  # the parent was interrupted as well, and says so

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from meshlib.did_you_mean import did_you_mean
 from meshlib.mesh.read_config import SUFFIXES, read_config
 from meshlib.mesh.spec import (
     CONVENTIONAL_NAMES,
@@ -24,7 +25,6 @@ from meshlib.mesh.spec import (
     check_one_inferred,
     check_timeout,
     describe_dims,
-    did_you_mean,
     infer_sizes,
     integer,
     parse_mesh,

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, ref
 
+from meshlib.did_you_mean import did_you_mean
 from meshlib.mesh.layout import Dim
 from meshlib.mesh.spec import (
     DimOptions,
     MeshDimError,
     check_backend,
     check_timeout,
-    did_you_mean,
     integer,
 )
 from transport.deadline import Timeout

@@ -13,6 +13,7 @@ from datetime import timedelta
 from operator import index as to_int
 from typing import SupportsIndex, cast
 
+from meshlib.did_you_mean import did_you_mean
 from transport.deadline import read_duration
 
 CONVENTIONAL_NAMES = ("pp", "dp_replicate", "dp_shard", "dp", "cp", "tp", "ep")
@@ -211,12 +212,3 @@ def describe_dims(names: Sequence[str | None], sizes: Sequence[int]) -> str:
         f"{size}" if name is None else f"{name}={size}"
         for name, size in zip(names, sizes, strict=True)
     )
-
-
-def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return ``; did you mean 'x'?`` for the nearest of ``known``, or nothing."""
-    import difflib  # for errors alone
-
-    by_folded = {name.casefold(): name for name in known}
-    near = difflib.get_close_matches(word.casefold(), by_folded, 1, cutoff)
-    return f"; did you mean {by_folded[near[0]]!r}?" if near else ""

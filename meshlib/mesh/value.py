@@ -8,6 +8,7 @@ from itertools import permutations
 from operator import index as to_int
 from typing import Any, Self, cast
 
+from meshlib.did_you_mean import did_you_mean
 from meshlib.mesh.layout import IndexArray, Layout, join
 from meshlib.mesh.names import DimKey, MeshDim, MeshNames, NamedDim
 from meshlib.mesh.rank_layout import RankLayout
@@ -20,7 +21,6 @@ from meshlib.mesh.spec import (
     check_shape,
     check_timeout,
     describe_dims,
-    did_you_mean,
     infer_sizes,
 )
 from transport.checks import to_whole_number

@@ -18,6 +18,7 @@ A ``DArray`` is a global array of which each rank has a part::
     np.sum(x * 2, axis=0), a @ b    # NumPy, each rank its part; see ``rules``
 """
 
+from meshlib.sharding.blocks import block
 from meshlib.sharding.creation import distribute_array, full, ones, random, zeros
 from meshlib.sharding.darray import DArray, ShardingError
 from meshlib.sharding.redistribution.plan import Plan, Step
@@ -34,6 +35,7 @@ __all__ = [
     "Sharding",
     "ShardingError",
     "Step",
+    "block",
     "distribute_array",
     "full",
     "ones",

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from meshlib.calls.work import Future
+from meshlib import Future
 from parallel.checks import check_callable
 from parallel.ddp.buckets import GradBucket
 from parallel.ddp.comm_hooks import CommHook, allreduce_hook, compress_wrapper

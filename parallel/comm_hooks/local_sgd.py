@@ -7,7 +7,7 @@ Between the groups it is the parameters that are averaged, every few steps: see
 
 from __future__ import annotations
 
-from meshlib.calls.work import Future
+from meshlib import Future
 from parallel.checks import to_count
 from parallel.ddp.buckets import GradBucket
 from parallel.ddp.comm_hooks import allreduce_hook, check_state, noop_hook

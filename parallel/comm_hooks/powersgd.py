@@ -25,8 +25,7 @@ from typing import Any
 import numpy as np
 
 import meshlib as dist
-from meshlib.calls.work import Future
-from meshlib.groups.process_group import ProcessGroup
+from meshlib import Future, ProcessGroup
 from parallel.arrays import Array, namespace
 from parallel.checks import check_number, check_state_dict, to_count
 from parallel.ddp.buckets import GradBucket

@@ -9,10 +9,9 @@ from contextvars import copy_context
 from importlib import import_module
 from typing import TypeVar
 
-from meshlib.arrays.on_gpu import driver_of
+from meshlib import DistBackendError
 from parallel.arrays import Array, namespace
-from transport.cuda import Driver
-from transport.errors import DistBackendError
+from transport.cuda import Driver, driver_of
 
 _T = TypeVar("_T")
 

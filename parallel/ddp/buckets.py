@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-import meshlib.c10d.grad_bucket
-from meshlib.groups.process_group import ProcessGroup
+import meshlib
+from meshlib import ProcessGroup
 from parallel.arrays import Array, namespace, placement
 from parallel.nn.parameter import Parameter
 
@@ -117,7 +117,7 @@ def allocate(size: int, like: Array, group: ProcessGroup | None) -> Array:
     return group.empty(size, like.dtype)
 
 
-class GradBucket(meshlib.c10d.grad_bucket.GradBucket):
+class GradBucket(meshlib.GradBucket):
     """What a communication hook is given: one bucket whose gradients are all there.
 
     Methods as in c10d, and ``paths``. The hook may change the buffer in place; what is written back

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 import meshlib as dist
-from meshlib.calls.work import Future
+from meshlib import Future
 from parallel.ddp.buckets import GradBucket
 from parallel.groups import Ranks, resolve
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Self, overload
+from typing import Any
 
-from meshlib.groups.process_group import ProcessGroup
+from meshlib import ProcessGroup
+from parallel.checks import describe
 from parallel.ddp.buckets import FIRST_BUCKET_BYTES, MIB, cap_in_bytes
 from parallel.ddp.comm_hooks import CommHook, allreduce_hook, compress_wrapper
 from parallel.ddp.precision import MixedPrecision
@@ -25,15 +25,12 @@ from parallel.nn.parameter import Parameter
 from parallel.nn.precision import Casting
 from parallel.optim.optimizer import Optimizer
 
-if TYPE_CHECKING:
-    from parallel.jax.data_parallel import DistributedDataParallel as DataParallelTree
-
 
 class DistributedDataParallel(Module, Joinable):
     """Trains ``module`` on several ranks as one process would on all their samples.
 
-    Given a pytree of JAX arrays in place of a module, it returns the wrapper for those,
-    ``parallel.jax.DistributedDataParallel``, which has methods of its own.
+    The wrapper of a pytree of JAX arrays is ``parallel.jax.DistributedDataParallel``, which has
+    methods of its own.
 
     Construction compares the parameters' names, shapes and dtypes over the ranks, and copies group
     rank 0's parameters and buffers to all. Each ``backward`` then averages the gradients over the
@@ -75,25 +72,6 @@ class DistributedDataParallel(Module, Joinable):
         RuntimeError: for a model without trainable parameters.
     """
 
-    @overload
-    def __new__(  # pyright: ignore[reportOverlappingOverload] (a Module is no pytree)
-        cls, module: Module, *args: Any, **kwargs: Any
-    ) -> Self: ...
-    @overload
-    def __new__(cls, module: Any, *args: Any, **kwargs: Any) -> DataParallelTree: ...
-    def __new__(cls, module: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return a wrapper for ``module``; one of another class if it is a pytree."""
-        if isinstance(module, Module):
-            return super().__new__(cls)
-        if "jax" not in sys.modules:
-            raise TypeError(
-                "module must be a Module, or a pytree of JAX arrays, got "
-                f"{type(module).__qualname__}"
-            )
-        from parallel.jax.data_parallel import DistributedDataParallel as DataParallelTree
-
-        return DataParallelTree(module, *args, **kwargs)
-
     def __init__(
         self,
         module: Module,
@@ -108,6 +86,11 @@ class DistributedDataParallel(Module, Joinable):
         mixed_precision: MixedPrecision | None = None,
     ) -> None:
         super().__init__()
+        if not isinstance(module, Module):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(
+                f"module must be a parallel.nn.Module, got {describe(module)}; a pytree of JAX"
+                " arrays is wrapped by parallel.jax.DistributedDataParallel"
+            )
         cap = cap_in_bytes(bucket_cap_mb)
         if not isinstance(mixed_precision, MixedPrecision | None):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(

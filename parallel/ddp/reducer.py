@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from meshlib.calls.work import Future
-from meshlib.groups.process_group import ProcessGroup
+from meshlib import Future, ProcessGroup
 from parallel.arrays import Array, namespace
 from parallel.ddp.buckets import Bucket, GradBucket, assign_buckets, bucket_key, check_like
 from parallel.ddp.comm_hooks import CommHook, allreduce_hook, only

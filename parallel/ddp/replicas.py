@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
-from meshlib import ReduceOp
-from meshlib.groups.process_group import ProcessGroup
+from meshlib import ProcessGroup, ReduceOp
 from parallel.arrays import Array, namespace, placement
 from parallel.ddp.buckets import MIB
 from parallel.nn.module import Module

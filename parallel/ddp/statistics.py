@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from meshlib.calls.work import Future
+from meshlib import Future
 
 
 @dataclass(frozen=True, slots=True)

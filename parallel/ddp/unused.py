@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import meshlib as dist
-from meshlib.groups.process_group import ProcessGroup
+from meshlib import ProcessGroup
 from parallel.arrays import Namespace
 
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from meshlib import ReduceOp
-from meshlib.groups.process_group import ProcessGroup
+from meshlib import ProcessGroup, ReduceOp
 from parallel.arrays import Array, namespace
 from parallel.checks import check_instance, check_nonnegative, describe
 from parallel.groups import Ranks, resolve

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any, TypeVar, cast
 
-from meshlib.mesh.device_mesh import DeviceMesh
+from meshlib import DeviceMesh
 from parallel.checks import describe
 from parallel.ddp.replicas import check_same, describe_options
 from parallel.fsdp.group import ParameterGroup

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from meshlib.groups.process_group import ProcessGroup
-from meshlib.mesh.device_mesh import DeviceMesh
+from meshlib import DeviceMesh, ProcessGroup
 from parallel.arrays import Array, is_floating, namespace, placement
 from parallel.fsdp.layout import rows_of
 from parallel.fsdp.movement import Gather, Homes, Reduction

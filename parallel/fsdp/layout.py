@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 
-from meshlib.sharding.blocks import block
+from meshlib.sharding import block
 from parallel.arrays import Array
 
 DIRECT_BYTES = 256 << 10

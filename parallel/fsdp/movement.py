@@ -7,9 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from meshlib import ReduceOp
-from meshlib.calls.work import Work
-from meshlib.groups.process_group import ProcessGroup
+from meshlib import ProcessGroup, ReduceOp, Work
 from parallel.arrays import Array, namespace
 from parallel.fsdp.layout import Layout
 from parallel.fsdp.part import Part

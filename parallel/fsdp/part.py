@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshlib.mesh.device_mesh import DeviceMesh
+from meshlib import DeviceMesh
 from meshlib.sharding import Sharding
 from parallel.arrays import Array, namespace
 from parallel.fsdp.layout import rows_of

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from meshlib.groups.process_group import ProcessGroup
+from meshlib import ProcessGroup
 from parallel.arrays import Array, namespace, placement
 from parallel.ddp.buckets import allocate
 

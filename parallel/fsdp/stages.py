@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from meshlib.mesh.device_mesh import DeviceMesh
+from meshlib import DeviceMesh
 from parallel.checks import check_callable, check_instance, describe
 from parallel.ddp.data_parallel import DistributedDataParallel
 from parallel.fsdp.fully_shard import fully_shard

@@ -11,9 +11,9 @@ import jax
 import jax.core
 import jax.numpy as jnp
 
-from meshlib.groups.process_group import ProcessGroup
-from meshlib.jit.host_call import host_call, untransformed
-from meshlib.job.current import current_world
+import meshlib
+from meshlib import ProcessGroup
+from meshlib.jit import host_call, untransformed
 from parallel.ddp.buckets import FIRST_BUCKET_BYTES, cap_in_bytes
 from parallel.ddp.comm_hooks import CommHook
 from parallel.ddp.reducer import ReducerOptions
@@ -306,10 +306,10 @@ def _own_group(group: ProcessGroup) -> ProcessGroup:
 
     They are issued by XLA's threads, at times that have nothing to do with the main thread's.
     """
-    return current_world().new_group(
+    return meshlib.new_group(
         group.ranks,
         backend=group.backend,
         timeout=group.timeout,
-        desc=f"ddp on {group.group_desc or group.id}",
-        sort=False,
+        group_desc=f"ddp on {group.group_desc or group.id}",
+        sort_ranks=False,
     )

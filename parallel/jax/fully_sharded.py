@@ -9,9 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from meshlib import ReduceOp, jit
-from meshlib.jit.host_call import untransformed
-from meshlib.mesh.device_mesh import DeviceMesh
+from meshlib import DeviceMesh, ReduceOp, jit
+from meshlib.jit import untransformed
 from meshlib.sharding import DArray, Sharding
 from parallel.checks import describe
 from parallel.fsdp.layout import rows_of

@@ -26,9 +26,8 @@ from weakref import WeakKeyDictionary
 import jax
 import numpy as np
 
-from meshlib.calls.work import WaitTimeoutError
-from meshlib.groups.process_group import ProcessGroup
-from meshlib.jit.host_call import HostArray, HostFunction, Program
+from meshlib import ProcessGroup, WaitTimeoutError
+from meshlib.jit import HostArray, HostFunction, Program
 from parallel.arrays import Array
 from parallel.ddp.buckets import Bucket
 from parallel.ddp.reducer import Reducer, ReducerOptions

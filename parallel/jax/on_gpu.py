@@ -13,8 +13,7 @@ import jax
 import jax.numpy as jnp
 
 import meshlib.jit as mj
-from meshlib import ReduceOp
-from meshlib.groups.process_group import ProcessGroup
+from meshlib import ProcessGroup, ReduceOp
 from parallel.ddp.buckets import MIB
 
 

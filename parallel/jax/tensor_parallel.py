@@ -19,9 +19,9 @@ from functools import partial
 
 import jax
 
-from meshlib import jit
-from meshlib.c10d.groups import get_rank, get_world_size
-from meshlib.job.current import Group
+from meshlib import DeviceMesh, ProcessGroup, get_rank, get_world_size, jit
+
+Group = ProcessGroup | DeviceMesh | None
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from meshlib.groups.process_group import ProcessGroup
+from meshlib import ProcessGroup
 from parallel.ddp.replicas import (
     broadcast_coalesced,
     check_same,

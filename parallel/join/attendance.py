@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from meshlib.groups.process_group import ProcessGroup
+from meshlib import ProcessGroup
 
 Event = tuple[int, ...]
 """What is announced: a few integers, equal on all ranks that announce."""

@@ -9,9 +9,9 @@ from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, Self
 
+from meshlib import ProcessGroup
 from meshlib.calls.spec import Run
 from meshlib.diagnosis.members import Members
-from meshlib.groups.process_group import ProcessGroup
 from meshlib.job.current import current_world
 from parallel.checks import check_instance, describe
 from parallel.join.attendance import Attendance, Event, global_ranks

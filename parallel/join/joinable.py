@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
-from meshlib.groups.process_group import ProcessGroup
+from meshlib import ProcessGroup
 
 if TYPE_CHECKING:
     from parallel.join.context import Join

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from meshlib.groups.process_group import ProcessGroup
+from meshlib import ProcessGroup
 from parallel.checks import describe
 from parallel.groups import Ranks, resolve
 from parallel.join.joinable import Joinable, JoinHook

@@ -7,13 +7,12 @@ from typing import Any, cast
 
 import numpy as np
 
+from meshlib import ProcessGroup, ReduceOp, premul_sum
 from meshlib.calls.spec import CallSpec, Run
 from meshlib.diagnosis.members import Members
-from meshlib.groups.process_group import ProcessGroup
 from parallel.arrays import is_floating
 from transport.call import Call, CallHeader, Kind, dtype_name, op_name
 from transport.communicator import Communicator
-from transport.reduce_op import ReduceOp, premul_sum
 
 _Dtype = np.dtype[Any]
 

@@ -17,8 +17,7 @@ from typing import ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from meshlib.groups.process_group import ProcessGroup
-from meshlib.mesh.device_mesh import DeviceMesh
+from meshlib import DeviceMesh, ProcessGroup
 from meshlib.sharding import DArray, Sharding
 from parallel.arrays import Array, namespace
 from parallel.checks import check_instance, to_count

@@ -8,8 +8,7 @@ dimension, by group rank. ``reduce`` takes its array over and works in place.
 
 from __future__ import annotations
 
-from meshlib.calls.work import Work
-from meshlib.groups.process_group import ProcessGroup
+from meshlib import ProcessGroup, Work
 from parallel.arrays import Array, namespace
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from meshlib.groups.process_group import ProcessGroup
+from meshlib import ProcessGroup
 from parallel.checks import describe
 from parallel.ddp.replicas import check_same
 from parallel.groups import Ranks, resolve

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from meshlib.groups.process_group import ProcessGroup
+from meshlib import ProcessGroup
 from transport.checks import to_whole_number
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
-from meshlib.groups.process_group import ProcessGroup
+from meshlib import ProcessGroup
 from parallel.arrays import Array, namespace, placement
 from parallel.ddp.buckets import MIB
 from parallel.nn.parameter import Parameter

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meshlib.groups.process_group import ProcessGroup
+from meshlib import ProcessGroup
 from parallel.groups import Ranks, resolve
 from parallel.optim.optax_state import (
     PATH_OF_LEAF,

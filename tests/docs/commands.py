@@ -41,7 +41,8 @@ def check(line: str) -> None:
     if command in {"meshrun", "meshlib"}:
         if command == "meshlib" and rest[0] != "run":
             assert rest[0] in COMMANDS, rest[0]
-            known = _options_of(rest[0])
+            # A command may have words of its own: meshlib checkpoint show.
+            known = _options_of(*rest[:2] if rest[0] == "checkpoint" else rest[:1])
             for option in rest[1:]:
                 assert not option.startswith("--") or option in known, option
         else:
@@ -63,8 +64,8 @@ def check(line: str) -> None:
 
 
 @cache
-def _options_of(command: str) -> set[str]:
-    done = run([sys.executable, "-m", "meshlib.cli", command, "--help"], ROOT)
+def _options_of(*words: str) -> set[str]:
+    done = run([sys.executable, "-m", "meshlib.cli", *words, "--help"], ROOT)
     return set(re.findall(r"--[\w-]+", done.stdout))
 
 

@@ -1,6 +1,7 @@
 """Every example runs under ``meshrun``, with real processes, and says what it should."""
 
 import os
+import random
 import re
 import subprocess
 import sys
@@ -9,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+from meshlib.checkpoint import latest_step
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MESHRUN = Path(sys.executable).with_name("meshrun")
@@ -67,6 +70,25 @@ def test_digits_2d(tmp_path):
     assert picture.read_bytes().startswith(b"\x89PNG\r\n")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "short.toml"]
     assert re.search(r"^dp=2 × tp=2: 264 of 264, loss \d\.\d+, \d+ s$", out, re.M), out
+
+
+def test_digits_2d_cut_and_resumed_on_another_mesh(tmp_path):
+    config = shortened(tmp_path, epochs=2)
+    cut = random.randrange(9, 44)  # in either epoch; what was saved last is 1 to 8 steps old
+
+    def run(mesh, out, *options, code=0):
+        program = [EXAMPLES / "digits_2d.py", "--config", config, "--out", out]
+        meshrun(tmp_path, "--mesh", mesh, *program, *options, code=code)
+
+    run("dp=4", "uncut")
+    saving = ["--checkpoints", "checkpoints", "--save-every", 8]
+    run("dp=4", "cut", *saving, "--stop-after", cut, code=1)
+    assert not (tmp_path / "cut").exists()
+    assert latest_step(tmp_path / "checkpoints") == cut // 8 * 8
+    run("dp=2,tp=2", "resumed", *saving)
+    uncut, resumed = (np.loadtxt(tmp_path / out / "losses.txt") for out in ("uncut", "resumed"))
+    assert len(uncut) == 44
+    np.testing.assert_allclose(resumed, uncut, rtol=0, atol=1e-9, err_msg=f"cut after {cut}")
 
 
 @pytest.mark.parametrize("mesh", ["tp=2", "dp_replicate=1,dp_shard=2"])

@@ -43,7 +43,7 @@ def test_a_process_that_dies_in_a_jitted_step_is_named(meshrun):
         import jax, jax.numpy as jnp
         import meshlib as dist
         from meshlib import jit as mj
-        from parallel import DistributedDataParallel
+        from parallel.jax import DistributedDataParallel
 
         dist.init_process_group()
         params = {name: jnp.ones((300, 300)) for name in "abc"}

@@ -10,7 +10,7 @@ from typing import Any
 from transport.algorithms.choice import Thresholds
 from transport.call import Call
 from transport.inproc import InprocCommunicator, InprocLink
-from transport.links.link import Link, OnPiece
+from transport.link import Link, OnPiece
 from transport.runtime import Membership
 
 

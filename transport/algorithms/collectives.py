@@ -24,7 +24,7 @@ from transport.algorithms.team import Team
 from transport.call import Call
 from transport.communicator import Collectives
 from transport.flat import Scratch
-from transport.links.link import Link
+from transport.link import Link
 from transport.operands.operand import WHOLE, Operand, store
 from transport.operands.quiet import quiet
 from transport.reduce_op import Flat, RedOpType, ReduceOp, reduction_dtype

@@ -14,7 +14,7 @@ import numpy as np
 from transport.algorithms.team import Team
 from transport.call import Call
 from transport.flat import as_bytes
-from transport.links.link import Link
+from transport.link import Link
 from transport.operands.operand import ARRIVING, TOTAL, pack, store
 from transport.reduce_op import Flat, ReduceOp
 

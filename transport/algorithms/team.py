@@ -7,7 +7,7 @@ from typing import Protocol
 from transport.algorithms.choice import Thresholds
 from transport.call import Call
 from transport.flat import Scratch
-from transport.links.link import Link
+from transport.link import Link
 
 
 class Team(Protocol):

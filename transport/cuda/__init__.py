@@ -3,7 +3,7 @@
 Nothing here imports CuPy or CUDA until a driver is loaded; see ``docs/gpu.md``.
 """
 
-from transport.cuda.driver import Driver, load_driver
+from transport.cuda.driver import Driver, cuda_driver, driver_of, load_driver
 from transport.cuda.flat import Completion, DeviceFlat, StreamOrder
 
 __all__ = [
@@ -11,5 +11,7 @@ __all__ = [
     "DeviceFlat",
     "Driver",
     "StreamOrder",
+    "cuda_driver",
+    "driver_of",
     "load_driver",
 ]

@@ -9,6 +9,7 @@ stream only puts work on it and returns; ``Event.query`` asks, nothing here wait
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from importlib import import_module
@@ -208,3 +209,14 @@ def load_driver() -> Driver:
         ) from error
     module = import_module("transport.cuda.cupy_driver")
     return cast(Driver, module.CupyDriver())
+
+
+@functools.cache
+def cuda_driver() -> Driver:
+    """Return this process' driver for CUDA. Raises DistBackendError that says what is missing."""
+    return load_driver()
+
+
+def driver_of(array: Any) -> Driver:
+    """Return the driver of the array's memory: CUDA's, unless its class brings another one."""
+    return getattr(array, "__meshlib_driver__", None) or cuda_driver()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from transport.algorithms.choice import Thresholds
 from transport.call import Call
 from transport.communicator import Collectives, Communicator
 from transport.errors import CommunicatorAbortedError, PeerLostError
+from transport.forwarding import Forwarding
 from transport.hierarchical.hosts import Placement
 from transport.hierarchical.inside import Inside, PartMembership
 from transport.hierarchical.levels import Levels
@@ -19,14 +21,14 @@ from transport.hierarchical.roll_call import RollCall
 from transport.hierarchical.two_levels import TwoLevels
 from transport.links.communicator import LinkCommunicator
 from transport.place import Place, this_place
-from transport.reduce_op import Flat, ReduceOp
+from transport.reduce_op import Flat
 from transport.runtime import Membership
 from transport.shm import ShmCommunicator
 from transport.shm.board.futex import unsupported_reason
 from transport.tcp import TcpCommunicator
 
 
-class HierarchicalCommunicator(Communicator):
+class HierarchicalCommunicator(Forwarding, Communicator):
     """Collectives inside each host by ``inside``, between hosts by ``across``.
 
     Which members share a host is found out at the first collective, whatever their ranks are. Where
@@ -61,43 +63,9 @@ class HierarchicalCommunicator(Communicator):
 
     # Collectives.
 
-    def barrier(self, call: Call) -> None:
+    def _hand_on(self, call: Call, collective: str, *arguments: Any) -> None:
         with self._ended:
-            self._meet(call).barrier(call)
-
-    def broadcast(self, call: Call, buffer: Flat, root: int) -> None:
-        with self._ended:
-            self._meet(call).broadcast(call, buffer, root)
-
-    def all_reduce(self, call: Call, buffer: Flat, op: ReduceOp) -> None:
-        with self._ended:
-            self._meet(call).all_reduce(call, buffer, op)
-
-    def reduce(self, call: Call, buffer: Flat, op: ReduceOp, root: int) -> None:
-        with self._ended:
-            self._meet(call).reduce(call, buffer, op, root)
-
-    def all_gather(self, call: Call, outputs: Sequence[Flat], input_: Flat) -> None:
-        with self._ended:
-            self._meet(call).all_gather(call, outputs, input_)
-
-    def reduce_scatter(
-        self, call: Call, output: Flat, inputs: Sequence[Flat], op: ReduceOp
-    ) -> None:
-        with self._ended:
-            self._meet(call).reduce_scatter(call, output, inputs, op)
-
-    def gather(self, call: Call, outputs: Sequence[Flat] | None, input_: Flat, root: int) -> None:
-        with self._ended:
-            self._meet(call).gather(call, outputs, input_, root)
-
-    def scatter(self, call: Call, output: Flat, inputs: Sequence[Flat] | None, root: int) -> None:
-        with self._ended:
-            self._meet(call).scatter(call, output, inputs, root)
-
-    def all_to_all(self, call: Call, outputs: Sequence[Flat], inputs: Sequence[Flat]) -> None:
-        with self._ended:
-            self._meet(call).all_to_all(call, outputs, inputs)
+            getattr(self._meet(call), collective)(call, *arguments)
 
     def allocate(self, call: Call, count: int, dtype: np.dtype[np.generic]) -> Flat:
         """See ``Communicator.allocate``: what the members on one host share."""

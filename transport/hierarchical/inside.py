@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from transport.call import Call
-from transport.communicator import Collectives, Communicator
+from transport.communicator import Communicator
 from transport.errors import CommunicatorTimeoutError, HeaderMismatchError, PeerLostError
-from transport.reduce_op import Flat, ReduceOp
+from transport.forwarding import Forwarding
+from transport.reduce_op import Flat
 from transport.runtime import Membership
 from transport.store.prefix_store import PrefixStore
 
@@ -68,7 +70,7 @@ class PartCall(Call):
         self._whole.waiting_for = None if peer is None else self._members[peer]
 
 
-class Inside(Collectives):
+class Inside(Forwarding):
     """The collectives of the members on one host, through ``communicator``, which this owns."""
 
     def __init__(self, communicator: Communicator, members: Sequence[int]) -> None:
@@ -77,43 +79,9 @@ class Inside(Collectives):
         self.communicator = communicator
         self._members = members
 
-    def barrier(self, call: Call) -> None:
+    def _hand_on(self, call: Call, collective: str, *arguments: Any) -> None:
         with self._part(call) as part:
-            self.communicator.barrier(part)
-
-    def broadcast(self, call: Call, buffer: Flat, root: int) -> None:
-        with self._part(call) as part:
-            self.communicator.broadcast(part, buffer, root)
-
-    def all_reduce(self, call: Call, buffer: Flat, op: ReduceOp) -> None:
-        with self._part(call) as part:
-            self.communicator.all_reduce(part, buffer, op)
-
-    def reduce(self, call: Call, buffer: Flat, op: ReduceOp, root: int) -> None:
-        with self._part(call) as part:
-            self.communicator.reduce(part, buffer, op, root)
-
-    def all_gather(self, call: Call, outputs: Sequence[Flat], input_: Flat) -> None:
-        with self._part(call) as part:
-            self.communicator.all_gather(part, outputs, input_)
-
-    def reduce_scatter(
-        self, call: Call, output: Flat, inputs: Sequence[Flat], op: ReduceOp
-    ) -> None:
-        with self._part(call) as part:
-            self.communicator.reduce_scatter(part, output, inputs, op)
-
-    def gather(self, call: Call, outputs: Sequence[Flat] | None, input_: Flat, root: int) -> None:
-        with self._part(call) as part:
-            self.communicator.gather(part, outputs, input_, root)
-
-    def scatter(self, call: Call, output: Flat, inputs: Sequence[Flat] | None, root: int) -> None:
-        with self._part(call) as part:
-            self.communicator.scatter(part, output, inputs, root)
-
-    def all_to_all(self, call: Call, outputs: Sequence[Flat], inputs: Sequence[Flat]) -> None:
-        with self._part(call) as part:
-            self.communicator.all_to_all(part, outputs, inputs)
+            getattr(self.communicator, collective)(part, *arguments)
 
     def allocate(self, call: Call, count: int, dtype: np.dtype[np.generic]) -> Flat:
         """See ``Communicator.allocate``."""

@@ -8,8 +8,8 @@ from transport.algorithms.choice import Thresholds
 from transport.algorithms.collectives import LinkCollectives
 from transport.call import Call
 from transport.flat import Scratch
+from transport.link import Link
 from transport.links.communicator import LinkCommunicator
-from transport.links.link import Link
 
 
 class Selection(LinkCollectives):

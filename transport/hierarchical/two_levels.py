@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
 from transport.call import Call
 from transport.communicator import Collectives
+from transport.forwarding import Forwarding
 from transport.hierarchical import copies, reductions
 from transport.hierarchical.levels import Levels
 from transport.operands.quiet import quiet
-from transport.reduce_op import Flat, ReduceOp
+
+_REDUCTIONS = {"all_reduce", "reduce", "reduce_scatter"}
 
 
-class TwoLevels(Collectives):
+class TwoLevels(Forwarding):
     """Every collective on ``levels``."""
 
     def __init__(self, levels: Levels) -> None:
@@ -25,34 +27,9 @@ class TwoLevels(Collectives):
         """The collectives of the members on this host."""
         return self._levels.inside
 
-    def barrier(self, call: Call) -> None:
-        copies.barrier(self._levels, call)
-
-    def broadcast(self, call: Call, buffer: Flat, root: int) -> None:
-        copies.broadcast(self._levels, call, buffer, root)
-
-    def all_reduce(self, call: Call, buffer: Flat, op: ReduceOp) -> None:
-        with quiet(buffer):
-            reductions.all_reduce(self._levels, call, buffer, op)
-
-    def reduce(self, call: Call, buffer: Flat, op: ReduceOp, root: int) -> None:
-        with quiet(buffer):
-            reductions.reduce(self._levels, call, buffer, op, root)
-
-    def all_gather(self, call: Call, outputs: Sequence[Flat], input_: Flat) -> None:
-        copies.all_gather(self._levels, call, outputs, input_)
-
-    def reduce_scatter(
-        self, call: Call, output: Flat, inputs: Sequence[Flat], op: ReduceOp
-    ) -> None:
-        with quiet(output):
-            reductions.reduce_scatter(self._levels, call, output, inputs, op)
-
-    def gather(self, call: Call, outputs: Sequence[Flat] | None, input_: Flat, root: int) -> None:
-        copies.gather(self._levels, call, outputs, input_, root)
-
-    def scatter(self, call: Call, output: Flat, inputs: Sequence[Flat] | None, root: int) -> None:
-        copies.scatter(self._levels, call, output, inputs, root)
-
-    def all_to_all(self, call: Call, outputs: Sequence[Flat], inputs: Sequence[Flat]) -> None:
-        copies.all_to_all(self._levels, call, outputs, inputs)
+    def _hand_on(self, call: Call, collective: str, *arguments: Any) -> None:
+        if collective not in _REDUCTIONS:
+            getattr(copies, collective)(self._levels, call, *arguments)
+            return
+        with quiet(arguments[0]):
+            getattr(reductions, collective)(self._levels, call, *arguments)

@@ -13,7 +13,7 @@ from typing import Any
 
 from transport.call import HEADER_BYTES, Call, CallHeader
 from transport.errors import CommunicatorAbortedError
-from transport.links.link import Link, OnPiece, waited_for, wrong_frame
+from transport.link import Link, OnPiece, waited_for, wrong_frame
 from transport.mpi.library import MpiProcess, wait
 
 _SIZE = struct.Struct("<Q")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import pkgutil
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -28,6 +29,7 @@ class Core(Protocol):
     RingEnd: type[Any]
     Ring: type[Any]
     Shortcut: type[Any]
+    crc32c: Callable[..., int]
 
 
 def _load() -> tuple[Core | None, str | None]:

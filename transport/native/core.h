@@ -10,6 +10,7 @@
 
 #include <stdatomic.h>
 #include <stdint.h>
+#include <string.h>
 
 #define STEP (UINT64_C(1) << 24)
 #define FIRST 1
@@ -252,6 +253,11 @@ void finish(const Entry *entry, void *data, Py_ssize_t n, int size);
 
 /* memcpy, but for what makes it slow on some processors: see transport/operands/copying.py. */
 void copy_bytes(void *into, const void *from, size_t size);
+
+/* ------------------------------------------------------------------ crc32c.c: a checksum */
+
+void init_crc32c(void);
+PyObject *crc32c(PyObject *module, PyObject *args);
 
 /* ------------------------------------------------------------------ types */
 

@@ -8,8 +8,10 @@ static PyTypeObject *add_type(PyObject *module, PyType_Spec *spec) {
     return type;
 }
 
+static PyMethodDef functions[] = {{"crc32c", crc32c, METH_VARARGS, NULL}, {NULL}};
+
 static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, .m_name = "transport.native._core", .m_size = -1};
+    PyModuleDef_HEAD_INIT, .m_name = "transport.native._core", .m_size = -1, .m_methods = functions};
 
 PyMODINIT_FUNC PyInit__core(void) {
 #if defined(Py_GIL_DISABLED)
@@ -17,6 +19,7 @@ PyMODINIT_FUNC PyInit__core(void) {
     return NULL;
 #endif
     init_clock();
+    init_crc32c();
     PyObject *module = init_shortcut() || init_laps() ? NULL : PyModule_Create(&definition);
     if (!module) return NULL;
     progress_type = add_type(module, &progress_spec);

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from transport.flat import Scratch
-from transport.links.link import OnPiece
+from transport.link import OnPiece
 from transport.reduce_op import Flat, RedOpType, ReduceOp, reduction_dtype
 
 # Slots of the communicator's scratch memory.

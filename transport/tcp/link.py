@@ -23,7 +23,7 @@ from transport.errors import (
     CommunicatorTimeoutError,
     PeerLostError,
 )
-from transport.links.link import Link, OnPiece, wrong_frame
+from transport.link import Link, OnPiece, wrong_frame
 from transport.tcp.frame import (
     ALL,
     NOW,

@@ -83,7 +83,7 @@ class Meshlib(C10dLibrary):
 
     def __init__(self) -> None:
         super().__init__()
-        self.dist = importlib.import_module("meshlib")
+        self.dist: Any = importlib.import_module("meshlib")
 
     def version(self) -> str:  # noqa: D102
         return f"meshlib {self.dist.__version__}, {self.dist.get_backend()}"
@@ -97,14 +97,14 @@ class MeshlibShm(Meshlib):
     """This library, over shared memory."""
 
     name = "meshlib-shm"
-    backend = "shm"
+    backend: ClassVar[str | None] = "shm"
 
 
 class MeshlibTcp(Meshlib):
     """This library, over its TCP transport."""
 
     name = "meshlib-tcp"
-    backend = "tcp"
+    backend: ClassVar[str | None] = "tcp"
 
 
 class MeshlibSymmetric(Meshlib):
@@ -122,13 +122,13 @@ class TorchGloo(C10dLibrary):
     """torch.distributed with Gloo."""
 
     name = "gloo"
-    backend = "gloo"
+    backend: ClassVar[str | None] = "gloo"
 
     def __init__(self) -> None:
         super().__init__()
         self._torch: Any = importlib.import_module("torch")
         self._torch.set_num_threads(1)
-        self.dist = importlib.import_module("torch.distributed")
+        self.dist: Any = importlib.import_module("torch.distributed")
 
     def wrap(self, array: Floats) -> Any:  # noqa: D102
         return self._torch.from_numpy(array)

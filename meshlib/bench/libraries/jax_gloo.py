@@ -10,7 +10,7 @@ import importlib
 import os
 import socket
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -24,7 +24,7 @@ class JaxGloo(Library):
     """``jax.lax``'s collectives under ``jax.jit`` and ``jax.shard_map``."""
 
     name = "jax"
-    cases = frozenset(
+    cases: ClassVar[frozenset[str] | None] = frozenset(
         {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "ping_pong", "barrier"}
     )
 

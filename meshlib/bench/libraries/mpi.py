@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from meshlib.bench.cases import ROOT, Bound, Case
 from meshlib.bench.libraries.library import Library, ping_pong
@@ -73,7 +73,7 @@ class OpenMpi(Mpi):
     """Open MPI."""
 
     name = "openmpi"
-    launcher = ("mpirun", "--allow-run-as-root", "--oversubscribe")
+    launcher: ClassVar[tuple[str, ...]] = ("mpirun", "--allow-run-as-root", "--oversubscribe")
     rank_variable = "OMPI_COMM_WORLD_RANK"
 
 
@@ -81,5 +81,5 @@ class Mpich(Mpi):
     """MPICH."""
 
     name = "mpich"
-    launcher = ("mpiexec",)
+    launcher: ClassVar[tuple[str, ...]] = ("mpiexec",)
     rank_variable = "PMI_RANK"

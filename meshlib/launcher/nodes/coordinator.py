@@ -1,17 +1,27 @@
-"""What an agent knows and hears of the job beyond its own ranks.
+"""What an agent knows and hears of the job beyond its own ranks, and the answer on one node.
 
 An agent is an event loop. It asks its coordinator for a place (``join``), tells it how its ranks
-end, and obeys what ``poll`` returns. With one node the answers are immediate; with several they
-come from the node that leads (see ``many_nodes``).
+end, and obeys what ``poll`` returns. With one node the answers are immediate (``OneNode``); with
+several they come from the node that leads (see ``many_nodes``).
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from meshlib.diagnosis.event_log import announce_ends, announce_lost
 from meshlib.launcher.ranks.failure import RankExit
+from transport import environment
+from transport.errors import DistError
+from transport.store.base import Store
+from transport.store.tcp.server import TCPStoreServer
+from transport.store.tcp.store import TCPStore
+
+_OF_A_LAUNCH = (environment.MESH, environment.LAUNCHER, environment.ERROR_FILE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +37,36 @@ class Placement:
     store_host: str
     store_port: int
     secret: str
+
+    def variables(self, inherited: Mapping[str, str]) -> dict[str, str]:
+        """Return the environment of the ranks here: ``inherited``, with what leads them to the job.
+
+        What a launch around this one has said of its own ranks is gone.
+        """
+        address = f"{self.store_host}:{self.store_port}"
+        variables = {name: text for name, text in inherited.items() if name not in _OF_A_LAUNCH}
+        for name in (environment.TLS_CERT, environment.TLS_KEY, environment.TLS_CA):
+            if variables.get(name):
+                variables[name] = os.path.abspath(variables[name])  # ranks may change directory
+        if self.secret:
+            variables[environment.SECRET] = self.secret
+        return variables | {
+            environment.WORLD_SIZE: str(self.world_size),
+            environment.LOCAL_WORLD_SIZE: str(self.ranks),
+            environment.GROUP_RANK: str(self.node),
+            environment.GROUP_WORLD_SIZE: str(self.nodes),
+            environment.MASTER_ADDR: self.store_host,
+            environment.MASTER_PORT: str(self.store_port),
+            environment.AGENT_STORE: address,
+            environment.RESTART_COUNT: str(self.attempt),
+        }
+
+    def variables_of(self, local_rank: int) -> dict[str, str]:
+        """Return what is a rank's own in its environment."""
+        return {
+            environment.RANK: str(self.first_rank + local_rank),
+            environment.LOCAL_RANK: str(local_rank),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +96,7 @@ class Verdict:
     error: str | None = None
 
 
-Event = Placed | Stop | Verdict
+Decision = Placed | Stop | Verdict
 
 
 class Coordinator(ABC):
@@ -67,7 +107,7 @@ class Coordinator(ABC):
         """Ask for a place in the next attempt: ``Placed`` will follow."""
 
     @abstractmethod
-    def poll(self) -> list[Event]:
+    def poll(self) -> list[Decision]:
         """Return what is new, in order."""
 
     @abstractmethod
@@ -97,3 +137,83 @@ class Coordinator(ABC):
     @abstractmethod
     def close(self) -> None:
         """Leave the job; close connections and what this node serves."""
+
+
+HOST = "127.0.0.1"
+_TELL_SECONDS = 2.0
+
+
+class OneNode(Coordinator):
+    """A job of ``ranks`` ranks, tried again up to ``max_restarts`` times.
+
+    ``port`` 0 takes any free one, so that jobs on one machine never meet.
+    """
+
+    def __init__(self, ranks: int, max_restarts: int, port: int = 0) -> None:
+        self._ranks = ranks
+        self._restarts_left = max_restarts
+        self._attempt = -1
+        self._running = 0
+        self._events: list[Decision] = []
+        secret = os.urandom(32)
+        self._secret = secret.hex()
+        self._server = TCPStoreServer(HOST, port, secret=secret)
+
+    def join(self) -> None:
+        """Place all ranks here."""
+        self._events.append(Placed(self.place()))
+
+    def place(self) -> Placement:
+        """Begin an attempt, and return the place of all ranks in it, which is here."""
+        self._attempt += 1
+        self._running = self._ranks
+        return Placement(
+            attempt=self._attempt,
+            node=0,
+            nodes=1,
+            first_rank=0,
+            ranks=self._ranks,
+            world_size=self._ranks,
+            store_host=HOST,
+            store_port=self._server.port,
+            secret=self._secret,
+        )
+
+    def poll(self) -> list[Decision]:
+        """Return what is new, in order."""
+        events, self._events = self._events, []
+        return events
+
+    def failed(self, exit_: RankExit) -> None:
+        """Tell the other ranks, who may be waiting for this one."""
+        self._tell(lambda store: announce_lost(store, [exit_.loss]))
+
+    def finished(self, ranks: Sequence[int]) -> None:
+        """Tell the other ranks, who may be waiting for these to come."""
+        self._running -= len(ranks)
+        if self._running:
+            self._tell(lambda store: announce_ends(store, self._attempt, ranks))
+
+    def interrupted(self) -> None:
+        """There is nobody to tell."""
+
+    def ended(self, exits: Sequence[RankExit], interrupted: bool) -> None:
+        """Decide whether to try again."""
+        failed = any(not item.ok for item in exits)
+        again = failed and not interrupted and self._restarts_left > 0
+        if again:
+            self._restarts_left -= 1
+        self._events.append(Verdict(again, exits))
+
+    def close(self) -> None:
+        """Stop serving the store."""
+        self._server.close()
+
+    def _tell(self, news: Callable[[Store], None]) -> None:
+        """Call ``news`` with the store, if it can be reached."""
+        secret = bytes.fromhex(self._secret)
+        with (
+            contextlib.suppress(DistError),
+            TCPStore(HOST, self._server.port, timeout=_TELL_SECONDS, secret=secret) as store,
+        ):
+            news(store)

@@ -1,17 +1,45 @@
-"""The thread of the agent that leads: feeds the log to ``Leader`` and adds its decisions."""
+"""Which of several nodes serves the job's store, and so leads.
+
+Its thread feeds the agents' log to ``Leader`` and adds the decisions.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable
 
+from meshlib.diagnosis.event_log import LogReader, announce_lost
+from meshlib.diagnosis.events import RankLost
 from meshlib.launcher.nodes.leader import Leader
-from meshlib.launcher.nodes.news import announce
 from meshlib.launcher.nodes.records import LOG, Gone, Record, alive_key, parse
-from transport.errors import StoreTimeoutError
+from meshlib.launcher.options.launch import NodeOptions
+from transport.errors import DistNetworkError
+from transport.net.sockets import is_local
 from transport.store.base import Store
+from transport.store.tcp.server import TCPStoreServer
+
+
+def serve_if_ours(options: NodeOptions, secret: bytes | None) -> TCPStoreServer | None:
+    """Return the store's server if it is this node that has to serve it.
+
+    Raises DistNetworkError when it must and cannot.
+    """
+    wish = options.config["is_host"]
+    if wish == 0 or (wish < 0 and options.rank not in (None, 0)):
+        return None
+    must = wish == 1 or options.rank == 0
+    if not must and not is_local(options.host):
+        return None
+    try:
+        return TCPStoreServer(options.host, options.port, secret=secret)
+    except DistNetworkError:
+        if not must:
+            return None  # another agent on this machine was first
+        if secret is None or is_local(options.host):
+            raise
+    # The address leads here by some translation on the way: a service, a container's host.
+    return TCPStoreServer("", options.port, secret=secret)
 
 
 class Leading:
@@ -61,16 +89,12 @@ class Leading:
             self._alone.set()
 
     def _lead(self) -> None:
-        offset = 0
+        log = LogReader(self._store, LOG, parse)
         next_look = 0.0
         beat = self._silence / 5
         while not (self._closing.is_set() and self._leader.present <= {self._agent}):
-            news = b""
-            with contextlib.suppress(StoreTimeoutError):
-                news = self._store.tail(LOG, offset, timeout=beat)
-            offset += len(news)
-            for line in news.splitlines():
-                self._take(parse(line))
+            for record in log.read(beat):
+                self._take(record)
             self._decide(self._leader.tick(time.monotonic()))
             if time.monotonic() >= next_look:
                 next_look = time.monotonic() + beat
@@ -79,8 +103,9 @@ class Leading:
     def _take(self, record: Record) -> None:
         if isinstance(record, Gone) and record.lost is not None:
             # Its ranks may be waited for: their peers hear it before they are stopped.
-            words = f"was lost: its node {record.lost}"
-            announce(self._store, [(rank, words) for rank in self._leader.ranks_of(record.agent)])
+            how = f"was lost: its node {record.lost}"
+            ranks = self._leader.ranks_of(record.agent)
+            announce_lost(self._store, [RankLost(rank, how) for rank in ranks])
         self._decide(self._leader.receive(record, time.monotonic()))
 
     def _decide(self, decisions: list[Record]) -> None:

@@ -17,12 +17,17 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from meshlib.launcher.nodes.coordinator import Coordinator, Event, Placed, Placement, Stop, Verdict
-from meshlib.launcher.nodes.follower import Follower
-from meshlib.launcher.nodes.hosting import serve_if_ours
+from meshlib.diagnosis.event_log import LogReader, announce_ends, announce_lost
+from meshlib.launcher.nodes.coordinator import (
+    Coordinator,
+    Decision,
+    Placed,
+    Placement,
+    Stop,
+    Verdict,
+)
 from meshlib.launcher.nodes.leader import Leader, Rules
-from meshlib.launcher.nodes.leading import Leading
-from meshlib.launcher.nodes.news import announce, announce_ends, how
+from meshlib.launcher.nodes.leading import Leading, serve_if_ours
 from meshlib.launcher.nodes.records import (
     LOG,
     Ended,
@@ -36,6 +41,7 @@ from meshlib.launcher.nodes.records import (
     Round,
     StopAll,
     alive_key,
+    parse,
 )
 from meshlib.launcher.nodes.waiting import Waiting
 from meshlib.launcher.options.launch import NodeOptions
@@ -87,7 +93,7 @@ class ManyNodes(Coordinator):
         self._beaten = threading.Event()
         self._inbox: deque[Record] = deque()
         self._outbox: queue.SimpleQueue[Callable[[Store], None] | None] = queue.SimpleQueue()
-        self._events: list[Event] = []
+        self._events: list[Decision] = []
         self._placement: Placement | None = None
         self._ended: Sequence[RankExit] | None = None
         self._cut_off: str | None = None
@@ -137,7 +143,7 @@ class ManyNodes(Coordinator):
             )
         )
 
-    def poll(self) -> list[Event]:
+    def poll(self) -> list[Decision]:
         """See ``Coordinator``."""
         while self._inbox:
             self._take(self._inbox.popleft())
@@ -147,11 +153,11 @@ class ManyNodes(Coordinator):
     def failed(self, exit_: RankExit) -> None:
         """See ``Coordinator``."""
         if self._placement is not None:
-            news = [(exit_.rank, how(exit_))]
-            self._outbox.put(lambda store: announce(store, news))
+            loss = exit_.loss
+            self._outbox.put(lambda store: announce_lost(store, [loss]))
             attempt = self._placement.attempt
             echo = not exit_.is_cause
-            self._say(Failed(self._agent, attempt, exit_.rank, how(exit_), echo))
+            self._say(Failed(self._agent, attempt, exit_.rank, loss.how, echo))
 
     def finished(self, ranks: Sequence[int]) -> None:
         """See ``Coordinator``."""
@@ -344,3 +350,48 @@ class ManyNodes(Coordinator):
     def _hear(self, record: Record) -> None:
         self._inbox.append(record)
         self._knock()
+
+
+_CLOSE_SECONDS = 2.0
+
+
+class Follower:
+    """Reads the log from its beginning to the leaving of ``agent`` and hands on each record, in a
+    thread of its own.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        agent: str,
+        hear: Callable[[Record], None],
+        give_up: Callable[[str], None],
+    ) -> None:
+        self._store = store
+        self._agent = agent
+        self._hear = hear
+        self._give_up = give_up
+        self._thread = threading.Thread(target=self._run, name="meshrun-follower", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop reading, once the agent has said that it leaves."""
+        self._thread.join(_CLOSE_SECONDS)
+        self._store.close()
+        self._thread.join(_CLOSE_SECONDS)
+
+    def _run(self) -> None:
+        try:
+            self._read()
+        except DistError:
+            pass  # the talker's connection tells when the store is gone; this is only the end
+        except Exception as error:  # noqa: BLE001 (an agent that hears nothing would wait forever)
+            self._give_up(f"the agents' log cannot be read: {error!r}")
+
+    def _read(self) -> None:
+        log = LogReader(self._store, LOG, parse)
+        while True:
+            for record in log.read(3600.0):
+                if isinstance(record, Gone) and record.agent == self._agent and not record.lost:
+                    return
+                self._hear(record)

@@ -7,23 +7,18 @@ a decision, the attempt that it is about.
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
+
+from meshlib.diagnosis.events import Entry, Parse, reader_of
 
 LOG = "meshrun/agents"
 """The log's key in the store."""
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class Record(Entry):
     """One line of the log."""
-
-    kind: ClassVar[str]
-
-    def line(self) -> str:
-        """Return the record as it is appended to the log."""
-        return json.dumps({"kind": self.kind} | asdict(self)) + "\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +96,9 @@ class Round(Record):
     members: list[Member]
 
     @classmethod
-    def from_values(cls, attempt: int, members: list[dict[str, Any]]) -> Round:
-        """Build from JSON's values."""
-        return cls(attempt, [Member(**member) for member in members])
+    def from_values(cls, values: dict[str, Any]) -> Self:
+        """Build from what JSON gives for the fields."""
+        return cls(values["attempt"], [Member(**member) for member in values["members"]])
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,16 +133,9 @@ class Result(Record):
     error: str | None = None
 
 
-_KINDS = {
-    cls.kind: cls for cls in (Hello, Failed, Interrupted, Ended, Gone, Refused, StopAll, Result)
-}
-
-
-def parse(line: bytes | str) -> Record:
-    """Return the record in a line of the log."""
-    values: dict[str, Any] = json.loads(line)
-    kind = values.pop("kind")
-    return Round.from_values(**values) if kind == Round.kind else _KINDS[kind](**values)
+parse: Parse[Record] = reader_of(
+    Hello, Failed, Interrupted, Ended, Gone, Round, Refused, StopAll, Result
+)
 
 
 def alive_key(agent: str) -> str:

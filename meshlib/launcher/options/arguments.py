@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -12,10 +13,8 @@ from typing import Any
 
 from meshlib import __version__
 from meshlib.command_line import OneLineParser, told
-from meshlib.launcher.options.devices import count_cpus, count_gpus
-from meshlib.launcher.options.engine import ask_engine, patience_under_engine
 from meshlib.launcher.options.launch import LaunchOptions, NodeOptions, Program
-from meshlib.launcher.options.nodes import node_options
+from meshlib.launcher.options.nodes import ask_engine, node_options, patience_under_engine
 from meshlib.launcher.options.notes import hidden_packages, stray_options
 from meshlib.launcher.ranks.output import OutputOptions, parse_streams
 from transport.deadline import read_duration
@@ -352,3 +351,29 @@ def _local_ranks(text: str, ranks: int) -> frozenset[int]:
             f" got {text!r}"
         )
     return chosen
+
+
+_GPU_NODE = re.compile(r"nvidia\d+")
+
+
+def count_cpus() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def count_gpus(devices: str = "/dev") -> int:
+    """Return the number of NVIDIA GPUs that ranks here would see, without loading CUDA."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    try:
+        present = sum(1 for name in os.listdir(devices) if _GPU_NODE.fullmatch(name))
+    except OSError:
+        present = 0
+    if visible is None:
+        return present
+    # A negative or empty entry ends the list; a GPU may be named by number or UUID.
+    count = 0
+    for entry in visible.split(","):
+        if not entry.strip() or entry.strip().startswith("-"):
+            break
+        count += 1
+    return min(count, present)

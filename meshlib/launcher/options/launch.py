@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from meshlib.launcher.ranks.ending import FAILURE_GRACE_SECONDS, SIGNAL_GRACE_SECONDS
 from meshlib.launcher.ranks.output import OutputOptions
-from meshlib.launcher.ranks.patience import FAILURE_GRACE_SECONDS, SIGNAL_GRACE_SECONDS
 
 
 @dataclass(frozen=True, slots=True)

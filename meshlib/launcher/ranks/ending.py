@@ -1,28 +1,60 @@
-"""How a group of ranks is ended: told to, given time, then killed."""
+"""How ranks are ended: told to, given time, then killed."""
 
 from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Sequence
+from typing import Protocol
 
-from meshlib.launcher.ranks.workers import WorkerGroup
+SETTLE_SECONDS = 0.8
+"""What the others get, when a rank has failed, to notice it and end by themselves."""
+SETTLE_AFTER_ECHO_SECONDS = 1.0
+"""The same when the first to end did so because of another, which has yet to say why."""
+FAILURE_GRACE_SECONDS = 3.0
+"""Between SIGTERM and SIGKILL when a rank has failed, or after Ctrl-C."""
+SIGNAL_GRACE_SECONDS = 30.0
+"""Between SIGTERM and SIGKILL when the launcher itself was told to end: ranks may be saving."""
+SLURM_GRACE_SECONDS = 25.0
+"""The same under Slurm, which kills everything KillWait (30 s) after its own SIGTERM."""
+
+
+class Endable(Protocol):
+    """A rank's process, as far as it is ended."""
+
+    def has_failed(self) -> bool:
+        """Whether the rank has ended badly, or has said why it is about to."""
+        ...
+
+    def signal(self, number: signal.Signals, /) -> None:
+        """Send ``number``: what happens from now on is not the rank's own failure."""
+        ...
+
+
+class Ranks(Protocol):
+    """Ranks that are ended together."""
+
+    @property
+    def running(self) -> Sequence[Endable]:
+        """Those that have not ended."""
+        ...
 
 
 class Ending:
     """Sends ``first`` after ``settle`` seconds and SIGKILL ``grace`` seconds later.
 
-    ``first`` None: others have sent it. A rank that has already written its error file is left to
+    ``first`` None: others have sent it. A rank that has already said why it fails is left to
     end by itself until then: it may be saving what it knows. Call ``advance`` whenever ``due`` has
     passed.
     """
 
     def __init__(
-        self, group: WorkerGroup, settle: float, grace: float, first: signal.Signals | None
+        self, ranks: Ranks, settle: float, grace: float, first: signal.Signals | None
     ) -> None:
-        self._group = group
+        self._ranks = ranks
         self._first = first
         self._grace = grace
-        self.due = time.monotonic() + (settle if first is not None else grace)
+        self.due: float = time.monotonic() + (settle if first is not None else grace)
         self.advance()
 
     def settle_within(self, seconds: float) -> None:
@@ -42,11 +74,12 @@ class Ending:
         if now < self.due:
             return
         if self._first is None:
-            self._group.signal(signal.SIGKILL)
+            for rank in self._ranks.running:
+                rank.signal(signal.SIGKILL)
             self.due = now + 1.0
             return
-        for worker in self._group.running:
-            if not worker.has_failed():
-                worker.signal(self._first)
+        for rank in self._ranks.running:
+            if not rank.has_failed():
+                rank.signal(self._first)
         self._first = None
         self.due = now + self._grace

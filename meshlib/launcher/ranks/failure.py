@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from meshlib.diagnosis.events import RankLost
+
 ECHOES = frozenset({"RankFailedError", "PeerLostError", "CommunicatorAbortedError"})
 """Errors that a rank raises because another one failed: never the first cause if there is one."""
 
@@ -126,6 +128,17 @@ class RankExit:
         if self.error is not None:
             return self.error.summary()
         return f"killed by {self.exit_name}" if self.code < 0 else self.exit_name
+
+    @property
+    def loss(self) -> RankLost:
+        """What the other ranks are told."""
+        if self.error is not None:
+            how = f"ended with {self.error.summary()}"
+        elif self.code < 0:
+            how = f"was killed by {self.exit_name}"
+        else:
+            how = f"ended with {self.exit_name}"
+        return RankLost(self.rank, how)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values, for other nodes."""

@@ -2,17 +2,168 @@
 
 A rank that is alone, and the first one of several on a terminal, write to the launcher's own
 standard output, so that progress bars and prompts work. Everything else comes through a pipe to
-``OutputPump``, which writes whole lines: no line of one rank is ever inside another's.
+``OutputPump``, one thread that writes whole lines: no line of one rank is ever inside another's.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import selectors
+import threading
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from meshlib.launcher.ranks.pump import OutputPump
+_CHUNK = 1 << 16
+_LONGEST_LINE = 1 << 20  # beyond it a line is broken, so that memory stays bounded
+_PROMPT_AFTER = 0.15
+"""Seconds after which the beginning of a line is shown on a terminal: it may be a prompt."""
+
+
+@dataclass(slots=True, eq=False)
+class _Source:
+    reader: int
+    console: int | None
+    prefix: bytes
+    file: BinaryIO | None
+    line: bytes = b""
+    since: float = 0.0
+
+
+class OutputPump:
+    """Carries the output of ranks; ``add`` each stream, ``start``, and ``close`` in the end."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._stop_reader, self._stop_writer = os.pipe2(os.O_CLOEXEC)
+        self._selector.register(self._stop_reader, selectors.EVENT_READ, None)
+        self._sources: set[_Source] = set()
+        self._unfinished: _Source | None = None
+        self._thread: threading.Thread | None = None
+
+    def add(self, reader: int, console: int | None, prefix: bytes, file: BinaryIO | None) -> None:
+        """Take over descriptor ``reader`` and ``file``: copy each byte to the file, each whole
+        line behind ``prefix`` to descriptor ``console``. Before ``start``.
+        """
+        source = _Source(reader, console, prefix, file)
+        self._sources.add(source)
+        self._selector.register(reader, selectors.EVENT_READ, source)
+
+    def start(self) -> None:
+        """Start copying, if there is anything to copy."""
+        if self._sources:
+            self._thread = threading.Thread(target=self._run, name="meshrun-output", daemon=True)
+            self._thread.start()
+
+    def close(self, timeout: float) -> None:
+        """Copy what is left until every stream has ended, for ``timeout`` seconds at most."""
+        if self._thread is not None:
+            self._thread.join(timeout)  # it ends by itself when the last writer is gone
+            os.write(self._stop_writer, b".")
+            self._thread.join()
+        for source in list(self._sources):
+            self._end(source)
+        if self._unfinished is not None:
+            self._write(self._unfinished, b"\n")
+            self._unfinished = None
+        self._selector.close()
+        os.close(self._stop_reader)
+        os.close(self._stop_writer)
+
+    def _run(self) -> None:
+        while self._sources:
+            for key, _ in self._selector.select(self._patience()):
+                source: _Source | None = key.data
+                if source is None:
+                    return
+                try:
+                    data = os.read(source.reader, _CHUNK)
+                except OSError:
+                    data = b""
+                if data:
+                    self._take(source, data)
+                else:
+                    self._end(source)
+            self._show_prompts()
+
+    def _take(self, source: _Source, data: bytes) -> None:
+        if source.file is not None:
+            try:
+                source.file.write(data)
+            except OSError:  # a full disk: what the console shows goes on
+                source.file.close()
+                source.file = None
+        if source.console is None:
+            return
+        if not source.line:
+            source.since = time.monotonic()
+        whole, newline, rest = (source.line + data).rpartition(b"\n")
+        source.line = rest
+        if newline:
+            source.since = time.monotonic()
+            self._show(source, whole + newline)
+        if len(rest) > _LONGEST_LINE:
+            self._show(source, rest + b"\n")
+            source.line = b""
+
+    def _show(self, source: _Source, text: bytes) -> None:
+        """Write ``text`` behind whatever line is unfinished on the console."""
+        continued = self._unfinished is source
+        if self._unfinished is not None and not continued:
+            self._write(self._unfinished, b"\n")
+        finished = text.endswith(b"\n")
+        lines = text.split(b"\n")
+        body = lines[:-1] if finished else lines
+        prefix = source.prefix
+        joined = (b"\n" + prefix).join(body)
+        self._write(source, (b"" if continued else prefix) + joined + b"\n" * finished)
+        self._unfinished = None if finished else source
+
+    def _write(self, source: _Source, data: bytes) -> None:
+        view = memoryview(data)
+        try:
+            while view and source.console is not None:
+                view = view[os.write(source.console, view) :]
+        except OSError:  # nobody reads the console any more
+            source.console = None
+            if source.file is None and source in self._sources:
+                source.line = b""
+                self._drop(source)  # so that the rank's next write fails, as without a pump
+
+    def _patience(self) -> float | None:
+        waiting = [source.since for source in self._sources if self._may_prompt(source)]
+        if not waiting:
+            return None
+        return max(min(waiting) + _PROMPT_AFTER - time.monotonic(), 0.0)
+
+    def _may_prompt(self, source: _Source) -> bool:
+        return bool(source.line) and source.console is not None and os.isatty(source.console)
+
+    def _show_prompts(self) -> None:
+        now = time.monotonic()
+        for source in list(self._sources):
+            if self._may_prompt(source) and now - source.since >= _PROMPT_AFTER:
+                text, source.line = source.line, b""
+                self._show(source, text)
+
+    def _end(self, source: _Source) -> None:
+        if source.line:
+            text, source.line = source.line, b""
+            self._show(source, text)
+        self._drop(source)
+
+    def _drop(self, source: _Source) -> None:
+        if source not in self._sources:
+            return
+        self._sources.discard(source)
+        with contextlib.suppress(KeyError):
+            self._selector.unregister(source.reader)
+        os.close(source.reader)
+        if source.file is not None:
+            source.file.close()
+
 
 STREAMS = (1, 2)
 """Standard output and error: descriptors, and also the bits of ``--redirects`` and ``--tee``."""

@@ -17,9 +17,7 @@ from meshlib.launcher.options.launch import LaunchOptions, Program
 from meshlib.launcher.ranks import bootstrap
 from meshlib.launcher.ranks.failure import ErrorRecord, RankExit, wall_time
 from meshlib.launcher.ranks.fork_server import ForkedRank, ForkServer
-from meshlib.launcher.ranks.memory import HINT, oom_kills
-from meshlib.launcher.ranks.output import RankStreams, connect
-from meshlib.launcher.ranks.pump import OutputPump
+from meshlib.launcher.ranks.output import OutputPump, RankStreams, connect
 from transport import environment
 
 _A_MOMENT = 1.0
@@ -128,11 +126,8 @@ class WorkerGroup:
                 ends = connect(options.output, self._pump, rank, local_rank, placement.ranks, own)
                 streams.append(ends)
                 error_file = own / "error.json"
-                variables = base | {
-                    environment.RANK: str(rank),
-                    environment.LOCAL_RANK: str(local_rank),
-                    environment.ERROR_FILE: str(error_file),
-                }
+                own_variables = placement.variables_of(local_rank)
+                variables = base | own_variables | {environment.ERROR_FILE: str(error_file)}
                 process = _start(options.program, ends, variables, server)
                 self.workers.append(Worker(process, rank, local_rank, error_file))
         except BaseException:
@@ -265,28 +260,44 @@ def common_environment(
     inherited: Mapping[str, str], options: LaunchOptions, placement: Placement, run_id: str
 ) -> dict[str, str]:
     """Return the variables that all ranks of this node get."""
-    variables = dict(inherited)
-    for name in (environment.MESH, environment.LAUNCHER):  # of a launch around this one
-        variables.pop(name, None)
+    variables = placement.variables(inherited)
     optional = {
-        environment.SECRET: placement.secret or None,
         environment.MESH: options.mesh,
         environment.TRACE_DIR: options.trace_dir and str(options.trace_dir.absolute()),
         environment.HOST: options.nodes.local_address,
     }
     variables.update({name: value for name, value in optional.items() if value is not None})
-    for name in (environment.TLS_CERT, environment.TLS_KEY, environment.TLS_CA):
-        if variables.get(name):
-            variables[name] = os.path.abspath(variables[name])  # the program may change directory
     _limit_threads(variables, placement.ranks)
-    return variables | {
-        environment.WORLD_SIZE: str(placement.world_size),
-        environment.LOCAL_WORLD_SIZE: str(placement.ranks),
-        environment.GROUP_RANK: str(placement.node),
-        environment.GROUP_WORLD_SIZE: str(placement.nodes),
-        environment.MASTER_ADDR: placement.store_host,
-        environment.MASTER_PORT: str(placement.store_port),
-        environment.AGENT_STORE: f"{placement.store_host}:{placement.store_port}",
-        environment.RUN_ID: run_id,
-        environment.RESTART_COUNT: str(placement.attempt),
-    }
+    return variables | {environment.RUN_ID: run_id}
+
+
+_CGROUPS = Path("/sys/fs/cgroup")
+HINT = "probably the kernel's out-of-memory killer, which has just struck"
+
+
+def oom_kills() -> int:
+    """Return how many processes it has killed in this process's memory cgroup, or, where that does
+    not say, on this machine; 0 where nothing does.
+
+    Only that the number rises means anything.
+    """
+    for path in _counters():
+        with contextlib.suppress(OSError, ValueError):
+            for line in path.read_text().splitlines():
+                name, _, count = line.partition(" ")
+                if name == "oom_kill":
+                    return int(count)
+    return 0
+
+
+def _counters() -> Iterator[Path]:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, controllers, place = line.split(":", 2)
+            # In a container the path may begin above what is mounted here: then it is the root.
+            for inside in (place.lstrip("/"), ""):
+                if not controllers:
+                    yield _CGROUPS / inside / "memory.events"
+                elif "memory" in controllers.split(","):
+                    yield _CGROUPS / "memory" / inside / "memory.oom_control"
+    yield Path("/proc/vmstat")

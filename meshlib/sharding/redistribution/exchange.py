@@ -137,7 +137,7 @@ class Exchange:
     def __init__(self, step: Step, members: Members, own: int) -> None:
         self._members, self._own = members, own
         self._is_gather = step.kind == ALL_GATHER
-        self.elements = prod(shape_of(members.after[own])) if self._is_gather else 0
+        self.elements: int = prod(shape_of(members.after[own])) if self._is_gather else 0
 
     def prepare(self, local: Array) -> int:
         """See ``Part``."""
@@ -239,7 +239,7 @@ class Reduction:
 
     def __init__(self, members: Members, own: int, op: ReduceOp, scatter: bool) -> None:
         self._members, self._own, self._op, self._scatter = members, own, op, scatter
-        self.elements = prod(shape_of(members.before[own]))
+        self.elements: int = prod(shape_of(members.before[own]))
 
     def prepare(self, local: Array) -> int:
         """See ``Part``."""

@@ -155,7 +155,7 @@ class JaxTrainer(Trainer):
 
     def build(self, rank: int, width: int, batch: int) -> None:
         jax: Any = importlib.import_module("jax")
-        parallel: Any = importlib.import_module("parallel")
+        parallel: Any = importlib.import_module("parallel.jax")
         jnp = jax.numpy
         x = jnp.asarray(_batch(rank, width, batch))
         params = [(jnp.asarray(w), jnp.zeros(width, np.float32)) for w in _weights(width)]

@@ -208,7 +208,7 @@ def test_a_send_that_times_out_names_its_receiver():
 def test_a_rank_that_is_interrupted_in_a_call_is_named_on_the_others():
     def program():
         if dist.get_rank() == 1:
-            communicator = dist.group.WORLD._communicator("cpu")
+            communicator = dist.group.WORLD.communicator("cpu")
 
             def interrupt(*_):
                 raise KeyboardInterrupt

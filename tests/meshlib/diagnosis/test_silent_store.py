@@ -8,8 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from meshlib.diagnosis.failures import Reporter
+from meshlib.diagnosis.fate import Fate
+from meshlib.diagnosis.members import Members
 from meshlib.diagnosis.recorder import COLLECTIVE, Record
+from meshlib.diagnosis.reporter import Reporter
 from transport.call import NO_ROOT, Call, CallHeader, Kind
 from transport.deadline import Deadline
 from transport.errors import (
@@ -39,7 +41,7 @@ def stopped() -> Iterator[TCPStore]:
         goes_on.wait(10 * SOON)
         return (b"0",)
 
-    server._commands.at_once[Op.NUM_KEYS] = stop
+    server._commands._at_once[Op.NUM_KEYS] = stop
     thread = threading.Thread(target=other.num_keys)
     thread.start()
     assert stopped.wait(SOON)
@@ -51,20 +53,15 @@ def stopped() -> Iterator[TCPStore]:
     server.close()
 
 
-class Cut:
-    """A group of two, of which this rank hears nothing."""
+class Cut(Fate):
+    """That of a group of two, of which this rank hears nothing."""
 
-    id = "g"
-    ranks = (0, 1)
-    global_rank = 1
-    departed: tuple[int, ...] = ()
+    def __init__(self) -> None:
+        super().__init__(Members("g", (0, 1), 1, {"cpu": "tcp"}, SOON, ""))
 
     def await_failure(self, timeout: float) -> DistError | None:
         time.sleep(timeout)
         return None
-
-    def __str__(self) -> str:
-        return "group 'g'"
 
 
 @pytest.mark.parametrize(

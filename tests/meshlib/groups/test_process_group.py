@@ -20,7 +20,11 @@ def test_all_reduce_is_in_place_and_returned():
         np.testing.assert_array_equal(x, 3 * np.arange(6.0).reshape(2, 3) + 3)
 
 
-@pytest.mark.parametrize("make", [lambda: np.ones((4, 6))[:, ::2], lambda: np.ones((3, 4)).T])
+@pytest.mark.parametrize(
+    "make",
+    [lambda: np.ones((4, 6))[:, ::2], lambda: np.ones((3, 4)).T],
+    ids=["strided", "transposed"],
+)
 def test_strided_arrays_are_written_back(make):
     def program():
         x = make()

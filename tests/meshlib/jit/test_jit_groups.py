@@ -147,7 +147,7 @@ PROGRAM = """
     import meshlib as dist
     from meshlib import jit as mj
     from meshlib.testing import run_ranks
-    from parallel import DistributedDataParallel
+    from parallel.jax import DistributedDataParallel
 
     assert len(jax.local_devices()) == 2
     both = Mesh(np.array(jax.local_devices()), "d")

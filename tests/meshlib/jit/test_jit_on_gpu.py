@@ -25,7 +25,7 @@ import meshlib as dist
 import meshlib.jit as mj
 from meshlib.jit import kinds, messages
 from meshlib.jit.device_buffers import on_program_stream
-from meshlib.jit.host_call import Program, _Callback
+from meshlib.jit.host_calls import Program, _Callback
 from meshlib.testing import run_ranks
 from parallel.jax import DistributedDataParallel
 

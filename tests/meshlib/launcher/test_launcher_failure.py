@@ -11,8 +11,8 @@ import time
 
 import pytest
 
-from meshlib.diagnosis.failures import EVENTS, LOGS, rank_exit_event, register_log
-from meshlib.launcher.nodes import news
+from meshlib.diagnosis.event_log import EVENTS, LogReader, announce_lost, register_log
+from meshlib.diagnosis.events import RankLost, parse
 from meshlib.launcher.ranks import workers
 from meshlib.launcher.ranks.bootstrap import describe_error, write_error_file
 from meshlib.launcher.ranks.failure import (
@@ -138,12 +138,11 @@ def test_another_programs_error_file_needs_only_a_message(tmp_path):
 def test_the_ranks_hear_of_a_failure_where_they_listen():
     root = HashStore()
     job = PrefixStore("restart0", PrefixStore("job", root))
-    news.announce(root, [(1, "fell")])  # nobody listens yet
+    announce_lost(root, [RankLost(1, "fell")])  # nobody listens yet
     register_log(job)
-    news.announce(root, [(1, "was killed by SIGKILL"), (2, "fell")])
-    events = [json.loads(line) for line in job.get(EVENTS).splitlines()]
-    assert events == [rank_exit_event(1, "was killed by SIGKILL"), rank_exit_event(2, "fell")]
-    assert news.LOGS == LOGS
+    lost = [RankLost(1, "was killed by SIGKILL"), RankLost(2, "fell")]
+    announce_lost(root, lost)
+    assert LogReader(job, EVENTS, parse).read(0.0) == lost
 
 
 def test_setting_the_clock_changes_nothing_about_who_failed_first(monkeypatch, tmp_path):
@@ -178,5 +177,5 @@ def test_a_rank_that_the_kernel_killed_for_want_of_memory(monkeypatch, tmp_path,
     assert worker.collect()
     exit_ = RankExit.from_dict(worker.result().to_dict())  # as another node hears of it
     assert ("out-of-memory" in Report([exit_]).text()) == said
-    assert ("out-of-memory" in news.how(exit_)) == said
+    assert ("out-of-memory" in exit_.loss.how) == said
     assert "was killed by SIGKILL" in Report([exit_]).text()

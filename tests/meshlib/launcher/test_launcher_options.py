@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 import meshlib
-from meshlib.launcher.options.arguments import parse
-from meshlib.launcher.options.devices import count_cpus, count_gpus
+from meshlib.launcher.options.arguments import count_cpus, count_gpus, parse
 from meshlib.launcher.ranks.output import OutputOptions, Route, parse_streams
 from meshlib.mesh.read_config import SUFFIXES
 

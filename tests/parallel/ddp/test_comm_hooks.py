@@ -135,7 +135,9 @@ def test_a_hook_with_another_state_says_so(hook, message):
 # PowerSGD
 
 
-@pytest.mark.parametrize("wrapper", [lambda hook: hook, fp16_compress_wrapper])
+@pytest.mark.parametrize(
+    "wrapper", [lambda hook: hook, fp16_compress_wrapper], ids=["plain", "fp16"]
+)
 def test_powersgd_of_full_rank_is_the_average(wrapper):
     def job():
         model = DistributedDataParallel(linear(6, 5))

@@ -16,7 +16,8 @@ import meshlib as dist
 from meshlib.calls.work import Future
 from meshlib.job.current import current_world
 from meshlib.testing import run_ranks
-from parallel import DistributedDataParallel, GradBucket
+from parallel import GradBucket
+from parallel.jax import DistributedDataParallel
 
 jax = pytest.importorskip("jax", reason="JAX is not installed (the extra 'jax')")
 

@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 
 import meshlib as dist
+import parallel
 from meshlib.calls.work import Future
 from meshlib.testing import RankError, run_ranks
-from parallel import DistributedDataParallel, nn
+from parallel import nn
+from parallel.jax import DistributedDataParallel
 
 jax = pytest.importorskip("jax", reason="JAX is not installed (the extra 'jax')")
 
 import jax.numpy as jnp  # noqa: E402
 from jax_settings import jax_settings  # noqa: E402
 from slow_backward import LAYERS, layers, slow_backward, user_callback_in_backward  # noqa: E402
-
-from parallel import jax as pjax  # noqa: E402
 
 KIB = 1 / 1024  # in MiB
 
@@ -130,13 +130,12 @@ def test_bad_use(use, error, message):
     run_ranks(rank, 2)
 
 
-def test_modules_still_get_the_wrapper_for_modules():
+def test_a_tree_given_to_the_wrapper_of_modules_is_told_where_its_own_is():
     def rank():
+        with pytest.raises(TypeError, match=r"wrapped by parallel\.jax\.DistributedDataParallel"):
+            parallel.DistributedDataParallel({"w": jnp.ones(1)})
         module = nn.Linear(2, 2, rng=np.random.default_rng(0))
-        wrapped = DistributedDataParallel(module)
-        assert isinstance(wrapped, DistributedDataParallel)
-        assert not isinstance(wrapped, pjax.DistributedDataParallel)
-        assert isinstance(DistributedDataParallel({"w": jnp.ones(1)}), pjax.DistributedDataParallel)
+        assert isinstance(parallel.DistributedDataParallel(module), nn.Module)
 
     run_ranks(rank, 1)
 

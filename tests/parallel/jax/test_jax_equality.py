@@ -9,7 +9,7 @@ import pytest
 
 import meshlib as dist
 from meshlib.testing import run_ranks
-from parallel import DistributedDataParallel
+from parallel.jax import DistributedDataParallel
 
 jax = pytest.importorskip("jax", reason="JAX is not installed (the extra 'jax')")
 

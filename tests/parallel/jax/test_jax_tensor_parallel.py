@@ -13,8 +13,8 @@ jax = pytest.importorskip("jax", reason="JAX is not installed (the extra 'jax')"
 import jax.numpy as jnp  # noqa: E402
 from jax_settings import jax_settings  # noqa: E402
 
-from parallel import DistributedDataParallel  # noqa: E402
 from parallel.jax import (  # noqa: E402
+    DistributedDataParallel,
     copy_to_region,
     gather_from_region,
     reduce_from_region,

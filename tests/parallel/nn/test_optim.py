@@ -54,7 +54,9 @@ def test_adam_and_adamw(decoupled):
     assert got == pytest.approx(p, abs=1e-14)
 
 
-@pytest.mark.parametrize("make", [lambda ps: SGD(ps, 0.1, 0.9), lambda ps: AdamW(ps, 0.1)])
+@pytest.mark.parametrize(
+    "make", [lambda ps: SGD(ps, 0.1, 0.9), lambda ps: AdamW(ps, 0.1)], ids=["SGD", "AdamW"]
+)
 def test_resume_is_exact(make):
     def step(parameter, optimizer, seed):
         parameter.grad = np.random.default_rng(seed).normal(size=3)

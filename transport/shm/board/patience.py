@@ -14,7 +14,6 @@ _MOST_SPINS = 300
 _FEWEST_SPINS = 4
 # Then the processor is offered to others, for so long, before this rank sleeps.
 _YIELD_SECONDS = 500e-6
-_YIELDS_PER_LOOK = 8
 # What came after so few yields was done by somebody who had been waiting for this very core.
 _FEW_YIELDS = 2
 # A sleeper looks this often whether the world has ended, should a wake-up have been missed.
@@ -78,13 +77,12 @@ class Patience:
         give_up = time.perf_counter() + _YIELD_SECONDS
         yields = 0
         while True:
-            for _ in range(_YIELDS_PER_LOOK):
-                os.sched_yield()
-                yields += 1
-                if ready():
-                    helped = yields <= _FEW_YIELDS
-                    self._spins = min(self._most_spins, _FEWEST_SPINS if helped else _MOST_SPINS)
-                    return True
+            os.sched_yield()
+            yields += 1
+            if ready():
+                helped = yields <= _FEW_YIELDS
+                self._spins = min(self._most_spins, _FEWEST_SPINS if helped else _MOST_SPINS)
+                return True
             if time.perf_counter() >= give_up:
                 return False
 

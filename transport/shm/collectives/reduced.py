@@ -42,7 +42,9 @@ class Reduced:
     def prepare(self, size: int) -> Shape:
         output, own = self._output, self._own
         # Folding must know whether it writes over a part that it still needs.
-        self._in_place = self._op.factor is None and address(own) == address(output)
+        self._in_place = self._op.factor is None and (
+            own is output or address(own) == address(output)
+        )
         staged = self._folding.staged_dtype(output.dtype, self._op)
         if self._root is None:
             sends = tuple([input_.nbytes for input_ in self._inputs])

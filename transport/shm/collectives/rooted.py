@@ -93,7 +93,7 @@ class Rooted:
         if outputs is not None:
             for sender in placed:
                 exchange.fetch(sender, outputs[sender], alone=alone)
-        self._end(call, plan, even)
+        self._end(call, plan, even, met=peer is None)
 
     def _meet(self, call: Call, peer: int | None) -> None:
         if peer is None:
@@ -107,8 +107,9 @@ class Rooted:
         else:
             self._board.reach(call, peer, step)
 
-    def _end(self, call: Call, plan: ExchangePlan, even: bool) -> None:
+    def _end(self, call: Call, plan: ExchangePlan, even: bool, *, met: bool = False) -> None:
         board = self._board
-        board.check_later(call)
+        if not met:  # else all cards are compared
+            board.check_later(call)
         if plan.laps > 1 or not even:
             board.close()

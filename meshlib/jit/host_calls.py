@@ -98,23 +98,34 @@ def host_call(
 ) -> list[jax.Array]:
     """Call ``function`` when the program gets here, and return what it put into its outputs.
 
-    ``results`` are the outputs' shapes and dtypes. ``aliases`` has pairs (operand, result) of
-    numbers that share memory: the output begins as the operand. Without ``reads`` the function is
-    given no inputs: all that it needs is in its outputs. ``ordered`` calls happen one after the
-    other, in the order of the Python program; an unordered one whenever its operands are there, on
-    any thread, so it must not wait for another one.
-
-    With ``on_gpu`` a program may also be compiled for a GPU. There ``function`` gets CuPy arrays,
-    and is called when the program's stream, which is CuPy's current one, has got the work before
-    the call: what it puts on that stream comes behind that, and before the program's later work.
-
-    ``group`` is the one whose calls ``function`` makes: from then on the thread that runs the
-    program is the only one that may run programs with calls on it, until it has ended.
-
-    An exception in ``function`` ends the program; whoever dispatched it, or reads its results,
-    gets a ``jax.errors.JaxRuntimeError`` that ends with the exception's type and text.
-
     The call has no derivative and no batching rule: what is built on it brings its own.
+
+    Args:
+        function: Called with the outputs, the inputs and the ``Program``. An exception in it ends
+            the program.
+        results: The outputs' shapes and dtypes.
+        operands: The arrays that ``function`` reads.
+        ordered: Ordered calls happen one after the other, in the order of the Python program; an
+            unordered one whenever its operands are there, on any thread, so it must not wait for
+            another one.
+        aliases: Pairs (operand, result) of numbers that share memory: the output begins as the
+            operand.
+        reads: Without it ``function`` is given no inputs: all that it needs is in its outputs.
+        on_gpu: A program may also be compiled for a GPU. There ``function`` gets CuPy arrays, and
+            is called when the program's stream, which is CuPy's current one, has got the work
+            before the call: what it puts on that stream comes behind that, and before the
+            program's later work.
+        group: The one whose calls ``function`` makes: from then on the thread that runs the program
+            is the only one that may run programs with calls on it, until it has ended.
+
+    Returns:
+        The outputs, of the shapes and dtypes of ``results``.
+
+    Raises:
+        jax.errors.JaxRuntimeError: Where the program is dispatched or its results are read, if
+            ``function`` raised: it ends with that exception's type and text.
+        NotImplementedError: When the program is compiled for several devices, or for another
+            platform.
     """
     avals = tuple(core.ShapedArray(result.shape, result.dtype) for result in results)
     return _host_call_p.bind(
@@ -346,7 +357,15 @@ mlir.register_lowering(_untransformed_p, _lower_same)
 def untransformed(tree: Any, what: str) -> Any:
     """Return ``tree``, whose arrays may not be differentiated or batched (``vmap``) from outside.
 
-    Where they are, NotImplementedError says that ``what`` cannot be, before anything has run.
+    Args:
+        tree: A pytree.
+        what: What cannot be differentiated or batched, for the error.
+
+    Returns:
+        ``tree``, guarded.
+
+    Raises:
+        NotImplementedError: Where they are, before anything has run; it names ``what``.
     """
 
     def guard(leaf: Any) -> Any:

@@ -1,0 +1,26 @@
+"""Checkpoints of sharded states that load on any mesh, in Zarr's format.
+
+``save`` and ``load`` a tree of arrays and values; ``Checkpointer`` does so in the background and
+keeps the newest and the best. docs/checkpoints.md shows them.
+"""
+
+from meshlib.checkpoint.checkpointer import Checkpointer, load, save
+from meshlib.checkpoint.errors import CheckpointError, CorruptCheckpointError
+from meshlib.checkpoint.folder import latest_step
+from meshlib.checkpoint.safetensors import (
+    SafetensorsFiles,
+    export_safetensors,
+    import_safetensors,
+)
+
+__all__ = [
+    "CheckpointError",
+    "Checkpointer",
+    "CorruptCheckpointError",
+    "SafetensorsFiles",
+    "export_safetensors",
+    "import_safetensors",
+    "latest_step",
+    "load",
+    "save",
+]

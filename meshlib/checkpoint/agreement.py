@@ -1,0 +1,108 @@
+"""What the ranks of a save or load tell each other: an error of one is raised on all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
+
+from meshlib.checkpoint.errors import CheckpointError
+from meshlib.groups.process_group import ProcessGroup
+from meshlib.job.current import find_world
+
+T = TypeVar("T")
+
+
+class Ranks(Protocol):
+    """A set of ranks that can be communicated over: a ``DeviceMesh`` or a ``ProcessGroup``."""
+
+    @property
+    def process_group(self) -> Any:
+        """The group over all the ranks."""
+        ...
+
+
+class Party:
+    """The ranks that save or load together: a group, or this process alone where there is no job.
+
+    ``group`` is a mesh or a process group; None is the default group. Raises TypeError for what
+    is neither, ValueError on a rank outside.
+    """
+
+    def __init__(self, group: Ranks | None) -> None:
+        world = find_world()
+        found = getattr(group, "process_group", None)
+        if group is None and world is not None:
+            found = world.default_group
+        if (found is not None and not isinstance(found, ProcessGroup)) or (group and not found):
+            raise TypeError(f"group is {group!r}; expected a DeviceMesh or a ProcessGroup")
+        if found is not None and found.rank() < 0:
+            raise ValueError(f"group: this rank is no member of {found}")
+        self.group = found
+        self.ranks: tuple[int, ...] = (0,) if found is None else found.ranks
+        self.place = 0 if found is None else found.rank()
+        self.rank = self.ranks[self.place]
+
+    def apart(self) -> Party:
+        """Return the same ranks with a group of their own, for calls at another pace."""
+        world = find_world()
+        if self.group is None or world is None:
+            return self
+        own = world.new_group(self.ranks, timeout=self.group.seconds, desc="checkpoint", sort=False)
+        return Party(own)
+
+    def leave(self) -> None:
+        """Give back the group that ``apart`` made."""
+        world = find_world()
+        if self.group is not None and world is not None:
+            world.forget(self.group)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the rank that does what one has to do for all."""
+        return self.place == 0
+
+    def gather(self, make: Callable[[], T]) -> list[T]:
+        """Return what ``make()`` returns on each rank. Where it raises, all ranks raise that."""
+        told: list[Any] = [None] * len(self.ranks)
+        error, mine = None, None
+        try:
+            mine = ("", None, make())
+        except Exception as caught:  # noqa: BLE001 (raised below, on all ranks)
+            error = caught
+            mine = (str(caught), _kind_to_raise(caught), None)
+        if self.group is None:
+            told = [mine]
+        else:
+            self.group.all_gather_object(told, mine)
+        if error is not None:
+            raise error
+        for rank, (message, kind, _) in zip(self.ranks, told, strict=True):
+            if kind is not None:
+                raise kind(f"rank {rank}: {message}")
+        return [value for _, _, value in told]
+
+    def of_first(self, make: Callable[[], T]) -> T:
+        """Return what ``make()`` returns on the first rank, which alone calls it."""
+        return self.gather(lambda: make() if self.is_first else None)[0]  # type: ignore[return-value]
+
+
+def _kind_to_raise(error: Exception) -> type[Exception]:
+    """Return the type of the exception that the other ranks raise: one that takes a message."""
+    for kind in (CheckpointError, TypeError, ImportError, FileNotFoundError, OSError):
+        if isinstance(error, kind):
+            return type(error) if kind is CheckpointError else kind
+    return CheckpointError
+
+
+def first_difference(ranks: Sequence[int], told: Sequence[dict[str, str]]) -> str | None:
+    """Return in what a rank's lines by path differ from the first rank's; None if in nothing."""
+    mine = told[0]
+    for rank, other in zip(ranks, told, strict=True):
+        if other == mine:
+            continue
+        for path in [*mine, *(path for path in other if path not in mine)]:
+            if mine.get(path) != other.get(path):
+                texts = [lines.get(path, "nothing") for lines in (mine, other)]
+                return f"state{path} is {texts[0]} on rank {ranks[0]} and {texts[1]} on rank {rank}"
+        return f"the state has another order on rank {rank} than on rank {ranks[0]}"
+    return None

@@ -1,0 +1,271 @@
+"""``save`` and ``load``, and ``Checkpointer``: a folder of checkpoints that a job writes."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any, Literal, Self
+
+from meshlib.checkpoint.agreement import Party, Ranks
+from meshlib.checkpoint.errors import CheckpointError
+from meshlib.checkpoint.folder import entries_of, latest_step, read_description
+from meshlib.checkpoint.loading import find_together, load_like
+from meshlib.checkpoint.saving import Room, Save, check_metric, check_step
+from meshlib.checkpoint.storage import Storage, open_storage
+from meshlib.checkpoint.zarr import DOCUMENT
+from transport.checks import to_whole_number
+
+Location = str | os.PathLike[str]
+
+
+def save(
+    path: Location,
+    state: Any,
+    *,
+    step: int,
+    group: Ranks | None = None,
+    metric: float | None = None,
+    sync: bool = True,
+) -> str:
+    """Write ``state`` as a checkpoint ``step-N`` into the folder ``path``. A collective.
+
+    It is there whole or not at all, whichever rank dies when; nobody returns before it is. Each
+    byte is written by one rank. Partial values are reduced. A plain array is the same on all ranks,
+    which share the work; what differs by rank is a ``DArray``. A step that is there already is
+    replaced when the new one is complete.
+
+    Args:
+        path: A folder that all ranks see, made if need be; or a URL, which needs fsspec.
+        state: Dicts, lists, tuples and dataclasses of arrays (DArray, NumPy, CuPy, JAX) and of
+            None, numbers, str and bytes; the same tree on all ranks.
+        step: A whole number of at least 0; the newest checkpoint is the one with the highest.
+        group: The ranks that call: a mesh or a process group. By default all of the job; without
+            a job this process.
+        metric: What ``Checkpointer(keep_best=...)`` goes by.
+        sync: Wait until the disk has it, so that it outlives a loss of power. The end of any
+            process it outlives anyway.
+
+    Returns:
+        The path of the checkpoint.
+
+    Raises:
+        CheckpointError: On every rank, for trees, values or shapes that differ between ranks, named
+            with both.
+        TypeError: On every rank, for what cannot be kept, naming its path.
+        ValueError: For a negative step.
+        OSError: On every rank, if one cannot write. There is no new checkpoint then.
+        RankFailedError: If a rank dies; as any collective's other errors.
+    """
+    number, value = check_step(step), check_metric(metric)
+    return Save(Party(group), open_storage(path, sync=sync), state, number, value).write()
+
+
+def load(
+    path: Location,
+    like: Any = ...,
+    *,
+    step: int | None = None,
+    group: Ranks | None = None,
+    strict: bool = True,
+    verify: bool = True,
+) -> Any:
+    """Return the state of a checkpoint, laid out as ``like``. A collective.
+
+    Any number of ranks may load, on any mesh, in any sharding. Each reads the chunks that it needs
+    something of. The arrays are new ones; ``like`` is not changed.
+
+    Args:
+        path: A checkpoint, or a folder of them: the newest complete one.
+        like: A tree such as was saved. An array becomes one of the same kind: a ``DArray`` in the
+            same sharding, a NumPy array; a ``Sharding`` stands for a DArray that lies so; anything
+            else with shape and dtype (``jax.ShapeDtypeStruct``) for a NumPy array. In the place of
+            a value comes the saved one. ``...`` is whatever was saved there, arrays as NumPy's and
+            whole; by default all of it. A function stands for a part of the tree of which it says
+            what each array is to be like: it gets the array's keys below it and its shape, and
+            returns a Sharding or ``...``.
+        step: Which one of a folder; by default the newest.
+        group: The ranks that call: a mesh or a process group. By default all of the job; without
+            a job this process.
+        strict: Whether all that was saved must be in ``like``; what ``like`` has must be there
+            in any case.
+        verify: Check each chunk that something is read of, for which it is read whole. Without it
+            only the rows that are needed are read.
+
+    Returns:
+        The tree, of the types of ``like``.
+
+    Raises:
+        CheckpointError: On every rank, where there is no checkpoint, and for a tree, shapes or
+            dtypes that differ, which it names.
+        CorruptCheckpointError: On every rank, for a file that is missing, torn or changed; it names
+            array, chunk and file.
+    """
+    party = Party(group)
+    found = find_together(party, path, None if step is None else check_step(step))
+    return load_like(party, found, like, strict=strict, verify=verify)
+
+
+class Checkpointer:
+    """Saves a job's checkpoints into one folder, while the job goes on if asked to, and keeps some.
+
+    Made by all ranks of the group together, and each method is called by all of them. As a context
+    manager it waits at the end for what is under way.
+
+    Args:
+        path: A folder that all ranks see, made if need be; or a URL, which needs fsspec.
+        group: The ranks: a mesh or a process group. By default all of the job; without a job
+            this process. It gets a group of its own, so that its messages are apart.
+        keep_last: Keep so many of the newest checkpoints; None: all. With ``keep_best`` those
+            of either.
+        keep_best: Keep so many of those with the best ``metric``.
+        better: Whether a metric is better when it is ``"lower"`` (a loss) or ``"higher"``.
+        sync: Wait until the disk has it before a checkpoint counts as complete.
+
+    Raises:
+        ValueError: For counts below 1, or another ``better``.
+        TypeError: For what is no group, path or whole number.
+    """
+
+    def __init__(
+        self,
+        path: Location,
+        group: Ranks | None = None,
+        *,
+        keep_last: int | None = None,
+        keep_best: int | None = None,
+        better: Literal["lower", "higher"] = "lower",
+        sync: bool = True,
+    ) -> None:
+        for name, count in (("keep_last", keep_last), ("keep_best", keep_best)):
+            if count is not None and to_whole_number(count, name) < 1:
+                raise ValueError(f"{name} is {count}; expected at least 1, or None for all")
+        if better not in ("lower", "higher"):
+            raise ValueError(f"better is {better!r}; expected 'lower' or 'higher'")
+        self._storage = open_storage(path, sync=sync)
+        self._path = path
+        self._party = Party(group).apart()
+        self._keep_last, self._keep_best, self._better = keep_last, keep_best, better
+        self._metrics: dict[str, float | None] = {}
+        self._room: Room | None = None
+        self._thread: threading.Thread | None = None
+        self._outcome: str | BaseException | None = None
+        self._closed = False
+
+    # ------------------------------------------------------------------ saving
+
+    def save(self, state: Any, *, step: int, metric: float | None = None) -> str:
+        """Write a checkpoint and return its path, as ``meshlib.checkpoint.save`` does.
+
+        ``state``, ``step`` and ``metric`` are as there. Waits for one that is under way first, and
+        raises what went wrong with it.
+        """
+        self.wait()
+        return self._begin(state, step, metric).write(self._clean)
+
+    def async_save(self, state: Any, *, step: int, metric: float | None = None) -> None:
+        """Copy what this rank writes of ``state``, and write it while the program goes on.
+
+        ``state``, ``step`` and ``metric`` are as for ``save``. At most one is under way: this waits
+        for the one before. What goes wrong with it is raised by the next call of any method, on all
+        ranks.
+        """
+        self.wait()
+        begun = self._begin(state, step, metric)
+        self._room = begun.detach(self._room)
+
+        def run() -> None:
+            try:
+                self._outcome = begun.write(self._clean)
+            except BaseException as error:  # noqa: BLE001 (raised by the next call)
+                self._outcome = error
+
+        self._outcome = None
+        # Not a daemon: a program that ends right away still gets its checkpoint.
+        self._thread = threading.Thread(target=run, name=f"checkpoint-{step}")
+        self._thread.start()
+
+    def _begin(self, state: Any, step: int, metric: float | None) -> Save:
+        return Save(self._party, self._storage, state, check_step(step), check_metric(metric))
+
+    def wait(self) -> str | None:
+        """Wait for the save under way; return its path, or None if there was none since.
+
+        Raises what went wrong with it.
+        """
+        if self._thread is None:
+            return None
+        self._thread.join()
+        self._thread, outcome, self._outcome = None, self._outcome, None
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    def is_saving(self) -> bool:
+        """Whether a save is under way on this rank; no collective."""
+        return self._thread is not None and self._thread.is_alive()
+
+    # ------------------------------------------------------------------ what there is
+
+    def load(
+        self, like: Any = ..., *, step: int | None = None, strict: bool = True, verify: bool = True
+    ) -> Any:
+        """Return the state of the newest checkpoint, or of ``step``, as ``load`` does.
+
+        ``like``, ``strict`` and ``verify`` are as there. Waits for a save under way first.
+        """
+        self.wait()
+        number = None if step is None else check_step(step)
+        found = find_together(self._party, self._path, number)
+        return load_like(self._party, found, like, strict=strict, verify=verify)
+
+    def latest(self) -> int | None:
+        """Return the step of the newest complete checkpoint, None if there is none."""
+        self.wait()
+        return self._party.of_first(lambda: latest_step(self._path))
+
+    def steps(self) -> list[int]:
+        """Return the steps of all complete checkpoints, the oldest first."""
+        self.wait()
+        return self._party.of_first(lambda: [e.step for e in entries_of(self._storage)[0]])
+
+    def close(self) -> None:
+        """Wait for the save under way, and give back the group. Idempotent."""
+        try:
+            self.wait()
+        finally:
+            self._room = None
+            if not self._closed:
+                self._closed = True
+                self._party.leave()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ------------------------------------------------------------------ keeping some
+
+    def _clean(self, storage: Storage) -> None:
+        """Remove what is not to be kept; on the first rank, when a new one is complete."""
+        if self._keep_last is None and self._keep_best is None:
+            return
+        complete, _ = entries_of(storage)
+        kept = set(complete[-(self._keep_last or 1) :])  # never the newest
+        if self._keep_best is not None:
+            metrics: dict[Any, float] = {}
+            for entry in complete:
+                if entry.name not in self._metrics:
+                    try:
+                        metric = read_description(storage, entry.name).metric
+                    except CheckpointError:
+                        metric = None
+                    self._metrics[entry.name] = metric
+                found = self._metrics[entry.name]
+                if found is not None:
+                    metrics[entry] = found
+            best = sorted(metrics, key=metrics.__getitem__, reverse=self._better == "higher")
+            kept.update(best[: self._keep_best])
+        for entry in complete:
+            if entry not in kept:
+                storage.remove(entry.name, DOCUMENT)

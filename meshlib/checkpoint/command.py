@@ -1,0 +1,273 @@
+"""``meshlib checkpoint ls|show|verify|reshard|diff``: what is in a folder of checkpoints."""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from meshlib.checkpoint.errors import CheckpointError, CorruptCheckpointError
+from meshlib.checkpoint.folder import Description, Entry, entries_of, find, read_description
+from meshlib.checkpoint.layout import aligned, chunked
+from meshlib.checkpoint.leaves import Host
+from meshlib.checkpoint.loading import ChunkReader
+from meshlib.checkpoint.rewriting import rewrite
+from meshlib.checkpoint.storage import open_storage
+from meshlib.checkpoint.tree import array_of, decode, leaves_of, shown
+from meshlib.checkpoint.zarr import ChunkGrid, grid_of
+from meshlib.command_line import OneLineParser, print_result
+from meshlib.mesh.config import MeshConfig
+from meshlib.sharding.sharding import Sharding
+from meshlib.sharding.spec import parse_spec
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+_WIDTH = 72
+
+
+class _Differs(Exception):
+    """The text to be printed, with exit code 1."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Do what ``argv`` says; return the exit code: 0, 1 for what is damaged or differs, or 2."""
+    parser = OneLineParser(
+        prog="meshlib checkpoint",
+        description="Look at checkpoints, check them, and cut them into other chunks.",
+    )
+    words = parser.add_subparsers(dest="word", required=True, metavar="ls|show|verify|reshard|diff")
+    made = {
+        name: words.add_parser(name, help=text, description=text, prog=f"{parser.prog} {name}")
+        for name, text in _HELP.items()
+    }
+    for name, one in made.items():
+        one.add_argument("path", help="a folder of checkpoints, or one of them; or a URL")
+        if name != "ls":
+            one.add_argument("--step", type=int, help="which one of a folder (default: the newest)")
+    made["reshard"].add_argument("out", help="the folder in which the new one is made")
+    made["reshard"].add_argument("--mesh", required=True, metavar="DIMS", help="such as dp=2,tp=2")
+    made["reshard"].add_argument(
+        "--spec",
+        action="append",
+        default=[],
+        metavar="ARRAYS=SPEC",
+        help="the chunks of the arrays of these names lie as the shards: 'model/*=dp, tp'"
+        " (several may be given; the first that fits holds; an array of fewer dims takes as many)",
+    )
+    made["diff"].add_argument("other", help="another checkpoint, or a folder of them")
+    made["diff"].add_argument("--other-step", type=int, metavar="STEP")
+    given = parser.parse_args(argv)
+    failed: list[bool] = []
+
+    def make() -> str:
+        try:
+            return _WORDS[given.word](given)
+        except _Differs as told:
+            failed.append(True)
+            return str(told)
+
+    return print_result(f"{parser.prog} {given.word}", make) or int(bool(failed))
+
+
+# ---------------------------------------------------------------------------- ls
+
+
+def _ls(given: argparse.Namespace) -> str:
+    storage = open_storage(given.path)
+    complete, others = entries_of(storage)
+    if not complete and not others:
+        raise CheckpointError(f"{given.path} has no checkpoints")
+    rows = [["step", "arrays", "size", "metric", "folder"]]
+    for entry in sorted([*complete, *others]):
+        rows.append(
+            _row(read_description(storage, entry.name), entry)
+            if entry in complete
+            else [str(entry.step), "", "", "", f"{entry.name} (never finished, or replaced)"]
+        )
+    return _table(rows)
+
+
+def _row(found: Description, entry: Entry) -> list[str]:
+    total = sum(grid.nbytes for _, grid in _grids(found))
+    metric = "" if found.metric is None else f"{found.metric:g}"
+    return [str(entry.step), str(len(found.arrays)), _size(total), metric, entry.name]
+
+
+def _grids(found: Description) -> Iterator[tuple[str, ChunkGrid]]:
+    for name, document in found.arrays.items():
+        yield name, grid_of(document, name)
+
+
+# ---------------------------------------------------------------------------- show
+
+
+def _show(given: argparse.Namespace) -> str:
+    found = find(given.path, given.step)
+    grids = dict(_grids(found))
+    total = sum(grid.nbytes for grid in grids.values())
+    rows: list[list[str]] = []
+    for path, leaf in leaves_of(found.tree):
+        name = array_of(leaf)
+        if name is None:
+            text = repr(decode(leaf, str))
+            rows.append([shown(path), text if len(text) <= _WIDTH else f"{text[: _WIDTH - 1]}…"])
+            continue
+        grid = grids[name]
+        chunks = math.prod(grid.counts)
+        cut = f"{chunks} chunks of {list(grid.chunk_shape)}" if chunks > 1 else "1 chunk"
+        kind = f"{grid.dtype.name}{list(grid.shape)}"
+        rows.append([shown(path), f"{kind}  {_size(grid.nbytes)}  {cut if chunks else 'empty'}"])
+    metric = "" if found.metric is None else f", metric {found.metric:g}"
+    head = f"{found.path}: step {found.step}{metric}, {len(grids)} arrays, {_size(total)}\n"
+    return head + _table(rows)
+
+
+# ---------------------------------------------------------------------------- verify
+
+
+def _verify(given: argparse.Namespace) -> str:
+    found = find(given.path, given.step)
+    reader = ChunkReader(found)
+    chunks = 0
+    wrong: list[CorruptCheckpointError] = []
+    for name, grid in _grids(found):
+        chunks += math.prod(grid.counts)
+        wrong += reader.check(name, grid)
+    text = f"{found.path}: {len(found.arrays)} arrays, {chunks} chunks, {_size(reader.bytes_read)}"
+    if wrong:
+        lines = "".join(f"{error}\n" for error in wrong)
+        raise _Differs(f"{lines}{text}: {len(wrong)} DAMAGED\n")
+    return f"{text}: all as they were written\n"
+
+
+# ---------------------------------------------------------------------------- reshard
+
+
+def _reshard(given: argparse.Namespace) -> str:
+    found = find(given.path, given.step)
+    config = MeshConfig.from_string(given.mesh)
+    if config.world_size is None:
+        raise ValueError(f"--mesh {given.mesh} has a degree to infer; expected all of them")
+    mesh = config.mesh_for(config.world_size)
+    rules: list[tuple[str, str]] = []
+    for text in given.spec:
+        pattern, equals, spec = text.partition("=")
+        if not equals:
+            raise ValueError(f"--spec {text!r} has no '='; expected such as 'model/*=dp, tp'")
+        rules.append((pattern, spec))
+
+    def grid_for(name: str, grid: ChunkGrid) -> ChunkGrid:
+        for pattern, spec in rules:
+            if fnmatch.fnmatchcase(name, pattern):
+                sharding = Sharding(mesh, *parse_spec(spec))
+                dims = sharding.dims[: len(grid.shape)]
+                sharding = aligned(Sharding.of_positions(mesh, dims), grid.shape)
+                return chunked(grid.shape, grid.dtype, sharding, sharding.replica_count)
+        return chunked(grid.shape, grid.dtype, None, 1)
+
+    path, counts = rewrite(found, open_storage(given.out), grid_for)
+    return f"{path}: {len(found.arrays)} arrays, {counts[0]} chunks were {counts[1]}\n"
+
+
+# ---------------------------------------------------------------------------- diff
+
+
+def _diff(given: argparse.Namespace) -> str:
+    one, other = find(given.path, given.step), find(given.other, given.other_step)
+    readers = ChunkReader(one), ChunkReader(other)
+    grids = dict(_grids(one)), dict(_grids(other))
+    leaves = dict(leaves_of(one.tree)), dict(leaves_of(other.tree))
+    rows: list[list[str]] = []
+    for path in [*leaves[0], *(path for path in leaves[1] if path not in leaves[0])]:
+        for here, there in ((0, 1), (1, 0)):
+            if path not in leaves[there]:
+                rows.append([shown(path), f"only in {(one, other)[here].path}"])
+        if path not in leaves[0] or path not in leaves[1]:
+            continue
+        names = [array_of(side[path]) for side in leaves]
+        if None in names:
+            texts = [
+                "an array" if n else repr(decode(s[path], str))
+                for n, s in zip(names, leaves, strict=True)
+            ]
+            # As text, so that nan is nan.
+            if texts[0] != texts[1]:
+                rows.append([shown(path), f"{texts[0]} and {texts[1]}"])
+            continue
+        sides = [(r, str(n), g[str(n)]) for r, n, g in zip(readers, names, grids, strict=True)]
+        what = _array_difference(*sides)
+        if what:
+            rows.append([shown(path), what])
+    head = f"{one.path} and {other.path}"
+    if rows:
+        raise _Differs(f"{head} differ in {len(rows)} of {len(leaves[0])} leaves\n{_table(rows)}")
+    return f"{head} are the same: {len(leaves[0])} leaves\n"
+
+
+_Side = tuple[ChunkReader, str, ChunkGrid]
+
+
+def _array_difference(one: _Side, other: _Side) -> str | None:
+    """Return in what two arrays differ, going through them chunk by chunk; None if in nothing."""
+    kinds = [f"{grid.dtype.name}{list(grid.shape)}" for _, _, grid in (one, other)]
+    if kinds[0] != kinds[1]:
+        return f"{kinds[0]} and {kinds[1]}"
+    count, largest = 0, 0.0
+    for index in one[2].all_chunks():
+        box = one[2].box(index)
+        a, b = (reader.read(name, grid, box) for reader, name, grid in (one, other))
+        changed = a.view(np.uint8) != b.view(np.uint8) if a.ndim else np.array(a != b)
+        if not changed.any():
+            continue
+        differing = _unequal(a, b)
+        count += int(differing.sum())
+        if differing.any():
+            wide = np.complex128 if a.dtype.kind == "c" else np.float64
+            largest = max(largest, float(np.abs(a.astype(wide) - b.astype(wide))[differing].max()))
+    if not count:
+        return None
+    size = math.prod(one[2].shape)
+    return f"{count} of {size} elements differ, by {largest:.3g} at most"
+
+
+def _unequal(a: Host, b: Host) -> Any:
+    if a.dtype.kind in "fcV":
+        nan = np.isnan(a.astype(np.complex128)) & np.isnan(b.astype(np.complex128))
+        return (a != b) & ~nan
+    return a != b
+
+
+# ---------------------------------------------------------------------------- text
+
+
+def _size(nbytes: int) -> str:
+    size, unit = float(nbytes), 0
+    while size >= 1024 and unit < len(_UNITS) - 1:
+        size, unit = size / 1024, unit + 1
+    return f"{nbytes} B" if not unit else f"{size:.4g} {_UNITS[unit]}"
+
+
+def _table(rows: list[list[str]]) -> str:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))] if rows else []
+    lines = (
+        "  ".join(t.ljust(w) for t, w in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+    return "".join(f"{line}\n" for line in lines)
+
+
+_HELP = {
+    "ls": "list the checkpoints of a folder",
+    "show": "print the tree of a checkpoint: shapes, dtypes, chunks and values",
+    "verify": "read all of a checkpoint and compare checksums",
+    "reshard": "write a checkpoint anew, in chunks that lie along other shards",
+    "diff": "say in what two checkpoints differ",
+}
+_WORDS = {"ls": _ls, "show": _show, "verify": _verify, "reshard": _reshard, "diff": _diff}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

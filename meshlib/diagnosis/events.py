@@ -1,0 +1,156 @@
+"""The events of a job: what its ranks, and who watches over them, tell each other.
+
+Each is one line of a log in the store, which everybody reads from its beginning (``event_log``).
+``reporter`` describes the protocol. Nothing here needs NumPy, so that a launcher can speak as well.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Self, TypeVar
+
+from transport.errors import (
+    CollectiveMismatchError,
+    CollectiveTimeoutError,
+    DistBackendError,
+    DistError,
+    RankFailedError,
+)
+
+Chain = tuple[int, int]
+"""How far a rank's calls on a group have come: the last collective's number, the hash of all."""
+Chains = Mapping[str, Chain | None]
+"""By a group's id, of the groups that calls were made on; None: it broke, or is gone already."""
+
+_ERRORS: dict[str, type[DistError]] = {
+    cls.__name__: cls
+    for cls in (CollectiveMismatchError, CollectiveTimeoutError, RankFailedError, DistBackendError)
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line of a log; ``kind`` tells what it is."""
+
+    kind: ClassVar[str]
+
+    def line(self) -> str:
+        """Return the entry as it is appended to the log."""
+        return json.dumps({"kind": self.kind} | asdict(self)) + "\n"
+
+    @classmethod
+    def from_values(cls, values: dict[str, Any]) -> Self:
+        """Build from what JSON gives for the fields."""
+        return cls(**values)
+
+
+E = TypeVar("E", bound=Entry)
+Parse = Callable[[bytes], E]
+"""Returns the entry in a line."""
+
+
+def reader_of(*kinds: type[E]) -> Parse[E]:
+    """Return what reads the lines of a log whose entries are of these ``kinds``."""
+    by_name = {cls.kind: cls for cls in kinds}
+
+    def parse(line: bytes) -> E:
+        values: dict[str, Any] = json.loads(line)
+        return by_name[values.pop("kind")].from_values(values)
+
+    return parse
+
+
+@dataclass(frozen=True, slots=True)
+class Event(Entry):
+    """One line of a job's log."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankLost(Event):
+    """``rank`` is gone, and breaks the groups that it is a member of; ``how`` completes "rank 1 …".
+
+    ``vague``: another may know better why.
+    """
+
+    kind: ClassVar[str] = "rank_exit"
+    rank: int
+    how: str
+    vague: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RankEnded(Event):
+    """The program of ``rank``, in the launcher's numbering, has ended: it will never come."""
+
+    kind: ClassVar[str] = "ended"
+    rank: int
+    how: str = "ended with exit code 0 and has not joined"
+
+
+@dataclass(frozen=True, slots=True)
+class Leave(Event):
+    """``rank`` has left in good order; ``joined`` are the groups that it has made calls on."""
+
+    kind: ClassVar[str] = "leave"
+    rank: int
+    joined: Chains
+
+    @classmethod
+    def from_values(cls, values: dict[str, Any]) -> Self:
+        """Build from what JSON gives for the fields."""
+        joined: dict[str, list[int] | None] = values["joined"]
+        chains = {group: None if c is None else (c[0], c[1]) for group, c in joined.items()}
+        return cls(values["rank"], chains)
+
+
+@dataclass(frozen=True, slots=True)
+class Query(Event):
+    """Every member of ``group`` is asked for a statement (``statements``), about the collective
+    ``sequence``; ``ticket`` tells where the answer goes.
+    """
+
+    kind: ClassVar[str] = "query"
+    group: str
+    sequence: int
+    ticket: str
+
+
+@dataclass(frozen=True, slots=True)
+class Abort(Event):
+    """``group`` is broken on all its members; ``sender`` is the rank that says so.
+
+    ``error`` is the name of what they raise, with ``message``; ``lost`` the rank that is gone, if
+    one is.
+    """
+
+    kind: ClassVar[str] = "abort"
+    group: str
+    error: str
+    message: str
+    sender: int
+    lost: int | None = None
+
+    @classmethod
+    def of(cls, group: str, error: DistError, sender: int) -> Self:
+        """Return the event that has all members of ``group`` raise ``error``."""
+        lost = error.rank if isinstance(error, RankFailedError) else None
+        return cls(group, type(error).__name__, str(error), sender, lost)
+
+    def exception(self) -> DistError:
+        """Return what the members raise."""
+        cls = _ERRORS.get(self.error, DistBackendError)
+        if cls is RankFailedError:
+            return RankFailedError(self.message, self.lost)
+        return cls(self.message)
+
+
+@dataclass(frozen=True, slots=True)
+class Departures:
+    """Ranks have left in good order: no line, but what a watcher makes of successive ``Leave``."""
+
+    left: Mapping[int, Chains]
+
+
+parse = reader_of(RankLost, RankEnded, Leave, Query, Abort)

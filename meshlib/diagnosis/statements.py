@@ -1,0 +1,159 @@
+"""What a rank says about itself when a call of a group has failed and its members are asked."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+from meshlib.diagnosis.events import Query
+from meshlib.diagnosis.recorder import COLLECTIVE, Record
+from meshlib.diagnosis.stacks import user_stack
+from transport.call import CallHeader
+from transport.store.base import Store
+
+CALLS_IN_STATEMENT = 3
+CALLS_BEFORE = 16
+"""How far back a statement goes from the call that was asked about: an earlier one may differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallSaid:
+    """A call that a rank has made: ``call`` is its header in words, ``site`` the user's line.
+
+    ``waiting_for`` is the member of the group for which it waits, if it is known.
+    """
+
+    group: str
+    header: CallHeader
+    peer: int
+    call: str
+    state: str
+    site: str
+    waiting_for: int | None
+
+    @classmethod
+    def of(cls, record: Record) -> Self:
+        """Return what is said of ``record``."""
+        return cls(
+            group=record.group,
+            header=record.header,
+            peer=record.peer,
+            call=str(record.header),
+            state=record.state,
+            site=record.site,
+            waiting_for=None if record.ended else record.waiting_for,
+        )
+
+    @classmethod
+    def from_values(cls, values: dict[str, Any]) -> Self:
+        """Build from what JSON gives for the fields."""
+        header = CallHeader(*values.pop("header"))
+        return cls(header=header, **values)
+
+    @property
+    def sequence(self) -> int:
+        """Its number in the group."""
+        return self.header.sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """What a rank says: its last ``calls`` on the group, and where it is ``elsewhere``.
+
+    ``reached`` is the number of the last collective that it has issued in the group, ``stack`` the
+    Python stack of its main thread.
+    """
+
+    rank: int
+    pid: int
+    host: str
+    reached: int
+    calls: Sequence[CallSaid]
+    elsewhere: Sequence[CallSaid]
+    stack: Sequence[str]
+
+    @classmethod
+    def of(
+        cls, rank: int, records: Sequence[Record], thread_id: int | None, query: Query, reached: int
+    ) -> Self:
+        """Return what ``rank``, whose main thread is ``thread_id``, answers to ``query``."""
+        mine = [r for r in records if r.group == query.group]
+        recent = mine[-CALLS_IN_STATEMENT:]
+        # Behind many asynchronous calls, the one that was asked about is not among the last.
+        before = range(query.sequence - CALLS_BEFORE, query.sequence + 1)
+        recent = [
+            r for r in mine if r in recent or (r.peer == COLLECTIVE and r.header.sequence in before)
+        ]
+        elsewhere = [r for r in records if r.group != query.group and not r.ended]
+        return cls(
+            rank=rank,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            reached=reached,
+            calls=[CallSaid.of(r) for r in recent],
+            elsewhere=[CallSaid.of(r) for r in elsewhere[-1:]],
+            stack=user_stack(thread_id),
+        )
+
+    def pack(self) -> str:
+        """Return the statement as JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def unpack(cls, data: bytes | str) -> Self:
+        """Return the statement in ``data``."""
+        return cls.from_values(json.loads(data))
+
+    @classmethod
+    def from_values(cls, values: dict[str, Any]) -> Self:
+        """Build from what JSON gives for the fields."""
+        calls, elsewhere = (
+            [CallSaid.from_values(call) for call in values.pop(name)]
+            for name in ("calls", "elsewhere")
+        )
+        return cls(calls=calls, elsewhere=elsewhere, **values)
+
+    def has_come(self, sequence: int) -> bool:
+        """Whether the rank has issued the collective ``sequence``."""
+        return self.reached >= sequence
+
+    def call_at(self, sequence: int) -> CallSaid | None:
+        """Return the collective number ``sequence``, if the rank got so far."""
+        for call in reversed(self.calls):
+            if call.sequence == sequence and call.peer == COLLECTIVE:
+                return call
+        return None
+
+
+def answer_key(ticket: str, rank: int) -> str:
+    """Return where ``rank`` answers the query ``ticket``."""
+    return f"answer/{ticket}/{rank}"
+
+
+def put_last_calls(
+    store: Store, rank: int, reached: Mapping[str, int], records: Sequence[Record]
+) -> None:
+    """Leave behind what ``rank``, which goes, would say about each of its groups when asked.
+
+    ``reached`` has the number of the last collective by group.
+    """
+    said = {
+        group: asdict(Statement.of(rank, records, None, Query(group, 0, ""), number))
+        for group, number in reached.items()
+    }
+    store.set(_left_key(rank), json.dumps(said))
+
+
+def last_calls(store: Store, rank: int, group: str) -> Statement | None:
+    """Return what ``rank``, which has gone, has left behind about ``group``."""
+    key = _left_key(rank)
+    values = json.loads(store.get(key)).get(group) if store.check([key]) else None
+    return None if values is None else Statement.from_values(values)
+
+
+def _left_key(rank: int) -> str:
+    return f"left/{rank}"

@@ -1,0 +1,69 @@
+"""``meshlib explain``: what a mesh, or a redistribution on it, will look like."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from meshlib.command_line import OneLineParser, print_result
+from meshlib.mesh.config import MeshConfig
+from meshlib.mesh.explain import explain
+from meshlib.mesh.read_config import SUFFIXES_IN_WORDS
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the mesh that ``argv`` names; return the exit code: 0, or 2 for wrong input."""
+    parser = OneLineParser(
+        prog="meshlib explain",
+        description=(
+            "Print the ranks, coordinates and groups of a mesh, or the plan of a redistribution on"
+            " it. Starts no process."
+        ),
+    )
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("file", nargs="?", help=f"a {SUFFIXES_IN_WORDS} file with a [mesh] table")
+    what.add_argument("--mesh", metavar="DIMS", help="the mesh itself, such as dp=2,tp=2")
+    parser.add_argument(
+        "--world-size",
+        type=int,
+        metavar="N",
+        help="the number of ranks (default: as the mesh says)",
+    )
+    parser.add_argument("--rank", type=int, metavar="R", help="print this rank's part only")
+    plan = parser.add_argument_group("the plan that lays an array out anew, instead of the mesh")
+    plan.add_argument("--from", dest="source", metavar="SPEC", help="such as 'dp, None'")
+    plan.add_argument("--to", dest="target", metavar="SPEC", help="such as 'None, (dp, tp)'")
+    plan.add_argument("--shape", metavar="LENGTHS", help="of the global array: 4096,1024")
+    plan.add_argument("--dtype", default="float32", help="(default: %(default)s)")
+    plan.add_argument(
+        "--to-mesh", metavar="DIMS[@RANK]", help="another mesh for --to, from RANK on: x=4@8"
+    )
+    given = parser.parse_args(argv)
+    wanted = (given.source, given.target, given.shape)
+    if any(one is not None for one in wanted) and None in wanted:
+        parser.error("--from, --to and --shape are given together")
+
+    def make() -> str:
+        if given.mesh is not None:
+            config = MeshConfig.from_string(given.mesh)
+        else:
+            config = MeshConfig.load(Path(given.file))
+        if given.source is not None:
+            from meshlib.sharding.explain import explain_plan
+
+            return explain_plan(
+                config,
+                given.world_size,
+                *wanted,
+                dtype=given.dtype,
+                to_mesh=given.to_mesh,
+                rank=given.rank,
+            )
+        return explain(config, given.world_size, given.rank)
+
+    return print_result(parser.prog, make)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

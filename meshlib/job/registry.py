@@ -1,0 +1,176 @@
+"""``GroupRegistry``: the groups that one rank has made, by their ids."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+from meshlib.calls.context import RankContext
+from meshlib.diagnosis.members import Members
+from meshlib.groups.backend import parse_backend
+from meshlib.groups.process_group import ProcessGroup
+from meshlib.job.meeting import short
+from transport.checks import to_whole_numbers
+from transport.deadline import Timeout, to_seconds
+
+
+class GroupRegistry:
+    """Makes groups, gives them ids that all members agree on without a message, and keeps them.
+
+    ``size`` is the number of ranks of the job; ``backends`` and ``timeout`` (seconds) are what
+    groups get that ask for no others. ``on_made(group)`` is told of each before it is returned.
+    """
+
+    def __init__(
+        self,
+        context: RankContext,
+        size: int,
+        backends: Mapping[str, str],
+        timeout: float,
+        on_made: Callable[[ProcessGroup], None],
+    ) -> None:
+        self._context = context
+        self._size = size
+        self._backends = backends
+        self._timeout = timeout
+        self._on_made = on_made
+        self._lock = threading.Lock()
+        self._groups: dict[str, ProcessGroup] = {}
+        self._interning = threading.Lock()
+        self._interned: dict[str, tuple[int, ProcessGroup]] = {}  # how many before it, and the last
+        self._made: dict[tuple[int, ...], int] = {}
+
+    def group_for(
+        self,
+        ranks: Sequence[int],
+        *,
+        backend: str | None = None,
+        timeout: Timeout | None = None,
+        desc: str = "",
+    ) -> ProcessGroup:
+        """Return the one group of ``ranks`` (in this order) with ``backend`` and ``timeout``.
+
+        One that has retired is followed by another, with an id of its own: when this rank's
+        program was told that it broke, or destroyed it. So are the members' programs, each in its
+        time, and none makes a call on the next one before; they agree without a message.
+
+        Costs no message: members find each other at the first call. Raises ValueError for ranks
+        that are no ranks, appear twice, or do not include this one.
+        """
+        members = self.check_ranks(ranks)
+        if self._context.rank not in members:
+            raise ValueError(f"rank {self._context.rank} is not among the ranks {short(members)}")
+        chosen = self._backends if backend is None else parse_backend(backend)
+        seconds = self._timeout if timeout is None else to_seconds(timeout)
+        options = f"{sorted(chosen.items())} {seconds}"
+        key = _group_id("mesh", members, options)
+        with self._interning:
+            count, last = self._interned.get(key, (0, None))
+            if last is not None and not last.retired:
+                return last
+            if last is not None:
+                for old in (last, *last.companions()):
+                    old.release()
+                count += 1
+            group_id = _group_id("mesh", members, f"{options} after {count}") if count else key
+            group = self._group(group_id, members, chosen, seconds, desc)
+            self._interned[key] = count, group
+        return group
+
+    def make_companion(self, base: ProcessGroup, purpose: str, desc: str) -> ProcessGroup:
+        """Make what ``base.companion(purpose, desc)`` returns."""
+        group_id = _group_id(purpose, base.ranks, base.id)
+        return self._group(group_id, base.ranks, base.backends, base.seconds, desc, base)
+
+    def new_group(
+        self,
+        ranks: Sequence[int] | None = None,
+        *,
+        backend: str | None = None,
+        timeout: Timeout | None = None,
+        desc: str = "",
+        sort: bool = True,
+    ) -> ProcessGroup:
+        """Return a new group of ``ranks`` (all by default), distinct from all others.
+
+        Members make their groups of the same ranks in the same order; nothing else is required,
+        and a rank outside need not call (if it does, it gets a group that it is no member of).
+        """
+        members = self.check_ranks(range(self._size) if ranks is None else ranks)
+        if sort:
+            members = tuple(sorted(members))
+        chosen = self._backends if backend is None else parse_backend(backend)
+        seconds = self._timeout if timeout is None else to_seconds(timeout)
+        with self._lock:
+            count = self._made[members] = self._made.get(members, 0) + 1
+        group_id = _group_id("new", members, str(count))
+        return self._group(group_id, members, chosen, seconds, desc)
+
+    def check_ranks(self, ranks: Sequence[int]) -> tuple[int, ...]:
+        """Return ``ranks`` as a tuple; raise ValueError for duplicates and ranks out of range.
+
+        Raises TypeError for what is no list of whole numbers.
+        """
+        members = tuple(to_whole_numbers(ranks, "ranks"))
+        if members and not 0 <= min(members) <= max(members) < self._size:
+            strange = [rank for rank in members if not 0 <= rank < self._size]
+            raise ValueError(f"ranks has {strange}; expected ranks from 0 to {self._size - 1}")
+        if len(set(members)) != len(members):
+            twice = sorted({rank for rank in members if members.count(rank) > 1})
+            raise ValueError(f"ranks has {twice} more than once: {short(members)}")
+        if not members:
+            raise ValueError("ranks is empty; expected at least one rank")
+        return members
+
+    def all(self) -> list[ProcessGroup]:
+        """Return the groups that this rank has made, the default group first."""
+        with self._lock:
+            return list(self._groups.values())
+
+    def forget(self, group: ProcessGroup) -> None:
+        """Close ``group`` and drop it; the same ranks get a fresh one when next asked for."""
+        for one in (*group.companions(), group):
+            with self._lock:
+                self._groups.pop(one.id, None)
+            one.close()
+
+    def get(self, group_id: str) -> ProcessGroup | None:
+        """Return the group with that id, None if this rank has made none."""
+        with self._lock:
+            return self._groups.get(group_id)
+
+    def standings(self) -> list[tuple[Members, int]]:
+        """Return the members of each group, and the number of its last collective."""
+        return [(group.members, group.reached()) for group in self.all()]
+
+    def clear(self) -> None:
+        """Drop all groups, which are closed."""
+        with self._lock:
+            self._groups.clear()
+
+    def end_in_a_fork(self) -> None:
+        """Be usable in a fork of this rank's process."""
+        # Threads that are not here may have held them.
+        self._lock, self._interning = threading.Lock(), threading.Lock()
+
+    def _group(
+        self,
+        group_id: str,
+        members: tuple[int, ...],
+        chosen: Mapping[str, str],
+        seconds: float,
+        desc: str,
+        beside: ProcessGroup | None = None,
+    ) -> ProcessGroup:
+        who = Members(group_id, members, self._context.rank, dict(chosen), seconds, desc)
+        group = ProcessGroup(self._context, who, beside, self.make_companion)
+        with self._lock:
+            self._groups[group_id] = group
+        self._on_made(group)
+        return group
+
+
+def _group_id(kind: str, members: tuple[int, ...], rest: str) -> str:
+    digest = hashlib.sha256(f"{members} {rest}".encode()).hexdigest()[:16]
+    return f"{kind}-{digest}"

@@ -1,0 +1,266 @@
+"""c10d's collectives on tensors, as its process groups have them, by meshlib's on arrays.
+
+A call whose caller waits for it (``opts.asyncOp`` is false) runs in the caller's thread and raises
+there. ``opts.timeout``, where it is set, is the call's deadline. Lists of lists have one entry, as
+with Gloo: c10d once had one for each GPU of a rank.
+"""
+
+# ruff: noqa: D102 (the methods are c10d's, by its names; what each does is said at meshlib's)
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+from meshlib.calls.work import collect_all
+from meshlib.groups.process_group import ProcessGroup
+from meshlib.torch.tensors import Array, array, arrays, reduction
+from meshlib.torch.works import Continuations, TorchWork
+
+_c10d: Any = import_module("torch._C._distributed_c10d")
+
+Tensors = Sequence[Any]
+Call = Callable[..., Any]
+_UNSET = timedelta(0)  # c10d's own marks are this and less
+
+
+class TensorCollectives:
+    """The calls of a process group on tensors; ``mesh_group`` makes those on the CPU."""
+
+    continuations: Continuations
+
+    @property
+    def mesh_group(self) -> ProcessGroup:
+        """meshlib's group of these ranks."""
+        raise NotImplementedError
+
+    def elsewhere(self, device: str) -> Any:
+        """Return the process group for tensors on ``device``."""
+        raise NotImplementedError
+
+    def _issue(self, outputs: Tensors, opts: Any, calls: Sequence[Call]) -> TorchWork:
+        """Make ``calls``, one after the other, as one Work for ``outputs``."""
+        timeout = opts.timeout if opts.timeout > _UNSET else None
+        if not opts.asyncOp:
+            for call in calls:
+                call(timeout=timeout)
+            return TorchWork(None, outputs, self.continuations)
+        works = [call(async_op=True, timeout=timeout) for call in calls]
+        work = works[0] if len(works) == 1 else collect_all(works)
+        return TorchWork(work, outputs, self.continuations)
+
+    def _elsewhere(self, tensors: Tensors) -> Any:
+        """Return the process group for ``tensors`` that are not the CPU's, else None."""
+        device: str = tensors[0].device.type if tensors else "cpu"
+        return None if device == "cpu" else self.elsewhere(device)
+
+    # ------------------------------------------------------------------ to all
+
+    def broadcast(self, tensors: Tensors, opts: Any = None) -> Any:
+        opts = _c10d.BroadcastOptions() if opts is None else opts
+        if (other := self._elsewhere(tensors)) is not None:
+            return other.broadcast(tensors, opts)
+        make = partial(self.mesh_group.broadcast, group_src=opts.rootRank)
+        return self._issue(tensors, opts, [partial(make, x) for x in arrays(tensors)])
+
+    def allreduce(self, tensors: Tensors, opts: Any = None) -> Any:
+        opts = _c10d.AllreduceOptions() if opts is None else opts
+        if (other := self._elsewhere(tensors)) is not None:
+            return other.allreduce(tensors, opts)
+        make = partial(self.mesh_group.all_reduce, op=reduction(opts.reduceOp))
+        return self._issue(tensors, opts, [partial(make, x) for x in arrays(tensors)])
+
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Any:
+        opts = _c10d.AllreduceCoalescedOptions() if opts is None else opts
+        if (other := self._elsewhere(tensors)) is not None:
+            return other.allreduce_coalesced(tensors, opts)
+        op = reduction(opts.reduceOp)
+        make = partial(self.mesh_group.all_reduce_coalesced, arrays(tensors), op)
+        return self._issue(tensors, opts, [make])
+
+    def allgather(self, output_lists: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> Any:
+        opts = _c10d.AllgatherOptions() if opts is None else opts
+        if (other := self._elsewhere(inputs)) is not None:
+            return other.allgather(output_lists, inputs, opts)
+        outputs, x = _only(output_lists, "output_tensors"), _only(inputs, "input_tensors")
+        make = partial(self.mesh_group.all_gather, arrays(outputs), array(x))
+        return self._issue(outputs, opts, [make])
+
+    def allgather_coalesced(
+        self, output_lists: Sequence[Tensors], inputs: Tensors, opts: Any = None
+    ) -> Any:
+        opts = _c10d.AllgatherOptions() if opts is None else opts
+        if (other := self._elsewhere(inputs)) is not None:
+            return other.allgather_coalesced(output_lists, inputs, opts)
+        outputs = [arrays(tensors) for tensors in output_lists]
+        make = partial(self.mesh_group.all_gather_coalesced, outputs, arrays(inputs))
+        flat = [tensor for tensors in output_lists for tensor in tensors]
+        return self._issue(flat, opts, [make])
+
+    def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> Any:
+        if (other := self._elsewhere([input])) is not None:
+            return other.all_gather_single(output, input, opts or _c10d.AllgatherOptions())
+        return self.all_gather_single_coalesced([output], [input], opts)
+
+    def all_gather_single_coalesced(
+        self, outputs: Tensors, inputs: Tensors, opts: Any = None
+    ) -> Any:
+        opts = _c10d.AllgatherOptions() if opts is None else opts
+        if (other := self._elsewhere(inputs)) is not None:
+            return other.all_gather_single_coalesced(outputs, inputs, opts)
+        group, outs, ins = self.mesh_group, arrays(outputs), arrays(inputs)
+        if len(ins) > 1 and _of_one_dtype(ins):
+            make = partial(group.all_gather_into_tensor_coalesced, outs, ins)
+            return self._issue(outputs, opts, [make])
+        pairs = zip(outs, ins, strict=True)
+        calls = [partial(group.all_gather_into_tensor, out, x) for out, x in pairs]
+        return self._issue(outputs, opts, calls)
+
+    def barrier(self, opts: Any = None) -> Any:
+        opts = _c10d.BarrierOptions() if opts is None else opts
+        return self._issue((), opts, [self.mesh_group.barrier])
+
+    def monitored_barrier(
+        self, timeout: timedelta | None = None, wait_all_ranks: bool = False
+    ) -> None:
+        self.mesh_group.monitored_barrier(timeout, wait_all_ranks)
+
+    # ------------------------------------------------------------------ to one, from one
+
+    def reduce(self, tensors: Tensors, opts: Any = None) -> Any:
+        opts = _c10d.ReduceOptions() if opts is None else opts
+        if (other := self._elsewhere(tensors)) is not None:
+            return other.reduce(tensors, opts)
+        op = reduction(opts.reduceOp)
+        make = partial(self.mesh_group.reduce, op=op, group_dst=opts.rootRank)
+        return self._issue(tensors, opts, [partial(make, x) for x in arrays(tensors)])
+
+    def gather(self, output_lists: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> Any:
+        opts = _c10d.GatherOptions() if opts is None else opts
+        if (other := self._elsewhere(inputs)) is not None:
+            return other.gather(output_lists, inputs, opts)
+        x = _only(inputs, "input_tensors")
+        outputs = _only(output_lists, "output_tensors") if output_lists else None
+        make = partial(
+            self.mesh_group.gather,
+            array(x),
+            None if outputs is None else arrays(outputs),
+            group_dst=opts.rootRank,
+        )
+        return self._issue(outputs or (), opts, [make])
+
+    def scatter(self, outputs: Tensors, input_lists: Sequence[Tensors], opts: Any = None) -> Any:
+        opts = _c10d.ScatterOptions() if opts is None else opts
+        if (other := self._elsewhere(outputs)) is not None:
+            return other.scatter(outputs, input_lists, opts)
+        out = _only(outputs, "output_tensors")
+        make = partial(
+            self.mesh_group.scatter,
+            array(out),
+            arrays(_only(input_lists, "input_tensors")) if input_lists else None,
+            group_src=opts.rootRank,
+        )
+        return self._issue(outputs, opts, [make])
+
+    # ------------------------------------------------------------------ to each its own
+
+    def reduce_scatter(
+        self, outputs: Tensors, input_lists: Sequence[Tensors], opts: Any = None
+    ) -> Any:
+        opts = _c10d.ReduceScatterOptions() if opts is None else opts
+        if (other := self._elsewhere(outputs)) is not None:
+            return other.reduce_scatter(outputs, input_lists, opts)
+        out, inputs = _only(outputs, "output_tensors"), _only(input_lists, "input_tensors")
+        op = reduction(opts.reduceOp)
+        make = partial(self.mesh_group.reduce_scatter, array(out), arrays(inputs), op)
+        return self._issue(outputs, opts, [make])
+
+    def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> Any:
+        if (other := self._elsewhere([input])) is not None:
+            return other.reduce_scatter_single(output, input, opts or _c10d.ReduceScatterOptions())
+        return self.reduce_scatter_single_coalesced([output], [input], opts)
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: Tensors, inputs: Tensors, opts: Any = None
+    ) -> Any:
+        opts = _c10d.ReduceScatterOptions() if opts is None else opts
+        if (other := self._elsewhere(inputs)) is not None:
+            return other.reduce_scatter_single_coalesced(outputs, inputs, opts)
+        group, outs, ins = self.mesh_group, arrays(outputs), arrays(inputs)
+        op = reduction(opts.reduceOp)
+        if len(ins) > 1 and _of_one_dtype(ins):
+            make = partial(group.reduce_scatter_tensor_coalesced, outs, ins, op)
+            return self._issue(outputs, opts, [make])
+        pairs = zip(outs, ins, strict=True)
+        calls = [partial(group.reduce_scatter_tensor, out, x, op) for out, x in pairs]
+        return self._issue(outputs, opts, calls)
+
+    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
+        opts = _c10d.AllToAllOptions() if opts is None else opts
+        if (other := self._elsewhere(inputs)) is not None:
+            return other.alltoall(outputs, inputs, opts)
+        make = partial(self.mesh_group.all_to_all, arrays(outputs), arrays(inputs))
+        return self._issue(outputs, opts, [make])
+
+    def all_to_all_single(
+        self,
+        output: Any,
+        input: Any,
+        output_split_sizes: Sequence[int] | None = None,
+        input_split_sizes: Sequence[int] | None = None,
+        opts: Any = None,
+    ) -> Any:
+        opts = _c10d.AllToAllOptions() if opts is None else opts
+        # C++ says nothing with an empty list.
+        splits = output_split_sizes or None, input_split_sizes or None
+        if (other := self._elsewhere([input])) is not None:
+            return other.all_to_all_single(output, input, splits[0] or [], splits[1] or [], opts)
+        make = partial(self.mesh_group.all_to_all_single, array(output), array(input), *splits)
+        return self._issue([output], opts, [make])
+
+    # ------------------------------------------------------------------ messages
+
+    def send(self, tensors: Tensors, dst: int, tag: int = 0) -> Any:
+        if (other := self._elsewhere(tensors)) is not None:
+            return other.send(tensors, dst, tag)
+        work = self.mesh_group.isend(array(_only(tensors, "tensors")), group_dst=dst, tag=tag)
+        assert work is not None  # this rank is a member
+        return TorchWork(work, tensors, self.continuations)
+
+    def recv(self, tensors: Tensors, src: int, tag: int = 0) -> Any:
+        if (other := self._elsewhere(tensors)) is not None:
+            return other.recv(tensors, src, tag)
+        return self._receive(tensors, src, tag)
+
+    def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Any:
+        if (other := self._elsewhere(tensors)) is not None:
+            return other.recv_anysource(tensors, tag)
+        return self._receive(tensors, None, tag)
+
+    def _receive(self, tensors: Tensors, src: int | None, tag: int) -> TorchWork:
+        into = array(_only(tensors, "tensors"))
+        work = self.mesh_group.irecv(into, group_src=src, tag=tag)
+        assert work is not None  # this rank is a member
+        return TorchWork(work, tensors, self.continuations, self.mesh_group.group_rank)
+
+    # ------------------------------------------------------------------ c10d's former names
+
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    alltoall_base = all_to_all_single
+
+
+def _of_one_dtype(items: Sequence[Array]) -> bool:
+    return len({item.dtype for item in items}) == 1
+
+
+def _only(items: Sequence[Any], name: str) -> Any:
+    """Return the one entry of ``items``; raise ValueError if there are others."""
+    if len(items) != 1:
+        raise ValueError(f"{name} has {len(items)} entries; expected one")
+    return items[0]

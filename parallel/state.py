@@ -1,0 +1,139 @@
+"""The state of a training run as global arrays: what a checkpoint needs to load on another mesh.
+
+Modules and optimizers give the arrays that this rank computes with. Those that a layer has split
+(``ColwiseParallel``) become ``DArray`` here, which say what they are parts of; so do an optimizer's
+states of them. Everything else is as ``state_dict`` gives it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from meshlib.sharding import DArray, Sharding
+from parallel.nn.module import Module
+from parallel.nn.parameter import Parameter
+from parallel.optim.optimizer import Optimizer
+
+
+def global_state(model: Module, optimizer: Optimizer | None = None) -> dict[str, Any]:
+    """Return ``{"model": ..., "optimizer": ...}``, to be saved by all ranks together.
+
+    Arrays are not copied.
+
+    Args:
+        model: The module; of a ``DistributedDataParallel`` its ``module``.
+        optimizer: That of its parameters, if its state is to be saved too.
+    """
+    splits = _by_path(model)
+    state: dict[str, Any] = {
+        "model": {
+            path: _whole(array, splits.get(path)) for path, array in model.state_dict().items()
+        }
+    }
+    if optimizer is not None:
+        told = optimizer.state_dict()
+        numbered = _by_number(optimizer)
+        state["optimizer"] = {
+            **told,
+            "state": {
+                number: {name: _whole(value, numbered[number]) for name, value in values.items()}
+                for number, values in told["state"].items()
+            },
+        }
+    return state
+
+
+def global_layout(model: Module, optimizer: Optimizer | None = None) -> dict[str, Any]:
+    """Return what ``meshlib.checkpoint.load`` is to make of such a state: its ``like``.
+
+    The optimizer need not have made a step: its states are laid out by the shapes of the
+    parameters that they belong to.
+
+    Args:
+        model: The module that the state is for; of a ``DistributedDataParallel`` its ``module``.
+        optimizer: That of its parameters, if its state is to be loaded too.
+    """
+    like: dict[str, Any] = {"model": global_state(model)["model"]}
+    if optimizer is not None:
+        like["optimizer"] = _layout_of(optimizer)
+    return like
+
+
+def restore(state: Mapping[str, Any], model: Module, optimizer: Optimizer | None = None) -> None:
+    """Copy what was loaded, in the layout of ``global_layout``, into a model and its optimizer.
+
+    Args:
+        state: ``{"model": ..., "optimizer": ...}``; what else is in it is not looked at.
+        model: The module, whose ``load_state_dict`` gets this rank's parts.
+        optimizer: The optimizer, likewise.
+
+    Raises:
+        KeyError: For a state that lacks something.
+        ValueError: For one that does not fit the model or the optimizer.
+    """
+    splits = _by_path(model)
+    model.load_state_dict(
+        {path: _part(value, splits.get(path)) for path, value in state["model"].items()}
+    )
+    if optimizer is not None:
+        saved, numbered = state["optimizer"], _by_number(optimizer)
+        parts = {
+            number: {
+                name: _part(value, numbered[number] if number < len(numbered) else None)
+                for name, value in values.items()
+            }
+            for number, values in saved["state"].items()
+        }
+        optimizer.load_state_dict({**saved, "state": parts})
+
+
+def _by_path(model: Module) -> dict[str, Parameter]:
+    return dict(model.named_parameters(remove_duplicate=False))
+
+
+def _by_number(optimizer: Optimizer) -> list[Parameter]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _split(parameter: Parameter | None) -> tuple[Sharding, tuple[int, ...]] | None:
+    """Return of what a parameter is a part, None where its state is the global array already."""
+    if parameter is None or parameter.sharding is not None:
+        return None
+    return parameter.split
+
+
+def _whole(array: Any, parameter: Parameter | None) -> Any:
+    """Return the global array of a part that has the shape of its split parameter."""
+    split = _split(parameter)
+    if split is None or isinstance(array, DArray) or not hasattr(array, "dtype"):
+        return array
+    sharding, shape = split
+    if tuple(array.shape) != sharding.local_shape(shape):
+        return array  # a count of steps
+    return DArray(array, sharding, shape, array.dtype)
+
+
+def _part(value: Any, parameter: Parameter | None) -> Any:
+    """Return the inverse of ``_whole``."""
+    split = _split(parameter)
+    if split is None or not isinstance(value, DArray) or value.sharding != split[0]:
+        return value
+    return value.local
+
+
+def _layout_of(optimizer: Optimizer) -> Callable[[tuple[Any, ...], tuple[int, ...]], Any]:
+    numbered = _by_number(optimizer)
+
+    def layout(keys: tuple[Any, ...], shape: tuple[int, ...]) -> Sharding | Any:
+        # ("state", number, name); anything else is no state of a parameter.
+        number = keys[1] if len(keys) == 3 and keys[0] == "state" else -1
+        if not isinstance(number, int) or not 0 <= number < len(numbered):
+            return ...
+        parameter = numbered[number]
+        split = _split(parameter)
+        if parameter.sharding is not None:  # kept as parts by ``fully_shard``
+            split = parameter.sharding, tuple(parameter.value.shape)
+        return split[0] if split is not None and split[1] == shape else ...
+
+    return layout

@@ -1,0 +1,145 @@
+"""``Checkpointer``: saving in the background, errors that surface, keeping the newest and best."""
+
+import threading
+
+import numpy as np
+import pytest
+from sharding_cases import named_mesh
+
+import meshlib as dist
+from meshlib.checkpoint import Checkpointer, load
+from meshlib.checkpoint.saving import Piece
+from meshlib.sharding import P, Sharding, ones
+from meshlib.testing import run_ranks
+
+
+@pytest.fixture
+def gate(monkeypatch):
+    """Whoever writes a chunk waits until it is opened."""
+    opened, write = threading.Event(), Piece.write
+
+    def waiting(self, *args):
+        assert opened.wait(20)
+        write(self, *args)
+
+    monkeypatch.setattr(Piece, "write", waiting)
+    yield opened
+    opened.set()
+
+
+def test_the_program_goes_on_after_a_copy(tmp_path, gate):
+    mesh = named_mesh(2)
+
+    def program():
+        x, plain = ones((6,), Sharding(mesh, P("a"))), np.ones(3)
+        with Checkpointer(tmp_path) as checkpoints:
+            checkpoints.async_save({"x": x, "plain": plain}, step=1)
+            assert checkpoints.is_saving()
+            x.to_local()[...] = 5
+            plain[...] = 5
+            # The job's own calls go on meanwhile.
+            assert dist.all_reduce(np.ones(1))[0] == 2
+            assert not (tmp_path / "step-1" / "zarr.json").exists()
+            dist.barrier()
+            gate.set()
+            assert checkpoints.wait() == str(tmp_path / "step-1")
+            assert checkpoints.wait() is None
+            assert checkpoints.latest() == 1
+            back = checkpoints.load({"x": Sharding(mesh), "plain": plain})
+            return back["x"].to_local().tolist(), back["plain"].tolist()
+
+    assert run_ranks(program, 2) == [([1] * 6, [1] * 3)] * 2
+
+
+def test_one_is_under_way_at_most_and_memory_is_used_again(tmp_path, gate):
+    checkpoints = Checkpointer(tmp_path)
+    x = np.zeros(5)
+    checkpoints.async_save({"x": x}, step=1)
+    first = checkpoints._room
+    threading.Timer(0.2, gate.set).start()
+    x += 1
+    checkpoints.async_save({"x": x}, step=2)  # waits for the first
+    assert (tmp_path / "step-1" / "zarr.json").exists()
+    assert checkpoints._room is first
+    checkpoints.close()
+    assert [load(tmp_path, step=step)["x"][0] for step in (1, 2)] == [0, 1]
+
+
+def test_an_error_surfaces_at_the_next_call_on_all_ranks(tmp_path, monkeypatch):
+    write = Piece.write
+
+    def failing(self, storage, folder):
+        if dist_rank() == 1 and folder == "step-2":
+            raise OSError(28, "No space left on device")
+        write(self, storage, folder)
+
+    mesh = named_mesh(2)
+    ranks = {}
+
+    def dist_rank():
+        return ranks[threading.current_thread().name]
+
+    def program():
+        x = ones((4,), Sharding(mesh, P("a")))
+        with Checkpointer(tmp_path) as checkpoints:
+            for step in (1, 2):
+                # The thread that writes has no rank of its own to ask.
+                checkpoints.async_save([x], step=step)
+                if step == 1:
+                    checkpoints.wait()
+            with pytest.raises(OSError, match="No space left"):
+                checkpoints.async_save([x], step=3)
+            assert checkpoints.latest() == 1
+            checkpoints.save([x], step=3)
+            return checkpoints.steps()
+
+    start = threading.Thread.start
+
+    def noted(self):
+        if self.name.startswith("checkpoint-"):
+            self.name = f"{self.name} of {dist.get_rank()}"
+            ranks[self.name] = dist.get_rank()
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", noted)
+    monkeypatch.setattr(
+        Piece,
+        "write",
+        lambda self, *a: (
+            failing(self, *a) if threading.current_thread().name in ranks else write(self, *a)
+        ),
+    )
+    assert run_ranks(program, 2) == [[1, 3]] * 2
+
+
+def test_keeping_the_last_and_the_best(tmp_path):
+    losses = [5.0, 1.0, 4.0, 2.0, 3.0, 6.0]
+
+    def steps(**options):
+        folder = tmp_path / "-".join(map(str, options.values()))
+        with Checkpointer(folder, sync=False, **options) as checkpoints:
+            for step, loss in enumerate(losses):
+                checkpoints.async_save({"step": step}, step=step, metric=loss)
+            return checkpoints.steps()
+
+    assert steps(keep_last=2) == [4, 5]
+    assert steps(keep_best=2) == [1, 3, 5]  # the newest always
+    assert steps(keep_last=2, keep_best=1) == [1, 4, 5]
+    assert steps(keep_last=1, keep_best=1, better="higher") == [5]
+    # Those of an earlier job count, too.
+    with Checkpointer(tmp_path / "2", keep_best=1) as checkpoints:
+        checkpoints.save({}, step=9, metric=2.5)
+        assert checkpoints.steps() == [1, 9]
+        assert checkpoints.latest() == 9
+
+
+def test_bad_arguments(tmp_path):
+    for options, message in [
+        ({"keep_last": 0}, "keep_last is 0"),
+        ({"keep_best": -1}, "keep_best is -1"),
+        ({"better": "best"}, "better is 'best'"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            Checkpointer(tmp_path, **options)
+    with Checkpointer(tmp_path) as checkpoints, pytest.raises(ValueError, match="metric is nan"):
+        checkpoints.save({}, step=0, metric=float("nan"))

@@ -1,0 +1,143 @@
+"""Safetensors: what we write the reference reads, and the other way; names, shards and index."""
+
+import json
+import struct
+
+import ml_dtypes
+import numpy as np
+import pytest
+from sharding_cases import named_mesh
+
+import meshlib as dist
+from meshlib.checkpoint import (
+    CheckpointError,
+    CorruptCheckpointError,
+    SafetensorsFiles,
+    export_safetensors,
+    import_safetensors,
+    load,
+    save,
+)
+from meshlib.sharding import P, Sharding
+from meshlib.testing import run_ranks
+
+MODEL = {
+    "embed.weight": np.arange(40, dtype="f4").reshape(10, 4),
+    "layers.0.bias": np.arange(4, dtype="f2"),
+    "layers.0.mask": np.array([True, False, True]),
+    "scale": np.array(2.5),
+    "half": np.arange(6).astype(ml_dtypes.bfloat16).reshape(2, 3),
+    "none": np.zeros((0, 2), "i8"),
+}
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    save(tmp_path / "run", {"model": MODEL, "optimizer": {"m": np.ones(3)}, "step": 1}, step=1)
+    return tmp_path / "run"
+
+
+def same(one, other):
+    assert sorted(one) == sorted(other)
+    for name, array in one.items():
+        assert array.dtype == other[name].dtype
+        np.testing.assert_array_equal(array, other[name])
+
+
+@pytest.mark.parametrize(("most", "files"), [(5_000_000_000, 1), (20, 3), (1, 6)])
+def test_out_and_in_again(tmp_path, checkpoint, most, files):
+    out = tmp_path / "out"
+    names = export_safetensors(checkpoint, out, prefix="model/", max_shard_bytes=most)
+    assert len(names) == files
+    if files == 1:
+        assert [path.name for path in out.iterdir()] == ["model.safetensors"]
+    else:
+        assert names[0] == f"model-00001-of-{files:05}.safetensors"
+        index = json.loads((out / "model.safetensors.index.json").read_text())
+        assert index["weight_map"].keys() == MODEL.keys()
+        assert index["metadata"]["total_size"] == sum(x.nbytes for x in MODEL.values())
+    same(SafetensorsFiles(out), MODEL)
+    mesh = named_mesh(2)
+
+    def program():
+        import_safetensors(out, tmp_path / "in", step=3)
+        like = {name: Sharding(mesh) for name in MODEL}
+        like["embed.weight"] = Sharding(mesh, P("a"))
+        return load(tmp_path / "in", {"model": like})["model"]["embed.weight"].to_local()
+
+    parts = run_ranks(program, 2)
+    np.testing.assert_array_equal(np.concatenate(parts), MODEL["embed.weight"])
+    same(load(tmp_path / "in")["model"], MODEL)
+
+
+def test_the_reference_reads_what_we_write_and_we_what_it_writes(tmp_path, checkpoint):
+    reference = pytest.importorskip("safetensors.numpy")
+    export_safetensors(checkpoint, tmp_path / "out", prefix="model/")
+    names = [name for name in MODEL if name != "half"]  # which it wants another library for
+    read = reference.load_file(tmp_path / "out" / "model.safetensors")
+    same({name: read[name] for name in names}, {name: MODEL[name] for name in names})
+    # Its writer has rules for the order of arrays and their alignment.
+    reference.save_file(
+        {name: np.ascontiguousarray(MODEL[name]) for name in names},
+        tmp_path / "theirs.safetensors",
+        metadata={"who": "they"},
+    )
+    same(SafetensorsFiles(tmp_path / "theirs.safetensors"), {n: MODEL[n] for n in names})
+
+
+def test_renaming(tmp_path, checkpoint):
+    def rename(name):
+        return None if name.startswith("layers") else f"transformer.{name}"
+
+    export_safetensors(checkpoint, tmp_path / "out", prefix="model/", rename=rename)
+    names = set(SafetensorsFiles(tmp_path / "out"))
+    assert names == {f"transformer.{n}" for n in MODEL if not n.startswith("layers")}
+    import_safetensors(
+        tmp_path / "out", tmp_path / "in", rename=lambda name: name.removeprefix("transformer.")
+    )
+    assert set(load(tmp_path / "in")["model"]) == {n for n in MODEL if not n.startswith("layers")}
+    for function, source in (
+        (export_safetensors, checkpoint),
+        (import_safetensors, tmp_path / "out"),
+    ):
+        with pytest.raises(CheckpointError, match="rename makes two arrays 'x'"):
+            function(source, tmp_path / "twice", rename=lambda name: "x")
+
+
+def test_what_is_not_there_or_torn_is_named(tmp_path, checkpoint):
+    with pytest.raises(CheckpointError, match="has no arrays below 'modle/'"):
+        export_safetensors(checkpoint, tmp_path / "out", prefix="modle/")
+    with pytest.raises(CheckpointError, match="is no safetensors file and has none"):
+        SafetensorsFiles(tmp_path / "nowhere")
+    export_safetensors(checkpoint, tmp_path / "out", prefix="model/")
+    path = tmp_path / "out" / "model.safetensors"
+    data = path.read_bytes()
+    broken = [
+        data[:-1],
+        data[:20],
+        b"",
+        struct.pack("<Q", 1 << 60) + data[8:],
+        data.replace(b'"F32"', b'"F99"'),
+        data.replace(b'"shape":[10,4]', b'"shape":[10,5]'),
+        struct.pack("<Q", 4) + b"[1] " + data[8:],
+    ]
+    for one in broken:
+        path.write_bytes(one)
+        with pytest.raises(CorruptCheckpointError, match=f"{path} is torn, or no safetensors file"):
+            SafetensorsFiles(path)
+    (tmp_path / "out" / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {"x": "elsewhere.safetensors"}})
+    )
+    with pytest.raises(CheckpointError, match=r"elsewhere.safetensors is missing"):
+        SafetensorsFiles(tmp_path / "out")
+    save(tmp_path / "complex", {"x": np.ones(2, "c16")}, step=0)
+    with pytest.raises(CheckpointError, match="'x' has dtype complex128, not in safetensors"):
+        export_safetensors(tmp_path / "complex", tmp_path / "out")
+
+
+def test_several_ranks_share_an_import(tmp_path, checkpoint):
+    export_safetensors(checkpoint, tmp_path / "out", prefix="model/")
+    run_ranks(
+        lambda: import_safetensors(tmp_path / "out", tmp_path / f"in{dist.get_world_size()}"), 3
+    )
+    same(load(tmp_path / "in3")["model"], MODEL)

@@ -1,0 +1,91 @@
+"""States of tensor-parallel models as global arrays: saved on one mesh, gone on with on another."""
+
+import numpy as np
+import pytest
+
+import meshlib as dist
+from meshlib.checkpoint import Checkpointer
+from meshlib.testing import run_ranks
+from parallel import ColwiseParallel, DistributedDataParallel, RowwiseParallel, nn, optim
+from parallel.fsdp import fully_shard
+from parallel.state import global_layout, global_state, restore
+
+STEPS = 8
+BATCH = 8
+
+
+def train(folder, shape, begin, end):
+    """Train steps ``begin`` to ``end`` on a (dp, tp) mesh, and save; return the mean losses."""
+    mesh = dist.DeviceMesh.from_shape("cpu", shape, mesh_dim_names=("dp", "tp"))
+    dp, tp = mesh["dp"], mesh["tp"]
+    rng = np.random.default_rng(0)
+    wide = nn.Linear(5, 8, rng=rng, dtype="f8")
+    narrow = nn.Linear(8, 3, rng=rng, dtype="f8")
+    model = nn.Sequential(
+        ColwiseParallel.from_linear(wide, tp), nn.Tanh(), RowwiseParallel.from_linear(narrow, tp)
+    )
+    ddp = DistributedDataParallel(model, dp)
+    optimizer = optim.AdamW(model.parameters(), lr=0.05)
+    loss = nn.CrossEntropyLoss()
+    with Checkpointer(folder, sync=False) as checkpoints:
+        if begin:
+            restore(checkpoints.load(global_layout(model, optimizer)), model, optimizer)
+        losses = []
+        for step in range(begin, end):
+            data = np.random.default_rng(step)
+            x, y = data.normal(size=(BATCH, 5)), data.integers(0, 3, BATCH)
+            own = slice(dp.get_local_rank(), None, dp.size())
+            optimizer.zero_grad()
+            losses.append(loss(ddp(x[own]), y[own]))
+            ddp.backward(loss.backward())
+            optimizer.step()
+        checkpoints.save(global_state(model, optimizer), step=end)
+    return dp.all_reduce(np.array(losses), op=dist.ReduceOp.AVG)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [((4, 1), (2, 2)), ((1, 4), (2, 1)), ((1, 2), (2, 4))]
+)
+def test_a_run_goes_on_on_another_mesh(tmp_path, before, after):
+    (uncut, *_) = run_ranks(train, before[0] * before[1], tmp_path / "uncut", before, 0, STEPS)
+    (cut, *_) = run_ranks(train, before[0] * before[1], tmp_path / "cut", before, 0, 3)
+    resumed = run_ranks(train, after[0] * after[1], tmp_path / "cut", after, 3, STEPS)
+    for losses in resumed:
+        np.testing.assert_allclose([*cut, *losses], uncut, rtol=0, atol=1e-9)
+
+
+def test_the_arrays_are_those_of_the_whole_layers():
+    def program():
+        mesh = dist.DeviceMesh.from_shape("cpu", (2,), mesh_dim_names=("tp",))
+        layer = ColwiseParallel(4, 2, mesh, rng=np.random.default_rng(0))
+        return {path: x.full_array() for path, x in global_state(layer)["model"].items()}
+
+    whole = nn.Linear(4, 2, rng=np.random.default_rng(0))
+    for state in run_ranks(program, 2):
+        np.testing.assert_array_equal(state["linear.weight"], whole.weight.data)
+        np.testing.assert_array_equal(state["linear.bias"], whole.bias.data)
+
+
+def test_parts_of_fully_shard_load_on_another_number_of_ranks(tmp_path):
+    def program(begin):
+        mesh = dist.DeviceMesh.from_shape("cpu", (dist.get_world_size(),), mesh_dim_names=("dp",))
+        rng = np.random.default_rng(0)
+        model = fully_shard(nn.Sequential(nn.Linear(5, 7, rng=rng, dtype="f8")), mesh)
+        optimizer, loss = optim.AdamW(model.parameters(), lr=0.05), nn.CrossEntropyLoss()
+        with Checkpointer(tmp_path, sync=False) as checkpoints:
+            if begin:
+                restore(checkpoints.load(global_layout(model, optimizer)), model, optimizer)
+            for step in range(begin, begin + 2):
+                data = np.random.default_rng(step)  # the same on all ranks
+                optimizer.zero_grad()
+                loss(model(data.normal(size=(4, 5))), data.integers(0, 7, 4))
+                model.backward(loss.backward())
+                optimizer.step()
+            if not begin or dist.get_world_size() == 1:
+                checkpoints.save(global_state(model, optimizer), step=begin + 2)
+            return {path: x.full_array() for path, x in model.state_dict().items()}
+
+    run_ranks(program, 3, 0)
+    two, one = run_ranks(program, 2, 2), run_ranks(program, 1, 2)
+    for path, array in one[0].items():
+        np.testing.assert_allclose(two[0][path], array, rtol=0, atol=1e-12)

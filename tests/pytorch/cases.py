@@ -1,0 +1,462 @@
+"""What PyTorch programs do over a backend: each case returns tensors, the same ones over Gloo.
+
+Run as ``cases.py RANK FOLDER``, one process a rank. Writes ``FOLDER/RANK.json``: what went wrong
+with each case, or "".
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import sys
+import traceback
+import warnings
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as fc
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+import meshlib.torch  # noqa: F401
+
+RANKS = 4
+CASES = {}
+# meshlib adds halves in single precision and rounds once, Gloo after each addition.
+LOOSE = {"ddp_with_hooks_that_compress": {"rtol": 5e-3, "atol": 5e-3}}
+
+
+def case(function):
+    CASES[function.__name__] = function
+    return function
+
+
+def seeded(*shape, rank=None):
+    """Draw numbers that depend on the rank."""
+    generator = torch.Generator().manual_seed(dist.get_rank() if rank is None else rank)
+    return torch.randn(*shape, generator=generator)
+
+
+@case
+def reduce_with_every_op():
+    results = []
+    for op in (dist.ReduceOp.SUM, dist.ReduceOp.PRODUCT, dist.ReduceOp.MIN, dist.ReduceOp.MAX):
+        for dtype in (torch.float32, torch.float64, torch.int32, torch.int64, torch.bfloat16):
+            x = (torch.arange(1, 7) + dist.get_rank()).to(dtype)
+            dist.all_reduce(x, op)
+            results.append(x)
+    for op in (dist.ReduceOp.BAND, dist.ReduceOp.BOR, dist.ReduceOp.BXOR):
+        x = torch.arange(8) + dist.get_rank()
+        dist.all_reduce(x, op)
+        results.append(x)
+    return results
+
+
+@case
+def to_one_and_from_one():
+    rank, size = dist.get_rank(), dist.get_world_size()
+    x = seeded(5)
+    dist.broadcast(x, src=2)
+    y = seeded(3)
+    dist.reduce(y, dst=1)
+    parts = [torch.zeros(2, 2) for _ in range(size)] if rank == 3 else None
+    dist.gather(seeded(2, 2), parts, dst=3)
+    mine = torch.zeros(4)
+    dist.scatter(mine, [seeded(4, rank=i) for i in range(size)] if rank == 0 else None, src=0)
+    return [x, *([y] if rank == 1 else []), *(parts or []), mine]
+
+
+@case
+def gather_and_scatter_of_all():
+    size = dist.get_world_size()
+    parts = [torch.zeros(3) for _ in range(size)]
+    dist.all_gather(parts, seeded(3))
+    flat = torch.zeros(size * 3)
+    dist.all_gather_single(flat, seeded(3))
+    share = torch.zeros(2)
+    dist.reduce_scatter_single(share, seeded(size * 2))
+    listed = torch.zeros(2)
+    dist.reduce_scatter(listed, list(seeded(size, 2)))
+    return [*parts, flat, share, listed]
+
+
+@case
+def all_to_all_with_splits():
+    rank, size = dist.get_rank(), dist.get_world_size()
+    out = torch.zeros(size * (rank + 1), 2)
+    dist.all_to_all_single(
+        out, seeded(sum(range(1, size + 1)), 2), [rank + 1] * size, list(range(1, size + 1))
+    )
+    even = torch.zeros(size)
+    dist.all_to_all_single(even, seeded(size))
+    return [out, even]
+
+
+@case
+def messages_in_a_ring():
+    rank, size = dist.get_rank(), dist.get_world_size()
+    got = torch.zeros(4)
+    works = [
+        dist.isend(seeded(4), (rank + 1) % size, tag=7),
+        dist.irecv(got, (rank - 1) % size, tag=7),
+    ]
+    for work in works:
+        work.wait()
+    pairs = torch.zeros(2)
+    ops = [
+        dist.P2POp(dist.isend, seeded(2), (rank + 1) % size),
+        dist.P2POp(dist.irecv, pairs, (rank - 1) % size),
+    ]
+    for work in dist.batch_isend_irecv(ops):
+        work.wait()
+    return [got, pairs]
+
+
+@case
+def message_from_anybody():
+    got, sources = [], []
+    if dist.get_rank() == 0:
+        for _ in range(dist.get_world_size() - 1):
+            x = torch.zeros(1)
+            sources.append(dist.recv(x))
+            got.append((sources[-1], x))
+    else:
+        dist.send(torch.tensor([float(dist.get_rank())]), dst=0)
+    assert all(source == int(x) for source, x in got)
+    return [torch.tensor(sorted(sources))]
+
+
+@case
+def objects():
+    size = dist.get_world_size()
+    everybody = [None] * size
+    dist.all_gather_object(everybody, {"rank": dist.get_rank(), "text": "x" * dist.get_rank()})
+    told = [{"from": 0}] if dist.get_rank() == 0 else [None]
+    dist.broadcast_object_list(told, src=0)
+    return [torch.tensor([one["rank"] for one in everybody]), torch.tensor([told[0]["from"]])]
+
+
+@case
+def coalesced_calls():
+    size = dist.get_world_size()
+    xs = [seeded(3), seeded(2, 2)]
+    with dist.distributed_c10d._coalescing_manager(async_ops=True) as manager:
+        for x in xs:
+            dist.all_reduce(x)
+    manager.wait()
+    wholes = [torch.zeros(size * 3), torch.zeros(size * 2)]
+    with dist.distributed_c10d._coalescing_manager():
+        dist.all_gather_single(wholes[0], seeded(3))
+        dist.all_gather_single(wholes[1], seeded(2))
+    shares = [torch.zeros(3), torch.zeros(2)]
+    with dist.distributed_c10d._coalescing_manager():
+        dist.reduce_scatter_single(shares[0], seeded(size * 3))
+        dist.reduce_scatter_single(shares[1], seeded(size * 2))
+    return [*xs, *wholes, *shares]
+
+
+@case
+def groups_of_some():
+    rank = dist.get_rank()
+    low = dist.new_group([0, 1], use_local_synchronization=True) if rank < 2 else None
+    odd = dist.new_group([1, 3])
+    results = []
+    for group in (low, odd if rank % 2 else None):
+        if group is not None:
+            x = seeded(3)
+            dist.all_reduce(x, group=group)
+            dist.barrier(group)
+            results.append(x)
+    dist.destroy_process_group(odd) if rank % 2 else None
+    return results
+
+
+@case
+def futures_that_continue():
+    x = seeded(3)
+    future = dist.all_reduce(x, async_op=True).get_future()
+    doubled = future.then(lambda done: done.value()[0] * 2)
+
+    def again(done):
+        y = done.value().clone()
+        # Waits, in a continuation, for a later call of the same group.
+        return dist.all_reduce(y, async_op=True).get_future().wait()[0]
+
+    return [doubled.then(again).wait()]
+
+
+@case
+def functional_collectives():
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    x = seeded(4, 2)
+    results = [
+        fc.all_reduce(x, "sum", (mesh, 0)),
+        fc.all_gather_single(x, 0, (mesh, 1)),
+        fc.reduce_scatter_single(x, "sum", 0, (mesh, 1)),
+        fc.all_to_all_single(x, None, None, (mesh, 0)),
+        fc.broadcast(x, 0, (mesh, 0)) if dist.get_rank() in (0, 2) else x,
+        *fc.all_reduce_coalesced([x, x * 2], "avg" if backend() == "meshlib" else "sum", (mesh, 1)),
+    ]
+    if backend() == "meshlib":
+        results[-2:] = [y * 2 for y in results[-2:]]
+    compiled = torch.compile(lambda y: fc.all_reduce(y, "sum", (mesh, 0)) + 1, backend="eager")
+    results.append(compiled(x))
+    return [fc.wait_tensor(y) + 0 for y in results]
+
+
+def backend():
+    return dist.get_backend()
+
+
+def network():
+    torch.manual_seed(1)
+    return nn.Sequential(
+        nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4)
+    )
+
+
+def train(model, steps=3):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss = model(seeded(6, 8, rank=100 * step + dist.get_rank())).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return losses
+
+
+def full(parameters):
+    return [getattr(p, "full_tensor", lambda p=p: p)().detach() for p in parameters]
+
+
+def ddp(register=None):
+    model = nn.parallel.DistributedDataParallel(network(), bucket_cap_mb=0.001)
+    if register is not None:
+        register(model)
+    return [*train(model), *full(model.parameters())]
+
+
+@case
+def ddp_without_a_hook():
+    return ddp()
+
+
+@case
+def ddp_with_hooks_that_compress():
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    results = ddp(lambda model: model.register_comm_hook(None, default_hooks.fp16_compress_hook))
+    return results + ddp(lambda model: model.register_comm_hook(None, default_hooks.allreduce_hook))
+
+
+@case
+def ddp_with_power_sgd():
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power
+
+    torch.manual_seed(2)
+    model = nn.parallel.DistributedDataParallel(network())  # one bucket: its calls have one order
+    state = power.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
+    model.register_comm_hook(state, power.powerSGD_hook)
+    return [*train(model, 5), *full(model.parameters())]
+
+
+@case
+def fsdp2():
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    model = network()
+    mesh = init_device_mesh("cpu", (RANKS,), mesh_dim_names=("shard",))
+    for layer in model:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    results = [*train(model), *full(model.parameters())]
+    half = network()
+    fully_shard(half, mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+    half(seeded(6, 8)).float().square().mean().backward()
+    return results + full(half.parameters())
+
+
+@case
+def hsdp():
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    model = network()
+    fully_shard(model, mesh=mesh)
+    return [*train(model), *full(model.parameters())]
+
+
+@case
+def dtensor():
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    whole = seeded(6, 5, rank=3)
+    x = distribute_tensor(whole, mesh, [Shard(0), Shard(1)])
+    results = [x.full_tensor(), x.redistribute(mesh, [Shard(1), Replicate()]).to_local()]
+    part = DTensor.from_local(seeded(4, 4), mesh, [Partial(), Replicate()])
+    results.append(part.redistribute(mesh, [Shard(1), Replicate()]).to_local())
+    results.append((x @ x.T).full_tensor())
+    return results
+
+
+@case
+def tensor_parallel():
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    mesh = init_device_mesh("cpu", (RANKS,), mesh_dim_names=("tp",))
+    plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    model = parallelize_module(network(), mesh, plan)
+    loss = model(seeded(6, 8, rank=5)).square().mean()
+    loss.backward()
+    return [loss.detach(), *(p.grad.full_tensor() for p in model[0].parameters())]
+
+
+@case
+def pipeline():
+    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+    rank = dist.get_rank()
+    torch.manual_seed(7)
+    stages = [nn.Linear(8, 8) for _ in range(RANKS)]
+    stage = PipelineStage(stages[rank], rank, RANKS, torch.device("cpu"))
+    schedule = ScheduleGPipe(stage, 4, loss_fn=F.mse_loss)
+    x, goal, losses = seeded(8, 8, rank=1), seeded(8, 8, rank=2), []
+    if rank == 0:
+        schedule.step(x)
+    elif rank == RANKS - 1:
+        schedule.step(target=goal, losses=losses)
+    else:
+        schedule.step()
+    return [stages[rank].weight.grad, *losses]
+
+
+@case
+def distributed_checkpoint():
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.fsdp import fully_shard
+
+    model = network()
+    fully_shard(model)
+    train(model, 1)
+    path = os.path.join(FOLDER, f"checkpoint-{backend()}")
+    dcp.save({"model": model.state_dict()}, checkpoint_id=path)
+    other = network()
+    fully_shard(other)
+    state = {"model": other.state_dict()}
+    dcp.load(state, checkpoint_id=path)
+    other.load_state_dict(state["model"])
+    return full(other.parameters())
+
+
+@case
+def names_of_a_mesh():
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    for name in ("dp", "tp"):
+        group = mesh.get_group(name)
+        assert group.group_desc == f"mesh_{name}", group.group_desc
+        assert dist.distributed_c10d._resolve_process_group(group.group_name) is group
+        if backend() == "meshlib":
+            assert f"'mesh_{name}'" in str(group.mesh_group), str(group.mesh_group)
+            assert list(group.mesh_group.ranks) == dist.get_process_group_ranks(group)
+    return []
+
+
+# What Gloo has not: compared with what is known.
+
+
+@case
+def small_floats():
+    results = []
+    for name in ("float8_e4m3fn", "float8_e5m2", "bfloat16", "float16"):
+        x = torch.ones(2, 3).to(getattr(torch, name))
+        if backend() == "meshlib":
+            dist.all_reduce(x)
+        else:
+            x = (torch.ones(2, 3) * RANKS).to(x.dtype)
+        results.append(x.float())
+    return results
+
+
+@case
+def strided_tensors():
+    base, out = seeded(3, 4), torch.zeros(4, RANKS).t()
+    if backend() == "meshlib":
+        dist.all_reduce(base.t()[::2])
+        dist.all_gather_single(out, seeded(8)[::2])
+    else:
+        taken = base.t()[::2].contiguous()
+        dist.all_reduce(taken)
+        base.t()[::2] = taken
+        rows = [torch.zeros(4) for _ in range(RANKS)]
+        dist.all_gather(rows, seeded(8)[::2].contiguous())
+        out.copy_(torch.stack(rows))
+    return [base, out]
+
+
+@case
+def averages():
+    x = seeded(3)
+    mine, share = x.clone(), torch.zeros(1)
+    if backend() == "meshlib":
+        dist.all_reduce(mine, dist.ReduceOp.AVG)
+        dist.reduce_scatter_single(share, seeded(RANKS), dist.ReduceOp.AVG)
+    else:
+        dist.all_reduce(mine)
+        dist.reduce_scatter_single(share, seeded(RANKS))
+        mine, share = mine / RANKS, share / RANKS
+    return [mine, share]
+
+
+def run(name):
+    return [x.detach().clone() for x in CASES[name]()]
+
+
+def main(rank, folder):
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    found, wrong = {}, dict.fromkeys(CASES, "")
+    for which in ("meshlib", "gloo"):
+        dist.init_process_group(
+            which,
+            init_method=f"file://{folder}/meet-{which}",
+            rank=rank,
+            world_size=RANKS,
+            timeout=timedelta(seconds=60),
+        )
+        for name in CASES:
+            if wrong[name]:
+                continue
+            try:
+                torch.manual_seed(rank)
+                found[which, name] = run(name)
+            except Exception:  # noqa: BLE001 (the case's outcome)
+                wrong[name] = f"over {which}: {traceback.format_exc()}"
+            told = [None] * RANKS
+            dist.all_gather_object(told, wrong[name])
+            wrong[name] = "\n".join(filter(None, told))
+        dist.destroy_process_group()
+    for name in CASES:
+        if not wrong[name]:
+            ours, theirs = copy.copy(found["meshlib", name]), found["gloo", name]
+            try:
+                torch.testing.assert_close(ours, theirs, **LOOSE.get(name, {}))
+            except AssertionError as error:
+                wrong[name] = f"rank {rank}: {error}"
+    with open(f"{folder}/{rank}.json", "w") as file:
+        json.dump(wrong, file)
+
+
+if __name__ == "__main__":
+    FOLDER = sys.argv[2]
+    main(int(sys.argv[1]), FOLDER)
