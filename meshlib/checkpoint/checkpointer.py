@@ -50,7 +50,7 @@ def save(
 
     Raises:
         CheckpointError: On every rank, for trees, values or shapes that differ between ranks, named
-            with both.
+            with both; and for a ``path`` that is not the same folder on all of them.
         TypeError: On every rank, for what cannot be kept, naming its path.
         ValueError: For a negative step.
         OSError: On every rank, if one cannot write. There is no new checkpoint then.

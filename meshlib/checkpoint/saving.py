@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
@@ -199,7 +199,7 @@ class Save:
         """
         storage, folder = self._storage, self.entry.name
 
-        def write_own() -> None:
+        def write_own() -> tuple[str, str | None]:
             for piece in self.pieces:
                 piece.write(storage, folder)
             for name in self._own_documents:
@@ -211,8 +211,13 @@ class Save:
                 for group in groups_above(list(self._documents)):
                     self._write_document(f"{folder}/{group}", group_document({}, None))
             storage.sync()
+            place = storage.place
+            if not self.pieces:
+                return place, None
+            return place, f"{folder}/{chunk_file(self.pieces[-1].array, self.pieces[-1].index)}"
 
         def commit() -> None:
+            self._check_seen(written)
             groups = groups_above(list(self._documents))
             document = make_document(self._step, self._metric, self._tree, self._documents, groups)
             storage.publish(self.entry.document, document)
@@ -225,7 +230,7 @@ class Save:
                 committed(storage)
 
         try:
-            self._party.gather(write_own)
+            written = self._party.gather(write_own)
         except (ValueError, TypeError, OSError):
             # Of a rank that told; none writes any more. What a dead one leaves the next save finds.
             if self._party.is_first:
@@ -233,6 +238,24 @@ class Save:
             raise
         self._party.of_first(commit)
         return storage.path(folder)
+
+    def _check_seen(self, written: Sequence[tuple[str, str | None]]) -> None:
+        """Raise CheckpointError unless the first rank finds what the others say they have written.
+
+        It looks for one file of each place: a folder on a machine's own disk has the same path
+        on all of them, and each would keep a part of a checkpoint that counts as complete.
+        """
+        ranks, storage = self._party.ranks, self._storage
+        files = {
+            place: (rank, file) for rank, (place, file) in zip(ranks, written, strict=True) if file
+        }
+        for rank, file in files.values():
+            if not storage.exists(file):
+                storage.remove(self.entry.name, DOCUMENT)
+                raise CheckpointError(
+                    f"rank {rank} has written {file}, but rank {ranks[0]} finds no"
+                    f" {storage.path(file)}; expected a path that leads to one folder on all ranks"
+                )
 
     def _write_document(self, name: str, document: Any) -> None:
         data = json.dumps(document).encode()

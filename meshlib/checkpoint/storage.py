@@ -12,6 +12,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
+from transport.place import this_machine
+
 BLOCK = 1 << 20
 """What is read or written at once: small enough that a checksum finds it in the cache."""
 
@@ -70,6 +72,11 @@ class Storage(ABC):
     def sync(self) -> None:
         """Make what was written since the last time last."""
 
+    @property
+    def place(self) -> str:
+        """What is the same only where the same ``location`` leads to the same folder."""
+        return self.location
+
     def path(self, name: str) -> str:
         """Return where ``name`` lies, for messages."""
         return f"{self.location.rstrip('/')}/{name}"
@@ -100,6 +107,11 @@ class LocalStorage(Storage):
         self._syncing: list[Future[None]] = []
         self._pool: ThreadPoolExecutor | None = None
         self._folders: set[Path] = set()
+
+    @property
+    def place(self) -> str:
+        """The machine and the path: another machine may have another disk there."""
+        return f"{this_machine()} {self._root.absolute()}"
 
     def write(self, name: str, parts: Iterable[memoryview]) -> None:
         """Write a new file, block by block."""
