@@ -86,8 +86,8 @@ class Save:
         self, party: Party, storage: Storage, state: Any, step: int, metric: float | None
     ) -> None:
         self._party, self._storage = party, storage
-        self._step, self._metric = step, metric
-        encoded, told = self._agree(state)
+        self._step, self._metric = -1, metric
+        encoded, told = self._agree(state, step)
         self._tree, arrays = encoded
         self.entry = told
         self._documents: dict[str, Any] = {}
@@ -101,10 +101,12 @@ class Save:
 
     # ------------------------------------------------------------------ agreeing
 
-    def _agree(self, state: Any) -> tuple[tuple[Any, dict[str, Any]], Entry]:
+    def _agree(self, state: Any, step: int) -> tuple[tuple[Any, dict[str, Any]], Entry]:
         party = self._party
 
         def begin() -> tuple[str, Entry | None]:
+            # In here, so that what is wrong on one rank is raised on all.
+            self._step, self._metric = check_step(step), check_metric(self._metric)
             tree, arrays = encode(state, is_array)
             for name, leaf in arrays.items():
                 check_saved(name, leaf)

@@ -365,6 +365,20 @@ def test_a_folder_that_is_not_the_same_on_all_ranks(tmp_path):
     assert not list((tmp_path / "0").iterdir())
 
 
+def test_a_bad_step_or_metric_of_one_rank_is_an_error_on_all(tmp_path):
+    def program():
+        bad = dist.get_rank() == 1
+        for values, told in [
+            ({"step": -1 if bad else 1}, "step is -1"),
+            ({"step": 1, "metric": float("nan") if bad else 0.5}, "metric is nan"),
+        ]:
+            with pytest.raises(ValueError, match=told):
+                save(tmp_path, {}, **values)
+
+    run_ranks(program, 2)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_function_that_returns_no_layout(tmp_path):
     save(tmp_path, {"x": np.ones(3)}, step=1)
     with pytest.raises(CheckpointError, match=r"\['x'\] is to be like None, says .*expected a Sh"):
