@@ -41,6 +41,7 @@ from meshlib.sharding.local import relative
 from meshlib.sharding.sharding import Sharding
 from transport.checks import to_whole_number
 from transport.crc32c import crc32c
+from transport.errors import DistError
 
 Room = npt.NDArray[np.uint8]
 
@@ -233,12 +234,17 @@ class Save:
 
         try:
             written = self._party.gather(write_own)
-        except (ValueError, TypeError, OSError):
+        except Exception as error:
+            storage.forget()
             # Of a rank that told; none writes any more. What a dead one leaves the next save finds.
-            if self._party.is_first:
+            if self._party.is_first and not isinstance(error, DistError):
                 storage.remove(folder, DOCUMENT)
             raise
-        self._party.of_first(commit)
+        try:
+            self._party.of_first(commit)
+        except Exception:
+            storage.forget()
+            raise
         return storage.path(folder)
 
     def _check_seen(self, written: Sequence[tuple[str, str | None]]) -> None:

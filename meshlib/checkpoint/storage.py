@@ -72,6 +72,10 @@ class Storage(ABC):
     def sync(self) -> None:
         """Make what was written since the last time last."""
 
+    @abstractmethod
+    def forget(self) -> None:
+        """Leave out of the next ``sync`` what was written since the last one: it is given up."""
+
     @property
     def place(self) -> str:
         """What is the same only where the same ``location`` leads to the same folder."""
@@ -196,6 +200,14 @@ class LocalStorage(Storage):
         for one in syncing:
             one.result()
 
+    def forget(self) -> None:
+        """Wait until nothing is under way, and forget the folders: they may be removed."""
+        self._folders.clear()
+        self._syncing.clear()
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool = None
+
     def _within(self, path: Path) -> bool:
         return path == self._root or self._root in path.parents
 
@@ -290,6 +302,9 @@ class FsspecStorage(Storage):
 
     def sync(self) -> None:
         """Nothing: what was written is there."""
+
+    def forget(self) -> None:
+        """Nothing: there is no sync."""
 
 
 class _FsspecReader:

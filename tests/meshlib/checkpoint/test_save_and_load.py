@@ -385,6 +385,39 @@ def test_a_function_that_returns_no_layout(tmp_path):
         load(tmp_path, {"x": lambda keys, shape: None})
 
 
+@pytest.mark.parametrize("failing", [0, 1])
+@pytest.mark.parametrize("again", [2, 3])
+def test_the_save_after_one_that_failed_is_complete(tmp_path, monkeypatch, failing, again):
+    from meshlib.checkpoint.saving import Piece
+
+    write = Piece.write
+
+    def breaks(self, *args):
+        write(self, *args)
+        if dist.get_rank() == failing and self.data.flat[0] == 2:
+            raise MemoryError("no memory")
+
+    monkeypatch.setattr(Piece, "write", breaks)
+    mesh = named_mesh(2)
+
+    def program():
+        with checkpointer.Checkpointer(tmp_path) as checkpoints:
+            for value, step in [(1.0, 1), (2.0, 2), (3.0, again)]:
+                state = {"x": full((4,), Sharding(mesh, P("a")), value)}
+                if value != 2:
+                    checkpoints.save(state, step=step)
+                    continue
+                with pytest.raises((MemoryError, CheckpointError), match="no memory"):
+                    checkpoints.save(state, step=step)
+                dist.barrier()  # the first rank has removed what there was of it
+                assert [path.name for path in tmp_path.iterdir()] == ["step-1"]
+                dist.barrier()
+            return checkpoints.load()["x"].tolist()
+
+    assert run_ranks(program, 2) == [[3.0] * 4] * 2
+    assert {path.name for path in tmp_path.iterdir()} == {"step-1", f"step-{again}"}
+
+
 def test_run_ranks_reports_a_load_that_fails(tmp_path):
     with pytest.raises(RankError, match="is no checkpoint"):
         run_ranks(lambda: load(tmp_path), 2)
