@@ -39,15 +39,14 @@ _LAYOUT = frozenset(
     }
 )
 
-_boundary_p = Primitive("meshlib_backward_begins")
 
-
-def _itself(x: Any) -> Any:
+def _same(x: Any) -> Any:
     return x
 
 
-_boundary_p.def_impl(_itself)
-_boundary_p.def_abstract_eval(_itself)
+_boundary_p = Primitive("meshlib_backward_begins")
+_boundary_p.def_impl(_same)
+_boundary_p.def_abstract_eval(_same)
 
 
 def backward_begins(value: Any) -> Any:

@@ -113,7 +113,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
             "transport.nccl.communicator.load_nccl", lambda: FakeNccl(HostDriver(machine))
         )
         monkeypatch.setattr(HostDriver, "device_id", lambda _, device: f"host:{device}")
-        monkeypatch.setattr("meshlib.arrays.on_gpu.cuda_driver", lambda: HostDriver(machine))
+        monkeypatch.setattr("meshlib.jit.device_buffers.cuda_driver", lambda: HostDriver(machine))
         return run_ranks(lambda: body(HostDriver(machine)), n, backend=backend)
 
     return run

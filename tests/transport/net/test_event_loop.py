@@ -86,7 +86,7 @@ def test_a_store_goes_on_for_its_other_clients(quiet: pytest.LogCaptureFixture) 
     def fail(_fields: object) -> None:
         raise RuntimeError("a bug")
 
-    server._commands.at_once[Op.NUM_KEYS] = fail
+    server._commands._at_once[Op.NUM_KEYS] = fail
     one.set_will("will", "gone")
     with pytest.raises(DistStoreError, match="connection is lost"):
         one.num_keys()
@@ -96,7 +96,7 @@ def test_a_store_goes_on_for_its_other_clients(quiet: pytest.LogCaptureFixture) 
     def starve(_fields: object) -> None:
         raise MemoryError
 
-    server._commands.at_once[Op.NUM_KEYS] = starve
+    server._commands._at_once[Op.NUM_KEYS] = starve
     with pytest.raises(DistStoreError, match="MemoryError"):
         other.num_keys()
     assert other.check(["will"])
