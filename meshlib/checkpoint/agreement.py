@@ -88,7 +88,7 @@ class Party:
 
 def _kind_to_raise(error: Exception) -> type[Exception]:
     """Return the type of the exception that the other ranks raise: one that takes a message."""
-    for kind in (CheckpointError, TypeError, ImportError, FileNotFoundError, OSError):
+    for kind in (CheckpointError, ValueError, TypeError, ImportError, FileNotFoundError, OSError):
         if isinstance(error, kind):
             return type(error) if kind is CheckpointError else kind
     return CheckpointError

@@ -10,7 +10,7 @@ from meshlib.checkpoint.agreement import Party, Ranks
 from meshlib.checkpoint.errors import CheckpointError
 from meshlib.checkpoint.folder import entries_of, latest_step, read_description
 from meshlib.checkpoint.loading import find_together, load_like
-from meshlib.checkpoint.saving import Room, Save, check_metric, check_step
+from meshlib.checkpoint.saving import Room, Save, check_step
 from meshlib.checkpoint.storage import Storage, open_storage
 from meshlib.checkpoint.zarr import DOCUMENT
 from transport.checks import to_whole_number
@@ -50,14 +50,13 @@ def save(
 
     Raises:
         CheckpointError: On every rank, for trees, values or shapes that differ between ranks, named
-            with both.
+            with both; and for a ``path`` that is not the same folder on all of them.
         TypeError: On every rank, for what cannot be kept, naming its path.
-        ValueError: For a negative step.
+        ValueError: For a negative step or a metric that is not finite; on every rank.
         OSError: On every rank, if one cannot write. There is no new checkpoint then.
         RankFailedError: If a rank dies; as any collective's other errors.
     """
-    number, value = check_step(step), check_metric(metric)
-    return Save(Party(group), open_storage(path, sync=sync), state, number, value).write()
+    return Save(Party(group), open_storage(path, sync=sync), state, step, metric).write()
 
 
 def load(
@@ -185,7 +184,7 @@ class Checkpointer:
         self._thread.start()
 
     def _begin(self, state: Any, step: int, metric: float | None) -> Save:
-        return Save(self._party, self._storage, state, check_step(step), check_metric(metric))
+        return Save(self._party, self._storage, state, step, metric)
 
     def wait(self) -> str | None:
         """Wait for the save under way; return its path, or None if there was none since.

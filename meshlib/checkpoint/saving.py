@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
@@ -41,6 +41,7 @@ from meshlib.sharding.local import relative
 from meshlib.sharding.sharding import Sharding
 from transport.checks import to_whole_number
 from transport.crc32c import crc32c
+from transport.errors import DistError
 
 Room = npt.NDArray[np.uint8]
 
@@ -86,8 +87,8 @@ class Save:
         self, party: Party, storage: Storage, state: Any, step: int, metric: float | None
     ) -> None:
         self._party, self._storage = party, storage
-        self._step, self._metric = step, metric
-        encoded, told = self._agree(state)
+        self._step, self._metric = -1, metric
+        encoded, told = self._agree(state, step)
         self._tree, arrays = encoded
         self.entry = told
         self._documents: dict[str, Any] = {}
@@ -101,10 +102,12 @@ class Save:
 
     # ------------------------------------------------------------------ agreeing
 
-    def _agree(self, state: Any) -> tuple[tuple[Any, dict[str, Any]], Entry]:
+    def _agree(self, state: Any, step: int) -> tuple[tuple[Any, dict[str, Any]], Entry]:
         party = self._party
 
         def begin() -> tuple[str, Entry | None]:
+            # In here, so that what is wrong on one rank is raised on all.
+            self._step, self._metric = check_step(step), check_metric(self._metric)
             tree, arrays = encode(state, is_array)
             for name, leaf in arrays.items():
                 check_saved(name, leaf)
@@ -199,7 +202,7 @@ class Save:
         """
         storage, folder = self._storage, self.entry.name
 
-        def write_own() -> None:
+        def write_own() -> tuple[str, str | None]:
             for piece in self.pieces:
                 piece.write(storage, folder)
             for name in self._own_documents:
@@ -211,8 +214,13 @@ class Save:
                 for group in groups_above(list(self._documents)):
                     self._write_document(f"{folder}/{group}", group_document({}, None))
             storage.sync()
+            place = storage.place
+            if not self.pieces:
+                return place, None
+            return place, f"{folder}/{chunk_file(self.pieces[-1].array, self.pieces[-1].index)}"
 
         def commit() -> None:
+            self._check_seen(written)
             groups = groups_above(list(self._documents))
             document = make_document(self._step, self._metric, self._tree, self._documents, groups)
             storage.publish(self.entry.document, document)
@@ -225,14 +233,37 @@ class Save:
                 committed(storage)
 
         try:
-            self._party.gather(write_own)
-        except (ValueError, TypeError, OSError):
+            written = self._party.gather(write_own)
+        except Exception as error:
+            storage.forget()
             # Of a rank that told; none writes any more. What a dead one leaves the next save finds.
-            if self._party.is_first:
+            if self._party.is_first and not isinstance(error, DistError):
                 storage.remove(folder, DOCUMENT)
             raise
-        self._party.of_first(commit)
+        try:
+            self._party.of_first(commit)
+        except Exception:
+            storage.forget()
+            raise
         return storage.path(folder)
+
+    def _check_seen(self, written: Sequence[tuple[str, str | None]]) -> None:
+        """Raise CheckpointError unless the first rank finds what the others say they have written.
+
+        It looks for one file of each place: a folder on a machine's own disk has the same path
+        on all of them, and each would keep a part of a checkpoint that counts as complete.
+        """
+        ranks, storage = self._party.ranks, self._storage
+        files = {
+            place: (rank, file) for rank, (place, file) in zip(ranks, written, strict=True) if file
+        }
+        for rank, file in files.values():
+            if not storage.exists(file):
+                storage.remove(self.entry.name, DOCUMENT)
+                raise CheckpointError(
+                    f"rank {rank} has written {file}, but rank {ranks[0]} finds no"
+                    f" {storage.path(file)}; expected a path that leads to one folder on all ranks"
+                )
 
     def _write_document(self, name: str, document: Any) -> None:
         data = json.dumps(document).encode()

@@ -12,6 +12,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
+from transport.place import this_machine
+
 BLOCK = 1 << 20
 """What is read or written at once: small enough that a checksum finds it in the cache."""
 
@@ -70,6 +72,15 @@ class Storage(ABC):
     def sync(self) -> None:
         """Make what was written since the last time last."""
 
+    @abstractmethod
+    def forget(self) -> None:
+        """Leave out of the next ``sync`` what was written since the last one: it is given up."""
+
+    @property
+    def place(self) -> str:
+        """What is the same only where the same ``location`` leads to the same folder."""
+        return self.location
+
     def path(self, name: str) -> str:
         """Return where ``name`` lies, for messages."""
         return f"{self.location.rstrip('/')}/{name}"
@@ -100,6 +111,11 @@ class LocalStorage(Storage):
         self._syncing: list[Future[None]] = []
         self._pool: ThreadPoolExecutor | None = None
         self._folders: set[Path] = set()
+
+    @property
+    def place(self) -> str:
+        """The machine and the path: another machine may have another disk there."""
+        return f"{this_machine()} {self._root.absolute()}"
 
     def write(self, name: str, parts: Iterable[memoryview]) -> None:
         """Write a new file, block by block."""
@@ -183,6 +199,14 @@ class LocalStorage(Storage):
                 self._pool = None
         for one in syncing:
             one.result()
+
+    def forget(self) -> None:
+        """Wait until nothing is under way, and forget the folders: they may be removed."""
+        self._folders.clear()
+        self._syncing.clear()
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool = None
 
     def _within(self, path: Path) -> bool:
         return path == self._root or self._root in path.parents
@@ -278,6 +302,9 @@ class FsspecStorage(Storage):
 
     def sync(self) -> None:
         """Nothing: what was written is there."""
+
+    def forget(self) -> None:
+        """Nothing: there is no sync."""
 
 
 class _FsspecReader:

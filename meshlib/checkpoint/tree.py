@@ -262,8 +262,12 @@ class Matching:
             if name is None:
                 continue
             self.wanted[name] = ... if like is ... else like(below, self._shape_of(name))
-            if self.wanted[name] is not ...:
-                wrong = self._fits(name, self.wanted[name])
+            chosen = self.wanted[name]
+            if chosen is not ... and not self._is_array(chosen):
+                what = f"is to be like {chosen!r}, says {like!r}; expected a Sharding or ..."
+                self._differ((*path, *below), what)
+            elif chosen is not ...:
+                wrong = self._fits(name, chosen)
                 if wrong is not None:
                     self._differ((*path, *below), wrong)
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from meshlib.sharding.darray import DArray
 from meshlib.sharding.draws import draw_part
 from meshlib.sharding.local import Array, Box, array_module, module_for, shape_of
+from meshlib.sharding.parts import check_sharding
 from meshlib.sharding.redistribution.across import spread
 from meshlib.sharding.sharding import Sharding
 from transport.checks import to_whole_number
@@ -27,6 +28,7 @@ def distribute_array(array: Array, sharding: Sharding, *, src_data_rank: int | N
     ``src_data_rank`` that is not there, for an array with fewer dims than the spec, and on a rank
     outside the mesh.
     """
+    check_sharding(sharding)
     mesh = sharding.mesh
     rank = mesh.get_rank()
     if src_data_rank is None:
@@ -83,6 +85,7 @@ def full(
     ``dtype`` is that of the value by default. On a rank outside the mesh it has no local array.
     Raises ValueError for a shape with fewer dims than the spec.
     """
+    check_sharding(sharding)
     wanted = np.asarray(fill_value).dtype if dtype is None else np.dtype(dtype)
 
     def make(box: Box) -> Array:
@@ -106,6 +109,7 @@ def random(
     at least 0, ``dtype`` float64, float32 or float16. Every rank draws its own part, and nothing is
     sent; see ``meshlib.sharding.draws``. Raises ValueError for other arguments.
     """
+    check_sharding(sharding)
     wanted: np.dtype[Any] = np.dtype(dtype)
     if wanted.char not in "efd":
         raise ValueError(f"dtype is {wanted}; expected float64, float32 or float16")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
+from operator import index as to_int
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,14 @@ def array_module(array: Array) -> Any:
 def module_for(device_type: str) -> Any:
     """Return the module whose arrays are made for a mesh of ``device_type``: NumPy or CuPy."""
     return np if device_type == "cpu" else import_module("cupy")
+
+
+def dim_of(axis: Any, ndim: int) -> int:
+    """Return ``axis``, which may count from the end, as a dim from 0; raise NumPy's AxisError."""
+    number = to_int(axis)
+    if not -ndim <= number < ndim:
+        raise np.exceptions.AxisError(number, ndim)
+    return number % ndim
 
 
 def shape_of(box: Box) -> tuple[int, ...]:

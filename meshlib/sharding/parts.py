@@ -13,7 +13,8 @@ from transport.checks import to_whole_numbers
 
 def own_shape(local: Array, sharding: Sharding, shape: Sequence[int] | None) -> tuple[int, ...]:
     """Return the global shape, as ``DArray.from_local`` finds it without asking other ranks."""
-    wrong = _wrong_part(local, sharding)
+    check_sharding(sharding)
+    wrong = _wrong_part(local)
     if wrong is not None:
         raise TypeError(wrong)
     sharding.check_shape(local.shape)
@@ -39,16 +40,22 @@ def agreed_shape(local: Array, sharding: Sharding, shape: Sequence[int] | None) 
 
     Raises ValueError on all of them when they make up none.
     """
+    check_sharding(sharding)
     mesh = sharding.mesh
     if mesh.coordinate_of(mesh.get_rank()) is None:
         raise ValueError(f"rank {mesh.get_rank()} is not in {mesh}, so it has no part of the array")
-    wrong = _wrong_part(local, sharding)
+    wrong = _wrong_part(local)
+    if wrong is None and shape is not None:
+        try:
+            shape = tuple(to_whole_numbers(shape, "shape"))
+        except TypeError as error:  # raised below, on all ranks
+            wrong = str(error)
     told: dict[str, Any] = {"wrong": wrong}
     if wrong is None:
         told["local"] = tuple(local.shape)
         told["dtype"] = str(local.dtype)
         told["sharding"] = (sharding.dims, sharding.partial_dims)
-        told["shape"] = None if shape is None else tuple(shape)
+        told["shape"] = shape
     answers: list[Any] = [None] * mesh.size()
     mesh.all_gather_object(answers, told)
     ranks = mesh.process_group.ranks
@@ -79,10 +86,16 @@ def agreed_shape(local: Array, sharding: Sharding, shape: Sequence[int] | None) 
     return lengths
 
 
-def _wrong_part(local: Any, sharding: Any) -> str | None:
-    """Return what is wrong with the types of the arguments, None if nothing is."""
+def check_sharding(sharding: Any) -> None:
+    """Raise TypeError unless it is a Sharding; without one there is no mesh to tell others over."""
     if not isinstance(sharding, Sharding):
-        return f"sharding is {sharding!r}; expected a Sharding"
+        raise TypeError(
+            f"sharding is {sharding!r}; expected a Sharding, such as Sharding(mesh, P('dp'))"
+        )
+
+
+def _wrong_part(local: Any) -> str | None:
+    """Return what is wrong with the type of ``local``, None if nothing is."""
     if array_module(local) is None:
         return (
             f"local is a {type(local).__module__}.{type(local).__qualname__}; expected a NumPy or"

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 import meshlib as dist
-from meshlib.checkpoint import Checkpointer
+from meshlib.checkpoint import Checkpointer, load, save
+from meshlib.checkpoint.saving import Piece
 from meshlib.testing import run_ranks
 from parallel import ColwiseParallel, DistributedDataParallel, RowwiseParallel, nn, optim
 from parallel.fsdp import fully_shard
@@ -89,3 +90,46 @@ def test_parts_of_fully_shard_load_on_another_number_of_ranks(tmp_path):
     two, one = run_ranks(program, 2, 2), run_ranks(program, 1, 2)
     for path, array in one[0].items():
         np.testing.assert_allclose(two[0][path], array, rtol=0, atol=1e-12)
+
+
+def test_a_parameter_that_all_tp_ranks_have_is_written_once(tmp_path, monkeypatch):
+    written = []
+    write = Piece.write
+
+    def noted(self, *args):
+        written.append((self.array, self.index))
+        write(self, *args)
+
+    monkeypatch.setattr(Piece, "write", noted)
+
+    def program():
+        names = ("dp_shard", "tp")
+        mesh = dist.DeviceMesh.from_shape("cpu", (2, 2), mesh_dim_names=names)
+        rng, tp = np.random.default_rng(0), mesh["tp"]
+        wide, narrow = nn.Linear(6, 12, rng=rng), nn.Linear(12, 6, rng=rng)
+        model = nn.Sequential(
+            nn.LayerNorm(6),
+            ColwiseParallel.from_linear(wide, tp),
+            RowwiseParallel.from_linear(narrow, tp),
+        )
+        # The LayerNorm lies on dp_shard alone, with nothing said of tp.
+        fully_shard(model, mesh["dp_shard"])
+        optimizer = optim.AdamW(model.parameters(), lr=0.05)
+        x = np.random.default_rng(dist.get_rank() // 2).normal(size=(4, 6)).astype("f4")
+        model.backward(model(x))
+        optimizer.step()
+        state = global_state(model, optimizer)
+        assert state["model"]["0.weight"].mesh == mesh["dp_shard"]
+        save(tmp_path, state, step=1, sync=False)
+        again = load(tmp_path, global_layout(model, optimizer))
+        restore(again, model, optimizer)
+        return {path: value.full_array() for path, value in model.state_dict().items()}
+
+    (kept, *others) = run_ranks(program, 4)
+    assert len(set(written)) == len(written) == len(list(tmp_path.rglob("c.*")))
+    whole = load(tmp_path)["model"]
+    assert whole.keys() == kept.keys()
+    for path, array in kept.items():
+        np.testing.assert_array_equal(whole[path], array)
+        for other in others:
+            np.testing.assert_array_equal(other[path], array)

@@ -113,7 +113,9 @@ def tensordot(a: Any, b: Any, axes: Any = 2) -> DArray:
 
 def vdot(a: Any, b: Any) -> Any:
     """Return the sum of the products of the elements of ``a``, conjugated, and ``b``."""
-    return np.sum(np.multiply(np.conjugate(a), b))
+    products = np.multiply(np.conjugate(a), b)
+    # NumPy's sum alone would be of a wider type.
+    return np.sum(products, dtype=None if products.dtype == bool else products.dtype)
 
 
 def _stacked(count: int) -> tuple[int, ...]:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
-from operator import index as to_int
 from typing import Any, cast
 
 import numpy as np
 
 from meshlib.sharding.darray import DArray, ShardingError
-from meshlib.sharding.local import array_module
+from meshlib.sharding.local import array_module, dim_of
 from meshlib.sharding.rules.align import LINEAR
 from meshlib.sharding.sharding import Sharding
 
@@ -76,6 +75,10 @@ def reduce(
 def mean(x: DArray, axis: Axis = None, *, dtype: Any = None, keepdims: bool = False) -> DArray:
     """Return the mean over ``axis``: the sum, divided by how many there are."""
     count = prod(x.shape[d] for d in _axes(x, axis))
+    if dtype is None and x.dtype == np.float16:
+        # As NumPy: the sum may be more than float16 holds.
+        wide = np.true_divide(reduce(SUM, x, axis, dtype="f4", keepdims=keepdims), count)
+        return cast(DArray, wide).reduced().astype(x.dtype)
     return cast(DArray, np.true_divide(reduce(SUM, x, axis, dtype=dtype, keepdims=keepdims), count))
 
 
@@ -100,6 +103,8 @@ def std(
 def norm(x: DArray, ord: Any = None, axis: Axis = None, keepdims: bool = False) -> DArray:
     """Return the root of the sum of squares, or, with ``ord=np.inf``, the greatest magnitude."""
     vectors = axis is None or np.ndim(axis) == 0
+    if x.dtype.kind in "biu":
+        x = x.astype(float)  # whose squares do not overflow
     if ord is None or (ord == 2 and vectors and (axis is not None or x.ndim == 1)):
         return cast(DArray, np.sqrt(reduce(SUM, _squares(x), axis, keepdims=keepdims)))
     if ord == np.inf and vectors and (axis is not None or x.ndim == 1):
@@ -110,11 +115,7 @@ def norm(x: DArray, ord: Any = None, axis: Axis = None, keepdims: bool = False) 
 def _axes(x: DArray, axis: Axis) -> tuple[int, ...]:
     if axis is None:
         return tuple(range(x.ndim))
-    axes = [to_int(one) for one in (axis if isinstance(axis, tuple) else (axis,))]
-    for one in axes:
-        if not -x.ndim <= one < x.ndim:
-            raise np.exceptions.AxisError(one, x.ndim)
-    found = tuple(one % x.ndim for one in axes)
+    found = tuple(dim_of(one, x.ndim) for one in (axis if isinstance(axis, tuple) else (axis,)))
     if len(set(found)) < len(found):
         raise ValueError(f"axis {axis} has a dim twice")
     return found

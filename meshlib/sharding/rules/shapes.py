@@ -10,22 +10,23 @@ from typing import Any
 import numpy as np
 
 from meshlib.sharding.darray import DArray, ShardingError
-from meshlib.sharding.local import array_module
+from meshlib.sharding.local import array_module, dim_of
 from meshlib.sharding.rules.align import align, settled_alike
 from meshlib.sharding.sharding import Sharding
 
 
 def transpose(x: DArray, axes: Any = None) -> DArray:
     """Return ``x`` with its dims in another order."""
+    local = x.local.transpose(axes)  # which checks them
     order = [axis % x.ndim for axis in axes] if axes is not None else list(range(x.ndim))[::-1]
-    local = x.local.transpose(order)  # which checks them
     return _like(x, local, [x.sharding.split_of(d) for d in order], [x.shape[d] for d in order])
 
 
 def swapaxes(x: DArray, axis1: int, axis2: int) -> DArray:
     """Return ``x`` with two dims in each other's place."""
     order = list(range(x.ndim))
-    order[axis1], order[axis2] = order[axis2], order[axis1]
+    first, second = dim_of(axis1, x.ndim), dim_of(axis2, x.ndim)
+    order[first], order[second] = second, first
     return transpose(x, order)
 
 
@@ -54,7 +55,7 @@ def squeeze(x: DArray, axis: Any = None) -> DArray:
     if axis is None:
         gone = {d for d, length in enumerate(x.shape) if length == 1}
     else:
-        gone = {to_int(one) % x.ndim for one in (axis if isinstance(axis, tuple) else (axis,))}
+        gone = {dim_of(one, x.ndim) for one in (axis if isinstance(axis, tuple) else (axis,))}
     for d in gone:
         if x.shape[d] != 1:
             raise ValueError(f"squeeze: dim {d} of {x!r} has length {x.shape[d]}; expected 1")
@@ -177,7 +178,9 @@ def concatenate(arrays: Sequence[Any], axis: int = 0) -> DArray:
     """Return the arrays joined along ``axis``, which may not be split."""
     operands, partial = settled_alike(_all_arrays("concatenate", arrays))
     ndim = operands[0].ndim
-    axis = to_int(axis) % max(ndim, 1)
+    if not ndim:
+        raise ValueError("concatenate: arrays without dims have none to be joined along")
+    axis = dim_of(axis, ndim)
     labels: list[list[Any]] = []
     for number, x in enumerate(operands):
         if x.ndim != ndim or any(
@@ -199,9 +202,7 @@ def concatenate(arrays: Sequence[Any], axis: int = 0) -> DArray:
 def stack(arrays: Sequence[Any], axis: int = 0) -> DArray:
     """Return the arrays, of one shape, joined along a new dim."""
     operands = _all_arrays("stack", arrays)
-    return concatenate(
-        [expand_dims(x, axis) for x in operands], to_int(axis) % (operands[0].ndim + 1)
-    )
+    return concatenate([expand_dims(x, axis) for x in operands], dim_of(axis, operands[0].ndim + 1))
 
 
 def _like(x: DArray, local: Any, dims: Sequence[tuple[int, ...]], shape: Sequence[int]) -> DArray:

@@ -11,7 +11,7 @@ import pytest
 from sharding_cases import draw_sharding, made_by_hand, named_mesh, value_by_hand
 
 import meshlib as dist
-from meshlib.checkpoint import CheckpointError, checkpointer, layout, load, save
+from meshlib.checkpoint import CheckpointError, checkpointer, latest_step, layout, load, save
 from meshlib.checkpoint.folder import find
 from meshlib.checkpoint.layout import aligned
 from meshlib.checkpoint.loading import ChunkReader
@@ -349,6 +349,73 @@ def test_a_rank_that_cannot_write_leaves_no_checkpoint(tmp_path, monkeypatch):
     assert told[0].startswith("rank 1: ")
     assert [path.name for path in tmp_path.iterdir()] == ["step-1"]
     assert load(tmp_path)[0].tolist() == [1, 1, 1, 1]
+
+
+def test_a_folder_that_is_not_the_same_on_all_ranks(tmp_path):
+    mesh = named_mesh(2)
+
+    def program():
+        # As a path on each host's own disk.
+        own = tmp_path / str(dist.get_rank())
+        with pytest.raises(CheckpointError, match=r"rank 1 has written step-1/.*, but rank 0 find"):
+            save(own, {"x": ones((4,), Sharding(mesh, P("a")))}, step=1)
+        assert latest_step(own) is None
+
+    run_ranks(program, 2)
+    assert not list((tmp_path / "0").iterdir())
+
+
+def test_a_bad_step_or_metric_of_one_rank_is_an_error_on_all(tmp_path):
+    def program():
+        bad = dist.get_rank() == 1
+        for values, told in [
+            ({"step": -1 if bad else 1}, "step is -1"),
+            ({"step": 1, "metric": float("nan") if bad else 0.5}, "metric is nan"),
+        ]:
+            with pytest.raises(ValueError, match=told):
+                save(tmp_path, {}, **values)
+
+    run_ranks(program, 2)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_function_that_returns_no_layout(tmp_path):
+    save(tmp_path, {"x": np.ones(3)}, step=1)
+    with pytest.raises(CheckpointError, match=r"\['x'\] is to be like None, says .*expected a Sh"):
+        load(tmp_path, {"x": lambda keys, shape: None})
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+@pytest.mark.parametrize("again", [2, 3])
+def test_the_save_after_one_that_failed_is_complete(tmp_path, monkeypatch, failing, again):
+    from meshlib.checkpoint.saving import Piece
+
+    write = Piece.write
+
+    def breaks(self, *args):
+        write(self, *args)
+        if dist.get_rank() == failing and self.data.flat[0] == 2:
+            raise MemoryError("no memory")
+
+    monkeypatch.setattr(Piece, "write", breaks)
+    mesh = named_mesh(2)
+
+    def program():
+        with checkpointer.Checkpointer(tmp_path) as checkpoints:
+            for value, step in [(1.0, 1), (2.0, 2), (3.0, again)]:
+                state = {"x": full((4,), Sharding(mesh, P("a")), value)}
+                if value != 2:
+                    checkpoints.save(state, step=step)
+                    continue
+                with pytest.raises((MemoryError, CheckpointError), match="no memory"):
+                    checkpoints.save(state, step=step)
+                dist.barrier()  # the first rank has removed what there was of it
+                assert [path.name for path in tmp_path.iterdir()] == ["step-1"]
+                dist.barrier()
+            return checkpoints.load()["x"].tolist()
+
+    assert run_ranks(program, 2) == [[3.0] * 4] * 2
+    assert {path.name for path in tmp_path.iterdir()} == {"step-1", f"step-{again}"}
 
 
 def test_run_ranks_reports_a_load_that_fails(tmp_path):

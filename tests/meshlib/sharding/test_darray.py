@@ -200,3 +200,28 @@ def test_bad_input_is_named_on_every_rank():
         return MESH.all_reduce(np.ones(1))[0]
 
     assert run_ranks(program, 4) == [4.0] * 4
+
+
+def test_a_spec_alone_is_no_sharding():
+    def program():
+        makers = [
+            lambda: distribute_array(WHOLE, P("a")),
+            lambda: DArray.from_local(WHOLE, P("a")),
+            lambda: DArray.from_local(WHOLE, P("a"), run_check=False),
+            lambda: zeros((5, 7), P("a")),
+            lambda: random((5, 7), P("a"), seed=0),
+        ]
+        for make in makers:
+            with pytest.raises(TypeError, match=r"sharding is P\('a'\); expected a Sharding"):
+                make()
+
+    run_ranks(program, 1)
+
+
+def test_a_shape_that_is_none_on_one_rank_is_an_error_on_all():
+    def program():
+        shape = 5 if dist.get_rank() == 2 else (5, 7)
+        with pytest.raises(ValueError, match="rank 2: shape must be a list"):
+            DArray.from_local(WHOLE, Sharding(MESH), shape)
+
+    run_ranks(program, 4)

@@ -293,3 +293,33 @@ def test_a_layer_learns_as_in_one_process():
 
 def test_dist_is_enough():
     assert dist.DArray is DArray
+
+
+def test_dims_that_are_not_there():
+    calls = [
+        lambda x: np.transpose(x, (0, 4)),
+        lambda x: np.squeeze(x[:1], axis=2),
+        lambda x: np.squeeze(x.sum(), axis=0),
+        lambda x: np.swapaxes(x, 0, 2),
+        lambda x: np.concatenate([x, x], axis=3),
+        lambda x: np.stack([x, x], axis=-4),
+    ]
+
+    def program():
+        for call in calls:
+            with pytest.raises(np.exceptions.AxisError, match="is out of bounds"):
+                call(distributed(A, P(None, "b")))
+        with pytest.raises(ValueError, match="without dims"):
+            np.concatenate([distributed(A, P()).sum()] * 2)
+
+    run_ranks(program, 4)
+
+
+def test_means_and_norms_do_not_overflow():
+    check(np.mean, [np.full((5, 40000), 3, "f2")], [P("a", "b")], on(P()))
+    check(np.linalg.norm, [np.array([100, -128, 3], "i1")], [P("a")])
+    check(np.linalg.norm, [np.full((2, 2), 200, "u1")], [P("a", "b")])
+
+
+def test_vdot_is_of_the_type_of_its_operands():
+    check(np.vdot, [np.arange(5, dtype="i4")] * 2, [P("a"), P("a")], on(P(), "a"))
