@@ -121,6 +121,19 @@ def settled_alike(operands: Sequence[DArray]) -> tuple[list[DArray], tuple[tuple
     return [x.reduced() for x in operands], ()
 
 
+def wraps(x: DArray) -> bool:
+    """Whether ``x`` is partial in integers: then each part may have wrapped around."""
+    return bool(x.sharding.partial_dims) and x.dtype.kind in "iu"
+
+
+def unwrapped(operands: Sequence[DArray], dtype: Any) -> list[DArray]:
+    """Return the operands of what gives ``dtype``; integers that it widens are not partial.
+
+    Parts of a sum wrap around as the sum does, but in another dtype that does not come out.
+    """
+    return [x.reduced() if wraps(x) and x.dtype != dtype else x for x in operands]
+
+
 def is_linear(x: DArray) -> bool:
     """Whether all partial values of ``x`` are sums or averages."""
     return all(op in LINEAR for _, op in x.sharding.partial_dims)

@@ -9,7 +9,7 @@ import numpy as np
 
 from meshlib.sharding.darray import DArray, ShardingError
 from meshlib.sharding.local import as_array
-from meshlib.sharding.rules.align import Label, align, belongs_nowhere, one_mesh, settled
+from meshlib.sharding.rules.align import Label, align, belongs_nowhere, one_mesh, settled, unwrapped
 
 
 def contract(
@@ -20,7 +20,7 @@ def contract(
     result: Sequence[Label],
 ) -> DArray:
     """Return ``function`` of ``operands``, summed over the labels that ``result`` lacks."""
-    arrays, partial = settled(operands)
+    arrays, partial = settled(unwrapped(operands, np.result_type(*(x.dtype for x in operands))))
     one_mesh(name, arrays)
     lengths: dict[Label, int] = {}
     for x, own in zip(arrays, labels, strict=True):

@@ -16,6 +16,8 @@ from meshlib.sharding.rules.align import (
     one_mesh,
     settled,
     settled_alike,
+    unwrapped,
+    wraps,
 )
 from meshlib.sharding.sharding import Sharding
 
@@ -47,6 +49,8 @@ def elementwise(
     arrays = [x for x in inputs if isinstance(x, DArray)]
     mesh = one_mesh(name, arrays)
     plain = [check_plain(name, x, mesh) for x in inputs if not isinstance(x, DArray)]
+    if any(map(wraps, arrays)):
+        arrays = unwrapped(arrays, _dtype_of(function, inputs, kwargs or {}))
     left: tuple[tuple[int, str], ...] = ()
     if partial == "sum" and not plain and all(map(is_linear, arrays)):
         arrays, left = settled_alike(arrays)
@@ -75,6 +79,13 @@ def elementwise(
     if isinstance(result, tuple):
         return tuple(_made(one, sharding, shape) for one in result)
     return _made(result, sharding, shape)
+
+
+def _dtype_of(function: Callable[..., Any], inputs: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    result = function(
+        *(np.empty(0, x.dtype) if isinstance(x, DArray) else x for x in inputs), **kwargs
+    )
+    return (result[0] if isinstance(result, tuple) else result).dtype
 
 
 def _made(local: Any, sharding: Sharding, shape: Sequence[int]) -> DArray:

@@ -11,7 +11,7 @@ import numpy as np
 
 from meshlib.sharding.darray import DArray, ShardingError
 from meshlib.sharding.local import array_module, dim_of
-from meshlib.sharding.rules.align import LINEAR
+from meshlib.sharding.rules.align import LINEAR, wraps
 from meshlib.sharding.sharding import Sharding
 
 Axis = int | tuple[int, ...] | None
@@ -58,6 +58,8 @@ def reduce(
         # This rank has nothing to compare, so what it has must not count.
         options["initial"] = _least(local.dtype) if rule is MAX else _greatest(local.dtype)
     result = module.asarray(rule.function(local, axis=axes, keepdims=keepdims, **options))
+    if wraps(x) and result.dtype != x.dtype:
+        return reduce(rule, x.reduced(), axis, dtype=dtype, keepdims=keepdims)
     new = [(i, rule.op) for d in axes for i in x.sharding.split_of(d)]
     dims: list[tuple[int, ...]] = []
     shape: list[int] = []

@@ -11,7 +11,7 @@ import numpy as np
 
 from meshlib.sharding.darray import DArray, ShardingError
 from meshlib.sharding.local import array_module, dim_of
-from meshlib.sharding.rules.align import align, settled_alike
+from meshlib.sharding.rules.align import align, settled_alike, unwrapped
 from meshlib.sharding.sharding import Sharding
 
 
@@ -176,7 +176,9 @@ def assign(x: DArray, index: Any, value: Any) -> None:
 
 def concatenate(arrays: Sequence[Any], axis: int = 0) -> DArray:
     """Return the arrays joined along ``axis``, which may not be split."""
-    operands, partial = settled_alike(_all_arrays("concatenate", arrays))
+    operands = _all_arrays("concatenate", arrays)
+    dtype = np.result_type(*(x.dtype for x in operands))
+    operands, partial = settled_alike(unwrapped(operands, dtype))
     ndim = operands[0].ndim
     if not ndim:
         raise ValueError("concatenate: arrays without dims have none to be joined along")

@@ -321,5 +321,31 @@ def test_means_and_norms_do_not_overflow():
     check(np.linalg.norm, [np.full((2, 2), 200, "u1")], [P("a", "b")])
 
 
+def test_partial_integers_that_wrapped_are_reduced_before_they_are_widened():
+    def program():
+        mesh = dist.DeviceMesh("cpu", [0, 1], mesh_dim_names=["a"])
+        split = Sharding(mesh, P(), partial="a")
+        mine = dist.get_rank()
+
+        def parts(values, dtype="u1"):
+            return DArray.from_local(np.array([values[mine]] * 3, dtype), split, (3,))
+
+        less = parts([5, 100]) - parts([10, 20])  # 251 and 80: together 75, as bytes
+        assert less.sharding.partial == {"a": "sum"}
+        other = parts([1, 2], "i8")
+        for got, expected in (
+            (less, 75),
+            (np.sum(less), 225),
+            (less * 2.0, 150),
+            (less / 2, 37.5),
+            (less + other, 78),
+            (np.concatenate([less, other])[:3], 75),
+            (less @ DArray.from_local(np.ones(3, "i8"), Sharding(mesh), (3,)), 225),
+        ):
+            assert np.all(np.asarray(got.full_array()) == expected), (got, got.full_array())
+
+    run_ranks(program, 2)
+
+
 def test_vdot_is_of_the_type_of_its_operands():
     check(np.vdot, [np.arange(5, dtype="i4")] * 2, [P("a"), P("a")], on(P(), "a"))
