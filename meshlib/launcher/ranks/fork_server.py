@@ -11,7 +11,6 @@ goes on in it with an environment, output and session of its own.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import socket
@@ -195,9 +194,8 @@ def _receive(source: socket.socket, size: int) -> bytes:
     """Return ``size`` bytes, or none where ``source`` has ended."""
     data = b""
     while len(data) < size:
-        with contextlib.suppress(InterruptedError):
-            piece = source.recv(size - len(data))
-            if not piece:
-                return b""
-            data += piece
+        piece = source.recv(size - len(data))
+        if not piece:
+            return b""
+        data += piece
     return data
