@@ -16,7 +16,7 @@ from parallel.expert.router import Router, Score
 from parallel.groups import Ranks, resolve
 from parallel.nn.activations import GELU
 from parallel.nn.module import Module
-from parallel.tensor_parallel.regions import reduce, start_reduce
+from parallel.tensor_parallel.regions import reduce
 
 
 class MoE(Module):
@@ -141,7 +141,7 @@ class MoE(Module):
         tokens = plan.tokens_of_rows
         of_rows = flat[tokens]
         weights_grad = plan.by_choice((of_rows * rows).sum(axis=-1, keepdims=True))[..., 0].T.copy()
-        summing = None if self._tp is None else start_reduce(weights_grad, self._tp)
+        summing = None if self._tp is None else self._tp.all_reduce(weights_grad, async_op=True)
         weight_of_row = weights.T.reshape(-1)[plan.rows]
         arriving = plan.send(of_rows * weight_of_row[:, None])
         shared = None if self.shared is None else self.shared.backward(grad)
