@@ -44,7 +44,7 @@ class Channels:
         return [] if self._fate.destroyed else list(self.made.values())
 
     def lose(self, communicators: list[Communicator], departed: Iterable[int]) -> None:
-        """Tell ``communicators`` of the members among ``departed``, ranks that have left the job."""
+        """Tell ``communicators`` of the members among the ranks ``departed``, which have left."""
         if not communicators:
             return
         members = self._fate.members
