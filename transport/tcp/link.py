@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 
 from transport.call import Call
+from transport.condition import has, let_go
 from transport.errors import (
     CommunicatorAbortedError,
     CommunicatorTimeoutError,
@@ -69,7 +70,7 @@ class TcpLink(Link):
         self._sock = sock
         # Held while a thread uses the socket: its descriptor must not be closed, and given to
         # another file, under a system call.
-        self._use = threading.Lock()
+        self._use = threading.RLock()
         self._ended: str | None = None
         self._peer_left = False
         self._closing = False
@@ -83,8 +84,8 @@ class TcpLink(Link):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LOCAL_SEND_BUFFER)
 
     def send(self, call: Call, data: memoryview) -> None:
-        self._enter(call)
         try:
+            self._enter(call)
             outgoing = Outgoing(call, data)
             try:
                 self._send(call, outgoing)
@@ -95,8 +96,8 @@ class TcpLink(Link):
             self._leave()
 
     def recv_into(self, call: Call, into: memoryview) -> None:
-        self._enter(call)
         try:
+            self._enter(call)
             incoming = Incoming(call, into, self._staging)
             try:
                 self._receive(call, incoming, None)
@@ -115,17 +116,14 @@ class TcpLink(Link):
         on_piece: OnPiece | None = None,
     ) -> None:
         assert isinstance(source, TcpLink)
-        self._enter(call)
         try:
-            if source is self:
-                self._exchange(call, data, self, into, on_piece)
-            else:
+            self._enter(call)
+            if source is not self:
                 source._enter(call)
-                try:
-                    self._exchange(call, data, source, into, on_piece)
-                finally:
-                    source._leave()
+            self._exchange(call, data, source, into, on_piece)
         finally:
+            if source is not self:
+                source._leave()
             self._leave()
 
     def abort(self, reason: str = "the link was aborted") -> None:
@@ -133,6 +131,10 @@ class TcpLink(Link):
 
         Those here raise ``CommunicatorAbortedError`` with ``reason``, as do all later calls.
         """
+        let_go(self._use)  # which an interrupted call, that may be the reason, may have kept
+        self._reset(reason)
+
+    def _reset(self, reason: str) -> None:
         with contextlib.suppress(OSError):  # gone already
             # Close by a reset. An orderly end would queue up behind data that was sent, and never
             # get past a peer that is blocked in sending and does not read.
@@ -180,16 +182,20 @@ class TcpLink(Link):
                 self.peer,
             )
         if self._ended is not None:
-            self._leave()
             raise self._lost(self._ended)
 
     def _leave(self) -> None:
-        self._use.release()
+        """End the use of the socket, if this thread uses it."""
+        try:
+            self._use.release()
+        except RuntimeError:
+            return
         if self._closing:
             self._close_if_unused()
 
     def _close_if_unused(self) -> None:
-        if not self._held and self._use.acquire(blocking=False):
+        # In the middle of a call of this very thread, its end does so.
+        if not self._held and not has(self._use) and self._use.acquire(blocking=False):
             self._sock.close()
             self._use.release()
 
@@ -319,7 +325,7 @@ class TcpLink(Link):
         """Take the link out of use if an error leaves it in the middle of a frame."""
         if outgoing is not None and outgoing.begun and not outgoing.done:
             # The peer waits for the rest.
-            self.abort(_HALF_A_FRAME)
+            self._reset(_HALF_A_FRAME)
         elif incoming is not None and incoming.begun and not incoming.done and not self._ended:
             self._ended = _HALF_A_FRAME
 
