@@ -126,7 +126,7 @@ class MultiHeadAttention(Module):
         if heads % kv_heads:
             raise ValueError(f"heads is {heads}, which does not divide by {kv_heads} kv_heads")
         check_generator(rng)
-        self.head_dim = features // heads
+        self.heads, self.kv_heads, self.head_dim = heads, kv_heads, features // heads
         self.rotary = None if rotary_base is None else RotaryEmbedding(self.head_dim, rotary_base)
         kv_features = kv_heads * self.head_dim
         self.query = Linear(features, features, bias, rng=rng, dtype=dtype)

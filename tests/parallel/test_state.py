@@ -7,7 +7,7 @@ import meshlib as dist
 from meshlib.checkpoint import Checkpointer, load, save
 from meshlib.checkpoint.saving import Piece
 from meshlib.testing import run_ranks
-from parallel import ColwiseParallel, DistributedDataParallel, RowwiseParallel, nn, optim
+from parallel import ColumnParallelLinear, DistributedDataParallel, RowParallelLinear, nn, optim
 from parallel.fsdp import fully_shard
 from parallel.state import global_layout, global_state, restore
 
@@ -23,7 +23,9 @@ def train(folder, shape, begin, end):
     wide = nn.Linear(5, 8, rng=rng, dtype="f8")
     narrow = nn.Linear(8, 3, rng=rng, dtype="f8")
     model = nn.Sequential(
-        ColwiseParallel.from_linear(wide, tp), nn.Tanh(), RowwiseParallel.from_linear(narrow, tp)
+        ColumnParallelLinear.from_linear(wide, tp),
+        nn.Tanh(),
+        RowParallelLinear.from_linear(narrow, tp),
     )
     ddp = DistributedDataParallel(model, dp)
     optimizer = optim.AdamW(model.parameters(), lr=0.05)
@@ -58,13 +60,13 @@ def test_a_run_goes_on_on_another_mesh(tmp_path, before, after):
 def test_the_arrays_are_those_of_the_whole_layers():
     def program():
         mesh = dist.DeviceMesh.from_shape("cpu", (2,), mesh_dim_names=("tp",))
-        layer = ColwiseParallel(4, 2, mesh, rng=np.random.default_rng(0))
+        layer = ColumnParallelLinear(4, 2, mesh, rng=np.random.default_rng(0))
         return {path: x.full_array() for path, x in global_state(layer)["model"].items()}
 
     whole = nn.Linear(4, 2, rng=np.random.default_rng(0))
     for state in run_ranks(program, 2):
-        np.testing.assert_array_equal(state["linear.weight"], whole.weight.data)
-        np.testing.assert_array_equal(state["linear.bias"], whole.bias.data)
+        np.testing.assert_array_equal(state["weight"], whole.weight.data)
+        np.testing.assert_array_equal(state["bias"], whole.bias.data)
 
 
 def test_parts_of_fully_shard_load_on_another_number_of_ranks(tmp_path):
@@ -109,8 +111,8 @@ def test_a_parameter_that_all_tp_ranks_have_is_written_once(tmp_path, monkeypatc
         wide, narrow = nn.Linear(6, 12, rng=rng), nn.Linear(12, 6, rng=rng)
         model = nn.Sequential(
             nn.LayerNorm(6),
-            ColwiseParallel.from_linear(wide, tp),
-            RowwiseParallel.from_linear(narrow, tp),
+            ColumnParallelLinear.from_linear(wide, tp),
+            RowParallelLinear.from_linear(narrow, tp),
         )
         # The LayerNorm lies on dp_shard alone, with nothing said of tp.
         fully_shard(model, mesh["dp_shard"])
