@@ -42,8 +42,8 @@ class InPlaceReduction:
     __slots__ = ("array", "op")
 
     def __init__(self, array: np.ndarray[Any, Any], op: ReduceOp) -> None:
-        self.array = array
-        self.op = op
+        self.array: np.ndarray[Any, Any] = array
+        self.op: ReduceOp = op
 
     def spelled_out(self) -> CallSpec:
         """Return the call as a ``CallSpec``. Raises TypeError and ValueError as ``all_reduce``."""

@@ -87,7 +87,7 @@ class Record(Call):
         self.code = code
         self.instruction = instruction
         self.waiting_for: int | None = None
-        self.completion = None
+        self.completion: Completion | None = None
         self.error = None
         self.started: float = 0.0
         self.ended: float = 0.0

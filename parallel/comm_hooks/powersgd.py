@@ -66,22 +66,22 @@ class PowerSGDState:
         warm_start: bool = True,
         random_seed: int = 0,
     ) -> None:
-        self.matrix_approximation_rank = to_count(
+        self.matrix_approximation_rank: int = to_count(
             matrix_approximation_rank, "matrix_approximation_rank"
         )
-        self.start_powerSGD_iter = to_count(start_powerSGD_iter, "start_powerSGD_iter", 0)
-        self.random_seed = to_count(random_seed, "random_seed", 0)
+        self.start_powerSGD_iter: int = to_count(start_powerSGD_iter, "start_powerSGD_iter", 0)
+        self.random_seed: int = to_count(random_seed, "random_seed", 0)
         check_number(min_compression_rate, "min_compression_rate")
         if not min_compression_rate > 0:
             raise ValueError(f"min_compression_rate must be positive, got {min_compression_rate}")
-        self.process_group = resolve(process_group, "process_group")
-        self.second_group = _twin(self.process_group)
+        self.process_group: ProcessGroup = resolve(process_group, "process_group")
+        self.second_group: ProcessGroup = _twin(self.process_group)
         self.min_compression_rate = min_compression_rate
         self.use_error_feedback = use_error_feedback
         self.warm_start = warm_start
         self.iteration = 0
-        self.bytes_before = 0
-        self.bytes_sent = 0
+        self.bytes_before: int = 0
+        self.bytes_sent: int = 0
         self._errors: dict[str, Array] = {}
         self._factors: dict[str, Array] = {}
 
@@ -150,7 +150,7 @@ class PowerSGDState:
                 raise ValueError(
                     f"cannot resume: {name} was {state[name]} and is {getattr(self, name)} now"
                 )
-        self.iteration = int(state["iteration"])
+        self.iteration: int = int(state["iteration"])
         self.bytes_before, self.bytes_sent = int(state["bytes_before"]), int(state["bytes_sent"])
         self._errors, self._factors = dict(state["errors"]), dict(state["factors"])
 

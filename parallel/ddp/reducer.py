@@ -74,7 +74,7 @@ class Reducer:
         self._hook: Callable[..., Any] = allreduce_hook  # what it returns is checked
         self._hook_state: Any = group
         self._after_bucket: Callable[[Sequence[Parameter]], None] | None = None
-        self.stopwatch = Stopwatch()
+        self.stopwatch: Stopwatch = Stopwatch()
         self._active = False
         self._idle = False
         self._failure: str | None = None

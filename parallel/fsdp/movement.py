@@ -76,8 +76,10 @@ class Homes:
     """Memory for the gradients of the wholes of some parts of one dtype."""
 
     def __init__(self, parts: Sequence[Part], group: ProcessGroup, dtype: Any, pool: Pool) -> None:
-        self.parts = list(parts)
-        self.layout = Layout([part.shape for part in parts], np.dtype(dtype).itemsize, group.size())
+        self.parts: list[Part] = list(parts)
+        self.layout: Layout = Layout(
+            [part.shape for part in parts], np.dtype(dtype).itemsize, group.size()
+        )
         self._group, self._pool = group, pool
         like = parts[0].array
         self.flat: Array = pool.take(group, self.layout.count, like, dtype)
@@ -100,7 +102,7 @@ class Homes:
 
     def release(self) -> None:
         """Give the memory back."""
-        self.views = []
+        self.views: list[Array] = []
         self._pool.give(self._group, self.flat)
 
 
