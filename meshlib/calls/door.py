@@ -128,7 +128,7 @@ class Door:
             run = observer(self.members, header, spec.device, run)
         return run
 
-    def _enqueue(self, lane: Lane, run: Run, record: Record, device: str) -> Work:
+    def _enqueue(self, lane: Lane, run: Run, record: Record, device: str) -> Work[Any]:
         work = Work(
             lambda: f"{record.header} on {self}", self._failure.note_told, self.lanes.continuations
         )

@@ -68,7 +68,7 @@ class ProcessGroup(Collectives):
         self._failure = Failure(context, fate, self._channels, self._companions.retire)
         self._users_store = UsersStore(context, fate)
         self._failure.broken.append(self._users_store.end_waits)
-        self.door = Door(context, fate, self._channels, self._failure)
+        self.door: Door = Door(context, fate, self._channels, self._failure)
 
     # ------------------------------------------------------------------ who
 

@@ -7,6 +7,8 @@ Between the groups it is the parameters that are averaged, every few steps: see
 
 from __future__ import annotations
 
+from typing import Any
+
 from meshlib import Future, ProcessGroup
 from parallel.checks import to_count
 from parallel.ddp.buckets import GradBucket
@@ -42,7 +44,7 @@ class PostLocalSGDState:
         self.iteration = 0
 
 
-def post_localSGD_hook(state: PostLocalSGDState, bucket: GradBucket) -> Future:
+def post_localSGD_hook(state: PostLocalSGDState, bucket: GradBucket) -> Future[Any]:
     """Average the bucket over all replicas at first, later over the subgroup.
 
     Raises TypeError for a ``state`` that is no ``PostLocalSGDState``.

@@ -166,7 +166,7 @@ class _Compressed:
     right: Array  # Q, m × r
 
 
-def powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> Future:
+def powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> Future[Any]:
     """Average the bucket approximately, in far fewer bytes; see the module.
 
     Raises TypeError for a ``state`` that is no ``PowerSGDState``.
@@ -213,13 +213,13 @@ class _Exchange:
         )
         state.bytes_sent += self._rest.nbytes + self._lefts.nbytes + self._rights.nbytes
 
-    def start(self) -> Future:
+    def start(self) -> Future[Any]:
         """Start the first averages; return the future of the averaged bucket."""
         group = self._state.process_group
         rest = _average(self._rest, group)
         lefts = _average(self._lefts, group)
 
-        def second(future: Future) -> Future:
+        def second(future: Future[Any]) -> Future[Any]:
             future.value()
             for item in self._compressed:
                 # Householder's QR gives an orthonormal basis even if P is rank-deficient, or zero.
@@ -227,7 +227,7 @@ class _Exchange:
                 item.right[...] = item.matrix.T @ item.left
             return _average(self._rights, self._state.second_group)
 
-        def last(future: Future) -> Array:
+        def last(future: Future[Any]) -> Array:
             future.value()
             self._write_plain(rest.value())
             for item in self._compressed:
@@ -270,7 +270,7 @@ def _check_shape(kept: Array, shape: tuple[int, ...], what: str) -> None:
         )
 
 
-def _average(flat: Array, group: ProcessGroup) -> Future:
+def _average(flat: Array, group: ProcessGroup) -> Future[Any]:
     if not flat.size:
         future = Future()
         future.set_result(flat)
@@ -278,18 +278,18 @@ def _average(flat: Array, group: ProcessGroup) -> Future:
     return group.all_reduce(flat, op=dist.ReduceOp.AVG, async_op=True).get_future()
 
 
-def _then_wait_for(future: Future, callback: Callable[[Future], Future]) -> Future:
+def _then_wait_for(future: Future[Any], callback: Callable[[Future[Any]], Future[Any]]) -> Future[Any]:
     """Return a future of the outcome of the future that ``callback(future)`` returns."""
     result = Future()
 
-    def settle(inner: Future) -> None:
+    def settle(inner: Future[Any]) -> None:
         error = inner.exception()
         if error is None:
             result.set_result(inner.value())
         else:
             result.set_exception(error)
 
-    def begin(done: Future) -> None:
+    def begin(done: Future[Any]) -> None:
         try:
             callback(done).add_done_callback(settle)
         except Exception as error:  # noqa: BLE001 (it becomes the outcome)

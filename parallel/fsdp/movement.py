@@ -30,7 +30,7 @@ class Gather:
     ) -> None:
         self._group, self._pool = group, pool
         self._layout = Layout(shapes, dtype.itemsize, group.size())
-        self._works: list[Work] = []
+        self._works: list[Work[Any]] = []
         self._flat: Array | None = None
         if group.size() == 1:
             self._wholes = [
@@ -120,7 +120,7 @@ class Reduction:
         self._packed = sum(sizes[i] for i in layout.packed)
         self._result: Array = namespace(flat).empty(sum(sizes), dtype=flat.dtype)
         self._grads: dict[int, Array] = dict(layout.in_row(self._result[: self._packed], me))
-        self._works: list[Work] = []
+        self._works: list[Work[Any]] = []
         if layout.packed:
             rows = layout.packed_rows(flat)
             for rank, row in enumerate(rows):
