@@ -278,7 +278,9 @@ def _average(flat: Array, group: ProcessGroup) -> Future[Any]:
     return group.all_reduce(flat, op=dist.ReduceOp.AVG, async_op=True).get_future()
 
 
-def _then_wait_for(future: Future[Any], callback: Callable[[Future[Any]], Future[Any]]) -> Future[Any]:
+def _then_wait_for(
+    future: Future[Any], callback: Callable[[Future[Any]], Future[Any]]
+) -> Future[Any]:
     """Return a future of the outcome of the future that ``callback(future)`` returns."""
     result = Future()
 

@@ -1,7 +1,7 @@
 """Whether each public name has a type that every checker reads alike: ``pyright --verifytypes``.
 
-``python tests/typed/completeness.py`` (part of ``make check``) prints what has not, and ends with 1
-if there is any. Left out is what derives from a class of a library that is not installed here.
+``python tests/docs/type_completeness.py``, a part of ``make check``, prints what has not, and ends
+with 1 if there is any. Left out is what derives from a class of a library that is not installed.
 """
 
 from __future__ import annotations
