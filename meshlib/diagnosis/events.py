@@ -153,4 +153,6 @@ class Departures:
     left: Mapping[int, Chains]
 
 
-parse = reader_of(RankLost, RankEnded, Leave, Query, Abort)
+parse: Parse[RankLost | RankEnded | Leave | Query | Abort] = reader_of(
+    RankLost, RankEnded, Leave, Query, Abort
+)

@@ -91,7 +91,7 @@ class World:
         """The GPU that this rank was bound to from the start, if it was."""
         self.log: RankLog = RankLog(rank)
         self.recorder: FlightRecorder = FlightRecorder(_recorder_capacity())
-        self.context = RankContext(
+        self.context: RankContext = RankContext(
             rank,
             store,
             self.recorder,
@@ -108,7 +108,9 @@ class World:
         self._as_launched = variables.items() <= os.environ.items()
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self.registry = GroupRegistry(self.context, size, self.backends, timeout, self._on_made)
+        self.registry: GroupRegistry = GroupRegistry(
+            self.context, size, self.backends, timeout, self._on_made
+        )
         self._failures: dict[str, DistError] = {}
         self._lost: dict[int, DistError] = {}
         self._joined: set[str] = set()
