@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Generator, Mapping
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -15,6 +15,7 @@ from meshlib.calls.failure import Failure
 from meshlib.calls.shortcut import Shortcut
 from meshlib.calls.spec import CallSpec, InPlace
 from meshlib.collectives.collectives import Collectives
+from meshlib.diagnosis.events import Departures
 from meshlib.diagnosis.fate import Fate
 from meshlib.diagnosis.members import Members
 from meshlib.groups.companions import Companions
@@ -235,9 +236,8 @@ class ProcessGroup(Collectives):
             group._failure.fail_everywhere(DistBackendError(message))
             group._failure.note_told()
 
-    def do_without(self, left: Mapping[int, Collection[str]]) -> None:
-        """Note that ranks have left the job: ``left`` has, by global rank, the groups (their ids)
-        that it made calls on.
+    def do_without(self, left: Departures) -> None:
+        """Note that ranks have left the job.
 
         If a member made none on this one, calls that need it raise ``RankFailedError``, those
         under way too; others go on. If it did, its channels tell who needs it. What it sent is
