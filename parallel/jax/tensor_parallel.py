@@ -24,7 +24,8 @@ their sum is meant.)
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +35,12 @@ from meshlib import DeviceMesh, ProcessGroup, ReduceOp, get_rank, get_world_size
 Group = ProcessGroup | DeviceMesh | None
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _crossing(function: Callable[..., jax.Array]) -> jax.custom_vjp[jax.Array]:
+    rule: Any = jax.custom_vjp(function, nondiff_argnums=(1, 2))
+    return rule
+
+
+@_crossing
 def copy_to_region(x: jax.Array, mesh: Group, axis: int | None = None) -> jax.Array:
     """f: return ``x``, the same on all ranks; its gradient is summed over ``mesh``.
 
@@ -57,7 +63,7 @@ def _copy_backward(mesh: Group, axis: int | None, _: None, grad: jax.Array) -> t
 copy_to_region.defvjp(_copy_forward, _copy_backward)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+@_crossing
 def reduce_from_region(x: jax.Array, mesh: Group, axis: int | None = None) -> jax.Array:
     """g: return the sum of ``x`` over ``mesh``; its gradient passes as it is.
 
@@ -78,7 +84,7 @@ def _reduce_backward(mesh: Group, axis: int | None, _: None, grad: jax.Array) ->
 reduce_from_region.defvjp(_reduce_forward, _reduce_backward)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+@_crossing
 def gather_from_region(x: jax.Array, mesh: Group, axis: int = -1) -> jax.Array:
     """Return the ranks' ``x`` side by side along ``axis``, the same on all ranks.
 
@@ -98,7 +104,7 @@ def _gather_backward(mesh: Group, axis: int, _: None, grad: jax.Array) -> tuple[
 gather_from_region.defvjp(_gather_forward, _gather_backward)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+@_crossing
 def scatter_to_region(x: jax.Array, mesh: Group, axis: int = -1) -> jax.Array:
     """Return this rank's part along ``axis`` of ``x``, the same on all ranks of ``mesh``.
 

@@ -80,7 +80,8 @@ class VocabParallelEmbedding(Embedding):
 
     def cut(self, parts: Parts, *, output_layouts: Placement | None = None) -> None:
         """Keep this rank's rows of a table that is whole until now; arguments as the class's."""
-        self.scattered_dim = sequence_dim(output_layouts or Replicate(), "output_layouts")
+        scattered = output_layouts or Replicate()
+        self.scattered_dim: int | None = sequence_dim(scattered, "output_layouts")
         self.parts = parts
         parts.cut(self.weight, 0)
 

@@ -128,9 +128,10 @@ class ColumnParallelLinear(_ParallelLinear):
         reduce_input_grad: bool = True,
     ) -> None:
         """Keep this rank's part of a layer that is whole until now; arguments as the class's."""
-        self.gathered_dim = sequence_dim(input_layouts or Replicate(), "input_layouts")
-        self.gather_output = not features_split(output_layouts, "output_layouts")
-        self.reduce_input_grad = reduce_input_grad
+        gathered = input_layouts or Replicate()
+        self.gathered_dim: int | None = sequence_dim(gathered, "input_layouts")
+        self.gather_output: bool = not features_split(output_layouts, "output_layouts")
+        self.reduce_input_grad: bool = reduce_input_grad
         self.parts = parts
         for parameter in self.parameters():
             parts.cut(parameter, 0)
@@ -234,8 +235,9 @@ class RowParallelLinear(_ParallelLinear):
         output_layouts: Placement | None = None,
     ) -> None:
         """Keep this rank's part of a layer that is whole until now; arguments as the class's."""
-        self.split_input = not features_split(input_layouts, "input_layouts")
-        self.scattered_dim = sequence_dim(output_layouts or Replicate(), "output_layouts")
+        self.split_input: bool = not features_split(input_layouts, "input_layouts")
+        scattered = output_layouts or Replicate()
+        self.scattered_dim: int | None = sequence_dim(scattered, "output_layouts")
         self.parts = parts
         parts.cut(self.weight, 1)
         if self.bias is not None:

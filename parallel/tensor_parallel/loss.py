@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshlib import ReduceOp
+from meshlib import ProcessGroup, ReduceOp
 from parallel.arrays import Array, namespace
 from parallel.groups import Ranks, resolve
 from parallel.nn.loss import CrossEntropyLoss, Reduction, check_targets
@@ -33,7 +33,7 @@ class VocabParallelCrossEntropyLoss(CrossEntropyLoss):
         label_smoothing: float = 0.0,
     ) -> None:
         super().__init__(reduction, label_smoothing)
-        self.group = resolve(mesh, "mesh")
+        self.group: ProcessGroup = resolve(mesh, "mesh")
 
     def forward(self, logits: Array, targets: Array) -> float:
         """Return the loss of logits (..., classes / size) for targets (...), in [0, classes).

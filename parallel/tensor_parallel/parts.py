@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshlib import DeviceMesh
+from meshlib import DeviceMesh, ProcessGroup
 from meshlib.sharding import DArray, Sharding
 from parallel.arrays import Array, namespace
 from parallel.groups import Ranks, resolve
@@ -17,8 +17,8 @@ class Parts:
     """
 
     def __init__(self, mesh: Ranks | None) -> None:
-        self.group = resolve(mesh, "mesh")
-        self.mesh = mesh if isinstance(mesh, DeviceMesh) else None
+        self.group: ProcessGroup = resolve(mesh, "mesh")
+        self.mesh: DeviceMesh | None = mesh if isinstance(mesh, DeviceMesh) else None
         self._dims: dict[Parameter, int | None] = {}
 
     def check(self, parameter: Parameter, dim: int | None, size: int, what: str) -> None:
