@@ -147,10 +147,27 @@ class Abort(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Agreed(Event):
+    """Members have settled the agreement ``name`` (``meshlib.job.agreement``) on ``text``."""
+
+    kind: ClassVar[str] = "agreed"
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ready(Event):
+    """``rank``, which has no place in the job so far, waits for one."""
+
+    kind: ClassVar[str] = "ready"
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
 class Departures:
     """Ranks have left in good order: no line, but what a watcher makes of successive ``Leave``."""
 
     left: Mapping[int, Chains]
 
 
-parse = reader_of(RankLost, RankEnded, Leave, Query, Abort)
+parse = reader_of(RankLost, RankEnded, Leave, Query, Abort, Agreed, Ready)
