@@ -128,6 +128,8 @@ class Checkpointer:
         TypeError: For what is no path or whole number, on every rank; for what is no group.
     """
 
+    _storage: Storage
+
     def __init__(
         self,
         path: Location,

@@ -82,6 +82,8 @@ class Save:
     Raises what ``meshlib.checkpoint.save`` says.
     """
 
+    _storage: Storage
+
     def __init__(
         self,
         party: Party,
