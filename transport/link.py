@@ -131,7 +131,7 @@ class Outbox(ABC):
 
     @abstractmethod
     def receive(self, link: Link, into: memoryview, on_piece: OnPiece | None = None) -> None:
-        """Receive the next frame of ``link``, as ``Link.exchange`` does, while posted ones leave."""
+        """Receive the next frame of ``link`` as ``Link.exchange`` does, while posted ones leave."""
 
     @abstractmethod
     def __enter__(self) -> Outbox: ...

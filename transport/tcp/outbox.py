@@ -96,7 +96,7 @@ class TcpOutbox(Outbox):
             wanted[source] = select.POLLIN | (select.POLLOUT if source in wanted else 0)
         elif wanted:
             call.waiting_for = next(iter(wanted)).peer
-        ready = {descriptor: events for descriptor, events in next(iter(wanted)).poll(call, wanted)}
+        ready = dict(next(iter(wanted)).poll(call, wanted))
         for link in self._leaving:
             events = ready.get(link.fileno(), 0)
             if events and link is not source and not events & select.POLLOUT:
