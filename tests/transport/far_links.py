@@ -40,12 +40,12 @@ class _InprocOutbox(Outbox):
     def post(self, link: Link, data: memoryview) -> None:
         assert isinstance(link, FarLink)
         self._log.append(("post", link.peer, data.nbytes))
-        self._lent.append((link, link._offer(self._call, data)))
+        self._lent.append((link, link.lend(self._call, data)))
 
     def receive(self, link: Link, into: memoryview, on_piece: OnPiece | None = None) -> None:
         assert isinstance(link, FarLink)
         self._log.append(("receive", link.peer, into.nbytes))
-        link._receive(self._call, into, on_piece)
+        link.take(self._call, into, on_piece)
 
     def __enter__(self) -> Outbox:
         return self
@@ -58,7 +58,7 @@ class _InprocOutbox(Outbox):
     ) -> None:
         if error is None:
             for link, frame in self._lent:
-                link._finish_send(self._call, frame)
+                link.wait(self._call, frame)
 
 
 class FarLink(InprocLink, PacedLink):
@@ -69,6 +69,15 @@ class FarLink(InprocLink, PacedLink):
 
     def pace(self) -> Pace:
         return self.given
+
+    def lend(self, call: Call, data: memoryview) -> Any:
+        return self._offer(call, data)
+
+    def take(self, call: Call, into: memoryview, on_piece: OnPiece | None) -> None:
+        self._receive(call, into, on_piece)
+
+    def wait(self, call: Call, frame: Any) -> None:
+        self._finish_send(call, frame)
 
     def outbox(self, call: Call) -> Outbox:
         return _InprocOutbox(call, self.log)
