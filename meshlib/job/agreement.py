@@ -169,7 +169,7 @@ class Agreement:
     def _awaited(self) -> list[int]:
         """Return who has not spoken so far, and may yet."""
         membership = self._membership
-        gone = membership.lost.keys() | membership.left.keys() | self._excluded
+        gone = membership.lost.keys() | membership.left | self._excluded
         return [
             rank
             for rank in self._members

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from meshlib.diagnosis.events import Chains
+from meshlib.diagnosis.events import Departures
 from transport.errors import DistError
 
 
@@ -40,12 +40,15 @@ class JobMembership:
 
     def __init__(self, rank: int, size: int, *, joining: bool = False) -> None:
         self.rank = rank
-        self.joining = joining
-        self.epoch = Epoch(0, (rank,) if joining else tuple(range(size)))
+        self.joining: bool = joining
+        self.launched = size
+        """How many ranks began the job together."""
+        self.epoch: Epoch = Epoch(0, (rank,) if joining else tuple(range(size)))
         self._known = max(rank + 1, size)
         self._news = threading.Condition()
         self._lost: dict[int, DistError] = {}
-        self._left: dict[int, Chains] = {}
+        self._left: frozenset[int] = frozenset()
+        self._departures: tuple[Departures, ...] = ()
         self._waiting: dict[int, None] = {}
         self._agreed: dict[str, str] = {}
 
@@ -74,16 +77,20 @@ class JobMembership:
             return dict(self._lost)
 
     @property
-    def left(self) -> Mapping[int, Chains]:
-        """The ranks that have left in good order, and how far their calls had come."""
-        with self._news:
-            return dict(self._left)
+    def left(self) -> frozenset[int]:
+        """The ranks that have left in good order."""
+        return self._left
+
+    @property
+    def departures(self) -> tuple[Departures, ...]:
+        """How they left, and how far their calls had come."""
+        return self._departures
 
     @property
     def waiting(self) -> tuple[int, ...]:
         """The ranks that are there and wait for a place, in the order in which they came."""
         with self._news:
-            gone = self._lost.keys() | self._left.keys() | set(self.epoch.members)
+            gone = self._lost.keys() | self._left | set(self.epoch.members)
             return tuple(rank for rank in self._waiting if rank not in gone)
 
     def failure_of(self, ranks: Collection[int]) -> DistError | None:
@@ -128,10 +135,11 @@ class JobMembership:
             self._lost.setdefault(rank, error)
             self._news.notify_all()
 
-    def note_left(self, left: Mapping[int, Chains]) -> None:
+    def note_departures(self, departures: Departures) -> None:
         """Note that ranks have left in good order."""
         with self._news:
-            self._left.update(left)
+            self._departures = (*self._departures, departures)
+            self._left |= departures.ranks
             self._news.notify_all()
 
     def note_waiting(self, rank: int) -> None:

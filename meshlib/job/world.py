@@ -102,7 +102,7 @@ class World:
         """The GPU that this rank was bound to from the start, if it was."""
         self.log: RankLog = RankLog(rank)
         self.recorder: FlightRecorder = FlightRecorder(_recorder_capacity())
-        self.context = RankContext(
+        self.context: RankContext = RankContext(
             rank,
             store,
             self.recorder,
@@ -119,7 +119,7 @@ class World:
         self._as_launched = variables.items() <= os.environ.items()
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self.registry = GroupRegistry(
+        self.registry: GroupRegistry = GroupRegistry(
             self.context, self.membership, self.backends, timeout, self._on_made
         )
         self._failures: dict[str, DistError] = {}
@@ -229,7 +229,8 @@ class World:
         self.log.info("%s has id %s, backends %s, timeout %g s", group, group.id, backends, seconds)
         if known is not None:
             group.fail(known)
-        group.do_without(self.membership.left)
+        for departures in self.membership.departures:
+            group.do_without(departures)
 
     # ------------------------------------------------------------------ events
 
@@ -251,11 +252,11 @@ class World:
                 group = self.registry.get(event.group)
                 if group is not None:
                     group.fail(error)
-            case Departures(left):
-                self.membership.note_left(left)
+            case Departures():
+                self.membership.note_departures(event)
                 for group in self.groups():
-                    group.do_without(left)
-                if self.rank in left:
+                    group.do_without(event)
+                if self.rank in event.ranks:
                     self._gone.set()
             case RankLost(rank, how) if rank != self.rank:
                 self._lose(rank, how)
@@ -392,7 +393,7 @@ class World:
         self._watcher.close()
         for store in self._users_stores:
             store.end_waits(None, self)
-        count_out(self.store, self.size, lost, linger)
+        count_out(self.store, self.membership.launched, lost, linger)
         self.runtime.close()
         for closer in reversed(self._closers):
             closer()
@@ -404,5 +405,5 @@ class World:
         found = chains(groups, self._joined)
         if say_goodbye(self.store, self.rank, found, groups, self.recorder) and self.size > 1:
             self._gone.wait(LEAVE_SECONDS)
-        left = self.membership.left
+        left = self.membership.departures
         return find_mismatch(self.store, groups, found, left, self.recorder, told)
