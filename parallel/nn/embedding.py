@@ -55,6 +55,9 @@ class Embedding(Module):
     def backward(self, grad: Array) -> None:
         """Add each vector's gradient to its row. Indices have no gradient: returns None."""
         indices = self.saved().reshape(-1)
+        self.defer(lambda: self._accumulate(indices, grad))
+
+    def _accumulate(self, indices: Array, grad: Array) -> None:
         total = namespace(grad).zeros_like(self.weight.data)
         namespace(grad).add.at(total, indices, grad.reshape(-1, grad.shape[-1]))
         self.weight.accumulate_grad(total)

@@ -102,7 +102,7 @@ class Linear(Module):
         computed.
         """
         x = self.saved()
-        self.accumulate(x, grad)
+        self.defer(lambda: self.accumulate(x, grad))
         return grad @ self.weight.data
 
     def accumulate(self, x: Array, grad: Array) -> None:

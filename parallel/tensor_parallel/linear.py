@@ -173,7 +173,7 @@ class ColwiseParallel(_ShardedLinear):
         # f: this sum goes on while the parameters' gradients are computed.
         input_grad = grad @ self.linear.weight.data
         summing = start_reduce(input_grad, self.group)
-        self.linear.accumulate(x, grad)
+        self.defer(lambda: self.linear.accumulate(x, grad))
         if summing is not None:
             summing.wait()
         return input_grad
