@@ -13,6 +13,7 @@ from typing import Self
 
 from parallel.pipeline.actions import Action, Kind
 
+_NO_COMPUTATION = re.compile(r"\d+REDUCE_GRAD")
 _OVERLAPPED = re.compile(r"\((.+);(.+)\)OVERLAP_F_B")
 
 
@@ -81,8 +82,8 @@ class Table:
                 kinds = {kind for kind in Kind if Action(stage, kind, microbatch) in there}
                 if kinds not in ({Kind.FORWARD, Kind.BACKWARD}, set(Kind) - {Kind.BACKWARD}):
                     raise ValueError(
-                        f"{self.name}: stage {stage} has {sorted(kinds) or 'nothing'} of microbatch"
-                        f" {microbatch}; expected F and B, or F, I and W"
+                        f"{self.name}: stage {stage} has {sorted(map(str, kinds)) or 'nothing'} of"
+                        f" microbatch {microbatch}; expected F and B, or F, I and W"
                     )
 
     def is_split(self, stage: int, microbatch: int) -> bool:
@@ -137,7 +138,8 @@ class Table:
         """Return the table in a file, in the notation of torch's compute-only CSV.
 
         A line a rank; a cell is an action, such as ``0F3``, or empty where the rank idles; two
-        actions that torch overlaps, ``(0F3;1B2)OVERLAP_F_B``, are done one after the other.
+        actions that torch overlaps, ``(0F3;1B2)OVERLAP_F_B``, are done one after the other, and
+        ``0REDUCE_GRAD`` is passed over: that follows on a stage's last action by itself.
 
         Args:
             source: the path of the file, or its text (which has a newline or a comma).
@@ -170,7 +172,7 @@ class Table:
 
 def _actions(cell: str) -> Iterable[Action]:
     cell = cell.strip()
-    if not cell:
+    if not cell or _NO_COMPUTATION.fullmatch(cell):
         return []
     overlapped = _OVERLAPPED.fullmatch(cell)
     return map(Action.parse, [cell] if overlapped is None else overlapped.groups())
