@@ -221,7 +221,7 @@ class Future:
         Raises TypeError if it cannot be called.
         """
         check_callable(callback)
-        after = Future(continuations=self._continuations)
+        after = self._follower()
         after._source = self
 
         def run(done: Future) -> None:
@@ -235,6 +235,10 @@ class Future:
 
         self.add_done_callback(run)
         return after
+
+    def _follower(self) -> Future:
+        """Return the future that ``then`` fills."""
+        return Future(continuations=self._continuations)
 
     def add_done_callback(self, callback: Callable[[Future], object]) -> None:
         """Call ``callback(self)`` once this future is done, when ``then`` would; its result is not
