@@ -26,7 +26,6 @@ from meshlib.rpc.errors import (
     RpcConnectionError,
     RpcTimeoutError,
     RRefLostError,
-    WaitCycleError,
     WorkerLostError,
 )
 from meshlib.rpc.references.rref import RRef
@@ -40,7 +39,6 @@ __all__ = [
     "RpcBackendOptions",
     "RpcConnectionError",
     "RpcTimeoutError",
-    "WaitCycleError",
     "Worker",
     "WorkerInfo",
     "WorkerLostError",

@@ -58,7 +58,8 @@ def init_rpc(
 
     The workers are the ranks of the job: of the default process group if there is one, else it is
     made (and ended by ``shutdown``), from ``rank``, ``world_size`` and the options'
-    ``init_method``, or from the environment. ``backend`` is accepted for c10d's sake.
+    ``init_method``, or from the environment. ``rpc_backend_options`` says how many calls run here
+    at once, and how long one may take. ``backend`` is accepted for c10d's sake.
 
     Raises ValueError for a name that is none (1 to 127 letters, digits, ``_``, ``:``, ``-``), that
     another worker has, or for a rank or size that is not the group's; RuntimeError where RPC is
@@ -198,9 +199,23 @@ def rpc_async(
 ) -> Future:
     """Call ``func(*args, **kwargs)`` on a worker and return a future of the result at once.
 
-    See ``rpc_sync`` for the arguments, and for what the future's ``wait()`` raises. Blocks while
-    more than a megabyte of earlier calls waits for the worker to read it. Callbacks (``then``) run
-    in a thread of this worker, and may make calls and wait for them.
+    ``func`` travels by its name, arguments and result pickled, the memory of arrays beside that and
+    uncopied where possible: do not change an argument before the call has ended. The function runs
+    at most once, in a thread of the worker. Callbacks of the future (``then``) run in a thread of
+    this worker, and may make calls and wait for them.
+
+    Blocks while more than a megabyte of earlier calls waits for the worker to read it.
+
+    Args:
+        to: the worker's name, its rank, its ``WorkerInfo``, or ``mesh["stage"].worker(1)``
+        func: what to call; can be imported there under the same name
+        args: its positional arguments
+        kwargs: its keyword arguments
+        timeout: seconds (or ``"30s"``) until the call fails; 0: no end; None: ``rpc_timeout``
+
+    Returns:
+        The future. Its ``wait()`` raises what ``func`` raises there, with the traceback of that
+        worker as its cause; ``RpcTimeoutError``, ``WorkerLostError``, ``RpcConnectionError``.
 
     Raises ValueError and TypeError for arguments, what pickling raises, ``WorkerLostError`` for a
     worker that is known to be gone.
@@ -220,8 +235,17 @@ def remote(
 ) -> RRef[Any]:
     """Call ``func(*args, **kwargs)`` on a worker, where the result stays; return a reference to it.
 
-    Returns at once. See ``rpc_sync`` for the arguments. What the call fails with is raised where
-    the reference is used.
+    Returns at once. The result lives as long as somebody refers to it. What the call fails with is
+    raised where the reference is used: what ``func`` raises, ``RpcTimeoutError``,
+    ``WorkerLostError``, ``RpcConnectionError``; elsewhere than here, ``RRefLostError`` for the
+    latter ones.
+
+    Args:
+        to: the worker's name, its rank, its ``WorkerInfo``, or ``mesh["stage"].worker(1)``
+        func: what to call, a class as well; can be imported there under the same name
+        args: its positional arguments
+        kwargs: its keyword arguments
+        timeout: seconds (or ``"30s"``) until the call fails; 0: no end; None: ``rpc_timeout``
 
     Raises ValueError and TypeError for arguments, what pickling raises, ``WorkerLostError`` for a
     worker that is known to be gone.

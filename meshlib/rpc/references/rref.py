@@ -23,6 +23,7 @@ class RRef(Generic[T]):
 
     It may be passed in calls, as an argument or in a result, to any worker; the object lives until
     nobody holds a reference any more. Raises RuntimeError where it is pickled for anything else.
+    ``type_hint`` is accepted for c10d's sake.
     """
 
     _agent: Agent
