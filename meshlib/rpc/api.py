@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from meshlib.calls.work import Future
 from meshlib.job.current import current_world, find_world
@@ -22,6 +22,7 @@ from transport.runtime import Membership
 from transport.store.base import Store
 from transport.store.prefix_store import PrefixStore
 
+T = TypeVar("T")
 DEFAULT_TIMEOUT = 60.0
 """Seconds that a call may take when nobody says otherwise."""
 DEFAULT_THREADS = 16
@@ -165,11 +166,11 @@ def shutdown(graceful: bool = True, timeout: Timeout = 0) -> None:
 
 def rpc_sync(
     to: Worker,
-    func: Callable[..., Any],
+    func: Callable[..., T],
     args: Sequence[Any] | None = None,
     kwargs: Mapping[str, Any] | None = None,
     timeout: Timeout | None = None,
-) -> Any:
+) -> T:
     """Call ``func(*args, **kwargs)`` on a worker and return the result.
 
     ``func`` travels by its name, arguments and result pickled, the memory of arrays beside that and
@@ -192,11 +193,11 @@ def rpc_sync(
 
 def rpc_async(
     to: Worker,
-    func: Callable[..., Any],
+    func: Callable[..., T],
     args: Sequence[Any] | None = None,
     kwargs: Mapping[str, Any] | None = None,
     timeout: Timeout | None = None,
-) -> Future:
+) -> Future[T]:
     """Call ``func(*args, **kwargs)`` on a worker and return a future of the result at once.
 
     ``func`` travels by its name, arguments and result pickled, the memory of arrays beside that and
@@ -228,11 +229,11 @@ def rpc_async(
 
 def remote(
     to: Worker,
-    func: Callable[..., Any],
+    func: Callable[..., T],
     args: Sequence[Any] | None = None,
     kwargs: Mapping[str, Any] | None = None,
     timeout: Timeout | None = None,
-) -> RRef[Any]:
+) -> RRef[T]:
     """Call ``func(*args, **kwargs)`` on a worker, where the result stays; return a reference to it.
 
     Returns at once. The result lives as long as somebody refers to it. What the call fails with is

@@ -42,7 +42,7 @@ class Callbacks(Continuations):
         return True
 
 
-class RpcFuture(Future):
+class RpcFuture(Future[Any]):
     """The outcome of a remote call, or of what follows it. ``torch.futures.Future``'s methods.
 
     A function that runs for a remote call and waits for one of these gives up its thread's slot.
@@ -59,7 +59,7 @@ class RpcFuture(Future):
         with self._agent.waiting(self):
             super().block(timeout, what)
 
-    def _follower(self) -> Future:
+    def _follower(self) -> Future[Any]:
         return RpcFuture(self._agent)
 
 
@@ -193,7 +193,7 @@ class Numbers:
         return next(self._count)
 
 
-def wait_all(futures: Sequence[Future]) -> list[Any]:
+def wait_all(futures: Sequence[Future[Any]]) -> list[Any]:
     """Wait for all ``futures`` and return their values, in this order.
 
     Raises what the first in the list raises that failed; TypeError for what is no future.
@@ -204,15 +204,15 @@ def wait_all(futures: Sequence[Future]) -> list[Any]:
     return [future.wait() for future in futures]
 
 
-def collect_all(futures: Sequence[Future]) -> Future:
+def collect_all(futures: Sequence[Future[Any]]) -> Future[Any]:
     """Return a future of the list ``futures``, done when all of them are, well or not.
 
     Raises TypeError for what is no future.
     """
     _check(futures)
-    whole, left, lock = Future(), len(futures), threading.Lock()
+    whole, left, lock = Future[Any](), len(futures), threading.Lock()
 
-    def note(_: Future) -> None:
+    def note(_: Future[Any]) -> None:
         nonlocal left
         with lock:
             left -= 1

@@ -35,7 +35,7 @@ def is_async(fn: object) -> bool:
     return getattr(fn, _MARK, False) is True
 
 
-def future_of(fn: object, result: object) -> Future:
+def future_of(fn: object, result: object) -> Future[Any]:
     """Return what an async ``fn`` returned. Raises TypeError if it is no future."""
     if not isinstance(result, Future):
         name = getattr(fn, "__qualname__", repr(fn))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from meshlib.calls.work import Future
 from meshlib.rpc.calls import Outgoing
@@ -43,7 +43,7 @@ class Lateness:
             asked = agent.ask(call.to, "where", call.number)
             asked.at_once(lambda done: self._on_answer(call, done))
 
-    def _on_answer(self, call: Outgoing, done: Future) -> None:
+    def _on_answer(self, call: Outgoing, done: Future[Any]) -> None:
         silent = f"{self._agent.who(call.to)} does not answer at all"
         self._end(call, silent if done.failure is not None else done.outcome)
 

@@ -141,7 +141,9 @@ class Server:
         serving.thread = 0
         result.add_done_callback(lambda done: self._answer_later(serving, done, backs))
 
-    def _answer_later(self, serving: Serving, done: Future, backs: dict[str, Any] | None) -> None:
+    def _answer_later(
+        self, serving: Serving, done: Future[Any], backs: dict[str, Any] | None
+    ) -> None:
         here, before = self._here, self._here.serving
         here.serving = None
         try:
@@ -194,7 +196,7 @@ class Server:
 class Later:
     """What a function of ours returns for an answer that comes when ``future`` is done."""
 
-    def __init__(self, future: Future) -> None:
+    def __init__(self, future: Future[Any]) -> None:
         self.future = future
 
 
@@ -213,7 +215,7 @@ def _stack_below(thread: int) -> str:
     return f"and is at\n{text}" if text else "inside of a function that is not written in Python"
 
 
-def _settle(future: Future, value: Any, error: BaseException | None) -> None:
+def _settle(future: Future[Any], value: Any, error: BaseException | None) -> None:
     with suppress(RuntimeError):  # its creator has given it up before
         if error is not None:
             future.set_exception(error)

@@ -1,4 +1,4 @@
-"""Modules in a row."""
+"""Modules in a row, and a row of them beside which the input passes."""
 
 from __future__ import annotations
 
@@ -46,3 +46,20 @@ class Sequential(Module):
         for layer in reversed(self.layers):
             grad = layer.backward(grad)
         return grad
+
+
+class Residual(Sequential):
+    """Add what modules in a row make of the input to the input itself: ``x + layers(x)``.
+
+    He et al., "Deep Residual Learning", arXiv:1512.03385, section 3.2. ``layers`` are the modules,
+    the first to be run first; the last one's output has the shape of the input. Raises TypeError
+    for a layer that is no ``Module``.
+    """
+
+    def forward(self, x: Any) -> Any:
+        """Return the input plus the last module's output."""
+        return x + super().forward(x)
+
+    def backward(self, grad: Any) -> Any:
+        """Return the gradient of the input: by both ways."""
+        return grad + super().backward(grad)

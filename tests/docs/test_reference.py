@@ -22,6 +22,7 @@ PACKAGES = [
     "parallel.ddp",
     "parallel.data_parallel",
     "parallel.tensor_parallel",
+    "parallel.expert",
     "parallel.jax",
 ]
 ENTRIES = [

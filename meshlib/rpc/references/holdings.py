@@ -38,7 +38,9 @@ class Holdings:
     soon, in another thread.
     """
 
-    def __init__(self, rank: int, make: Callable[[], Future], wake: Callable[[], None]) -> None:
+    def __init__(
+        self, rank: int, make: Callable[[], Future[Any]], wake: Callable[[], None]
+    ) -> None:
         self.rank = rank
         self.ways: Ways | None = None
         self._wake = wake
@@ -116,7 +118,7 @@ class Holdings:
         with self._lock:
             return self._objects.create(oid)
 
-    def value_of(self, oid: ObjectId) -> Future:
+    def value_of(self, oid: ObjectId) -> Future[Any]:
         """Return the future of an object's value. Raises ``RRefLostError``."""
         with self._lock:
             return self._objects.find(oid).value

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from meshlib.calls.work import Future
 from meshlib.rpc.errors import RRefLostError
@@ -35,7 +35,7 @@ class ObjectId(NamedTuple):
 class Owned:
     """An object that lives here, or will: ``value`` is there when its function has ended."""
 
-    def __init__(self, value: Future) -> None:
+    def __init__(self, value: Future[Any]) -> None:
         self.value = value
         self.created = False
         """Whether its creator's request has arrived."""
@@ -49,7 +49,7 @@ class Ownership:
     ``make()`` makes the future of a value.
     """
 
-    def __init__(self, make: Callable[[], Future] = Future) -> None:
+    def __init__(self, make: Callable[[], Future[Any]] = Future) -> None:
         self._make = make
         self._objects: dict[ObjectId, Owned] = {}
         self._freed: OrderedDict[ObjectId, None] = OrderedDict()

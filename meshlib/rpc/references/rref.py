@@ -30,7 +30,7 @@ class RRef(Generic[T]):
     _owner: int
     _oid: ObjectId
     _giver: int
-    _made: Future | None = None
+    _made: Future[Any] | None = None
 
     def __init__(self, value: T, type_hint: Any = None) -> None:
         agent = current_agent()
@@ -111,7 +111,7 @@ class RRef(Generic[T]):
         """Return a proxy whose methods are called on the owner, and return RRefs to the results."""
         return _RemoteProxy(self, timeout)
 
-    def creation(self) -> Future:
+    def creation(self) -> Future[Any]:
         """Return the future of the call that makes the object, done at once elsewhere."""
         if self._made is not None:
             return self._made
@@ -183,7 +183,7 @@ def create(
     rref._made = made  # pyright: ignore[reportPrivateUsage]
     _polled(made)
 
-    def note(done: Future) -> None:
+    def note(done: Future[Any]) -> None:
         error = done.failure
         # What came from there is known there; not that the request was lost, or is too late.
         if error is not None and not isinstance(error.__cause__, RemoteTraceback):
@@ -212,7 +212,7 @@ def _bound(agent: Agent, timeout: Timeout | None) -> float | None:
     return seconds or None
 
 
-def _value_of(agent: Agent, oid: ObjectId) -> Future:
+def _value_of(agent: Agent, oid: ObjectId) -> Future[Any]:
     return agent.holdings.value_of(ObjectId(*oid))
 
 

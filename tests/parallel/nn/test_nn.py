@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from finite_differences import numeric
 
 from parallel import nn
 from parallel.nn import Parameter
@@ -13,20 +14,6 @@ def rng(seed=0):
 
 def repr_of(layer):
     return type(layer).__name__
-
-
-def numeric(function, array, weights, step=1e-6):
-    """Central differences of sum(function() * weights) in each element of ``array``."""
-    grad = np.zeros_like(array)
-    for index in np.ndindex(array.shape):
-        kept = array[index]
-        array[index] = kept + step
-        above = (function() * weights).sum()
-        array[index] = kept - step
-        below = (function() * weights).sum()
-        array[index] = kept
-        grad[index] = (above - below) / (2 * step)
-    return grad
 
 
 LAYERS = {
