@@ -17,11 +17,11 @@ class Fate:
     """
 
     def __init__(self, members: Members) -> None:
-        self.members = members
-        self.lock = threading.Lock()
+        self.members: Members = members
+        self.lock: threading.Lock = threading.Lock()
         self.error: DistError | None = None
         """What broke it. Raised are copies: each thread adds a traceback of its own."""
-        self.destroyed = False
+        self.destroyed: bool = False
         self.departures: tuple[Departures, ...] = ()
         """Who has left the job in good order: members, and others."""
         self.absent: tuple[int, ...] = ()

@@ -51,12 +51,12 @@ class ProcessGroup(Collectives):
     ) -> None:
         self.context = context
         self.members = members
-        self.id = members.id
-        self.ranks = members.ranks
+        self.id: str = members.id
+        self.ranks: tuple[int, ...] = members.ranks
         """The members' global ranks; the position is the rank in the group."""
-        self.global_rank = members.global_rank
-        self.backends = members.backends
-        self.group_desc = members.group_desc
+        self.global_rank: int = members.global_rank
+        self.backends: dict[str, str] = members.backends
+        self.group_desc: str = members.group_desc
         self.owner: threading.Thread | None = None
         """The thread whose calls these are, where only one can make them (inside ``jax.jit``)."""
         self._fate = fate = Fate(members)
@@ -69,7 +69,7 @@ class ProcessGroup(Collectives):
         self._failure = Failure(context, fate, self._channels, self._companions.retire)
         self._users_store = UsersStore(context, fate)
         self._failure.broken.append(self._users_store.end_waits)
-        self.door = Door(context, fate, self._channels, self._failure)
+        self.door: Door = Door(context, fate, self._channels, self._failure)
 
     # ------------------------------------------------------------------ who
 
