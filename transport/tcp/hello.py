@@ -22,6 +22,8 @@ class Channel(enum.IntEnum):
     POINT_TO_POINT = 2
     WATCH = 3
     """Nothing: its end tells that the other side is gone, or has left the group."""
+    MORE = 4
+    """Parts of collectives' frames, beside a connection that there is for these."""
 
 
 class Hello(NamedTuple):
