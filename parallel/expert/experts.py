@@ -37,7 +37,7 @@ class GroupedLinear(Module):
 
     def __init__(self, weight: Array, grad_scale: float = 1.0) -> None:
         super().__init__()
-        self.weight = Parameter(weight)
+        self.weight: Parameter = Parameter(weight)
         self.grad_scale = grad_scale
         if weight.ndim != 3:
             raise ValueError(
@@ -65,17 +65,19 @@ class GroupedLinear(Module):
     def backward(self, grad: Array) -> Array:
         """Map (n, out_features) to (n, in_features)."""
         x, counts = self.saved()
-        xp = namespace(grad)
-        total = xp.zeros(self.weight.shape, dtype=grad.dtype)
+        self.defer(lambda: self._accumulate(x, counts, grad))
+        input_grad = namespace(grad).empty_like(x)
+        for e, rows in _slices(counts):
+            input_grad[rows] = grad[rows] @ self.weight.data[:, e]
+        return input_grad
+
+    def _accumulate(self, x: Array, counts: list[int], grad: Array) -> None:
+        total = namespace(grad).zeros(self.weight.shape, dtype=grad.dtype)
         for e, rows in _slices(counts):
             total[:, e] = grad[rows].T @ x[rows]
         if self.grad_scale != 1:
             total *= grad.dtype.type(self.grad_scale)
         self.weight.accumulate_grad(total)
-        input_grad = xp.empty_like(x)
-        for e, rows in _slices(counts):
-            input_grad[rows] = grad[rows] @ self.weight.data[:, e]
-        return input_grad
 
 
 def _slices(counts: list[int]) -> list[tuple[int, slice]]:
@@ -143,10 +145,10 @@ class Experts(Module):
             if own.start <= e < own.stop:
                 up[:, e - own.start] = first[features]
                 down[:, e - own.start] = second[:, features]
-        self.up = GroupedLinear(up, scale)
-        self.activation = activation()
+        self.up: GroupedLinear = GroupedLinear(up, scale)
+        self.activation: Module = activation()
         check_instance(self.activation, Module, "activation()", "nn.GELU()")
-        self.down = GroupedLinear(down, scale)
+        self.down: GroupedLinear = GroupedLinear(down, scale)
         self._note_split(ep, tp, dim, hidden)
 
     def _note_split(self, ep: Ranks | None, tp: Ranks | None, dim: int, hidden: int) -> None:

@@ -7,7 +7,14 @@ import meshlib as dist
 from meshlib.checkpoint import Checkpointer, load, save
 from meshlib.checkpoint.saving import Piece
 from meshlib.testing import run_ranks
-from parallel import ColwiseParallel, DistributedDataParallel, RowwiseParallel, nn, optim
+from parallel import (
+    ColumnParallelLinear,
+    DistributedDataParallel,
+    RowParallelLinear,
+    ZeroRedundancyOptimizer,
+    nn,
+    optim,
+)
 from parallel.fsdp import fully_shard
 from parallel.state import global_layout, global_state, restore
 
@@ -15,7 +22,7 @@ STEPS = 8
 BATCH = 8
 
 
-def train(folder, shape, begin, end):
+def train(folder, shape, begin, end, zero=False):
     """Train steps ``begin`` to ``end`` on a (dp, tp) mesh, and save; return the mean losses."""
     mesh = dist.DeviceMesh.from_shape("cpu", shape, mesh_dim_names=("dp", "tp"))
     dp, tp = mesh["dp"], mesh["tp"]
@@ -23,10 +30,16 @@ def train(folder, shape, begin, end):
     wide = nn.Linear(5, 8, rng=rng, dtype="f8")
     narrow = nn.Linear(8, 3, rng=rng, dtype="f8")
     model = nn.Sequential(
-        ColwiseParallel.from_linear(wide, tp), nn.Tanh(), RowwiseParallel.from_linear(narrow, tp)
+        ColumnParallelLinear.from_linear(wide, tp),
+        nn.Tanh(),
+        RowParallelLinear.from_linear(narrow, tp),
     )
     ddp = DistributedDataParallel(model, dp)
-    optimizer = optim.AdamW(model.parameters(), lr=0.05)
+    optimizer = (
+        ZeroRedundancyOptimizer(model.parameters(), optim.AdamW, dp, lr=0.05)
+        if zero
+        else optim.AdamW(model.parameters(), lr=0.05)
+    )
     loss = nn.CrossEntropyLoss()
     with Checkpointer(folder, sync=False) as checkpoints:
         if begin:
@@ -55,16 +68,91 @@ def test_a_run_goes_on_on_another_mesh(tmp_path, before, after):
         np.testing.assert_allclose([*cut, *losses], uncut, rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "zero"),
+    [
+        ((4, 1), (2, 2), (True, True)),
+        ((2, 2), (8, 1), (True, True)),
+        ((2, 4), (1, 1), (True, False)),
+        ((1, 2), (4, 1), (False, True)),
+    ],
+)
+def test_states_that_each_owner_keeps_go_on_elsewhere(tmp_path, before, after, zero):
+    def run(folder, shape, *args):
+        return run_ranks(train, shape[0] * shape[1], tmp_path / folder, shape, *args)
+
+    (uncut, *_) = run("uncut", (1, 1), 0, STEPS)
+    (cut, *_) = run("cut", before, 0, 3, zero[0])
+    for losses in run("cut", after, 3, STEPS, zero[1]):
+        np.testing.assert_allclose([*cut, *losses], uncut, rtol=0, atol=1e-9)
+    whole, alone = load(tmp_path / "cut"), load(tmp_path / "uncut")
+    states = [(whole["optimizer"]["state"][n], alone["optimizer"]["state"][n]) for n in range(4)]
+    for got, expected in [(whole["model"], alone["model"]), *states]:
+        assert got.keys() == expected.keys()
+        for name in expected:
+            np.testing.assert_allclose(got[name], expected[name], rtol=0, atol=1e-9)
+
+
+def test_no_array_moves_where_owners_keep_states(tmp_path):
+    def program():
+        mesh = dist.DeviceMesh.from_shape("cpu", (2,), mesh_dim_names=("dp",))
+        rng = np.random.default_rng(0)
+        model = nn.Sequential(*(nn.Linear(300, 300, rng=rng) for _ in range(2)))
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), optim.AdamW, mesh, lr=0.05)
+        model.backward(model(np.ones((2, 300), "f4")))
+        optimizer.step()
+        most = []
+
+        def observe(group, header, device, run):
+            most.append(header.elements)
+            return run
+
+        with mesh.process_group.observed(observe):
+            state = global_state(model, optimizer)
+            save(tmp_path, state, step=1, sync=False)
+            again = load(tmp_path, global_layout(model, optimizer))
+            restore(again, model, optimizer)
+        here = [
+            x.to_local() is not None
+            for values in state["optimizer"]["state"].values()
+            for x in values.values()
+            if isinstance(x, dist.DArray)
+        ]
+        return max(most), sum(here), len(here)
+
+    for most, here, all_of_them in run_ranks(program, 2):
+        assert most < 90_000  # elements of a weight
+        assert (here, all_of_them) == (4, 8)
+
+
+def test_what_is_no_model_and_another_optimizers_state():
+    model = nn.Sequential(nn.Linear(3, 2, rng=np.random.default_rng(0)))
+    adam, sgd = optim.AdamW(model.parameters()), optim.SGD(model.parameters(), momentum=0.5)
+    for call in (global_state, global_layout, lambda *given: restore({}, *given)):
+        with pytest.raises(TypeError, match="model must be a Module, got 3 of type int"):
+            call(3)
+        with pytest.raises(TypeError, match="optimizer must be an Optimizer, such as"):
+            call(model, 3)
+    with pytest.raises(KeyError, match=r"state lacks \['optimizer'\]"):
+        restore(global_state(model), model, adam)
+    saved = global_state(model, adam)
+    before = model.state_dict()["0.weight"].copy()
+    saved["model"] = {path: value + 1 for path, value in saved["model"].items()}
+    with pytest.raises(ValueError, match=r"'eps', 'lr'.*but no \['momentum', .*state of a SGD"):
+        restore(saved, model, sgd)
+    np.testing.assert_array_equal(model.state_dict()["0.weight"], before)
+
+
 def test_the_arrays_are_those_of_the_whole_layers():
     def program():
         mesh = dist.DeviceMesh.from_shape("cpu", (2,), mesh_dim_names=("tp",))
-        layer = ColwiseParallel(4, 2, mesh, rng=np.random.default_rng(0))
+        layer = ColumnParallelLinear(4, 2, mesh, rng=np.random.default_rng(0))
         return {path: x.full_array() for path, x in global_state(layer)["model"].items()}
 
     whole = nn.Linear(4, 2, rng=np.random.default_rng(0))
     for state in run_ranks(program, 2):
-        np.testing.assert_array_equal(state["linear.weight"], whole.weight.data)
-        np.testing.assert_array_equal(state["linear.bias"], whole.bias.data)
+        np.testing.assert_array_equal(state["weight"], whole.weight.data)
+        np.testing.assert_array_equal(state["bias"], whole.bias.data)
 
 
 def test_parts_of_fully_shard_load_on_another_number_of_ranks(tmp_path):
@@ -109,8 +197,8 @@ def test_a_parameter_that_all_tp_ranks_have_is_written_once(tmp_path, monkeypatc
         wide, narrow = nn.Linear(6, 12, rng=rng), nn.Linear(12, 6, rng=rng)
         model = nn.Sequential(
             nn.LayerNorm(6),
-            ColwiseParallel.from_linear(wide, tp),
-            RowwiseParallel.from_linear(narrow, tp),
+            ColumnParallelLinear.from_linear(wide, tp),
+            RowParallelLinear.from_linear(narrow, tp),
         )
         # The LayerNorm lies on dp_shard alone, with nothing said of tp.
         fully_shard(model, mesh["dp_shard"])
