@@ -1,0 +1,230 @@
+"""What a run will take of each rank, by formulas: memory, and bytes sent in a step by mesh dim.
+
+    meshlib explain examples/gpt/gpt.toml --estimate examples/gpt/estimate.py
+
+Nothing is started, and no array is made. docs/which-dim.md has the formulas and their sources.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for gpt and support
+
+from gpt.config import Config  # noqa: E402
+from gpt.dims import Sizes  # noqa: E402
+from gpt.model import names_of  # noqa: E402
+from meshlib import DeviceMesh  # noqa: E402
+
+STATES = 2  # of AdamW: two moments for each value
+INDEX = 8  # bytes of an int64
+
+
+@dataclass
+class Traffic:
+    """What a rank sends in a step over each dim: calls, and bytes of bandwidth-optimal ones."""
+
+    calls: Counter[str] = field(default_factory=Counter)
+    bytes: Counter[str] = field(default_factory=Counter)
+
+    def add(self, dim: str, ranks: int, share: float, count: float, times: int = 1) -> None:
+        """Note ``times`` calls over ``ranks`` ranks, in each of which one sends share * count."""
+        if ranks > 1:
+            self.calls[dim] += times
+            self.bytes[dim] += round(times * share * count)
+
+    def all_reduce(self, dim: str, ranks: int, count: float, times: int = 1) -> None:
+        """Note all-reduces of ``count`` bytes."""
+        self.add(dim, ranks, 2 * (ranks - 1) / ranks, count, times)
+
+    def gather(self, dim: str, ranks: int, count: float, times: int = 1) -> None:
+        """Note all-gathers to ``count`` bytes, reduce-scatters of them, or all-to-alls."""
+        self.add(dim, ranks, (ranks - 1) / ranks, count, times)
+
+
+@dataclass
+class Weights:
+    """How many values of parameters a rank has after tp and ep, before dp_shard."""
+
+    dense: list[tuple[int, int]] = field(default_factory=list)
+    """(rows, values in a row) of each parameter that all ranks but those of tp share."""
+    experts: list[tuple[int, int]] = field(default_factory=list)
+
+    def split(self, ranks: int) -> int:
+        """Return how many values the first of ``ranks`` ranks has, that share rows."""
+        return sum(-(-rows // ranks) * row for rows, row in self.dense + self.experts)
+
+    @property
+    def whole(self) -> int:
+        """How many there are."""
+        return self.split(1)
+
+
+class Estimate:
+    """Memory and traffic of the ranks of one stage."""
+
+    def __init__(self, config: Config, sizes: Sizes, stage: int) -> None:
+        self.config, self.sizes = config, sizes
+        self.names = names_of(config.model, sizes.pp)[stage]
+        self.itemsize = np.dtype(config.precision.dtype).itemsize
+        self.weights = {name: self._weights(name) for name in self.names}
+        microbatches = config.data.microbatches
+        self.tokens = (
+            config.data.batch_size // microbatches // sizes.replicas
+        ) * (config.model.context // sizes.cp)
+        self.outside = self.tokens // sizes.tp if self._sequence else self.tokens
+        self.in_flight = min(microbatches, sizes.pp - stage) if sizes.pp > 1 else 1
+        self.memory = self._memory()
+        self.traffic = self._traffic(stage)
+
+    @property
+    def _sequence(self) -> bool:
+        return self.config.parallel.sequence and self.sizes.tp > 1
+
+    # ------------------------------------------------------------------ parameters
+
+    def _weights(self, name: str) -> Weights:
+        model, tp, ep = self.config.model, self.sizes.tp, self.sizes.ep
+        width = model.width
+        if name == "embedding" or name == "head":
+            return Weights([(model.vocabulary // tp, width)])
+        if name == "norm":
+            return Weights([(width, 1)])
+        kv = width // model.heads * model.kv_heads
+        found = Weights([(width // tp, width), (kv // tp, width), (kv // tp, width)])
+        found.dense += [(width, width // tp), (width, 1), (width, 1)]
+        if not model.has_experts(int(name.partition(".")[2])):
+            found.dense += [(model.hidden // tp, width), (width, model.hidden // tp)]
+            return found
+        found.dense += [(model.experts, width)]
+        if model.shared_hidden:
+            shared = model.shared_hidden // tp
+            found.dense += [(shared, width), (width, shared)]
+        here, hidden = model.experts // ep, model.expert_hidden // tp
+        found.experts += [(hidden, here * width), (width, here * hidden)]
+        return found
+
+    def _memory(self) -> dict[str, int]:
+        """Return bytes by what they are for."""
+        parts = sum(w.split(self.sizes.dp_shard) for w in self.weights.values())
+        whole = sum(w.whole for w in self.weights.values())
+        gathered = 0
+        if self.sizes.sharing > 1:
+            # Two parts' parameters and gradients at a time; with several microbatches whole
+            # gradients are added up.
+            largest = sorted((w.whole for w in self.weights.values()), reverse=True)[:2]
+            grads = whole if self.config.data.microbatches > 1 else sum(largest)
+            gathered = sum(largest) + grads
+        kept = sum(self._kept(name) for name in self.names)
+        return {
+            "parameters": parts * self.itemsize,
+            "gradients": parts * self.itemsize,
+            "optimizer": STATES * parts * self.itemsize,
+            "gathered": gathered * self.itemsize,
+            "activations": kept * self.in_flight,
+        }
+
+    # ------------------------------------------------------------------ activations
+
+    def _kept(self, name: str) -> int:
+        """Return the bytes that a part keeps of one microbatch from forward to backward."""
+        model, tp, itemsize = self.config.model, self.sizes.tp, self.itemsize
+        tokens, outside, width = self.tokens, self.outside, model.width
+        norm = outside * (width + 1)
+        if name == "embedding":
+            return tokens * 4
+        if name == "norm":
+            return norm * itemsize
+        if name == "head":  # its input, and the softmax
+            return (outside * width + tokens * model.vocabulary // tp) * itemsize
+        kv = width // model.heads * model.kv_heads
+        turns = 2 * (model.context // self.sizes.cp) * (width // model.heads)
+        attention = (
+            tokens * width  # what the projections are made of
+            + tokens * (2 * width + 2 * kv) // tp  # queries, keys, values, what comes out
+            + tokens * model.heads // tp
+            + turns
+        )
+        kept = 2 * norm + attention + tokens * width
+        if not model.has_experts(int(name.partition(".")[2])):
+            return (kept + 3 * tokens * model.hidden // tp) * itemsize
+        rows = tokens * model.top_k
+        kept += tokens * (model.experts + 2 * model.top_k)
+        kept += rows * (2 * width + 3 * model.expert_hidden // tp)
+        kept += 3 * tokens * model.shared_hidden // tp
+        places = (2 if self.sizes.ep == 1 else 3) * rows * INDEX
+        return kept * itemsize + places
+
+    # ------------------------------------------------------------------ traffic
+
+    def _traffic(self, stage: int) -> Traffic:
+        sent = Traffic()
+        sizes, model = self.sizes, self.config.model
+        microbatches = self.config.data.microbatches
+        for name in self.names:
+            self._of_tp(sent, name, microbatches)
+            self._of_data(sent, self.weights[name], microbatches)
+            if name.startswith("blocks"):
+                self._of_cp(sent, microbatches)
+                if model.has_experts(int(name.partition(".")[2])):
+                    self._of_ep(sent, microbatches)
+        size = self.outside * model.width * self.itemsize
+        neighbours = (stage > 0) + (stage < sizes.pp - 1)
+        sent.add("pp", sizes.pp, 1, size, microbatches * neighbours)
+        return sent
+
+    def _of_tp(self, sent: Traffic, name: str, times: int) -> None:
+        tp, model = self.sizes.tp, self.config.model
+        whole = self.tokens * model.width * self.itemsize
+        one = self.itemsize
+        # An all-reduce without sequence parallel is a reduce-scatter and an all-gather with it.
+        between = sent.gather if self._sequence else sent.all_reduce
+        pairs = 2 if self._sequence else 1
+        if name == "embedding":
+            between("tp", tp, whole, times * (2 if self._sequence else 1))
+        elif name == "head":
+            between("tp", tp, whole, times * (3 if self._sequence else 1))
+            sent.all_reduce("tp", tp, self.tokens * one, times)
+            sent.all_reduce("tp", tp, 2 * self.tokens * one, times)
+        elif name == "norm":
+            if self._sequence:
+                sent.all_reduce("tp", tp, model.width * one, times)
+        else:
+            if self._sequence:
+                sent.all_reduce("tp", tp, model.width * one, 2 * times)
+            between("tp", tp, whole, 2 * pairs * times)
+            if not model.has_experts(int(name.partition(".")[2])):
+                between("tp", tp, whole, 2 * pairs * times)
+                return
+            sent.all_reduce("tp", tp, whole, (4 if model.shared_hidden else 2) * times)
+            sent.all_reduce("tp", tp, self.tokens * model.top_k * one, times)
+            if self._sequence:
+                sent.gather("tp", tp, whole, 2 * times)
+
+    def _of_data(self, sent: Traffic, weights: Weights, microbatches: int) -> None:
+        """Note the gathers and reductions of ``fully_shard``, of one part."""
+        sizes, itemsize = self.sizes, self.itemsize
+        for values, copies in (
+            (weights.dense, sizes.dp_replicate * sizes.cp * sizes.ep),
+            (weights.experts, sizes.dp_replicate * sizes.cp),
+        ):
+            if not values:
+                continue
+            whole = sum(rows * row for rows, row in values) * itemsize
+            sent.gather("dp_shard", sizes.dp_shard, whole, 2 * microbatches + 1)
+            sent.all_reduce("copies", copies, whole / sizes.dp_shard)
+
+    def _of_ep(self, sent: Traffic, times: int) -> None:
+        sizes, model = self.sizes, self.config.model
+        rows = self.tokens * model.top_k * model.width * self.itemsize
+        sent.gather("ep", sizes.ep, rows, 4 * times)
+        sent.gather("ep", sizes.ep, model.experts * INDEX, times)
+        sent.all_reduce("tokens", sizes.sharing, model.experts * INDEX, times)
+
+    def _of_cp(self, sent: Traffic, times: int) -> None:
+        del sent, times

@@ -1,0 +1,55 @@
+"""Small runs of ``examples/gpt``, with ranks as threads."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+from gpt.config import Config
+from gpt.run import train
+from gpt.trainer import Trainer
+
+import meshlib as dist
+from meshlib.testing import run_ranks
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "gpt"
+
+SMALL = {
+    "vocabulary": 128,
+    "layers": 2,
+    "width": 8,
+    "heads": 4,
+    "kv_heads": 4,
+    "hidden": 8,
+    "context": 16,
+    "expert_hidden": 8,
+    "shared_hidden": 8,
+    "characters": 20_000,
+    "batch_size": 8,
+    "microbatches": 1,
+    "steps": 20,
+    "warmup": 3,
+    "lr": 3e-2,
+    "every": 5,
+    "dtype": '"float64"',
+}
+
+
+def write_config(directory, **settings):
+    """Write the example's config with other settings, tiny ones by default; return its path."""
+    text = (EXAMPLE / "gpt.toml").read_text()
+    for name, value in (SMALL | settings).items():
+        text, count = re.subn(rf"^{name} = [^#\n]*", f"{name} = {value} ", text, flags=re.M)
+        assert count == 1, name
+    path = directory / "gpt.toml"
+    path.write_text(text)
+    return path
+
+
+def run(path, dims, *, folder=None, stop_after=None):
+    """Train on a mesh of ``dims``; return each rank's losses."""
+
+    def program():
+        mesh = dist.init_device_mesh("cpu", tuple(dims.values()), mesh_dim_names=tuple(dims))
+        return train(Trainer(Config(path), mesh), folder, stop_after)
+
+    return run_ranks(program, int(np.prod(list(dims.values()))))
