@@ -15,7 +15,7 @@ from typing import Any
 
 from meshlib.calls.context import RankContext
 from meshlib.diagnosis.event_log import publish
-from meshlib.diagnosis.events import Abort, Chains, Departures, Query, RankEnded, RankLost
+from meshlib.diagnosis.events import Abort, Departures, Query, RankEnded, RankLost
 from meshlib.diagnosis.log import RankLog
 from meshlib.diagnosis.members import Members
 from meshlib.diagnosis.recorder import CAPACITY, FlightRecorder
@@ -91,7 +91,7 @@ class World:
         """The GPU that this rank was bound to from the start, if it was."""
         self.log: RankLog = RankLog(rank)
         self.recorder: FlightRecorder = FlightRecorder(_recorder_capacity())
-        self.context = RankContext(
+        self.context: RankContext = RankContext(
             rank,
             store,
             self.recorder,
@@ -108,11 +108,13 @@ class World:
         self._as_launched = variables.items() <= os.environ.items()
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self.registry = GroupRegistry(self.context, size, self.backends, timeout, self._on_made)
+        self.registry: GroupRegistry = GroupRegistry(
+            self.context, size, self.backends, timeout, self._on_made
+        )
         self._failures: dict[str, DistError] = {}
         self._lost: dict[int, DistError] = {}
         self._joined: set[str] = set()
-        self._left: dict[int, Chains] = {}
+        self._left: tuple[Departures, ...] = ()
         self._gone = threading.Event()  # all who left before this rank are known
         self._users_stores: tuple[Store, ...] = ()
         self._closers: list[Callable[[], None]] = []
@@ -192,7 +194,7 @@ class World:
             known = self._failures.get(group.id) or next(
                 (error for rank, error in self._lost.items() if rank in group.ranks), None
             )
-            left = dict(self._left)
+            left = self._left
         if self._refusal is not None:
             group.leave_behind(self._refusal)
             return
@@ -200,7 +202,8 @@ class World:
         self.log.info("%s has id %s, backends %s, timeout %g s", group, group.id, backends, seconds)
         if known is not None:
             group.fail(known)
-        group.do_without(left)
+        for departures in left:
+            group.do_without(departures)
 
     # ------------------------------------------------------------------ events
 
@@ -222,13 +225,13 @@ class World:
                 group = self.registry.get(event.group)
                 if group is not None:
                     group.fail(error)
-            case Departures(left):
+            case Departures():
                 with self._lock:
-                    self._left.update(left)
+                    self._left = (*self._left, event)
                     groups = self.groups()
                 for group in groups:
-                    group.do_without(left)
-                if self.rank in left:
+                    group.do_without(event)
+                if self.rank in event.ranks:
                     self._gone.set()
             case RankLost(rank, how) if rank != self.rank:
                 self._lose(rank, how)
@@ -241,7 +244,8 @@ class World:
         """The store is gone: so is the rank that served it, unless it has left in good order."""
         self._gone.set()
         with self._lock:
-            gone = self._server is not None and self._server not in self._left
+            left = any(self._server in departures.ranks for departures in self._left)
+            gone = self._server is not None and not left
         if gone and self._server is not None and self._server != self.rank:
             self._lose(self._server, "is gone, and the store that it served with it")
 
@@ -366,5 +370,5 @@ class World:
         if say_goodbye(self.store, self.rank, found, groups, self.recorder) and self.size > 1:
             self._gone.wait(LEAVE_SECONDS)
         with self._lock:
-            left = dict(self._left)
+            left = self._left
         return find_mismatch(self.store, groups, found, left, self.recorder, told)

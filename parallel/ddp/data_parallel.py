@@ -102,8 +102,8 @@ class DistributedDataParallel(Module, Joinable):
         if not any(parameter.requires_grad for _, parameter in named):
             raise RuntimeError("the module has no parameter that requires a gradient")
         self.module = module
-        self.training = module.training
-        self.process_group = resolve(process_group, "process_group")
+        self.training: bool = module.training
+        self.process_group: ProcessGroup = resolve(process_group, "process_group")
         self.broadcast_buffers = broadcast_buffers
         self._sync = True
         self._custom_hook = False

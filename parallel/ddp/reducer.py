@@ -74,13 +74,13 @@ class Reducer:
         self._hook: Callable[..., Any] = allreduce_hook  # what it returns is checked
         self._hook_state: Any = group
         self._after_bucket: Callable[[Sequence[Parameter]], None] | None = None
-        self.stopwatch = Stopwatch()
+        self.stopwatch: Stopwatch = Stopwatch()
         self._active = False
         self._idle = False
         self._failure: str | None = None
         self._next = 0
         self._handed: list[GradBucket] = []
-        self._futures: list[Future] = []
+        self._futures: list[Future[Any]] = []
         self._ready = [False] * len(self._parameters)
         self._arrived: list[int] = []
         self._unused: set[int] = set()
@@ -327,7 +327,7 @@ class Reducer:
         self._futures.append(future)
         self.stopwatch.watch(future)
 
-    def _store(self, bucket: Bucket, future: Future) -> None:
+    def _store(self, bucket: Bucket, future: Future[Any]) -> None:
         value = only(future.wait())
         if value is not bucket.buffer:
             what = f"the communication hook's result for bucket {bucket.index}"

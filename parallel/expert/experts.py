@@ -37,7 +37,7 @@ class GroupedLinear(Module):
 
     def __init__(self, weight: Array, grad_scale: float = 1.0) -> None:
         super().__init__()
-        self.weight = Parameter(weight)
+        self.weight: Parameter = Parameter(weight)
         self.grad_scale = grad_scale
         if weight.ndim != 3:
             raise ValueError(
@@ -143,10 +143,10 @@ class Experts(Module):
             if own.start <= e < own.stop:
                 up[:, e - own.start] = first[features]
                 down[:, e - own.start] = second[:, features]
-        self.up = GroupedLinear(up, scale)
-        self.activation = activation()
+        self.up: GroupedLinear = GroupedLinear(up, scale)
+        self.activation: Module = activation()
         check_instance(self.activation, Module, "activation()", "nn.GELU()")
-        self.down = GroupedLinear(down, scale)
+        self.down: GroupedLinear = GroupedLinear(down, scale)
         self._note_split(ep, tp, dim, hidden)
 
     def _note_split(self, ep: Ranks | None, tp: Ranks | None, dim: int, hidden: int) -> None:

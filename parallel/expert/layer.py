@@ -89,7 +89,7 @@ class MoE(Module):
                 raise ValueError(f"capacity_factor must be positive, got {capacity_factor}")
         if shared is not None:
             check_instance(shared, Module, "shared")
-        self.router = Router(
+        self.router: Router = Router(
             dim,
             experts,
             top_k,
@@ -100,7 +100,7 @@ class MoE(Module):
             rng=rng,
             dtype=dtype,
         )
-        self.experts = Experts(
+        self.experts: Experts = Experts(
             experts, dim, hidden, ep=ep, tp=tp, activation=activation, rng=rng, dtype=dtype
         )
         self.shared = shared
@@ -119,7 +119,7 @@ class MoE(Module):
         flat = x.reshape(-1, x.shape[-1]) if getattr(x, "ndim", 0) else x
         weights, chosen = self.router(flat)
         plan = Dispatch(chosen, self.router.experts, self._ep, self._capacity(len(flat)))
-        self.dropped = plan.dropped
+        self.dropped: int = plan.dropped
         arriving = plan.send(flat[plan.tokens_of_rows])
         shared = None if self.shared is None else self.shared(x)
         rows = plan.send_back(self.experts(arriving(), plan.counts))()

@@ -73,7 +73,7 @@ class Router(Module):
     ) -> None:
         super().__init__()
         dim, experts = to_count(dim, "dim"), to_count(experts, "experts")
-        self.top_k = to_count(top_k, "top_k")
+        self.top_k: int = to_count(top_k, "top_k")
         if self.top_k > experts:
             raise ValueError(f"top_k is {top_k}; expected at most the number of experts, {experts}")
         if score not in get_args(Score):
@@ -81,12 +81,12 @@ class Router(Module):
         check_nonnegative(balance_weight=balance_weight)
         check_generator(rng)
         self.score: Score = score
-        self.normalize = self.top_k > 1 if normalize is None else bool(normalize)
+        self.normalize: bool = self.top_k > 1 if normalize is None else bool(normalize)
         self.balance_weight = balance_weight
         self._balance_over: ProcessGroup | None = (
             None if balance_over is None else resolve(balance_over, "balance_over")
         )
-        self.weight = Parameter(
+        self.weight: Parameter = Parameter(
             uniform_init((experts, dim), 1 / math.sqrt(dim), rng, to_floating(dtype, "dtype"))
         )
         self.load: npt.NDArray[Any] = np.zeros(experts, np.int64)

@@ -32,7 +32,7 @@ class ModuleState:
     ) -> None:
         self.module = module
         self.own = own
-        self.groups = [*([] if own is None else [own]), *borrowed]
+        self.groups: list[ParameterGroup] = [*([] if own is None else [own]), *borrowed]
         self.policy = policy
         self.syncs = True
         self.schedule: Schedule | None = None

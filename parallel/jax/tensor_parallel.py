@@ -15,7 +15,8 @@ is the other convention, in which ranks have losses of their own, and their sum 
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable
+from typing import Any
 
 import jax
 
@@ -24,7 +25,12 @@ from meshlib import DeviceMesh, ProcessGroup, get_rank, get_world_size, jit
 Group = ProcessGroup | DeviceMesh | None
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _crossing(function: Callable[[jax.Array, Group], jax.Array]) -> jax.custom_vjp[jax.Array]:
+    rule: Any = jax.custom_vjp(function, nondiff_argnums=(1,))
+    return rule
+
+
+@_crossing
 def copy_to_region(x: jax.Array, mesh: Group) -> jax.Array:
     """f: return ``x``, the same on all ranks; its gradient is summed over ``mesh``."""
     return x
@@ -41,7 +47,7 @@ def _copy_backward(mesh: Group, _: None, grad: jax.Array) -> tuple[jax.Array]:
 copy_to_region.defvjp(_copy_forward, _copy_backward)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(1,))
+@_crossing
 def reduce_from_region(x: jax.Array, mesh: Group) -> jax.Array:
     """g: return the sum of ``x`` over ``mesh``; its gradient passes as it is."""
     return jit.all_reduce(x, group=mesh)
@@ -58,7 +64,7 @@ def _reduce_backward(mesh: Group, _: None, grad: jax.Array) -> tuple[jax.Array]:
 reduce_from_region.defvjp(_reduce_forward, _reduce_backward)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(1,))
+@_crossing
 def gather_from_region(x: jax.Array, mesh: Group) -> jax.Array:
     """Return the ranks' ``x``, (…, n), side by side: (…, n * size), the same on all ranks.
 
@@ -78,7 +84,7 @@ def _gather_backward(mesh: Group, _: None, grad: jax.Array) -> tuple[jax.Array]:
 gather_from_region.defvjp(_gather_forward, _gather_backward)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(1,))
+@_crossing
 def scatter_to_region(x: jax.Array, mesh: Group) -> jax.Array:
     """Return this rank's part of ``x``, (…, n), the same on all ranks: (…, n / size).
 

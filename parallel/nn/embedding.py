@@ -33,7 +33,7 @@ class Embedding(Module):
         columns = to_count(embedding_dim, "embedding_dim")
         check_generator(rng)
         table = rng.standard_normal((rows, columns))
-        self.weight = Parameter(table.astype(to_floating(dtype, "dtype")))
+        self.weight: Parameter = Parameter(table.astype(to_floating(dtype, "dtype")))
 
     def forward(self, indices: Array) -> Array:
         """Map integers of any shape, each in [0, num_embeddings), to (*shape, embedding_dim).

@@ -57,7 +57,9 @@ class Linear(Module):
         check_generator(rng)
         dtype = to_floating(dtype, "dtype")
         bound = 1 / math.sqrt(in_features)
-        self.weight = Parameter(uniform_init((out_features, in_features), bound, rng, dtype))
+        self.weight: Parameter = Parameter(
+            uniform_init((out_features, in_features), bound, rng, dtype)
+        )
         self.bias = Parameter(uniform_init((out_features,), bound, rng, dtype)) if bias else None
 
     @classmethod

@@ -35,8 +35,8 @@ class LayerNorm(Module):
         check_nonnegative(eps=eps)
         dtype = to_floating(dtype, "dtype")
         self.eps = eps
-        self.weight = Parameter(np.ones(features, dtype))
-        self.bias = Parameter(np.zeros(features, dtype))
+        self.weight: Parameter = Parameter(np.ones(features, dtype))
+        self.bias: Parameter = Parameter(np.zeros(features, dtype))
 
     def forward(self, x: Array) -> Array:
         """Map (..., features) to the same shape.
@@ -88,7 +88,7 @@ class RMSNorm(Module):
         features = to_count(features, "features")
         check_nonnegative(eps=eps)
         self.eps = eps
-        self.weight = Parameter(np.ones(features, to_floating(dtype, "dtype")))
+        self.weight: Parameter = Parameter(np.ones(features, to_floating(dtype, "dtype")))
 
     def forward(self, x: Array) -> Array:
         """Map (..., features) to the same shape.

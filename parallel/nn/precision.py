@@ -32,7 +32,7 @@ class Casting:
 
     def __init__(self, module: Module, dtype: npt.DTypeLike) -> None:
         self.module = module
-        self.dtype = to_floating(dtype, "dtype")
+        self.dtype: np.dtype[Any] = to_floating(dtype, "dtype")
 
     def forward(self, *args: Any, **kwargs: Any) -> tuple[Any, _Dtype]:
         """Return the output, and the dtype outside, which ``backward`` wants."""

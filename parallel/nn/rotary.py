@@ -25,13 +25,13 @@ class RotaryEmbedding(Module):
 
     def __init__(self, head_dim: int, base: float = 10000.0) -> None:
         super().__init__()
-        self.head_dim = to_count(head_dim, "head_dim", 2)
+        self.head_dim: int = to_count(head_dim, "head_dim", 2)
         if self.head_dim % 2:
             raise ValueError(f"head_dim must be even: features turn in pairs; got {head_dim}")
         check_number(base, "base")
         if not base > 0:
             raise ValueError(f"base must be above 0, got {base}")
-        self.base = float(base)
+        self.base: float = float(base)
 
     def forward(self, x: Array, positions: Array | None = None) -> Array:
         """Map (batch, length, heads, head_dim) to the same shape.

@@ -145,7 +145,7 @@ class ColwiseParallel(_ShardedLinear):
 
     def _keep(self, whole: Linear) -> None:
         rows = self._own_features(whole)
-        self.linear = Linear.holding(
+        self.linear: Linear = Linear.holding(
             whole.weight.data[rows].copy(),
             None if whole.bias is None else whole.bias.data[rows].copy(),
         )
@@ -237,7 +237,7 @@ class RowwiseParallel(_ShardedLinear):
 
     def _keep(self, whole: Linear) -> None:
         columns = self._own_features(whole)
-        self.linear = Linear.holding(whole.weight.data[:, columns].copy(), None)
+        self.linear: Linear = Linear.holding(whole.weight.data[:, columns].copy(), None)
         self._note_split(self.linear.weight, 1)
         self.bias = None if whole.bias is None else Parameter(whole.bias.data.copy())
         if self.bias is not None:

@@ -8,6 +8,8 @@ dimension, by group rank. ``reduce`` takes its array over and works in place.
 
 from __future__ import annotations
 
+from typing import Any
+
 from meshlib import ProcessGroup, Work
 from parallel.arrays import Array, namespace
 
@@ -17,7 +19,7 @@ def reduce(x: Array, group: ProcessGroup) -> Array:
     return x if group.size() == 1 else group.all_reduce(x)
 
 
-def start_reduce(x: Array, group: ProcessGroup) -> Work | None:
+def start_reduce(x: Array, group: ProcessGroup) -> Work[Any] | None:
     """Begin ``reduce`` and let the caller compute meanwhile; ``x`` is the sum after ``wait``."""
     return None if group.size() == 1 else group.all_reduce(x, async_op=True)
 
