@@ -11,27 +11,36 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from meshlib.sharding import DArray, Sharding
+from parallel.checks import check_instance, check_state_dict
 from parallel.nn.module import Module
 from parallel.nn.parameter import Parameter
 from parallel.optim.optimizer import Optimizer
+from parallel.zero import ZeroRedundancyOptimizer
 
 
 def global_state(model: Module, optimizer: Optimizer | None = None) -> dict[str, Any]:
     """Return ``{"model": ..., "optimizer": ...}``, to be saved by all ranks together.
 
-    Arrays are not copied.
+    Arrays are not copied. All ranks call: those of a ``ZeroRedundancyOptimizer`` tell each other
+    which states they keep, each of which is then a DArray on its owner's rank alone.
 
     Args:
         model: The module; of a ``DistributedDataParallel`` its ``module``.
         optimizer: That of its parameters, if its state is to be saved too.
+
+    Raises:
+        TypeError: For what is no module or optimizer.
     """
+    _check(model, optimizer)
     splits = _by_path(model)
     state: dict[str, Any] = {
         "model": {
             path: _whole(array, splits.get(path)) for path, array in model.state_dict().items()
         }
     }
-    if optimizer is not None:
+    if isinstance(optimizer, ZeroRedundancyOptimizer):
+        state["optimizer"] = optimizer.global_state_dict()
+    elif optimizer is not None:
         told = optimizer.state_dict()
         numbered = _by_number(optimizer)
         state["optimizer"] = {
@@ -53,7 +62,11 @@ def global_layout(model: Module, optimizer: Optimizer | None = None) -> dict[str
     Args:
         model: The module that the state is for; of a ``DistributedDataParallel`` its ``module``.
         optimizer: That of its parameters, if its state is to be loaded too.
+
+    Raises:
+        TypeError: For what is no module or optimizer.
     """
+    _check(model, optimizer)
     like: dict[str, Any] = {"model": global_state(model)["model"]}
     if optimizer is not None:
         like["optimizer"] = _layout_of(optimizer)
@@ -70,13 +83,21 @@ def restore(state: Mapping[str, Any], model: Module, optimizer: Optimizer | None
 
     Raises:
         KeyError: For a state that lacks something.
-        ValueError: For one that does not fit the model or the optimizer.
+        ValueError: For one that does not fit the model or the optimizer, such as that of another
+            kind of optimizer. Nothing is changed then.
+        TypeError: For what is no state, module or optimizer.
     """
+    _check(model, optimizer)
+    check_state_dict(state, "model", *([] if optimizer is None else ["optimizer"]))
     splits = _by_path(model)
+    if optimizer is not None:
+        optimizer.check_state(state["optimizer"])  # before the model is changed
     model.load_state_dict(
         {path: _part(value, splits.get(path)) for path, value in state["model"].items()}
     )
-    if optimizer is not None:
+    if isinstance(optimizer, ZeroRedundancyOptimizer):
+        optimizer.load_state_dict(state["optimizer"])
+    elif optimizer is not None:
         saved, numbered = state["optimizer"], _by_number(optimizer)
         parts = {
             number: {
@@ -86,6 +107,12 @@ def restore(state: Mapping[str, Any], model: Module, optimizer: Optimizer | None
             for number, values in saved["state"].items()
         }
         optimizer.load_state_dict({**saved, "state": parts})
+
+
+def _check(model: Any, optimizer: Any) -> None:
+    check_instance(model, Module, "model")
+    if optimizer is not None:
+        check_instance(optimizer, Optimizer, "optimizer", "optim.AdamW(model.parameters())")
 
 
 def _by_path(model: Module) -> dict[str, Parameter]:
@@ -131,6 +158,8 @@ def _layout_of(optimizer: Optimizer) -> Callable[[tuple[Any, ...], tuple[int, ..
         if not isinstance(number, int) or not 0 <= number < len(numbered):
             return ...
         parameter = numbered[number]
+        if isinstance(optimizer, ZeroRedundancyOptimizer):
+            return optimizer.state_sharding(parameter, shape)
         split = _split(parameter)
         if parameter.sharding is not None:  # kept as parts by ``fully_shard``
             split = parameter.sharding, tuple(parameter.value.shape)

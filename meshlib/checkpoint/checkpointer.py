@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
+from functools import partial
 from typing import Any, Literal, Self
 
 from meshlib.checkpoint.agreement import Party, Ranks
 from meshlib.checkpoint.errors import CheckpointError
 from meshlib.checkpoint.folder import entries_of, latest_step, read_description
 from meshlib.checkpoint.loading import find_together, load_like
-from meshlib.checkpoint.saving import Room, Save, check_step
+from meshlib.checkpoint.saving import Room, Save
 from meshlib.checkpoint.storage import Storage, open_storage
 from meshlib.checkpoint.zarr import DOCUMENT
 from transport.checks import to_whole_number
@@ -41,7 +42,7 @@ def save(
         step: A whole number of at least 0; the newest checkpoint is the one with the highest.
         group: The ranks that call: a mesh or a process group. By default all of the job; without
             a job this process.
-        metric: What ``Checkpointer(keep_best=...)`` goes by.
+        metric: What ``Checkpointer(keep_best=...)`` goes by; the same on all ranks.
         sync: Wait until the disk has it, so that it outlives a loss of power. The end of any
             process it outlives anyway.
 
@@ -49,14 +50,16 @@ def save(
         The path of the checkpoint.
 
     Raises:
-        CheckpointError: On every rank, for trees, values or shapes that differ between ranks, named
-            with both; and for a ``path`` that is not the same folder on all of them.
+        CheckpointError: On every rank, for trees, values or shapes that differ between ranks, or
+            another step or metric, named with both; and for a ``path`` that is not the same folder
+            on all of them.
         TypeError: On every rank, for what cannot be kept, naming its path.
         ValueError: For a negative step or a metric that is not finite; on every rank.
         OSError: On every rank, if one cannot write. There is no new checkpoint then.
         RankFailedError: If a rank dies; as any collective's other errors.
     """
-    return Save(Party(group), open_storage(path, sync=sync), state, step, metric).write()
+    storage = partial(open_storage, path, sync=sync)
+    return Save(Party(group), storage, state, step, metric).write()
 
 
 def load(
@@ -94,13 +97,13 @@ def load(
         The tree, of the types of ``like``.
 
     Raises:
-        CheckpointError: On every rank, where there is no checkpoint, and for a tree, shapes or
-            dtypes that differ, which it names.
+        CheckpointError: On every rank, where there is no checkpoint, for a tree, shapes or
+            dtypes that differ, which it names, and for a ``step`` that is another one on some rank.
         CorruptCheckpointError: On every rank, for a file that is missing, torn or changed; it names
             array, chunk and file.
     """
     party = Party(group)
-    found = find_together(party, path, None if step is None else check_step(step))
+    found = find_together(party, path, step)
     return load_like(party, found, like, strict=strict, verify=verify)
 
 
@@ -108,7 +111,7 @@ class Checkpointer:
     """Saves a job's checkpoints into one folder, while the job goes on if asked to, and keeps some.
 
     Made by all ranks of the group together, and each method is called by all of them. As a context
-    manager it waits at the end for what is under way.
+    manager it waits at the end for what is under way. After ``close`` its methods raise ValueError.
 
     Args:
         path: A folder that all ranks see, made if need be; or a URL, which needs fsspec.
@@ -121,9 +124,11 @@ class Checkpointer:
         sync: Wait until the disk has it before a checkpoint counts as complete.
 
     Raises:
-        ValueError: For counts below 1, or another ``better``.
-        TypeError: For what is no group, path or whole number.
+        ValueError: For counts below 1, or another ``better``; on every rank.
+        TypeError: For what is no path or whole number, on every rank; for what is no group.
     """
+
+    _storage: Storage
 
     def __init__(
         self,
@@ -135,14 +140,19 @@ class Checkpointer:
         better: Literal["lower", "higher"] = "lower",
         sync: bool = True,
     ) -> None:
-        for name, count in (("keep_last", keep_last), ("keep_best", keep_best)):
-            if count is not None and to_whole_number(count, name) < 1:
-                raise ValueError(f"{name} is {count}; expected at least 1, or None for all")
-        if better not in ("lower", "higher"):
-            raise ValueError(f"better is {better!r}; expected 'lower' or 'higher'")
-        self._storage = open_storage(path, sync=sync)
+        party = Party(group)
+
+        def check() -> None:
+            for name, count in (("keep_last", keep_last), ("keep_best", keep_best)):
+                if count is not None and to_whole_number(count, name) < 1:
+                    raise ValueError(f"{name} is {count}; expected at least 1, or None for all")
+            if better not in ("lower", "higher"):
+                raise ValueError(f"better is {better!r}; expected 'lower' or 'higher'")
+            self._storage = open_storage(path, sync=sync)
+
+        party.gather(check)  # so that what is wrong on one rank is raised on all
         self._path = path
-        self._party = Party(group).apart()
+        self._party = party.apart()
         self._keep_last, self._keep_best, self._better = keep_last, keep_best, better
         self._metrics: dict[str, float | None] = {}
         self._room: Room | None = None
@@ -184,7 +194,7 @@ class Checkpointer:
         self._thread.start()
 
     def _begin(self, state: Any, step: int, metric: float | None) -> Save:
-        return Save(self._party, self._storage, state, step, metric)
+        return Save(self._party, lambda: self._storage, state, step, metric)
 
     def wait(self) -> str | None:
         """Wait for the save under way; return its path, or None if there was none since.
@@ -192,6 +202,8 @@ class Checkpointer:
         Raises what went wrong with it.
         """
         if self._thread is None:
+            if self._closed:
+                raise ValueError(f"the Checkpointer of {self._storage.location} was closed")
             return None
         self._thread.join()
         self._thread, outcome, self._outcome = None, self._outcome, None
@@ -213,8 +225,7 @@ class Checkpointer:
         ``like``, ``strict`` and ``verify`` are as there. Waits for a save under way first.
         """
         self.wait()
-        number = None if step is None else check_step(step)
-        found = find_together(self._party, self._path, number)
+        found = find_together(self._party, self._path, step)
         return load_like(self._party, found, like, strict=strict, verify=verify)
 
     def latest(self) -> int | None:
@@ -229,13 +240,14 @@ class Checkpointer:
 
     def close(self) -> None:
         """Wait for the save under way, and give back the group. Idempotent."""
+        if self._closed:
+            return
         try:
             self.wait()
         finally:
             self._room = None
-            if not self._closed:
-                self._closed = True
-                self._party.leave()
+            self._closed = True
+            self._party.leave()
 
     def __enter__(self) -> Self:
         return self

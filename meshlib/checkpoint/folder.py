@@ -17,6 +17,7 @@ from typing import Any
 from meshlib.checkpoint.errors import CheckpointError, CorruptCheckpointError
 from meshlib.checkpoint.storage import Storage, open_storage
 from meshlib.checkpoint.zarr import DOCUMENT, group_document
+from transport.checks import to_whole_number
 from transport.crc32c import crc32c
 
 FORMAT = 1
@@ -145,3 +146,11 @@ def read_description(storage: Storage, folder: str) -> Description:
         )
     arrays = {key: one for key, one in members.items() if one["node_type"] == "array"}
     return Description(storage, folder, int(step), own.get("metric"), tree, arrays)
+
+
+def check_step(step: Any) -> int:
+    """Return ``step`` as an int; raise TypeError for no whole number, ValueError below 0."""
+    number = to_whole_number(step, "step")
+    if number < 0:
+        raise ValueError(f"step is {number}; expected at least 0")
+    return number

@@ -10,10 +10,10 @@ import numpy as np
 
 from meshlib.checkpoint.agreement import Party
 from meshlib.checkpoint.errors import CheckpointError, CorruptCheckpointError
-from meshlib.checkpoint.folder import Description, find
+from meshlib.checkpoint.folder import Description, check_step, find
 from meshlib.checkpoint.layout import Index
 from meshlib.checkpoint.leaves import Box, Host, is_wanted_array, target_like, why_not_like
-from meshlib.checkpoint.storage import BLOCK, Reader
+from meshlib.checkpoint.storage import BLOCK, Reader, open_storage
 from meshlib.checkpoint.tree import Maker, Matching
 from meshlib.checkpoint.zarr import CHECKSUM_BYTES, ChunkGrid, chunk_file, grid_of
 from meshlib.sharding.local import relative, shape_of
@@ -53,9 +53,28 @@ def load_like(party: Party, found: Description, like: Any, *, strict: bool, veri
     return make(loaded.__getitem__)
 
 
-def find_together(party: Party, path: Any, step: int | None) -> Description:
-    """Return the checkpoint that the first rank finds: the newest one may be another later."""
-    return party.of_first(lambda: find(path, step))
+def find_together(party: Party, path: Any, step: Any) -> Description:
+    """Return the checkpoint that the first rank finds: the newest one may be another later.
+
+    Raises, on every rank, what is wrong with the arguments of one, and CheckpointError for another
+    ``step`` on some.
+    """
+
+    def look() -> tuple[int | None, Description | None]:
+        number = None if step is None else check_step(step)
+        open_storage(path)
+        return number, find(path, number) if party.is_first else None
+
+    told = party.gather(look)
+    number, found = told[0]
+    for rank, (other, _) in zip(party.ranks, told, strict=True):
+        if other != number:
+            raise CheckpointError(
+                f"step is {number} on rank {party.ranks[0]} and {other} on rank {rank}; expected"
+                " the same on all ranks"
+            )
+    assert found is not None
+    return found
 
 
 def _grid(grids: dict[str, ChunkGrid], name: str) -> ChunkGrid:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from meshlib.checkpoint.agreement import Party, first_difference
 from meshlib.checkpoint.errors import CheckpointError
-from meshlib.checkpoint.folder import Entry, entries_of, make_document
+from meshlib.checkpoint.folder import Entry, check_step, entries_of, make_document
 from meshlib.checkpoint.layout import Index, Writers, aligned, chunked, members_outside
 from meshlib.checkpoint.leaves import Box, Host, check_saved, is_array, sharding_of, to_host
 from meshlib.checkpoint.storage import BLOCK, Storage
@@ -39,7 +39,6 @@ from meshlib.checkpoint.zarr import (
 from meshlib.sharding.darray import DArray
 from meshlib.sharding.local import relative
 from meshlib.sharding.sharding import Sharding
-from transport.checks import to_whole_number
 from transport.crc32c import crc32c
 from transport.errors import DistError
 
@@ -83,12 +82,19 @@ class Save:
     Raises what ``meshlib.checkpoint.save`` says.
     """
 
+    _storage: Storage
+
     def __init__(
-        self, party: Party, storage: Storage, state: Any, step: int, metric: float | None
+        self,
+        party: Party,
+        storage: Callable[[], Storage],
+        state: Any,
+        step: int,
+        metric: float | None,
     ) -> None:
-        self._party, self._storage = party, storage
+        self._party = party
         self._step, self._metric = -1, metric
-        encoded, told = self._agree(state, step)
+        encoded, told = self._agree(storage, state, step)
         self._tree, arrays = encoded
         self.entry = told
         self._documents: dict[str, Any] = {}
@@ -102,11 +108,14 @@ class Save:
 
     # ------------------------------------------------------------------ agreeing
 
-    def _agree(self, state: Any, step: int) -> tuple[tuple[Any, dict[str, Any]], Entry]:
+    def _agree(
+        self, storage: Callable[[], Storage], state: Any, step: int
+    ) -> tuple[tuple[Any, dict[str, Any]], Entry]:
         party = self._party
 
         def begin() -> tuple[str, Entry | None]:
             # In here, so that what is wrong on one rank is raised on all.
+            self._storage = storage()
             self._step, self._metric = check_step(step), check_metric(self._metric)
             tree, arrays = encode(state, is_array)
             for name, leaf in arrays.items():
@@ -121,7 +130,7 @@ class Save:
             digest = sha256(json.dumps(lines).encode()).hexdigest()
             own.append((tree, arrays, lines))
             entry = self._new_entry() if party.is_first else None
-            return f"{digest} step {self._step}", entry
+            return f"{digest} step {self._step} metric {self._metric}", entry
 
         own: list[tuple[Any, dict[str, Any], dict[str, str]]] = []
         told = party.gather(begin)
@@ -129,7 +138,7 @@ class Save:
         entry = told[0][1]
         assert entry is not None
         if any(digest != told[0][0] for digest, _ in told):
-            lines = {"'s step": str(self._step), **lines}
+            lines = {"'s step": str(self._step), "'s metric": str(self._metric), **lines}
             difference = first_difference(party.ranks, party.gather(lambda: lines))
             raise CheckpointError(
                 f"{difference}; expected the same tree on all ranks (what differs by rank is a"
@@ -223,7 +232,13 @@ class Save:
             self._check_seen(written)
             groups = groups_above(list(self._documents))
             document = make_document(self._step, self._metric, self._tree, self._documents, groups)
-            storage.publish(self.entry.document, document)
+            try:
+                storage.publish(self.entry.document, document)
+            except Exception:
+                # Nobody writes any more. It may be there whole, but perhaps not for good.
+                storage.forget()
+                storage.remove(folder, DOCUMENT)
+                raise
             complete, others = entries_of(storage)
             for entry in others:
                 # This step's earlier ones, which this one replaces.
@@ -291,14 +306,6 @@ def _array_line(leaf: Any) -> str:
 
 def _whole(shape: tuple[int, ...]) -> Box:
     return tuple(slice(0, n) for n in shape)
-
-
-def check_step(step: Any) -> int:
-    """Return ``step`` as an int; raise TypeError for no whole number, ValueError below 0."""
-    number = to_whole_number(step, "step")
-    if number < 0:
-        raise ValueError(f"step is {number}; expected at least 0")
-    return number
 
 
 def check_metric(metric: Any) -> float | None:

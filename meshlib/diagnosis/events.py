@@ -147,6 +147,23 @@ class Abort(Event):
         return cls(self.message)
 
 
+@dataclass(frozen=True, slots=True)
+class Agreed(Event):
+    """Members have settled the agreement ``name`` (``meshlib.job.agreement``) on ``text``."""
+
+    kind: ClassVar[str] = "agreed"
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ready(Event):
+    """``rank``, which has no place in the job so far, waits for one."""
+
+    kind: ClassVar[str] = "ready"
+    rank: int
+
+
 class Departures:
     """Ranks have left in good order: no line, but what a watcher makes of successive ``Leave``.
 
@@ -174,6 +191,6 @@ class Departures:
         return self._strangers.get(group, self.ranks)
 
 
-parse: Parse[RankLost | RankEnded | Leave | Query | Abort] = reader_of(
-    RankLost, RankEnded, Leave, Query, Abort
+parse: Parse[RankLost | RankEnded | Leave | Query | Abort | Agreed | Ready] = reader_of(
+    RankLost, RankEnded, Leave, Query, Abort, Agreed, Ready
 )

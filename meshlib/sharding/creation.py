@@ -11,7 +11,7 @@ import numpy.typing as npt
 from meshlib.sharding.darray import DArray
 from meshlib.sharding.draws import draw_part
 from meshlib.sharding.local import Array, Box, array_module, module_for, shape_of
-from meshlib.sharding.parts import check_sharding
+from meshlib.sharding.parts import agreed_source, check_sharding
 from meshlib.sharding.redistribution.across import spread
 from meshlib.sharding.sharding import Sharding
 from transport.checks import to_whole_number
@@ -21,12 +21,14 @@ def distribute_array(array: Array, sharding: Sharding, *, src_data_rank: int | N
     """Return the global ``array`` in ``sharding``, the values of one rank given to all.
 
     ``src_data_rank`` is the place of that rank in the mesh (0: the first); ``array`` is not looked
-    at elsewhere and may be None. Each rank receives its part, once. With None each rank of the mesh
-    has the same whole array and takes its part from it; nothing is sent. The parts are copies.
+    at elsewhere and may be None. Each rank receives its part, once, after all have compared their
+    arguments. With None each rank of the mesh has the same whole array and takes its part from it;
+    nothing is sent, nor compared. The parts are copies.
 
-    Raises TypeError, on all ranks, unless it is a NumPy or CuPy array; ValueError for a
-    ``src_data_rank`` that is not there, for an array with fewer dims than the spec, and on a rank
-    outside the mesh.
+    Raises TypeError, on all ranks, unless it is a NumPy or CuPy array; ValueError, on all ranks,
+    for a ``src_data_rank`` that is not there, an array with fewer dims than the spec, and for a
+    sharding or a ``src_data_rank`` that is another one on some rank; and on a rank outside the
+    mesh.
     """
     check_sharding(sharding)
     mesh = sharding.mesh
@@ -37,24 +39,9 @@ def distribute_array(array: Array, sharding: Sharding, *, src_data_rank: int | N
         landed = sharding.reduced()
         part = array[(*landed.slices(lengths, rank), ...)].copy()
         return DArray(part, landed, lengths, array.dtype).redistribute(sharding)
-    src = to_whole_number(src_data_rank, "src_data_rank")
-    if not 0 <= src < mesh.size():
-        raise ValueError(f"src_data_rank is {src}; expected 0 to {mesh.size() - 1}, in {mesh}")
-    if mesh.coordinate_of(rank) is None:
-        raise ValueError(f"rank {rank} is not in {mesh}, so it has no part of the array")
+    src, shape, dtype = agreed_source(array, sharding, src_data_rank)
     group = mesh.process_group
     is_source = group.rank() == src
-    told: list[Any] = [None]
-    if is_source:
-        module = array_module(array)
-        told = [type(array).__name__ if module is None else (tuple(array.shape), array.dtype)]
-    mesh.broadcast_object_list(told, group_src=src)
-    if isinstance(told[0], str):
-        raise TypeError(
-            f"array is a {told[0]} on rank {group.ranks[src]}; expected a NumPy or CuPy array"
-        )
-    shape, dtype = told[0]
-    sharding.check_shape(shape)
     whole = sharding.reduced()
     # Of equal parts each rank gets a piece, and the ranks that have the others give it theirs.
     landed = spread(whole, shape, whole.replicated_dims, keep=whole.dims)

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from meshlib.sharding.local import Array, array_module
 from meshlib.sharding.sharding import Sharding
-from transport.checks import to_whole_numbers
+from transport.checks import to_whole_number, to_whole_numbers
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from meshlib.mesh.device_mesh import DeviceMesh
 
 
 def own_shape(local: Array, sharding: Sharding, shape: Sequence[int] | None) -> tuple[int, ...]:
@@ -45,29 +50,17 @@ def agreed_shape(local: Array, sharding: Sharding, shape: Sequence[int] | None) 
     if mesh.coordinate_of(mesh.get_rank()) is None:
         raise ValueError(f"rank {mesh.get_rank()} is not in {mesh}, so it has no part of the array")
     wrong = _wrong_part(local)
-    if wrong is None and shape is not None:
+    told: dict[str, Any] = {"sharding": repr(sharding), "shape": None}
+    if wrong is None:
+        told |= {"local": tuple(local.shape), "dtype": str(local.dtype)}
         try:
-            shape = tuple(to_whole_numbers(shape, "shape"))
+            told["shape"] = None if shape is None else tuple(to_whole_numbers(shape, "shape"))
         except TypeError as error:  # raised below, on all ranks
             wrong = str(error)
-    told: dict[str, Any] = {"wrong": wrong}
-    if wrong is None:
-        told["local"] = tuple(local.shape)
-        told["dtype"] = str(local.dtype)
-        told["sharding"] = (sharding.dims, sharding.partial_dims)
-        told["shape"] = shape
-    answers: list[Any] = [None] * mesh.size()
-    mesh.all_gather_object(answers, told)
+    error = None if wrong is None else ValueError(f"rank {mesh.get_rank()}: {wrong}")
+    answers = _agreed(mesh, error, told, ("dtype", "sharding", "shape"))
+    shape = answers[0]["shape"]
     ranks = mesh.process_group.ranks
-    for rank, answer in zip(ranks, answers, strict=True):
-        if answer["wrong"] is not None:
-            raise ValueError(f"rank {rank}: {answer['wrong']}")
-        for what in ("dtype", "sharding", "shape"):
-            if answer[what] != answers[0][what]:
-                raise ValueError(
-                    f"rank {rank} has {what} {answer[what]}, but rank {ranks[0]}"
-                    f" {answers[0][what]}; expected the same on all ranks of {mesh}"
-                )
     locals_ = [answer["local"] for answer in answers]
     for rank, own in zip(ranks, locals_, strict=True):
         if len(own) != len(locals_[0]) or len(own) < len(sharding.dims):
@@ -84,6 +77,65 @@ def agreed_shape(local: Array, sharding: Sharding, shape: Sequence[int] | None) 
                 f" {expected}"
             )
     return lengths
+
+
+def agreed_source(
+    array: Any, sharding: Sharding, src_data_rank: Any
+) -> tuple[int, tuple[int, ...], np.dtype[Any]]:
+    """Return the group rank that has the values of ``distribute_array``, their shape and dtype.
+
+    Raises on all ranks what is wrong with the arguments of one.
+    """
+    mesh, rank = sharding.mesh, sharding.mesh.get_rank()
+    if mesh.coordinate_of(rank) is None:
+        raise ValueError(f"rank {rank} is not in {mesh}, so it has no part of the array")
+    wrong: Exception | None = None
+    told: dict[str, Any] = {"sharding": repr(sharding)}
+    try:
+        src = told["src_data_rank"] = to_whole_number(src_data_rank, "src_data_rank")
+        if not 0 <= src < mesh.size():
+            raise ValueError(f"src_data_rank is {src}; expected 0 to {mesh.size() - 1}, in {mesh}")
+        if mesh.process_group.rank() == src:
+            if array_module(array) is None:
+                raise TypeError(
+                    f"array is a {type(array).__name__} on rank {rank}; expected a NumPy or CuPy"
+                    " array"
+                )
+            sharding.check_shape(array.shape)
+            told["array"] = tuple(array.shape), array.dtype
+    except (TypeError, ValueError) as error:  # raised below, on all ranks
+        wrong = error
+    answers = _agreed(mesh, wrong, told, ("sharding", "src_data_rank"))
+    src = answers[0]["src_data_rank"]
+    return src, *answers[src]["array"]
+
+
+def _agreed(
+    mesh: DeviceMesh, wrong: Exception | None, told: dict[str, Any], same: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Return what each rank of ``mesh`` has ``told``, in the order of its group.
+
+    Raises on all of them what is ``wrong`` on one, and ValueError where entries that are to be the
+    ``same`` differ.
+    """
+    answers: list[Any] = [None] * mesh.size()
+    found = None if wrong is None else (isinstance(wrong, TypeError), str(wrong))
+    mesh.all_gather_object(answers, (found, told))
+    if wrong is not None:
+        raise wrong
+    ranks = mesh.process_group.ranks
+    for rank, (found, _) in zip(ranks, answers, strict=True):
+        if found is not None:
+            raise (TypeError if found[0] else ValueError)(f"rank {rank}: {found[1]}")
+    first = answers[0][1]
+    for rank, (_, answer) in zip(ranks, answers, strict=True):
+        for what in same:
+            if answer[what] != first[what]:
+                raise ValueError(
+                    f"rank {rank} has {what} {answer[what]}, but rank {ranks[0]} {first[what]};"
+                    f" expected the same on all ranks of {mesh}"
+                )
+    return [answer for _, answer in answers]
 
 
 def check_sharding(sharding: Any) -> None:

@@ -20,12 +20,28 @@ def check_same_model(module: Module, group: ProcessGroup, **options: object) -> 
     check_same([*describe_options(**options), *describe(module)], group)
 
 
-def check_same(own: Sequence[str], group: ProcessGroup) -> None:
-    """Raise ValueError, on every rank, when a rank's description of its model is not rank 0's."""
-    reference = [own]
+def check_same(own: Sequence[str] | TypeError | ValueError, group: ProcessGroup) -> None:
+    """Raise ValueError, on every rank, when a rank's description of its model is not rank 0's.
+
+    A rank that has none, as something is wrong with its arguments, gives the error: all raise it.
+    """
+    mine: Sequence[str] | None = None if isinstance(own, Exception) else own
+    reference = [mine]
     group.broadcast_object_list(reference, group_src=0)
-    differences: list[str | None] = [None] * group.size()
-    group.all_gather_object(differences, first_difference(own, reference[0]))
+    told: str | None = None
+    if isinstance(own, Exception):
+        told = str(own)
+    elif reference[0] is not None:
+        told = first_difference(own, reference[0])
+    answers: list[tuple[bool | None, str | None]] = [(None, None)] * group.size()
+    is_type = isinstance(own, TypeError) if isinstance(own, Exception) else None
+    group.all_gather_object(answers, (is_type, told))
+    if isinstance(own, Exception):
+        raise own
+    for rank, (is_type, text) in enumerate(answers):
+        if is_type is not None:
+            raise (TypeError if is_type else ValueError)(f"rank {rank} of {group}: {text}")
+    differences = [text for _, text in answers]
     rows = [f"  rank {rank}: {text}" for rank, text in enumerate(differences) if text]
     if rows:
         raise ValueError(f"the model is not the same on all ranks of {group}:\n" + "\n".join(rows))

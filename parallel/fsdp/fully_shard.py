@@ -66,20 +66,26 @@ def fully_shard(
         The ``module``.
 
     Raises:
-        TypeError: for what is no module, mesh, number, policy or parameter.
-        ValueError: for a mesh of more dims, a number that does not divide its size, a module that
-            was fully sharded before, parameters without dims; and, on every rank, when the ranks'
-            parameters or options differ, naming the first that does.
+        TypeError: for what is no mesh; on every rank, for what is no module, number,
+            policy or parameter.
+        ValueError: for a mesh of more dims; on every rank, for a number that does not divide its
+            size, a module that was fully sharded before, parameters without dims, and when the
+            ranks' parameters or options differ, naming the first that does.
         MeshDimError: for tensor parallel layers on a mesh that this one has no common root with.
     """
-    where = _check(module, mesh)
-    policy = _check_policy(mp_policy, where)
+    where = _check_mesh(mesh)
     shards = mesh.shape[-1]
-    resharding = _check_resharding(reshard_after_forward, shards, where)
-    ignored = list(ignored_params)
-    for i, parameter in enumerate(ignored):
-        check_instance(parameter, Parameter, f"{where}: ignored_params[{i}]", "layer.weight")
-    own, borrowed = _managed(module, where, set(ignored))
+    try:
+        _check_module(module, where)
+        policy = _check_policy(mp_policy, where)
+        resharding = _check_resharding(reshard_after_forward, shards, where)
+        ignored = list(ignored_params)
+        for i, parameter in enumerate(ignored):
+            check_instance(parameter, Parameter, f"{where}: ignored_params[{i}]", "layer.weight")
+        own, borrowed = _managed(module, where, set(ignored))
+    except (TypeError, ValueError) as error:
+        check_same(error, mesh.process_group)  # raises it here, and on the others
+        raise
     check_same(
         [
             *describe_options(reshard_after_forward=resharding, mp_policy=policy),
@@ -153,15 +159,13 @@ def _not_sharded(module: Module, path: str) -> Iterator[tuple[str, Module]]:
             yield from _not_sharded(child, f"{path}.{name}" if path else name)
 
 
-def _check(module: Any, mesh: Any) -> str:
-    """Raise for what is no module or mesh; return what messages about others begin with."""
+def _check_mesh(mesh: Any) -> str:
+    """Raise for what is no mesh to shard over; return what messages of others begin with."""
     if not isinstance(mesh, DeviceMesh):
         raise TypeError(
             f"mesh must be a DeviceMesh, such as mesh['dp_shard'], got {describe(mesh)}"
         )
     where = f"rank {mesh.get_rank()}"
-    if not isinstance(module, Module):
-        raise TypeError(f"{where}: module must be a parallel.nn.Module, got {describe(module)}")
     if mesh.ndim not in (1, 2):
         raise ValueError(
             f"{where}: mesh {mesh.described()} has {mesh.ndim} dims; expected one to shard over,"
@@ -169,12 +173,18 @@ def _check(module: Any, mesh: Any) -> str:
         )
     if mesh.get_coordinate() is None:
         raise ValueError(f"{where}: mesh: this rank is not in {mesh}; expected one of its ranks")
+    return where
+
+
+def _check_module(module: Any, where: str) -> None:
+    """Raise for what is no module that ``fully_shard`` can be applied to."""
+    if not isinstance(module, Module):
+        raise TypeError(f"{where}: module must be a parallel.nn.Module, got {describe(module)}")
     if isinstance(module, FSDPModule):
         raise ValueError(
             f"{where}: module {type(module).__qualname__} was fully sharded before; expected a"
             " module to which fully_shard was not applied"
         )
-    return where
 
 
 def _check_policy(policy: Any, where: str) -> MixedPrecisionPolicy:

@@ -76,14 +76,22 @@ class OptaxOptimizer(Optimizer):
         Raises TypeError for what is no state dict, ValueError for groups of other sizes or state
         of other parameters, KeyError for the state of another transformation.
         """
-        self._check_state(state)
-        check_state_dict(state, "shared")
-        super().load_state_dict({**state, "state": {}})
-        per_leaf = {_name(number): leaves for number, leaves in state["state"].items()}
-        loaded = put_together(self._full_state(), per_leaf, state["shared"])
+        super().check_state(state)
+        loaded = self._put_together(state)
+        self._load_options(state)
         import jax
 
         self._state = jax.tree_util.tree_map(jax.numpy.array, loaded)
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Raise what ``load_state_dict`` would raise for a state that does not fit."""
+        super().check_state(state)
+        self._put_together(state)
+
+    def _put_together(self, state: Mapping[str, Any]) -> Any:
+        check_state_dict(state, "shared")
+        per_leaf = {_name(number): leaves for number, leaves in state["state"].items()}
+        return put_together(self._full_state(), per_leaf, state["shared"])
 
     def _full_state(self) -> Any:
         if self._state is not None:

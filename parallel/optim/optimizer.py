@@ -123,13 +123,13 @@ class Optimizer(ABC):
         Those of parameters in parts are DArrays in any sharding (all ranks call), or whole ones.
 
         Raises TypeError for what is no state dict, KeyError for one that lacks something, and
-        ValueError when the groups have other sizes than this optimizer's, or there is state of a
-        parameter that it does not have. Nothing is changed then.
+        ValueError when the groups lack an option that this optimizer has (the state is another
+        one's) or have other sizes, or there is state of a parameter that it does not have. Nothing
+        is changed then.
         """
-        self._check_state(state)
+        self.check_state(state)
         numbered = {number: p for p, number in self._numbers().items()}
-        for group, saved in zip(self.param_groups, state["param_groups"], strict=True):
-            group.update({name: value for name, value in saved.items() if name != "params"})
+        self._load_options(state)
         self.state = {
             numbered[number]: {
                 name: numbered[number].part_of(value) for name, value in values.items()
@@ -137,8 +137,12 @@ class Optimizer(ABC):
             for number, values in state["state"].items()
         }
 
-    def _check_state(self, state: Mapping[str, Any]) -> None:
-        """Raise what ``load_state_dict`` says."""
+    def _load_options(self, state: Mapping[str, Any]) -> None:
+        for group, saved in zip(self.param_groups, state["param_groups"], strict=True):
+            group.update({name: value for name, value in saved.items() if name != "params"})
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Raise what ``load_state_dict`` would raise for a state that does not fit."""
         check_state_dict(state, "state", "param_groups")
         check_instance(state["state"], Mapping, "state['state']")
         check_instance(state["param_groups"], Sequence, "state['param_groups']")
@@ -148,6 +152,14 @@ class Optimizer(ABC):
         own = [len(group["params"]) for group in self.param_groups]
         if theirs != own:
             raise ValueError(f"state has groups of {theirs} parameters, this optimizer of {own}")
+        for number, group in enumerate(state["param_groups"]):
+            lacking = [name for name in self.defaults if name not in group]
+            if lacking:
+                raise ValueError(
+                    f"state['param_groups'][{number}] has the options"
+                    f" {sorted(str(name) for name in group if name != 'params')}, but no {lacking};"
+                    f" expected the state of a {type(self).__name__}"
+                )
         count = sum(own)
         unknown = [number for number in state["state"] if number not in range(count)]
         if unknown:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from meshlib import ProcessGroup
+from meshlib.sharding import Sharding
 from parallel.checks import describe
 from parallel.ddp.replicas import check_same
 from parallel.groups import Ranks, resolve
@@ -16,6 +17,7 @@ from parallel.join.joinable import Joinable, JoinHook
 from parallel.nn.parameter import Parameter
 from parallel.optim.optax_state import same_shared
 from parallel.optim.optimizer import Optimizer, ParamGroup
+from parallel.zero.keepers import Keepers, described, whole_nbytes
 from parallel.zero.partition import assign_owners, to_group_rank
 from parallel.zero.shards import Shards, shards_by_placement
 
@@ -67,6 +69,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
             )
         self._group = resolve(process_group, "process_group")
         self._as_views = parameters_as_bucket_view
+        self._keepers = Keepers(self._group, process_group, self.owner)
         self._owners: dict[Parameter, int] = {}
         self._loads = [0] * self._group.size()
         self._shards: list[Shards] = []
@@ -94,14 +97,22 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
 
     def _own(self, groups: Iterable[ParamGroup]) -> None:
         parameters = [parameter for group in groups for parameter in group["params"]]
+        lines = [
+            f"parameter {number} {parameter.data.dtype.name}{list(parameter.shape)}"
+            for number, parameter in enumerate(parameters, len(self._owners))
+        ]
+        in_parts = [p for p in parameters if p.sharding is not None]
         check_same(
-            [
-                f"parameter {number} {parameter.data.dtype.name}{list(parameter.shape)}"
-                for number, parameter in enumerate(parameters, len(self._owners))
-            ],
+            ValueError(
+                f"{in_parts[0]!r} is kept in parts by fully_shard, and so are its states with any"
+                " optimizer; expected whole parameters"
+            )
+            if in_parts
+            else lines,
             self._group,
         )
-        owners = assign_owners([p.data.nbytes for p in parameters], self._loads)
+        # Of whole arrays, where a layer has split them: in other slices the owners are the same.
+        owners = assign_owners([whole_nbytes(p) for p in parameters], self._loads)
         self._owners.update(zip(parameters, owners, strict=True))
         self._shards = shards_by_placement(self._owners, self._group, as_views=self._as_views)
 
@@ -189,10 +200,13 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         return self._consolidated
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over this rank's part of a whole state. Raises as ``optimizer_class`` does."""
-        self._check_state(state)
+        """Take over this rank's part of a whole state. Raises as ``optimizer_class`` does.
+
+        Where it has DArrays, in whatever sharding, all ranks call.
+        """
+        self.check_state(state)
         self._consolidated = None
-        super().load_state_dict({**state, "state": {}})
+        self._load_options(state)
         numbers = self._numbers()
         inner = self.local_optimizer
         own = [numbers[p] for group in inner.param_groups for p in group["params"]]
@@ -201,8 +215,51 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         for whole, mine in zip(state["param_groups"], inner.param_groups, strict=True):
             chosen = [local[numbers[parameter]] for parameter in mine["params"]]
             groups.append({**whole, "params": chosen})
-        parts = {local[n]: values for n, values in state["state"].items() if n in local}
+        parts: dict[int, dict[str, Any]] = {}
+        for number, values in state["state"].items():
+            mine = self._keepers.take(self._by_number(number), values)
+            if number in local:
+                parts[local[number]] = mine
         inner.load_state_dict({**state, "state": parts, "param_groups": groups})
+
+    def global_state_dict(self) -> dict[str, Any]:
+        """Return the whole state with DArrays, each on the ranks that keep it. A collective.
+
+        For checkpoints: the ranks tell each other what there is, and no array moves. It is the same
+        tree on all ranks, and loads into any number of ranks, and into an ``optimizer_class``
+        without sharding. With layers that are split over another dim of the mesh,
+        ``process_group`` must have been a slice of it, such as ``mesh["dp"]``. Raises ValueError as
+        ``consolidate_state_dict`` does, on all ranks.
+        """
+        mine = self.local_optimizer.state_dict()
+        numbers = self._numbers()
+        own = [numbers[p] for g in self.local_optimizer.param_groups for p in g["params"]]
+        kept = {own[number]: values for number, values in mine["state"].items()}
+        told = {number: described(values) for number, values in kept.items()}
+        answers: list[Any] = [None] * self._group.size()
+        self._group.all_gather_object(answers, (told, mine.get("shared")))
+        whole = {**mine, "param_groups": super().state_dict()["param_groups"]}
+        if "shared" in whole:
+            owners = {n: shared for n, (told, shared) in enumerate(answers) if told}
+            whole["shared"] = same_shared(owners)
+        state: dict[int, Any] = {}
+        for told, _ in answers:
+            for number, values in told.items():
+                parameter = self._by_number(number)
+                state[number] = self._keepers.give(parameter, values, kept.get(number))
+        whole["state"] = dict(sorted(state.items()))
+        return whole
+
+    def state_sharding(self, parameter: Parameter, shape: Sequence[int]) -> Sharding:
+        """Return how a state of ``parameter`` lies that has ``shape`` as a global array.
+
+        So ``load_state_dict`` need not move it. Raises KeyError as ``owner`` does.
+        """
+        self.owner(parameter)
+        return self._keepers.sharding(parameter, tuple(shape))
+
+    def _by_number(self, number: int) -> Parameter:
+        return [p for group in self.param_groups for p in group["params"]][number]
 
     # ------------------------------------------------------------------ uneven inputs
 

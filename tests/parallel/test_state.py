@@ -7,7 +7,14 @@ import meshlib as dist
 from meshlib.checkpoint import Checkpointer, load, save
 from meshlib.checkpoint.saving import Piece
 from meshlib.testing import run_ranks
-from parallel import ColwiseParallel, DistributedDataParallel, RowwiseParallel, nn, optim
+from parallel import (
+    ColwiseParallel,
+    DistributedDataParallel,
+    RowwiseParallel,
+    ZeroRedundancyOptimizer,
+    nn,
+    optim,
+)
 from parallel.fsdp import fully_shard
 from parallel.state import global_layout, global_state, restore
 
@@ -15,7 +22,7 @@ STEPS = 8
 BATCH = 8
 
 
-def train(folder, shape, begin, end):
+def train(folder, shape, begin, end, zero=False):
     """Train steps ``begin`` to ``end`` on a (dp, tp) mesh, and save; return the mean losses."""
     mesh = dist.DeviceMesh.from_shape("cpu", shape, mesh_dim_names=("dp", "tp"))
     dp, tp = mesh["dp"], mesh["tp"]
@@ -26,7 +33,11 @@ def train(folder, shape, begin, end):
         ColwiseParallel.from_linear(wide, tp), nn.Tanh(), RowwiseParallel.from_linear(narrow, tp)
     )
     ddp = DistributedDataParallel(model, dp)
-    optimizer = optim.AdamW(model.parameters(), lr=0.05)
+    optimizer = (
+        ZeroRedundancyOptimizer(model.parameters(), optim.AdamW, dp, lr=0.05)
+        if zero
+        else optim.AdamW(model.parameters(), lr=0.05)
+    )
     loss = nn.CrossEntropyLoss()
     with Checkpointer(folder, sync=False) as checkpoints:
         if begin:
@@ -53,6 +64,81 @@ def test_a_run_goes_on_on_another_mesh(tmp_path, before, after):
     resumed = run_ranks(train, after[0] * after[1], tmp_path / "cut", after, 3, STEPS)
     for losses in resumed:
         np.testing.assert_allclose([*cut, *losses], uncut, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "zero"),
+    [
+        ((4, 1), (2, 2), (True, True)),
+        ((2, 2), (8, 1), (True, True)),
+        ((2, 4), (1, 1), (True, False)),
+        ((1, 2), (4, 1), (False, True)),
+    ],
+)
+def test_states_that_each_owner_keeps_go_on_elsewhere(tmp_path, before, after, zero):
+    def run(folder, shape, *args):
+        return run_ranks(train, shape[0] * shape[1], tmp_path / folder, shape, *args)
+
+    (uncut, *_) = run("uncut", (1, 1), 0, STEPS)
+    (cut, *_) = run("cut", before, 0, 3, zero[0])
+    for losses in run("cut", after, 3, STEPS, zero[1]):
+        np.testing.assert_allclose([*cut, *losses], uncut, rtol=0, atol=1e-9)
+    whole, alone = load(tmp_path / "cut"), load(tmp_path / "uncut")
+    states = [(whole["optimizer"]["state"][n], alone["optimizer"]["state"][n]) for n in range(4)]
+    for got, expected in [(whole["model"], alone["model"]), *states]:
+        assert got.keys() == expected.keys()
+        for name in expected:
+            np.testing.assert_allclose(got[name], expected[name], rtol=0, atol=1e-9)
+
+
+def test_no_array_moves_where_owners_keep_states(tmp_path):
+    def program():
+        mesh = dist.DeviceMesh.from_shape("cpu", (2,), mesh_dim_names=("dp",))
+        rng = np.random.default_rng(0)
+        model = nn.Sequential(*(nn.Linear(300, 300, rng=rng) for _ in range(2)))
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), optim.AdamW, mesh, lr=0.05)
+        model.backward(model(np.ones((2, 300), "f4")))
+        optimizer.step()
+        most = []
+
+        def observe(group, header, device, run):
+            most.append(header.elements)
+            return run
+
+        with mesh.process_group.observed(observe):
+            state = global_state(model, optimizer)
+            save(tmp_path, state, step=1, sync=False)
+            again = load(tmp_path, global_layout(model, optimizer))
+            restore(again, model, optimizer)
+        here = [
+            x.to_local() is not None
+            for values in state["optimizer"]["state"].values()
+            for x in values.values()
+            if isinstance(x, dist.DArray)
+        ]
+        return max(most), sum(here), len(here)
+
+    for most, here, all_of_them in run_ranks(program, 2):
+        assert most < 90_000  # elements of a weight
+        assert (here, all_of_them) == (4, 8)
+
+
+def test_what_is_no_model_and_another_optimizers_state():
+    model = nn.Sequential(nn.Linear(3, 2, rng=np.random.default_rng(0)))
+    adam, sgd = optim.AdamW(model.parameters()), optim.SGD(model.parameters(), momentum=0.5)
+    for call in (global_state, global_layout, lambda *given: restore({}, *given)):
+        with pytest.raises(TypeError, match="model must be a Module, got 3 of type int"):
+            call(3)
+        with pytest.raises(TypeError, match="optimizer must be an Optimizer, such as"):
+            call(model, 3)
+    with pytest.raises(KeyError, match=r"state lacks \['optimizer'\]"):
+        restore(global_state(model), model, adam)
+    saved = global_state(model, adam)
+    before = model.state_dict()["0.weight"].copy()
+    saved["model"] = {path: value + 1 for path, value in saved["model"].items()}
+    with pytest.raises(ValueError, match=r"'eps', 'lr'.*but no \['momentum', .*state of a SGD"):
+        restore(saved, model, sgd)
+    np.testing.assert_array_equal(model.state_dict()["0.weight"], before)
 
 
 def test_the_arrays_are_those_of_the_whole_layers():

@@ -299,7 +299,9 @@ def _check_ops(plan: Plan) -> None:
 
 def _fingerprint(step: Step, shape: tuple[int, ...]) -> int:
     """Return a number from 1 to 2**32 - 1 that tells redistributions of members apart."""
-    told = (shape, step.source.dims, step.target.dims, step.source.partial_dims)
+    source, target = step.source, step.target
+    told = (shape, source.mesh.shape, source.dims, source.partial_dims)
+    told += (target.mesh.shape, target.dims, target.partial_dims)
     return crc32(repr(told).encode()) or 1
 
 

@@ -52,6 +52,11 @@ def reduce(
         x = x.reduced()
     if rule in (MAX, MIN) and any(x.shape[d] == 0 for d in axes):
         raise ValueError(f"{rule.function.__name__} of nothing: {x!r} over axis {axis}")
+    if rule in (MAX, MIN) and x.dtype.kind == "c" and any(x.sharding.split_of(d) for d in axes):
+        raise ShardingError(
+            f"{rule.function.__name__} of {x!r} over axis {axis}, which is split: complex numbers"
+            " have no order to reduce by; use full_array()"
+        )
     options: dict[str, Any] = {} if dtype is None else {"dtype": dtype}
     local, module = x.local, array_module(x.local)
     if rule in (MAX, MIN) and any(local.shape[d] == 0 for d in axes):

@@ -143,3 +143,25 @@ def test_bad_arguments(tmp_path):
             Checkpointer(tmp_path, **options)
     with Checkpointer(tmp_path) as checkpoints, pytest.raises(ValueError, match="metric is nan"):
         checkpoints.save({}, step=0, metric=float("nan"))
+
+
+def test_a_closed_one_says_so(tmp_path):
+    def program():
+        checkpoints = Checkpointer(tmp_path)
+        checkpoints.save({}, step=1)
+        checkpoints.close()
+        checkpoints.close()
+        for call in (
+            lambda: checkpoints.save({}, step=2),
+            lambda: checkpoints.async_save({}, step=2),
+            checkpoints.load,
+            checkpoints.latest,
+            checkpoints.steps,
+            checkpoints.wait,
+        ):
+            with pytest.raises(ValueError, match=rf"the Checkpointer of {tmp_path} was closed"):
+                call()
+        return checkpoints.is_saving()
+
+    assert run_ranks(program, 2) == [False, False]
+    assert run_ranks(program, 1) == [False]

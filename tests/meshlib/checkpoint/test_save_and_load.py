@@ -15,6 +15,7 @@ from meshlib.checkpoint import CheckpointError, checkpointer, latest_step, layou
 from meshlib.checkpoint.folder import find
 from meshlib.checkpoint.layout import aligned
 from meshlib.checkpoint.loading import ChunkReader
+from meshlib.checkpoint.storage import LocalStorage
 from meshlib.checkpoint.zarr import grid_of
 from meshlib.sharding import DArray, P, Sharding, full, ones, zeros
 from meshlib.testing import RankError, run_ranks
@@ -371,12 +372,64 @@ def test_a_bad_step_or_metric_of_one_rank_is_an_error_on_all(tmp_path):
         for values, told in [
             ({"step": -1 if bad else 1}, "step is -1"),
             ({"step": 1, "metric": float("nan") if bad else 0.5}, "metric is nan"),
+            ({"step": 1 + bad}, "state's step is 1 on rank 0 and 2 on rank 1"),
+            (
+                {"step": 1, "metric": 0.5 + bad},
+                "state's metric is 0.5 on rank 0 and 1.5 on rank 1",
+            ),
         ]:
             with pytest.raises(ValueError, match=told):
                 save(tmp_path, {}, **values)
 
     run_ranks(program, 2)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_bad_argument_of_one_rank_is_named_on_all(tmp_path):
+    save(tmp_path, {}, step=1)
+
+    def program():
+        bad = dist.get_rank() == 1
+        path = 5 if bad else tmp_path
+        of_path = "path is 5; expected a path or a URL"
+        for call, kind, told in [
+            (lambda: save(path, {}, step=2), TypeError, of_path),
+            (lambda: load(path, {}), TypeError, of_path),
+            (lambda: load(tmp_path, {}, step=-1 if bad else 1), ValueError, "step is -1"),
+            (lambda: load(tmp_path, {}, step=7 if bad else 1), ValueError, "1 on rank 0 and 7 on"),
+            (lambda: checkpointer.Checkpointer(path), TypeError, of_path),
+            (
+                lambda: checkpointer.Checkpointer(tmp_path, keep_last=0 if bad else 2),
+                ValueError,
+                "keep_last is 0",
+            ),
+        ]:
+            with pytest.raises(kind, match=told):
+                call()
+
+    run_ranks(program, 2)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-1"]
+
+
+def test_a_disk_that_fails_at_the_end_leaves_nothing(tmp_path, monkeypatch):
+    publish = LocalStorage.publish
+
+    def fails(self, name, data):
+        publish(self, name, data)  # all is there, but for the last sync
+        if name.startswith("step-2"):
+            raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(LocalStorage, "publish", fails)
+
+    def program():
+        with checkpointer.Checkpointer(tmp_path) as checkpoints:
+            checkpoints.save({"x": np.ones(3)}, step=1)
+            with pytest.raises(OSError, match="Input/output error"):
+                checkpoints.save({"x": np.ones(3)}, step=2)
+            assert [path.name for path in tmp_path.iterdir()] == ["step-1"]
+            return checkpoints.latest()
+
+    assert run_ranks(program, 2) == [1, 1]
 
 
 def test_a_function_that_returns_no_layout(tmp_path):

@@ -225,3 +225,30 @@ def test_a_shape_that_is_none_on_one_rank_is_an_error_on_all():
             DArray.from_local(WHOLE, Sharding(MESH), shape)
 
     run_ranks(program, 4)
+
+
+@pytest.mark.parametrize("bad", [0, 1, 3])
+def test_arguments_of_one_rank_that_differ_are_named_on_all(bad):
+    flat = dist.DeviceMesh("cpu", [0, 1, 2, 3])
+    told = f"rank {bad} has" if bad else "rank 1 has"
+
+    def program():
+        here = dist.get_rank() == bad
+        for sharding in (Sharding(MESH, P(None, "a")), Sharding(flat, P(0))):
+            mine = sharding if here else Sharding(MESH, P("a"))
+            with pytest.raises(ValueError, match=f"{told} sharding"):
+                distribute_array(WHOLE, mine)
+            part = np.ones(mine.local_shape(WHOLE.shape))
+            with pytest.raises(ValueError, match=f"{told} sharding"):
+                DArray.from_local(part, mine, WHOLE.shape)
+        for source, message in [
+            (1, f"{told} src_data_rank"),
+            (4, "src_data_rank is 4; expected 0 to 3"),
+        ]:
+            with pytest.raises(ValueError, match=message):
+                distribute_array(WHOLE, Sharding(MESH), src_data_rank=source if here else 0)
+        with pytest.raises(TypeError, match="src_data_rank must be"):
+            distribute_array(WHOLE, Sharding(MESH), src_data_rank="0" if here else 0)
+        return MESH.all_reduce(np.ones(1))[0]
+
+    assert run_ranks(program, 4) == [4.0] * 4

@@ -173,6 +173,18 @@ def test_ranks_that_redistribute_differently_all_raise():
     run_ranks(program, 2)
 
 
+def test_meshes_of_the_same_ranks_in_other_shapes_are_told_apart():
+    square, line = named_mesh(2, 2), dist.DeviceMesh("cpu", [0, 1, 2, 3])
+
+    def program():
+        mesh, split = (line, P(0)) if dist.get_rank() == 2 else (square, P(("a", "b")))
+        x = DArray.from_local(np.ones(1), Sharding(mesh, split), (4,), run_check=False)
+        with pytest.raises(dist.CollectiveMismatchError):
+            x.full_array()
+
+    run_ranks(program, 4)
+
+
 def test_a_slice_of_a_mesh_has_an_array_for_each_slice():
     mesh = named_mesh(2, 2)
 

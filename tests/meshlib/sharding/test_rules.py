@@ -196,6 +196,7 @@ REFUSED = [
     (lambda x: x.reshape(-1), [A], [P("a")], "dim 0 is split 2 ways"),
     (np.sort, [A], [P()], r"numpy.sort has no rule.*full_array\(\)"),
     (np.argmax, [A], [P()], "argmax has no rule"),
+    (np.max, [A + 1j], [P("a")], r"complex numbers have no order.*full_array\(\)"),
     (np.add.accumulate, [A], [P()], "add.accumulate"),
     (lambda x: np.sum(x, where=True), [A], [P()], "where"),
     (lambda x: np.einsum("i...->i", x), [A], [P()], "a letter for each dim"),

@@ -57,6 +57,28 @@ def test_bad_arguments(change, kind, text):
     assert text in str(error)
 
 
+@pytest.mark.parametrize("bad", [0, 1])
+@pytest.mark.parametrize(
+    ("change", "kind", "text"),
+    [
+        ({"module": 3}, TypeError, "module must be a parallel.nn.Module, got 3 of type int"),
+        ({"reshard_after_forward": 3}, ValueError, "reshard_after_forward is 3; expected"),
+        ({"mp_policy": "float16"}, TypeError, "mp_policy must be a MixedPrecisionPolicy"),
+    ],
+)
+def test_a_bad_argument_of_one_rank_is_named_on_all(bad, change, kind, text):
+    def program(mesh):
+        arguments = {"module": make_mlp(), "mesh": mesh}
+        if dist.get_rank() == bad:
+            arguments |= change
+        error = raised(lambda: fully_shard(**arguments))
+        assert type(error) is kind
+        assert f"rank {bad}: {text}" in str(error)
+        return mesh.all_reduce(np.ones(1))[0]
+
+    assert on_mesh(program, 2) == [2.0, 2.0]
+
+
 def test_a_module_that_was_sharded_before_and_numbers():
     def program(mesh):
         model = fully_shard(make_mlp(), mesh)
