@@ -166,7 +166,7 @@ class ColumnParallelLinear(_ParallelLinear):
             summed = start_reduce(input_grad, group)
         else:
             summed = None
-        self.accumulate(x if gathered is None else gathered(), grad)
+        self.defer(lambda: self.accumulate(x if gathered is None else gathered(), grad))
         return input_grad if summed is None else summed()
 
 

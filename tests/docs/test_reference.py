@@ -23,6 +23,7 @@ PACKAGES = [
     "parallel.data_parallel",
     "parallel.tensor_parallel",
     "parallel.expert",
+    "parallel.pipeline",
     "parallel.jax",
 ]
 ENTRIES = [
