@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import runpy
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 from meshlib.command_line import OneLineParser, print_result
 from meshlib.mesh.config import MeshConfig
 from meshlib.mesh.explain import explain
 from meshlib.mesh.read_config import SUFFIXES_IN_WORDS
+
+if TYPE_CHECKING:
+    from meshlib import DeviceMesh
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -21,9 +26,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             " it. Starts no process."
         ),
     )
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("file", nargs="?", help=f"a {SUFFIXES_IN_WORDS} file with a [mesh] table")
-    what.add_argument("--mesh", metavar="DIMS", help="the mesh itself, such as dp=2,tp=2")
+    parser.add_argument("file", nargs="?", help=f"a {SUFFIXES_IN_WORDS} file with a [mesh] table")
+    parser.add_argument("--mesh", metavar="DIMS", help="the mesh itself, such as dp=2,tp=2")
     parser.add_argument(
         "--world-size",
         type=int,
@@ -31,6 +35,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="the number of ranks (default: as the mesh says)",
     )
     parser.add_argument("--rank", type=int, metavar="R", help="print this rank's part only")
+    parser.add_argument(
+        "--estimate",
+        metavar="PROGRAM.py",
+        help="say also what PROGRAM.py's explain(file, mesh) returns: what a run of it will take",
+    )
     plan = parser.add_argument_group("the plan that lays an array out anew, instead of the mesh")
     plan.add_argument("--from", dest="source", metavar="SPEC", help="such as 'dp, None'")
     plan.add_argument("--to", dest="target", metavar="SPEC", help="such as 'None, (dp, tp)'")
@@ -40,6 +49,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--to-mesh", metavar="DIMS[@RANK]", help="another mesh for --to, from RANK on: x=4@8"
     )
     given = parser.parse_args(argv)
+    if given.estimate is not None and given.file is None:
+        parser.error("--estimate goes with a file, which says what is run")
+    if given.estimate is None and (given.file is None) == (given.mesh is None):
+        parser.error("expected a file or --mesh, and with --estimate a file")
     wanted = (given.source, given.target, given.shape)
     if any(one is not None for one in wanted) and None in wanted:
         parser.error("--from, --to and --shape are given together")
@@ -60,9 +73,22 @@ def main(argv: Sequence[str] | None = None) -> int:
                 to_mesh=given.to_mesh,
                 rank=given.rank,
             )
-        return explain(config, given.world_size, given.rank)
+        text = explain(config, given.world_size, given.rank)
+        if given.estimate is not None:
+            mesh = config.mesh_for(given.world_size or config.world_size or 1)
+            text += "\n" + _estimate_of(Path(given.estimate))(Path(given.file), mesh)
+        return text
 
     return print_result(parser.prog, make)
+
+
+def _estimate_of(program: Path) -> Callable[[Path, DeviceMesh], str]:
+    """Return the function ``explain`` of a program; raise ValueError where there is none."""
+    module = runpy.run_path(str(program), run_name="meshlib.explain")
+    found = module.get("explain")
+    if not callable(found):
+        raise ValueError(f"{program} has no function explain(file, mesh)")
+    return cast("Callable[[Path, DeviceMesh], str]", found)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from pathlib import Path
 from support.settings import SettingsFile
 
 from gpt.dims import Sizes
+from parallel.pipeline import get_schedule_class
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,7 @@ class Parallel:
     """The table ``[parallel]``."""
 
     pipeline: str
+    stages_per_rank: int
     sequence: bool
     attention: str
 
@@ -104,7 +106,7 @@ class Config:
         self.data = file.read("data", Data, ["characters", "batch_size", "microbatches"])
         self.optimizer = file.read("optimizer", Optimizer, ["lr", "clip"])
         self.schedule = file.read("schedule", Schedule, ["steps"])
-        self.parallel = file.read("parallel", Parallel)
+        self.parallel = file.read("parallel", Parallel, ["stages_per_rank"])
         self.checkpoints = file.read("checkpoints", Checkpoints, ["every", "keep"])
         self.precision = file.read("precision", Precision)
         self.run = file.read("run", Run)
@@ -147,8 +149,14 @@ class Config:
         if model.experts:
             for key in ("expert_hidden", "shared_hidden"):
                 self._divides("model", key, [("ranks of tp", tp)])
-        if pp > model.layers:
-            self.file.wrong("model", "layers", f"fewer than the {pp} stages of pp")
+        stages = pp * self.parallel.stages_per_rank
+        if stages > model.layers:
+            self.file.wrong("model", "layers", f"fewer than the {stages} stages of pp")
+        try:
+            schedule = get_schedule_class(self.parallel.pipeline)
+            schedule.make_table(pp, self.data.microbatches, self.parallel.stages_per_rank)
+        except ValueError as error:
+            self.file.wrong("parallel", "pipeline", f"with pp = {pp}: {error}")
 
     def _divides(self, table: str, key: str, by: Sequence[tuple[str, int]]) -> None:
         value = getattr(getattr(self, table), key)

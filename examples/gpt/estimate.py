@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,10 +17,11 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for gpt and support
 
-from gpt.config import Config  # noqa: E402
-from gpt.dims import Sizes  # noqa: E402
-from gpt.model import names_of  # noqa: E402
-from meshlib import DeviceMesh  # noqa: E402
+from gpt.config import Config
+from gpt.dims import Sizes
+from gpt.model import names_of
+from meshlib import DeviceMesh
+from parallel.pipeline import get_schedule_class, most_held
 
 STATES = 2  # of AdamW: two moments for each value
 INDEX = 8  # bytes of an int64
@@ -66,21 +68,27 @@ class Weights:
 
 
 class Estimate:
-    """Memory and traffic of the ranks of one stage."""
+    """Memory and traffic of the ranks at one place along pp."""
 
-    def __init__(self, config: Config, sizes: Sizes, stage: int) -> None:
+    def __init__(self, config: Config, sizes: Sizes, place: int) -> None:
         self.config, self.sizes = config, sizes
-        self.names = names_of(config.model, sizes.pp)[stage]
+        self.table = get_schedule_class(config.parallel.pipeline).make_table(
+            sizes.pp, config.data.microbatches, config.parallel.stages_per_rank
+        )
+        self.stages = [i for i, rank in enumerate(self.table.rank_of) if rank == place]
+        names = names_of(config.model, self.table.stages)
+        self.names = [name for stage in self.stages for name in names[stage]]
         self.itemsize = np.dtype(config.precision.dtype).itemsize
         self.weights = {name: self._weights(name) for name in self.names}
         microbatches = config.data.microbatches
-        self.tokens = (
-            config.data.batch_size // microbatches // sizes.replicas
-        ) * (config.model.context // sizes.cp)
+        self.tokens = (config.data.batch_size // microbatches // sizes.replicas) * (
+            config.model.context // sizes.cp
+        )
         self.outside = self.tokens // sizes.tp if self._sequence else self.tokens
-        self.in_flight = min(microbatches, sizes.pp - stage) if sizes.pp > 1 else 1
+        # Of that many microbatches a rank keeps what its stages need for backward.
+        self.in_flight = most_held(self.table)[place] / len(self.stages)
         self.memory = self._memory()
-        self.traffic = self._traffic(stage)
+        self.traffic = self._traffic()
 
     @property
     def _sequence(self) -> bool:
@@ -91,7 +99,7 @@ class Estimate:
     def _weights(self, name: str) -> Weights:
         model, tp, ep = self.config.model, self.sizes.tp, self.sizes.ep
         width = model.width
-        if name == "embedding" or name == "head":
+        if name in ("embedding", "head"):
             return Weights([(model.vocabulary // tp, width)])
         if name == "norm":
             return Weights([(width, 1)])
@@ -126,7 +134,7 @@ class Estimate:
             "gradients": parts * self.itemsize,
             "optimizer": STATES * parts * self.itemsize,
             "gathered": gathered * self.itemsize,
-            "activations": kept * self.in_flight,
+            "activations": round(kept * self.in_flight),
         }
 
     # ------------------------------------------------------------------ activations
@@ -140,8 +148,8 @@ class Estimate:
             return tokens * 4
         if name == "norm":
             return norm * itemsize
-        if name == "head":  # its input, and the softmax
-            return (outside * width + tokens * model.vocabulary // tp) * itemsize
+        if name == "head":  # the loss runs backward at once, and keeps nothing
+            return outside * width * itemsize
         kv = width // model.heads * model.kv_heads
         turns = 2 * (model.context // self.sizes.cp) * (width // model.heads)
         attention = (
@@ -162,7 +170,7 @@ class Estimate:
 
     # ------------------------------------------------------------------ traffic
 
-    def _traffic(self, stage: int) -> Traffic:
+    def _traffic(self) -> Traffic:
         sent = Traffic()
         sizes, model = self.sizes, self.config.model
         microbatches = self.config.data.microbatches
@@ -174,8 +182,9 @@ class Estimate:
                 if model.has_experts(int(name.partition(".")[2])):
                     self._of_ep(sent, microbatches)
         size = self.outside * model.width * self.itemsize
-        neighbours = (stage > 0) + (stage < sizes.pp - 1)
-        sent.add("pp", sizes.pp, 1, size, microbatches * neighbours)
+        ends = [(i, j) for i in self.stages for j in (i - 1, i + 1) if 0 <= j < self.table.stages]
+        away = sum(self.table.rank_of[i] != self.table.rank_of[j] for i, j in ends)
+        sent.add("pp", sizes.pp, 1, size, microbatches * away)
         return sent
 
     def _of_tp(self, sent: Traffic, name: str, times: int) -> None:
@@ -228,3 +237,44 @@ class Estimate:
 
     def _of_cp(self, sent: Traffic, times: int) -> None:
         del sent, times
+
+
+def explain(path: Path, mesh: DeviceMesh) -> str:
+    """Return what a run of the config at ``path`` takes on ``mesh``, for ``meshlib explain``.
+
+    Raises ValueError for what does not fit.
+    """
+    config = Config(path)
+    sizes = Sizes.of(dict(zip(mesh.mesh_dim_names or (), mesh.shape, strict=False)))
+    config.check(sizes)
+    places = [Estimate(config, sizes, place) for place in range(sizes.pp)]
+    lines = [f"memory of a rank, MB{'' if sizes.pp == 1 else ', by its place along pp'}"]
+    rows = [["", *(str(place) for place in range(sizes.pp))]] if sizes.pp > 1 else []
+    for what in places[0].memory:
+        rows.append([f"  {what}", *(_in_mb(one.memory[what]) for one in places)])
+    rows.append(["  together", *(_in_mb(sum(one.memory.values())) for one in places)])
+    lines += _aligned(rows)
+    lines += ["", "sent by a rank in a step"]
+    dims = sorted({dim for one in places for dim in one.traffic.calls})
+    rows = [["  over", "calls", "MB"]] if dims else [["  nothing"]]
+    for dim in dims:
+        busiest = max(places, key=lambda one: one.traffic.bytes[dim])
+        rows.append(
+            [f"  {dim}", str(busiest.traffic.calls[dim]), _in_mb(busiest.traffic.bytes[dim])]
+        )
+    return "\n".join(lines + _aligned(rows)) + "\n"
+
+
+def _in_mb(count: float) -> str:
+    return f"{count / 1e6:.3f}"
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.rjust(width) if i else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]

@@ -1,9 +1,8 @@
-"""The model: the parts of a transformer under the names that they have in the whole."""
+"""The model: the parts of a transformer, and which of them are a stage."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from gpt.config import Config, Model
 from gpt.dims import Dims
 from parallel import nn
 from parallel.expert import MoE
+from parallel.pipeline import Part
 
 
 class Block(nn.Module):
@@ -35,35 +35,10 @@ class Block(nn.Module):
         return grad + self.attention_norm.backward(self.attention.backward(grad))
 
 
-class Stage(nn.Module):
-    """Parts of a model in their order, under their names in the whole model."""
-
-    def __init__(self, parts: Mapping[str, nn.Module]) -> None:
-        super().__init__()
-        self.parts = dict(parts)
-
-    def named_children(self) -> Iterator[tuple[str, nn.Module]]:
-        """Yield (name in the whole model, module)."""
-        return iter(self.parts.items())
-
-    def forward(self, x: Any) -> Any:
-        """Return the last part's output."""
-        for part in self.parts.values():
-            x = part(x)
-        return x
-
-    def backward(self, grad: Any) -> Any:
-        """Return the gradient of the first part's input."""
-        for part in reversed(self.parts.values()):
-            grad = part.backward(grad)
-        return grad
-
-
 def names_of(model: Model, stages: int) -> list[list[str]]:
-    """Return the names of the parts of each stage: as many blocks in each as can be.
+    """Return the names of the parts of each stage: equally many blocks, the first some more.
 
-    The embedding counts as nothing, the last norm and the projection to the vocabulary as much as
-    the blocks that are left over.
+    The embedding is the first one's, the last norm and the head are the last one's.
     """
     blocks = [f"blocks.{i}" for i in range(model.layers)]
     ends = [-(-model.layers * i // stages) for i in range(stages + 1)]
@@ -73,8 +48,8 @@ def names_of(model: Model, stages: int) -> list[list[str]]:
     return names
 
 
-def make_stage(config: Config, names: list[str], dims: Dims) -> Stage:
-    """Return the named parts, whole but for experts, of which there are this rank's.
+def make_stage(config: Config, names: list[str], dims: Dims) -> Part:
+    """Return a stage: the named parts, whole but for experts, of which there are this rank's.
 
     Each part is drawn with a generator of its own, so that any stage begins as in the whole model.
     """
@@ -92,7 +67,7 @@ def make_stage(config: Config, names: list[str], dims: Dims) -> Stage:
             parts[name] = nn.RMSNorm(model.width, dtype=dtype)
         else:
             parts[name] = nn.Linear(model.width, model.vocabulary, False, rng=rng, dtype=dtype)
-    return Stage(parts)
+    return Part(list(parts.items()))
 
 
 def make_block(config: Config, index: int, rng: np.random.Generator, dims: Dims) -> Block:

@@ -23,7 +23,7 @@ class Saving:
     def __init__(self, trainer: Trainer, folder: str | None) -> None:
         settings = trainer.config.checkpoints
         self.every = settings.every
-        self._states = StageStates(trainer.stage, trainer.optimizer, trainer.dims.mesh)
+        self._states = StageStates(trainer.model, trainer.optimizer, trainer.dims.mesh)
         self._files = Checkpointer(folder, keep_last=settings.keep) if folder else None
 
     def resume(self) -> list[float]:

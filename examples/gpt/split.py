@@ -6,11 +6,9 @@ from fnmatch import fnmatchcase
 
 from gpt.config import Config
 from gpt.dims import Dims
-from gpt.model import Stage
 from meshlib.sharding import Replicate, Shard
 from parallel import (
     ColwiseParallel,
-    FSDPModule,
     ParallelStyle,
     PrepareModuleInput,
     PrepareModuleOutput,
@@ -22,9 +20,10 @@ from parallel import (
 )
 from parallel.expert import MoE
 from parallel.nn import Parameter
+from parallel.pipeline import Part
 
 
-def split_stage(stage: Stage, config: Config, dims: Dims) -> nn.Module:
+def split_stage(stage: Part, config: Config, dims: Dims) -> Part:
     """Split a whole stage, in place, and return it: what one process has, on all dims but pp."""
     if dims.sizes.tp > 1:
         for plan in plans(stage, sequence=config.parallel.sequence):
@@ -34,7 +33,7 @@ def split_stage(stage: Stage, config: Config, dims: Dims) -> nn.Module:
     return stage
 
 
-def plans(stage: Stage, *, sequence: bool) -> list[dict[str, ParallelStyle]]:
+def plans(stage: Part, *, sequence: bool) -> list[dict[str, ParallelStyle]]:
     """Return how tp splits the parts of ``stage``, in two steps.
 
     With ``sequence``, norms and residuals work on a part of the sequence each, and layers that are
@@ -56,7 +55,7 @@ def plans(stage: Stage, *, sequence: bool) -> list[dict[str, ParallelStyle]]:
         plan["blocks.*.feed_norm"] = SequenceParallel()
         plan["norm"] = SequenceParallel()
     around_experts: dict[str, ParallelStyle] = {}
-    for name, block in stage.parts.items():
+    for name, block in stage.named_children():
         feed = getattr(block, "feed", None)
         if isinstance(feed, MoE):
             # It has the whole sequence on each rank of tp, and splits its experts by itself.
@@ -78,10 +77,10 @@ def plans(stage: Stage, *, sequence: bool) -> list[dict[str, ParallelStyle]]:
     return [here, around_experts] if around_experts else [here]
 
 
-def shard(stage: Stage, dims: Dims) -> None:
+def shard(stage: Part, dims: Dims) -> None:
     """Split each part over dp_shard, replicate it over the rest; experts apart from all else."""
     alone: list[Parameter] = []
-    for part in stage.parts.values():
+    for part in stage:
         experts = getattr(getattr(part, "feed", None), "experts", None)
         if isinstance(experts, nn.Module):
             if dims.experts.size() > 1:
@@ -90,8 +89,3 @@ def shard(stage: Stage, dims: Dims) -> None:
                 alone += experts.parameters()
         fully_shard(part, dims.dense, ignored_params=alone)
     fully_shard(stage, dims.dense, ignored_params=alone)
-
-
-def sharded(module: nn.Module) -> list[FSDPModule]:
-    """Return the modules of a stage that gather and reduce by themselves: the stage, or nothing."""
-    return [module] if isinstance(module, FSDPModule) else []

@@ -1,4 +1,4 @@
-"""A training run on a mesh: the model's stage of this rank, and what a step does."""
+"""A training run on a mesh: this rank's stages of the model, and what a step does."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from gpt.dims import Dims
 from gpt.model import make_stage, names_of
 from gpt.split import split_stage
 from meshlib import DeviceMesh
-from parallel import FSDPModule, clip_grad_norm_, nn, optim
+from parallel import VocabParallelCrossEntropyLoss, clip_grad_norm_, nn, optim
+from parallel.pipeline import Part, PipelineStage, get_schedule_class
 
 
 class Trainer:
@@ -23,18 +24,30 @@ class Trainer:
         self.config = config
         self.dims = dims = Dims(mesh)
         config.check(dims.sizes)
-        stages = names_of(config.model, dims.sizes.pp)
-        names = stages[dims.pp.process_group.rank()]
-        stage = make_stage(config, names, dims)
-        self.stage = split_stage(stage, config, dims)
+        schedule = get_schedule_class(config.parallel.pipeline)
+        pipeline, settings = dims.pp.process_group, config.parallel
+        count = config.data.microbatches
+        table = schedule.make_table(pipeline.size(), count, settings.stages_per_rank)
+        names = names_of(config.model, table.stages)
+        own = [stage for stage, rank in enumerate(table.rank_of) if rank == pipeline.rank()]
+        parts = [split_stage(make_stage(config, names[i], dims), config, dims) for i in own]
+        self.model = Part([named for part in parts for named in part.named_children()])
+        """All that this rank has of the model."""
+        loss = (
+            VocabParallelCrossEntropyLoss(dims.tp) if dims.sizes.tp > 1 else nn.CrossEntropyLoss()
+        )
+        self.stages = [
+            PipelineStage(part, i, table.stages, dims.pp)
+            for i, part in zip(own, parts, strict=True)
+        ]
+        self.schedule = schedule(self.stages, count, loss)
         options = config.optimizer
         self.optimizer = optim.AdamW(
-            self.stage.parameters(),
+            self.model.parameters(),
             lr=options.lr,
             betas=(options.beta1, options.beta2),
             weight_decay=options.weight_decay,
         )
-        self.loss = nn.CrossEntropyLoss()
         self.batches = Batches(config, dims, np.arange(config.model.context))
 
     def step(self, number: int) -> float:
@@ -42,22 +55,13 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = self.config.optimizer.lr * lr_factor(self.config.schedule, number)
         self.optimizer.zero_grad()
-        loss = self._forward_and_backward(*self.batches.at(number))
-        clip_grad_norm_(self.stage.parameters(), self.config.optimizer.clip, mesh=self.dims.pp)
+        inputs, targets = self.batches.at(number)
+        losses: list[float] = []  # those of the microbatches, where the last stage is
+        self.schedule.step(inputs, target=targets, losses=losses, return_outputs=False)
+        clip_grad_norm_(self.model.parameters(), self.config.optimizer.clip, mesh=self.dims.pp)
         self.optimizer.step()
-        return float(self.dims.tokens.all_reduce(np.array([loss]), op=dist.ReduceOp.AVG)[0])
-
-    def _forward_and_backward(self, inputs: np.ndarray, targets: np.ndarray) -> float:
-        """Compute the gradients of this rank's share, microbatch by microbatch; return its loss."""
-        count = self.config.data.microbatches
-        total = 0.0
-        pieces = zip(np.split(inputs, count), np.split(targets, count), strict=True)
-        for number, (x, y) in enumerate(pieces, 1):
-            if isinstance(self.stage, FSDPModule):
-                self.stage.set_requires_gradient_sync(number == count)
-            total += self.loss(self.stage(x), y) / count
-            self.stage.backward(self.loss.backward(1 / count))
-        return total
+        total = self.dims.pp.all_reduce(np.array([sum(losses) / self.config.data.microbatches]))
+        return float(self.dims.tokens.all_reduce(total, op=dist.ReduceOp.AVG)[0])
 
 
 def lr_factor(schedule: Schedule, step: int) -> float:

@@ -71,7 +71,7 @@ class GroupedLinear(Module):
             input_grad[rows] = grad[rows] @ self.weight.data[:, e]
         return input_grad
 
-    def _accumulate(self, x: Array, counts: Sequence[int], grad: Array) -> None:
+    def _accumulate(self, x: Array, counts: list[int], grad: Array) -> None:
         total = namespace(grad).zeros(self.weight.shape, dtype=grad.dtype)
         for e, rows in _slices(counts):
             total[:, e] = grad[rows].T @ x[rows]

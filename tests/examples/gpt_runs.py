@@ -45,6 +45,11 @@ def write_config(directory, **settings):
     return path
 
 
+def name_of(dims):
+    """Return how a test calls a mesh of ``dims``."""
+    return ",".join(f"{name}={size}" for name, size in dims.items())
+
+
 def run(path, dims, *, folder=None, stop_after=None):
     """Train on a mesh of ``dims``; return each rank's losses."""
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from gpt_runs import run, write_config
+from gpt_runs import name_of, run, write_config
 
 MESHES = [
     {"dp_shard": 2},
@@ -12,6 +12,8 @@ MESHES = [
     {"tp": 2},
     {"tp": 4},
     {"dp_shard": 2, "tp": 2},
+    {"pp": 2},
+    {"pp": 2, "dp_shard": 2, "tp": 2},
 ]
 WITH_EXPERTS = [
     {"ep": 2},
@@ -20,10 +22,6 @@ WITH_EXPERTS = [
     {"ep": 2, "tp": 2},
     {"dp_replicate": 2, "ep": 2},
 ]
-
-
-def name(dims):
-    return ",".join(f"{name}={size}" for name, size in dims.items())
 
 
 @pytest.fixture(scope="module")
@@ -47,12 +45,12 @@ def check(reference, dims, **settings):
         np.testing.assert_allclose(losses, expected, rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("dims", MESHES, ids=name)
+@pytest.mark.parametrize("dims", MESHES, ids=name_of)
 def test_losses_are_those_of_one_process(dims, reference):
     check(reference, dims)
 
 
-@pytest.mark.parametrize("dims", WITH_EXPERTS, ids=name)
+@pytest.mark.parametrize("dims", WITH_EXPERTS, ids=name_of)
 def test_with_experts(dims, reference):
     check(reference, dims, experts=4, microbatches=2)
 
@@ -64,7 +62,7 @@ CHANGES = [
 ]
 
 
-@pytest.mark.parametrize(("before", "after"), CHANGES, ids=name)
+@pytest.mark.parametrize(("before", "after"), CHANGES, ids=name_of)
 def test_a_run_goes_on_over_another_mesh(before, after, reference, tmp_path):
     path, expected = reference(experts=4, microbatches=2)
     run(path, before, folder=str(tmp_path / "run"), stop_after=10)

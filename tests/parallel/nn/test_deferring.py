@@ -5,7 +5,7 @@ import pytest
 
 import meshlib as dist
 from meshlib.testing import run_ranks
-from parallel import ColwiseParallel, RowwiseParallel, fully_shard, nn
+from parallel import ColumnParallelLinear, RowParallelLinear, fully_shard, nn
 from parallel.nn.module import do_all
 
 
@@ -88,11 +88,11 @@ def test_the_input_gradient_is_the_same_and_hooks_fire_in_the_second_half():
     assert fired[count:] == fired[:count]
 
 
-@pytest.mark.parametrize("kind", [ColwiseParallel, RowwiseParallel])
+@pytest.mark.parametrize("kind", [ColumnParallelLinear, RowParallelLinear])
 def test_of_split_layers(kind):
     def job():
         model = nn.Sequential(kind(4, 4, rng=np.random.default_rng(0), dtype="f8"))
-        x = np.ones((3, 4)) if kind is ColwiseParallel else np.ones((3, 2))
+        x = np.ones((3, 4)) if kind is ColumnParallelLinear else np.ones((3, 2))
         y = model(x)
         expected = model.backward(y)
         once = grads(model)
@@ -100,7 +100,7 @@ def test_of_split_layers(kind):
         model(x)
         with model.deferring() as later:
             np.testing.assert_array_equal(model.backward(y), expected)
-        assert model[0].linear.weight.grad is None
+        assert model[0].weight.grad is None
         do_all(later)
         for path, got in grads(model).items():
             np.testing.assert_array_equal(got, once[path])
