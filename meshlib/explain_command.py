@@ -14,7 +14,7 @@ from meshlib.mesh.explain import explain
 from meshlib.mesh.read_config import SUFFIXES_IN_WORDS
 
 if TYPE_CHECKING:
-    from meshlib import DeviceMesh
+    from meshlib.mesh.device_mesh import DeviceMesh
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -26,8 +26,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             " it. Starts no process."
         ),
     )
-    parser.add_argument("file", nargs="?", help=f"a {SUFFIXES_IN_WORDS} file with a [mesh] table")
-    parser.add_argument("--mesh", metavar="DIMS", help="the mesh itself, such as dp=2,tp=2")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("file", nargs="?", help=f"a {SUFFIXES_IN_WORDS} file with a [mesh] table")
+    what.add_argument("--mesh", metavar="DIMS", help="the mesh itself, such as dp=2,tp=2")
     parser.add_argument(
         "--world-size",
         type=int,
@@ -35,11 +36,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="the number of ranks (default: as the mesh says)",
     )
     parser.add_argument("--rank", type=int, metavar="R", help="print this rank's part only")
-    parser.add_argument(
-        "--estimate",
-        metavar="PROGRAM.py",
-        help="say also what PROGRAM.py's explain(file, mesh) returns: what a run of it will take",
+    run = parser.add_argument_group("what a run of a program takes, besides")
+    run.add_argument(
+        "--estimate", metavar="PROGRAM.py", help="its explain(file, mesh) is called, and printed"
     )
+    run.add_argument("--over", metavar="DIMS", help="another mesh than the file's")
     plan = parser.add_argument_group("the plan that lays an array out anew, instead of the mesh")
     plan.add_argument("--from", dest="source", metavar="SPEC", help="such as 'dp, None'")
     plan.add_argument("--to", dest="target", metavar="SPEC", help="such as 'None, (dp, tp)'")
@@ -49,17 +50,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--to-mesh", metavar="DIMS[@RANK]", help="another mesh for --to, from RANK on: x=4@8"
     )
     given = parser.parse_args(argv)
-    if given.estimate is not None and given.file is None:
-        parser.error("--estimate goes with a file, which says what is run")
-    if given.estimate is None and (given.file is None) == (given.mesh is None):
-        parser.error("expected a file or --mesh, and with --estimate a file")
     wanted = (given.source, given.target, given.shape)
     if any(one is not None for one in wanted) and None in wanted:
         parser.error("--from, --to and --shape are given together")
 
+    if given.estimate is not None and given.file is None:
+        parser.error("--estimate goes with a file, which says what is run")
+    if given.over is not None and given.estimate is None:
+        parser.error("--over goes with --estimate")
+
     def make() -> str:
-        if given.mesh is not None:
-            config = MeshConfig.from_string(given.mesh)
+        if given.mesh is not None or given.over is not None:
+            config = MeshConfig.from_string(given.mesh or given.over)
         else:
             config = MeshConfig.load(Path(given.file))
         if given.source is not None:
@@ -84,8 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _estimate_of(program: Path) -> Callable[[Path, DeviceMesh], str]:
     """Return the function ``explain`` of a program; raise ValueError where there is none."""
-    module = runpy.run_path(str(program), run_name="meshlib.explain")
-    found = module.get("explain")
+    found = runpy.run_path(str(program), run_name="meshlib.explain").get("explain")
     if not callable(found):
         raise ValueError(f"{program} has no function explain(file, mesh)")
     return cast("Callable[[Path, DeviceMesh], str]", found)

@@ -10,6 +10,7 @@ from support.progress import Progress
 
 import meshlib as dist
 from gpt.config import Config
+from gpt.pictures import draw_losses, draw_timelines
 from gpt.trainer import Trainer
 from meshlib.checkpoint import Checkpointer
 from parallel.stage_states import StageStates
@@ -63,19 +64,6 @@ def train(
     return losses
 
 
-def plot(losses: list[float], title: str, path: Path) -> None:
-    """Draw the losses into a PNG."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.subplots()
-    axes.plot(range(1, len(losses) + 1), losses)
-    axes.set(xlabel="step", ylabel="nats a character", title=title)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    FigureCanvasAgg(figure).print_png(path)
-
-
 def main() -> None:
     """Read the config, train, and say how it went."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -88,14 +76,17 @@ def main() -> None:
     mesh = dist.init_device_mesh()  # the one that `meshrun --mesh` was given
     trainer = Trainer(config, mesh)
     losses = train(trainer, args.checkpoints or config.checkpoints.folder or None, args.stop_after)
+    timing = trainer.schedule.timeline() if trainer.dims.sizes.pp > 1 else None
     first = dist.get_rank() == 0
     dist.destroy_process_group()
     if not first:
         return
-    picture = args.out / "gpt.png"
-    plot(losses, mesh.described(), picture)
+    draw_losses(losses, mesh.described(), args.out / "gpt.png")
     np.savetxt(args.out / "gpt-losses.txt", losses, "%.17g")
-    print(f"loss curve {picture}")
+    print(f"loss curve {args.out / 'gpt.png'}")
+    if timing is not None:
+        draw_timelines(trainer.schedule.table, timing, args.out / "gpt-pipeline.png")
+        print(f"timeline of the last step {args.out / 'gpt-pipeline.png'}")
     print(
         f"{len(losses)} steps: loss {losses[0]:.4f} -> {losses[-1]:.4f} nats on {mesh.described()}"
     )

@@ -112,10 +112,11 @@ def test_64_ranks_each_have_a_line():
         (["--mesh", "dp=99999999999"], "more than 2147483647"),
         (["--mesh", "dp=2", "--world-size", "0"], "world_size is 0"),
         (["--mesh", "dp=2", "--world-size", "two"], "--world-size: invalid int value: 'two'"),
-        (["--mesh", "dp=2", "train.toml"], "expected a file or --mesh"),
-        (["--mesh", "dp=2", "--estimate", "x.py"], "--estimate goes with a file"),
+        (["--mesh", "dp=2", "train.toml"], "not allowed with"),
         (["train.toml", "--mash"], "unrecognized arguments: --mash"),
-        ([], "expected a file or --mesh"),
+        ([], "file --mesh is required"),
+        (["--mesh", "dp=2", "--estimate", "x.py"], "--estimate goes with a file"),
+        (["train.toml", "--over", "dp=2"], "--over goes with --estimate"),
     ],
 )
 def test_wrong_input_is_one_line_and_exit_code_2(file, capsys, arguments, said):
