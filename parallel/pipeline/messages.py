@@ -11,7 +11,7 @@ import pickle
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -85,9 +85,9 @@ class Messages:
         self._inputs, self._outputs = agreement.inputs, agreement.outputs
         self._told = agreement.told
         self._rank = group.rank()
-        self._arrived: dict[Message, tuple[list[Array], list[Work]]] = {}
+        self._arrived: dict[Message, tuple[list[Array], list[Work[Any]]]] = {}
         self._here: dict[Message, tuple[Array | None, ...]] = {}
-        self._sends: deque[Work] = deque()
+        self._sends: deque[Work[Any]] = deque()
         self._from: dict[int, deque[Message]] = {}
         for source, actions in enumerate(table.ranks):
             if source == self._rank:

@@ -8,7 +8,7 @@ get the same bits and every optimizer makes the same update.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from meshlib import ProcessGroup, Work
 from parallel.arrays import Array, namespace
@@ -82,7 +82,7 @@ class SharedParameters:
 
     def finish(self) -> None:
         """Sum the gradients of this step over the stages, and add what was put aside."""
-        works: list[Work | None] = []
+        works: list[Work[Any] | None] = []
         coming: dict[tuple[str, int], Array] = {}
         for name, mine in sorted(self._own.items()):
             for parameter in mine.values():
