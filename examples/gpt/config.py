@@ -112,8 +112,8 @@ class Config:
         self.run = file.read("run", Run)
         if self.precision.dtype not in ("float32", "float64"):
             file.wrong("precision", "dtype", "expected 'float32' or 'float64'")
-        if self.parallel.attention not in ("ring", "ulysses"):
-            file.wrong("parallel", "attention", "expected 'ring' or 'ulysses'")
+        if self.parallel.attention not in ("ring", "all_to_all"):
+            file.wrong("parallel", "attention", "expected 'ring' or 'all_to_all'")
         self._divides("model", "width", [("heads", self.model.heads)])
         self._divides("model", "heads", [("kv_heads", self.model.kv_heads)])
         if self.model.experts:
@@ -139,7 +139,7 @@ class Config:
             self._divides("model", "context", parts)
         elif sequence:
             self._divides("model", "context", [("ranks of tp", tp)])
-        if cp > 1 and self.parallel.attention == "ulysses":
+        if cp > 1 and self.parallel.attention == "all_to_all":
             for key in ("heads", "kv_heads"):
                 self._divides("model", key, [("ranks of tp × cp", tp * cp)])
         if ep > 1:

@@ -25,6 +25,7 @@ from parallel.pipeline import get_schedule_class, most_held
 
 STATES = 2  # of AdamW: two moments for each value
 INDEX = 8  # bytes of an int64
+DIRECT_BYTES = 256 << 10  # what is smaller shares a message, see docs/fsdp.md
 
 
 @dataclass
@@ -61,10 +62,10 @@ class Weights:
         """Return how many values the first of ``ranks`` ranks has, that share rows."""
         return sum(-(-rows // ranks) * row for rows, row in self.dense + self.experts)
 
-    @property
-    def whole(self) -> int:
-        """How many there are."""
-        return self.split(1)
+    def packed(self, itemsize: int) -> int:
+        """Return the bytes of all, of which small ones are there twice."""
+        sizes = [rows * row * itemsize for rows, row in self.dense + self.experts]
+        return sum(size if size >= DIRECT_BYTES else 2 * size for size in sizes)
 
 
 class Estimate:
@@ -120,22 +121,39 @@ class Estimate:
     def _memory(self) -> dict[str, int]:
         """Return bytes by what they are for."""
         parts = sum(w.split(self.sizes.dp_shard) for w in self.weights.values())
-        whole = sum(w.whole for w in self.weights.values())
-        gathered = 0
-        if self.sizes.sharing > 1:
-            # Two parts' parameters and gradients at a time; with several microbatches whole
-            # gradients are added up.
-            largest = sorted((w.whole for w in self.weights.values()), reverse=True)[:2]
-            grads = whole if self.config.data.microbatches > 1 else sum(largest)
-            gathered = sum(largest) + grads
         kept = sum(self._kept(name) for name in self.names)
         return {
             "parameters": parts * self.itemsize,
             "gradients": parts * self.itemsize,
             "optimizer": STATES * parts * self.itemsize,
-            "gathered": gathered * self.itemsize,
+            "gathered": self._gathered(),
             "activations": round(kept * self.in_flight),
+            "working": self._working(),
         }
+
+    def _gathered(self) -> int:
+        """Return the bytes of whole parameters and gradients: of two parts at a time.
+
+        With several microbatches all gradients are whole until the last one. What is small is
+        packed for its messages, and is there twice.
+        """
+        if self.sizes.sharing == 1:
+            return 0
+        wholes = [w.packed(self.itemsize) for w in self.weights.values()]
+        largest = sum(sorted(wholes, reverse=True)[:2])
+        return largest + (sum(wholes) if self.config.data.microbatches > 1 else largest)
+
+    def _working(self) -> int:
+        """Return the bytes of what the most hungry layer makes and drops, about."""
+        model, tp = self.config.model, self.sizes.tp
+        tokens, length = self.tokens, self.config.model.context // self.sizes.cp
+        features = [6 * model.hidden // tp]  # an activation's backward
+        if any(model.has_experts(int(n.partition(".")[2])) for n in self.names if "." in n):
+            features.append(model.top_k * (6 * model.expert_hidden // tp + 2 * model.width))
+        features.append(3 * length * model.heads // tp)  # the softmax, and its gradient
+        if "head" in self.names:
+            features.append(4 * model.vocabulary // tp)
+        return tokens * (max(features) + 2 * model.width) * self.itemsize
 
     # ------------------------------------------------------------------ activations
 

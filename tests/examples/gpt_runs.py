@@ -1,9 +1,11 @@
 """Small runs of ``examples/gpt``, with ranks as threads."""
 
+import os
 import re
 from pathlib import Path
 
 import numpy as np
+import pytest
 from gpt.config import Config
 from gpt.run import train
 from gpt.trainer import Trainer
@@ -12,6 +14,9 @@ import meshlib as dist
 from meshlib.testing import run_ranks
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "gpt"
+
+EVERYTHING = os.environ.get("MESHLIB_TEST_MESHES") == "1"
+"""Whether all meshes are tried (``make test-meshes``: minutes), or the main ones."""
 
 SMALL = {
     "vocabulary": 128,
@@ -43,6 +48,12 @@ def write_config(directory, **settings):
     path = directory / "gpt.toml"
     path.write_text(text)
     return path
+
+
+def some(cases, main):
+    """Return the cases to be tried, by name; only those in ``main`` if not everything is."""
+    assert all(one in cases for one in main)
+    return [pytest.param(one, id=name_of(one)) for one in (cases if EVERYTHING else main)]
 
 
 def name_of(dims):
