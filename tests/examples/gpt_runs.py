@@ -68,4 +68,5 @@ def run(path, dims, *, folder=None, stop_after=None):
         mesh = dist.init_device_mesh("cpu", tuple(dims.values()), mesh_dim_names=tuple(dims))
         return train(Trainer(Config(path), mesh), folder, stop_after)
 
-    return run_ranks(program, int(np.prod(list(dims.values()))))
+    # Deadlines are for what hangs: ranks are many, and the machine may be busy.
+    return run_ranks(program, int(np.prod(list(dims.values()))), timeout=200)

@@ -9,6 +9,8 @@ from gpt_runs import EVERYTHING, name_of, run, some, write_config
 
 from meshlib.testing import RankError
 
+pytestmark = pytest.mark.timeout(240)
+
 MESHES = [
     {"dp_shard": 2},
     {"dp_shard": 4},

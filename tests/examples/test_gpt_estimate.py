@@ -83,6 +83,8 @@ def groups_of(dims):
     }
 
 
+pytestmark = pytest.mark.timeout(240)
+
 MESHES = [
     {"dp_shard": 2},
     {"tp": 2},
@@ -156,7 +158,7 @@ def test_estimate(dims, sequence, tmp_path, counted):
         return trainer.dims.pp.get_local_rank(), over, calls, memory
 
     ranks = int(np.prod(list(dims.values())))
-    for place, over, calls, memory in run_ranks(program, ranks, backend=counted):
+    for place, over, calls, memory in run_ranks(program, ranks, backend=counted, timeout=200):
         estimate = Estimate(config, Sizes.of(dims), place)
         for name, value in memory.items():
             assert value == pytest.approx(estimate.memory[name], rel=0.1), name
