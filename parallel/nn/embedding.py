@@ -46,7 +46,8 @@ class Embedding(Module):
 
     def backward(self, grad: Array) -> None:
         """Add each vector's gradient to its row. Indices have no gradient: returns None."""
-        self.accumulate(self.saved().reshape(-1), grad.reshape(-1, grad.shape[-1]))
+        rows = self.saved().reshape(-1)
+        self.defer(lambda: self.accumulate(rows, grad.reshape(-1, grad.shape[-1])))
 
     @property
     def num_embeddings(self) -> int:

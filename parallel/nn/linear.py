@@ -101,7 +101,7 @@ class Linear(Module):
         computed.
         """
         x = self.saved()
-        self.accumulate(x, grad)
+        self.defer(lambda: self.accumulate(x, grad))
         return grad @ self.weight.data
 
     def affine(self, x: Array) -> Array:

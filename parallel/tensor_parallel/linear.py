@@ -166,7 +166,8 @@ class ColumnParallelLinear(_ParallelLinear):
             summed = start_reduce(input_grad, group)
         else:
             summed = None
-        self.accumulate(x if gathered is None else gathered(), grad)
+        whole = x if gathered is None else gathered()
+        self.defer(lambda: self.accumulate(whole, grad))
         return input_grad if summed is None else summed()
 
 
