@@ -1,9 +1,11 @@
-"""``meshlib explain``: what a mesh, or a redistribution on it, will look like."""
+"""``meshlib explain``: what a mesh, a redistribution on it, or a pipeline will look like."""
 
 from __future__ import annotations
 
+import importlib
 import sys
-from collections.abc import Sequence
+from argparse import Namespace
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from meshlib.command_line import OneLineParser, print_result
@@ -17,13 +19,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = OneLineParser(
         prog="meshlib explain",
         description=(
-            "Print the ranks, coordinates and groups of a mesh, or the plan of a redistribution on"
-            " it. Starts no process."
+            "Print the ranks, coordinates and groups of a mesh, the plan of a redistribution on it,"
+            " or the schedule of a pipeline. Starts no process."
         ),
     )
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("file", nargs="?", help=f"a {SUFFIXES_IN_WORDS} file with a [mesh] table")
     what.add_argument("--mesh", metavar="DIMS", help="the mesh itself, such as dp=2,tp=2")
+    what.add_argument(
+        "--schedule", metavar="NAME", help="a pipeline's, such as 1F1B, or a .csv file"
+    )
     parser.add_argument(
         "--world-size",
         type=int,
@@ -39,12 +44,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     plan.add_argument(
         "--to-mesh", metavar="DIMS[@RANK]", help="another mesh for --to, from RANK on: x=4@8"
     )
+    pipeline = parser.add_argument_group("the pipeline of --schedule")
+    pipeline.add_argument("--stages", type=int, metavar="N", help="parts of the model")
+    pipeline.add_argument("--microbatches", type=int, metavar="N", help="parts of a batch")
+    pipeline.add_argument("--ranks", type=int, metavar="N", help="(default: as the schedule says)")
+    pipeline.add_argument("--costs", metavar="TIMES", help="of actions (default: F=1,B=2,I=1,W=1)")
+    pipeline.add_argument("--message", type=float, default=0.0, metavar="TIME", help="of a message")
+    pipeline.add_argument("--picture", metavar="FILE", help="draw it, too; needs matplotlib")
     given = parser.parse_args(argv)
     wanted = (given.source, given.target, given.shape)
     if any(one is not None for one in wanted) and None in wanted:
         parser.error("--from, --to and --shape are given together")
 
     def make() -> str:
+        if given.schedule is not None:
+            return _explain_schedule(given)
         if given.mesh is not None:
             config = MeshConfig.from_string(given.mesh)
         else:
@@ -63,6 +77,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         return explain(config, given.world_size, given.rank)
 
     return print_result(parser.prog, make)
+
+
+def _explain_schedule(given: Namespace) -> str:
+    # Schedules are of the floor above, which is looked up by name, as commands are.
+    module = importlib.import_module("parallel.pipeline.explain")
+    explain_schedule: Callable[..., str] = module.explain_schedule
+    return explain_schedule(
+        given.schedule,
+        given.stages,
+        given.microbatches,
+        given.ranks,
+        given.costs,
+        given.message,
+        given.picture,
+    )
 
 
 if __name__ == "__main__":

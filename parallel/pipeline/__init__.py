@@ -1,6 +1,7 @@
 """Pipeline parallel training: each rank has some stages of a model, and microbatches pass by."""
 
 from parallel.pipeline.actions import Action, Kind
+from parallel.pipeline.drawing import draw
 from parallel.pipeline.module_stage import PipelineStage
 from parallel.pipeline.named import (
     NamedSchedule,
@@ -37,6 +38,7 @@ __all__ = [
     "Stage",
     "Table",
     "Timing",
+    "draw",
     "dual_pipe_v",
     "get_schedule_class",
     "gpipe",

@@ -55,9 +55,9 @@ class PipelineSchedule:
         check_instance(table, Table, "table", "gpipe(4, 8)")
         if loss_fn is not None:
             listed[0].check_loss(loss_fn)
-        self.table = table
+        self.table: Table = table
         self.group: ProcessGroup = listed[0].group
-        self.scale_grads = bool(scale_grads)
+        self.scale_grads: bool = bool(scale_grads)
         self._loss = loss_fn
         self._stages = {stage.stage_index: stage for stage in listed}
         self._agreement = Agreement()
