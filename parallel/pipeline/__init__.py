@@ -16,7 +16,7 @@ from parallel.pipeline.named import (
 from parallel.pipeline.schedule import PipelineSchedule
 from parallel.pipeline.schedules.halves import dual_pipe_v, zbv, zero_bubble
 from parallel.pipeline.schedules.whole import gpipe, interleaved_1f1b, one_f_one_b
-from parallel.pipeline.simulation import Span, Timing, most_held, simulate
+from parallel.pipeline.simulation import Span, Timing, Transfer, most_held, simulate
 from parallel.pipeline.split import Part, split, split_by_cost
 from parallel.pipeline.stage import Stage
 from parallel.pipeline.table import Table
@@ -38,6 +38,7 @@ __all__ = [
     "Stage",
     "Table",
     "Timing",
+    "Transfer",
     "draw",
     "dual_pipe_v",
     "get_schedule_class",
