@@ -9,9 +9,9 @@ microbatches. A round has a step of each: 1F1B of both, and meshlib's other sche
 is not installed, meshlib's are timed alone. Threads of BLAS: one a rank (set OMP_NUM_THREADS=1 and
 OPENBLAS_NUM_THREADS=1 outside).
 
-It prints the medians of the slowest rank's times; for meshlib the bubble that was measured beside
-that of the table (run with the costs of each rank's actions as they were, medians of the same
-rounds), and how much of the messages' time on the way a rank computed.
+It prints the medians of the slowest rank's times, by the clock and of its processor; for meshlib
+the bubble that was measured beside that of the table, with the usual costs and with the medians of
+what each action took; and during how much of the messages' time on the way their target computed.
 """
 
 import datetime
@@ -20,7 +20,7 @@ import socket
 import statistics
 import sys
 from collections import defaultdict
-from time import perf_counter
+from time import perf_counter, process_time
 
 import numpy as np
 
@@ -151,12 +151,12 @@ def main():
         names = list(steps)
         for name in names[i % len(names) :] + names[: i % len(names)]:
             mesh.barrier()
-            start = perf_counter()
+            start, worked = perf_counter(), process_time()
             steps[name]()
-            took = np.array([perf_counter() - start])
+            took = np.array([perf_counter() - start, process_time() - worked])
             mesh.all_reduce(took, dist.ReduceOp.MAX)
             if i >= 3:
-                times[name].append(float(took[0]))
+                times[name].append(took.tolist())
                 if name in schedules:
                     timelines[name].append(schedules[name].timeline())
     if dist.get_rank() == 0:
@@ -170,8 +170,14 @@ def report(schedules, times, timelines):
         f"{dist.get_world_size()} ranks, {LAYERS} layers of {WIDTH} x {WIDTH} each, {MICROBATCHES} "
         f"microbatches of {ROWS} rows, {ROUNDS} rounds, load {load:.1f}"
     )
+    medians = {
+        name: [1e3 * statistics.median(column) for column in zip(*taken, strict=True)]
+        for name, taken in times.items()
+    }
     for name, taken in times.items():
-        line = f"{name:26} {1e3 * statistics.median(taken):8.2f} ms  least {1e3 * min(taken):8.2f}"
+        least = 1e3 * min(wall for wall, _ in taken)
+        wall, worked = medians[name]
+        line = f"{name:26} {wall:8.2f} ms, least {least:8.2f}, processor {worked:8.2f}"
         if name in schedules:
             measured = statistics.median(t.bubble for t in timelines[name])
             costs = median_costs(timelines[name])
@@ -184,8 +190,10 @@ def report(schedules, times, timelines):
             )
         print(line)
     if "torch 1F1B" in times:
-        ratio = statistics.median(times["meshlib 1F1B"]) / statistics.median(times["torch 1F1B"])
-        print(f"meshlib 1F1B / torch 1F1B: {ratio:.2f}")
+        wall, worked = (
+            a / b for a, b in zip(medians["meshlib 1F1B"], medians["torch 1F1B"], strict=False)
+        )
+        print(f"meshlib 1F1B / torch 1F1B: {wall:.2f}, of the processor's time {worked:.2f}")
 
 
 if __name__ == "__main__":
