@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from transport.call import CallHeader
+from transport.condition import Condition
 from transport.deadline import Deadline
 from transport.errors import CommunicatorAbortedError, DistError, PeerLostError
 from transport.links.mailbox import Mailbox
@@ -41,39 +42,40 @@ class Inbox:
         self._head = HeadRoom()
         self._members = {rank: i for i, rank in enumerate(membership.ranks)}
         self._wanted: Counter[int | None] = Counter()
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._closed = False
         self._thread: threading.Thread | None = None
 
     @contextmanager
     def wanting(self, src: int | None) -> Generator[None]:
         """Take messages from member ``src`` (None: from all) while the block runs."""
-        with self._changed:
+        with self._changed.lock:
             self._wanted[src] += 1
             if self._thread is None and not self._closed:
                 name = f"meshlib-mpi-inbox-{self._membership.group}"
-                self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-                self._thread.start()
-            self._changed.notify()
+                thread = threading.Thread(target=self._run, name=name, daemon=True)
+                thread.start()
+                self._thread = thread  # not before, should Ctrl-C come
+            self._changed.notify_all()
         try:
             yield
         finally:
-            with self._changed:
+            with self._changed.lock:
                 self._wanted[src] -= 1
                 self._wanted += Counter()  # drops those that nobody wants
 
     def close(self) -> None:
         """End the thread."""
-        with self._changed:
+        with self._changed.lock:
             self._closed = True
-            self._changed.notify()
+            self._changed.notify_all()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(5.0)
 
     def _run(self) -> None:
         pause = _PAUSE
         while True:
-            with self._changed:
+            with self._changed.lock:
                 while not self._wanted and not self._closed:
                     self._changed.wait()
                 if self._closed:
