@@ -110,6 +110,7 @@ check: $(STAMP) docs  ## lint, format, types, import floors and rooms, and the p
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/pyright
+	$(BIN)/python tests/docs/type_completeness.py
 
 docs: $(STAMP)  ## the pages and the reference as a site, in out/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --config-file docs/site/mkdocs.yml

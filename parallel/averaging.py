@@ -34,9 +34,9 @@ class ModelAverager(ABC):
     """
 
     def __init__(self, warmup_steps: int, groups: Iterable[ProcessGroup]) -> None:
-        self.warmup_steps = to_count(warmup_steps, "warmup_steps", 0)
-        self.groups = list(groups)
-        self.step = 0
+        self.warmup_steps: int = to_count(warmup_steps, "warmup_steps", 0)
+        self.groups: list[ProcessGroup] = list(groups)
+        self.step: int = 0
 
     @abstractmethod
     def due(self, step: int) -> ProcessGroup | None:
@@ -84,8 +84,8 @@ class PeriodicModelAverager(ModelAverager):
     def __init__(
         self, period: int, warmup_steps: int = 0, process_group: Ranks | None = None
     ) -> None:
-        self.period = to_count(period, "period")
-        self.process_group = resolve(process_group, "process_group")
+        self.period: int = to_count(period, "period")
+        self.process_group: ProcessGroup = resolve(process_group, "process_group")
         super().__init__(warmup_steps, [self.process_group])
 
     def due(self, step: int) -> ProcessGroup | None:

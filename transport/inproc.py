@@ -148,8 +148,9 @@ class _Hub:
         # By member, its channels: who leaves must not look at everybody's.
         self._ends: dict[int, tuple[list[_Channel], list[_Channel]]] = {}
         self._mailboxes: dict[int, Mailbox] = {}
-        # From whom nothing more comes, and why: one for all mailboxes.
+        # From whom nothing more comes, and why, and who waits: one for all mailboxes.
         self._lost: dict[int, Exception] = {}
+        self._waiting: set[Mailbox] = set()
 
     def join(self, membership: Membership) -> Mailbox:
         """Enter as the member ``membership.rank`` and return its mailbox."""
@@ -171,7 +172,7 @@ class _Hub:
             box = self._mailboxes.get(rank)
             if box is None:
                 place = replace(membership, rank=rank)
-                box = self._mailboxes[rank] = Mailbox(place, lost=self._lost)
+                box = self._mailboxes[rank] = Mailbox(place, lost=self._lost, waiting=self._waiting)
             return box
 
     def channel(self, src: int, dst: int, eager: int, high_water: int) -> _Channel:
@@ -229,7 +230,7 @@ class _Hub:
         self._lost[rank] = error
         # Most wait for nothing, and each that does has said so before it looked at who is lost.
         own = self._mailboxes.get(rank)
-        for box in [box for box in self._mailboxes.values() if box.waiters]:
+        for box in list(self._waiting):
             if box is not own:
                 box.fail(rank, error)
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import ClassVar
+from types import TracebackType
+from typing import ClassVar, NamedTuple
 
 from transport.call import Call, CallHeader
 from transport.errors import CommunicatorTimeoutError, HeaderMismatchError
@@ -40,6 +41,15 @@ def waited_for(call: Call, peer: int, name: str, what: str) -> CommunicatorTimeo
     return CommunicatorTimeoutError(
         f"{call.header}: waited {call.deadline.seconds:g} s for {name} {what}", peer
     )
+
+
+class Pace(NamedTuple):
+    """What a link is like: its least round trip (seconds), and the most bytes a second that were
+    seen on it. 0: not known, or too little to matter.
+    """
+
+    round_trip: float
+    rate: float
 
 
 class Link(ABC):
@@ -92,3 +102,44 @@ class Link(ABC):
     @abstractmethod
     def close(self) -> None:
         """Let go of the channel; what was sent before still arrives. Idempotent."""
+
+
+class PacedLink(Link):
+    """A link that knows its ``pace``, and on which frames can leave while others are awaited."""
+
+    @abstractmethod
+    def pace(self) -> Pace:
+        """Return what is known by now. Never blocks."""
+
+    @abstractmethod
+    def outbox(self, call: Call) -> Outbox:
+        """Return an outbox for links of the same communicator."""
+
+
+class Outbox(ABC):
+    """Frames of one call that leave on several links, while frames of others are received.
+
+    On each link they leave in the order in which they were posted. It is left as a context manager:
+    without an error when all frames have gone, with one at once. Raises as links do.
+    """
+
+    @abstractmethod
+    def post(self, link: Link, data: memoryview) -> None:
+        """Have ``data`` sent on ``link``; it must stay as it is until the outbox is left, or until
+        a frame came that the peer sends only after it has this one. Never waits for the peer.
+        """
+
+    @abstractmethod
+    def receive(self, link: Link, into: memoryview, on_piece: OnPiece | None = None) -> None:
+        """Receive the next frame of ``link`` as ``Link.exchange`` does, while posted ones leave."""
+
+    @abstractmethod
+    def __enter__(self) -> Outbox: ...
+
+    @abstractmethod
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...

@@ -38,7 +38,7 @@ class P2POp:
         self.tag = tag
         self.group_peer = group_peer
 
-    def prepare(self) -> Callable[..., Work] | None:
+    def prepare(self) -> Callable[..., Work[Any]] | None:
         """Check the arguments; return what makes the call. None where this rank is no member."""
         group = resolve_group(self.group)
         prepare = group.prepare_send if self.op is isend else group.prepare_receive
@@ -50,7 +50,7 @@ class P2POp:
         return f"<P2POp {name} {peer}, tag {self.tag}>"
 
 
-def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
+def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work[Any]]:
     """Begin all messages of the list; return a ``Work`` for each, in the order of the list.
 
     Every message makes progress on its own, so neither the order of the list nor the sizes can
@@ -63,7 +63,7 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
     """
     if not isinstance(p2p_op_list, Sequence) or not p2p_op_list:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(f"p2p_op_list must be a list with at least one P2POp, got {p2p_op_list!r}")
-    prepared: list[Callable[..., Work] | None] = []
+    prepared: list[Callable[..., Work[Any]] | None] = []
     for i, op in enumerate(p2p_op_list):
         if not isinstance(op, P2POp):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"p2p_op_list[{i}] must be a P2POp, got {op!r}")

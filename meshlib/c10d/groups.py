@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from meshlib.groups.process_group import ProcessGroup
 from meshlib.job.current import Group, current_world, resolve_process_group
@@ -29,7 +29,7 @@ class _NonGroupMember:
     def __eq__(self, other: object) -> bool:
         return other is self or (isinstance(other, ProcessGroup) and other.rank() < 0)
 
-    __hash__ = None  # pyright: ignore[reportAssignmentType]
+    __hash__: ClassVar[None] = None  # pyright: ignore[reportIncompatibleMethodOverride, reportIncompatibleVariableOverride]
 
     def __repr__(self) -> str:
         return "GroupMember.NON_GROUP_MEMBER"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 
 from meshlib.calls.context import RankContext
 from meshlib.diagnosis.fate import Fate
@@ -32,8 +33,8 @@ class Channels:
                 communicator = self._context.make_communicator(fate.members, device)
                 with fate.lock:
                     self.made[device] = communicator
-                    failure, left = fate.error, fate.left
-                self._lose(communicator, left)
+                    failure, departed = fate.error, fate.departed
+                self.lose([communicator], departed)
                 if failure is not None:
                     communicator.abort(str(failure))
             return communicator
@@ -42,16 +43,17 @@ class Channels:
         """Return those that can still carry something. With the lock of the group's ``Fate``."""
         return [] if self._fate.destroyed else list(self.made.values())
 
-    def lose(self, communicators: list[Communicator], places: list[int]) -> None:
-        """Tell ``communicators`` that the members at ``places`` have left the job."""
+    def lose(self, communicators: list[Communicator], departed: Iterable[int]) -> None:
+        """Tell ``communicators`` of the members among the ranks ``departed``, which have left."""
+        if not communicators:
+            return
+        members = self._fate.members
+        places = members.places_of(departed)
         for communicator in communicators:
             known = communicator.lost
-            self._lose(communicator, [place for place in places if place not in known])
-
-    def _lose(self, communicator: Communicator, places: list[int] | tuple[int, ...]) -> None:
-        for place in places:
-            rank = self._fate.members.ranks[place]
-            communicator.lose(place, f"rank {rank} has left the job")
+            for place in places:
+                if place not in known:
+                    communicator.lose(place, f"rank {members.ranks[place]} has left the job")
 
     def is_receiving(self) -> bool:
         """Whether a message is on its way."""

@@ -14,10 +14,11 @@ from meshlib.calls.context import RankContext
 from meshlib.calls.failure import Failure
 from meshlib.calls.lane import Lane
 from meshlib.calls.lanes import Lanes
-from meshlib.calls.shortcut import SHORT, Order, Shortcut, open_shortcut, resume
+from meshlib.calls.shortcut import SHORT, CallOrder, Order, Shortcut, open_shortcut, resume
 from meshlib.calls.spec import CallSpec, InPlace, Run
 from meshlib.calls.work import Work
 from meshlib.diagnosis.fate import Fate
+from meshlib.diagnosis.members import Members
 from meshlib.diagnosis.recorder import COLLECTIVE, Record
 from transport.call import CallHeader, pack_header
 from transport.deadline import Deadline, Timeout, to_seconds
@@ -34,15 +35,16 @@ class Door:
     def __init__(
         self, context: RankContext, fate: Fate, channels: Channels, failure: Failure
     ) -> None:
-        self.members = members = fate.members
-        self.ranks = members.ranks
-        self.rank = members.rank()
-        self.order = Order()
+        members = fate.members
+        self.members: Members = members
+        self.ranks: tuple[int, ...] = members.ranks
+        self.rank: int = members.rank()
+        self.order: CallOrder = Order()
         """The number of the last collective, and the hash of all."""
         self.shortcut: Shortcut | None = None
         """Makes usual small calls by itself, once the members have met."""
         name = members.group_desc or members.id
-        self.lanes = Lanes(name, context.rank, context.adopt_thread)
+        self.lanes: Lanes = Lanes(name, context.rank, context.adopt_thread)
         self._context = context
         self._fate = fate
         self._channels = channels
@@ -126,7 +128,7 @@ class Door:
             run = observer(self.members, header, spec.device, run)
         return run
 
-    def _enqueue(self, lane: Lane, run: Run, record: Record, device: str) -> Work:
+    def _enqueue(self, lane: Lane, run: Run, record: Record, device: str) -> Work[Any]:
         work = Work(
             lambda: f"{record.header} on {self}", self._failure.note_told, self.lanes.continuations
         )

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
 from meshlib.calls.channels import Channels
 from meshlib.calls.context import RankContext
 from meshlib.diagnosis.event_log import announce
-from meshlib.diagnosis.events import Abort
+from meshlib.diagnosis.events import Abort, Departures
 from meshlib.diagnosis.fate import Fate
 from meshlib.diagnosis.recorder import COLLECTIVE, Record
 from meshlib.diagnosis.reporter import Reporter
@@ -99,23 +99,20 @@ class Failure:
 
     # ------------------------------------------------------------------ members that leave
 
-    def do_without(self, left: Mapping[int, Collection[str]]) -> None:
+    def do_without(self, left: Departures) -> None:
         """See ``ProcessGroup.do_without``."""
         members, fate = self._members, self._fate
         with fate.lock:
-            places = [
-                place
-                for rank in left
-                if (place := members.place_of(rank)) is not None and place not in fate.left
-            ]
-            absent = [place for place in places if members.id not in left[members.ranks[place]]]
-            fate.left = (*fate.left, *places)
+            if left in fate.departures:
+                return
+            absent = members.places_of(left.without(members.id))
+            fate.departures = (*fate.departures, left)
             if absent:
                 fate.absent = (*fate.absent, *absent)
                 for end in self.unusual:
                     end()
             communicators = self._channels.open()
-        self._channels.lose(communicators, places)
+        self._channels.lose(communicators, left.ranks)
         if not absent or fate.destroyed:
             return
         # A call that starts from now on sees for itself who is absent.
@@ -141,6 +138,8 @@ class Failure:
         """Return what the user sees for ``error``; break the group unless it is still whole."""
         fate, members = self._fate, self._members
         if fate.destroyed:
+            if known := fate.await_failure(0):  # it was broken, and that is why
+                return self._own(error, known) if isinstance(error, DistError) else known
             return DistBackendError(f"{members} was destroyed while {record.header} was under way")
         if record.header.kind == Kind.RECV:
             # Nothing half-done lies on the wire.

@@ -32,13 +32,14 @@ class Shortcut(Protocol):
         ...
 
 
-class _Order:
+class CallOrder:
     """``sequence`` is the number of the last collective, ``history`` what ``CallHeader`` says."""
 
     __slots__ = ("history", "sequence")
 
     def __init__(self) -> None:
-        self.sequence = self.history = 0
+        self.sequence: int = 0
+        self.history: int = 0
 
     def next_header(self, spec: CallSpec, /) -> bytes:
         """Number the collective ``spec`` and return its header, packed (see ``CallHeader``)."""
@@ -58,7 +59,7 @@ class _Order:
         return packed
 
 
-Order: type[_Order] = _Order if core is None else core.Order
+Order: type[CallOrder] = CallOrder if core is None else core.Order
 
 
 def open_shortcut(

@@ -52,16 +52,16 @@ class CallSpec:
         peer: int = COLLECTIVE,
     ) -> None:
         # The compiled core has this, too: making one is a part of every call.
-        self.kind = kind
-        self.run = run
-        self.elements = elements
-        self.root = root
-        self.dtype = dtype
-        self.op = op
-        self.extra = extra
-        self.nbytes = nbytes
-        self.device = device
-        self.peer = peer
+        self.kind: Kind = kind
+        self.run: Run = run
+        self.elements: int = elements
+        self.root: int = root
+        self.dtype: int = dtype
+        self.op: int = op
+        self.extra: int = extra
+        self.nbytes: int = nbytes
+        self.device: str = device
+        self.peer: int = peer
 
 
 PythonsCallSpec = CallSpec

@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from meshlib.calls.lane import Continuations
 from transport.condition import Condition, let_go
@@ -16,6 +16,9 @@ from transport.errors import DistBackendError, DistError
 from transport.net.fork import refusal
 
 _LOGGER = logging.getLogger("meshlib")
+
+T = TypeVar("T")
+U = TypeVar("U")
 
 
 class WorkResult(enum.IntEnum):
@@ -47,7 +50,7 @@ class End(Protocol):
         ...
 
 
-class Future:
+class Future(Generic[T]):
     """The outcome of a call: a value or an exception, once. Methods as ``torch.futures.Future``.
 
     A group gives its calls' futures the lane on which its continuations run. ``told()`` is called
@@ -63,14 +66,14 @@ class Future:
         self._continuations = continuations
         self._pid = os.getpid()
         # What this one waits for, and whether its callback runs already: until there is an outcome.
-        self._source: Future | None = None
+        self._source: Future[Any] | None = None
         self._under_way = False
         self._ready = Condition()
         self._done = False
         self._value: Any = None
         self._exception: BaseException | None = None
-        self._first: list[Callable[[Future], object]] = []
-        self._callbacks: list[Callable[[Future], object]] = []
+        self._first: list[Callable[[Future[T]], object]] = []
+        self._callbacks: list[Callable[[Future[T]], object]] = []
         self._completion: End | None = None
 
     @property
@@ -97,7 +100,7 @@ class Future:
         """Whether the outcome is there; on a device, whether its work is done."""
         return self._done and (self._completion is None or self._completion.done())
 
-    def wait(self, timeout: Timeout | None = None) -> Any:
+    def wait(self, timeout: Timeout | None = None) -> T:
         """Wait for the outcome (at most ``timeout`` seconds); return it or raise it.
 
         Raises ``WaitTimeoutError`` when the time is over first; RuntimeError at once in a callback
@@ -163,7 +166,7 @@ class Future:
 
     def _needs(self, lane: Continuations) -> bool:
         """Whether this cannot have an outcome before the task that ``lane`` runs has ended."""
-        future, seen = self, set[Future]()
+        future, seen = self, set[Future[Any]]()
         while future not in seen:
             seen.add(future)
             runs, origin = future._continuations, future
@@ -180,7 +183,7 @@ class Future:
             future = awaited
         return False
 
-    def value(self) -> Any:
+    def value(self) -> T:
         """Return the value, or raise the exception, of a future that is done.
 
         Raises RuntimeError when it is not.
@@ -195,7 +198,7 @@ class Future:
             self._told()
         return self._exception
 
-    def set_result(self, result: Any, completion: End | None = None) -> None:
+    def set_result(self, result: T, completion: End | None = None) -> None:
         """Make ``result`` the value. Raises RuntimeError when there is an outcome already.
 
         ``completion`` is the end of what a device still has to do for it.
@@ -211,7 +214,7 @@ class Future:
             raise TypeError(f"exception must be an exception, got {exception!r}")
         self._settle(None, exception)
 
-    def then(self, callback: Callable[[Future], Any]) -> Future:
+    def then(self, callback: Callable[[Future[T]], U]) -> Future[U]:
         """Return a future for ``callback(self)``, called once this one is done.
 
         The callbacks of a group's calls run one after the other, in the order in which the calls
@@ -221,10 +224,10 @@ class Future:
         Raises TypeError if it cannot be called.
         """
         check_callable(callback)
-        after = Future(continuations=self._continuations)
+        after = Future[U](continuations=self._continuations)
         after._source = self
 
-        def run(done: Future) -> None:
+        def run(done: Future[T]) -> None:
             after._under_way = True
             try:
                 result = callback(done)
@@ -236,7 +239,7 @@ class Future:
         self.add_done_callback(run)
         return after
 
-    def add_done_callback(self, callback: Callable[[Future], object]) -> None:
+    def add_done_callback(self, callback: Callable[[Future[T]], object]) -> None:
         """Call ``callback(self)`` once this future is done, when ``then`` would; its result is not
         used, and what it raises is logged.
 
@@ -252,7 +255,7 @@ class Future:
         else:
             lane.submit(lambda: self._call([callback]))
 
-    def at_once(self, callback: Callable[[Future], object]) -> None:
+    def at_once(self, callback: Callable[[Future[T]], object]) -> None:
         """Call ``callback(self)`` in the very thread in which this future becomes done.
 
         For what neither waits nor raises: the group's next call waits for it.
@@ -261,7 +264,9 @@ class Future:
             callback(self)
 
     def _keep(
-        self, callbacks: list[Callable[[Future], object]], callback: Callable[[Future], object]
+        self,
+        callbacks: list[Callable[[Future[T]], object]],
+        callback: Callable[[Future[T]], object],
     ) -> bool:
         """Keep ``callback`` for the end; False if that has come."""
         with self._ready.lock:
@@ -291,7 +296,7 @@ class Future:
         if inline:
             self._call(callbacks)
 
-    def _call(self, callbacks: list[Callable[[Future], object]]) -> None:
+    def _call(self, callbacks: list[Callable[[Future[T]], object]]) -> None:
         for callback in callbacks:
             try:
                 callback(self)
@@ -319,7 +324,7 @@ class Message(NamedTuple):
     source: int
 
 
-class Work:
+class Work(Generic[T]):
     """A collective or point-to-point call under way; ``describe()`` says which.
 
     ``continuations`` is where the callbacks of its future run: None, in the thread that ends it.
@@ -333,7 +338,7 @@ class Work:
         continuations: Continuations | None = None,
     ) -> None:
         self._describe = describe
-        self._future = Future(told, continuations)
+        self._future: Future[T] = Future(told, continuations)
         self._outcome: Any = None
 
     def is_completed(self) -> bool:
@@ -366,7 +371,7 @@ class Work:
         """Make the result usable by the caller: the same as ``wait()``."""
         self.wait()
 
-    def result(self) -> Any:
+    def result(self) -> T:
         """Return what the synchronous call would have returned. Waits for the end."""
         return self._future.wait()
 
@@ -380,13 +385,13 @@ class Work:
             raise ValueError(f"source_rank() of {self._describe()}: only a receive has a source")
         return outcome.source
 
-    def get_future(self) -> Future:
+    def get_future(self) -> Future[T]:
         """Return the future of the result."""
         return self._future
 
-    def get_future_result(self) -> Future:
+    def get_future_result(self) -> Future[WorkResult]:
         """Return a future of how the call ends, a ``WorkResult``; it never holds an exception."""
-        after = Future()
+        after = Future[WorkResult]()
         self._future.at_once(lambda done: after.set_result(_how_it_ended(done)))
         return after
 
@@ -419,7 +424,7 @@ class Work:
 class _Ends:
     """The ends of several calls on devices, as one ``End``."""
 
-    def __init__(self, parts: Sequence[Future]) -> None:
+    def __init__(self, parts: Sequence[Future[Any]]) -> None:
         self._ends = [end for future in parts if (end := future.completion) is not None]
 
     def done(self) -> bool:
@@ -433,7 +438,7 @@ class _Ends:
             end.join()
 
 
-def collect_all(works: Sequence[Work | None]) -> Work:
+def collect_all(works: Sequence[Work[T] | None]) -> Work[list[T]]:
     """Return one ``Work`` of several: it ends when all of them have.
 
     Its result is the list of theirs; what it raises is what the first in the list raises that
@@ -456,10 +461,10 @@ def collect_all(works: Sequence[Work | None]) -> Work:
             part.exception()
 
     # What follows on all runs where none of them has to wait for it.
-    whole = Work(lambda: f"all of {', '.join(names)}", tell, parts[0].continuations)
+    whole: Work[list[T]] = Work(lambda: f"all of {', '.join(names)}", tell, parts[0].continuations)
     left, lock = list(parts), threading.Lock()
 
-    def note(part: Future) -> None:
+    def note(part: Future[T]) -> None:
         with lock:
             left.remove(part)
             if left:
@@ -475,7 +480,7 @@ def collect_all(works: Sequence[Work | None]) -> Work:
     return whole
 
 
-def _how_it_ended(future: Future) -> WorkResult:
+def _how_it_ended(future: Future[Any]) -> WorkResult:
     error = future.exception()
     if error is None:
         return WorkResult.SUCCESS

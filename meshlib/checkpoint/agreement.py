@@ -39,8 +39,8 @@ class Party:
             raise ValueError(f"group: this rank is no member of {found}")
         self.group = found
         self.ranks: tuple[int, ...] = (0,) if found is None else found.ranks
-        self.place = 0 if found is None else found.rank()
-        self.rank = self.ranks[self.place]
+        self.place: int = 0 if found is None else found.rank()
+        self.rank: int = self.ranks[self.place]
 
     def apart(self) -> Party:
         """Return the same ranks with a group of their own, for calls at another pace."""

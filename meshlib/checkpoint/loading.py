@@ -93,7 +93,7 @@ class ChunkReader:
         self._found = found
         self._verify = verify
         self._scratch = np.empty(0, np.uint8)
-        self.bytes_read = 0
+        self.bytes_read: int = 0
 
     def read(self, name: str, grid: ChunkGrid, box: Box) -> Host:
         """Return the part ``box`` of the array ``name``.

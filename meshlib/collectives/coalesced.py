@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Sequence
-from typing import Any, cast
+from typing import Any, Literal, TypeVar, cast, overload
 
 import numpy as np
 
@@ -22,12 +22,15 @@ from meshlib.arrays.checks import (
     check_size,
     split_evenly,
 )
+from meshlib.calls.work import Work
 from meshlib.collectives.group_of_ranks import GroupOfRanks
 from transport.call import Call, Kind
 from transport.communicator import Communicator
 from transport.cuda.flat import DeviceFlat, end_together
 from transport.deadline import Timeout
 from transport.reduce_op import Flat, ReduceOp
+
+A = TypeVar("A")
 
 
 class CoalescedCollectives(GroupOfRanks):
@@ -36,6 +39,25 @@ class CoalescedCollectives(GroupOfRanks):
     The list of sizes is part of the call's fingerprint: members whose lists differ get
     ``CollectiveMismatchError``, even if the totals agree.
     """
+
+    @overload
+    def all_reduce_coalesced(
+        self,
+        tensors: Sequence[A],
+        op: ReduceOp = ...,
+        async_op: Literal[False] = ...,
+        timeout: Timeout | None = ...,
+    ) -> list[A]: ...
+
+    @overload
+    def all_reduce_coalesced(
+        self,
+        tensors: Sequence[A],
+        op: ReduceOp = ...,
+        *,
+        async_op: Literal[True],
+        timeout: Timeout | None = ...,
+    ) -> Work[list[A]]: ...
 
     def all_reduce_coalesced(
         self,
@@ -100,6 +122,25 @@ class CoalescedCollectives(GroupOfRanks):
             op=op.code,
             extra=_fingerprint(sizes),
         )
+
+    @overload
+    def all_gather_coalesced(
+        self,
+        output_tensor_lists: Sequence[Sequence[A]],
+        input_tensor_list: Sequence[Any],
+        async_op: Literal[False] = ...,
+        timeout: Timeout | None = ...,
+    ) -> list[list[A]]: ...
+
+    @overload
+    def all_gather_coalesced(
+        self,
+        output_tensor_lists: Sequence[Sequence[A]],
+        input_tensor_list: Sequence[Any],
+        *,
+        async_op: Literal[True],
+        timeout: Timeout | None = ...,
+    ) -> Work[list[list[A]]]: ...
 
     def all_gather_coalesced(
         self,
@@ -176,6 +217,25 @@ class CoalescedCollectives(GroupOfRanks):
             extra=_fingerprint(size for row in sizes for size in (len(row), *row)),
         )
 
+    @overload
+    def all_gather_into_tensor_coalesced(
+        self,
+        output_tensors: Sequence[A],
+        input_tensors: Sequence[Any],
+        async_op: Literal[False] = ...,
+        timeout: Timeout | None = ...,
+    ) -> list[A]: ...
+
+    @overload
+    def all_gather_into_tensor_coalesced(
+        self,
+        output_tensors: Sequence[A],
+        input_tensors: Sequence[Any],
+        *,
+        async_op: Literal[True],
+        timeout: Timeout | None = ...,
+    ) -> Work[list[A]]: ...
+
     def all_gather_into_tensor_coalesced(
         self,
         output_tensors: Sequence[Any],
@@ -238,6 +298,27 @@ class CoalescedCollectives(GroupOfRanks):
             elements=size * sum(sizes),
             extra=_fingerprint(sizes),
         )
+
+    @overload
+    def reduce_scatter_tensor_coalesced(
+        self,
+        output_tensors: Sequence[A],
+        input_tensors: Sequence[Any],
+        op: ReduceOp = ...,
+        async_op: Literal[False] = ...,
+        timeout: Timeout | None = ...,
+    ) -> list[A]: ...
+
+    @overload
+    def reduce_scatter_tensor_coalesced(
+        self,
+        output_tensors: Sequence[A],
+        input_tensors: Sequence[Any],
+        op: ReduceOp = ...,
+        *,
+        async_op: Literal[True],
+        timeout: Timeout | None = ...,
+    ) -> Work[list[A]]: ...
 
     def reduce_scatter_tensor_coalesced(
         self,

@@ -13,11 +13,11 @@ member is gone; after these three the group is broken and says so.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, overload
 
 from meshlib.calls.spec import CallSpec
+from meshlib.calls.work import Work
 from meshlib.collectives.coalesced import CoalescedCollectives
-from meshlib.collectives.on_arrays import ArrayCollectives
 from meshlib.collectives.on_objects import ObjectCollectives
 from meshlib.collectives.symmetric import SymmetricMemory
 from transport.call import Call, Kind
@@ -51,6 +51,12 @@ class Collectives(ObjectCollectives, CoalescedCollectives, SymmetricMemory):
     Wrong arguments raise TypeError or ValueError before any byte moves, and the group stays usable.
     ``CollectiveMismatchError``, ``CollectiveTimeoutError`` and ``RankFailedError`` break it.
     """
+
+    @overload
+    def barrier(self, async_op: Literal[False] = ..., timeout: Timeout | None = ...) -> None: ...
+
+    @overload
+    def barrier(self, *, async_op: Literal[True], timeout: Timeout | None = ...) -> Work[None]: ...
 
     def barrier(self, async_op: bool = False, timeout: Timeout | None = None) -> Any:
         """Return when every member has called.
@@ -94,7 +100,3 @@ class Collectives(ObjectCollectives, CoalescedCollectives, SymmetricMemory):
         door = self.door
         if door.rank >= 0:
             door.issue(_MONITORED_BARRIER, timeout=timeout)
-
-    # The names that c10d gives to these two since it has others with "tensor" in them.
-    all_gather_single = ArrayCollectives.all_gather_into_tensor
-    reduce_scatter_single = ArrayCollectives.reduce_scatter_tensor

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from meshlib.arrays.checks import check_fillable, check_list, check_sequence
+from meshlib.collectives.gathered import GatheringCollectives
 from meshlib.collectives.on_arrays import ArrayCollectives
 from meshlib.collectives.personalized import PersonalizedCollectives
 from meshlib.collectives.point_to_point import PointToPoint
@@ -52,7 +53,9 @@ def loads(data: Flat) -> Any:
     return pickle.loads(parts[0], buffers=parts[1:])
 
 
-class ObjectCollectives(PointToPoint, ArrayCollectives, PersonalizedCollectives):
+class ObjectCollectives(
+    PointToPoint, ArrayCollectives, GatheringCollectives, PersonalizedCollectives
+):
     """The object forms; each is made of calls on arrays of bytes.
 
     Objects are pickled: TypeError, before any byte moves, for one that cannot be. Unpickling runs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, TypeVar, overload
 
 from meshlib.arrays import adapter as arrays
 from meshlib.arrays.checks import (
@@ -15,14 +15,40 @@ from meshlib.arrays.checks import (
     check_size,
     split_by_rows,
 )
+from meshlib.calls.work import Work
 from meshlib.collectives.group_of_ranks import GroupOfRanks
 from transport.call import Call, Kind
 from transport.communicator import Communicator
 from transport.deadline import Timeout
 
+A = TypeVar("A")
+
 
 class PersonalizedCollectives(GroupOfRanks):
     """The personalized collectives, as the literature calls them, of one group of ranks."""
+
+    @overload
+    def gather(
+        self,
+        tensor: A,
+        gather_list: Sequence[A] | None = ...,
+        dst: int | None = ...,
+        async_op: Literal[False] = ...,
+        group_dst: int | None = ...,
+        timeout: Timeout | None = ...,
+    ) -> list[A] | None: ...
+
+    @overload
+    def gather(
+        self,
+        tensor: A,
+        gather_list: Sequence[A] | None = ...,
+        dst: int | None = ...,
+        *,
+        async_op: Literal[True],
+        group_dst: int | None = ...,
+        timeout: Timeout | None = ...,
+    ) -> Work[list[A] | None]: ...
 
     def gather(
         self,
@@ -89,6 +115,29 @@ class PersonalizedCollectives(GroupOfRanks):
             Kind.GATHER, run, x, code, async_op, timeout, root=root, nbytes=x.flat.nbytes
         )
 
+    @overload
+    def scatter(
+        self,
+        tensor: A,
+        scatter_list: Sequence[Any] | None = ...,
+        src: int | None = ...,
+        async_op: Literal[False] = ...,
+        group_src: int | None = ...,
+        timeout: Timeout | None = ...,
+    ) -> A: ...
+
+    @overload
+    def scatter(
+        self,
+        tensor: A,
+        scatter_list: Sequence[Any] | None = ...,
+        src: int | None = ...,
+        *,
+        async_op: Literal[True],
+        group_src: int | None = ...,
+        timeout: Timeout | None = ...,
+    ) -> Work[A]: ...
+
     def scatter(
         self,
         tensor: Any,
@@ -152,6 +201,25 @@ class PersonalizedCollectives(GroupOfRanks):
             Kind.SCATTER, run, out, code, async_op, timeout, root=root, nbytes=out.flat.nbytes
         )
 
+    @overload
+    def all_to_all(
+        self,
+        output_tensor_list: Sequence[A],
+        input_tensor_list: Sequence[Any],
+        async_op: Literal[False] = ...,
+        timeout: Timeout | None = ...,
+    ) -> list[A]: ...
+
+    @overload
+    def all_to_all(
+        self,
+        output_tensor_list: Sequence[A],
+        input_tensor_list: Sequence[Any],
+        *,
+        async_op: Literal[True],
+        timeout: Timeout | None = ...,
+    ) -> Work[list[A]]: ...
+
     def all_to_all(
         self,
         output_tensor_list: Sequence[Any],
@@ -209,6 +277,29 @@ class PersonalizedCollectives(GroupOfRanks):
             timeout,
             nbytes=sum(flat.nbytes for flat in in_flats),
         )
+
+    @overload
+    def all_to_all_single(
+        self,
+        output: A,
+        input: Any,
+        output_split_sizes: Sequence[int] | None = ...,
+        input_split_sizes: Sequence[int] | None = ...,
+        async_op: Literal[False] = ...,
+        timeout: Timeout | None = ...,
+    ) -> A: ...
+
+    @overload
+    def all_to_all_single(
+        self,
+        output: A,
+        input: Any,
+        output_split_sizes: Sequence[int] | None = ...,
+        input_split_sizes: Sequence[int] | None = ...,
+        *,
+        async_op: Literal[True],
+        timeout: Timeout | None = ...,
+    ) -> Work[A]: ...
 
     def all_to_all_single(
         self,

@@ -65,7 +65,7 @@ class PointToPoint(GroupOfRanks):
         tag: int = 0,
         group_dst: int | None = None,
         timeout: Timeout | None = None,
-    ) -> Work | None:
+    ) -> Work[Any] | None:
         """Begin to send ``tensor`` to one member.
 
         Args:
@@ -131,7 +131,7 @@ class PointToPoint(GroupOfRanks):
         tag: int = 0,
         group_src: int | None = None,
         timeout: Timeout | None = None,
-    ) -> Work | None:
+    ) -> Work[Any] | None:
         """Begin to receive into ``tensor`` what one member sends.
 
         Args:

@@ -34,7 +34,7 @@ class LogReader(Generic[E]):
         self._store = store
         self._key = key
         self._parse = parse
-        self.offset = offset
+        self.offset: int = offset
         """How many bytes have been read."""
 
     def read(self, timeout: float) -> list[E]:

@@ -7,8 +7,8 @@ Each is one line of a log in the store, which everybody reads from its beginning
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, Self, TypeVar
 
 from transport.errors import (
@@ -38,7 +38,10 @@ class Entry:
 
     def line(self) -> str:
         """Return the entry as it is appended to the log."""
-        return json.dumps({"kind": self.kind} | asdict(self)) + "\n"
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        # What lies inside of one is spelled out where there is such: the log of a thousand ranks
+        # that leave has none.
+        return json.dumps({"kind": self.kind} | values, default=asdict) + "\n"
 
     @classmethod
     def from_values(cls, values: dict[str, Any]) -> Self:
@@ -147,10 +150,49 @@ class Abort(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Agreed(Event):
+    """Members have settled the agreement ``name`` (``meshlib.job.agreement``) on ``text``."""
+
+    kind: ClassVar[str] = "agreed"
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ready(Event):
+    """``rank``, which has no place in the job so far, waits for one."""
+
+    kind: ClassVar[str] = "ready"
+    rank: int
+
+
 class Departures:
-    """Ranks have left in good order: no line, but what a watcher makes of successive ``Leave``."""
+    """Ranks have left in good order: no line, but what a watcher makes of successive ``Leave``.
 
-    left: Mapping[int, Chains]
+    All ranks that are threads of a process are given the same, sorted out once: what each of a
+    thousand ranks does here must not be done for each of those that have left.
+    """
+
+    def __init__(self, leaves: Sequence[Leave]) -> None:
+        self.ranks = frozenset(leave.rank for leave in leaves)
+        """Who has left."""
+        self._chains: dict[str, dict[Chain | None, list[int]]] = {}
+        for leave in leaves:
+            for group, chain in leave.joined.items():
+                self._chains.setdefault(group, {}).setdefault(chain, []).append(leave.rank)
+        self._strangers = {
+            group: self.ranks.difference(*chains.values()) for group, chains in self._chains.items()
+        }
+
+    def chains(self, group: str) -> Mapping[Chain | None, Sequence[int]]:
+        """Return how far they had come on ``group``, and which ranks so far."""
+        return self._chains.get(group, {})
+
+    def without(self, group: str) -> frozenset[int]:
+        """Return who of them has made no call on ``group``."""
+        return self._strangers.get(group, self.ranks)
 
 
-parse = reader_of(RankLost, RankEnded, Leave, Query, Abort)
+parse: Parse[RankLost | RankEnded | Leave | Query | Abort | Agreed | Ready] = reader_of(
+    RankLost, RankEnded, Leave, Query, Abort, Agreed, Ready
+)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from copy import copy
 
+from meshlib.diagnosis.events import Departures
 from meshlib.diagnosis.members import Members
 from transport.errors import DistError
 
@@ -16,15 +17,15 @@ class Fate:
     """
 
     def __init__(self, members: Members) -> None:
-        self.members = members
-        self.lock = threading.Lock()
+        self.members: Members = members
+        self.lock: threading.Lock = threading.Lock()
         self.error: DistError | None = None
         """What broke it. Raised are copies: each thread adds a traceback of its own."""
-        self.destroyed = False
-        self.left: tuple[int, ...] = ()
-        """The places of members that have left the job in good order."""
+        self.destroyed: bool = False
+        self.departures: tuple[Departures, ...] = ()
+        """Who has left the job in good order: members, and others."""
         self.absent: tuple[int, ...] = ()
-        """Those of them that have made no call on the group, and never will."""
+        """The places of members that have left, made no call on the group, and never will."""
         self._broken = threading.Event()
 
     @property
@@ -35,7 +36,8 @@ class Fate:
     @property
     def departed(self) -> tuple[int, ...]:
         """The global ranks of members that have left the job in good order."""
-        return tuple(self.members.ranks[place] for place in self.left)
+        left: set[int] = set().union(*(departures.ranks for departures in self.departures))
+        return tuple(rank for rank in self.members.ranks if rank in left)
 
     def seal(self, error: DistError) -> bool:
         """Say that ``error`` has broken the group; False: something else had. With ``lock``."""

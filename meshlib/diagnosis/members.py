@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Set
+
 from transport.deadline import Timeout, to_seconds
 
 
@@ -27,8 +29,9 @@ class Members:
         self.backends = backends
         self.group_desc = desc
         self.seconds = timeout
-        self._positions = {rank: i for i, rank in enumerate(ranks)}
-        self._rank = self._positions.get(global_rank, -1)
+        self._places = _places(ranks)
+        place = self.place_of(global_rank)
+        self._rank = -1 if place is None else place
 
     def rank(self) -> int:
         """Return this rank's place in the group, -1 if it is no member."""
@@ -56,16 +59,38 @@ class Members:
 
     def group_rank(self, global_rank: int) -> int:
         """Return the place of ``global_rank`` in the group; raise ValueError for a stranger."""
-        place = self._positions.get(global_rank)
+        place = self.place_of(global_rank)
         if place is None:
             raise ValueError(f"global rank {global_rank} is not in {self}")
         return place
 
     def place_of(self, global_rank: int) -> int | None:
         """Return the place of ``global_rank`` in the group, None for a stranger."""
-        return self._positions.get(global_rank)
+        places = self._places
+        if isinstance(places, dict):
+            return places.get(global_rank)
+        return places.index(global_rank) if global_rank in places else None
+
+    def places_of(self, global_ranks: Iterable[int]) -> Set[int]:
+        """Return the places of those of ``global_ranks`` that are members."""
+        members = frozenset(global_ranks).intersection(self._places)
+        if self._places == range(len(self.ranks)):  # each at the place of its number
+            return members
+        return {self.group_rank(rank) for rank in members}
 
     def __repr__(self) -> str:
         name = self.group_desc or self.id
         shown = ", ".join(map(str, self.ranks[:8])) + (", …" if len(self.ranks) > 8 else "")
         return f"group {name!r} of {len(self.ranks)} ranks [{shown}]"
+
+
+def _places(ranks: tuple[int, ...]) -> range | dict[int, int]:
+    """Return what knows each rank's place: by arithmetic where they lie at even distances.
+
+    So they do in most groups, and each of a thousand ranks need not keep a table of a thousand.
+    """
+    if len(ranks) > 1 and (step := ranks[1] - ranks[0]):
+        even = range(ranks[0], ranks[-1] + (1 if step > 0 else -1), step)
+        if tuple(even) == ranks:
+            return even
+    return {rank: i for i, rank in enumerate(ranks)}

@@ -14,11 +14,14 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from threading import get_ident
 from types import CodeType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transport.call import Call, Kind
 from transport.deadline import Deadline
 from transport.native import core
+
+if TYPE_CHECKING:
+    from transport.cuda.flat import Completion
 
 CAPACITY = 1000
 _MOST_FILES = 4096
@@ -87,7 +90,7 @@ class Record(Call):
         self.code = code
         self.instruction = instruction
         self.waiting_for: int | None = None
-        self.completion = None
+        self.completion: Completion | None = None
         self.error = None
         self.started: float = 0.0
         self.ended: float = 0.0
@@ -243,7 +246,7 @@ class FlightRecorder(Ring):
     def follow(self) -> list[Record]:
         """Return a list that gets every record from now on, until ``unfollow``."""
         records: list[Record] = []
-        self.followers = (*self.followers, records)
+        self.followers: tuple[list[Record], ...] = (*self.followers, records)
         return records
 
     def unfollow(self, records: list[Record]) -> None:

@@ -6,7 +6,7 @@ import json
 import os
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Self
 
 from meshlib.diagnosis.events import Query
@@ -101,7 +101,7 @@ class Statement:
 
     def pack(self) -> str:
         """Return the statement as JSON."""
-        return json.dumps(asdict(self))
+        return json.dumps(self, default=_values)
 
     @classmethod
     def unpack(cls, data: bytes | str) -> Self:
@@ -142,10 +142,10 @@ def put_last_calls(
     ``reached`` has the number of the last collective by group.
     """
     said = {
-        group: asdict(Statement.of(rank, records, None, Query(group, 0, ""), number))
+        group: Statement.of(rank, records, None, Query(group, 0, ""), number)
         for group, number in reached.items()
     }
-    store.set(_left_key(rank), json.dumps(said))
+    store.set(_left_key(rank), json.dumps(said, default=_values))
 
 
 def last_calls(store: Store, rank: int, group: str) -> Statement | None:
@@ -153,6 +153,10 @@ def last_calls(store: Store, rank: int, group: str) -> Statement | None:
     key = _left_key(rank)
     values = json.loads(store.get(key)).get(group) if store.check([key]) else None
     return None if values is None else Statement.from_values(values)
+
+
+def _values(said: CallSaid | Statement) -> dict[str, Any]:
+    return {field.name: getattr(said, field.name) for field in fields(said)}
 
 
 def _left_key(rank: int) -> str:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from itertools import groupby
 
 from meshlib.diagnosis.attendant import END_SECONDS, Attendant
 from meshlib.diagnosis.event_log import EVENTS, LogReader
-from meshlib.diagnosis.events import Chains, Departures, Event, Leave, RankLost, parse
+from meshlib.diagnosis.events import Departures, Event, Leave, RankLost, parse
 from transport.store.base import Store
 
 _LOGGER = logging.getLogger("meshlib")
@@ -120,13 +121,8 @@ def _is_vague(event: Event) -> bool:
 def _together(events: Sequence[Event]) -> list[News]:
     """Return ``events`` with successive departures as one."""
     found: list[News] = []
-    left: dict[int, Chains] = {}
-    for event in events:
-        if not isinstance(event, Leave):
-            found.append(event)
-            left = {}
-            continue
-        if not left:
-            found.append(Departures(left))
-        left[event.rank] = event.joined
+    for _, run in groupby(events, lambda event: isinstance(event, Leave)):
+        alike = list(run)
+        leaves = [event for event in alike if isinstance(event, Leave)]
+        found += [Departures(leaves)] if leaves else alike
     return found

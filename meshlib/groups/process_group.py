@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Generator, Mapping
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -15,6 +15,7 @@ from meshlib.calls.failure import Failure
 from meshlib.calls.shortcut import Shortcut
 from meshlib.calls.spec import CallSpec, InPlace
 from meshlib.collectives.collectives import Collectives
+from meshlib.diagnosis.events import Departures
 from meshlib.diagnosis.fate import Fate
 from meshlib.diagnosis.members import Members
 from meshlib.groups.companions import Companions
@@ -50,12 +51,12 @@ class ProcessGroup(Collectives):
     ) -> None:
         self.context = context
         self.members = members
-        self.id = members.id
-        self.ranks = members.ranks
+        self.id: str = members.id
+        self.ranks: tuple[int, ...] = members.ranks
         """The members' global ranks; the position is the rank in the group."""
-        self.global_rank = members.global_rank
-        self.backends = members.backends
-        self.group_desc = members.group_desc
+        self.global_rank: int = members.global_rank
+        self.backends: dict[str, str] = members.backends
+        self.group_desc: str = members.group_desc
         self.owner: threading.Thread | None = None
         """The thread whose calls these are, where only one can make them (inside ``jax.jit``)."""
         self._fate = fate = Fate(members)
@@ -68,7 +69,7 @@ class ProcessGroup(Collectives):
         self._failure = Failure(context, fate, self._channels, self._companions.retire)
         self._users_store = UsersStore(context, fate)
         self._failure.broken.append(self._users_store.end_waits)
-        self.door = Door(context, fate, self._channels, self._failure)
+        self.door: Door = Door(context, fate, self._channels, self._failure)
 
     # ------------------------------------------------------------------ who
 
@@ -235,9 +236,8 @@ class ProcessGroup(Collectives):
             group._failure.fail_everywhere(DistBackendError(message))
             group._failure.note_told()
 
-    def do_without(self, left: Mapping[int, Collection[str]]) -> None:
-        """Note that ranks have left the job: ``left`` has, by global rank, the groups (their ids)
-        that it made calls on.
+    def do_without(self, left: Departures) -> None:
+        """Note that ranks have left the job.
 
         If a member made none on this one, calls that need it raise ``RankFailedError``, those
         under way too; others go on. If it did, its channels tell who needs it. What it sent is

@@ -13,7 +13,7 @@ shapes and ranks, and for a group that this rank is not in. When the program run
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -26,6 +26,7 @@ from meshlib.groups.process_group import ProcessGroup
 from meshlib.jit import kinds, messages
 from meshlib.jit.collective import bind
 from meshlib.jit.host_calls import host_call, traces_are_own
+from meshlib.jit.uneven import UnevenAllGather
 from meshlib.job.current import (
     Group,
     find_world,
@@ -34,6 +35,7 @@ from meshlib.job.current import (
     resolve_process_group,
 )
 from transport.call import dtype_code
+from transport.checks import to_whole_number
 from transport.reduce_op import RedOpType, ReduceOp
 
 
@@ -105,16 +107,25 @@ def all_gather(
     *,
     axis: int = 0,
     tiled: bool = False,
+    sizes: Sequence[int] | None = None,
     after: jax.Array | None = None,
 ) -> jax.Array:
     """Return the members' ``x`` stacked along a new ``axis``, or joined along it if ``tiled``.
 
-    As ``jax.lax.all_gather``. The transpose is ``reduce_scatter``. The call is not made before
+    As ``jax.lax.all_gather``. The transpose is ``reduce_scatter``. Where members have different
+    lengths along ``axis``, ``sizes`` are they, in group order, the same on all members; nothing is
+    padded. That goes with ``tiled``. The call is not made before
     ``after``, an array of any shape, has been computed: what is gathered takes memory from then on.
     """
     x, calls = _prepare(x, group)
     axis = _check_axis(axis, x.ndim + (not tiled), "axis")
     anchors = () if after is None else (after.reshape(-1)[:1],)
+    if sizes is not None:
+        lengths = _check_sizes(sizes, x, axis, calls, tiled)
+        if calls.size() == 1:
+            return x
+        gather = UnevenAllGather(calls, lengths)
+        return jnp.moveaxis(bind(gather, jnp.moveaxis(x, axis, 0), anchors=anchors), 0, axis)
     rows = x[None] if calls.size() == 1 else bind(kinds.AllGather(calls), x, anchors=anchors)
     rows = jnp.moveaxis(rows, 0, axis)
     if not tiled:
@@ -303,6 +314,25 @@ def _check_axis(axis: int, ndim: int, name: str) -> int:
     if not -ndim <= axis < ndim:
         raise ValueError(f"{name} is {axis}; expected {-ndim} to {ndim - 1}")
     return axis % ndim
+
+
+def _check_sizes(
+    sizes: Sequence[int], x: jax.Array, axis: int, calls: ProcessGroup, tiled: bool
+) -> tuple[int, ...]:
+    """Return ``sizes`` as a tuple, which has this member's length of ``x`` in its place."""
+    lengths = tuple(to_whole_number(size, f"sizes[{i}]") for i, size in enumerate(sizes))
+    if not tiled:
+        raise ValueError(f"sizes is {list(lengths)}, which goes with tiled=True only")
+    if len(lengths) != calls.size() or min(lengths) < 0:
+        raise ValueError(
+            f"sizes is {list(lengths)}; expected a length >= 0 for each of {calls.size()} members"
+        )
+    if x.shape[axis] != lengths[calls.rank()]:
+        raise ValueError(
+            f"x has shape {x.shape}; expected {lengths[calls.rank()]} entries along dim {axis}, as"
+            f" sizes {list(lengths)} say for member {calls.rank()}"
+        )
+    return lengths
 
 
 def _split(x: jax.Array, axis: int, size: int, tiled: bool) -> jax.Array:

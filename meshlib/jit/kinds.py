@@ -51,7 +51,7 @@ Work = Callable[[HostArray, HostArray], Run]
 
 
 @dataclass(frozen=True)
-class _Issuing(InJit):
+class Issuing(InJit):
     """What is common to all of them: how they go through the group's door."""
 
     def _caller(
@@ -91,7 +91,7 @@ class _Issuing(InJit):
 
 
 @dataclass(frozen=True)
-class SameShape(_Issuing):
+class SameShape(Issuing):
     """From (…) to (…), in place."""
 
     in_place = True
@@ -101,7 +101,7 @@ class SameShape(_Issuing):
 
 
 @dataclass(frozen=True)
-class _MembersToOne(_Issuing):
+class _MembersToOne(Issuing):
     """From (size, …) to (…)."""
 
     operand_has_rows = True
@@ -114,7 +114,7 @@ class _MembersToOne(_Issuing):
 
 
 @dataclass(frozen=True)
-class _OneToMembers(_Issuing):
+class _OneToMembers(Issuing):
     """From (…) to (size, …)."""
 
     result_has_rows = True
@@ -317,7 +317,7 @@ class Scatter(_MembersToOne):
 
 
 @dataclass(frozen=True)
-class AllToAll(_Issuing):
+class AllToAll(Issuing):
     """Member j's row i becomes member i's row j."""
 
     operand_has_rows = result_has_rows = True
@@ -340,7 +340,7 @@ class AllToAll(_Issuing):
 
 
 @dataclass(frozen=True)
-class Permute(_Issuing):
+class Permute(Issuing):
     """Each pair (source, destination) moves one member's array; who gets none gets zeros.
 
     One call of all members, as an all-to-all with at most one part each way: it needs no tags, and

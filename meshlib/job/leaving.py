@@ -9,12 +9,12 @@ the store, for the table that all raise who can still be told: the first to leav
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from meshlib.diagnosis.event_log import publish
-from meshlib.diagnosis.events import Chain, Chains, Leave
+from meshlib.diagnosis.events import Chain, Chains, Departures, Leave
 from meshlib.diagnosis.recorder import COLLECTIVE, FlightRecorder, Record
 from meshlib.diagnosis.reporter import Reporter
 from meshlib.diagnosis.statements import put_last_calls
@@ -70,7 +70,7 @@ def find_mismatch(
     store: Store,
     groups: Iterable[ProcessGroup],
     found: Chains,
-    left: Mapping[int, Chains],
+    left: Sequence[Departures],
     records: FlightRecorder,
     told: Collection[str] = (),
 ) -> DistError | None:
@@ -87,23 +87,32 @@ def find_mismatch(
         mine = found.get(group.id)
         if failure is not None or mine is None:
             continue
-        calls: dict[int, Record] = {}
-        for place, rank in enumerate(group.ranks):
-            theirs = left.get(rank, {}).get(group.id)
-            if theirs is None or mine == theirs:
-                continue
-            calls = calls or _collectives(records, group)
-            if not _differ(mine, theirs, calls):
-                continue
-            why = f"rank {rank} had made other calls when it left the job"
-            record = calls.get(theirs[0])
-            if record is None:
-                return CollectiveMismatchError(
-                    f"the members of {group} made different calls up to #{theirs[0]}, of which"
-                    f" there is no record any more: {why}"
-                )
-            error = HeaderMismatchError(why, place, record.header, None)
-            return Reporter(group.fate, store).explain(record, error)
+        others: dict[Chain, list[int]] = {}
+        for departures in left:
+            for theirs, ranks in departures.chains(group.id).items():
+                if theirs is not None and theirs != mine:
+                    others.setdefault(theirs, []).extend(ranks)
+        if not others:
+            continue
+        calls = _collectives(records, group)
+        differing = [
+            (place, theirs)
+            for theirs, ranks in others.items()
+            if _differ(mine, theirs, calls)
+            for place in group.fate.members.places_of(ranks)
+        ]
+        if not differing:
+            continue
+        place, theirs = min(differing)
+        why = f"rank {group.ranks[place]} had made other calls when it left the job"
+        record = calls.get(theirs[0])
+        if record is None:
+            return CollectiveMismatchError(
+                f"the members of {group} made different calls up to #{theirs[0]}, of which"
+                f" there is no record any more: {why}"
+            )
+        error = HeaderMismatchError(why, place, record.header, None)
+        return Reporter(group.fate, store).explain(record, error)
     return None
 
 

@@ -147,11 +147,11 @@ class DArray(NDArrayOperatorsMixin):
     @overload
     def redistribute(
         self, spec: Any = None, partial: PartialDims = None, *, async_op: Literal[True]
-    ) -> Work: ...
+    ) -> Work[Any]: ...
 
     def redistribute(
         self, spec: Any = None, partial: PartialDims = None, *, async_op: bool = False
-    ) -> Self | Work:
+    ) -> Self | Work[Any]:
         """Return the same global array in another sharding; every rank of the mesh calls.
 
         ``spec`` is a ``Sharding``, on this mesh or another one (then the ranks of both call), or a

@@ -41,7 +41,7 @@ class TorchProcessGroup(TensorCollectives, _c10d.ProcessGroup):
         self._name = name
         self._desc = _NAMELESS
         self._others: Any = None
-        self.continuations = Continuations()
+        self.continuations: Continuations = Continuations()
 
     # ------------------------------------------------------------------ who
 

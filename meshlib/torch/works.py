@@ -56,7 +56,7 @@ class TorchWork(_c10d.Work):
 
     def __init__(
         self,
-        work: Work | None,
+        work: Work[Any] | None,
         tensors: Sequence[Any],
         continuations: Continuations,
         source: Callable[[int], int] | None = None,

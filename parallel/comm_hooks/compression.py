@@ -16,7 +16,7 @@ from parallel.ddp.comm_hooks import CommHook, allreduce_hook, compress_wrapper
 from parallel.groups import Ranks
 
 
-def fp16_compress_hook(process_group: Ranks | None, bucket: GradBucket) -> Future:
+def fp16_compress_hook(process_group: Ranks | None, bucket: GradBucket) -> Future[Any]:
     """Average the bucket in float16: 11 bits of precision, nothing above 65504.
 
     ``process_group``: ``mesh["dp"]``, a group, or None for the wrapper's own.
@@ -24,7 +24,7 @@ def fp16_compress_hook(process_group: Ranks | None, bucket: GradBucket) -> Futur
     return compress_wrapper(allreduce_hook, np.float16)(process_group, bucket)
 
 
-def bf16_compress_hook(process_group: Ranks | None, bucket: GradBucket) -> Future:
+def bf16_compress_hook(process_group: Ranks | None, bucket: GradBucket) -> Future[Any]:
     """Average the bucket in bfloat16: 8 bits of precision, the range of float32.
 
     ``process_group``: ``mesh["dp"]``, a group, or None for the wrapper's own. Needs the package

@@ -7,7 +7,9 @@ Between the groups it is the parameters that are averaged, every few steps: see
 
 from __future__ import annotations
 
-from meshlib import Future
+from typing import Any
+
+from meshlib import Future, ProcessGroup
 from parallel.checks import to_count
 from parallel.ddp.buckets import GradBucket
 from parallel.ddp.comm_hooks import allreduce_hook, check_state, noop_hook
@@ -35,14 +37,14 @@ class PostLocalSGDState:
         start_localSGD_iter: int,
         post_local_gradient_allreduce: bool = True,
     ) -> None:
-        self.start_localSGD_iter = to_count(start_localSGD_iter, "start_localSGD_iter", 0)
-        self.process_group = resolve(process_group, "process_group")
-        self.subgroup = resolve(subgroup, "subgroup")
+        self.start_localSGD_iter: int = to_count(start_localSGD_iter, "start_localSGD_iter", 0)
+        self.process_group: ProcessGroup = resolve(process_group, "process_group")
+        self.subgroup: ProcessGroup = resolve(subgroup, "subgroup")
         self.post_local_gradient_allreduce = post_local_gradient_allreduce
         self.iteration = 0
 
 
-def post_localSGD_hook(state: PostLocalSGDState, bucket: GradBucket) -> Future:
+def post_localSGD_hook(state: PostLocalSGDState, bucket: GradBucket) -> Future[Any]:
     """Average the bucket over all replicas at first, later over the subgroup.
 
     Raises TypeError for a ``state`` that is no ``PostLocalSGDState``.

@@ -66,22 +66,22 @@ class PowerSGDState:
         warm_start: bool = True,
         random_seed: int = 0,
     ) -> None:
-        self.matrix_approximation_rank = to_count(
+        self.matrix_approximation_rank: int = to_count(
             matrix_approximation_rank, "matrix_approximation_rank"
         )
-        self.start_powerSGD_iter = to_count(start_powerSGD_iter, "start_powerSGD_iter", 0)
-        self.random_seed = to_count(random_seed, "random_seed", 0)
+        self.start_powerSGD_iter: int = to_count(start_powerSGD_iter, "start_powerSGD_iter", 0)
+        self.random_seed: int = to_count(random_seed, "random_seed", 0)
         check_number(min_compression_rate, "min_compression_rate")
         if not min_compression_rate > 0:
             raise ValueError(f"min_compression_rate must be positive, got {min_compression_rate}")
-        self.process_group = resolve(process_group, "process_group")
-        self.second_group = _twin(self.process_group)
+        self.process_group: ProcessGroup = resolve(process_group, "process_group")
+        self.second_group: ProcessGroup = _twin(self.process_group)
         self.min_compression_rate = min_compression_rate
         self.use_error_feedback = use_error_feedback
         self.warm_start = warm_start
         self.iteration = 0
-        self.bytes_before = 0
-        self.bytes_sent = 0
+        self.bytes_before: int = 0
+        self.bytes_sent: int = 0
         self._errors: dict[str, Array] = {}
         self._factors: dict[str, Array] = {}
 
@@ -150,7 +150,7 @@ class PowerSGDState:
                 raise ValueError(
                     f"cannot resume: {name} was {state[name]} and is {getattr(self, name)} now"
                 )
-        self.iteration = int(state["iteration"])
+        self.iteration: int = int(state["iteration"])
         self.bytes_before, self.bytes_sent = int(state["bytes_before"]), int(state["bytes_sent"])
         self._errors, self._factors = dict(state["errors"]), dict(state["factors"])
 
@@ -166,7 +166,7 @@ class _Compressed:
     right: Array  # Q, m × r
 
 
-def powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> Future:
+def powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> Future[Any]:
     """Average the bucket approximately, in far fewer bytes; see the module.
 
     Raises TypeError for a ``state`` that is no ``PowerSGDState``.
@@ -213,13 +213,13 @@ class _Exchange:
         )
         state.bytes_sent += self._rest.nbytes + self._lefts.nbytes + self._rights.nbytes
 
-    def start(self) -> Future:
+    def start(self) -> Future[Any]:
         """Start the first averages; return the future of the averaged bucket."""
         group = self._state.process_group
         rest = _average(self._rest, group)
         lefts = _average(self._lefts, group)
 
-        def second(future: Future) -> Future:
+        def second(future: Future[Any]) -> Future[Any]:
             future.value()
             for item in self._compressed:
                 # Householder's QR gives an orthonormal basis even if P is rank-deficient, or zero.
@@ -227,7 +227,7 @@ class _Exchange:
                 item.right[...] = item.matrix.T @ item.left
             return _average(self._rights, self._state.second_group)
 
-        def last(future: Future) -> Array:
+        def last(future: Future[Any]) -> Array:
             future.value()
             self._write_plain(rest.value())
             for item in self._compressed:
@@ -270,7 +270,7 @@ def _check_shape(kept: Array, shape: tuple[int, ...], what: str) -> None:
         )
 
 
-def _average(flat: Array, group: ProcessGroup) -> Future:
+def _average(flat: Array, group: ProcessGroup) -> Future[Any]:
     if not flat.size:
         future = Future()
         future.set_result(flat)
@@ -278,18 +278,20 @@ def _average(flat: Array, group: ProcessGroup) -> Future:
     return group.all_reduce(flat, op=dist.ReduceOp.AVG, async_op=True).get_future()
 
 
-def _then_wait_for(future: Future, callback: Callable[[Future], Future]) -> Future:
+def _then_wait_for(
+    future: Future[Any], callback: Callable[[Future[Any]], Future[Any]]
+) -> Future[Any]:
     """Return a future of the outcome of the future that ``callback(future)`` returns."""
     result = Future()
 
-    def settle(inner: Future) -> None:
+    def settle(inner: Future[Any]) -> None:
         error = inner.exception()
         if error is None:
             result.set_result(inner.value())
         else:
             result.set_exception(error)
 
-    def begin(done: Future) -> None:
+    def begin(done: Future[Any]) -> None:
         try:
             callback(done).add_done_callback(settle)
         except Exception as error:  # noqa: BLE001 (it becomes the outcome)

@@ -76,18 +76,18 @@ class DataParallel(Module):
                 f"module must be a Module, got {type(module).__qualname__}; for functions of JAX's "
                 "arrays there is parallel.jax.DataParallel"
             )
-        self.dim = to_whole_number(dim, "dim")
+        self.dim: int = to_whole_number(dim, "dim")
         if self.dim < 0:
             raise ValueError(f"dim must be at least 0, got {dim}")
         self._devices = Devices.of_arrays([parameter.data for parameter in module.parameters()])
         count = self._devices.count()
-        self.device_ids = _distinct(device_ids, count)
+        self.device_ids: list[int] = _distinct(device_ids, count)
         self.output_device = self.device_ids[0]
         if output_device is not None:
-            self.output_device = to_whole_number(output_device, "output_device")
+            self.output_device: int = to_whole_number(output_device, "output_device")
             _check_exists(self.output_device, "output_device", count)
         self.module = module
-        self.training = module.training
+        self.training: bool = module.training
         self._check_home()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

@@ -87,15 +87,15 @@ class Bucket:
         first = parameters[0].data
         sizes = [parameter.size for parameter in parameters]
         self.index = index
-        self.numbers = list(numbers)
-        self.paths = list(paths)
-        self.parameters = list(parameters)
-        self.offsets = [0, *itertools.accumulate(sizes)]
+        self.numbers: list[int] = list(numbers)
+        self.paths: list[str] = list(paths)
+        self.parameters: list[Parameter] = list(parameters)
+        self.offsets: list[int] = [0, *itertools.accumulate(sizes)]
         self.buffer: Array = allocate(sum(sizes), first, group)
         # So that a gradient that never comes is zero; later passes fill what is missing.
         self.buffer.fill(0)
-        self.views = self.split(self.buffer)
-        self.pending = len(self.numbers)
+        self.views: list[Array] = self.split(self.buffer)
+        self.pending: int = len(self.numbers)
 
     def split(self, buffer: Array) -> list[Array]:
         """Return the parts of ``buffer`` (flat, this bucket's size) in the parameters' shapes."""

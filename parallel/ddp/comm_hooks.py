@@ -20,11 +20,11 @@ from meshlib import Future
 from parallel.ddp.buckets import GradBucket
 from parallel.groups import Ranks, resolve
 
-CommHook = Callable[[Any, GradBucket], Future]
+CommHook = Callable[[Any, GradBucket], Future[Any]]
 """``hook(state, bucket)``: begins the reduction of a bucket; its future's value is the average."""
 
 
-def allreduce_hook(process_group: Ranks | None, bucket: GradBucket) -> Future:
+def allreduce_hook(process_group: Ranks | None, bucket: GradBucket) -> Future[Any]:
     """Average the bucket over the group, in place. What runs without any other hook.
 
     ``process_group``: ``mesh["dp"]``, a group, or None for the wrapper's own.
@@ -35,7 +35,7 @@ def allreduce_hook(process_group: Ranks | None, bucket: GradBucket) -> Future:
     return work.get_future()
 
 
-def noop_hook(state: object, bucket: GradBucket) -> Future:
+def noop_hook(state: object, bucket: GradBucket) -> Future[Any]:
     """Leave each rank its own gradients: for measuring a step without communication.
 
     ``state`` is not used. Returns a future that is done, with the ``bucket``'s buffer as it is.
@@ -53,13 +53,13 @@ def compress_wrapper(hook: CommHook, dtype: npt.DTypeLike) -> CommHook:
     """
     narrow = np.dtype(dtype)
 
-    def compressed(state: Any, bucket: GradBucket) -> Future:
+    def compressed(state: Any, bucket: GradBucket) -> Future[Any]:
         wide = bucket.buffer()
         if wide.dtype.itemsize <= narrow.itemsize:
             return hook(state, bucket)
         bucket.set_buffer(wide.astype(narrow))
 
-        def widen(future: Future) -> Any:
+        def widen(future: Future[Any]) -> Any:
             wide[...] = only(future.value())
             return wide
 

@@ -74,13 +74,13 @@ class Reducer:
         self._hook: Callable[..., Any] = allreduce_hook  # what it returns is checked
         self._hook_state: Any = group
         self._after_bucket: Callable[[Sequence[Parameter]], None] | None = None
-        self.stopwatch = Stopwatch()
+        self.stopwatch: Stopwatch = Stopwatch()
         self._active = False
         self._idle = False
         self._failure: str | None = None
         self._next = 0
         self._handed: list[GradBucket] = []
-        self._futures: list[Future] = []
+        self._futures: list[Future[Any]] = []
         self._ready = [False] * len(self._parameters)
         self._arrived: list[int] = []
         self._unused: set[int] = set()
@@ -191,17 +191,26 @@ class Reducer:
 
     # One pass
 
-    def begin(self) -> None:
+    def begin(self, accumulated: bool = False) -> None:
         """Prepare for a backward pass whose forward has run.
+
+        ``accumulated``: a gradient that is there, and waits for nothing any more, is complete.
 
         Raises RuntimeError for parameters that the forward did not use, unless unused parameters
         were allowed, and after a pass that failed; ValueError when other ranks froze others.
         """
         self._prepare()
-        unused = {number for number in self._live if not self._parameters[number].uses}
+        parameters = self._parameters
+        idle = {number for number in self._live if not parameters[number].uses}
+        complete = (
+            {n for n in idle if parameters[n].grad is not None} if accumulated else set[int]()
+        )
+        unused = idle - complete
         self._rules.check(unused, whole_pass=False)
         self._unused = unused
         self._active = True
+        for number in sorted(complete, reverse=True):
+            self._mark_ready(number)
         # Nothing will come for these: their buckets need not wait for the end of the pass.
         for number in sorted(unused, reverse=True):
             self._mark_ready(number)
@@ -327,7 +336,7 @@ class Reducer:
         self._futures.append(future)
         self.stopwatch.watch(future)
 
-    def _store(self, bucket: Bucket, future: Future) -> None:
+    def _store(self, bucket: Bucket, future: Future[Any]) -> None:
         value = only(future.wait())
         if value is not bucket.buffer:
             what = f"the communication hook's result for bucket {bucket.index}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import Any
 
 from meshlib import Future
 
@@ -50,7 +51,7 @@ class Stopwatch:
         self._launched = []
         self._landed = []
 
-    def watch(self, future: Future) -> None:
+    def watch(self, future: Future[Any]) -> None:
         """Note that a bucket was handed over just now, and the moment when ``future`` is done."""
         index = len(self._launched)
         now = time.perf_counter()
@@ -58,7 +59,7 @@ class Stopwatch:
         self._landed.append(now)
         landed = self._landed  # of this pass, whatever comes after it
 
-        def note(_: Future) -> None:
+        def note(_: Future[Any]) -> None:
             landed[index] = time.perf_counter()
 
         future.at_once(note)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any, TypeVar, cast
 
 from meshlib import DeviceMesh
-from parallel.checks import describe
+from parallel.checks import check_instance, describe
 from parallel.ddp.replicas import check_same, describe_options
 from parallel.fsdp.group import ParameterGroup
 from parallel.fsdp.module import FSDPModule
@@ -26,6 +26,7 @@ def fully_shard(
     *,
     reshard_after_forward: bool | int | None = None,
     mp_policy: MixedPrecisionPolicy | None = None,
+    ignored_params: Iterable[Parameter] = (),
 ) -> _M:
     """Keep 1/n of each parameter of ``module`` on each of n ranks; gather them when needed.
 
@@ -58,12 +59,15 @@ def fully_shard(
             them, for a gather over k ranks with consecutive places in the mesh. None: True, but
             False for the outermost module, whose backward comes at once.
         mp_policy: dtypes to compute, reduce and return in; by default the parameters'.
+        ignored_params: parameters of ``module`` that stay as they are, and whose gradients nobody
+            reduces: such as experts that no other rank has.
 
     Returns:
         The ``module``.
 
     Raises:
-        TypeError: for what is no mesh; on every rank, for what is no module, number or policy.
+        TypeError: for what is no mesh; on every rank, for what is no module, number,
+            policy or parameter.
         ValueError: for a mesh of more dims; on every rank, for a number that does not divide its
             size, a module that was fully sharded before, parameters without dims, and when the
             ranks' parameters or options differ, naming the first that does.
@@ -75,7 +79,10 @@ def fully_shard(
         _check_module(module, where)
         policy = _check_policy(mp_policy, where)
         resharding = _check_resharding(reshard_after_forward, shards, where)
-        own, borrowed = _managed(module, where)
+        ignored = list(ignored_params)
+        for i, parameter in enumerate(ignored):
+            check_instance(parameter, Parameter, f"{where}: ignored_params[{i}]", "layer.weight")
+        own, borrowed = _managed(module, where, set(ignored))
     except (TypeError, ValueError) as error:
         check_same(error, mesh.process_group)  # raises it here, and on the others
         raise
@@ -117,7 +124,7 @@ def _sharded_class(kind: type[Module]) -> type[Module]:
 
 
 def _managed(
-    module: Module, where: str
+    module: Module, where: str, ignored: set[Parameter]
 ) -> tuple[list[tuple[str, Parameter]], list[ParameterGroup]]:
     """Return the parameters that become ``module``'s own, and the groups that it borrows from.
 
@@ -128,7 +135,7 @@ def _managed(
     borrowed: list[ParameterGroup] = []
     for path, part in _not_sharded(module, ""):
         for name, parameter in vars(part).items():
-            if not isinstance(parameter, Parameter) or parameter in own:
+            if not isinstance(parameter, Parameter) or parameter in own or parameter in ignored:
                 continue
             path_of = f"{path}.{name}" if path else name
             if isinstance(parameter.owner, ParameterGroup):

@@ -31,9 +31,9 @@ class ParameterGroup:
     ) -> None:
         last = mesh.ndim - 1
         self.shards: ProcessGroup = mesh[last].process_group
-        self.replicas = mesh[0].process_group if last else None
+        self.replicas: ProcessGroup | None = mesh[0].process_group if last else None
         self.policy = policy
-        self.parts = [Part(path, parameter, mesh) for path, parameter in named]
+        self.parts: list[Part] = [Part(path, parameter, mesh) for path, parameter in named]
         for part in self.parts:
             part.parameter.owner = self
         if self.replicas is not None:
@@ -185,8 +185,8 @@ class ParameterGroup:
             part.parameter.forget_uses(
                 part.parameter.uses
             )  # some may have been in the middle of it
-        self.pool = Pool()
-        self.holders = 0
+        self.pool: Pool = Pool()
+        self.holders: int = 0
         self._whole = False
         self._gathers, self._homes, self._reductions = [], [], []
         self._between = self._not_averaged = None

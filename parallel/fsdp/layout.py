@@ -24,13 +24,13 @@ class Layout:
     """
 
     def __init__(self, shapes: Sequence[tuple[int, ...]], itemsize: int, size: int) -> None:
-        self.shapes = list(shapes)
+        self.shapes: list[tuple[int, ...]] = list(shapes)
         self.size = size
         sizes = [math.prod(shape) for shape in shapes]
         self._begins = [0, *itertools.accumulate(sizes)]
         small = [i for i, n in enumerate(sizes) if n * itemsize < DIRECT_BYTES]
-        self.packed = small if len(small) > 1 else []
-        self.direct = [i for i in range(len(sizes)) if i not in set(self.packed)]
+        self.packed: list[int] = small if len(small) > 1 else []
+        self.direct: list[int] = [i for i in range(len(sizes)) if i not in set(self.packed)]
         self._rows = [[_ends(shape, size, rank) for rank in range(size)] for shape in shapes]
         lengths = [
             sum(stop - start for start, stop in (self._rows[i][rank] for i in self.packed))

@@ -30,7 +30,7 @@ class Gather:
     ) -> None:
         self._group, self._pool = group, pool
         self._layout = Layout(shapes, dtype.itemsize, group.size())
-        self._works: list[Work] = []
+        self._works: list[Work[Any]] = []
         self._flat: Array | None = None
         if group.size() == 1:
             self._wholes = [
@@ -76,8 +76,10 @@ class Homes:
     """Memory for the gradients of the wholes of some parts of one dtype."""
 
     def __init__(self, parts: Sequence[Part], group: ProcessGroup, dtype: Any, pool: Pool) -> None:
-        self.parts = list(parts)
-        self.layout = Layout([part.shape for part in parts], np.dtype(dtype).itemsize, group.size())
+        self.parts: list[Part] = list(parts)
+        self.layout: Layout = Layout(
+            [part.shape for part in parts], np.dtype(dtype).itemsize, group.size()
+        )
         self._group, self._pool = group, pool
         like = parts[0].array
         self.flat: Array = pool.take(group, self.layout.count, like, dtype)
@@ -100,7 +102,7 @@ class Homes:
 
     def release(self) -> None:
         """Give the memory back."""
-        self.views = []
+        self.views: list[Array] = []
         self._pool.give(self._group, self.flat)
 
 
@@ -118,7 +120,7 @@ class Reduction:
         self._packed = sum(sizes[i] for i in layout.packed)
         self._result: Array = namespace(flat).empty(sum(sizes), dtype=flat.dtype)
         self._grads: dict[int, Array] = dict(layout.in_row(self._result[: self._packed], me))
-        self._works: list[Work] = []
+        self._works: list[Work[Any]] = []
         if layout.packed:
             rows = layout.packed_rows(flat)
             for rank, row in enumerate(rows):

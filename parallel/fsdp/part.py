@@ -46,7 +46,7 @@ class Part:
         """Let ``parameter`` be the part again."""
         self.pending = self.parameter.take_back(self.part_grad)
         self.part_grad = None
-        self.lent = False
+        self.lent: bool = False
 
     @property
     def whole_grad(self) -> Array | None:

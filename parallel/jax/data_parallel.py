@@ -83,7 +83,7 @@ class DistributedDataParallel:
                 f"of parameters (or a Module), got {type(params).__qualname__}"
             )
         self._specs = [spec for _, spec in named]
-        self.process_group = _own_group(group)
+        self.process_group: ProcessGroup = _own_group(group)
         trained, others = self._tree.split(params)
         if init_sync:
             trained = copies_of_rank_0(trained, self.process_group)

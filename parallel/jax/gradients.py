@@ -53,7 +53,7 @@ class XlaReducer(Reducer):
         options: ReducerOptions,
     ) -> None:
         self.in_place = False
-        self.share_in_place = 0.0
+        self.share_in_place: float = 0.0
         super().__init__([(path, _stand_in(spec)) for path, spec in named], group, options)
         self._total_bytes = self._nbytes(range(len(named)))
 

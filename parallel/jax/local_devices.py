@@ -51,8 +51,8 @@ class DataParallel:
         *,
         dim: int = 0,
     ) -> None:
-        self.devices = _distinct_devices(devices)
-        self.dim = to_whole_number(dim, "dim")
+        self.devices: list[Any] = _distinct_devices(devices)
+        self.dim: int = to_whole_number(dim, "dim")
         if self.dim < 0:
             raise ValueError(f"dim must be at least 0, got {dim}")
         self._everywhere = NamedSharding(Mesh(np.array(self.devices), "copies"), PartitionSpec())

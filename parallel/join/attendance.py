@@ -40,7 +40,7 @@ class Attendance:
             return None
         sums, squares = totals[1 : 1 + self._length], totals[1 + self._length :]
         if count != len(self.active):
-            self.active = self._attending(event is not None)
+            self.active: list[int] = self._attending(event is not None)
         if not np.array_equal(squares * count, sums * sums):
             raise RuntimeError(self._differences(event, describe))
         return tuple((sums // count).tolist())

@@ -27,7 +27,7 @@ class DotProductAttention(Module):
 
     def __init__(self, causal: bool = True) -> None:
         super().__init__()
-        self.causal = bool(causal)
+        self.causal: bool = bool(causal)
 
     def positions(self, length: int) -> npt.NDArray[np.int64]:
         """Return which places of the sequence the ``length`` entries here are: all of them."""
@@ -126,14 +126,16 @@ class MultiHeadAttention(Module):
         if heads % kv_heads:
             raise ValueError(f"heads is {heads}, which does not divide by {kv_heads} kv_heads")
         check_generator(rng)
-        self.head_dim = features // heads
+        self.heads: int = heads
+        self.kv_heads: int = kv_heads
+        self.head_dim: int = features // heads
         self.rotary = None if rotary_base is None else RotaryEmbedding(self.head_dim, rotary_base)
         kv_features = kv_heads * self.head_dim
-        self.query = Linear(features, features, bias, rng=rng, dtype=dtype)
-        self.key = Linear(features, kv_features, bias, rng=rng, dtype=dtype)
-        self.value = Linear(features, kv_features, bias, rng=rng, dtype=dtype)
-        self.core = DotProductAttention(causal)
-        self.output = Linear(features, features, bias, rng=rng, dtype=dtype)
+        self.query: Linear = Linear(features, features, bias, rng=rng, dtype=dtype)
+        self.key: Linear = Linear(features, kv_features, bias, rng=rng, dtype=dtype)
+        self.value: Linear = Linear(features, kv_features, bias, rng=rng, dtype=dtype)
+        self.core: DotProductAttention = DotProductAttention(causal)
+        self.output: Linear = Linear(features, features, bias, rng=rng, dtype=dtype)
 
     def forward(self, x: Array) -> Array:
         """Map (batch, length, features) to the same shape.

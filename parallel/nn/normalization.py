@@ -35,8 +35,8 @@ class LayerNorm(Module):
         check_nonnegative(eps=eps)
         dtype = to_floating(dtype, "dtype")
         self.eps = eps
-        self.weight = Parameter(np.ones(features, dtype))
-        self.bias = Parameter(np.zeros(features, dtype))
+        self.weight: Parameter = Parameter(np.ones(features, dtype))
+        self.bias: Parameter = Parameter(np.zeros(features, dtype))
 
     def forward(self, x: Array) -> Array:
         """Map (..., features) to the same shape.
@@ -55,14 +55,17 @@ class LayerNorm(Module):
     def backward(self, grad: Array) -> Array:
         """Map (..., features) to the same shape."""
         normal, scale = self.saved()
-        leading = tuple(range(grad.ndim - 1))
-        self.bias.accumulate_grad(grad.sum(axis=leading))
-        self.weight.accumulate_grad((grad * normal).sum(axis=leading))
+        self.defer(lambda: self._accumulate(normal, grad))
         # The Jacobian of the normalisation projects out the mean and the component along itself.
         inner = grad * self.weight.data
         mean = inner.mean(axis=-1, keepdims=True)
         along = (inner * normal).mean(axis=-1, keepdims=True)
         return scale * (inner - mean - normal * along)
+
+    def _accumulate(self, normal: Array, grad: Array) -> None:
+        leading = tuple(range(grad.ndim - 1))
+        self.bias.accumulate_grad(grad.sum(axis=leading))
+        self.weight.accumulate_grad((grad * normal).sum(axis=leading))
 
 
 class RMSNorm(Module):
@@ -88,7 +91,7 @@ class RMSNorm(Module):
         features = to_count(features, "features")
         check_nonnegative(eps=eps)
         self.eps = eps
-        self.weight = Parameter(np.ones(features, to_floating(dtype, "dtype")))
+        self.weight: Parameter = Parameter(np.ones(features, to_floating(dtype, "dtype")))
 
     def forward(self, x: Array) -> Array:
         """Map (..., features) to the same shape.
@@ -105,7 +108,8 @@ class RMSNorm(Module):
     def backward(self, grad: Array) -> Array:
         """Map (..., features) to the same shape."""
         normal, scale = self.saved()
-        self.weight.accumulate_grad((grad * normal).sum(axis=tuple(range(grad.ndim - 1))))
+        leading = tuple(range(grad.ndim - 1))
+        self.defer(lambda: self.weight.accumulate_grad((grad * normal).sum(axis=leading)))
         inner = grad * self.weight.data
         along = (inner * normal).mean(axis=-1, keepdims=True)
         return scale * (inner - normal * along)

@@ -25,13 +25,13 @@ class RotaryEmbedding(Module):
 
     def __init__(self, head_dim: int, base: float = 10000.0) -> None:
         super().__init__()
-        self.head_dim = to_count(head_dim, "head_dim", 2)
+        self.head_dim: int = to_count(head_dim, "head_dim", 2)
         if self.head_dim % 2:
             raise ValueError(f"head_dim must be even: features turn in pairs; got {head_dim}")
         check_number(base, "base")
         if not base > 0:
             raise ValueError(f"base must be above 0, got {base}")
-        self.base = float(base)
+        self.base: float = float(base)
 
     def forward(self, x: Array, positions: Array | None = None) -> Array:
         """Map (batch, length, heads, head_dim) to the same shape.
@@ -51,21 +51,19 @@ class RotaryEmbedding(Module):
         elif tuple(getattr(positions, "shape", ())) != (x.shape[1],):
             shape = list(getattr(positions, "shape", ()))
             raise ValueError(f"positions must be an array of shape [{x.shape[1]}], got {shape}")
-        speeds = self.base ** (xp.arange(0, self.head_dim, 2) / -self.head_dim)
-        angles = (xp.asarray(positions)[:, None] * speeds)[:, None, :]
-        turn = tuple(function(angles).astype(x.dtype) for function in (xp.cos, xp.sin))
-        self.save_for_backward(turn)
-        return _turned(x, *turn)
+        positions = xp.asarray(positions)
+        self.save_for_backward(positions)
+        return self._turned(x, positions, 1)
 
     def backward(self, grad: Array) -> Array:
         """Turn the gradient back."""
-        cos, sin = self.saved()
-        return _turned(grad, cos, -sin)
+        return self._turned(grad, self.saved(), -1)
 
-
-def _turned(x: Array, cos: Array, sin: Array) -> Array:
-    half = x.shape[-1] // 2
-    first, second = x[..., :half], x[..., half:]
-    return namespace(x).concatenate(
-        [first * cos - second * sin, second * cos + first * sin], axis=-1
-    )
+    def _turned(self, x: Array, positions: Array, direction: int) -> Array:
+        xp = namespace(x)
+        speeds = self.base ** (xp.arange(0, self.head_dim, 2) / -self.head_dim)
+        angles = (positions[:, None] * (direction * speeds))[:, None, :]
+        cos, sin = (function(angles).astype(x.dtype) for function in (xp.cos, xp.sin))
+        first, second = x[..., : self.head_dim // 2], x[..., self.head_dim // 2 :]
+        parts = [first * cos - second * sin, second * cos + first * sin]
+        return xp.concatenate(parts, axis=-1)

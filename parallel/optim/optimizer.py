@@ -27,7 +27,7 @@ class Optimizer(ABC):
     def __init__(
         self, params: Iterable[Parameter] | Iterable[ParamGroup], defaults: Mapping[str, Any]
     ) -> None:
-        self.defaults = dict(defaults)
+        self.defaults: dict[str, Any] = dict(defaults)
         self.param_groups: list[ParamGroup] = []
         self.state: dict[Parameter, dict[str, Any]] = {}
         entries = _listed(params, "params")

@@ -90,8 +90,8 @@ class DistributedSampler:
         self.dataset = dataset
         self.num_replicas = num_replicas
         self.rank = rank
-        self.shuffle = not evaluation if shuffle is None else shuffle
-        self.seed = to_whole_number(seed, "seed")
+        self.shuffle: bool = not evaluation if shuffle is None else shuffle
+        self.seed: int = to_whole_number(seed, "seed")
         self.drop_last = drop_last
         self.evaluation = evaluation
         self.size = size
@@ -180,7 +180,7 @@ class DistributedSampler:
         return {"size": self.size, "seed": self.seed, "shuffle": self.shuffle}
 
     def _begin_epoch(self, epoch: int, start: int = 0) -> None:
-        self.epoch = epoch
+        self.epoch: int = epoch
         self._start = start  # the cursor at which the next pass begins
         self._pass = Pass(epoch, self.shard)
         self._consumed = 0  # what the pass under way has yielded here

@@ -42,10 +42,11 @@ class EpochIndices(Sequence[int]):
 
     def __init__(self, sampler: DistributedSampler) -> None:
         check_instance(sampler, DistributedSampler, "sampler")
-        self.epoch, self._shard = sampler.begin_pass()
+        epoch, self._shard = sampler.begin_pass()
+        self.epoch: int = epoch
         self._order = sampler.order(self.epoch)
         self._block: tuple[int, list[int]] = (-1, [])
-        self.seed = sampler.seed
+        self.seed: int = sampler.seed
 
     def __len__(self) -> int:
         return self._shard.count
@@ -95,7 +96,7 @@ class EpochView(Sequence[Any]):
 
     def __init__(self, dataset: _RandomAccess, sampler: DistributedSampler) -> None:
         self._dataset = dataset
-        self.indices = EpochIndices(sampler)
+        self.indices: EpochIndices = EpochIndices(sampler)
 
     def __len__(self) -> int:
         return len(self.indices)

@@ -126,7 +126,7 @@ class LengthGroupedSampler(DistributedSampler):
             raise ValueError(
                 f"lengths must be one number a sample, got shape {list(self._lengths.shape)}"
             )
-        self.group_size = to_count(group_size, "group_size")
+        self.group_size: int = to_count(group_size, "group_size")
         super().__init__(
             self._lengths, num_replicas, rank, seed=seed, drop_last=drop_last, mesh=mesh
         )

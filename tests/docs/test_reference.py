@@ -22,6 +22,8 @@ PACKAGES = [
     "parallel.ddp",
     "parallel.data_parallel",
     "parallel.tensor_parallel",
+    "parallel.expert",
+    "parallel.pipeline",
     "parallel.jax",
 ]
 ENTRIES = [

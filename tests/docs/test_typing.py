@@ -7,7 +7,10 @@ import sys
 from importlib.util import find_spec
 
 import pytest
+import typed_user
 from pages import ROOT
+
+from meshlib.testing import run_ranks
 
 
 @pytest.mark.processes
@@ -31,3 +34,10 @@ def test_a_users_program_is_right_under_strict_pyright(tmp_path):
     assert [(one["rule"], one["range"]["start"]["line"]) for one in found] == [
         ("reportAssignmentType", program.count("\n") + 1)
     ], found
+
+
+def test_that_program_runs():
+    ended = run_ranks(typed_user.main, 2)
+    assert ended[0][0] == ended[1][0]
+    for _, losses in ended:
+        assert len(losses) == 2

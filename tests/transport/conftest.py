@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from far_links import FarTcpCommunicator
 from host_driver import HostDriver, HostMachine
 from on_device import OnDevice
 from rank_threads import TINY, Transport
@@ -58,18 +59,20 @@ TRANSPORTS = [
     Transport("inproc-unbuffered", _lending),
     Transport("tcp", TcpCommunicator),
     Transport("tls", TcpCommunicator, tls=True),
+    Transport("tcp-far", FarTcpCommunicator),
     Transport("shm", _shm, has_links=False, shows_links=False),
     Transport("staged", _staged, has_links=False, shows_links=False, on_device=True),
     Transport("two hosts", _two_hosts, shows_links=False),
     Transport("many hosts", _many_hosts, has_links=False, shows_links=False),
 ]
 
-# TLS differs from TCP in how bytes move, not in who moves what to whom.
-_LARGEST_GROUP_IN_TLS = 4
+# TLS differs from TCP in how bytes move, not in who moves what to whom; delay in the order.
+_REPEATED = {"tls", "tcp-far"}
+_LARGEST_GROUP_REPEATED = 4
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what TLS would only repeat."""
+    """Leave out what TLS and delay would only repeat."""
     left_out = [item for item in items if _repeats(item)]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in left_out]
@@ -78,7 +81,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _repeats(item: pytest.Item) -> bool:
     parameters = item.callspec.params if hasattr(item, "callspec") else {}
     transport, size = parameters.get("transport"), parameters.get("n", 0)
-    return isinstance(transport, Transport) and transport.tls and size > _LARGEST_GROUP_IN_TLS
+    if isinstance(transport, Transport) and transport.name == "tcp-far" and "p2p" in item.nodeid:
+        return True
+    repeated = isinstance(transport, Transport) and transport.name in _REPEATED
+    return repeated and size > _LARGEST_GROUP_REPEATED
 
 
 @pytest.fixture(params=TRANSPORTS, ids=str)

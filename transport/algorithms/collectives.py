@@ -19,6 +19,7 @@ from transport.algorithms import (
     star,
     tree,
 )
+from transport.algorithms.ahead import Ahead
 from transport.algorithms.choice import Algorithm, Thresholds
 from transport.algorithms.team import Team
 from transport.call import Call
@@ -44,6 +45,7 @@ class LinkCollectives(Collectives):
     size: int
     table: Thresholds
     scratch: Scratch
+    _ahead: Ahead | None = None
 
     @abstractmethod
     def link(self, peer: int, call: Call) -> Link:
@@ -56,6 +58,12 @@ class LinkCollectives(Collectives):
     @abstractmethod
     def check_open(self) -> None:
         """Raise ``CommunicatorAbortedError`` after an abort."""
+
+    def ahead(self, call: Call) -> int:
+        """See ``Team``."""
+        if self._ahead is None:
+            self._ahead = Ahead()
+        return self._ahead.agree(self, call)
 
     def barrier(self, call: Call) -> None:
         self.check_open()

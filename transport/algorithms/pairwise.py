@@ -3,30 +3,22 @@
 No step waits for what another one brought, unlike a ring's, so a rank that is held up holds up
 nobody else before the end; and a reduction sends nothing but inputs, so floats of 8 and 16 bits
 travel as they are and are widened by the receiver. The price is a connection to every member.
+
+On links with delay, ``pairwise_ahead`` does the same without waiting in each step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
+from transport.algorithms import pairwise_ahead
+from transport.algorithms.ahead import is_far
+from transport.algorithms.partial import Part, Partial
 from transport.algorithms.team import Team
 from transport.call import Call
 from transport.flat import as_bytes, laps_of, part_bounds
-from transport.operands.operand import (
-    ARRIVING,
-    ARRIVING_NEXT,
-    LOADED,
-    TOTAL,
-    Arrival,
-    Operand,
-    store,
-)
-from transport.reduce_op import Flat, RedOpType, ReduceOp, reduction_dtype
-
-Part = tuple[Flat, int, int]
-"""Elements ``[1]`` to ``[2]`` of a buffer."""
+from transport.operands.operand import store
+from transport.reduce_op import Flat, ReduceOp, reduction_dtype
 
 
 def all_to_all(team: Team, call: Call, outputs: Sequence[Flat], inputs: Sequence[Flat]) -> None:
@@ -64,6 +56,9 @@ def _swap(
         for into, link in zip(arriving, behind, strict=True):
             link.recv_into(call, into)
         return
+    if size > 2 and any(is_far(link, team.table.segment) for link in onward):
+        pairwise_ahead.swap(call, onward, sent, behind, arriving)
+        return
     for data, link, into, source in zip(sent, onward, arriving, behind, strict=True):
         link.exchange(call, data, source, into)
 
@@ -75,11 +70,12 @@ def all_reduce(team: Team, call: Call, buffer: Flat, op: ReduceOp) -> None:
     size = team.size
     wide = reduction_dtype(buffer.dtype).itemsize
     laps = laps_of(buffer.size * wide, team.table.segment * size)
+    ahead = pairwise_ahead.laps_ahead(team, call, op, laps)
+    if ahead:
+        pairwise_ahead.all_reduce(team, call, buffer, op, laps, ahead)
+        return
     for lap in range(laps):
-        start, stop = part_bounds(buffer.size, laps, lap)
-        bounds = [part_bounds(stop - start, size, member) for member in range(size)]
-        parts = [(buffer, start + low, start + high) for low, high in bounds]
-        chunks = [buffer[low:high] for _, low, high in parts]
+        parts, chunks = pairwise_ahead.cut(buffer, laps, lap, size)
         _reduce_own(team, call, parts, chunks[team.rank], op)
         all_gather(team, call, chunks)
 
@@ -90,6 +86,10 @@ def reduce_scatter(
     """Reduce ``inputs[i]`` to member i's ``output``. Sizes may differ; inputs stay as they were."""
     wide = reduction_dtype(output.dtype).itemsize
     laps = laps_of(max(part.size for part in inputs) * wide, team.table.segment)
+    ahead = pairwise_ahead.laps_ahead(team, call, op, laps)
+    if ahead:
+        pairwise_ahead.reduce_scatter(team, call, output, inputs, op, laps, ahead)
+        return
     for lap in range(laps):
         parts = [(part, *part_bounds(part.size, laps, lap)) for part in inputs]
         result = output[slice(*part_bounds(output.size, laps, lap))]
@@ -98,28 +98,13 @@ def reduce_scatter(
 
 def _reduce_own(team: Team, call: Call, parts: Sequence[Part], result: Flat, op: ReduceOp) -> None:
     """Send each member its part, reduce what comes for this rank into ``result``, finish it."""
-    rank, size, scratch = team.rank, team.size, team.scratch
-    own = Operand(scratch, op, result.dtype, TOTAL).load(*parts[rank])
-    narrow = own.dtype != result.dtype
-    total = own if narrow else result
-    # A scaled input travels in the dtype in which it was scaled: the factor is the sender's.
-    scaled = Operand(scratch, op, result.dtype, LOADED) if op.kind is RedOpType.PREMUL_SUM else None
-    arriving = scratch.flat(ARRIVING, own.dtype if scaled else result.dtype, own.size)
+    rank, size = team.rank, team.size
+    partial = Partial(team, op, parts[rank], result)
     for step in range(1, size):
         target, source = (rank + step) % size, (rank - step) % size
-        buffer, start, stop = parts[target]
-        sent = as_bytes(scaled.load(buffer, start, stop) if scaled else buffer[start:stop])
+        sent = as_bytes(partial.outgoing(parts[target]))
         onward, behind = team.link(target, call), team.link(source, call)
-        if arriving.dtype == own.dtype:
-            arrival = Arrival(op, arriving, own, total, team.table.piece)
-            onward.exchange(call, sent, behind, as_bytes(arriving), arrival.on_piece())
-            arrival.finish()
-        else:
-            onward.exchange(call, sent, behind, as_bytes(arriving))
-            widened = scratch.flat(ARRIVING_NEXT, own.dtype, own.size)
-            np.copyto(widened, arriving, casting="unsafe")
-            op.combine(widened, own, total)
-        own = total
-    op.finish(total, size)
-    if narrow:
-        store(result, total)
+        into, on_piece = partial.expect()
+        onward.exchange(call, sent, behind, into, on_piece)
+        partial.add()
+    partial.finish()

@@ -21,3 +21,7 @@ class Team(Protocol):
     def link(self, peer: int, call: Call) -> Link:
         """Return the link to the member ``peer``, opening it at the first use."""
         ...
+
+    def ahead(self, call: Call) -> int:
+        """Return how many bytes should be under way on a link. All members call, or none."""
+        ...

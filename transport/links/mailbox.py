@@ -131,7 +131,7 @@ class Mailbox:
 
     ``limit`` bounds the bytes of unclaimed messages from one source. ``lost`` has the members from
     whom nothing more comes, and why: mailboxes in one process may share it, so that one entry tells
-    them all (those with ``waiters`` must be told by ``fail`` as well).
+    them all (those in ``waiting``, which they share as well, must be told by ``fail``, too).
     """
 
     def __init__(
@@ -139,14 +139,16 @@ class Mailbox:
         membership: Membership,
         limit: int = DEFAULT_LIMIT,
         lost: dict[int, Exception] | None = None,
+        waiting: set[Mailbox] | None = None,
     ) -> None:
         self._membership = membership
         self._limit = limit
         self._lock = threading.RLock()
         self._room = Condition(self._lock)
         self._blocked = 0
-        self.waiters = 0
-        """How many wait, or are about to look whether they must, for a message or room for one."""
+        # How many wait, or are about to look whether they must, for a message or room for one.
+        self._waiters = 0
+        self._waiting: set[Mailbox] = set() if waiting is None else waiting
         self._serials = itertools.count()
         self._unclaimed: dict[tuple[int, int], deque[Incoming]] = {}  # by (tag, source)
         self._stored = [0] * membership.size
@@ -188,14 +190,14 @@ class Mailbox:
             if incoming is not None:
                 return incoming
             self._blocked += 1
-            self.waiters += 1  # before it looks (again) who is lost
+            self._count_waiters(1)  # before it looks (again) who is lost
             try:
                 while (incoming := self._begin(src, header, nbytes)) is None:
                     self._await_space(src, deadline)
                 return incoming
             finally:
                 self._blocked -= 1
-                self.waiters -= 1
+                self._count_waiters(-1)
 
     def try_begin(self, src: int, header: CallHeader, nbytes: int) -> Incoming | None:
         """Announce a message as ``begin`` does, or return None where that would block."""
@@ -380,7 +382,7 @@ class Mailbox:
                 self._room.notify_all()
 
     def _await_match(self, call: Call, receive: Receive) -> Incoming:
-        self.waiters += 1  # before it looks who is lost
+        self._count_waiters(1)  # before it looks who is lost
         try:
             lost = self._lost_error(receive.src)
             if lost is not None:
@@ -400,7 +402,14 @@ class Mailbox:
                     raise receive.error
             return receive.incoming
         finally:
-            self.waiters -= 1
+            self._count_waiters(-1)
+
+    def _count_waiters(self, more: int) -> None:
+        self._waiters += more
+        if self._waiters:
+            self._waiting.add(self)
+        else:
+            self._waiting.discard(self)
 
     def _await_bytes(self, call: Call, receive: Receive, incoming: Incoming) -> None:
         incoming.receive = receive

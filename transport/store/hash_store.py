@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from transport.deadline import Deadline, Timeout
@@ -50,14 +49,17 @@ class HashStore(Store):
         self._waits: dict[Waiter, threading.Event] = {}
 
     def _ask(self, op: Op, fields: Fields) -> Fields:
-        with self._open():
+        self._refuse_in_a_fork()
+        with self._lock:
+            self._check_open()
             answer = self._commands.answer(op, fields)
         assert answer is not None, op
         return answer
 
     def clone(self) -> HashStore:
-        with self._open():
-            return HashStore(self._timeout, _shared=self._shared)
+        self._refuse_in_a_fork()
+        self._check_open()
+        return HashStore(self._timeout, _shared=self._shared)
 
     def end_waits(self, error: DistError | None, by: object = None) -> None:
         if self._shared.pid != os.getpid():
@@ -91,22 +93,17 @@ class HashStore(Store):
         ``factory()`` makes it when there is none; it may use the store, but must not wait for other
         threads that ask for objects too.
         """
-        with self._open():
-            pass
+        self._refuse_in_a_fork()
+        self._check_open()
         with self._shared.objects_lock:
             if key not in self._shared.objects:
                 self._shared.objects[key] = factory()
             return self._shared.objects[key]
 
-    @contextmanager
-    def _open(self) -> Generator[None]:
-        """Hold the lock for a block in which this store is open."""
-        # Before the lock, which a thread of the parent's may have held.
+    def _refuse_in_a_fork(self) -> None:
+        """Raise DistStoreError there. Before the lock, which a thread of the parent's may hold."""
         if why := refusal(self.describe(), self._shared.pid, "a store of processes, a TCPStore"):
             raise DistStoreError(why)
-        with self._lock:
-            self._check_open()
-            yield
 
     def _check_open(self) -> None:
         if self._closed:
@@ -119,7 +116,9 @@ class HashStore(Store):
 
     def _await(self, op: Op, fields: Fields, timeout: Timeout | None) -> Fields:
         deadline = Deadline.after(self._seconds(timeout))
-        with self._open():
+        self._refuse_in_a_fork()
+        with self._lock:
+            self._check_open()
             if (answer := self._commands.answer(op, fields)) is not None:
                 return answer
             table, waiter = self._commands.waiter(op, fields, self._wake)

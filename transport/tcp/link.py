@@ -23,7 +23,7 @@ from transport.errors import (
     CommunicatorTimeoutError,
     PeerLostError,
 )
-from transport.link import Link, OnPiece, wrong_frame
+from transport.link import Link, OnPiece, Pace, PacedLink, wrong_frame
 from transport.tcp.frame import (
     ALL,
     NOW,
@@ -35,6 +35,8 @@ from transport.tcp.frame import (
     WrongFrame,
 )
 from transport.tcp.look_out import LookOut
+from transport.tcp.outbox import TcpOutbox
+from transport.tcp.pace import pace_of
 
 _SLICE_SECONDS = 1
 _STALLED_MILLISECONDS = 2
@@ -45,7 +47,7 @@ _RESET = struct.pack("@ii", 1, 0)  # as SO_LINGER: close at once, without what i
 _HALF_A_FRAME = "an earlier call stopped in the middle of a frame"
 
 
-class TcpLink(Link):
+class TcpLink(PacedLink):
     """A link over ``sock``, a connected stream socket, which belongs to the link from now on.
 
     ``name`` is what messages call the peer. Several threads may call ``send``; they take turns.
@@ -75,36 +77,37 @@ class TcpLink(Link):
         self._closing = False
         self._held = False
         self._look_out = LookOut()
-        self._staging = memoryview(bytearray(STAGING_BYTES))
+        self.staging = memoryview(bytearray(STAGING_BYTES))
         sock.settimeout(None)
         slice_ = struct.pack("@ll", _SLICE_SECONDS, 0)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, slice_)
-        if _on_this_machine(sock):
+        self._on_this_machine = _on_this_machine(sock)
+        if self._on_this_machine:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LOCAL_SEND_BUFFER)
 
     def send(self, call: Call, data: memoryview) -> None:
-        self._enter(call)
+        self.enter(call)
         try:
             outgoing = Outgoing(call, data)
             try:
                 self._send(call, outgoing)
             except BaseException:
-                self._give_up(outgoing, None)
+                self.give_up(outgoing, None)
                 raise
         finally:
-            self._leave()
+            self.leave()
 
     def recv_into(self, call: Call, into: memoryview) -> None:
-        self._enter(call)
+        self.enter(call)
         try:
-            incoming = Incoming(call, into, self._staging)
+            incoming = Incoming(call, into, self.staging)
             try:
-                self._receive(call, incoming, None)
+                self.receive(call, incoming, None)
             except BaseException:
-                self._give_up(None, incoming)
+                self.give_up(None, incoming)
                 raise
         finally:
-            self._leave()
+            self.leave()
 
     def exchange(
         self,
@@ -115,18 +118,25 @@ class TcpLink(Link):
         on_piece: OnPiece | None = None,
     ) -> None:
         assert isinstance(source, TcpLink)
-        self._enter(call)
+        self.enter(call)
         try:
             if source is self:
                 self._exchange(call, data, self, into, on_piece)
             else:
-                source._enter(call)
+                source.enter(call)
                 try:
                     self._exchange(call, data, source, into, on_piece)
                 finally:
-                    source._leave()
+                    source.leave()
         finally:
-            self._leave()
+            self.leave()
+
+    def pace(self) -> Pace:
+        """See ``PacedLink``. On one machine nothing is far enough to matter."""
+        return Pace(0.0, 0.0) if self._on_this_machine else pace_of(self._sock)
+
+    def outbox(self, call: Call) -> TcpOutbox:
+        return TcpOutbox(call)
 
     def abort(self, reason: str = "the link was aborted") -> None:
         """Wake whoever is blocked on this link, here and on the peer.
@@ -169,7 +179,14 @@ class TcpLink(Link):
         self._closing = True
         self._close_if_unused()
 
-    def _enter(self, call: Call) -> None:
+    # For this room: a call holds the link from ``enter`` to ``leave``.
+
+    def fileno(self) -> int:
+        """Return the connection's descriptor, -1 when it is closed."""
+        return self._sock.fileno()
+
+    def enter(self, call: Call) -> None:
+        """Take the link for ``call``, waiting for other threads. Raises when it has ended."""
         call.waiting_for = self.peer
         if not self._use.acquire(blocking=False) and not self._use.acquire(
             timeout=call.deadline.remaining()
@@ -180,10 +197,11 @@ class TcpLink(Link):
                 self.peer,
             )
         if self._ended is not None:
-            self._leave()
-            raise self._lost(self._ended)
+            self.leave()
+            raise self.lost(self._ended)
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
+        """Give the link back."""
         self._use.release()
         if self._closing:
             self._close_if_unused()
@@ -202,13 +220,13 @@ class TcpLink(Link):
         on_piece: OnPiece | None,
     ) -> None:
         outgoing = Outgoing(call, data)
-        incoming = Incoming(call, into, source._staging)
+        incoming = Incoming(call, into, source.staging)
         try:
             while True:
-                moved = self._push(outgoing)
+                moved = self.push(outgoing)
                 if outgoing.done:
                     break
-                moved |= source._pull(incoming, NOW, STEP_BYTES)
+                moved |= source.pull(incoming, NOW, STEP_BYTES)
                 if on_piece is not None and incoming.received:
                     on_piece(incoming.received)
                 if incoming.done:
@@ -219,49 +237,50 @@ class TcpLink(Link):
                 call.waiting_for = self.peer
                 self._send(call, outgoing)
             if not incoming.done:
-                source._receive(call, incoming, on_piece)
+                source.receive(call, incoming, on_piece)
         except BaseException:
-            self._give_up(outgoing, None)
-            source._give_up(None, incoming)
+            self.give_up(outgoing, None)
+            source.give_up(None, incoming)
             raise
 
     def _send(self, call: Call, outgoing: Outgoing) -> None:
         while not outgoing.done:
-            if not self._push(outgoing):
+            if not self.push(outgoing):
                 self._await_room(call)
 
-    def _receive(self, call: Call, incoming: Incoming, on_piece: OnPiece | None) -> None:
+    def receive(self, call: Call, incoming: Incoming, on_piece: OnPiece | None) -> None:
+        """Wait for all of a frame."""
         flags = ALL if on_piece is None else 0
         if not incoming.begun:
-            self._look_out.until(lambda: self._pull(incoming, NOW))
+            self._look_out.until(lambda: self.pull(incoming, NOW))
         while True:
             if on_piece is not None and incoming.received:
                 on_piece(incoming.received)
             if incoming.done:
                 return
             if call.deadline.at - time.monotonic() > _SLICE_SECONDS:
-                self._pull(incoming, flags)
-            elif not self._pull(incoming, NOW):
-                self._poll(call, {self: select.POLLIN})
+                self.pull(incoming, flags)
+            elif not self.pull(incoming, NOW):
+                self.poll(call, {self: select.POLLIN})
 
-    def _push(self, outgoing: Outgoing) -> bool:
+    def push(self, outgoing: Outgoing) -> bool:
         """Send what fits; return whether anything did."""
         try:
             outgoing.push(self._sock)
         except BlockingIOError:
             return False
         except OSError as error:
-            raise self._lost(error) from error
+            raise self.lost(error) from error
         return True
 
-    def _pull(self, incoming: Incoming, flags: int, limit: int = 0) -> bool:
+    def pull(self, incoming: Incoming, flags: int, limit: int = 0) -> bool:
         """Receive once; return whether anything came."""
         try:
             incoming.pull(self._sock, flags, limit)
         except BlockingIOError:
             return False
         except OSError as error:
-            raise self._lost(error) from error
+            raise self.lost(error) from error
         except WrongFrame as wrong:
             raise wrong_frame(
                 incoming.call, len(incoming.into), self.peer, self._name, wrong.header, wrong.size
@@ -275,24 +294,24 @@ class TcpLink(Link):
             if poller.poll(_STALLED_MILLISECONDS):
                 return
             self._on_stall()
-        for _, events in self._poll(call, {self: select.POLLOUT | select.POLLRDHUP}):
+        for _, events in self.poll(call, {self: select.POLLOUT | select.POLLRDHUP}):
             if not events & select.POLLOUT:
-                raise self._lost("it hung up before it had received everything")
+                raise self.lost("it hung up before it had received everything")
 
     def _await_either(self, call: Call, source: TcpLink) -> None:
         """Wait until this peer takes data or ``source`` has some."""
         if source is self:
             # If it hangs up, reading finds out, behind what it has still sent.
-            self._poll(call, {self: select.POLLIN | select.POLLOUT})
+            self.poll(call, {self: select.POLLIN | select.POLLOUT})
             return
         call.waiting_for = source.peer
         wanted = {self: select.POLLOUT | select.POLLRDHUP, source: select.POLLIN}
-        for descriptor, events in self._poll(call, wanted):
+        for descriptor, events in self.poll(call, wanted):
             if descriptor == self._sock.fileno() and not events & select.POLLOUT:
-                raise self._lost("it hung up before it had received everything")
+                raise self.lost("it hung up before it had received everything")
 
     @staticmethod
-    def _poll(call: Call, wanted: dict[TcpLink, int]) -> list[tuple[int, int]]:
+    def poll(call: Call, wanted: dict[TcpLink, int]) -> list[tuple[int, int]]:
         """Wait for any of the events; return those that came. Raises past the deadline."""
         poller = select.poll()
         for link, events in wanted.items():
@@ -315,7 +334,7 @@ class TcpLink(Link):
             next(reversed(wanted)).peer,
         )
 
-    def _give_up(self, outgoing: Outgoing | None, incoming: Incoming | None) -> None:
+    def give_up(self, outgoing: Outgoing | None, incoming: Incoming | None) -> None:
         """Take the link out of use if an error leaves it in the middle of a frame."""
         if outgoing is not None and outgoing.begun and not outgoing.done:
             # The peer waits for the rest.
@@ -323,7 +342,7 @@ class TcpLink(Link):
         elif incoming is not None and incoming.begun and not incoming.done and not self._ended:
             self._ended = _HALF_A_FRAME
 
-    def _lost(self, reason: object) -> Exception:
+    def lost(self, reason: object) -> Exception:
         """Return the error for a connection that ended: ours, where this rank ended it."""
         if self._ended is not None and not self._peer_left:
             return CommunicatorAbortedError(self._ended)

@@ -5,23 +5,25 @@ A function and its method share their words. They are written at the method;
 """
 
 from meshlib.c10d.functions.arrays import (
-    all_gather,
-    all_gather_into_tensor,
-    all_gather_single,
     all_reduce,
     barrier,
     broadcast,
     monitored_barrier,
     reduce,
-    reduce_scatter,
-    reduce_scatter_single,
-    reduce_scatter_tensor,
 )
 from meshlib.c10d.functions.coalesced import (
     all_gather_coalesced,
     all_gather_into_tensor_coalesced,
     all_reduce_coalesced,
     reduce_scatter_tensor_coalesced,
+)
+from meshlib.c10d.functions.gathered import (
+    all_gather,
+    all_gather_into_tensor,
+    all_gather_single,
+    reduce_scatter,
+    reduce_scatter_single,
+    reduce_scatter_tensor,
 )
 from meshlib.c10d.functions.messages import (
     irecv,

@@ -3,13 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, TypeVar, overload
 
+from meshlib.calls.work import Work
 from meshlib.job.current import Group, resolve_group
 from transport.deadline import Timeout
 from transport.reduce_op import ReduceOp
 
+A = TypeVar("A")
 
+
+@overload
+def all_reduce(
+    tensor: A,
+    op: ReduceOp = ...,
+    group: Group = ...,
+    async_op: Literal[False] = ...,
+    timeout: Timeout | None = ...,
+) -> A: ...
+@overload
+def all_reduce(
+    tensor: A,
+    op: ReduceOp = ...,
+    group: Group = ...,
+    *,
+    async_op: Literal[True],
+    timeout: Timeout | None = ...,
+) -> Work[A]: ...
 def all_reduce(
     tensor: Any,
     op: ReduceOp = ReduceOp.SUM,
@@ -39,9 +59,28 @@ def all_reduce(
         CollectiveTimeoutError: On every member, past the deadline; names who has not come.
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
-    return resolve_group(group).all_reduce(tensor, op, async_op, timeout=timeout)
+    return resolve_group(group).all_reduce(tensor, op, async_op=async_op, timeout=timeout)
 
 
+@overload
+def broadcast(
+    tensor: A,
+    src: int | None = ...,
+    group: Group = ...,
+    async_op: Literal[False] = ...,
+    group_src: int | None = ...,
+    timeout: Timeout | None = ...,
+) -> A: ...
+@overload
+def broadcast(
+    tensor: A,
+    src: int | None = ...,
+    group: Group = ...,
+    *,
+    async_op: Literal[True],
+    group_src: int | None = ...,
+    timeout: Timeout | None = ...,
+) -> Work[A]: ...
 def broadcast(
     tensor: Any,
     src: int | None = None,
@@ -74,9 +113,32 @@ def broadcast(
         CollectiveTimeoutError: On every member, past the deadline; names who has not come.
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
-    return resolve_group(group).broadcast(tensor, src, async_op, group_src, timeout=timeout)
+    return resolve_group(group).broadcast(
+        tensor, src, async_op=async_op, group_src=group_src, timeout=timeout
+    )
 
 
+@overload
+def reduce(
+    tensor: A,
+    dst: int | None = ...,
+    op: ReduceOp = ...,
+    group: Group = ...,
+    async_op: Literal[False] = ...,
+    group_dst: int | None = ...,
+    timeout: Timeout | None = ...,
+) -> A: ...
+@overload
+def reduce(
+    tensor: A,
+    dst: int | None = ...,
+    op: ReduceOp = ...,
+    group: Group = ...,
+    *,
+    async_op: Literal[True],
+    group_dst: int | None = ...,
+    timeout: Timeout | None = ...,
+) -> Work[A]: ...
 def reduce(
     tensor: Any,
     dst: int | None = None,
@@ -111,216 +173,26 @@ def reduce(
         CollectiveTimeoutError: On every member, past the deadline; names who has not come.
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
-    return resolve_group(group).reduce(tensor, dst, op, async_op, group_dst, timeout=timeout)
-
-
-def all_gather(
-    tensor_list: Sequence[Any],
-    tensor: Any,
-    group: Group = None,
-    async_op: bool = False,
-    timeout: Timeout | None = None,
-) -> Any:
-    """Gather member i's ``tensor`` into ``tensor_list[i]`` on all members.
-
-    Args:
-        tensor_list: One array for each member, in group order, of its size and of ``tensor``'s
-            dtype. They do not overlap each other; ``tensor_list[rank]`` may be ``tensor``.
-        tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
-            one of ml_dtypes' floats. Its size may differ by member.
-        group: A ProcessGroup or a DeviceMesh; None is the default group.
-        async_op: Return a ``Work`` at once, not the result.
-        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
-
-    Returns:
-        The list of what was gathered. With ``async_op``, a ``Work`` whose ``result()`` that is.
-        None on a rank that is no member.
-
-    Raises:
-        TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
-            usable.
-        CollectiveMismatchError: On every member, if they make different calls.
-        CollectiveTimeoutError: On every member, past the deadline; names who has not come.
-        RankFailedError: On every member, if one dies or leaves. These three break the group.
-    """
-    return resolve_group(group).all_gather(tensor_list, tensor, async_op, timeout=timeout)
-
-
-def all_gather_into_tensor(
-    output_tensor: Any,
-    input_tensor: Any,
-    group: Group = None,
-    async_op: bool = False,
-    timeout: Timeout | None = None,
-) -> Any:
-    """Gather the members' ``input_tensor`` into one ``output_tensor`` on all members.
-
-    Args:
-        output_tensor: ``size()`` times the elements of ``input_tensor``, of its dtype: joined
-            along dim 0 or stacked in a new first dim, which is the same memory.
-        input_tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype,
-            bool, or one of ml_dtypes' floats. Size and dtype are the same on every member. May
-            be this member's part of ``output_tensor``.
-        group: A ProcessGroup or a DeviceMesh; None is the default group.
-        async_op: Return a ``Work`` at once, not the result.
-        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
-
-    Returns:
-        ``output_tensor``, or a new array if that cannot be written to (JAX). With ``async_op``,
-        a ``Work`` whose ``result()`` that is. None on a rank that is no member.
-
-    Raises:
-        TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
-            usable.
-        CollectiveMismatchError: On every member, if they make different calls.
-        CollectiveTimeoutError: On every member, past the deadline; names who has not come.
-        RankFailedError: On every member, if one dies or leaves. These three break the group.
-    """
-    return resolve_group(group).all_gather_into_tensor(
-        output_tensor, input_tensor, async_op, timeout=timeout
+    return resolve_group(group).reduce(
+        tensor, dst, op, async_op=async_op, group_dst=group_dst, timeout=timeout
     )
 
 
-def all_gather_single(
-    output_tensor: Any,
-    input_tensor: Any,
-    group: Group = None,
-    async_op: bool = False,
-    timeout: Timeout | None = None,
-) -> Any:
-    """Gather the members' ``input_tensor`` into one ``output_tensor`` on all members.
-
-    Args:
-        output_tensor: ``size()`` times the elements of ``input_tensor``, of its dtype: joined
-            along dim 0 or stacked in a new first dim, which is the same memory.
-        input_tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype,
-            bool, or one of ml_dtypes' floats. Size and dtype are the same on every member. May
-            be this member's part of ``output_tensor``.
-        group: A ProcessGroup or a DeviceMesh; None is the default group.
-        async_op: Return a ``Work`` at once, not the result.
-        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
-
-    Returns:
-        ``output_tensor``, or a new array if that cannot be written to (JAX). With ``async_op``,
-        a ``Work`` whose ``result()`` that is. None on a rank that is no member.
-
-    Raises:
-        TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
-            usable.
-        CollectiveMismatchError: On every member, if they make different calls.
-        CollectiveTimeoutError: On every member, past the deadline; names who has not come.
-        RankFailedError: On every member, if one dies or leaves. These three break the group.
-    """
-    return resolve_group(group).all_gather_single(
-        output_tensor, input_tensor, async_op, timeout=timeout
-    )
-
-
-def reduce_scatter(
-    output: Any,
-    input_list: Sequence[Any],
-    op: ReduceOp = ReduceOp.SUM,
-    group: Group = None,
-    async_op: bool = False,
-    timeout: Timeout | None = None,
-) -> Any:
-    """Reduce the members' ``input_list[i]`` with ``op`` into member i's ``output``.
-
-    Args:
-        output: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
-            one of ml_dtypes' floats. It has the size of ``input_list[rank]``, which it may be;
-            it overlaps no other.
-        input_list: One array of ``output``'s dtype for each member, in group order. Sizes may
-            differ by place, not by member.
-        op: A ``ReduceOp`` that means something for the dtype.
-        group: A ProcessGroup or a DeviceMesh; None is the default group.
-        async_op: Return a ``Work`` at once, not the result.
-        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
-
-    Returns:
-        ``output``, or a new array if that cannot be written to (JAX). With ``async_op``, a
-        ``Work`` whose ``result()`` that is. None on a rank that is no member.
-
-    Raises:
-        TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
-            usable.
-        CollectiveMismatchError: On every member, if they make different calls.
-        CollectiveTimeoutError: On every member, past the deadline; names who has not come.
-        RankFailedError: On every member, if one dies or leaves. These three break the group.
-    """
-    return resolve_group(group).reduce_scatter(output, input_list, op, async_op, timeout=timeout)
-
-
-def reduce_scatter_tensor(
-    output: Any,
-    input: Any,
-    op: ReduceOp = ReduceOp.SUM,
-    group: Group = None,
-    async_op: bool = False,
-    timeout: Timeout | None = None,
-) -> Any:
-    """Reduce the members' ``input`` with ``op``; part i goes into member i's ``output``.
-
-    Args:
-        output: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
-            one of ml_dtypes' floats. Size and dtype are the same on every member. May be this
-            member's part of ``input``.
-        input: ``size()`` times the elements of ``output``, of its dtype: the parts joined along
-            dim 0 or stacked in a new first dim.
-        op: A ``ReduceOp`` that means something for the dtype.
-        group: A ProcessGroup or a DeviceMesh; None is the default group.
-        async_op: Return a ``Work`` at once, not the result.
-        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
-
-    Returns:
-        ``output``, or a new array if that cannot be written to (JAX). With ``async_op``, a
-        ``Work`` whose ``result()`` that is. None on a rank that is no member.
-
-    Raises:
-        TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
-            usable.
-        CollectiveMismatchError: On every member, if they make different calls.
-        CollectiveTimeoutError: On every member, past the deadline; names who has not come.
-        RankFailedError: On every member, if one dies or leaves. These three break the group.
-    """
-    return resolve_group(group).reduce_scatter_tensor(output, input, op, async_op, timeout=timeout)
-
-
-def reduce_scatter_single(
-    output: Any,
-    input: Any,
-    op: ReduceOp = ReduceOp.SUM,
-    group: Group = None,
-    async_op: bool = False,
-    timeout: Timeout | None = None,
-) -> Any:
-    """Reduce the members' ``input`` with ``op``; part i goes into member i's ``output``.
-
-    Args:
-        output: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
-            one of ml_dtypes' floats. Size and dtype are the same on every member. May be this
-            member's part of ``input``.
-        input: ``size()`` times the elements of ``output``, of its dtype: the parts joined along
-            dim 0 or stacked in a new first dim.
-        op: A ``ReduceOp`` that means something for the dtype.
-        group: A ProcessGroup or a DeviceMesh; None is the default group.
-        async_op: Return a ``Work`` at once, not the result.
-        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
-
-    Returns:
-        ``output``, or a new array if that cannot be written to (JAX). With ``async_op``, a
-        ``Work`` whose ``result()`` that is. None on a rank that is no member.
-
-    Raises:
-        TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
-            usable.
-        CollectiveMismatchError: On every member, if they make different calls.
-        CollectiveTimeoutError: On every member, past the deadline; names who has not come.
-        RankFailedError: On every member, if one dies or leaves. These three break the group.
-    """
-    return resolve_group(group).reduce_scatter_single(output, input, op, async_op, timeout=timeout)
-
-
+@overload
+def barrier(
+    group: Group = ...,
+    async_op: Literal[False] = ...,
+    device_ids: Sequence[int] | None = ...,
+    timeout: Timeout | None = ...,
+) -> None: ...
+@overload
+def barrier(
+    group: Group = ...,
+    *,
+    async_op: Literal[True],
+    device_ids: Sequence[int] | None = ...,
+    timeout: Timeout | None = ...,
+) -> Work[None]: ...
 def barrier(
     group: Group = None,
     async_op: bool = False,
@@ -345,7 +217,7 @@ def barrier(
         CollectiveTimeoutError: On every member, past the deadline; names who has not come.
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
-    return resolve_group(group).barrier(async_op, timeout)
+    return resolve_group(group).barrier(async_op=async_op, timeout=timeout)
 
 
 def monitored_barrier(

@@ -3,13 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, TypeVar, overload
 
+from meshlib.calls.work import Work
 from meshlib.job.current import Group, resolve_group
 from transport.deadline import Timeout
 from transport.reduce_op import ReduceOp
 
+A = TypeVar("A")
 
+
+@overload
+def all_reduce_coalesced(
+    tensors: Sequence[A],
+    op: ReduceOp = ...,
+    group: Group = ...,
+    async_op: Literal[False] = ...,
+    timeout: Timeout | None = ...,
+) -> list[A]: ...
+@overload
+def all_reduce_coalesced(
+    tensors: Sequence[A],
+    op: ReduceOp = ...,
+    group: Group = ...,
+    *,
+    async_op: Literal[True],
+    timeout: Timeout | None = ...,
+) -> Work[list[A]]: ...
 def all_reduce_coalesced(
     tensors: Sequence[Any],
     op: ReduceOp = ReduceOp.SUM,
@@ -39,9 +59,28 @@ def all_reduce_coalesced(
         CollectiveTimeoutError: On every member, past the deadline; names who has not come.
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
-    return resolve_group(group).all_reduce_coalesced(tensors, op, async_op, timeout=timeout)
+    return resolve_group(group).all_reduce_coalesced(
+        tensors, op, async_op=async_op, timeout=timeout
+    )
 
 
+@overload
+def all_gather_coalesced(
+    output_tensor_lists: Sequence[Sequence[A]],
+    input_tensor_list: Sequence[Any],
+    group: Group = ...,
+    async_op: Literal[False] = ...,
+    timeout: Timeout | None = ...,
+) -> list[list[A]]: ...
+@overload
+def all_gather_coalesced(
+    output_tensor_lists: Sequence[Sequence[A]],
+    input_tensor_list: Sequence[Any],
+    group: Group = ...,
+    *,
+    async_op: Literal[True],
+    timeout: Timeout | None = ...,
+) -> Work[list[list[A]]]: ...
 def all_gather_coalesced(
     output_tensor_lists: Sequence[Sequence[Any]],
     input_tensor_list: Sequence[Any],
@@ -73,10 +112,27 @@ def all_gather_coalesced(
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
     return resolve_group(group).all_gather_coalesced(
-        output_tensor_lists, input_tensor_list, async_op, timeout=timeout
+        output_tensor_lists, input_tensor_list, async_op=async_op, timeout=timeout
     )
 
 
+@overload
+def all_gather_into_tensor_coalesced(
+    output_tensors: Sequence[A],
+    input_tensors: Sequence[Any],
+    group: Group = ...,
+    async_op: Literal[False] = ...,
+    timeout: Timeout | None = ...,
+) -> list[A]: ...
+@overload
+def all_gather_into_tensor_coalesced(
+    output_tensors: Sequence[A],
+    input_tensors: Sequence[Any],
+    group: Group = ...,
+    *,
+    async_op: Literal[True],
+    timeout: Timeout | None = ...,
+) -> Work[list[A]]: ...
 def all_gather_into_tensor_coalesced(
     output_tensors: Sequence[Any],
     input_tensors: Sequence[Any],
@@ -106,10 +162,29 @@ def all_gather_into_tensor_coalesced(
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
     return resolve_group(group).all_gather_into_tensor_coalesced(
-        output_tensors, input_tensors, async_op, timeout
+        output_tensors, input_tensors, async_op=async_op, timeout=timeout
     )
 
 
+@overload
+def reduce_scatter_tensor_coalesced(
+    output_tensors: Sequence[A],
+    input_tensors: Sequence[Any],
+    op: ReduceOp = ...,
+    group: Group = ...,
+    async_op: Literal[False] = ...,
+    timeout: Timeout | None = ...,
+) -> list[A]: ...
+@overload
+def reduce_scatter_tensor_coalesced(
+    output_tensors: Sequence[A],
+    input_tensors: Sequence[Any],
+    op: ReduceOp = ...,
+    group: Group = ...,
+    *,
+    async_op: Literal[True],
+    timeout: Timeout | None = ...,
+) -> Work[list[A]]: ...
 def reduce_scatter_tensor_coalesced(
     output_tensors: Sequence[Any],
     input_tensors: Sequence[Any],
@@ -141,5 +216,5 @@ def reduce_scatter_tensor_coalesced(
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
     return resolve_group(group).reduce_scatter_tensor_coalesced(
-        output_tensors, input_tensors, op, async_op, timeout
+        output_tensors, input_tensors, op, async_op=async_op, timeout=timeout
     )

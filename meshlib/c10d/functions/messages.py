@@ -81,7 +81,7 @@ def isend(
     tag: int = 0,
     group_dst: int | None = None,
     timeout: Timeout | None = None,
-) -> Work | None:
+) -> Work[Any] | None:
     """Begin to send ``tensor`` to one member.
 
     Args:
@@ -113,7 +113,7 @@ def irecv(
     tag: int = 0,
     group_src: int | None = None,
     timeout: Timeout | None = None,
-) -> Work | None:
+) -> Work[Any] | None:
     """Begin to receive into ``tensor`` what one member sends.
 
     Args:

@@ -3,12 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, TypeVar, overload
 
+from meshlib.calls.work import Work
 from meshlib.job.current import Group, resolve_group
 from transport.deadline import Timeout
 
+A = TypeVar("A")
 
+
+@overload
+def gather(
+    tensor: A,
+    gather_list: Sequence[A] | None = ...,
+    dst: int | None = ...,
+    group: Group = ...,
+    async_op: Literal[False] = ...,
+    group_dst: int | None = ...,
+    timeout: Timeout | None = ...,
+) -> list[A] | None: ...
+@overload
+def gather(
+    tensor: A,
+    gather_list: Sequence[A] | None = ...,
+    dst: int | None = ...,
+    group: Group = ...,
+    *,
+    async_op: Literal[True],
+    group_dst: int | None = ...,
+    timeout: Timeout | None = ...,
+) -> Work[list[A] | None]: ...
 def gather(
     tensor: Any,
     gather_list: Sequence[Any] | None = None,
@@ -43,10 +67,31 @@ def gather(
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
     return resolve_group(group).gather(
-        tensor, gather_list, dst, async_op, group_dst, timeout=timeout
+        tensor, gather_list, dst, async_op=async_op, group_dst=group_dst, timeout=timeout
     )
 
 
+@overload
+def scatter(
+    tensor: A,
+    scatter_list: Sequence[Any] | None = ...,
+    src: int | None = ...,
+    group: Group = ...,
+    async_op: Literal[False] = ...,
+    group_src: int | None = ...,
+    timeout: Timeout | None = ...,
+) -> A: ...
+@overload
+def scatter(
+    tensor: A,
+    scatter_list: Sequence[Any] | None = ...,
+    src: int | None = ...,
+    group: Group = ...,
+    *,
+    async_op: Literal[True],
+    group_src: int | None = ...,
+    timeout: Timeout | None = ...,
+) -> Work[A]: ...
 def scatter(
     tensor: Any,
     scatter_list: Sequence[Any] | None = None,
@@ -81,10 +126,27 @@ def scatter(
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
     return resolve_group(group).scatter(
-        tensor, scatter_list, src, async_op, group_src, timeout=timeout
+        tensor, scatter_list, src, async_op=async_op, group_src=group_src, timeout=timeout
     )
 
 
+@overload
+def all_to_all(
+    output_tensor_list: Sequence[A],
+    input_tensor_list: Sequence[Any],
+    group: Group = ...,
+    async_op: Literal[False] = ...,
+    timeout: Timeout | None = ...,
+) -> list[A]: ...
+@overload
+def all_to_all(
+    output_tensor_list: Sequence[A],
+    input_tensor_list: Sequence[Any],
+    group: Group = ...,
+    *,
+    async_op: Literal[True],
+    timeout: Timeout | None = ...,
+) -> Work[list[A]]: ...
 def all_to_all(
     output_tensor_list: Sequence[Any],
     input_tensor_list: Sequence[Any],
@@ -115,10 +177,31 @@ def all_to_all(
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
     return resolve_group(group).all_to_all(
-        output_tensor_list, input_tensor_list, async_op, timeout=timeout
+        output_tensor_list, input_tensor_list, async_op=async_op, timeout=timeout
     )
 
 
+@overload
+def all_to_all_single(
+    output: A,
+    input: Any,
+    output_split_sizes: Sequence[int] | None = ...,
+    input_split_sizes: Sequence[int] | None = ...,
+    group: Group = ...,
+    async_op: Literal[False] = ...,
+    timeout: Timeout | None = ...,
+) -> A: ...
+@overload
+def all_to_all_single(
+    output: A,
+    input: Any,
+    output_split_sizes: Sequence[int] | None = ...,
+    input_split_sizes: Sequence[int] | None = ...,
+    group: Group = ...,
+    *,
+    async_op: Literal[True],
+    timeout: Timeout | None = ...,
+) -> Work[A]: ...
 def all_to_all_single(
     output: Any,
     input: Any,
@@ -153,5 +236,5 @@ def all_to_all_single(
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
     return resolve_group(group).all_to_all_single(
-        output, input, output_split_sizes, input_split_sizes, async_op, timeout=timeout
+        output, input, output_split_sizes, input_split_sizes, async_op=async_op, timeout=timeout
     )

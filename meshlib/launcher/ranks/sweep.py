@@ -143,7 +143,7 @@ class Guardian:
         with warnings.catch_warnings():
             # NumPy's threads may be there, of which Python warns; the child uses nothing of theirs.
             warnings.simplefilter("ignore", DeprecationWarning)
-            self.pid = os.fork()
+            self.pid: int = os.fork()
         if self.pid == 0:
             try:
                 os.close(self._writer)

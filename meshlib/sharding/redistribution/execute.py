@@ -71,7 +71,7 @@ def carry_out(plan: Plan, local: Array | None, finish: Callable[[Array | None], 
     return finish(_Run(plan, local, async_op=False).value())
 
 
-def begin(plan: Plan, local: Array | None, finish: Callable[[Array | None], Any]) -> Work:
+def begin(plan: Plan, local: Array | None, finish: Callable[[Array | None], Any]) -> Work[Any]:
     """Begin what ``carry_out`` does; ``local`` must not change until the Work is done."""
     on_gpu = local is not None and array_module(local) is not np
     # A call on a GPU returns when it is on a stream: there is nothing to wait for.
@@ -92,7 +92,7 @@ class _Run:
     """The steps of a plan, issued; ``value`` gives what is left after the last one."""
 
     def __init__(self, plan: Plan, local: Array | None, async_op: bool) -> None:
-        self.works: list[Work] = []
+        self.works: list[Work[Any]] = []
         self._plan, self._async = plan, async_op
         self._rank = current_world().rank
         _check_ops(plan)
@@ -189,7 +189,7 @@ class _Run:
             ready = _given(ready())
         send = _Sending(step, shape, rank, ready)
         receive = _Receiving(step, self._plan, rank) if self._coordinate(step.target) else None
-        works: list[Work] = []
+        works: list[Work[Any]] = []
         others = [m for m in received if m.peer != rank] + [m for m in sent if m.peer != rank]
         if others:
             ranks = {s.mesh.rank_at(i) for s in (step.source, step.target) for i in _places(s)}
@@ -232,7 +232,7 @@ class _Sending:
         assert x is not None, "a member of the source's mesh has a part"
         return x[relative(box, self.step.source.slices(self.shape, self.rank))]
 
-    def issue(self, group: ProcessGroup, peer: int, box: tuple[slice, ...], code: int) -> Work:
+    def issue(self, group: ProcessGroup, peer: int, box: tuple[slice, ...], code: int) -> Work[Any]:
         place, count = group.group_rank(peer), prod(shape_of(box))
         device = self.step.source.mesh.device_type
 
@@ -261,7 +261,7 @@ class _Receiving:
     def keep(self, box: tuple[slice, ...], part: Array) -> None:
         self.result[relative(box, self._box)] = part
 
-    def issue(self, group: ProcessGroup, peer: int, box: tuple[slice, ...], code: int) -> Work:
+    def issue(self, group: ProcessGroup, peer: int, box: tuple[slice, ...], code: int) -> Work[Any]:
         place, count = group.group_rank(peer), prod(shape_of(box))
         where = self.result[relative(box, self._box)]
 
@@ -327,7 +327,7 @@ def _once(make: Value) -> Value:
     return value
 
 
-def _when_all_are_done(works: list[Work], then: Callable[[], None]) -> None:
+def _when_all_are_done(works: list[Work[Any]], then: Callable[[], None]) -> None:
     """Call ``then`` when all of ``works`` have ended, well or not; at once if there are none."""
     left, lock = [len(works)], threading.Lock()
     if not works:

@@ -245,7 +245,7 @@ class TestCompiled:
             assert before - 1e-4 <= issued <= time.monotonic() + 1e-4
 
 
-TWINS = [(order._Order, PythonsCallSpec)]
+TWINS = [(order.CallOrder, PythonsCallSpec)]
 TWINS += [] if core is None else [(core.Order, core.CallSpec)]
 
 

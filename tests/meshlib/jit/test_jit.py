@@ -28,6 +28,7 @@ from meshlib import jit as mj  # noqa: E402
 
 SIZE = 3
 PAIRS = [(0, 2), (2, 1)]
+UNEVEN = (2, 0, 3)
 
 
 @pytest.fixture(autouse=True)
@@ -99,6 +100,18 @@ CASES = {
         lambda x: mj.all_gather(x, axis=1, tiled=True),
         lambda x: everywhere(jnp.concatenate(list(x), axis=1)),
         (2, 4),
+    ),
+    "all_gather_uneven": Case(
+        lambda x: mj.all_gather(x[: UNEVEN[dist.get_rank()]], tiled=True, sizes=UNEVEN),
+        lambda x: everywhere(jnp.concatenate([x[i, :n] for i, n in enumerate(UNEVEN)])),
+        (3, 2),
+    ),
+    "all_gather_uneven_last": Case(
+        lambda x: mj.all_gather(
+            x[:, 1 : 1 + dist.get_rank()], axis=-1, tiled=True, sizes=[0, 1, 2]
+        ),
+        lambda x: everywhere(jnp.concatenate([x[1, :, 1:2], x[2, :, 1:3]], axis=-1)),
+        (2, 3),
     ),
     "reduce_scatter": Case(mj.reduce_scatter, lambda x: x.sum(0), (SIZE, 2)),
     "reduce_scatter_avg_tiled": Case(
@@ -398,6 +411,9 @@ BAD_ARGUMENTS = [
     (lambda x: mj.broadcast(x, 5), ValueError, "src: global rank 5"),
     (mj.broadcast, ValueError, "exactly one of src and group_src"),
     (lambda x: mj.all_gather(x, axis=2), ValueError, "axis is 2; expected -2 to 1"),
+    (lambda x: mj.all_gather(x, sizes=[3, 3]), ValueError, "goes with tiled=True only"),
+    (lambda x: mj.all_gather(x, tiled=True, sizes=[3]), ValueError, "each of 2 members"),
+    (lambda x: mj.all_gather(x, tiled=True, sizes=[1, 2]), ValueError, "as sizes [1, 2] say for"),
     (mj.reduce_scatter, ValueError, "shape (3,); expected 2 entries"),
     (lambda x: mj.reduce_scatter(x, tiled=True), ValueError, "dim 0 does not divide by the 2"),
     (lambda x: mj.permute(x, [(0, 2)]), ValueError, "destinations [2]"),

@@ -10,6 +10,7 @@ import pytest
 import meshlib as dist
 from meshlib.calls.shortcut import Order
 from meshlib.calls.spec import CallSpec
+from meshlib.diagnosis.events import Departures, Leave
 from meshlib.diagnosis.fate import Fate
 from meshlib.diagnosis.members import Members
 from meshlib.diagnosis.recorder import COLLECTIVE, FlightRecorder
@@ -86,7 +87,6 @@ def test_a_mismatch_in_the_last_call_is_raised_by_all_that_can_be_told(backend, 
 def pair():
     """Return the group of rank 0, which is still there, and rank 1."""
     fate = Fate(Members("pair", (0, 1), 0, {"cpu": "inproc"}, WAIT, ""))
-    fate.left = (1,)
     return SimpleNamespace(id="pair", ranks=(0, 1), fate=fate, await_failure=fate.await_failure)
 
 
@@ -97,11 +97,30 @@ def test_who_made_more_calls_compares_those_that_both_made(root):
         records.open("pair", header, 32, COLLECTIVE, True, 1.0)
     theirs.next_header(CallSpec(Kind.BROADCAST, print, 4, root, 12))
     found, left = ({"pair": (order.sequence, order.history)} for order in (mine, theirs))
-    error = find_mismatch(HashStore(), [pair()], found, {1: left}, records)
+    error = find_mismatch(HashStore(), [pair()], found, [Departures([Leave(1, left)])], records)
     assert (error is None) == (root == 0)
     if root == 1:
         assert "rank 1 had made other calls when it left" in str(error)
         assert "(#1 of this group)" in str(error)
+
+
+def test_who_leaves_after_a_thousand_with_the_same_calls_looks_at_none_of_them():
+    class Group:
+        id = "all"
+
+        def await_failure(self, timeout):
+            return None
+
+        @property
+        def fate(self):
+            raise AssertionError("members were looked up")
+
+    left = Departures([Leave(rank, {"all": (7, 1), f"own-{rank}": (1, 1)}) for rank in range(1000)])
+    assert find_mismatch(HashStore(), [Group()], {"all": (7, 1)}, [left], None) is None
+    assert left.chains("all") == {(7, 1): list(range(1000))}
+    assert not left.without("all")
+    assert left.without("own-3") == left.ranks - {3}
+    assert left.without("none of theirs") == left.ranks
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])

@@ -40,6 +40,7 @@ def raised(function):
         ({"reshard_after_forward": 3}, ValueError, "rank 1: reshard_after_forward is 3; expected"),
         ({"reshard_after_forward": 0}, ValueError, "rank 1: reshard_after_forward is 0; expected"),
         ({"reshard_after_forward": 1.5}, TypeError, "rank 1: reshard_after_forward"),
+        ({"ignored_params": ["w"]}, TypeError, "rank 1: ignored_params[0] must be a Parameter"),
         ({"mp_policy": "float16"}, TypeError, "rank 1: mp_policy must be a MixedPrecisionPolicy"),
     ],
 )

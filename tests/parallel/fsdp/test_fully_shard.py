@@ -246,3 +246,28 @@ def test_a_parameter_that_is_not_used_has_no_gradient_or_zeros():
         assert all(p.grad is None for p in model.group.parameters())
 
     on_mesh(program, 2)
+
+
+def test_ignored_parameters_stay_whole_and_are_not_reduced():
+    def program(mesh):
+        model = make_mlp()
+        ignored = [model[0][0].weight, model[3].bias]
+        for layer in (model[0], model[1]):
+            fully_shard(layer, mesh, ignored_params=ignored)
+        fully_shard(model, mesh, ignored_params=ignored)
+        backward(model, dist.get_rank(), 2)
+        own = make_mlp()
+        backward(own, dist.get_rank(), 2)
+        for path, p in model.named_parameters():
+            assert (p.sharding is None) == (p in ignored)
+            if p in ignored:
+                np.testing.assert_array_equal(p.grad, dict(own.named_parameters())[path].grad)
+        return gradients(model)
+
+    ignored = {"0.0.weight", "3.bias"}
+    for got in on_mesh(program, 2):
+        expected = expected_gradients()
+        assert_equal(
+            {path: value for path, value in got.items() if path not in ignored},
+            {path: value for path, value in expected.items() if path not in ignored},
+        )

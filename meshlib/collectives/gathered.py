@@ -1,0 +1,321 @@
+"""all_gather and reduce_scatter, of lists and of whole arrays: each member ends with, or begins
+from, a part for every member.
+
+As in ``on_arrays``, the words of a method are shared with the function of its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, TypeVar, overload
+
+from meshlib.arrays import adapter as arrays
+from meshlib.arrays.checks import (
+    adapt_sources,
+    adapt_targets,
+    check_dtype,
+    check_no_overlap,
+    check_reduction,
+    check_same_dtype,
+    check_size,
+    same_start,
+    split_evenly,
+)
+from meshlib.calls.work import Work
+from meshlib.collectives.group_of_ranks import GroupOfRanks
+from transport.call import Call, Kind
+from transport.communicator import Communicator
+from transport.deadline import Timeout
+from transport.reduce_op import ReduceOp
+
+A = TypeVar("A")
+
+
+class GatheringCollectives(GroupOfRanks):
+    """The all_gathers and reduce_scatters of one group of ranks."""
+
+    @overload
+    def all_gather(
+        self,
+        tensor_list: Sequence[A],
+        tensor: Any,
+        async_op: Literal[False] = ...,
+        timeout: Timeout | None = ...,
+    ) -> list[A]: ...
+
+    @overload
+    def all_gather(
+        self,
+        tensor_list: Sequence[A],
+        tensor: Any,
+        *,
+        async_op: Literal[True],
+        timeout: Timeout | None = ...,
+    ) -> Work[list[A]]: ...
+
+    def all_gather(
+        self,
+        tensor_list: Sequence[Any],
+        tensor: Any,
+        async_op: bool = False,
+        timeout: Timeout | None = None,
+    ) -> Any:
+        """Gather member i's ``tensor`` into ``tensor_list[i]`` on all members.
+
+        Args:
+            tensor_list: One array for each member, in group order, of its size and of ``tensor``'s
+                dtype. They do not overlap each other; ``tensor_list[rank]`` may be ``tensor``.
+            tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
+                one of ml_dtypes' floats. Its size may differ by member.
+            async_op: Return a ``Work`` at once, not the result.
+            timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
+
+        Returns:
+            The list of what was gathered. With ``async_op``, a ``Work`` whose ``result()`` that is.
+            None on a rank that is no member.
+
+        Raises:
+            TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
+                usable.
+            CollectiveMismatchError: On every member, if they make different calls.
+            CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+            RankFailedError: On every member, if one dies or leaves. These three break the group.
+        """
+        door = self.door
+        if door.rank < 0:
+            return None
+        x = arrays.source(tensor, "tensor")
+        code = check_dtype(x, "tensor")
+        outs = adapt_targets(tensor_list, "tensor_list", len(door.ranks))
+        mine = outs[door.rank]
+        check_size(mine, f"tensor_list[{door.rank}]", x.flat.size, "the size of tensor")
+        for i, out in enumerate(outs):
+            check_same_dtype(out, f"tensor_list[{i}]", x, "tensor")
+            if i != door.rank or not same_start(out.flat, x.flat):
+                check_no_overlap(out, f"tensor_list[{i}]", x, "tensor")
+        flats = [out.flat for out in outs]
+        total = sum(flat.size for flat in flats)
+
+        def run(communicator: Communicator, call: Call) -> Any:
+            communicator.all_gather(call, flats, x.flat)
+            return [out.finish() for out in outs]
+
+        return self._issue(Kind.ALL_GATHER, run, x, code, async_op, timeout, elements=total)
+
+    @overload
+    def all_gather_into_tensor(
+        self,
+        output_tensor: A,
+        input_tensor: Any,
+        async_op: Literal[False] = ...,
+        timeout: Timeout | None = ...,
+    ) -> A: ...
+
+    @overload
+    def all_gather_into_tensor(
+        self,
+        output_tensor: A,
+        input_tensor: Any,
+        *,
+        async_op: Literal[True],
+        timeout: Timeout | None = ...,
+    ) -> Work[A]: ...
+
+    def all_gather_into_tensor(
+        self,
+        output_tensor: Any,
+        input_tensor: Any,
+        async_op: bool = False,
+        timeout: Timeout | None = None,
+    ) -> Any:
+        """Gather the members' ``input_tensor`` into one ``output_tensor`` on all members.
+
+        Args:
+            output_tensor: ``size()`` times the elements of ``input_tensor``, of its dtype: joined
+                along dim 0 or stacked in a new first dim, which is the same memory.
+            input_tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype,
+                bool, or one of ml_dtypes' floats. Size and dtype are the same on every member. May
+                be this member's part of ``output_tensor``.
+            async_op: Return a ``Work`` at once, not the result.
+            timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
+
+        Returns:
+            ``output_tensor``, or a new array if that cannot be written to (JAX). With ``async_op``,
+            a ``Work`` whose ``result()`` that is. None on a rank that is no member.
+
+        Raises:
+            TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
+                usable.
+            CollectiveMismatchError: On every member, if they make different calls.
+            CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+            RankFailedError: On every member, if one dies or leaves. These three break the group.
+        """
+        door = self.door
+        if door.rank < 0:
+            return None
+        x = arrays.source(input_tensor, "input_tensor")
+        code = check_dtype(x, "input_tensor")
+        out = arrays.target(output_tensor, "output_tensor")
+        size = len(door.ranks)
+        check_same_dtype(out, "output_tensor", x, "input_tensor")
+        check_size(out, "output_tensor", size * x.flat.size, f"{size} times input_tensor's size")
+        flats = split_evenly(out.flat, size)
+        if not same_start(x.flat, flats[door.rank]):
+            check_no_overlap(out, "output_tensor", x, "input_tensor")
+
+        def run(communicator: Communicator, call: Call) -> Any:
+            communicator.all_gather(call, flats, x.flat)
+            return out.finish()
+
+        return self._issue(Kind.ALL_GATHER, run, x, code, async_op, timeout, elements=out.flat.size)
+
+    @overload
+    def reduce_scatter(
+        self,
+        output: A,
+        input_list: Sequence[Any],
+        op: ReduceOp = ...,
+        async_op: Literal[False] = ...,
+        timeout: Timeout | None = ...,
+    ) -> A: ...
+
+    @overload
+    def reduce_scatter(
+        self,
+        output: A,
+        input_list: Sequence[Any],
+        op: ReduceOp = ...,
+        *,
+        async_op: Literal[True],
+        timeout: Timeout | None = ...,
+    ) -> Work[A]: ...
+
+    def reduce_scatter(
+        self,
+        output: Any,
+        input_list: Sequence[Any],
+        op: ReduceOp = ReduceOp.SUM,
+        async_op: bool = False,
+        timeout: Timeout | None = None,
+    ) -> Any:
+        """Reduce the members' ``input_list[i]`` with ``op`` into member i's ``output``.
+
+        Args:
+            output: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
+                one of ml_dtypes' floats. It has the size of ``input_list[rank]``, which it may be;
+                it overlaps no other.
+            input_list: One array of ``output``'s dtype for each member, in group order. Sizes may
+                differ by place, not by member.
+            op: A ``ReduceOp`` that means something for the dtype.
+            async_op: Return a ``Work`` at once, not the result.
+            timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
+
+        Returns:
+            ``output``, or a new array if that cannot be written to (JAX). With ``async_op``, a
+            ``Work`` whose ``result()`` that is. None on a rank that is no member.
+
+        Raises:
+            TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
+                usable.
+            CollectiveMismatchError: On every member, if they make different calls.
+            CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+            RankFailedError: On every member, if one dies or leaves. These three break the group.
+        """
+        door = self.door
+        if door.rank < 0:
+            return None
+        out = arrays.target(output, "output")
+        ins = adapt_sources(input_list, "input_list", len(door.ranks))
+        op, code = check_reduction(op, out, "output")
+        check_size(out, "output", ins[door.rank].flat.size, f"the size of input_list[{door.rank}]")
+        for i, x in enumerate(ins):
+            check_same_dtype(x, f"input_list[{i}]", out, "output")
+            if i != door.rank or not same_start(out.flat, x.flat):
+                check_no_overlap(out, "output", x, f"input_list[{i}]")
+        flats = [x.flat for x in ins]
+        total = sum(flat.size for flat in flats)
+
+        def run(communicator: Communicator, call: Call) -> Any:
+            communicator.reduce_scatter(call, out.flat, flats, op)
+            return out.finish()
+
+        return self._issue(
+            Kind.REDUCE_SCATTER, run, out, code, async_op, timeout, elements=total, op=op.code
+        )
+
+    @overload
+    def reduce_scatter_tensor(
+        self,
+        output: A,
+        input: Any,
+        op: ReduceOp = ...,
+        async_op: Literal[False] = ...,
+        timeout: Timeout | None = ...,
+    ) -> A: ...
+
+    @overload
+    def reduce_scatter_tensor(
+        self,
+        output: A,
+        input: Any,
+        op: ReduceOp = ...,
+        *,
+        async_op: Literal[True],
+        timeout: Timeout | None = ...,
+    ) -> Work[A]: ...
+
+    def reduce_scatter_tensor(
+        self,
+        output: Any,
+        input: Any,
+        op: ReduceOp = ReduceOp.SUM,
+        async_op: bool = False,
+        timeout: Timeout | None = None,
+    ) -> Any:
+        """Reduce the members' ``input`` with ``op``; part i goes into member i's ``output``.
+
+        Args:
+            output: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
+                one of ml_dtypes' floats. Size and dtype are the same on every member. May be this
+                member's part of ``input``.
+            input: ``size()`` times the elements of ``output``, of its dtype: the parts joined along
+                dim 0 or stacked in a new first dim.
+            op: A ``ReduceOp`` that means something for the dtype.
+            async_op: Return a ``Work`` at once, not the result.
+            timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
+
+        Returns:
+            ``output``, or a new array if that cannot be written to (JAX). With ``async_op``, a
+            ``Work`` whose ``result()`` that is. None on a rank that is no member.
+
+        Raises:
+            TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
+                usable.
+            CollectiveMismatchError: On every member, if they make different calls.
+            CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+            RankFailedError: On every member, if one dies or leaves. These three break the group.
+        """
+        door = self.door
+        if door.rank < 0:
+            return None
+        out = arrays.target(output, "output")
+        x = arrays.source(input, "input")
+        op, code = check_reduction(op, out, "output")
+        size = len(door.ranks)
+        check_same_dtype(x, "input", out, "output")
+        check_size(x, "input", size * out.flat.size, f"{size} times the size of output")
+        flats = split_evenly(x.flat, size)
+        if not same_start(out.flat, flats[door.rank]):
+            check_no_overlap(out, "output", x, "input")
+
+        def run(communicator: Communicator, call: Call) -> Any:
+            communicator.reduce_scatter(call, out.flat, flats, op)
+            return out.finish()
+
+        return self._issue(
+            Kind.REDUCE_SCATTER, run, out, code, async_op, timeout, elements=x.flat.size, op=op.code
+        )
+
+    # The names that c10d gives to these two since it has others with "tensor" in them.
+    all_gather_single = all_gather_into_tensor
+    reduce_scatter_single = reduce_scatter_tensor

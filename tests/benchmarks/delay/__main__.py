@@ -1,0 +1,118 @@
+"""Collectives across a network with delay, beside Gloo and plain sockets; as root.
+
+    python -m tests.benchmarks.delay [--ranks 2] [--round-trips 0.1,1,10,50] [--cells ...]
+
+Each rank is in a network namespace of its own; ``wire.py`` holds their frames back. ``wire`` is how
+long plain sockets take for the bytes that one rank must send. Without torch there is no Gloo.
+Rows: collective, bytes, round trip; milliseconds, medians of interleaved rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from meshlib.bench.sizes import format_size, parse_size
+
+_HERE = Path(__file__).parent
+_ROOT = _HERE.parents[2]
+
+
+def _ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True)
+
+
+class Network:
+    """``size`` namespaces on one wire, each with the address ``addresses[i]``."""
+
+    def __init__(self, size: int, round_trip: float, seconds: float = 3600) -> None:
+        self.names = [f"delay-{os.getpid()}-{i}" for i in range(size)]
+        self.addresses = [f"10.98.7.{i + 1}" for i in range(size)]
+        for name in self.names:
+            _ip("netns", "add", name)
+        command = [sys.executable, str(_HERE / "wire.py"), str(round_trip * 500), str(seconds)]
+        self.wire = subprocess.Popen([*command, *self.names], stdout=subprocess.PIPE)
+        assert self.wire.stdout is not None
+        self.wire.stdout.readline()
+        for i, (name, address) in enumerate(zip(self.names, self.addresses, strict=True)):
+            mac = f"02:00:00:00:00:{i:02x}"
+            _ip("-n", name, "link", "set", "eth0", "address", mac, "mtu", "9000", "up")
+            _ip("-n", name, "addr", "add", f"{address}/24", "dev", "eth0")
+            _ip("-n", name, "link", "set", "lo", "up")
+
+    def start(self, rank: int, command: list[str], **options: object) -> subprocess.Popen[str]:
+        """Start a command in the namespace of ``rank``."""
+        inside = ["ip", "netns", "exec", self.names[rank], *command]
+        return subprocess.Popen(inside, text=True, **options)  # pyright: ignore
+
+    def close(self) -> None:
+        """Take everything down."""
+        self.wire.kill()
+        self.wire.wait()
+        for name in self.names:
+            _ip("netns", "delete", name)
+
+
+def _measure(options: argparse.Namespace, round_trip: float, cells: list[list[object]]) -> None:
+    network = Network(options.ranks, round_trip)
+    ranks: list[subprocess.Popen[str]] = []
+    try:
+        for rank in range(options.ranks):
+            plan = {
+                "rank": rank, "size": options.ranks, "addresses": network.addresses,
+                "round_trip": round_trip, "rounds": options.rounds, "warm": options.warm,
+                "cells": cells, "backend": options.backend, "wire": True,
+                "gloo": importlib.util.find_spec("torch") is not None,
+            }  # fmt: skip
+            environment = {**os.environ, "PYTHONPATH": str(options.code or _ROOT)}
+            command = [sys.executable, str(_HERE / "ranks.py"), json.dumps(plan)]
+            ranks.append(network.start(rank, command, env=environment, stdout=subprocess.PIPE))
+        assert ranks[0].stdout is not None
+        for line in ranks[0].stdout:
+            if not line.startswith("["):
+                continue
+            name, nbytes, row = json.loads(line)
+            columns = "  ".join(f"{library} {ms:9.2f}" for library, ms in row.items())
+            print(
+                f"{1e3 * round_trip:6.1f} ms  {name:15} {format_size(nbytes):>8}  {columns}",
+                flush=True,
+            )
+        for process in ranks:
+            process.wait(60)
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+        network.close()
+
+
+def main() -> None:
+    """Run what the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--round-trips", default="0.1,1,10,50", help="milliseconds")
+    parser.add_argument("--collectives", default="all_reduce,all_gather,reduce_scatter,broadcast")
+    parser.add_argument("--sizes", default="8,64K,1M,16M,64M")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--warm", type=int, default=2, help="rounds that do not count")
+    parser.add_argument("--backend", default="tcp")
+    parser.add_argument("--code", help="measure the meshlib in this folder instead")
+    options = parser.parse_args()
+    sizes = [parse_size(size) for size in options.sizes.split(",")]
+    cells: list[list[object]] = [
+        [name, size] for name in options.collectives.split(",") for size in sizes
+    ]
+    for round_trip in options.round_trips.split(","):
+        begin = time.monotonic()
+        _measure(options, float(round_trip) / 1000, cells)
+        print(f"  ({time.monotonic() - begin:.0f} s)", flush=True)
+
+
+if __name__ == "__main__":
+    main()

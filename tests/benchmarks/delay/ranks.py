@@ -1,0 +1,167 @@
+"""One rank of ``tests.benchmarks.delay``: the same calls by turns, of meshlib, Gloo, and sockets.
+
+All ranks are on one machine and share its clock: a call begins at a moment that rank 0 sets, and
+ends when the last rank has returned.
+"""
+
+import json
+import os
+import socket
+import statistics
+import sys
+import threading
+import time
+from datetime import timedelta
+
+import numpy as np
+
+import meshlib as dist
+
+plan = json.loads(sys.argv[1])
+rank, size, addresses = plan["rank"], plan["size"], plan["addresses"]
+round_trip = plan["round_trip"]
+
+
+def pinned(nbytes):
+    return np.ones(max(1, nbytes // 4), np.float32)
+
+
+class Meshlib:
+    def __init__(self):
+        os.environ.update(
+            RANK=str(rank), WORLD_SIZE=str(size), MASTER_ADDR=addresses[0], MASTER_PORT="29400",
+            MESHLIB_HOST=addresses[rank], MESHLIB_SECRET="0123456789abcdef" * 4,
+        )  # fmt: skip
+        dist.init_process_group(plan["backend"], timeout=timedelta(seconds=60))
+
+    def call(self, name, nbytes):
+        x = pinned(nbytes)
+        part = x.size // size
+        match name:
+            case "all_reduce":
+                return lambda: dist.all_reduce(x)
+            case "broadcast":
+                return lambda: dist.broadcast(x, 0)
+            case "all_gather":
+                own = np.ones(part, np.float32)
+                out = np.ones(part * size, np.float32)
+                return lambda: dist.all_gather_into_tensor(out, own)
+            case "reduce_scatter":
+                own = np.ones(part, np.float32)
+                return lambda: dist.reduce_scatter_tensor(own, x[: part * size])
+            case "all_to_all":
+                out, inputs = np.ones(part * size, np.float32), x[: part * size]
+                return lambda: dist.all_to_all_single(out, inputs)
+            case "barrier":
+                return dist.barrier
+        raise ValueError(name)
+
+
+class Gloo:
+    def __init__(self):
+        import torch
+
+        self.torch = torch
+        torch.set_num_threads(1)
+        os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
+        torch.distributed.init_process_group(
+            "gloo", init_method=f"tcp://{addresses[0]}:29501", rank=rank, world_size=size
+        )
+
+    def call(self, name, nbytes):
+        gloo, torch = self.torch.distributed, self.torch
+        x = torch.ones(max(1, nbytes // 4))
+        part = x.numel() // size
+        match name:
+            case "all_reduce":
+                return lambda: gloo.all_reduce(x)
+            case "broadcast":
+                return lambda: gloo.broadcast(x, 0)
+            case "all_gather":
+                own, out = torch.ones(part), torch.ones(part * size)
+                return lambda: gloo.all_gather_into_tensor(out, own)
+            case "reduce_scatter":
+                own, inputs = torch.ones(part), x[: part * size]
+                return lambda: gloo.reduce_scatter_tensor(own, inputs)
+            case "all_to_all":
+                out, inputs = torch.ones(part * size), x[: part * size]
+                return lambda: gloo.all_to_all_single(out, inputs)
+            case "barrier":
+                return gloo.barrier
+        raise ValueError(name)
+
+
+class Wire:
+    """Plain sockets between the first two ranks: as many bytes each way as the call has to send."""
+
+    def __init__(self):
+        if rank == 0:
+            with socket.create_server((addresses[0], 29502)) as listener:
+                self.sock = listener.accept()[0]
+        elif rank == 1:
+            while True:
+                try:
+                    self.sock = socket.create_connection((addresses[0], 29502))
+                    break
+                except ConnectionRefusedError:
+                    time.sleep(0.05)
+
+    def call(self, name, nbytes):
+        if rank > 1:
+            return lambda: None
+        parts = {"all_reduce": 2, "broadcast": 1, "barrier": 0}.get(name, 1)
+        one_way = name == "broadcast"
+        count = nbytes if one_way else parts * nbytes * (size - 1) // size
+        out, into = bytearray(count), bytearray(count)
+
+        def send():
+            if not (one_way and rank):
+                self.sock.sendall(out)
+
+        def both():
+            sender = threading.Thread(target=send)
+            sender.start()
+            if not one_way or rank:
+                rest = memoryview(into)
+                while rest:
+                    rest = rest[self.sock.recv_into(rest) :]
+            sender.join()
+
+        return both
+
+
+libraries = {"meshlib": Meshlib()}
+if plan["gloo"]:
+    libraries["gloo"] = Gloo()
+if plan["wire"]:
+    libraries["wire"] = Wire()
+
+
+def measure(call):
+    """Return how many seconds ``call`` took, from a common moment to the last rank's return."""
+    begin = np.array([time.monotonic() + 2 * round_trip + 0.005])
+    dist.broadcast(begin, 0)
+    while (left := begin[0] - time.monotonic()) > 0:
+        if left > 0.002:
+            time.sleep(left - 0.001)
+    call()
+    end = np.array([time.monotonic()])
+    dist.all_reduce(end, dist.ReduceOp.MAX)
+    return float(end[0] - begin[0])
+
+
+results = []
+for name, nbytes in plan["cells"]:
+    calls = {library: made.call(name, nbytes) for library, made in libraries.items()}
+    times = {library: [] for library in calls}
+    for turn in range(plan["rounds"] + plan["warm"]):
+        for library, call in calls.items():
+            seconds = measure(call)
+            if turn >= plan["warm"]:
+                times[library].append(seconds)
+    row = {library: 1e3 * statistics.median(found) for library, found in times.items()}
+    results.append([name, nbytes, row])
+    if rank == 0:
+        print(json.dumps(results[-1]), flush=True)
+dist.barrier()
+dist.destroy_process_group()

@@ -1,0 +1,82 @@
+"""A network with delay between namespaces, as root: no kernel module, only /dev/net/tun.
+
+    python3 wire.py ONE_WAY_MS SECONDS NAMESPACE NAMESPACE ...
+
+Makes the device ``eth0`` (TAP) in each namespace and passes frames between them, each held back.
+Prints "up". SIGUSR1 cuts the network, or mends it: what is sent while it is cut is lost.
+"""
+
+import collections
+import ctypes
+import fcntl
+import os
+import select
+import signal
+import struct
+import sys
+import time
+
+_TUNSETIFF, _TAP_WITHOUT_HEADER = 0x400454CA, 0x1002
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def tap(namespace):
+    """Return the descriptor of a new ``eth0`` in ``namespace``."""
+    there, here = os.open(f"/var/run/netns/{namespace}", 0), os.open("/proc/self/ns/net", 0)
+    if _LIBC.setns(there, 0):
+        raise OSError(ctypes.get_errno(), f"no way into {namespace}")
+    device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+    fcntl.ioctl(device, _TUNSETIFF, struct.pack("16sH", b"eth0", _TAP_WITHOUT_HEADER))
+    _LIBC.setns(here, 0)
+    os.close(there)
+    os.close(here)
+    return device
+
+
+def serve(taps, delay, end):
+    """Pass frames on until ``end``. A device's address ends in its number among ``taps``."""
+    cut = False
+
+    def toggle(*_):
+        nonlocal cut
+        cut = not cut
+
+    signal.signal(signal.SIGUSR1, toggle)
+    print("up", flush=True)
+    queues = {device: collections.deque() for device in taps}
+    clock = time.perf_counter
+    while time.monotonic() < end:
+        wait = 0.05
+        now = clock()
+        for device, queue in queues.items():
+            while queue and queue[0][0] <= now:
+                try:
+                    os.write(device, queue[0][1])
+                except BlockingIOError:
+                    break
+                except OSError:  # the device is not up yet, or no more
+                    pass
+                queue.popleft()
+            if queue:
+                wait = min(wait, max(0.0, queue[0][0] - clock()))
+        for device in select.select(taps, [], [], wait)[0]:
+            try:
+                for _ in range(64):
+                    frame = os.read(device, 70000)
+                    if cut:
+                        continue
+                    arrives = clock() + delay
+                    if frame[0] & 1:
+                        for other in taps:
+                            if other != device:
+                                queues[other].append((arrives, frame))
+                    elif frame[5] < len(taps):
+                        queues[taps[frame[5]]].append((arrives, frame))
+            except OSError:  # nothing more for now, or the device is not up
+                pass
+
+
+if __name__ == "__main__":
+    one_way, seconds, *namespaces = sys.argv[1:]
+    devices = [tap(namespace) for namespace in namespaces]
+    serve(devices, float(one_way) / 1000, time.monotonic() + float(seconds))

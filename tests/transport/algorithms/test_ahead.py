@@ -1,0 +1,178 @@
+"""Sending ahead: as far as the members agree, with the bits and frames of the lockstep."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from far_links import NEAR, FarInprocCommunicator, far
+from rank_threads import Member, Transport, run_group
+
+from transport.algorithms.ahead import LIMIT, wanted
+from transport.algorithms.choice import Thresholds
+from transport.call import Kind
+from transport.inproc import InprocCommunicator
+from transport.link import Pace
+from transport.reduce_op import ReduceOp, premul_sum
+
+SEGMENT = 256
+TABLE = Thresholds(
+    star=0, all_reduce_doubling=0, reduce_scatter_doubling=0, all_gather_doubling=0, segment=SEGMENT
+)
+PaceOf = Callable[[int, int], Pace]
+
+
+def transport(pace_of: PaceOf) -> Transport:
+    return Transport("far", lambda member, table: FarInprocCommunicator(member, table, pace_of))
+
+
+def everywhere(nbytes: int) -> PaceOf:
+    return lambda rank, peer: far(nbytes)
+
+
+def one_far_link(rank: int, peer: int) -> Pace:
+    """Only rank 1 has noticed a delay, and only on its link to rank 0."""
+    return far(3 * SEGMENT) if (rank, peer) == (1, 0) else NEAR
+
+
+def test_what_is_wanted_follows_from_round_trip_and_rate() -> None:
+    assert wanted(NEAR) == 0
+    assert wanted(Pace(0.0, 1e10)) == 0
+    assert wanted(Pace(0.010, 2e9)) == 2 * 20_000_000
+    assert wanted(Pace(0.010, 1e6)) == wanted(Pace(0.010, 0.0)) > 1 << 20  # not yet known
+    assert wanted(Pace(10.0, 1e10)) == LIMIT
+
+
+KINDS: list[tuple[Any, Callable[[int], ReduceOp]]] = [
+    (np.float32, lambda rank: ReduceOp.AVG),
+    (np.float32, lambda rank: premul_sum(0.3 + rank)),
+    (ml_dtypes.bfloat16, lambda rank: ReduceOp.SUM),
+    (ml_dtypes.bfloat16, lambda rank: premul_sum(0.3 + rank)),
+    (np.int16, lambda rank: ReduceOp.MAX),
+]
+
+
+def every_result(m: Member) -> list[bytes]:
+    """All_reduce, reduce_scatter (in place as well) and all_to_all, of several dtypes and sizes."""
+    n, found = m.size, list[bytes]()
+    for number, ((dtype, op_of), size) in enumerate(product(KINDS, (0, 700, 1501))):
+        rng, op = np.random.default_rng([m.rank, number]), op_of(m.rank)
+        buffer = (rng.standard_normal(size) * 8).astype(dtype)
+        inputs = [(rng.standard_normal(size + 40 * i) * 8).astype(dtype) for i in range(n)]
+        kept = [part.copy() for part in inputs]
+        m.all_reduce(buffer, op)
+        output = np.empty_like(inputs[m.rank])
+        m.comm.reduce_scatter(m.call(Kind.REDUCE_SCATTER, dtype), output, inputs, op)
+        assert [part.tobytes() for part in inputs] == [part.tobytes() for part in kept]
+        m.comm.reduce_scatter(m.call(Kind.REDUCE_SCATTER, dtype), inputs[m.rank], inputs, op)
+        assert inputs[m.rank].tobytes() == output.tobytes()
+        swapped = [np.empty(size + 40 * m.rank, dtype) for _ in range(n)]
+        m.comm.all_to_all(m.call(Kind.ALL_TO_ALL, dtype), swapped, kept)
+        found += [part.tobytes() for part in (buffer, output, *swapped)]
+    return found
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_the_bits_are_those_of_the_lockstep(n: int) -> None:
+    lockstep = run_group(Transport("inproc", InprocCommunicator), n, every_result, TABLE)
+    for pace_of in (everywhere(SEGMENT), everywhere(10**6), one_far_link):
+        assert run_group(transport(pace_of), n, every_result, TABLE) == lockstep
+
+
+def log_of(n: int, pace_of: PaceOf, body: Callable[[Member], Any]) -> list[list[Any]]:
+    def run(m: Member) -> list[Any]:
+        body(m)
+        assert isinstance(m.comm, FarInprocCommunicator)
+        return m.comm.log
+
+    return run_group(transport(pace_of), n, run, TABLE)
+
+
+@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("laps_ahead", [1, 3])
+def test_a_rank_is_so_many_laps_ahead_and_no_more(n: int, laps_ahead: int) -> None:
+    laps = 9
+    size = laps * n * SEGMENT // 4
+
+    def body(m: Member) -> None:
+        m.all_reduce(np.ones(size, np.float32), ReduceOp.SUM)
+
+    for log in log_of(n, everywhere(laps_ahead * 2 * SEGMENT), body):
+        peers = {peer for _, peer, _ in log}
+        for peer in peers:
+            events = [what for what, other, _ in log if other == peer]
+            assert Counter(events) == {"post": 2 * laps, "receive": 2 * laps}
+            lead = [
+                events[:i].count("post") - events[:i].count("receive") for i in range(len(events))
+            ]
+            assert events.index("receive") == laps_ahead + 1
+            # Inputs so many laps ahead, and the results that are not answered yet.
+            assert max(lead) == 2 * (laps_ahead + 1)
+
+
+@pytest.mark.parametrize("what", ["all_gather", "all_to_all"])
+def test_copies_leave_before_the_first_is_awaited(what: str) -> None:
+    n = 4
+
+    def body(m: Member) -> None:
+        outputs = [np.empty(SEGMENT, np.float32) for _ in range(n)]
+        inputs = [np.full(SEGMENT, m.rank, np.float32) for _ in range(n)]
+        if what == "all_gather":
+            m.comm.all_gather(m.call(Kind.ALL_GATHER, np.float32), outputs, inputs[0])
+        else:
+            m.comm.all_to_all(m.call(Kind.ALL_TO_ALL, np.float32), outputs, inputs)
+        assert [output.tolist() for output in outputs] == [[i] * SEGMENT for i in range(n)]
+
+    table = replace(TABLE, segment=64)  # frames larger than what is sent at once
+    events = log_of(n, everywhere(10**6), body)
+    assert table.segment < SEGMENT
+    for log in events:
+        assert [event for event, _, _ in log] == ["post"] * (n - 1) + ["receive"] * (n - 1)
+
+
+def test_members_agree_now_and_then() -> None:
+    """At calls 0, 1, 3, 7, ...: a link that turns out to be faster has its way by then."""
+    known = [far(SEGMENT)]
+
+    def body(m: Member) -> list[int]:
+        found: list[int] = []
+        for number in range(9):
+            m.barrier()
+            if m.rank == 0 and number == 2:
+                known[0] = far(8 * SEGMENT)
+            m.barrier()
+            call = m.call(Kind.BARRIER)
+            found.append(m.comm.ahead(call))  # pyright: ignore
+        return found
+
+    def pace_of(rank: int, peer: int) -> Pace:
+        return far(SEGMENT)
+
+    class Learning(FarInprocCommunicator):
+        def link(self, peer: int, call: Any) -> Any:
+            link = super().link(peer, call)
+            if self.rank == 0:
+                link.pace = lambda: known[0]  # pyright: ignore
+            return link
+
+    kind = Transport("learning", lambda member, table: Learning(member, table, pace_of))
+    for found in run_group(kind, 3, body, TABLE):
+        assert found == [SEGMENT] * 3 + [8 * SEGMENT] * 6
+
+
+def test_no_memory_is_kept_for_what_is_ahead() -> None:
+    size = 64 * 2 * SEGMENT // 4
+
+    def body(m: Member) -> int:
+        m.all_reduce(np.ones(size, np.float32), ReduceOp.SUM)
+        return m.comm.scratch.nbytes  # pyright: ignore
+
+    ahead = run_group(transport(everywhere(10**6)), 2, body, TABLE)
+    lockstep = run_group(Transport("inproc", InprocCommunicator), 2, body, TABLE)
+    assert max(ahead) <= max(lockstep) + 4096  # the figures that are agreed upon

@@ -1,0 +1,100 @@
+"""Links that say they have delay, and have none: what is sent ahead on them is sent for nothing."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+from transport.call import Call
+from transport.inproc import InprocCommunicator, InprocLink
+from transport.link import Link, OnPiece, Outbox, Pace, PacedLink
+from transport.tcp import TcpCommunicator
+from transport.tcp.link import TcpLink
+
+NEAR = Pace(0.0, 0.0)
+
+
+def far(nbytes: int) -> Pace:
+    """The pace of a link on which ``nbytes`` are wanted under way."""
+    return Pace(nbytes / 1e9 / 2, 1e9)
+
+
+class FarTcpCommunicator(TcpCommunicator):
+    """Each member takes its links for something else; together they send a few laps ahead."""
+
+    def link(self, peer: int, call: Call) -> TcpLink:
+        link = super().link(peer, call)
+        link.pace = self._pace
+        return link
+
+    def _pace(self) -> Pace:
+        return far(100 * (1 + self.rank % 3))
+
+
+class _InprocOutbox(Outbox):
+    def __init__(self, call: Call, log: list[Any]) -> None:
+        self._call = call
+        self._log = log
+        self._lent: list[Any] = []
+
+    def post(self, link: Link, data: memoryview) -> None:
+        assert isinstance(link, FarLink)
+        self._log.append(("post", link.peer, data.nbytes))
+        self._lent.append((link, link.lend(self._call, data)))
+
+    def receive(self, link: Link, into: memoryview, on_piece: OnPiece | None = None) -> None:
+        assert isinstance(link, FarLink)
+        self._log.append(("receive", link.peer, into.nbytes))
+        link.take(self._call, into, on_piece)
+
+    def __enter__(self) -> Outbox:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            for link, frame in self._lent:
+                link.wait(self._call, frame)
+
+
+class FarLink(InprocLink, PacedLink):
+    """A link between threads, with a pace of the test's. ``log`` has what its outboxes did."""
+
+    given: Pace
+    log: list[Any]
+
+    def pace(self) -> Pace:
+        return self.given
+
+    def lend(self, call: Call, data: memoryview) -> Any:
+        return self._offer(call, data)
+
+    def take(self, call: Call, into: memoryview, on_piece: OnPiece | None) -> None:
+        self._receive(call, into, on_piece)
+
+    def wait(self, call: Call, frame: Any) -> None:
+        self._finish_send(call, frame)
+
+    def outbox(self, call: Call) -> Outbox:
+        return _InprocOutbox(call, self.log)
+
+
+class FarInprocCommunicator(InprocCommunicator):
+    """Threads whose links have the pace ``pace_of(rank, peer)``; ``log`` is of all its links."""
+
+    def __init__(self, membership: Any, table: Any, pace_of: Any) -> None:
+        super().__init__(membership, table)
+        self._pace_of = pace_of
+        self.log: list[Any] = []
+
+    def link(self, peer: int, call: Call) -> InprocLink:
+        link = self._links.get(peer)
+        if link is None:
+            link = self._links[peer] = FarLink(self, peer)
+            link.given = self._pace_of(self.rank, peer)
+            link.log = self.log
+        return link

@@ -1,0 +1,214 @@
+"""Frames that leave on several TCP links while others are received."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from rank_threads import LONG, run_threads
+from tcp_pairs import call, links, sockets
+
+from transport.call import Call
+from transport.errors import (
+    CommunicatorAbortedError,
+    CommunicatorTimeoutError,
+    HeaderMismatchError,
+    PeerLostError,
+)
+from transport.link import Outbox
+from transport.tcp.link import TcpLink
+from transport.tcp.pace import pace_of
+
+LARGE = 3_000_000  # more than the sockets of a pair hold between them, a few times
+
+
+def payload(seed: int, size: int = LARGE) -> memoryview:
+    return np.random.default_rng(seed).integers(0, 256, size, np.uint8).data
+
+
+def space(size: int = LARGE) -> memoryview:
+    return memoryview(bytearray(size))
+
+
+def pass_on(link: TcpLink, of: Call, sent: int, received: int = 0) -> None:
+    """Post ``sent`` large frames, and receive as many as ``received``."""
+    with link.outbox(of) as outbox:
+        for seed in range(sent):
+            outbox.post(link, payload(seed))
+        for _ in range(received):
+            outbox.receive(link, space())
+
+
+def test_much_leaves_both_ways_before_anything_is_received() -> None:
+    """More than the sockets have room for: posting waits for nobody."""
+    with links() as pair:
+
+        def side(mine: int) -> None:
+            link = pair[mine]
+            with link.outbox(call()) as outbox:
+                for i in range(6):
+                    outbox.post(link, payload(10 * mine + i))
+                for i in range(6):
+                    into = space()
+                    outbox.receive(link, into)
+                    assert into == payload(10 * (1 - mine) + i)
+
+        run_threads([lambda: side(0), lambda: side(1)])
+
+
+def test_frames_leave_on_all_links_while_one_is_awaited() -> None:
+    with links() as first, links() as second:
+        received = threading.Event()
+
+        def centre() -> None:
+            with first[0].outbox(call()) as outbox:
+                outbox.post(first[0], payload(1))
+                outbox.post(second[0], payload(2))
+                into = space(3)
+                outbox.receive(first[0], into)
+                assert into == b"123"
+                assert received.is_set()  # by the other one, all of it, before
+
+        def other() -> None:
+            into = space()
+            second[1].recv_into(call(), into)
+            assert into == payload(2)
+            received.set()
+
+        def slow() -> None:
+            assert received.wait(LONG)
+            first[1].send(call(), memoryview(b"123"))
+            into = space()
+            first[1].recv_into(call(), into)
+            assert into == payload(1)
+
+        run_threads([centre, other, slow])
+
+
+def test_pieces_are_told_and_small_frames_wait_for_large_ones() -> None:
+    with links() as (ours, theirs):
+
+        def send() -> None:
+            with ours.outbox(call()) as outbox:
+                outbox.post(ours, payload(1))
+                outbox.post(ours, payload(2, 5))
+                outbox.post(ours, payload(3, 0))
+
+        def receive() -> None:
+            told: list[int] = []
+            with theirs.outbox(call()) as outbox:
+                outbox.post(theirs, memoryview(b""))
+                into = space()
+                outbox.receive(theirs, into, told.append)
+                assert into == payload(1)
+                assert told == sorted(told)
+                assert told[-1] == LARGE
+                for seed, size in ((2, 5), (3, 0)):
+                    into = space(size)
+                    outbox.receive(theirs, into)
+                    assert into == payload(seed, size)
+
+        run_threads([send, receive])
+        nothing = space(0)
+        ours.recv_into(call(), nothing)
+
+
+@pytest.mark.parametrize("receives", [0, 1])
+def test_a_peer_that_takes_nothing_is_named_past_the_deadline(receives: int) -> None:
+    with links() as (ours, _theirs):
+        late = call(seconds=0.1)
+        with pytest.raises(CommunicatorTimeoutError, match="rank 1") as error:
+            pass_on(ours, late, 8, receives)
+        assert error.value.peer == late.waiting_for == 1
+        with pytest.raises(CommunicatorAbortedError, match="middle of a frame"):
+            ours.send(call(), memoryview(b""))
+
+
+def test_an_abort_wakes_who_waits_in_an_outbox_at_both_ends() -> None:
+    with links() as (ours, theirs):
+        waiting = call()
+
+        def wait() -> None:
+            with pytest.raises(CommunicatorAbortedError, match="enough"):
+                pass_on(ours, waiting, 8, 1)
+
+        def abort() -> None:
+            while waiting.waiting_for is None:
+                time.sleep(0.001)
+            ours.abort("enough")
+
+        def peer() -> None:
+            with pytest.raises(PeerLostError):
+                pass_on(theirs, call(), 0, 9)
+
+        run_threads([wait, abort, peer])
+
+
+@pytest.mark.parametrize("frames", [0, 8])
+def test_a_peer_that_hangs_up_is_missed(frames: int) -> None:
+    with links() as (ours, theirs):
+        theirs.close()
+        with pytest.raises(PeerLostError) as error:
+            pass_on(ours, call(), frames, 1)
+        assert error.value.peer == 1
+
+
+def test_a_frame_of_another_call_is_a_mismatch() -> None:
+    with links() as (ours, theirs):
+        theirs.send(call(2), payload(1, 40))
+        with pytest.raises(HeaderMismatchError, match=r"#1.*#2"):
+            pass_on(ours, call(1), 1, 1)
+
+
+def test_an_error_of_the_caller_leaves_the_links_free() -> None:
+    def fail(outbox: Outbox) -> None:
+        with outbox:
+            outbox.post(ours, memoryview(b"ab"))
+            raise KeyError
+
+    with links() as (ours, theirs):
+        with pytest.raises(KeyError):
+            fail(ours.outbox(call()))
+        into = space(2)
+        theirs.recv_into(call(), into)
+        theirs.send(call(), into)
+        ours.recv_into(call(), into)
+        assert into == b"ab"
+
+
+def test_the_pace_of_a_connection_is_known() -> None:
+    """On this machine nothing is far: a link there has no pace at all."""
+    with sockets() as (ours, theirs):
+        ours.sendall(b"x" * 1000)
+        theirs.recv(1000, 256)
+        found = pace_of(ours)
+        assert 0 < found.round_trip < LONG
+        link = TcpLink(ours, 1, "rank 1")
+        assert link.pace() == (0.0, 0.0)
+        link.close()
+        assert pace_of(ours) == (0.0, 0.0)
+
+
+def test_what_older_kernels_say_is_enough() -> None:
+    class Old:
+        def __init__(self, info: bytes) -> None:
+            self.info = info
+
+        def getsockopt(self, *_: Any) -> bytes:
+            return self.info
+
+    old: Any = Old(bytes(68) + (1500).to_bytes(4, "little") + bytes(32))
+    assert pace_of(old) == (0.0015, 0.0)
+    newer: Any = Old(
+        bytes(68)
+        + (1500).to_bytes(4, "little")
+        + bytes(76)
+        + (1200).to_bytes(4, "little")
+        + bytes(8)
+        + (10**8).to_bytes(8, "little")
+    )
+    assert pace_of(newer) == (0.0012, 1e8)
+    assert pace_of(Old(bytes(20))) == (0.0, 0.0)  # pyright: ignore[reportArgumentType]
