@@ -74,7 +74,7 @@ def test_tensorstore_reads_it(tmp_path):
         np.testing.assert_array_equal(read(name).read().result(), STATE[name])
     np.testing.assert_array_equal(read("model/bias").read().result(), STATE["model"]["bias"])
     (top / "model/0.weight/c.0.0").write_bytes(bytes(100))
-    with pytest.raises(ValueError, match="[Dd]igest mismatch"):
+    with pytest.raises(ValueError, match=r"[Dd]igest mismatch"):
         read("model/0.weight").read().result()
 
 
