@@ -414,9 +414,7 @@ def test_gradients_of_microbatches_are_reduced_once_or_each_time():
     whole = jax.tree_util.tree_map(lambda *each: np.asarray(sum(each) / 2), *grads)
     for rank, results in enumerate(run_ranks(program, 2, timeout=55)):
         rows = {"b": [slice(0, 2), slice(2, 3)], "w": [slice(0, 3), slice(3, 5)]}
-        mine = {
-            name: whole[name][rows[name][rank]] if name in rows else whole[name] for name in whole
-        }
+        mine = {name: x[rows[name][rank]] if name in rows else x for name, x in whole.items()}
         for result in results:
             for name, value in mine.items():
                 np.testing.assert_allclose(result[name], value, rtol=0, atol=1e-12)

@@ -52,8 +52,9 @@ def run(tmp_path, script, settings, seconds=55):
     command = [sys.executable, "-m", "meshlib.launcher.cli", "--nproc-per-node", "4", str(script)]
     env = dict(os.environ, OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", TMPDIR=str(tmp_path))
     env |= settings
-    options = {"env": env, "capture_output": True, "text": True, "check": False}
-    done = subprocess.run(command, timeout=seconds, **options)
+    done = subprocess.run(
+        command, env=env, capture_output=True, text=True, timeout=seconds, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("agrees") == 4
 
