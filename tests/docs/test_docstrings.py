@@ -10,10 +10,11 @@ import pytest
 import shared_docstrings
 
 import meshlib
-from meshlib import checkpoint
+from meshlib import checkpoint, rpc
 from meshlib.collectives.collectives import Collectives
 from parallel import (
     comm_hooks,
+    context,
     data_parallel,
     ddp,
     join,
@@ -24,8 +25,8 @@ from parallel import (
     zero,
 )
 
-PARTS = [comm_hooks, data_parallel, ddp, join, nn, optim, samplers, tensor_parallel, zero]
-MODULES = [meshlib, checkpoint, importlib.import_module("parallel"), *PARTS]
+PARTS = [comm_hooks, context, data_parallel, ddp, join, nn, optim, samplers, tensor_parallel, zero]
+MODULES = [meshlib, checkpoint, rpc, importlib.import_module("parallel"), *PARTS]
 # A name of several packages goes by the first one.
 NAMES = {
     id(value): (f"{module.__name__}.{name}", value)
