@@ -58,6 +58,7 @@ from meshlib.c10d.groups import (
 )
 from meshlib.c10d.labels import record_comm
 from meshlib.c10d.profiler import profile
+from meshlib.c10d.shrink import shrink_group
 from meshlib.c10d.subgroups import new_subgroups, new_subgroups_by_enumeration, split_group
 from meshlib.calls.work import Future, WaitTimeoutError, Work, WorkResult, collect_all
 from meshlib.diagnosis.log import (
@@ -209,6 +210,7 @@ __all__ = [
     "send_object_list",
     "set_debug_level",
     "set_debug_level_from_env",
+    "shrink_group",
     "spawn",
     "split_group",
     "supports_complex",

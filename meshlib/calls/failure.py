@@ -138,6 +138,8 @@ class Failure:
         """Return what the user sees for ``error``; break the group unless it is still whole."""
         fate, members = self._fate, self._members
         if fate.destroyed:
+            if known := fate.await_failure(0):  # it was broken, and that is why
+                return self._own(error, known) if isinstance(error, DistError) else known
             return DistBackendError(f"{members} was destroyed while {record.header} was under way")
         if record.header.kind == Kind.RECV:
             # Nothing half-done lies on the wire.

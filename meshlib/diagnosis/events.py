@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, Self, TypeVar
 
 from transport.errors import (
@@ -39,7 +39,9 @@ class Entry:
     def line(self) -> str:
         """Return the entry as it is appended to the log."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return json.dumps({"kind": self.kind} | values) + "\n"
+        # What lies inside of one is spelled out where there is such: the log of a thousand ranks
+        # that leave has none.
+        return json.dumps({"kind": self.kind} | values, default=asdict) + "\n"
 
     @classmethod
     def from_values(cls, values: dict[str, Any]) -> Self:
@@ -147,6 +149,23 @@ class Abort(Event):
         return cls(self.message)
 
 
+@dataclass(frozen=True, slots=True)
+class Agreed(Event):
+    """Members have settled the agreement ``name`` (``meshlib.job.agreement``) on ``text``."""
+
+    kind: ClassVar[str] = "agreed"
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ready(Event):
+    """``rank``, which has no place in the job so far, waits for one."""
+
+    kind: ClassVar[str] = "ready"
+    rank: int
+
+
 class Departures:
     """Ranks have left in good order: no line, but what a watcher makes of successive ``Leave``.
 
@@ -174,6 +193,6 @@ class Departures:
         return self._strangers.get(group, self.ranks)
 
 
-parse: Parse[RankLost | RankEnded | Leave | Query | Abort] = reader_of(
-    RankLost, RankEnded, Leave, Query, Abort
+parse: Parse[RankLost | RankEnded | Leave | Query | Abort | Agreed | Ready] = reader_of(
+    RankLost, RankEnded, Leave, Query, Abort, Agreed, Ready
 )

@@ -53,6 +53,11 @@ def meet(store: Store, rank: int, size: int, deadline: Deadline, as_launched: bo
     return said == b"1"
 
 
+def join(store: Store, rank: int) -> None:
+    """Come to a job that has begun without ``rank``: nobody waits for it."""
+    store.multi_set([f"here/{rank}", standing_key(rank)], [b"1", b""])
+
+
 def server_of(store: Store) -> int | None:
     """Return the rank that serves ``store``, if a rank does."""
     return int(store.get(_SERVER)) if store.check([_SERVER]) else None

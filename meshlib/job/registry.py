@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from meshlib.calls.context import RankContext
 from meshlib.diagnosis.members import Members
 from meshlib.groups.backend import parse_backend
 from meshlib.groups.process_group import ProcessGroup
 from meshlib.job.meeting import short
+from meshlib.job.membership import JobMembership
 from transport.checks import to_whole_numbers
 from transport.deadline import Timeout, to_seconds
 
@@ -18,20 +19,20 @@ from transport.deadline import Timeout, to_seconds
 class GroupRegistry:
     """Makes groups, gives them ids that all members agree on without a message, and keeps them.
 
-    ``size`` is the number of ranks of the job; ``backends`` and ``timeout`` (seconds) are what
-    groups get that ask for no others. ``on_made(group)`` is told of each before it is returned.
+    ``membership`` has the ranks of the job; ``backends`` and ``timeout`` (seconds) are what groups
+    get that ask for no others. ``on_made(group)`` is told of each before it is returned.
     """
 
     def __init__(
         self,
         context: RankContext,
-        size: int,
+        membership: JobMembership,
         backends: Mapping[str, str],
         timeout: float,
         on_made: Callable[[ProcessGroup], None],
     ) -> None:
         self._context = context
-        self._size = size
+        self._membership = membership
         self._backends = backends
         self._timeout = timeout
         self._on_made = on_made
@@ -40,6 +41,8 @@ class GroupRegistry:
         self._interning = threading.Lock()
         self._interned: dict[str, tuple[int, ProcessGroup]] = {}  # how many before it, and the last
         self._made: dict[tuple[int, ...], int] = {}
+        self._names: dict[str, int] = {}
+        self._epoch = ""
 
     def group_for(
         self,
@@ -73,7 +76,8 @@ class GroupRegistry:
                 for old in (last, *last.companions()):
                     old.release()
                 count += 1
-            group_id = _group_id("mesh", members, f"{options} after {count}") if count else key
+            told = f"{options}{self._epoch}" + (f" after {count}" if count else "")
+            group_id = _group_id("mesh", members, told)
             group = self._group(group_id, members, chosen, seconds, desc)
             self._interned[key] = count, group
         return group
@@ -97,15 +101,61 @@ class GroupRegistry:
         Members make their groups of the same ranks in the same order; nothing else is required,
         and a rank outside need not call (if it does, it gets a group that it is no member of).
         """
-        members = self.check_ranks(range(self._size) if ranks is None else ranks)
+        members = self.check_ranks(self._membership.epoch.members if ranks is None else ranks)
         if sort:
             members = tuple(sorted(members))
         chosen = self._backends if backend is None else parse_backend(backend)
         seconds = self._timeout if timeout is None else to_seconds(timeout)
         with self._lock:
             count = self._made[members] = self._made.get(members, 0) + 1
-        group_id = _group_id("new", members, str(count))
+        group_id = _group_id("new", members, f"{count}{self._epoch}")
         return self._group(group_id, members, chosen, seconds, desc)
+
+    def agreed_group(
+        self, name: str, members: Sequence[int], like: ProcessGroup, desc: str
+    ) -> ProcessGroup:
+        """Return a new group of ``members``, which they have settled in the agreement ``name``.
+
+        Its backends and deadline are those of the group ``like``.
+        """
+        ranks = tuple(members)
+        group_id = _group_id("agreed", ranks, name)
+        return self._group(group_id, ranks, like.backends, like.seconds, desc)
+
+    def next_name(self, stem: str) -> str:
+        """Return ``stem`` with a number that rises with each call: equal on all that call alike."""
+        with self._lock:
+            count = self._names[stem] = self._names.get(stem, 0) + 1
+        return f"{stem}/{count}{self._epoch}"
+
+    def begin_epoch(self, number: int, kept: Collection[str]) -> list[ProcessGroup]:
+        """Begin an epoch: groups have ids of their own in it, but for those ``kept`` (their ids).
+
+        Drops the others, and returns them, to be closed: the next group of the same ranks is
+        another one.
+        """
+        with self._interning:
+            self._epoch = f" epoch {number}"
+            known = self._interned.items()
+            self._interned = {key: found for key, found in known if found[1].id in kept}
+            with self._lock:
+                ended = [group for group in self._groups.values() if group.id not in kept]
+                self._groups = {key: one for key, one in self._groups.items() if key in kept}
+                self._made.clear()
+                self._names.clear()
+        return ended
+
+    def quiet(self) -> dict[str, tuple[int, int, int]]:
+        """Return, of the groups that are whole and have no call under way, by id, the number of the
+        last collective, the hash of all, and the number of members.
+
+        Where all members say the same of a group, they can go on with it.
+        """
+        return {
+            group.id: (*group.chain(), len(group.ranks))
+            for group in self.all()
+            if group.rank() >= 0 and group.fate.usable and group.door.lanes.is_idle()
+        }
 
     def check_ranks(self, ranks: Sequence[int]) -> tuple[int, ...]:
         """Return ``ranks`` as a tuple; raise ValueError for duplicates and ranks out of range.
@@ -113,9 +163,10 @@ class GroupRegistry:
         Raises TypeError for what is no list of whole numbers.
         """
         members = tuple(to_whole_numbers(ranks, "ranks"))
-        if members and not 0 <= min(members) <= max(members) < self._size:
-            strange = [rank for rank in members if not 0 <= rank < self._size]
-            raise ValueError(f"ranks has {strange}; expected ranks from 0 to {self._size - 1}")
+        known = self._membership.known
+        if members and not 0 <= min(members) <= max(members) < known:
+            strange = [rank for rank in members if not 0 <= rank < known]
+            raise ValueError(f"ranks has {strange}; expected ranks from 0 to {known - 1}")
         if len(set(members)) != len(members):
             twice = sorted({rank for rank in members if members.count(rank) > 1})
             raise ValueError(f"ranks has {twice} more than once: {short(members)}")

@@ -1,21 +1,30 @@
 """The World: all that is global about a rank, in one place.
 
 A process has one World; a thread may have one of its own, so that ranks can be threads. It holds
-the store, this rank's identity, the groups (interned), the flight recorder and the watcher.
+the store, who is there (``membership``), the groups (``registry``), the flight recorder and the
+watcher.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
 from meshlib.calls.context import RankContext
 from meshlib.diagnosis.event_log import publish
-from meshlib.diagnosis.events import Abort, Departures, Query, RankEnded, RankLost
+from meshlib.diagnosis.events import (
+    Abort,
+    Agreed,
+    Departures,
+    Query,
+    RankEnded,
+    RankLost,
+    Ready,
+)
 from meshlib.diagnosis.log import RankLog
 from meshlib.diagnosis.members import Members
 from meshlib.diagnosis.recorder import CAPACITY, FlightRecorder
@@ -27,7 +36,8 @@ from meshlib.groups.communicators import STAGED, make_device_communicator
 from meshlib.groups.process_group import DRAIN_SECONDS, ProcessGroup
 from meshlib.job.current import adopt_thread
 from meshlib.job.leaving import chains, count_out, find_mismatch, say_goodbye
-from meshlib.job.meeting import LOST, meet, server_of
+from meshlib.job.meeting import LOST, join, meet, server_of
+from meshlib.job.membership import Epoch, JobMembership
 from meshlib.job.registry import GroupRegistry
 from meshlib.job.thread_rank import ALL_HERE
 from meshlib.trace import dump
@@ -93,10 +103,11 @@ class World:
         runtime: Runtime,
         backends: Mapping[str, str],
         timeout: float = DEFAULT_TIMEOUT,
+        joining: bool = False,
     ) -> None:
         self.store = store
         self.rank = rank
-        self.size = size
+        self.membership = JobMembership(rank, size, joining=joining)
         self.runtime = runtime
         self.backends: dict[str, str] = dict(backends)
         self.timeout = timeout
@@ -122,12 +133,10 @@ class World:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self.registry: GroupRegistry = GroupRegistry(
-            self.context, size, self.backends, timeout, self._on_made
+            self.context, self.membership, self.backends, timeout, self._on_made
         )
         self._failures: dict[str, DistError] = {}
-        self._lost: dict[int, DistError] = {}
         self._joined: set[str] = set()
-        self._left: tuple[Departures, ...] = ()
         self._gone = threading.Event()  # all who left before this rank are known
         self._users_stores: tuple[Store, ...] = ()
         self._closers: list[Callable[[], None]] = []
@@ -151,7 +160,13 @@ class World:
             raise
         standings = self.registry.standings
         self._stalls = StallDetector(rank, store, self.recorder, self.thread_id, standings)
-        self.default_group: ProcessGroup = self.group_for(range(size), desc="default")
+        members = self.membership.epoch.members
+        self.default_group: ProcessGroup = self.group_for(members, desc="default")
+
+    @property
+    def size(self) -> int:
+        """The number of ranks in the present epoch."""
+        return self.membership.size
 
     # ------------------------------------------------------------------ groups
 
@@ -184,6 +199,21 @@ class World:
         """Return the groups that this rank has made, the default group first."""
         return self.registry.all()
 
+    def begin_epoch(self, epoch: Epoch, kept: Collection[str] = ()) -> None:
+        """Go on with the members of ``epoch``, this rank among them: they are the default group.
+
+        Every group is broken here, and another follows it for the same ranks, but for those whose
+        ids are ``kept``: all members must agree on them.
+        """
+        ended = self.registry.begin_epoch(epoch.number, kept)
+        self.membership.begin(epoch)
+        why = f"epoch {epoch.number} of the job has begun, with {epoch.size} ranks"
+        for group in ended:
+            group.fail(DistBackendError(f"{group} has ended: {why}"))
+        for group in reversed(ended):
+            group.close(drain=0.0)
+        self.default_group = self.group_for(epoch.members, desc="default")
+
     def forget(self, group: ProcessGroup) -> None:
         """Close ``group`` and drop it; the same ranks get a fresh one when next asked for."""
         self.registry.forget(group)
@@ -209,10 +239,7 @@ class World:
     def _on_made(self, group: ProcessGroup) -> None:
         """Tell a new group what is known already."""
         with self._lock:
-            known = self._failures.get(group.id) or next(
-                (error for rank, error in self._lost.items() if rank in group.ranks), None
-            )
-            left = self._left
+            known = self._failures.get(group.id) or self.membership.failure_of(group.ranks)
         if self._refusal is not None:
             group.leave_behind(self._refusal)
             return
@@ -220,7 +247,7 @@ class World:
         self.log.info("%s has id %s, backends %s, timeout %g s", group, group.id, backends, seconds)
         if known is not None:
             group.fail(known)
-        for departures in left:
+        for departures in self.membership.departures:
             group.do_without(departures)
 
     # ------------------------------------------------------------------ events
@@ -244,10 +271,8 @@ class World:
                 if group is not None:
                     group.fail(error)
             case Departures():
-                with self._lock:
-                    self._left = (*self._left, event)
-                    groups = self.groups()
-                for group in groups:
+                self.membership.note_departures(event)
+                for group in self.groups():
                     group.do_without(event)
                 for rank in event.ranks:
                     self._note_end(rank, "has left the job")
@@ -257,22 +282,27 @@ class World:
                 self._lose(rank, how)
             case RankEnded(rank, how) if rank != self.rank and self._as_launched:
                 self._lose(rank, how)
+            case Agreed(name, text):
+                self.membership.note_agreed(name, text)
+                if self.membership.is_left_out(name, text):
+                    self._end_calls(f"rank {self.rank} was left out of {name} of the job")
+            case Ready(rank):
+                self.membership.note_waiting(rank)
             case _:
                 pass
 
     def _on_silence(self) -> None:
         """The store is gone: so is the rank that served it, unless it has left in good order."""
         self._gone.set()
-        with self._lock:
-            left = any(self._server in departures.ranks for departures in self._left)
-            gone = self._server is not None and not left
-        if gone and self._server is not None and self._server != self.rank:
-            self._lose(self._server, "is gone, and the store that it served with it")
+        server = self._server
+        if server not in (None, self.rank) and server not in self.membership.left:
+            self._lose(server, "is gone, and the store that it served with it")
 
     def _lose(self, rank: int, how: str) -> None:
         error = RankFailedError(f"rank {rank} {how}", rank)
+        # A group that is made from now on is told by ``_on_made``.
+        self.membership.note_lost(rank, error)
         with self._lock:
-            self._lost.setdefault(rank, error)
             broken = [g for g in self.groups() if rank in g.ranks]
             stores = self._users_stores
         for group in broken:
@@ -284,6 +314,10 @@ class World:
         # Who still waits for all to come waits in vain.
         with suppress(DistStoreError):
             self.store.compare_set(ALL_HERE, "", LOST)
+
+    def _end_calls(self, why: str) -> None:
+        for group in self.groups():
+            group.fail(DistBackendError(f"{group} has ended: {why}"))
 
     def _note_end(self, rank: int, how: str) -> None:
         with self._lock:
@@ -350,20 +384,22 @@ class World:
 
     def _meet(self, deadline: Deadline) -> None:
         """Return when all ranks are here; else raise an error that names who is missing."""
+        if self.membership.joining:
+            join(self.store, self.rank)
+            return
         if meet(self.store, self.rank, self.size, deadline, self._as_launched):
             self._server = server_of(self.store)
             return
         # Another rank's watcher may have been faster than this one's.
         self._bad_news.wait(NEWS_SECONDS)
-        with self._lock:
-            lost = next(iter(self._lost.values()), None)
+        lost = next(iter(self.membership.lost.values()), None)
         raise lost or DistBackendError("a rank was lost before all had come")
 
     def tell(self, store: Store) -> None:
         """Have waits on ``store``, an object of the user's, end when a rank of this job is lost."""
         with self._lock:
             self._users_stores = (*self._users_stores, store)
-            lost = next(iter(self._lost.values()), None)
+        lost = next(iter(self.membership.lost.values()), None)
         store.end_waits(lost, self)
 
     @property
@@ -377,6 +413,7 @@ class World:
         self._refusal = DistBackendError(why)
         # Threads that are not here may have held them.
         self._lock, self._dumping = threading.Lock(), threading.Lock()
+        self.membership.end_in_a_fork()
         self.registry.end_in_a_fork()
         for group in self.groups():
             group.leave_behind(self._refusal)
@@ -404,14 +441,13 @@ class World:
         mismatch = self._take_leave(groups, told)
         if self._trouble is not None:
             self._dump_if_asked()
-        with self._lock:
-            lost = len(self._lost)
+        lost = len(self.membership.lost)
         self.registry.clear()
         self._stalls.close()
         self._watcher.close()
         for store in self._users_stores:
             store.end_waits(None, self)
-        count_out(self.store, self.size, lost, linger)
+        count_out(self.store, self.membership.launched, lost, linger)
         self.runtime.close()
         for closer in reversed(self._closers):
             closer()
@@ -423,6 +459,5 @@ class World:
         found = chains(groups, self._joined)
         if say_goodbye(self.store, self.rank, found, groups, self.recorder) and self.size > 1:
             self._gone.wait(LEAVE_SECONDS)
-        with self._lock:
-            left = self._left
+        left = self.membership.departures
         return find_mismatch(self.store, groups, found, left, self.recorder, told)

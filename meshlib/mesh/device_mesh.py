@@ -22,17 +22,19 @@ from meshlib.diagnosis.members import Members
 from meshlib.groups.process_group import ProcessGroup
 from meshlib.job.current import current_world, find_world
 from meshlib.job.world import World
-from meshlib.mesh.layout import IndexArray
-from meshlib.mesh.names import DimKey, make_dims
-from meshlib.mesh.rank_layout import RankLayout
+from meshlib.mesh.layout import IndexArray, Layout
+from meshlib.mesh.names import DimKey, MeshNames, make_dims
+from meshlib.mesh.rank_layout import RankLayout, RankNumbering
 from meshlib.mesh.spec import (
     DimOptions,
+    MeshDimError,
     check_backend,
     check_dim_names,
     check_shape,
     check_timeout,
 )
 from meshlib.mesh.value import MeshValue, check_product
+from transport.checks import to_whole_numbers
 from transport.deadline import Timeout
 
 if TYPE_CHECKING:
@@ -151,6 +153,79 @@ class DeviceMesh(MeshValue, Collectives):
                 )
         dims = tuple(dim.bound_to(one) for dim, one in zip(made._dims, groups, strict=True))
         return made._make(device_type, made._ranks, dims, made._options)
+
+    # ------------------------------------------------------------------ other ranks
+
+    def with_ranks(self, ranks: npt.ArrayLike) -> Self:
+        """Return the mesh of these dims, with their names and options, over other ``ranks``.
+
+        ``ranks`` are global ranks, in an integer array (or nested lists) of as many dims as the
+        mesh has, of any sizes. Flattened names stay, but for those over parts of dims. Raises
+        ValueError as ``DeviceMesh`` does, and for another number of dims.
+        """
+        layout = RankLayout.of(ranks, "ranks")
+        if layout.layout.ndim != self.ndim:
+            raise ValueError(
+                f"ranks has {layout.layout.ndim} dims; expected {self.ndim}, as {self.described()}"
+            )
+        return self._moved(layout)
+
+    def without(self, ranks: Sequence[int], dim: DimKey) -> Self:
+        """Return the smaller mesh that is left when ``ranks`` are lost.
+
+        Along ``dim``, whose ranks can do without each other (replicas, such as ``"dp_replicate"``),
+        each coordinate at which one of ``ranks`` stands is taken out, in every slice: what is left
+        has the same shape but for that dim. Live ranks that leave so are outside of the mesh. The
+        groups of dims that lost nobody are the same as before.
+
+        Args:
+            ranks: Global ranks; those that are not in the mesh are not looked at.
+            dim: A dim's name or number.
+
+        Returns:
+            Another mesh; this one, if none of ``ranks`` is in it.
+
+        Raises:
+            MeshDimError: For a ``dim`` that is not there.
+            ValueError: When no coordinate of ``dim`` would be left.
+            TypeError: For ranks that are no whole numbers.
+        """
+        axis = self._position(dim)
+        whole = self.slices()
+        held = np.isin(whole, to_whole_numbers(ranks, "ranks"))
+        others = tuple(i for i in range(whole.ndim) if i != axis + 1)
+        stays = ~held.any(axis=others)
+        if stays.all():
+            return self
+        if not stays.any():
+            raise ValueError(
+                f"without ranks {sorted(set(whole[held].tolist()))} nothing is left of {self}: each"
+                f" coordinate of dim {dim!r} has one of them"
+            )
+        left = whole[:, *[slice(None)] * axis, stays]
+        shape = left.shape[1:]
+        numbering = RankNumbering.of(left, "mesh")
+        return self._moved(RankLayout(numbering, Layout.row_major(shape)))
+
+    def _moved(self, layout: RankLayout) -> Self:
+        world = find_world()
+        dims = tuple(dim.bound_to(None) for dim in self._dims)
+        names = MeshNames.of(dims, layout.layout.dims)
+        moved = self._derived(layout, dims, names)
+        for name in self._names.all():
+            flattened = names.find(name) is None and self._flattened(name)
+            if flattened:
+                positions, options = flattened
+                moved[positions].flatten(name, backend=options.backend, timeout=options.timeout)
+        if world is not None:
+            moved._check_world(world)
+        return moved
+
+    def _flattened(self, name: str) -> tuple[tuple[int, ...], DimOptions] | None:
+        try:
+            return self.positions_of(name), self._find(name).own.options
+        except MeshDimError:
+            return None  # of parts of dims, or of others
 
     def __repr__(self) -> str:
         """Return names, sizes and ranks: those of this rank's slice, or of the first one."""
@@ -274,10 +349,11 @@ class DeviceMesh(MeshValue, Collectives):
 
     def _check_world(self, world: World) -> None:
         largest = self._ranks.numbering.largest()
-        if largest >= world.size:
+        known = world.membership.known
+        if largest >= known:
             raise ValueError(
-                f"mesh has rank {largest}, but the world size is {world.size}:"
-                f" expected ranks from 0 to {world.size - 1}"
+                f"mesh has rank {largest}, but the world size is {known}:"
+                f" expected ranks from 0 to {known - 1}"
             )
 
     # ------------------------------------------------------------------ remote calls

@@ -64,6 +64,10 @@ class DotProductAttention(Module):
         Raises ValueError for other shapes, TypeError for what is no array.
         """
         self.check(q, k, v)
+        return self.attend(q, k, v)
+
+    def attend(self, q: Array, k: Array, v: Array) -> Array:
+        """Return ``forward`` of arguments that were checked."""
         out, logs = attend(q, k, v, 1 / math.sqrt(q.shape[-1]), self.causal)
         self.save_for_backward((q, k, v, out, logs))
         return out.astype(q.dtype, copy=False)
@@ -126,6 +130,8 @@ class MultiHeadAttention(Module):
         if heads % kv_heads:
             raise ValueError(f"heads is {heads}, which does not divide by {kv_heads} kv_heads")
         check_generator(rng)
+        self.heads: int = heads
+        self.kv_heads: int = kv_heads
         self.head_dim: int = features // heads
         self.rotary = None if rotary_base is None else RotaryEmbedding(self.head_dim, rotary_base)
         kv_features = kv_heads * self.head_dim

@@ -21,8 +21,10 @@ PACKAGES = [
     "parallel.zero",
     "parallel.ddp",
     "parallel.data_parallel",
+    "parallel.context",
     "parallel.tensor_parallel",
     "parallel.expert",
+    "parallel.pipeline",
     "parallel.jax",
 ]
 ENTRIES = [

@@ -296,3 +296,59 @@ def test_a_million_ranks_cost_memory_for_this_ranks_members_only():
     finally:
         install(None, thread_only=True)
         world.close(drain=0.0, linger=0.0)
+
+
+class TestWithout:
+    """``mesh.without(ranks, dim)``: the coordinates of a dim that hold a lost rank leave."""
+
+    def mesh(self):
+        return DeviceMesh.from_shape(
+            "cpu",
+            (3, 2, 2),
+            mesh_dim_names=("dp", "cp", "tp"),
+            timeout_override={"tp": 7.0},
+        )
+
+    def test_slices_that_hold_a_lost_rank_leave(self):
+        mesh = self.mesh()
+        smaller = mesh.without([5], "dp")
+        assert smaller.shape == (2, 2, 2)
+        assert smaller.mesh_dim_names == mesh.mesh_dim_names
+        assert smaller.mesh.ravel().tolist() == [0, 1, 2, 3, 8, 9, 10, 11]
+        assert mesh.without([0, 11], 0).mesh.ravel().tolist() == [4, 5, 6, 7]
+        assert mesh.without([5], "tp").mesh.ravel().tolist() == [0, 2, 4, 6, 8, 10]
+        assert smaller.without([9, 4], "dp").mesh.ravel().tolist() == [0, 1, 2, 3]
+
+    def test_it_is_a_value(self):
+        mesh = self.mesh()
+        assert mesh.without([5], "dp") == mesh.without([4, 6], "dp")
+        assert hash(mesh.without([5], "dp")) == hash(mesh.without([4], "dp"))
+        assert mesh.without([], "dp") is mesh
+        assert mesh.without([99], "dp") is mesh
+        assert mesh.without([0], "dp") == mesh.with_ranks(np.arange(4, 12).reshape(2, 2, 2))
+        assert mesh == self.mesh()
+
+    def test_of_a_slice_every_slice_is_smaller(self):
+        mesh = self.mesh()["dp", "tp"]
+        smaller = mesh.without([5], "dp")
+        assert smaller.slices().tolist() == [[[0, 1], [8, 9]], [[2, 3], [10, 11]]]
+
+    def test_names_and_options_stay(self):
+        mesh = self.mesh()
+        mesh["dp", "cp"].flatten("dp_cp")
+        smaller = mesh.without([5], "dp")
+        assert smaller["dp_cp"].slices().tolist() == [[0, 2, 8, 10], [1, 3, 9, 11]]
+        assert smaller["tp"]._dims[0].options == mesh["tp"]._dims[0].options
+        moved = mesh.with_ranks([[[4], [1]]])
+        assert moved["dp_cp"].mesh.tolist() == [4, 1]
+
+    def test_wrong_arguments(self):
+        mesh = self.mesh()
+        with pytest.raises(ValueError, match=r"without ranks \[1, 5, 9\] nothing is left"):
+            mesh.without([1, 5, 9], "dp")
+        with pytest.raises(MeshDimError, match="dq"):
+            mesh.without([1], "dq")
+        with pytest.raises(TypeError, match="ranks"):
+            mesh.without(["1"], "dp")
+        with pytest.raises(ValueError, match="ranks has 2 dims; expected 3"):
+            mesh.with_ranks([[0, 1]])

@@ -1,0 +1,233 @@
+"""``agree``: those who are left of some ranks settle who they are, and what they have said.
+
+It is what survivors do after a failure, when no group of theirs can be trusted any more, so it goes
+by the store, which outlives any rank where a launcher serves it:
+
+1. Each writes what it has to say to a log of the agreement, and tries to take its *chair*: the
+   first one does (``compare_set``).
+2. The chair reads the log until all have spoken that are not lost, or are left out on purpose. Who
+   has not is asked for a sign of life, which its watcher gives while the program computes: one that
+   is only slow is waited for, up to the deadline; one that is silent (stopped, wedged) is left out.
+3. The chair writes the decision, which only the first one to do so can, and publishes it in the
+   job's log. All raise or return by what it says, also who comes late and finds itself left out.
+
+The chair is a lease: it is renewed while its holder waits, and taken from one that is lost or has
+not renewed it. Two ranks that think they hold it do no harm, since a decision is written once. A
+rank that cannot reach the store agrees on nothing, so of a job that is cut in two at most the part
+goes on that the store is in. Each rank sends a few messages, whatever the number of ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from meshlib.diagnosis.event_log import STORE_SECONDS, publish
+from meshlib.diagnosis.events import Agreed, Query
+from meshlib.diagnosis.statements import answer_key
+from meshlib.job.meeting import short
+from meshlib.job.membership import JobMembership
+from transport.deadline import Deadline
+from transport.errors import CollectiveTimeoutError, StoreTimeoutError
+from transport.store.base import Store
+
+PATIENCE_SECONDS = 0.5
+"""How long a rank may keep the others waiting before it is asked for a sign of life."""
+LIFE_SECONDS = 2.0
+"""What it gets to give one: its watcher answers within milliseconds, unless the machine is busy."""
+LEASE_SECONDS = 2.0
+"""How long the chair may go without renewing its lease."""
+_LOOK_SECONDS = 0.02
+
+Said = Mapping[int, Any]
+"""What the ranks that take part have said, by rank."""
+Decide = Callable[[Said, Mapping[int, str]], Any]
+"""``decide(said, missing)`` returns what is agreed on, JSON's values, or None: to wait for more.
+
+``missing`` says why those who have said nothing are left out.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """What one rank has said in an agreement, and whom it wants to be left out."""
+
+    rank: int
+    said: Any
+    excluded: tuple[int, ...]
+
+    def pack(self) -> str:
+        """Return the line as it is appended to the log."""
+        return json.dumps([self.rank, self.said, self.excluded]) + "\n"
+
+    @classmethod
+    def unpack(cls, line: bytes) -> Line:
+        """Return what ``pack`` has packed."""
+        rank, said, excluded = json.loads(line)
+        return cls(rank, said, tuple(excluded))
+
+
+class Agreement:
+    """One agreement of ``members`` (identities), called ``name`` by all of them.
+
+    ``excluded`` are those of them that are not to be waited for, though they may be there.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        membership: JobMembership,
+        name: str,
+        members: Sequence[int],
+        excluded: Collection[int] = (),
+    ) -> None:
+        self._store = store.with_patience(STORE_SECONDS)
+        self._membership = membership
+        self._name = name
+        self._members = tuple(members)
+        self._excluded = set(excluded)
+        self._said: dict[int, Any] = {}
+        self._silent: dict[int, str] = {}
+        self._offset = 0
+        self._chair = b""
+        self._renewed = 0.0
+        self._patience = PATIENCE_SECONDS
+        self._begun = 0.0
+
+    def reach(self, said: Any, decide: Decide, timeout: float) -> Any:
+        """Say ``said`` (JSON's values) and return what is agreed on.
+
+        Every rank's ``decide`` must say the same of the same: the chair's is asked. A rank that is
+        slow is waited for up to ``timeout`` seconds. Raises DistStoreError when the store cannot be
+        reached: this rank is cut off, and must not go on; CollectiveTimeoutError when nothing was
+        agreed on in time.
+        """
+        membership, name = self._membership, self._name
+        self._begun = time.monotonic()
+        deadline = Deadline.after(timeout)
+        me = f"{membership.rank} {secrets.token_hex(4)}"
+        line = Line(membership.rank, said, tuple(sorted(self._excluded)))
+        self._store.append(self._key("said"), line.pack())
+        self._chair = self._store.compare_set(self._key("chair"), "", f"{me} 0")
+        while (text := membership.agreed(name)) is None:
+            if self._chair.startswith(me.encode()):
+                self._preside(me, decide, deadline)
+            else:
+                self._follow(me, deadline)
+        return json.loads(text)
+
+    def _key(self, what: str) -> str:
+        return f"agree/{self._name}/{what}"
+
+    # ------------------------------------------------------------------ the chair
+
+    def _preside(self, me: str, decide: Decide, deadline: Deadline) -> None:
+        """Wait a moment for others to speak; publish the decision when it can be made."""
+        if time.monotonic() - self._renewed > LEASE_SECONDS / 4:
+            self._renewed = time.monotonic()
+            term = f"{me} {self._renewed:.3f}"
+            held = self._store.compare_set(self._key("chair"), self._chair, term)
+            self._chair = held
+            if held != term.encode():
+                return
+        # Ranks wait for whom they know nothing of; of whom they lose, they hear by another way.
+        awaited = self._awaited()
+        self._read(_LOOK_SECONDS if awaited else 0.0)
+        awaited = self._awaited()
+        late = time.monotonic() - self._begun
+        if awaited and deadline.expired:
+            self._silent |= dict.fromkeys(awaited, f"has not come in {deadline.seconds:g} s")
+        elif awaited and late > self._patience:
+            self._ask_for_life(awaited)
+        if self._awaited():
+            return
+        decision = decide(dict(self._said), self._missing())
+        if decision is None and not deadline.expired:
+            self._membership.wait_for_news(lambda: False, _LOOK_SECONDS)
+            return
+        text = json.dumps(decision)
+        # Another one may have been first, and have ended before it could tell.
+        text = self._store.compare_set(self._key("decision"), "", text).decode()
+        publish(self._store, Agreed(self._name, text))
+        self._membership.note_agreed(self._name, text)
+
+    def _read(self, timeout: float) -> None:
+        with suppress(StoreTimeoutError):
+            news = self._store.tail(self._key("said"), self._offset, timeout=timeout)
+            self._offset += len(news)
+            for text in news.splitlines():
+                line = Line.unpack(text)
+                self._said[line.rank] = line.said
+                self._silent.pop(line.rank, None)
+                self._excluded.update(line.excluded)
+
+    def _awaited(self) -> list[int]:
+        """Return who has not spoken so far, and may yet."""
+        membership = self._membership
+        gone = membership.lost.keys() | membership.left | self._excluded
+        return [
+            rank
+            for rank in self._members
+            if rank not in self._said and rank not in gone and rank not in self._silent
+        ]
+
+    def _missing(self) -> dict[int, str]:
+        """Return why members are left out."""
+        lost, left = self._membership.lost, self._membership.left
+        found: dict[int, str] = {}
+        for rank in self._members:
+            if rank in self._excluded:
+                found[rank] = "was excluded"
+            elif rank in lost:
+                found[rank] = str(lost[rank])
+            elif rank in left:
+                found[rank] = "has left the job"
+            elif rank in self._silent:
+                found[rank] = self._silent[rank]
+        return found
+
+    def _ask_for_life(self, ranks: Sequence[int]) -> None:
+        """Note who of ``ranks`` does not answer, though its watcher would in the midst of work."""
+        ticket = secrets.token_hex(8)
+        publish(self._store, Query(self._name, 0, ticket))
+        deadline = Deadline.after(LIFE_SECONDS)
+        for rank in ranks:
+            try:
+                self._store.get(answer_key(ticket, rank), timeout=deadline.remaining())
+            except StoreTimeoutError:
+                self._silent[rank] = f"gave no sign of life for {LIFE_SECONDS:g} s"
+        # Who answered is asked again, after a while.
+        self._begun, self._patience = time.monotonic(), 2 * self._patience
+
+    # ------------------------------------------------------------------ the others
+
+    def _follow(self, me: str, deadline: Deadline) -> None:
+        """Wait for the decision; take the chair when whoever has it is gone or silent."""
+        membership = self._membership
+        holder = int(self._chair.split()[0])
+
+        def due() -> bool:
+            return membership.agreed(self._name) is not None or self._is_gone(holder)
+
+        if not membership.wait_for_news(due, LEASE_SECONDS) or self._is_gone(holder):
+            if membership.agreed(self._name) is not None:
+                return
+            # Unless it was renewed or taken since, it is this rank's now.
+            now = self._store.compare_set(self._key("chair"), self._chair, f"{me} 0")
+            mine = now.startswith(me.encode())
+            self._chair = now
+            if mine:
+                self._begun = time.monotonic()
+            elif time.monotonic() > deadline.at + 3 * LEASE_SECONDS:
+                raise CollectiveTimeoutError(
+                    f"the agreement {self._name!r} of the ranks {short(self._members)} was not"
+                    f" settled after {deadline.seconds:g} s"
+                )
+
+    def _is_gone(self, rank: int) -> bool:
+        return rank in self._membership.lost or rank in self._membership.left

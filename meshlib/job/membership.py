@@ -1,0 +1,188 @@
+"""``JobMembership``: who this rank is, who else is there, and its place among them.
+
+A rank's *identity* is its global rank: given once, to one process, and never to another one. Its
+*place* is where it stands among the members of the present *epoch*. An epoch begins when the job
+does, and whenever the members have agreed (``meshlib.job.agreement``) that others are to go on:
+some are lost, some have come. Groups, meshes and messages name identities, so that what was said of
+a rank stays true of it; a rank that comes in the place of another has an identity of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from meshlib.diagnosis.events import Departures
+from transport.errors import DistError
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """``members`` are the identities of its ranks, by place; ``number`` counts from 0."""
+
+    number: int
+    members: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """The number of members."""
+        return len(self.members)
+
+
+class JobMembership:
+    """What one rank knows of the job's members. Any thread.
+
+    ``size`` ranks, with the identities 0 to ``size`` - 1, begin the job together. ``joining``:
+    ``rank`` comes later, and is the only member of an epoch of its own until it gets a place.
+    """
+
+    def __init__(self, rank: int, size: int, *, joining: bool = False) -> None:
+        self.rank = rank
+        self.joining: bool = joining
+        self.launched = size
+        """How many ranks began the job together."""
+        self.epoch: Epoch = Epoch(0, (rank,) if joining else tuple(range(size)))
+        self._known = max(rank + 1, size)
+        self._news = threading.Condition()
+        self._lost: dict[int, DistError] = {}
+        self._left: frozenset[int] = frozenset()
+        self._departures: tuple[Departures, ...] = ()
+        self._waiting: dict[int, None] = {}
+        self._agreed: dict[str, str] = {}
+
+    # ------------------------------------------------------------------ asked
+
+    @property
+    def place(self) -> int:
+        """This rank's place in the present epoch, -1 if it has none."""
+        members = self.epoch.members
+        return members.index(self.rank) if self.rank in members else -1
+
+    @property
+    def size(self) -> int:
+        """The number of members of the present epoch."""
+        return len(self.epoch.members)
+
+    @property
+    def known(self) -> int:
+        """All identities that this rank knows of are below this number."""
+        return self._known
+
+    @property
+    def lost(self) -> Mapping[int, DistError]:
+        """The ranks that are gone, and what the groups that they were members of broke with."""
+        with self._news:
+            return dict(self._lost)
+
+    @property
+    def left(self) -> frozenset[int]:
+        """The ranks that have left in good order."""
+        return self._left
+
+    @property
+    def departures(self) -> tuple[Departures, ...]:
+        """How they left, and how far their calls had come."""
+        return self._departures
+
+    @property
+    def waiting(self) -> tuple[int, ...]:
+        """The ranks that are there and wait for a place, in the order in which they came."""
+        with self._news:
+            gone = self._lost.keys() | self._left | set(self.epoch.members)
+            return tuple(rank for rank in self._waiting if rank not in gone)
+
+    def failure_of(self, ranks: Collection[int]) -> DistError | None:
+        """Return the loss of the first of ``ranks`` that is gone."""
+        with self._news:
+            return next((error for rank, error in self._lost.items() if rank in ranks), None)
+
+    def agreed(self, name: str) -> str | None:
+        """Return what was agreed on under ``name``, None if nothing is known of it."""
+        with self._news:
+            return self._agreed.get(name)
+
+    def is_left_out(self, name: str, text: str) -> bool:
+        """Whether the agreement ``name`` makes an epoch after the present one without this rank."""
+        number = epoch_number(name)
+        if number is None or number <= self.epoch.number or self.rank not in self.epoch.members:
+            return False
+        return self.rank not in json.loads(text)["members"]
+
+    def call(self) -> tuple[int, str] | None:
+        """Return the number of the first epoch after the present one that has this rank as a
+        member, and what was agreed on; None if there is none so far.
+        """
+        with self._news:
+            numbered = ((epoch_number(name), text) for name, text in self._agreed.items())
+            later = sorted((n, text) for n, text in numbered if n and n > self.epoch.number)
+        return next((one for one in later if self.rank in json.loads(one[1])["members"]), None)
+
+    def wait_for_news(self, due: Callable[[], object], timeout: float) -> bool:
+        """Return whether ``due()`` is true, waiting for that up to ``timeout`` seconds.
+
+        It is asked whenever something was noted here.
+        """
+        with self._news:
+            return bool(self._news.wait_for(due, timeout))
+
+    # ------------------------------------------------------------------ told
+
+    def note_lost(self, rank: int, error: DistError) -> None:
+        """Note that ``rank`` is gone: ``error`` says how. What was said first stays."""
+        with self._news:
+            self._lost.setdefault(rank, error)
+            self._news.notify_all()
+
+    def note_departures(self, departures: Departures) -> None:
+        """Note that ranks have left in good order."""
+        with self._news:
+            self._departures = (*self._departures, departures)
+            self._left |= departures.ranks
+            self._news.notify_all()
+
+    def note_waiting(self, rank: int) -> None:
+        """Note that ``rank`` waits for a place."""
+        with self._news:
+            self._waiting[rank] = None
+            self._known = max(self._known, rank + 1)
+            self._news.notify_all()
+
+    def note_agreed(self, name: str, text: str) -> None:
+        """Note what members have agreed on."""
+        with self._news:
+            self._agreed[name] = text
+            self._news.notify_all()
+
+    def begin(self, epoch: Epoch) -> None:
+        """Make ``epoch`` the present one."""
+        with self._news:
+            self.epoch = epoch
+            self.joining = False
+            self._known = max(self._known, *(rank + 1 for rank in epoch.members))
+            for rank in epoch.members:
+                self._waiting.pop(rank, None)
+            self._news.notify_all()
+
+    def end_in_a_fork(self) -> None:
+        """Be usable in a fork of this rank's process."""
+        self._news = threading.Condition()  # threads that are not here may have held it
+
+
+_EPOCH = "epoch/"
+
+
+def epoch_name(number: int) -> str:
+    """Return the name of the agreement that makes the epoch ``number``."""
+    return f"{_EPOCH}{number}"
+
+
+def epoch_number(name: str) -> int | None:
+    """Return which epoch the agreement ``name`` makes, None if it is about something else."""
+    return int(name.removeprefix(_EPOCH)) if name.startswith(_EPOCH) else None
+
+
+def without(members: Sequence[int], excluded: Collection[int]) -> tuple[int, ...]:
+    """Return ``members``, in their order, that are not ``excluded``."""
+    return tuple(rank for rank in members if rank not in excluded)
