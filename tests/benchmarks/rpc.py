@@ -248,7 +248,9 @@ class Fleet:
         return sum(time.clock_gettime(~process.pid << 3 | 2) for process in self._processes)
 
 
-def measure(pythons: dict[str, str], rounds: int) -> dict[str, dict[str, list[tuple[float, float]]]]:
+def measure(
+    pythons: dict[str, str], rounds: int
+) -> dict[str, dict[str, list[tuple[float, float]]]]:
     """Return wall and processor seconds by case and library, one pair a round."""
     fleets: dict[str, Fleet] = {}
     found: dict[str, dict[str, list[tuple[float, float]]]] = {}

@@ -257,3 +257,19 @@ def test_a_mesh_finds_workers():
         return [worker.id for worker in found]
 
     assert run_ranks(rank, 4) == [[1, 2, 2], [1, 3, 2], [3, 2, 2], [3, 3, 2]]
+
+
+def test_a_call_that_takes_long_after_many_quick_ones_keeps_nobody_waiting():
+    def program():
+        for _ in range(300):
+            rpc.rpc_sync(1, int)
+        for _ in range(5):
+            gate.clear()
+            slow = rpc.rpc_async(1, wait_for_gate)
+            begun.acquire()
+            for _ in range(100):
+                assert rpc.rpc_sync(1, int, (7,)) == 7
+            gate.set()
+            slow.wait()
+
+    workers(2, program)
