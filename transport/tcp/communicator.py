@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
@@ -78,7 +77,8 @@ class TcpCommunicator(LinkCommunicator):
         # By which this rank watches a peer that it waits for, and others watch this one.
         self._watched: dict[int, socket.socket] = {}
         self._watchers: set[socket.socket] = set()
-        self._opening: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)
+        # By peer, the thread that is connecting to it to send messages.
+        self._opening: dict[int, int] = {}
         self._ends: dict[int, PeerLostError] = {}
         self._gone: dict[int, PeerLostError] = {}
         self._dials: set[Dial] = set()
@@ -315,17 +315,13 @@ class TcpCommunicator(LinkCommunicator):
 
     def _open_conversation(self, peer: int, call: Call) -> Conversation:
         call.waiting_for = peer
-        opening = self._opening[peer]
-        if not opening.acquire(timeout=call.deadline.remaining()):
-            raise CommunicatorTimeoutError(
-                f"{call.header}: another thread has been connecting to"
-                f" {self.membership.describe(peer)} for all of {call.deadline.seconds:g} s",
-                peer,
-            )
+        me = threading.get_ident()
         try:
             with self._lock:  # which _accept may hold, about to welcome the peer
+                self._await_opening(peer, call)
                 if peer in self._conversations:
                     return self._conversations[peer]
+                self._opening[peer] = me
             sock = self._dial(peer, Channel.POINT_TO_POINT, call)
             with self._lock:
                 if self.abort_reason is None:
@@ -333,8 +329,22 @@ class TcpCommunicator(LinkCommunicator):
             sock.close()
             raise CommunicatorAbortedError(self.abort_reason)
         finally:
-            opening.release()
+            with self._lock:
+                if self._opening.get(peer) == me:
+                    del self._opening[peer]
+                self._changed.notify_all()
             self._miss_if_silent(peer)
+
+    def _await_opening(self, peer: int, call: Call) -> None:
+        """Wait until no other thread is connecting to ``peer``. Under the lock."""
+        while self._opening.get(peer, threading.get_ident()) != threading.get_ident():
+            self._check_unbroken()
+            if not self._changed.wait(call.deadline.remaining()) and call.deadline.expired:
+                raise CommunicatorTimeoutError(
+                    f"{call.header}: another thread has been connecting to"
+                    f" {self.membership.describe(peer)} for all of {call.deadline.seconds:g} s",
+                    peer,
+                )
 
     def _begin_conversation(self, peer: int, sock: socket.socket) -> Conversation:
         """Make a conversation of a connection. Under the lock.
@@ -374,7 +384,7 @@ class TcpCommunicator(LinkCommunicator):
         with self._lock:
             error = self._ends.get(peer)
             talking = any(other.peer == peer for other in self._all_conversations)
-            if error is None or talking or self._opening[peer].locked():
+            if error is None or talking or peer in self._opening:
                 return
             self._gone.setdefault(peer, error)
             self._changed.notify_all()

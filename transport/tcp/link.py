@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 
 from transport.call import Call
+from transport.condition import has, let_go
 from transport.errors import (
     CommunicatorAbortedError,
     CommunicatorTimeoutError,
@@ -74,7 +75,7 @@ class TcpLink(PacedLink):
         self.first = sock
         # Held while a thread uses the socket: its descriptor must not be closed, and given to
         # another file, under a system call.
-        self._use = threading.Lock()
+        self._use = threading.RLock()
         self._ended: str | None = None
         self._peer_left = False
         self._closing = False
@@ -92,8 +93,8 @@ class TcpLink(PacedLink):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LOCAL_SEND_BUFFER)
 
     def send(self, call: Call, data: memoryview) -> None:
-        self.enter(call)
         try:
+            self.enter(call)
             outgoing = self.departure(call, data)
             try:
                 self._send(call, outgoing)
@@ -104,8 +105,8 @@ class TcpLink(PacedLink):
             self.leave()
 
     def recv_into(self, call: Call, into: memoryview) -> None:
-        self.enter(call)
         try:
+            self.enter(call)
             incoming = self.arrival(call, into)
             try:
                 self.receive(call, incoming, None)
@@ -124,17 +125,14 @@ class TcpLink(PacedLink):
         on_piece: OnPiece | None = None,
     ) -> None:
         assert isinstance(source, TcpLink)
-        self.enter(call)
         try:
-            if source is self:
-                self._exchange(call, data, self, into, on_piece)
-            else:
+            self.enter(call)
+            if source is not self:
                 source.enter(call)
-                try:
-                    self._exchange(call, data, source, into, on_piece)
-                finally:
-                    source.leave()
+            self._exchange(call, data, source, into, on_piece)
         finally:
+            if source is not self:
+                source.leave()
             self.leave()
 
     def pace(self) -> Pace:
@@ -169,6 +167,10 @@ class TcpLink(PacedLink):
 
         Those here raise ``CommunicatorAbortedError`` with ``reason``, as do all later calls.
         """
+        let_go(self._use)  # which an interrupted call, that may be the reason, may have kept
+        self._reset(reason)
+
+    def _reset(self, reason: str) -> None:
         with contextlib.suppress(OSError):  # gone already
             # Close by a reset. An orderly end would queue up behind data that was sent, and never
             # get past a peer that is blocked in sending and does not read.
@@ -227,7 +229,10 @@ class TcpLink(PacedLink):
         return (self.first, *self._more[: over - 1]) if over > 1 else ()
 
     def enter(self, call: Call) -> None:
-        """Take the link for ``call``, waiting for other threads. Raises when it has ended."""
+        """Take the link for ``call``, waiting for other threads. Raises when it has ended.
+
+        ``leave`` is due even then.
+        """
         call.waiting_for = self.peer
         if not self._use.acquire(blocking=False) and not self._use.acquire(
             timeout=call.deadline.remaining()
@@ -238,17 +243,20 @@ class TcpLink(PacedLink):
                 self.peer,
             )
         if self._ended is not None:
-            self.leave()
             raise self.lost(self._ended)
 
     def leave(self) -> None:
-        """Give the link back."""
-        self._use.release()
+        """Give the link back, if this thread has it."""
+        try:
+            self._use.release()
+        except RuntimeError:
+            return
         if self._closing:
             self._close_if_unused()
 
     def _close_if_unused(self) -> None:
-        if not self._held and self._use.acquire(blocking=False):
+        # In the middle of a call of this very thread, its end does so.
+        if not self._held and not has(self._use) and self._use.acquire(blocking=False):
             for sock in (self.first, *self._more):
                 sock.close()
             self._use.release()
@@ -344,7 +352,7 @@ class TcpLink(PacedLink):
         """Take the link out of use if an error leaves it in the middle of a frame."""
         if outgoing is not None and outgoing.begun and not outgoing.done:
             # The peer waits for the rest.
-            self.abort(_HALF_A_FRAME)
+            self._reset(_HALF_A_FRAME)
         elif incoming is not None and incoming.begun and not incoming.done and not self._ended:
             self._ended = _HALF_A_FRAME
 

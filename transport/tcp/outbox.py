@@ -83,8 +83,8 @@ class TcpOutbox(Outbox):
     def _hold(self, link: Link) -> TcpLink:
         held: TcpLink = link  # pyright: ignore[reportAssignmentType]  (of the same communicator)
         if held not in self._held:
-            held.enter(self._call)
             self._held.add(held)
+            held.enter(self._call)
         return held
 
     def _first(self) -> dict[TcpLink, Outgoing]:
