@@ -1,5 +1,6 @@
 """Training JAX programs on a mesh. Needs JAX, which nothing else of this package imports."""
 
+from parallel.jax.context import ring_attention, ulysses_attention
 from parallel.jax.data_parallel import DistributedDataParallel
 from parallel.jax.fully_sharded import FullyShardedDataParallel
 from parallel.jax.local_devices import DataParallel
@@ -19,7 +20,9 @@ __all__ = [
     "copy_to_region",
     "gather_from_region",
     "reduce_from_region",
+    "ring_attention",
     "scatter_to_region",
+    "ulysses_attention",
     "vocab_parallel_cross_entropy",
     "vocab_parallel_embedding",
 ]
