@@ -254,7 +254,19 @@ class Estimate:
         sent.all_reduce("tokens", sizes.sharing, model.experts * INDEX, times)
 
     def _of_cp(self, sent: Traffic, times: int) -> None:
-        del sent, times
+        """Note what one layer's attention sends: keys and values, forward and backward."""
+        cp, model = self.sizes.cp, self.config.model
+        width = model.width // self.sizes.tp
+        kv = width // model.heads * model.kv_heads
+        one = self.tokens * self.itemsize
+        if self.config.parallel.attention == "ring":
+            # In backward once more, and their gradients.
+            sent.add("cp", cp, 1, 2 * kv * one, 3 * (cp - 1) * times)
+            # By a byte ranks tell each other that there is room for the next ones.
+            sent.add("cp", cp, 1, 1, 3 * (cp - 2) * times)
+        else:
+            sent.gather("cp", cp, (width + 2 * kv) * one, 2 * times)
+            sent.gather("cp", cp, width * one, 2 * times)
 
 
 def explain(path: Path, mesh: DeviceMesh) -> str:

@@ -7,7 +7,7 @@ from gpt.config import Config
 from gpt.dims import Sizes
 from gpt.estimate import Estimate
 from gpt.trainer import Trainer
-from gpt_runs import write_config
+from gpt_runs import EVERYTHING, some, write_config
 
 import meshlib as dist
 from meshlib.testing import run_ranks
@@ -78,6 +78,7 @@ def groups_of(dims):
         "dp_shard": dims.dp_shard,
         "tp": dims.tp,
         "ep": dims.ep,
+        "cp": dims.cp,
         "copies": dims.dense[0],
         "tokens": dims.tokens,
     }
@@ -90,16 +91,20 @@ MESHES = [
     {"tp": 2},
     {"pp": 2},
     {"ep": 2},
+    {"cp": 2},
+    {"cp": 4},
     {"dp_replicate": 2, "dp_shard": 2},
     {"pp": 2, "dp_shard": 2, "tp": 2},
     {"dp_shard": 2, "ep": 2, "tp": 2},
+    {"dp_shard": 2, "cp": 2, "tp": 2},
 ]
 
 
-@pytest.mark.parametrize(
-    "dims", MESHES, ids=lambda dims: ",".join(f"{n}={s}" for n, s in dims.items())
-)
-@pytest.mark.parametrize("sequence", ["true", "false"])
+MAIN = [{"pp": 2, "dp_shard": 2, "tp": 2}, {"ep": 2}, {"cp": 2}]
+
+
+@pytest.mark.parametrize("dims", some(MESHES, MAIN))
+@pytest.mark.parametrize("sequence", ["true", "false"] if EVERYTHING else ["true"])
 def test_estimate(dims, sequence, tmp_path, counted):
     path = write_config(
         tmp_path,
