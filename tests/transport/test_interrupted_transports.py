@@ -160,7 +160,7 @@ def test_a_frame_over_tcp() -> None:
         with suppress(CommunicatorAbortedError):
             send()
         made[0][0].close()
-        assert made[0][0]._sock.fileno() < 0
+        assert made[0][0].first.fileno() < 0
         fresh()
 
     fresh()

@@ -42,6 +42,9 @@ class Inbox:
         self._head = HeadRoom()
         self._members = {rank: i for i, rank in enumerate(membership.ranks)}
         self._wanted: Counter[int | None] = Counter()
+        self._taken: Counter[int] = Counter()
+        # Members that have left: how many messages they have sent here, and what is then raised.
+        self._leaving: dict[int, tuple[int, PeerLostError]] = {}
         self._changed = Condition()
         self._closed = False
         self._thread: threading.Thread | None = None
@@ -63,6 +66,22 @@ class Inbox:
             with self._changed.lock:
                 self._wanted[src] -= 1
                 self._wanted += Counter()  # drops those that nobody wants
+
+    def lose(self, src: int, sent: int, error: PeerLostError) -> None:
+        """Be told that member ``src`` has left, after ``sent`` messages to this one in all.
+
+        Once they are taken, the mailbox is told ``error``.
+        """
+        with self._changed.lock:
+            self._leaving.setdefault(src, (sent, error))
+        self._lose_if_all_came(src)
+
+    def _lose_if_all_came(self, src: int) -> None:
+        with self._changed.lock:
+            sent, error = self._leaving.get(src, (math.inf, None))
+            all_came = self._taken[src] >= sent
+        if error is not None and all_came:
+            self._mailbox.fail(src, error)
 
     def close(self) -> None:
         """End the thread."""
@@ -118,6 +137,9 @@ class Inbox:
             with incoming.guard:
                 incoming.buffer[:] = payload
         incoming.complete()
+        with self._changed.lock:
+            self._taken[sender] += 1
+        self._lose_if_all_came(sender)
         return True
 
     def _fill(self, memory: memoryview, source: int) -> None:
