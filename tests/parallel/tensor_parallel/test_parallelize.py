@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from gpt import (
+from small_gpt import (
     BATCH,
     GPT,
     LENGTH,
