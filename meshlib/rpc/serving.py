@@ -35,11 +35,11 @@ class Serving:
     __slots__ = ("begun", "cancelled", "connection", "func", "kept", "key", "thread", "waits_for")
 
     def __init__(self, key: Key, connection: Connection | None) -> None:
-        self.key = key
-        self.connection = connection
+        self.key: Key = key
+        self.connection: Connection | None = connection
         self.func: object = None
         self.thread: int | None = None
-        self.begun = time.monotonic()
+        self.begun: float = time.monotonic()
         self.cancelled: str | None = None
         self.waits_for: object = None
         """The future that its thread waits for."""
