@@ -81,6 +81,11 @@ class _Entered(threading.local):
 class Service(Protocol):
     """Something that serves other ranks on behalf of this one."""
 
+    @property
+    def workers(self) -> Sequence[Any]:
+        """What stands for each rank, by rank."""
+        ...
+
     def close(self) -> None:
         """End it, at once. Idempotent."""
         ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -68,10 +69,11 @@ class Agent:
         self._met = threading.Event()
         self._acting: set[int] = set()
         self._last_number = 0
+        self._next_deadline = math.inf
         self.numbers = Numbers()
         self.carriers = Carriers()
         self._local: dict[int, Outgoing] = {}
-        self.threads = Threads(str(self.rank), limit, lambda: adopt_thread(world))
+        self.threads = Threads(str(self.rank), limit, lambda: adopt_thread(world), self._wake)
         self.callbacks = Callbacks(self.threads)
         self.holdings = Holdings(self.rank, lambda: RpcFuture(self), self._wake)
         self.server = Server(self)
@@ -94,6 +96,8 @@ class Agent:
 
         Raises ValueError for one that there is not, TypeError for anything else.
         """
+        if type(to) is int and 0 <= to < len(self.workers):  # the usual case at once
+            return to
         self._met.wait(self.world.timeout)
         if isinstance(to, WorkerInfo):
             to = to.id
@@ -160,7 +164,7 @@ class Agent:
 
     def _call_here(self, call: Outgoing, payload: Payload, flags: int) -> None:
         self._local[call.number] = call
-        self.clock.due(call.due)
+        self._watch_deadline(call.due)
         buffers = [Buffer(b.nbytes, 0, memoryview(bytearray(b))) for b in payload.buffers]
         frame = Frame(Kind.REQUEST, flags, call.number, payload.data, buffers)
         self.server.accept(None, self.rank, frame)
@@ -172,7 +176,7 @@ class Agent:
             connection = self.peers.connection(call.to, call.seconds)
             call.connection = connection
             connection.calls[call.number] = call
-            self.clock.due(call.due)
+            self._watch_deadline(call.due)
             try:
                 connection.send(Kind.REQUEST, call.number, payload, flags)
             except OSError:
@@ -182,8 +186,9 @@ class Agent:
                 again = True
                 continue
             break
-        left = None if not call.seconds else max(call.due - time.monotonic(), 0.0)
-        connection.wait_for_room(left)
+        if connection.is_choked:
+            left = None if not call.seconds else max(call.due - time.monotonic(), 0.0)
+            connection.wait_for_room(left)
 
     @contextmanager
     def waiting(self, future: RpcFuture) -> Generator[None]:
@@ -299,7 +304,7 @@ class Agent:
             call.end(None, DistBackendError("there is no connection"))
             return call
         connection.calls[call.number] = call
-        self.clock.due(call.due)
+        self._watch_deadline(call.due)
         try:
             connection.send(Kind.ASK, call.number, self.holdings.dump(question, None))
             connection.poll()
@@ -342,9 +347,17 @@ class Agent:
 
     def _tick(self) -> float:
         self.holdings.release_dropped()
-        pause = self.leaving.tick()
-        due = self._lateness.look()
-        return due if pause is None else min(due, time.monotonic() + pause)
+        now = time.monotonic()
+        if now >= self._next_deadline:
+            self._next_deadline = math.inf
+            self._next_deadline = min(self._next_deadline, self._lateness.look())
+        pauses = [p for p in (self.leaving.tick(), self.threads.look()) if p is not None]
+        return min(self._next_deadline, *(now + pause for pause in pauses), math.inf)
+
+    def _watch_deadline(self, due: float) -> None:
+        if due < self._next_deadline:
+            self._next_deadline = due
+            self.clock.due(due)
 
     def _wake(self) -> None:
         self.clock.ring()
