@@ -72,10 +72,10 @@ class Ahead:
     def _ask(self, team: Team, call: Call) -> None:
         near = team.size <= team.table.pairwise_ranks
         peers = peers_of(Algorithm.PAIRWISE if near else Algorithm.BRUCK, team.rank, team.size)
+        if not isinstance(team.link(peers[0], call), PacedLink):
+            return  # so it is on all members: they have links of one kind
         links = [team.link(peer, call) for peer in peers]
         paced = [link for link in links if isinstance(link, PacedLink)]
-        if len(paced) < len(links):
-            return  # so it is on all members: they have links of one kind
         paces = [link.pace() for link in paced]
         found = np.zeros((team.size, 2), np.int64)
         found[team.rank] = (

@@ -32,6 +32,7 @@ from transport.operands.quiet import quiet
 from transport.reduce_op import Flat, RedOpType, ReduceOp, reduction_dtype
 
 _SMALL = 16 << 10
+_MOST_PAIRS = 64
 _AllReduce = Callable[[Team, Call, Flat, ReduceOp], None]
 
 
@@ -144,6 +145,8 @@ class LinkCollectives(Collectives):
             return
         total = sum(output.nbytes for output in outputs)
         algorithm = self.table.all_gather(total, self.size)
+        if algorithm is Algorithm.RING and self._pairs_pay(call):
+            algorithm = Algorithm.PAIRWISE
         if algorithm not in self._reached:
             self._prepare(algorithm, call)
         match algorithm:
@@ -155,6 +158,13 @@ class LinkCollectives(Collectives):
                 pairwise.all_gather(self, call, outputs)
             case _:
                 ring.all_gather(self, call, outputs)
+
+    def _pairs_pay(self, call: Call) -> bool:
+        """Whether there is so much delay that a ring's steps cost more than connections to all.
+
+        For copies alone: a reduction's bits must not depend on what was measured.
+        """
+        return self.size <= _MOST_PAIRS and self.ahead(call) >= self.table.segment
 
     def reduce_scatter(
         self, call: Call, output: Flat, inputs: Sequence[Flat], op: ReduceOp
