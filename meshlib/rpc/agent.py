@@ -13,14 +13,17 @@ from meshlib.job.current import adopt_thread, current_world
 from meshlib.job.world import World
 from meshlib.rpc.calls import Callbacks, Clock, Numbers, Outgoing, RpcFuture
 from meshlib.rpc.carriers import Carriers
+from meshlib.rpc.cycles import PATIENCE, Cycles
 from meshlib.rpc.late import Lateness
 from meshlib.rpc.leaving import Leaving
 from meshlib.rpc.peers import Peers
 from meshlib.rpc.references.holdings import Holdings
+from meshlib.rpc.references.ownership import ObjectId
 from meshlib.rpc.serving import CREATES, Server, with_cause
 from meshlib.rpc.wire.connection import Connection
 from meshlib.rpc.wire.frames import Buffer, Frame, Kind
 from meshlib.rpc.wire.payload import Payload, load
+from meshlib.rpc.wire.recycling import Recycler
 from meshlib.rpc.wire.threads import Threads
 from transport.checks import to_whole_number
 from transport.errors import DistBackendError
@@ -72,10 +75,12 @@ class Agent:
         self._next_deadline = math.inf
         self.numbers = Numbers()
         self.carriers = Carriers()
+        self.recycler = Recycler()
+        self._cycles = Cycles(self)
         self._local: dict[int, Outgoing] = {}
         self.threads = Threads(str(self.rank), limit, lambda: adopt_thread(world), self._wake)
         self.callbacks = Callbacks(self.threads)
-        self.holdings = Holdings(self.rank, lambda: RpcFuture(self), self._wake)
+        self.holdings = Holdings(self.rank, self._value_of, self._wake)
         self.server = Server(self)
         self._lateness = Lateness(self)
         self.clock = Clock(f"clock-{self.rank}", self._tick)
@@ -197,12 +202,14 @@ class Agent:
         if serving is None:
             yield
             return
-        before, serving.waits_for = serving.waits_for, future
+        before = serving.waits_for, serving.waits_since
+        serving.waits_for, serving.waits_since = future, time.monotonic()
+        self.clock.due(serving.waits_since + PATIENCE)
         try:
             with self.threads.slot_given_up():
                 yield
         finally:
-            serving.waits_for = before
+            serving.waits_for, serving.waits_since = before
 
     # ------------------------------------------------------------------ what comes
 
@@ -317,6 +324,9 @@ class Agent:
         match load(frame.data):
             case ("where", number):
                 answer = self.server.describe((connection.peer, number))
+            case ("waits", key):
+                answer = self._cycles.step(key)
+                answer = None if answer is None else tuple(answer)
             case ("idle" | "down" as what, *_):
                 self.leaving.on_question(what, lambda said: self._reply(connection, frame, said))
                 return
@@ -351,13 +361,19 @@ class Agent:
         if now >= self._next_deadline:
             self._next_deadline = math.inf
             self._next_deadline = min(self._next_deadline, self._lateness.look())
-        pauses = [p for p in (self.leaving.tick(), self.threads.look()) if p is not None]
+        looks = self.leaving.tick(), self.threads.look(), self._cycles.look()
+        pauses = [pause for pause in looks if pause is not None]
         return min(self._next_deadline, *(now + pause for pause in pauses), math.inf)
 
     def _watch_deadline(self, due: float) -> None:
         if due < self._next_deadline:
             self._next_deadline = due
             self.clock.due(due)
+
+    def _value_of(self, oid: ObjectId) -> RpcFuture:
+        value = RpcFuture(self)
+        value.object = (oid.creator, oid.number)
+        return value
 
     def _wake(self) -> None:
         self.clock.ring()

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from meshlib.calls.lane import Continuations
 from meshlib.calls.work import Future
@@ -51,6 +51,8 @@ class RpcFuture(Future[Any]):
     def __init__(self, agent: Agent) -> None:
         super().__init__(None, agent.callbacks)
         self._agent = agent
+        self.object: tuple[int, int] | None = None
+        """The object whose value it is: the number of the call that makes it."""
 
     def block(self, timeout: Timeout | None, what: Callable[[], str]) -> None:
         """Wait for the outcome without looking at it; ``what()`` names it in the error."""
@@ -58,6 +60,12 @@ class RpcFuture(Future[Any]):
             return
         with self._agent.waiting(self):
             super().block(timeout, what)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a future cannot be pickled: it belongs to this process; wait() for it first, or have"
+            " async_execution answer when it is done"
+        )
 
     def _follower(self) -> Future[Any]:
         return RpcFuture(self._agent)
