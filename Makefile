@@ -78,6 +78,7 @@ test-torch:  ## test the backend of torch.distributed: our tests, and PyTorch's 
 			--editable '.[torch]' expecttest hypothesis pytest pytest-timeout; }
 	.torch/bin/python -m pytest -p no:xdist tests/pytorch
 	.torch/bin/python tests/pytorch/distributed_tests.py
+	.torch/bin/python tests/pytorch/rpc_tests.py
 
 test-slurm: $(STAMP)  ## test under a real Slurm of two nodes, in network namespaces (Debian, root)
 	@if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
