@@ -4,6 +4,7 @@ from parallel.jax.context import ring_attention, ulysses_attention
 from parallel.jax.data_parallel import DistributedDataParallel
 from parallel.jax.fully_sharded import FullyShardedDataParallel
 from parallel.jax.local_devices import DataParallel
+from parallel.jax.pipeline import PipelineStage
 from parallel.jax.tensor_parallel import (
     copy_to_region,
     gather_from_region,
@@ -17,6 +18,7 @@ __all__ = [
     "DataParallel",
     "DistributedDataParallel",
     "FullyShardedDataParallel",
+    "PipelineStage",
     "copy_to_region",
     "gather_from_region",
     "reduce_from_region",

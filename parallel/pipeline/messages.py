@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import pickle
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ import numpy as np
 from meshlib import ProcessGroup, Work
 from parallel.arrays import Array
 from parallel.pipeline.actions import Action, Kind
+from parallel.pipeline.simulation import Transfer
 from parallel.pipeline.specs import Spec, Specs
 from parallel.pipeline.table import Table
 
@@ -208,3 +210,50 @@ class Messages:
         """Wait until all that was sent may be reused."""
         while self._sends:
             self._sends.popleft().wait()
+
+
+class Passage(NamedTuple):
+    """One end of a message: another rank's array that came, or an own one that was sent."""
+
+    is_sent: bool
+    peer: int
+    nbytes: int
+    begin: float
+    end: float
+
+
+@contextmanager
+def watched(group: ProcessGroup) -> Generator[list[Passage]]:
+    """Within this context, note when activations and gradients were sent and came.
+
+    The list is filled at the end, in the order in which the calls were issued.
+    """
+    recorder = group.context.recorder
+    passages: list[Passage] = []
+    records = recorder.follow()
+    try:
+        yield passages
+    finally:
+        recorder.unfollow(records)
+        passages += [
+            Passage(record.kind == "send", record.peer, record.nbytes, record.issued, record.ended)
+            for record in records
+            if record.group == group.id
+            and record.kind in ("send", "recv")
+            and record.header.extra == _PAYLOAD
+        ]
+
+
+def joined(passages: Sequence[Sequence[Passage]]) -> list[Transfer]:
+    """Return the messages of which each rank has noted its ends: those of two ranks keep order."""
+    sent: dict[tuple[int, int], list[Passage]] = {}
+    came: dict[tuple[int, int], list[Passage]] = {}
+    for rank, own in enumerate(passages):
+        for one in own:
+            pair = (rank, one.peer) if one.is_sent else (one.peer, rank)
+            (sent if one.is_sent else came).setdefault(pair, []).append(one)
+    return [
+        Transfer(*pair, leaving.nbytes, leaving.begin, arriving.end)
+        for pair, leaves in sent.items()
+        for leaving, arriving in zip(leaves, came.get(pair, []), strict=True)
+    ]

@@ -21,6 +21,7 @@ from transport.algorithms import (
 )
 from transport.algorithms.ahead import Ahead
 from transport.algorithms.choice import Algorithm, Thresholds
+from transport.algorithms.peers import peers_of
 from transport.algorithms.team import Team
 from transport.call import Call
 from transport.communicator import Collectives
@@ -46,6 +47,7 @@ class LinkCollectives(Collectives):
     table: Thresholds
     scratch: Scratch
     _ahead: Ahead | None = None
+    _reached: frozenset[Algorithm] = frozenset()
 
     @abstractmethod
     def link(self, peer: int, call: Call) -> Link:
@@ -59,6 +61,16 @@ class LinkCollectives(Collectives):
     def check_open(self) -> None:
         """Raise ``CommunicatorAbortedError`` after an abort."""
 
+    def reach(self, peers: Sequence[int], call: Call) -> None:
+        """See ``Team``. Where opening costs nothing there is nothing to begin."""
+
+    def _prepare(self, algorithm: Algorithm, call: Call) -> None:
+        """Have the links that ``algorithm`` needs opened side by side, the first time."""
+        self._reached |= {algorithm}
+        peers = peers_of(algorithm, self.rank, self.size)
+        if len(peers) > 1:
+            self.reach(peers, call)
+
     def ahead(self, call: Call) -> int:
         """See ``Team``."""
         if self._ahead is None:
@@ -67,8 +79,10 @@ class LinkCollectives(Collectives):
 
     def barrier(self, call: Call) -> None:
         self.check_open()
-        star_shaped = self.table.barrier(self.size) is Algorithm.STAR
-        (star if star_shaped else dissemination).barrier(self, call)
+        algorithm = self.table.barrier(self.size)
+        if algorithm not in self._reached:
+            self._prepare(algorithm, call)
+        (star if algorithm is Algorithm.STAR else dissemination).barrier(self, call)
 
     def broadcast(self, call: Call, buffer: Flat, root: int) -> None:
         self.check_open()
@@ -85,6 +99,8 @@ class LinkCollectives(Collectives):
                 alone.reduce(self.scratch, buffer, op, self.table.segment)
                 return
             algorithm = self.table.all_reduce(buffer.nbytes, self.size, narrow)
+            if algorithm not in self._reached:
+                self._prepare(algorithm, call)
             if algorithm is Algorithm.STAR or algorithm is Algorithm.DOUBLING:
                 module = star if algorithm is Algorithm.STAR else recursive
                 self._all_reduce_whole(module.all_reduce, call, buffer, op, narrow)
@@ -127,7 +143,10 @@ class LinkCollectives(Collectives):
         if self.size == 1:
             return
         total = sum(output.nbytes for output in outputs)
-        match self.table.all_gather(total, self.size):
+        algorithm = self.table.all_gather(total, self.size)
+        if algorithm not in self._reached:
+            self._prepare(algorithm, call)
+        match algorithm:
             case Algorithm.STAR:
                 star.all_gather(self, call, outputs)
             case Algorithm.BRUCK:
@@ -148,7 +167,10 @@ class LinkCollectives(Collectives):
                 _copy(output, inputs[0])
                 alone.reduce(self.scratch, output, op, self.table.segment)
                 return
-            match self.table.reduce_scatter(total, self.size, narrow):
+            algorithm = self.table.reduce_scatter(total, self.size, narrow)
+            if algorithm not in self._reached:
+                self._prepare(algorithm, call)
+            match algorithm:
                 case Algorithm.STAR:
                     star.reduce_scatter(self, call, output, inputs, op)
                 case Algorithm.DOUBLING:
@@ -168,6 +190,8 @@ class LinkCollectives(Collectives):
 
     def all_to_all(self, call: Call, outputs: Sequence[Flat], inputs: Sequence[Flat]) -> None:
         self.check_open()
+        if Algorithm.PAIRWISE not in self._reached:
+            self._prepare(Algorithm.PAIRWISE, call)
         pairwise.all_to_all(self, call, outputs, inputs)
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from gpt import GPT, assert_close, sequence_parallel_plan, tensor_parallel_plan, train
+from small_gpt import GPT, assert_close, sequence_parallel_plan, tensor_parallel_plan, train
 
 import meshlib as dist
 from meshlib.testing import run_ranks

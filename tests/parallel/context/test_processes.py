@@ -12,7 +12,7 @@ import sys
 sys.path.insert(0, {here!r})
 import numpy as np
 import meshlib as dist
-from gpt import GPT, assert_close, sequence_parallel_plan, train
+from small_gpt import GPT, assert_close, sequence_parallel_plan, train
 from parallel import DistributedDataParallel, VocabParallelCrossEntropyLoss, parallelize
 from parallel.context import context_parallel, split_sequence
 from parallel.state import global_state

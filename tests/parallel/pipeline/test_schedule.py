@@ -210,6 +210,10 @@ def test_the_timeline_has_every_action_in_its_order():
         for need in ScheduleGPipe.make_table(2, 4, 1).needs(span.action):
             assert ends[need] <= span.begin
     assert 0 < timeline.bubble < 1
+    ways = [(t.source, t.target, t.nbytes) for t in timeline.transfers]
+    assert sorted(ways) == [(0, 1, 4 * 12 * 8)] * 4 + [(1, 0, 4 * 12 * 8)] * 4
+    assert all(t.begin < t.end for t in timeline.transfers)
+    assert 0 <= timeline.overlapped <= 1
 
 
 def test_classes_by_name():
