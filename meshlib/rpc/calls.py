@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from meshlib.calls.lane import Continuations
 from meshlib.calls.work import Future
@@ -60,12 +60,6 @@ class RpcFuture(Future[Any]):
             return
         with self._agent.waiting(self):
             super().block(timeout, what)
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            "a future cannot be pickled: it belongs to this process; wait() for it first, or have"
-            " async_execution answer when it is done"
-        )
 
     def _follower(self) -> Future[Any]:
         return RpcFuture(self._agent)
@@ -215,11 +209,29 @@ class Numbers:
 def wait_all(futures: Sequence[Future[Any]]) -> list[Any]:
     """Wait for all ``futures`` and return their values, in this order.
 
-    Raises what the first in the list raises that failed; TypeError for what is no future.
+    Raises what the first raises that fails, without waiting for the others; TypeError for what is
+    no future.
     """
     _check(futures)
+    if not futures:
+        return []
+    ours = next((future for future in futures if isinstance(future, RpcFuture)), None)
+    end = Future[Any]() if ours is None else RpcFuture(ours._agent)
+    left, lock = len(futures), threading.Lock()
+
+    def note(done: Future[Any]) -> None:
+        nonlocal left
+        with lock:
+            left -= 1
+            over = left == 0
+        if over or done.failure is not None:
+            with suppress(RuntimeError):
+                end.set_result(done)
+
     for future in futures:
-        future.block(None, lambda: "one of the futures")
+        future.at_once(note)
+    last: Future[Any] = end.wait()
+    last.wait()
     return [future.wait() for future in futures]
 
 

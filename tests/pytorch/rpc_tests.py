@@ -71,9 +71,12 @@ def replace_rpc() -> types.ModuleType:
             if timeout is not None and timeout < 0:
                 del kwargs["timeout"]
             try:
-                return call(*args, **kwargs)
+                result = call(*args, **kwargs)
+                if hasattr(real.api._thread_local_var, "future_list") and call is rpc.rpc_async:
+                    real.api._thread_local_var.future_list.append(result)
+                return result
             except ValueError as error:
-                if "no worker has that name" in str(error):
+                if "no worker has that name" in str(error) or "expected a rank" in str(error):
                     raise RuntimeError(f"could not find destination: {error}") from error
                 raise
 
@@ -126,6 +129,7 @@ def replace_rpc() -> types.ModuleType:
     real.api._get_current_rpc_agent = lambda: types.SimpleNamespace(
         get_worker_infos=rpc.get_worker_infos
     )
+    shim._get_current_rpc_agent = real.api._get_current_rpc_agent
     real.api.get_worker_info = shim.get_worker_info
     shim.api = real.api
     torch.distributed.rpc = sys.modules[real.__name__] = shim
