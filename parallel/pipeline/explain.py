@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from parallel.pipeline.actions import Kind
 from parallel.pipeline.drawing import draw, text
-from parallel.pipeline.messages import message_of
 from parallel.pipeline.named import get_schedule_class
-from parallel.pipeline.simulation import USUAL_COSTS, Costs, most_held, simulate
-from parallel.pipeline.table import Table
+from parallel.pipeline.running.plan import message_of
+from parallel.pipeline.tables.actions import Kind
+from parallel.pipeline.tables.simulation import USUAL_COSTS, Costs, most_held, simulate
+from parallel.pipeline.tables.table import Table
 
 _ONE_EACH = ("gpipe", "1f1b")
 

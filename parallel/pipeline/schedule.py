@@ -10,17 +10,18 @@ from meshlib import ProcessGroup
 from parallel.arrays import Array
 from parallel.checks import check_instance
 from parallel.ddp.replicas import describe_options
-from parallel.pipeline.actions import Action
-from parallel.pipeline.agreement import agree
-from parallel.pipeline.executor import Batch, Step
-from parallel.pipeline.messages import Agreement, Passage, joined, watched
-from parallel.pipeline.microbatches import cut, cut_kwargs, cut_target
-from parallel.pipeline.module_stage import PipelineStage
-from parallel.pipeline.shared import SharedParameters
-from parallel.pipeline.simulation import Span, Timing
-from parallel.pipeline.specs import check_like, specs_of
-from parallel.pipeline.stage import Stage
-from parallel.pipeline.table import Table
+from parallel.pipeline.running.agreement import agree
+from parallel.pipeline.running.executor import Batch, Step
+from parallel.pipeline.running.messages import Agreement, Passage, joined, watched
+from parallel.pipeline.running.microbatches import cut, cut_kwargs, cut_target
+from parallel.pipeline.running.plan import Plan
+from parallel.pipeline.stages.module_stage import PipelineStage
+from parallel.pipeline.stages.shared import SharedParameters
+from parallel.pipeline.stages.specs import check_like, specs_of
+from parallel.pipeline.stages.stage import Stage
+from parallel.pipeline.tables.actions import Action
+from parallel.pipeline.tables.simulation import Span, Timing
+from parallel.pipeline.tables.table import Table
 
 
 class PipelineSchedule:
@@ -73,6 +74,8 @@ class PipelineSchedule:
             scale_grads=self.scale_grads,
         )
         agree(self.group, self._mistake(listed), options)
+        rank = self.group.rank()
+        self._plans = {training: Plan(table, rank, training) for training in (True, False)}
         self._shared = SharedParameters(
             [
                 (name, stage.stage_index, parameter)
@@ -195,7 +198,8 @@ class PipelineSchedule:
         if return_outputs and last is not None:
             batch.outputs = {}
         scale = 1 / self.n_microbatches if self.scale_grads else 1.0
-        step = Step(self.table, self._stages, self._agreement, batch, self._loss, scale, training)
+        plan = self._plans[training]
+        step = Step(plan, self._stages, self._agreement, batch, self._loss, scale)
         try:
             with watched(self.group) as passages:
                 self._step(step, training)

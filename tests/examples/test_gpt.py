@@ -26,9 +26,18 @@ MESHES = [
     {"pp": 2, "dp_replicate": 2},
     {"pp": 2, "dp_shard": 2},
     {"pp": 2, "tp": 2},
+    {"cp": 2},
+    {"cp": 4},
+    {"cp": 2, "tp": 2},
+    {"dp_replicate": 2, "cp": 2},
+    {"dp_shard": 2, "cp": 2},
+    {"pp": 2, "cp": 2},
     {"pp": 2, "dp_shard": 2, "tp": 2},
+    {"dp_shard": 2, "cp": 2, "tp": 2},
+    {"dp_replicate": 2, "cp": 2, "tp": 2},
+    {"pp": 2, "dp_shard": 2, "cp": 2, "tp": 2},
 ]
-MAIN = [{"pp": 2, "dp_shard": 2, "tp": 2}]
+MAIN = [{"pp": 2, "dp_shard": 2, "tp": 2}, {"dp_shard": 2, "cp": 2, "tp": 2}]
 WITH_EXPERTS = [
     {"ep": 2},
     {"ep": 4},
@@ -36,6 +45,8 @@ WITH_EXPERTS = [
     {"dp_shard": 2, "ep": 2},
     {"tp": 2, "ep": 2},
     {"pp": 2, "ep": 2},
+    {"cp": 2, "ep": 2},
+    {"pp": 2, "dp_shard": 2, "cp": 2, "ep": 2},
 ]
 MAIN_WITH_EXPERTS = [{"dp_shard": 2, "ep": 2}]
 
@@ -74,6 +85,14 @@ def test_with_experts(dims, reference):
 @pytest.mark.parametrize("experts", [0, 2])
 def test_tensor_parallel_without_sequence_parallel(experts, reference):
     check(reference, {"tp": 2}, experts=experts, sequence="false", microbatches=2)
+
+
+ALL_TO_ALL = [{"cp": 2}, {"cp": 4}, {"dp_shard": 2, "cp": 2}, {"pp": 2, "cp": 2, "tp": 2}]
+
+
+@pytest.mark.parametrize("dims", some(ALL_TO_ALL, [{"cp": 2}]))
+def test_context_parallel_over_heads(dims, reference):
+    check(reference, dims, attention='"all_to_all"', microbatches=2)
 
 
 SCHEDULES = {

@@ -16,6 +16,7 @@ from parallel.pipeline import (
     ScheduleInterleavedZeroBubble,
     ScheduleZBVZeroBubble,
     get_schedule_class,
+    most_held,
 )
 
 
@@ -243,3 +244,34 @@ def test_a_users_own_table_from_a_file(tmp_path):
     grads = [grad for rank in run_ranks(job, 2) for grad in rank]
     for got, parameter in zip(grads, whole.parameters(), strict=True):
         np.testing.assert_allclose(got, parameter.grad, atol=1e-13)
+
+
+@pytest.mark.parametrize("name", ["GPipe", "1F1B", "InterleavedZeroBubble"])
+def test_no_more_activations_are_held_than_the_table_says(name):
+    class Counting(nn.Sequential):
+        held = most = 0
+
+        def take_saved(self):
+            self.held += 1
+            self.most = max(self.most, self.held)
+            return super().take_saved()
+
+        def backward(self, grad):
+            grad = super().backward(grad)
+            self.defer(self.let_go)
+            return grad
+
+        def let_go(self):
+            self.held -= 1
+
+    def job():
+        rank = dist.get_rank()
+        module = Counting(*part(make_layers(), rank, 2)[1])
+        schedule = of_two(module, get_schedule_class(name), loss=nn.CrossEntropyLoss())
+        x, y = batch()
+        schedule.step(x, target=y)
+        assert module.held == 0
+        return module.most, most_held(schedule.table)
+
+    results = run_ranks(job, 2)
+    assert [most for most, _ in results] == results[0][1]

@@ -18,42 +18,15 @@ import numpy as np
 
 from meshlib import ProcessGroup, Work
 from parallel.arrays import Array
-from parallel.pipeline.actions import Action, Kind
-from parallel.pipeline.simulation import Transfer
-from parallel.pipeline.specs import Spec, Specs
-from parallel.pipeline.table import Table
+from parallel.pipeline.running.plan import Message, Plan, message_for, message_of
+from parallel.pipeline.stages.specs import Spec, Specs
+from parallel.pipeline.tables.actions import Action
+from parallel.pipeline.tables.simulation import Transfer
 
 _PAYLOAD = 0x7069_7065
 _SPECS = _PAYLOAD + 1
 AHEAD = 2
 """So many actions before its use a message's receive begins."""
-
-
-class Message(NamedTuple):
-    """What stage ``stage`` needs for a microbatch: its input, or its output's gradient."""
-
-    stage: int
-    is_gradient: bool
-    microbatch: int
-
-
-def message_for(action: Action, table: Table) -> Message | None:
-    """Return what another stage gives ``action``, on whichever rank that is."""
-    if action.kind is Kind.FORWARD:
-        return Message(action.stage, False, action.microbatch) if action.stage else None
-    if action.kind.sends_back and action.stage < table.stages - 1:
-        return Message(action.stage, True, action.microbatch)
-    return None
-
-
-def message_of(action: Action, table: Table) -> Message | None:
-    """Return what ``action`` gives another stage, on whichever rank that is."""
-    if action.kind is Kind.FORWARD:
-        if action.stage < table.stages - 1:
-            return Message(action.stage + 1, False, action.microbatch)
-    elif action.kind.sends_back and action.stage:
-        return Message(action.stage - 1, True, action.microbatch)
-    return None
 
 
 @dataclass
@@ -71,39 +44,24 @@ class Agreement:
 class Messages:
     """The messages of one rank in one step.
 
-    ``empty(stage, spec)`` makes an array to receive into. Without ``training`` there are forwards
-    alone.
+    ``empty(stage, spec)`` makes an array to receive into.
     """
 
     def __init__(
         self,
-        table: Table,
+        plan: Plan,
         group: ProcessGroup,
         agreement: Agreement,
         empty: Callable[[int, Spec], Array],
-        training: bool,
     ) -> None:
-        self._table, self._group, self._empty = table, group, empty
+        self._table, self._rank = plan.table, plan.rank
+        self._group, self._empty = group, empty
         self._inputs, self._outputs = agreement.inputs, agreement.outputs
         self._told = agreement.told
-        self._rank = group.rank()
         self._arrived: dict[Message, tuple[list[Array], list[Work[Any]]]] = {}
         self._here: dict[Message, tuple[Array | None, ...]] = {}
         self._sends: deque[Work[Any]] = deque()
-        self._from: dict[int, deque[Message]] = {}
-        for source, actions in enumerate(table.ranks):
-            if source == self._rank:
-                continue
-            sent = (
-                message_of(action, table)
-                for action in actions
-                if training or action.kind is Kind.FORWARD
-            )
-            self._from[source] = deque(
-                message
-                for message in sent
-                if message is not None and table.rank_of[message.stage] == self._rank
-            )
+        self._from = {source: deque(messages) for source, messages in plan.coming.items()}
 
     # ------------------------------------------------------------------ receiving
 

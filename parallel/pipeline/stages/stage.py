@@ -10,7 +10,7 @@ from meshlib import ProcessGroup
 from parallel.arrays import Array
 from parallel.checks import to_count
 from parallel.groups import Ranks, resolve
-from parallel.pipeline.specs import Spec
+from parallel.pipeline.stages.specs import Spec
 from transport.checks import to_whole_number
 
 

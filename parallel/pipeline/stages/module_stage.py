@@ -16,8 +16,8 @@ from parallel.fsdp.module import FSDPModule
 from parallel.groups import Ranks
 from parallel.nn.module import Module, SavedContexts, Work, do_all
 from parallel.nn.parameter import Parameter
-from parallel.pipeline.specs import Spec, as_tuple
-from parallel.pipeline.stage import Stage
+from parallel.pipeline.stages.specs import Spec, as_tuple
+from parallel.pipeline.stages.stage import Stage
 
 _Synchronising = DistributedDataParallel | FSDPModule
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from parallel.pipeline.actions import Action, Kind
-from parallel.pipeline.table import Table
+from parallel.pipeline.tables.actions import Action, Kind
+from parallel.pipeline.tables.table import Table
 
 Costs = Mapping[Kind, float] | Callable[[Action], float]
 """What an action takes: by its kind, or by itself."""
