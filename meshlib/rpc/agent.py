@@ -14,6 +14,7 @@ from meshlib.job.world import World
 from meshlib.rpc.calls import Callbacks, Clock, Numbers, Outgoing, RpcFuture
 from meshlib.rpc.carriers import Carriers
 from meshlib.rpc.cycles import PATIENCE, Cycles
+from meshlib.rpc.errors import RpcTimeoutError
 from meshlib.rpc.late import Lateness
 from meshlib.rpc.leaving import Leaving
 from meshlib.rpc.peers import Peers
@@ -178,7 +179,11 @@ class Agent:
     def _send_request(self, call: Outgoing, payload: Payload, flags: int) -> None:
         again = False
         while True:
-            connection = self.peers.connection(call.to, call.seconds)
+            try:
+                connection = self.peers.connection(call.to, call.seconds)
+            except RpcTimeoutError as error:
+                call.end(None, error)
+                return
             call.connection = connection
             connection.calls[call.number] = call
             self._watch_deadline(call.due)

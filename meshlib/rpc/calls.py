@@ -216,7 +216,7 @@ def wait_all(futures: Sequence[Future[Any]]) -> list[Any]:
     if not futures:
         return []
     ours = next((future for future in futures if isinstance(future, RpcFuture)), None)
-    end = Future[Any]() if ours is None else RpcFuture(ours._agent)
+    end = Future[Any]() if ours is None else RpcFuture(ours._agent)  # pyright: ignore[reportPrivateUsage]
     left, lock = len(futures), threading.Lock()
 
     def note(done: Future[Any]) -> None:
