@@ -61,9 +61,9 @@ class Step:
         """Do all actions. Raises what a stage raises, and what the messages do."""
         row = self._plan.row
         for place, action in enumerate(row):
-            for coming in row[place : place + AHEAD + 1]:
-                self._messages.expect(coming)
             given = self._given(action)
+            for coming in row[place + 1 : place + AHEAD + 1]:
+                self._messages.expect(coming)
             begin = monotonic()
             result = self._do(action, given)
             self.spans.append(Span(self._plan.rank, action, begin, monotonic()))

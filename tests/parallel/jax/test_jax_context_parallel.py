@@ -13,12 +13,9 @@ jax = pytest.importorskip("jax", reason="JAX is not installed (the extra 'jax')"
 import jax.numpy as jnp  # noqa: E402
 from jax_settings import jax_settings  # noqa: E402
 
+import meshlib.jit as mj  # noqa: E402
 from parallel.context import sequence_positions  # noqa: E402
-from parallel.jax import (  # noqa: E402
-    DistributedDataParallel,
-    ring_attention,
-    ulysses_attention,
-)
+from parallel.jax import ring_attention, ulysses_attention  # noqa: E402
 
 LENGTH, WIDTH, HEADS, KV_HEADS = 12, 8, 4, 2
 
@@ -70,7 +67,8 @@ def alone():
         return train(step, make_params())
 
 
-@pytest.mark.parametrize(("n", "method"), [(3, "ring"), (2, "ring in a row"), (2, "all_to_all")])
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("n", "method"), [(3, "ring"), (2, "all_to_all")])
 def test_training_equals_one_process(n, method, alone):
     def rank():
         mesh = dist.init_device_mesh("cpu", (n,), mesh_dim_names=("cp",))
@@ -78,15 +76,19 @@ def test_training_equals_one_process(n, method, alone):
         def attention(q, k, v):
             if method == "all_to_all":
                 return ulysses_attention(q, k, v, mesh["cp"])
-            return ring_attention(q, k, v, mesh["cp"], zigzag=method == "ring")
+            return ring_attention(q, k, v, mesh["cp"])
 
         places = sequence_positions(LENGTH // n, mesh["cp"], zigzag=method == "ring")
-        ddp = DistributedDataParallel(make_params(), mesh["cp"])
-        step = jax.jit(ddp.value_and_grad(lambda p: loss(p, DATA[:, places], attention)))
-        losses, params = train(step, ddp.params)
-        return mesh["cp"].all_reduce(losses, op=dist.ReduceOp.AVG), params
 
-    for losses, params in run_ranks(rank, n):
+        @jax.jit
+        def step(params):
+            whole = jax.value_and_grad(lambda p: loss(p, DATA[:, places], attention))(params)
+            return mj.all_reduce(whole, dist.ReduceOp.AVG, mesh["cp"])
+
+        losses, params = train(step, make_params())
+        return losses, params
+
+    for losses, params in run_ranks(rank, n, timeout=100):  # programs take long to compile
         np.testing.assert_allclose(losses, alone[0], rtol=0, atol=1e-9)
         for name, array in alone[1].items():
             np.testing.assert_allclose(params[name], array, rtol=0, atol=1e-9, err_msg=name)

@@ -1,5 +1,7 @@
 """What a step does besides training: outputs, losses, evaluation, order, one synchronisation."""
 
+import time
+
 import numpy as np
 import pytest
 from pipeline_training import BATCH, ddp, fsdp, make_layers, make_mesh, part
@@ -275,3 +277,30 @@ def test_no_more_activations_are_held_than_the_table_says(name):
 
     results = run_ranks(job, 2)
     assert [most for most, _ in results] == results[0][1]
+
+
+def test_messages_come_while_a_rank_computes():
+    """The second stage ends its first forward only when the second one's input has come."""
+
+    class Waiting(nn.Sequential):
+        came = 0
+
+        def forward(self, x):
+            deadline = time.monotonic() + 25
+            records = dist.group.WORLD.context.recorder.records
+            before = self.came
+            while self.came < before + 2 and time.monotonic() < deadline and not before:
+                done = [r for r in records() if r.kind == "recv" and r.nbytes == x.nbytes]
+                self.came = sum(r.state == "done" for r in done)
+                time.sleep(0.001)
+            return super().forward(x)
+
+    def job():
+        rank = dist.get_rank()
+        kind = nn.Sequential if rank == 0 else Waiting
+        module = kind(*part(make_layers(), rank, 2)[1])
+        x, y = batch()
+        of_two(module, loss=nn.CrossEntropyLoss()).step(x, target=y)
+        return getattr(module, "came", 2)
+
+    assert run_ranks(job, 2) == [2, 2]
