@@ -74,6 +74,7 @@ class Agent:
         self._acting: set[int] = set()
         self._last_number = 0
         self._next_deadline = math.inf
+        self._deadlines = threading.Lock()
         self.numbers = Numbers()
         self.carriers = Carriers()
         self.recycler = Recycler()
@@ -364,15 +365,19 @@ class Agent:
         self.holdings.release_dropped()
         now = time.monotonic()
         if now >= self._next_deadline:
+            # Who registers a call meanwhile has put it there before, or is heard of afterwards.
             self._next_deadline = math.inf
-            self._next_deadline = min(self._next_deadline, self._lateness.look())
+            found = self._lateness.look()
+            with self._deadlines:
+                self._next_deadline = min(self._next_deadline, found)
         looks = self.leaving.tick(), self.threads.look(), self._cycles.look()
         pauses = [pause for pause in looks if pause is not None]
         return min(self._next_deadline, *(now + pause for pause in pauses), math.inf)
 
     def _watch_deadline(self, due: float) -> None:
         if due < self._next_deadline:
-            self._next_deadline = due
+            with self._deadlines:
+                self._next_deadline = min(self._next_deadline, due)
             self.clock.due(due)
 
     def _value_of(self, oid: ObjectId) -> RpcFuture:

@@ -148,6 +148,7 @@ class Clock:
     def __init__(self, name: str, work: Callable[[], float]) -> None:
         self._work = work
         self._due = math.inf
+        self._lock = threading.Lock()
         self._asked = self._closed = False
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name=f"meshlib-rpc-{name}", daemon=True)
@@ -156,7 +157,8 @@ class Clock:
     def due(self, moment: float) -> None:
         """Have ``work`` called at ``moment`` at the latest."""
         if moment < self._due:
-            self._due = moment
+            with self._lock:
+                self._due = min(self._due, moment)
             self._wake()
 
     def ring(self) -> None:
@@ -192,7 +194,8 @@ class Clock:
                 continue
             self._due = math.inf
             moment = self._work()
-            self._due = min(self._due, moment)
+            with self._lock:
+                self._due = min(self._due, moment)
 
 
 class Numbers:
