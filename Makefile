@@ -79,6 +79,7 @@ test-torch:  ## beside PyTorch: its backend, DTensor, FSDP2, DCP; and who else r
 	.torch/bin/python -m pytest -p no:xdist tests/pytorch tests/e2e/test_torch_dcp.py \
 		tests/meshlib/checkpoint/test_files.py
 	.torch/bin/python tests/pytorch/distributed_tests.py
+	.torch/bin/python tests/pytorch/rpc_tests.py
 
 test-slurm: $(STAMP)  ## test under a real Slurm of two nodes, in network namespaces (Debian, root)
 	@if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \

@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, NoReturn, Protocol, TypeVar
 
 from meshlib.calls.lane import Continuations
 from transport.condition import Condition, let_go
@@ -238,6 +238,12 @@ class Future(Generic[T]):
 
         self.add_done_callback(run)
         return after
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a future cannot be pickled: it belongs to this process; wait() for it first, or have"
+            " async_execution answer when it is done"
+        )
 
     def _follower(self) -> Future[Any]:
         """Return the future that ``then`` fills."""

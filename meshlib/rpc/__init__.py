@@ -26,6 +26,7 @@ from meshlib.rpc.errors import (
     RpcConnectionError,
     RpcTimeoutError,
     RRefLostError,
+    WaitCycleError,
     WorkerLostError,
 )
 from meshlib.rpc.references.rref import RRef
@@ -39,6 +40,7 @@ __all__ = [
     "RpcBackendOptions",
     "RpcConnectionError",
     "RpcTimeoutError",
+    "WaitCycleError",
     "Worker",
     "WorkerInfo",
     "WorkerLostError",

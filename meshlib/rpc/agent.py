@@ -13,14 +13,18 @@ from meshlib.job.current import adopt_thread, current_world
 from meshlib.job.world import World
 from meshlib.rpc.calls import Callbacks, Clock, Numbers, Outgoing, RpcFuture
 from meshlib.rpc.carriers import Carriers
+from meshlib.rpc.cycles import PATIENCE, Cycles
+from meshlib.rpc.errors import RpcTimeoutError
 from meshlib.rpc.late import Lateness
 from meshlib.rpc.leaving import Leaving
 from meshlib.rpc.peers import Peers
 from meshlib.rpc.references.holdings import Holdings
+from meshlib.rpc.references.ownership import ObjectId
 from meshlib.rpc.serving import CREATES, Server, with_cause
 from meshlib.rpc.wire.connection import Connection
 from meshlib.rpc.wire.frames import Buffer, Frame, Kind
 from meshlib.rpc.wire.payload import Payload, load
+from meshlib.rpc.wire.recycling import Recycler
 from meshlib.rpc.wire.threads import Threads
 from transport.checks import to_whole_number
 from transport.errors import DistBackendError
@@ -70,14 +74,17 @@ class Agent:
         self._acting: set[int] = set()
         self._last_number = 0
         self._next_deadline = math.inf
+        self._deadlines = threading.Lock()
         self.numbers: Numbers = Numbers()
         self.carriers: Carriers = Carriers()
+        self.recycler: Recycler = Recycler()
+        self._cycles = Cycles(self)
         self._local: dict[int, Outgoing] = {}
         self.threads: Threads = Threads(
             str(self.rank), limit, lambda: adopt_thread(world), self._wake
         )
         self.callbacks: Callbacks = Callbacks(self.threads)
-        self.holdings: Holdings = Holdings(self.rank, lambda: RpcFuture(self), self._wake)
+        self.holdings: Holdings = Holdings(self.rank, self._value_of, self._wake)
         self.server: Server = Server(self)
         self._lateness = Lateness(self)
         self.clock: Clock = Clock(f"clock-{self.rank}", self._tick)
@@ -175,7 +182,11 @@ class Agent:
     def _send_request(self, call: Outgoing, payload: Payload, flags: int) -> None:
         again = False
         while True:
-            connection = self.peers.connection(call.to, call.seconds)
+            try:
+                connection = self.peers.connection(call.to, call.seconds)
+            except RpcTimeoutError as error:
+                call.end(None, error)
+                return
             call.connection = connection
             connection.calls[call.number] = call
             self._watch_deadline(call.due)
@@ -199,12 +210,14 @@ class Agent:
         if serving is None:
             yield
             return
-        before, serving.waits_for = serving.waits_for, future
+        before = serving.waits_for, serving.waits_since
+        serving.waits_for, serving.waits_since = future, time.monotonic()
+        self.clock.due(serving.waits_since + PATIENCE)
         try:
             with self.threads.slot_given_up():
                 yield
         finally:
-            serving.waits_for = before
+            serving.waits_for, serving.waits_since = before
 
     # ------------------------------------------------------------------ what comes
 
@@ -319,6 +332,9 @@ class Agent:
         match load(frame.data):
             case ("where", number):
                 answer = self.server.describe((connection.peer, number))
+            case ("waits", key):
+                answer = self._cycles.step(key)
+                answer = None if answer is None else tuple(answer)
             case ("idle" | "down" as what, *_):
                 self.leaving.on_question(what, lambda said: self._reply(connection, frame, said))
                 return
@@ -351,15 +367,25 @@ class Agent:
         self.holdings.release_dropped()
         now = time.monotonic()
         if now >= self._next_deadline:
+            # Who registers a call meanwhile has put it there before, or is heard of afterwards.
             self._next_deadline = math.inf
-            self._next_deadline = min(self._next_deadline, self._lateness.look())
-        pauses = [p for p in (self.leaving.tick(), self.threads.look()) if p is not None]
+            found = self._lateness.look()
+            with self._deadlines:
+                self._next_deadline = min(self._next_deadline, found)
+        looks = self.leaving.tick(), self.threads.look(), self._cycles.look()
+        pauses = [pause for pause in looks if pause is not None]
         return min(self._next_deadline, *(now + pause for pause in pauses), math.inf)
 
     def _watch_deadline(self, due: float) -> None:
         if due < self._next_deadline:
-            self._next_deadline = due
+            with self._deadlines:
+                self._next_deadline = min(self._next_deadline, due)
             self.clock.due(due)
+
+    def _value_of(self, oid: ObjectId) -> RpcFuture:
+        value = RpcFuture(self)
+        value.object = (oid.creator, oid.number)
+        return value
 
     def _wake(self) -> None:
         self.clock.ring()

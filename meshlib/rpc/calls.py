@@ -51,6 +51,8 @@ class RpcFuture(Future[Any]):
     def __init__(self, agent: Agent) -> None:
         super().__init__(None, agent.callbacks)
         self._agent = agent
+        self.object: tuple[int, int] | None = None
+        """The object whose value it is: the number of the call that makes it."""
 
     def block(self, timeout: Timeout | None, what: Callable[[], str]) -> None:
         """Wait for the outcome without looking at it; ``what()`` names it in the error."""
@@ -146,6 +148,7 @@ class Clock:
     def __init__(self, name: str, work: Callable[[], float]) -> None:
         self._work = work
         self._due = math.inf
+        self._lock = threading.Lock()
         self._asked = self._closed = False
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name=f"meshlib-rpc-{name}", daemon=True)
@@ -154,7 +157,8 @@ class Clock:
     def due(self, moment: float) -> None:
         """Have ``work`` called at ``moment`` at the latest."""
         if moment < self._due:
-            self._due = moment
+            with self._lock:
+                self._due = min(self._due, moment)
             self._wake()
 
     def ring(self) -> None:
@@ -190,7 +194,8 @@ class Clock:
                 continue
             self._due = math.inf
             moment = self._work()
-            self._due = min(self._due, moment)
+            with self._lock:
+                self._due = min(self._due, moment)
 
 
 class Numbers:
@@ -207,11 +212,29 @@ class Numbers:
 def wait_all(futures: Sequence[Future[Any]]) -> list[Any]:
     """Wait for all ``futures`` and return their values, in this order.
 
-    Raises what the first in the list raises that failed; TypeError for what is no future.
+    Raises what the first raises that fails, without waiting for the others; TypeError for what is
+    no future.
     """
     _check(futures)
+    if not futures:
+        return []
+    ours = next((future for future in futures if isinstance(future, RpcFuture)), None)
+    end = Future[Any]() if ours is None else RpcFuture(ours._agent)  # pyright: ignore[reportPrivateUsage]
+    left, lock = len(futures), threading.Lock()
+
+    def note(done: Future[Any]) -> None:
+        nonlocal left
+        with lock:
+            left -= 1
+            over = left == 0
+        if over or done.failure is not None:
+            with suppress(RuntimeError):
+                end.set_result(done)
+
     for future in futures:
-        future.block(None, lambda: "one of the futures")
+        future.at_once(note)
+    last: Future[Any] = end.wait()
+    last.wait()
     return [future.wait() for future in futures]
 
 

@@ -34,6 +34,10 @@ class RRefLostError(DistBackendError):
     """The object that an RRef refers to is gone, or was never made; the message says why."""
 
 
+class WaitCycleError(DistBackendError):
+    """Calls wait for each other in a circle, and would for ever; the message has a row for each."""
+
+
 class RemoteError(DistBackendError):
     """Stands for an exception that could not travel, or that must not end another process."""
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from meshlib.rpc.calls import Outgoing
-from meshlib.rpc.errors import RpcConnectionError, WorkerLostError
+from meshlib.rpc.errors import RpcConnectionError, RpcTimeoutError, WorkerLostError
 from meshlib.rpc.wire.connection import Connection, Owner
 from meshlib.rpc.wire.frames import Frame, Kind
 from meshlib.rpc.wire.payload import Payload, load
@@ -136,7 +136,8 @@ class Peers:
             self.lose(rank, f"is gone: {error}")
             raise self.lost_error(rank) from error
         except CommunicatorTimeoutError as error:
-            raise DistNetworkError(f"{who} could not be reached: {error}") from error
+            text = f"{who} could not be reached before a call passed its deadline"
+            raise RpcTimeoutError(f"{text} of {deadline.seconds:g} s: {error}") from error
         connection = Connection(sock, rank, True, self._owner)
         try:
             heard = self._greet(connection, deadline)

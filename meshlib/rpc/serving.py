@@ -32,7 +32,17 @@ Key = tuple[int, int]
 class Serving:
     """A call of another worker's, or of this one's own, that runs here or waits for its turn."""
 
-    __slots__ = ("begun", "cancelled", "connection", "func", "kept", "key", "thread", "waits_for")
+    __slots__ = (
+        "begun",
+        "cancelled",
+        "connection",
+        "func",
+        "kept",
+        "key",
+        "thread",
+        "waits_for",
+        "waits_since",
+    )
 
     def __init__(self, key: Key, connection: Connection | None) -> None:
         self.key: Key = key
@@ -41,8 +51,9 @@ class Serving:
         self.thread: int | None = None
         self.begun: float = time.monotonic()
         self.cancelled: str | None = None
-        self.waits_for: object = None
-        """The future that its thread waits for."""
+        self.waits_for: Future[Any] | None = None
+        """The future that its thread waits for, or that it is to answer with."""
+        self.waits_since = 0.0
         self.kept: object = None
 
 
@@ -133,6 +144,7 @@ class Server:
         del args, kwargs
         if isinstance(result, Later):
             result = result.future
+            serving.waits_for, serving.waits_since = result, time.monotonic()
         elif is_async(func):
             result = future_of(func, result)
         else:

@@ -34,12 +34,12 @@ class _Pickled(threading.local):
 class Holdings:
     """The references of worker ``rank``, and its objects. Any thread.
 
-    ``make()`` makes the future of an object's value; ``wake()`` has ``release_dropped`` called
+    ``make(oid)`` makes the future of an object's value; ``wake()`` has ``release_dropped`` called
     soon, in another thread.
     """
 
     def __init__(
-        self, rank: int, make: Callable[[], Future[Any]], wake: Callable[[], None]
+        self, rank: int, make: Callable[[ObjectId], Future[Any]], wake: Callable[[], None]
     ) -> None:
         self.rank = rank
         self.ways: Ways | None = None

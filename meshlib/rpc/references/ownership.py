@@ -46,10 +46,10 @@ class Owned:
 class Ownership:
     """The objects of one worker. Not thread-safe: its user has a lock.
 
-    ``make()`` makes the future of a value.
+    ``make(oid)`` makes the future of an object's value.
     """
 
-    def __init__(self, make: Callable[[], Future[Any]] = Future) -> None:
+    def __init__(self, make: Callable[[ObjectId], Future[Any]]) -> None:
         self._make = make
         self._objects: dict[ObjectId, Owned] = {}
         self._freed: OrderedDict[ObjectId, None] = OrderedDict()
@@ -75,7 +75,7 @@ class Ownership:
                     f"the object {tuple(oid)} was never made: rank {oid.creator}, which asked for"
                     f" it, {self._dead[oid.creator]}"
                 )
-            found = self._objects[oid] = Owned(self._make())
+            found = self._objects[oid] = Owned(self._make(oid))
         return found
 
     def create(self, oid: ObjectId) -> Owned:
@@ -84,7 +84,7 @@ class Ownership:
         """
         found = self._objects.get(oid)
         if found is None:
-            found = self._objects[oid] = Owned(self._make())
+            found = self._objects[oid] = Owned(self._make(oid))
         found.created = True
         self._change(oid, oid.creator, oid.creator, 1)
         return found
@@ -133,7 +133,7 @@ class Ownership:
         if found is None:
             if oid.creator in self._dead:
                 return None
-            found = self._objects[oid] = Owned(self._make())
+            found = self._objects[oid] = Owned(self._make(oid))
         if giver in self._dead and found.counts[giver, holder] + by < 0:
             return None
         found.counts[giver, holder] += by

@@ -21,6 +21,7 @@ import numpy as np
 
 from meshlib.rpc.wire.frames import Buffer, Frame, FrameReader, pack
 from meshlib.rpc.wire.payload import Payload
+from meshlib.rpc.wire.recycling import Recycler
 from meshlib.rpc.wire.threads import Threads
 from transport.condition import Condition
 from transport.deadline import Deadline
@@ -44,6 +45,7 @@ class Owner(Protocol):
     """What a connection belongs to."""
 
     threads: Threads
+    recycler: Recycler
 
     def on_frames(self, connection: Connection, frames: Sequence[Frame]) -> bool:
         """Act on frames that came; False: no more are to be read for now."""
@@ -336,7 +338,7 @@ class Connection:
     def _fetch(self, buffer: Buffer) -> memoryview:
         if self.memory is None:
             raise OSError(errno.EPERM, "the memory of the sender cannot be read")
-        into = np.empty(buffer.nbytes, np.uint8)
+        into = self._owner.recycler.take(buffer.nbytes)
         self.memory.read(buffer.address, into)
         return into.data
 

@@ -145,6 +145,12 @@ def test_thousands_of_calls_from_one_caller_all_end():
         assert isinstance(bad.exception(), KeyError)
         with pytest.raises(KeyError):
             rpc.wait_all([good, bad])
+        assert rpc.wait_all([]) == []
+        never = rpc.Future()
+        with pytest.raises(KeyError):
+            rpc.wait_all([never, rpc.rpc_async(1, fail, (KeyError(),))])
+        with pytest.raises(TypeError, match="a future cannot be pickled"):
+            rpc.rpc_sync(1, same, (never,))
 
     workers(3, program)
 

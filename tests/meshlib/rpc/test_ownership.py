@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from meshlib.calls.work import Future
 from meshlib.rpc.errors import RRefLostError
 from meshlib.rpc.references.ownership import ObjectId, Ownership
 
@@ -26,7 +27,7 @@ class Model:
 
     def __init__(self, count):
         self.count = count
-        self.table = Ownership()
+        self.table = Ownership(lambda oid: Future())
         self.dead = set()
         self.held = defaultdict(list)  # by worker: who gave it
         self.to_owner = defaultdict(deque)
@@ -128,7 +129,7 @@ def test_an_object_lives_while_it_is_referred_to_and_no_longer(count, actions):
 
 
 def test_a_lost_reference_says_why():
-    table = Ownership()
+    table = Ownership(lambda oid: Future())
     table.create(OID)
     table.release(OID, 1, 1)
     with pytest.raises(RRefLostError, match="was freed"):
