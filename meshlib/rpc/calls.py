@@ -79,7 +79,7 @@ class Outgoing(RpcFuture):
         self.begun: float = time.monotonic()
         self.due: float = self.begun + seconds if seconds else math.inf
         self.connection: Connection | None = None
-        self.kept = kept
+        self.kept: object = kept
         """What must live until the reply is there."""
         self.sent: dict[str, Any] | None = None
         """What it took along, by carrier."""
@@ -124,7 +124,7 @@ class Outgoing(RpcFuture):
 
     def end(self, value: Any, error: BaseException | None) -> None:
         """Make this the outcome, unless there is one."""
-        self.kept: None = None
+        self.kept = None
         with suppress(RuntimeError):
             if error is not None:
                 self.set_exception(error)
