@@ -62,7 +62,7 @@ class Save:
         # What is wrong here is raised on all ranks when they next tell each other something.
         self._wrong: Exception | None = None
         self._failed: Exception | None = None
-        self.own = OwnPart(party)
+        self.own: OwnPart = OwnPart(party)
         arrays: dict[str, Any] = {}
         try:
             arrays = self._flatten(storage, state, step)

@@ -107,7 +107,7 @@ class World:
     ) -> None:
         self.store = store
         self.rank = rank
-        self.membership = JobMembership(rank, size, joining=joining)
+        self.membership: JobMembership = JobMembership(rank, size, joining=joining)
         self.runtime = runtime
         self.backends: dict[str, str] = dict(backends)
         self.timeout = timeout

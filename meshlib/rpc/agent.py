@@ -61,7 +61,7 @@ class Agent:
         timeout: float,
     ) -> None:
         self.world = world
-        self.rank = membership.rank
+        self.rank: int = membership.rank
         self.timeout = timeout
         self.workers: tuple[WorkerInfo, ...] = ()
         self.by_name: dict[str, WorkerInfo] = {}
@@ -69,24 +69,26 @@ class Agent:
         self.closed = False
         self.made_world = False
         """Whether the World was made for this, and ends with it."""
-        self.leaving = Leaving(self)
+        self.leaving: Leaving = Leaving(self)
         self._met = threading.Event()
         self._acting: set[int] = set()
         self._last_number = 0
         self._next_deadline = math.inf
         self._deadlines = threading.Lock()
-        self.numbers = Numbers()
-        self.carriers = Carriers()
-        self.recycler = Recycler()
+        self.numbers: Numbers = Numbers()
+        self.carriers: Carriers = Carriers()
+        self.recycler: Recycler = Recycler()
         self._cycles = Cycles(self)
         self._local: dict[int, Outgoing] = {}
-        self.threads = Threads(str(self.rank), limit, lambda: adopt_thread(world), self._wake)
-        self.callbacks = Callbacks(self.threads)
-        self.holdings = Holdings(self.rank, self._value_of, self._wake)
-        self.server = Server(self)
+        self.threads: Threads = Threads(
+            str(self.rank), limit, lambda: adopt_thread(world), self._wake
+        )
+        self.callbacks: Callbacks = Callbacks(self.threads)
+        self.holdings: Holdings = Holdings(self.rank, self._value_of, self._wake)
+        self.server: Server = Server(self)
         self._lateness = Lateness(self)
-        self.clock = Clock(f"clock-{self.rank}", self._tick)
-        self.peers = Peers(self, self, membership)
+        self.clock: Clock = Clock(f"clock-{self.rank}", self._tick)
+        self.peers: Peers = Peers(self, self, membership)
         self.holdings.ways = self.peers
 
     # ------------------------------------------------------------------ who
@@ -412,7 +414,7 @@ class Agent:
         """End this worker's part, at once; calls under way fail. Idempotent."""
         if self.closed:
             return
-        self.closed = True
+        self.closed: bool = True
         error = DistBackendError("RPC was shut down on this worker")
         pending = self.pending()
         self.peers.close(flush)

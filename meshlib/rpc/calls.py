@@ -76,8 +76,8 @@ class Outgoing(RpcFuture):
         self.to = to
         self.func = func
         self.seconds = seconds
-        self.begun = time.monotonic()
-        self.due = self.begun + seconds if seconds else math.inf
+        self.begun: float = time.monotonic()
+        self.due: float = self.begun + seconds if seconds else math.inf
         self.connection: Connection | None = None
         self.kept = kept
         """What must live until the reply is there."""
@@ -124,7 +124,7 @@ class Outgoing(RpcFuture):
 
     def end(self, value: Any, error: BaseException | None) -> None:
         """Make this the outcome, unless there is one."""
-        self.kept = None
+        self.kept: None = None
         with suppress(RuntimeError):
             if error is not None:
                 self.set_exception(error)

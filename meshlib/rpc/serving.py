@@ -45,11 +45,11 @@ class Serving:
     )
 
     def __init__(self, key: Key, connection: Connection | None) -> None:
-        self.key = key
-        self.connection = connection
+        self.key: Key = key
+        self.connection: Connection | None = connection
         self.func: object = None
         self.thread: int | None = None
-        self.begun = time.monotonic()
+        self.begun: float = time.monotonic()
         self.cancelled: str | None = None
         self.waits_for: Future[Any] | None = None
         """The future that its thread waits for, or that it is to answer with."""

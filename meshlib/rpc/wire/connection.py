@@ -361,10 +361,10 @@ class Connection:
         self.error = self.error or error
         with self._sending, self._state:
             self._threads.forget(self)
-            self.fd = -1
+            self.fd: int = -1
             self._sock.close()
             self._queue.clear()
-            self.queued = 0
+            self.queued: int = 0
             self.lent.clear()
         with self._room.lock:
             self._room.notify_all()

@@ -70,7 +70,7 @@ class Threads:
         self._enter = enter
         self._lock = threading.Lock()
         self._backlog: deque[tuple[Job, int]] = deque()
-        self.backlog_bytes = 0
+        self.backlog_bytes: int = 0
         self._idle = self._running = self._done = 0
         self._helper: int | None = None
         self._watch = watch

@@ -50,8 +50,10 @@ class Plan:
         def done(actions: tuple[Action, ...]) -> tuple[Action, ...]:
             return tuple(a for a in actions if training or a.kind is Kind.FORWARD)
 
-        self.row = done(table.ranks[rank])
-        self.last = {a.stage: a for a in self.row if a.kind in (Kind.BACKWARD, Kind.WEIGHT)}
+        self.row: tuple[Action, ...] = done(table.ranks[rank])
+        self.last: dict[int, Action] = {
+            a.stage: a for a in self.row if a.kind in (Kind.BACKWARD, Kind.WEIGHT)
+        }
         self.coming: dict[int, tuple[Message, ...]] = {
             source: tuple(
                 message
