@@ -79,7 +79,7 @@ class Outgoing(RpcFuture):
         self.begun: float = time.monotonic()
         self.due: float = self.begun + seconds if seconds else math.inf
         self.connection: Connection | None = None
-        self.kept = kept
+        self.kept: object = kept
         """What must live until the reply is there."""
         self.sent: dict[str, Any] | None = None
         """What it took along, by carrier."""
