@@ -124,7 +124,7 @@ class Outgoing(RpcFuture):
 
     def end(self, value: Any, error: BaseException | None) -> None:
         """Make this the outcome, unless there is one."""
-        self.kept: None = None
+        self.kept = None
         with suppress(RuntimeError):
             if error is not None:
                 self.set_exception(error)
