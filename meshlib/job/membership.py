@@ -51,6 +51,7 @@ class JobMembership:
         self._departures: tuple[Departures, ...] = ()
         self._waiting: dict[int, None] = {}
         self._agreed: dict[str, str] = {}
+        self._epochs: dict[int, tuple[int, ...]] = {}
 
     # ------------------------------------------------------------------ asked
 
@@ -108,16 +109,31 @@ class JobMembership:
         number = epoch_number(name)
         if number is None or number <= self.epoch.number or self.rank not in self.epoch.members:
             return False
-        return self.rank not in json.loads(text)["members"]
+        return text != "null" and self.rank not in json.loads(text)["members"]
+
+    @property
+    def latest(self) -> int:
+        """The number of the last epoch that was agreed on, whoever its members are."""
+        with self._news:
+            return max(self._epochs, default=0)
 
     def call(self) -> tuple[int, str] | None:
-        """Return the number of the first epoch after the present one that has this rank as a
-        member, and what was agreed on; None if there is none so far.
+        """Return the number of the last epoch that was agreed on, and what was; None unless it is
+        after the present one and has this rank as a member.
         """
         with self._news:
-            numbered = ((epoch_number(name), text) for name, text in self._agreed.items())
-            later = sorted((n, text) for n, text in numbered if n and n > self.epoch.number)
-        return next((one for one in later if self.rank in json.loads(one[1])["members"]), None)
+            number = max(self._epochs, default=0)
+            if number <= self.epoch.number or self.rank not in self._epochs[number]:
+                return None
+            return number, self._agreed[epoch_name(number)]
+
+    @property
+    def deserted(self) -> bool:
+        """Whether none of the members of the last epoch that was agreed on is there any more."""
+        with self._news:
+            number = max(self._epochs, default=0)
+            members = self._epochs.get(number, range(self.launched))
+            return all(rank in self._lost or rank in self._left for rank in members)
 
     def wait_for_news(self, due: Callable[[], object], timeout: float) -> bool:
         """Return whether ``due()`` is true, waiting for that up to ``timeout`` seconds.
@@ -151,7 +167,10 @@ class JobMembership:
 
     def note_agreed(self, name: str, text: str) -> None:
         """Note what members have agreed on."""
+        number = epoch_number(name)
         with self._news:
+            if number is not None and text != "null":
+                self._epochs[number] = tuple(json.loads(text)["members"])
             self._agreed[name] = text
             self._news.notify_all()
 

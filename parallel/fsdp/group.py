@@ -14,6 +14,7 @@ from parallel.fsdp.movement import Gather, Homes, Reduction
 from parallel.fsdp.part import Part
 from parallel.fsdp.policy import MixedPrecisionPolicy
 from parallel.fsdp.pool import Pool
+from parallel.groups import same_dims
 from parallel.nn.parameter import Parameter
 
 
@@ -29,6 +30,7 @@ class ParameterGroup:
         mesh: DeviceMesh,
         policy: MixedPrecisionPolicy,
     ) -> None:
+        self._mesh = mesh
         last = mesh.ndim - 1
         self.shards: ProcessGroup = mesh[last].process_group
         self.replicas: ProcessGroup | None = mesh[0].process_group if last else None
@@ -53,6 +55,15 @@ class ParameterGroup:
         self._homes: list[Homes] = []
         self._reductions: list[Reduction] = []
         self._not_averaged: list[Array] | None = None
+
+    def move_to(self, mesh: DeviceMesh) -> None:
+        """Go on with the ranks of ``mesh``, along the dims that the group has had."""
+        self._mesh = same_dims(self._mesh, mesh, "fully_shard")
+        last = self._mesh.ndim - 1
+        self.shards = self._mesh[last].process_group
+        self.replicas = self._mesh[0].process_group if last else None
+        for part in self.parts:
+            part.move_to(self._mesh)
 
     # ------------------------------------------------------------------ parameters
 
