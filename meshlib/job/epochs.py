@@ -96,7 +96,7 @@ def enter(world: World, change: Change) -> None:
 
 def stand_by(world: World, number: int) -> None:
     """Leave the others, whose epoch is ``number``: this rank is a job of its own."""
-    world.begin_epoch(Epoch(number, (world.rank,)))
+    world.begin_epoch(Epoch(number, (world.rank,)), joining=True)
 
 
 def _all_that_are_left(present: Epoch) -> Choose:

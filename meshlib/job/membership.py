@@ -107,7 +107,7 @@ class JobMembership:
     def is_left_out(self, name: str, text: str) -> bool:
         """Whether the agreement ``name`` makes an epoch after the present one without this rank."""
         number = epoch_number(name)
-        if number is None or number <= self.epoch.number or self.rank not in self.epoch.members:
+        if number is None or number <= self.epoch.number or self.joining:
             return False
         return text != "null" and self.rank not in json.loads(text)["members"]
 
@@ -174,11 +174,11 @@ class JobMembership:
             self._agreed[name] = text
             self._news.notify_all()
 
-    def begin(self, epoch: Epoch) -> None:
-        """Make ``epoch`` the present one."""
+    def begin(self, epoch: Epoch, *, joining: bool = False) -> None:
+        """Make ``epoch`` the present one; ``joining``: of this rank alone, which has no place."""
         with self._news:
             self.epoch = epoch
-            self.joining = False
+            self.joining = joining
             self._known = max(self._known, *(rank + 1 for rank in epoch.members))
             for rank in epoch.members:
                 self._waiting.pop(rank, None)

@@ -124,6 +124,11 @@ class ElasticMesh:
         return self._mesh
 
     @property
+    def placed(self) -> bool:
+        """Whether this rank has a place in the mesh; one that waits for it in vain gets none."""
+        return not self._fresh
+
+    @property
     def size(self) -> int:
         """The number of replicas that are there now."""
         return self._mesh.size(self.dim)
@@ -199,6 +204,7 @@ class ElasticMesh:
             except DistError as broken:
                 if isinstance(broken, CollectiveMismatchError):
                     raise
+                self._break(broken)
                 self._go_on(broken, step)
             return True
         if not self._is_of_others(error):

@@ -187,8 +187,11 @@ class ParameterGroup:
             homes.release()
         self._homes = []
 
-    def abandon(self) -> None:
-        """Be as before the first forward, after an error: memory that may be in use is let go."""
+    def abandon(self, pool: Pool) -> None:
+        """Be as before the first forward, after an error: memory that may be in use is let go.
+
+        ``pool`` is what takes its place.
+        """
         for part in self.parts:
             if part.lent:
                 part.take_back()
@@ -196,7 +199,7 @@ class ParameterGroup:
             part.parameter.forget_uses(
                 part.parameter.uses
             )  # some may have been in the middle of it
-        self.pool: Pool = Pool()
+        self.pool = pool
         self.holders: int = 0
         self._whole = False
         self._gathers, self._homes, self._reductions = [], [], []

@@ -145,7 +145,6 @@ class FSDPModule(Module):
                     "this module was fully sharded with a number as reshard_after_forward, for"
                     " which there is no group of other ranks; expected True or False"
                 )
-            state.own.abandon()
             state.own.move_to(mesh)
             for part in state.own.parts:
                 part.parameter.zero_grad()

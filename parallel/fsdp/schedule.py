@@ -183,8 +183,9 @@ class Schedule:
         self._reducing.clear()
         self._averaging.clear()
         Module.discard_saved(self._root.module)
+        pool = Pool()
         for group in self._groups():
-            group.abandon()
+            group.abandon(pool)
 
 
 def _prefetch(states: Iterable[ModuleState]) -> None:

@@ -148,7 +148,7 @@ def train(job, shape, until, *, kind="ddp", event=None, policy="keep", log=None,
     names = ("dp",) if len(shape) == 1 else ("dp_replicate", "dp_shard")
     mesh = dist.init_device_mesh("cpu", shape, mesh_dim_names=names)
     event = event or (lambda *_: None)
-    with ElasticMesh(mesh, names[0], timeout=job.timeout, **options) as elastic:
+    with ElasticMesh(mesh, names[0], **{"timeout": job.timeout, **options}) as elastic:
         model = build(kind, elastic.mesh)
         optimizer = optim.Adam(model.parameters(), lr=0.1)
         state = {"model": model, "optimizer": optimizer}
@@ -163,19 +163,21 @@ def train(job, shape, until, *, kind="ddp", event=None, policy="keep", log=None,
                 step.on_commit(optimizer.step)
                 step.on_commit(optimizer.zero_grad)
             event(elastic, step, "ended")
-        return values_of(model), elastic.committed, elastic.mesh.mesh.tolist()
+        return (
+            values_of(model) if elastic.placed else [],
+            elastic.committed,
+            elastic.mesh.mesh.tolist(),
+        )
 
 
-def check(results, log, until, members=None):
+def check(results, log, until, members=None, policy="keep"):
     """All that are left have the same parameters, bit for bit: those of a replay of ``log``."""
     first = next(iter(results.values()))
     assert all(one[1] == until for one in results.values())
     for one in results.values():
         for mine, theirs in zip(one[0], first[0], strict=True):
             assert mine.tobytes() == theirs.tobytes()
-    steps = steps_of(log)
-    assert sorted(steps) == list(range(until))
-    order = [samples for _, samples in sorted(steps.items())]
+    order = samples_of(log, results, until, make_batches(policy))
     for mine, theirs in zip(replay(order), first[0], strict=True):
         np.testing.assert_allclose(theirs, mine, rtol=0, atol=1e-10)
     used = np.concatenate(order)
@@ -186,16 +188,21 @@ def check(results, log, until, members=None):
         assert sorted(results) == members
 
 
-def steps_of(log):
-    """Return the samples of each step, in the order of the ranks of its mesh."""
-    shares = {}
-    for rank, number, samples, ranks in log:
-        by_rank = shares.setdefault(number, {})
-        known = by_rank.setdefault("ranks", ranks)
-        assert known == ranks, (number, known, ranks)
-        assert rank not in by_rank, (number, rank)
-        by_rank[rank] = samples
-    return {
-        number: np.array([s for rank in one["ranks"] for s in one.get(rank, ())], np.int64)
-        for number, one in shares.items()
-    }
+def samples_of(log, results, until, batches):
+    """Return the samples of each step that those who are left have committed.
+
+    What only a rank has committed that was lost then, the others have done again.
+    """
+    tried = {number: ranks for rank, number, _, ranks in log if rank in results}
+    assert sorted(tried) == list(range(until))
+    order, cursor = [], 0
+    for number in range(until):
+        ranks = tried[number]
+        shares = [batches.share(cursor, i, len(ranks), 1).samples for i in range(len(ranks))]
+        committed = [entry for entry in log if entry[1] == number and entry[3] == ranks]
+        assert len({entry[0] for entry in committed}) == len(committed), committed
+        for rank, _, samples, _ in committed:
+            assert samples == shares[ranks.index(rank)].tolist()
+        order.append(np.concatenate(shares))
+        cursor += len(order[-1])
+    return order
