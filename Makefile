@@ -10,7 +10,7 @@ SOURCES := pyproject.toml hatch_build.py $(wildcard transport/native/*.[ch])
 GPU_PYTHON ?= $(PYTHON)
 CUDA   ?= cuda13
 
-.PHONY: demo test test-all coverage wheels test-mpi test-torch test-slurm test-ray test-dask test-kubernetes check docs gpu-check bench chaos format clean
+.PHONY: demo demo-4d test test-meshes test-all coverage wheels test-mpi test-torch test-slurm test-ray test-dask test-kubernetes check docs gpu-check bench chaos format clean
 
 $(STAMP): $(SOURCES)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -25,8 +25,14 @@ $(DEMO): $(SOURCES)  # who only looks does not wait for linters and JAX
 demo: $(DEMO)  ## train on real data over a dp=2, tp=2 mesh
 	$(BIN)/meshrun --mesh examples/digits_2d.toml examples/digits_2d.py
 
+demo-4d: $(DEMO)  ## train a GPT on 8 ranks: 2 stages of a pipeline, each sharded by 2 and split by 2
+	$(BIN)/meshrun --mesh pp=2,dp_shard=2,tp=2 examples/gpt
+
 test: $(STAMP)  ## run all tests
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
+
+test-meshes: $(STAMP)  ## train the example GPT on every mesh of one and two dims, and larger ones
+	MESHLIB_TEST_MESHES=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal tests/examples
 
 PYTHONS := 3.11 3.12 3.13 3.14
 test-all:  ## run all tests on each Python that is here, in an environment of its own

@@ -26,12 +26,15 @@ import meshlib as dist
 from meshlib import DeviceMesh
 from meshlib.checkpoint import Checkpointer
 from parallel import (
+    ColumnParallelLinear,
     ColwiseParallel,
     DistributedDataParallel,
     DistributedSampler,
+    RowParallelLinear,
     RowwiseParallel,
     nn,
     optim,
+    parallelize,
 )
 from parallel.state import global_layout, global_state, restore
 
@@ -80,13 +83,10 @@ def make_model(hidden: int, seed: int, tp: DeviceMesh | None) -> nn.Sequential:
     wide = nn.Linear(64, hidden, rng=rng, dtype="float64")
     narrow = nn.Linear(hidden, 64, rng=rng, dtype="float64")
     head = nn.Linear(64, CLASSES, rng=rng, dtype="float64")
-    return nn.Sequential(
-        wide if tp is None else ColwiseParallel.from_linear(wide, tp),
-        nn.GELU(),
-        narrow if tp is None else RowwiseParallel.from_linear(narrow, tp),
-        nn.LayerNorm(64, dtype="float64"),
-        head,
-    )
+    model = nn.Sequential(wide, nn.GELU(), narrow, nn.LayerNorm(64, dtype="float64"), head)
+    if tp is not None:
+        parallelize(model, tp, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    return model
 
 
 @dataclass
@@ -176,7 +176,9 @@ def gather_whole(model: nn.Sequential) -> nn.Sequential:
     """Return the model with its split layers put together again. Every rank calls it."""
     return nn.Sequential(
         *(
-            layer.to_linear() if isinstance(layer, ColwiseParallel | RowwiseParallel) else layer
+            layer.to_linear()
+            if isinstance(layer, ColumnParallelLinear | RowParallelLinear)
+            else layer
             for layer in model
         )
     )

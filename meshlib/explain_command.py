@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import runpy
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 from meshlib.command_line import OneLineParser, print_result
 from meshlib.mesh.config import MeshConfig
 from meshlib.mesh.explain import explain
 from meshlib.mesh.read_config import SUFFIXES_IN_WORDS
+
+if TYPE_CHECKING:
+    from meshlib.mesh.device_mesh import DeviceMesh
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,6 +36,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="the number of ranks (default: as the mesh says)",
     )
     parser.add_argument("--rank", type=int, metavar="R", help="print this rank's part only")
+    run = parser.add_argument_group("what a run of a program takes, besides")
+    run.add_argument(
+        "--estimate", metavar="PROGRAM.py", help="its explain(file, mesh) is called, and printed"
+    )
+    run.add_argument("--over", metavar="DIMS", help="another mesh than the file's")
     plan = parser.add_argument_group("the plan that lays an array out anew, instead of the mesh")
     plan.add_argument("--from", dest="source", metavar="SPEC", help="such as 'dp, None'")
     plan.add_argument("--to", dest="target", metavar="SPEC", help="such as 'None, (dp, tp)'")
@@ -44,9 +54,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if any(one is not None for one in wanted) and None in wanted:
         parser.error("--from, --to and --shape are given together")
 
+    if given.estimate is not None and given.file is None:
+        parser.error("--estimate goes with a file, which says what is run")
+    if given.over is not None and given.estimate is None:
+        parser.error("--over goes with --estimate")
+
     def make() -> str:
-        if given.mesh is not None:
-            config = MeshConfig.from_string(given.mesh)
+        if given.mesh is not None or given.over is not None:
+            config = MeshConfig.from_string(given.mesh or given.over)
         else:
             config = MeshConfig.load(Path(given.file))
         if given.source is not None:
@@ -60,9 +75,21 @@ def main(argv: Sequence[str] | None = None) -> int:
                 to_mesh=given.to_mesh,
                 rank=given.rank,
             )
-        return explain(config, given.world_size, given.rank)
+        text = explain(config, given.world_size, given.rank)
+        if given.estimate is not None:
+            mesh = config.mesh_for(given.world_size or config.world_size or 1)
+            text += "\n" + _estimate_of(Path(given.estimate))(Path(given.file), mesh)
+        return text
 
     return print_result(parser.prog, make)
+
+
+def _estimate_of(program: Path) -> Callable[[Path, DeviceMesh], str]:
+    """Return the function ``explain`` of a program; raise ValueError where there is none."""
+    found = runpy.run_path(str(program), run_name="meshlib.explain").get("explain")
+    if not callable(found):
+        raise ValueError(f"{program} has no function explain(file, mesh)")
+    return cast("Callable[[Path, DeviceMesh], str]", found)
 
 
 if __name__ == "__main__":

@@ -25,11 +25,24 @@ from parallel.samplers import (
     LengthGroupedSampler,
     WeightedDistributedSampler,
 )
-from parallel.tensor_parallel import ColwiseParallel, RowwiseParallel
+from parallel.tensor_parallel import (
+    ColumnParallelLinear,
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    PrepareModuleOutput,
+    RowParallelLinear,
+    RowwiseParallel,
+    SequenceParallel,
+    VocabParallelCrossEntropyLoss,
+    VocabParallelEmbedding,
+    parallelize,
+)
 from parallel.zero import ZeroRedundancyOptax, ZeroRedundancyOptimizer
 
 __all__ = [
     "Buffer",
+    "ColumnParallelLinear",
     "ColwiseParallel",
     "CommHook",
     "DataParallel",
@@ -45,8 +58,15 @@ __all__ = [
     "MixedPrecision",
     "MixedPrecisionPolicy",
     "Module",
+    "ParallelStyle",
     "Parameter",
+    "PrepareModuleInput",
+    "PrepareModuleOutput",
+    "RowParallelLinear",
     "RowwiseParallel",
+    "SequenceParallel",
+    "VocabParallelCrossEntropyLoss",
+    "VocabParallelEmbedding",
     "WeightedDistributedSampler",
     "ZeroRedundancyOptax",
     "ZeroRedundancyOptimizer",
@@ -56,5 +76,6 @@ __all__ = [
     "nn",
     "noop_hook",
     "optim",
+    "parallelize",
     "zero_redundancy",
 ]

@@ -1,7 +1,7 @@
 """The state of a training run as global arrays: what a checkpoint needs to load on another mesh.
 
 Modules and optimizers give the arrays that this rank computes with. Those that a layer has split
-(``ColwiseParallel``) become ``DArray`` here, which say what they are parts of; so do an optimizer's
+(tensor parallel) become ``DArray`` here, which say what they are parts of; so do an optimizer's
 states of them. Everything else is as ``state_dict`` gives it.
 """
 

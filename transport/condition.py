@@ -78,5 +78,10 @@ def let_go(lock: threading.RLock) -> None:  # pyright: ignore[reportInvalidTypeF
 
 def hold(lock: threading.RLock) -> None:  # pyright: ignore[reportInvalidTypeForm]
     """Take the lock unless the calling thread has it."""
-    if not lock._is_owned():  # pyright: ignore[reportAttributeAccessIssue]
+    if not has(lock):
         lock.acquire()
+
+
+def has(lock: threading.RLock) -> bool:  # pyright: ignore[reportInvalidTypeForm]
+    """Whether the calling thread has the lock."""
+    return lock._is_owned()  # pyright: ignore[reportAttributeAccessIssue]

@@ -44,12 +44,18 @@ def waited_for(call: Call, peer: int, name: str, what: str) -> CommunicatorTimeo
 
 
 class Pace(NamedTuple):
-    """What a link is like: its least round trip (seconds), and the most bytes a second that were
-    seen on it. 0: not known, or too little to matter.
+    """What a link is like: its least round trip (seconds); the bytes a second that it has moved
+    while it had any, all its ``connections`` together; and the share of that time in which the
+    kernel's limits held it back. 0: not known, or too little to matter.
     """
 
     round_trip: float
     rate: float
+    connections: int = 1
+    held_back: float = 0.0
+
+
+UNKNOWN = Pace(0.0, 0.0)
 
 
 class Link(ABC):
@@ -110,6 +116,10 @@ class PacedLink(Link):
     @abstractmethod
     def pace(self) -> Pace:
         """Return what is known by now. Never blocks."""
+
+    @abstractmethod
+    def widen(self, connections: int) -> None:
+        """Have so many connections to the peer soon, if possible. Never blocks."""
 
     @abstractmethod
     def outbox(self, call: Call) -> Outbox:

@@ -57,10 +57,10 @@ class SettingsFile:
             value = float(value)
         if type(value) is not kind:
             self.wrong(name, key, f"expected {_words(kind)}")
-        if not isinstance(value, str) and value < 0:
+        if not isinstance(value, str | bool) and value < 0:
             self.wrong(name, key, "expected 0 or more")
         return value
 
 
 def _words(kind: type) -> str:
-    return {int: "a whole number", float: "a number", str: "a string"}[kind]
+    return {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}[kind]

@@ -224,7 +224,7 @@ class Future(Generic[T]):
         Raises TypeError if it cannot be called.
         """
         check_callable(callback)
-        after = Future[U](continuations=self._continuations)
+        after: Future[U] = self._follower()
         after._source = self
 
         def run(done: Future[T]) -> None:
@@ -238,6 +238,10 @@ class Future(Generic[T]):
 
         self.add_done_callback(run)
         return after
+
+    def _follower(self) -> Future[Any]:
+        """Return the future that ``then`` fills."""
+        return Future[Any](continuations=self._continuations)
 
     def add_done_callback(self, callback: Callable[[Future[T]], object]) -> None:
         """Call ``callback(self)`` once this future is done, when ``then`` would; its result is not

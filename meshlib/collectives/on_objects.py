@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pickle
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from meshlib.collectives.gathered import GatheringCollectives
 from meshlib.collectives.on_arrays import ArrayCollectives
 from meshlib.collectives.personalized import PersonalizedCollectives
 from meshlib.collectives.point_to_point import PointToPoint
+from transport.deadline import Deadline, Timeout, to_seconds
 from transport.reduce_op import Flat
 
 _COUNT = struct.Struct("<Q")
@@ -53,6 +54,14 @@ def loads(data: Flat) -> Any:
     return pickle.loads(parts[0], buffers=parts[1:])
 
 
+def _shared_out(timeout: Timeout | None) -> Callable[[], float | None]:
+    """Return what tells, at each of the array calls that have ``timeout`` together, what is left.
+
+    None: each has the group's deadline.
+    """
+    return (lambda: None) if timeout is None else Deadline.after(to_seconds(timeout)).remaining
+
+
 class ObjectCollectives(
     PointToPoint, ArrayCollectives, GatheringCollectives, PersonalizedCollectives
 ):
@@ -60,7 +69,7 @@ class ObjectCollectives(
 
     Objects are pickled: TypeError, before any byte moves, for one that cannot be. Unpickling runs
     code of the sender's choice; see ``meshlib.collectives.on_objects``. ``device`` is accepted for
-    c10d's sake. Each call that one is made of has the group's deadline.
+    c10d's sake.
     """
 
     def broadcast_object_list(
@@ -69,18 +78,20 @@ class ObjectCollectives(
         src: int | None = None,
         device: Any = None,
         group_src: int | None = None,
+        timeout: Timeout | None = None,
     ) -> None:
         """Replace the objects in ``object_list`` by those of one member.
 
         Objects travel as pickles (protocol 5), and unpickling runs code of the sender's choice;
-        only ranks that know the job's secret can send one. Each array call that this is made of has
-        the group's deadline.
+        only ranks that know the job's secret can send one.
 
         Args:
             object_list: A list, of the same length on every member.
             src: The global rank of the source; by default that of group rank 0.
             device: Accepted for c10d's sake.
             group_src: The source's rank in the group, instead of ``src``.
+            timeout: The deadline of the whole: seconds, a timedelta or "30s"; by default each
+                array call in it has the group's.
 
         Raises:
             TypeError: For a wrong argument or an object that cannot be pickled, before any byte
@@ -94,15 +105,16 @@ class ObjectCollectives(
         door = self.door
         if door.rank < 0:
             return
+        left = _shared_out(timeout)
         root = self.resolve_rank(src, group_src, "src", default=0)
         check_fillable(object_list, "object_list")
         mine = root == door.rank
         data = dumps(list(object_list), "object_list") if mine else None
         size = np.array([0 if data is None else data.size, len(object_list)], np.int64)
-        self.broadcast(size, group_src=root)
+        self.broadcast(size, group_src=root, timeout=left())
         if data is None:
             data = np.empty(size[0], np.uint8)
-        self.broadcast(data, group_src=root)
+        self.broadcast(data, group_src=root, timeout=left())
         if not mine:
             if size[1] != len(object_list):
                 raise ValueError(
@@ -110,16 +122,19 @@ class ObjectCollectives(
                 )
             object_list[:] = loads(data)
 
-    def all_gather_object(self, object_list: list[Any], obj: Any) -> None:
+    def all_gather_object(
+        self, object_list: list[Any], obj: Any, timeout: Timeout | None = None
+    ) -> None:
         """Put member i's ``obj`` into ``object_list[i]`` on all members.
 
         Objects travel as pickles (protocol 5), and unpickling runs code of the sender's choice;
-        only ranks that know the job's secret can send one. Each array call that this is made of has
-        the group's deadline.
+        only ranks that know the job's secret can send one.
 
         Args:
             object_list: A list with ``size()`` entries, which are replaced.
             obj: An object that can be pickled.
+            timeout: The deadline of the whole: seconds, a timedelta or "30s"; by default each
+                array call in it has the group's.
 
         Raises:
             TypeError: For a wrong argument or an object that cannot be pickled, before any byte
@@ -132,11 +147,12 @@ class ObjectCollectives(
         door = self.door
         if door.rank < 0:
             return
+        left = _shared_out(timeout)
         check_fillable(object_list, "object_list", len(door.ranks))
         data = dumps(obj, "obj")
-        sizes = self._gather_sizes(data.size)
+        sizes = self._gather_sizes(data.size, left())
         parts = [np.empty(n, np.uint8) for n in sizes]
-        self.all_gather(parts, data)
+        self.all_gather(parts, data, timeout=left())
         object_list[:] = [loads(part) for part in parts]
 
     def gather_object(
@@ -145,12 +161,12 @@ class ObjectCollectives(
         object_gather_list: list[Any] | None = None,
         dst: int | None = None,
         group_dst: int | None = None,
+        timeout: Timeout | None = None,
     ) -> None:
         """Put member i's ``obj`` into ``object_gather_list[i]`` of one member.
 
         Objects travel as pickles (protocol 5), and unpickling runs code of the sender's choice;
-        only ranks that know the job's secret can send one. Each array call that this is made of has
-        the group's deadline.
+        only ranks that know the job's secret can send one.
 
         Args:
             obj: An object that can be pickled.
@@ -158,6 +174,8 @@ class ObjectCollectives(
                 replaced; None elsewhere.
             dst: The global rank of the destination; by default that of group rank 0.
             group_dst: The destination's rank in the group, instead of ``dst``.
+            timeout: The deadline of the whole: seconds, a timedelta or "30s"; by default each
+                array call in it has the group's.
 
         Raises:
             TypeError: For a wrong argument or an object that cannot be pickled, before any byte
@@ -171,6 +189,7 @@ class ObjectCollectives(
         door = self.door
         if door.rank < 0:
             return
+        left = _shared_out(timeout)
         root = self.resolve_rank(dst, group_dst, "dst", default=0)
         if root == door.rank:
             if object_gather_list is None:
@@ -185,12 +204,12 @@ class ObjectCollectives(
                 f" {door.ranks[door.rank]}, not {door.ranks[root]}"
             )
         data = dumps(obj, "obj")
-        sizes = self._gather_sizes(data.size)
+        sizes = self._gather_sizes(data.size, left())
         if object_gather_list is None:
-            self.gather(data, None, group_dst=root)
+            self.gather(data, None, group_dst=root, timeout=left())
             return
         parts = [np.empty(n, np.uint8) for n in sizes]
-        self.gather(data, parts, group_dst=root)
+        self.gather(data, parts, group_dst=root, timeout=left())
         object_gather_list[:] = [loads(part) for part in parts]
 
     def scatter_object_list(
@@ -199,12 +218,12 @@ class ObjectCollectives(
         scatter_object_input_list: Sequence[Any] | None = None,
         src: int | None = None,
         group_src: int | None = None,
+        timeout: Timeout | None = None,
     ) -> None:
         """Give member i entry i of one member's list, as ``scatter_object_output_list[0]``.
 
         Objects travel as pickles (protocol 5), and unpickling runs code of the sender's choice;
-        only ranks that know the job's secret can send one. Each array call that this is made of has
-        the group's deadline.
+        only ranks that know the job's secret can send one.
 
         Args:
             scatter_object_output_list: A list with at least one entry, the first of which is
@@ -213,6 +232,8 @@ class ObjectCollectives(
                 elsewhere.
             src: The global rank of the source; by default that of group rank 0.
             group_src: The source's rank in the group, instead of ``src``.
+            timeout: The deadline of the whole: seconds, a timedelta or "30s"; by default each
+                array call in it has the group's.
 
         Raises:
             TypeError: For a wrong argument or an object that cannot be pickled, before any byte
@@ -225,6 +246,7 @@ class ObjectCollectives(
         door = self.door
         if door.rank < 0:
             return
+        left = _shared_out(timeout)
         root = self.resolve_rank(src, group_src, "src", default=0)
         check_fillable(scatter_object_output_list, "scatter_object_output_list")
         if not scatter_object_output_list:
@@ -244,9 +266,9 @@ class ObjectCollectives(
                 for i, entry in enumerate(scatter_object_input_list)
             ]
             sizes = [np.array([piece.size], np.int64) for piece in pieces]
-        self.scatter(size, sizes, group_src=root)
+        self.scatter(size, sizes, group_src=root, timeout=left())
         data = np.empty(size[0], np.uint8)
-        self.scatter(data, pieces, group_src=root)
+        self.scatter(data, pieces, group_src=root, timeout=left())
         scatter_object_output_list[0] = loads(data)
 
     def send_object_list(
@@ -256,12 +278,12 @@ class ObjectCollectives(
         device: Any = None,
         group_dst: int | None = None,
         tag: int = 0,
+        timeout: Timeout | None = None,
     ) -> None:
         """Send the objects in ``object_list`` to one member.
 
         Objects travel as pickles (protocol 5), and unpickling runs code of the sender's choice;
-        only ranks that know the job's secret can send one. Each array call that this is made of has
-        the group's deadline.
+        only ranks that know the job's secret can send one.
 
         Args:
             object_list: Objects that can be pickled.
@@ -270,6 +292,8 @@ class ObjectCollectives(
             group_dst: The destination's rank in the group, instead of ``dst``.
             tag: A whole number from 0 to 2**32 - 1, the same at both ends; messages under one tag
                 do not overtake each other.
+            timeout: The deadline of the whole: seconds, a timedelta or "30s"; by default each
+                array call in it has the group's.
 
         Raises:
             TypeError: For a wrong argument or an object that cannot be pickled, before any byte
@@ -281,11 +305,12 @@ class ObjectCollectives(
         door = self.door
         if door.rank < 0:
             return
+        left = _shared_out(timeout)
         check_sequence(object_list, "object_list")
         data = dumps(list(object_list), "object_list")
         head = np.array([data.size, len(object_list)], np.int64)
-        self.send(head, dst, tag, group_dst)
-        self.send(data, dst, tag, group_dst)
+        self.send(head, dst, tag, group_dst, timeout=left())
+        self.send(data, dst, tag, group_dst, timeout=left())
 
     def recv_object_list(
         self,
@@ -294,12 +319,12 @@ class ObjectCollectives(
         device: Any = None,
         group_src: int | None = None,
         tag: int = 0,
+        timeout: Timeout | None = None,
     ) -> int:
         """Replace the objects in ``object_list`` by those that one member sends.
 
         Objects travel as pickles (protocol 5), and unpickling runs code of the sender's choice;
-        only ranks that know the job's secret can send one. Each array call that this is made of has
-        the group's deadline.
+        only ranks that know the job's secret can send one.
 
         Args:
             object_list: A list as long as what is sent.
@@ -309,6 +334,8 @@ class ObjectCollectives(
             group_src: The source's rank in the group, instead of ``src``.
             tag: A whole number from 0 to 2**32 - 1, the same at both ends; messages under one tag
                 do not overtake each other.
+            timeout: The deadline of the whole: seconds, a timedelta or "30s"; by default each
+                array call in it has the group's.
 
         Returns:
             The sender's global rank; -1 on a rank that is no member.
@@ -323,11 +350,12 @@ class ObjectCollectives(
         door = self.door
         if door.rank < 0:
             return -1
+        left = _shared_out(timeout)
         check_fillable(object_list, "object_list")
         head = np.zeros(2, np.int64)
-        sender = self.recv(head, src, tag, group_src)
+        sender = self.recv(head, src, tag, group_src, timeout=left())
         data = np.empty(head[0], np.uint8)
-        self.recv(data, sender, tag)
+        self.recv(data, sender, tag, timeout=left())
         if head[1] != len(object_list):
             raise ValueError(
                 f"object_list has {len(object_list)} entries; rank {sender} sent {head[1]}"
@@ -335,7 +363,7 @@ class ObjectCollectives(
         object_list[:] = loads(data)
         return sender
 
-    def _gather_sizes(self, size: int) -> list[int]:
+    def _gather_sizes(self, size: int, timeout: float | None) -> list[int]:
         sizes = np.empty(len(self.door.ranks), np.int64)
-        self.all_gather_into_tensor(sizes, np.array([size], np.int64))
+        self.all_gather_into_tensor(sizes, np.array([size], np.int64), timeout=timeout)
         return sizes.tolist()

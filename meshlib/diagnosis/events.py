@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, Self, TypeVar
 
 from transport.errors import (
@@ -39,7 +39,9 @@ class Entry:
     def line(self) -> str:
         """Return the entry as it is appended to the log."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return json.dumps({"kind": self.kind} | values) + "\n"
+        # What lies inside of one is spelled out where there is such: the log of a thousand ranks
+        # that leave has none.
+        return json.dumps({"kind": self.kind} | values, default=asdict) + "\n"
 
     @classmethod
     def from_values(cls, values: dict[str, Any]) -> Self:

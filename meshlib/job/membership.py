@@ -130,10 +130,17 @@ class JobMembership:
     @property
     def deserted(self) -> bool:
         """Whether none of the members of the last epoch that was agreed on is there any more."""
+        return all(rank in self._lost or rank in self._left for rank in self._last_members())
+
+    @property
+    def bereft(self) -> bool:
+        """Whether all of those members are lost."""
+        return all(rank in self._lost for rank in self._last_members())
+
+    def _last_members(self) -> Sequence[int]:
         with self._news:
             number = max(self._epochs, default=0)
-            members = self._epochs.get(number, range(self.launched))
-            return all(rank in self._lost or rank in self._left for rank in members)
+            return self._epochs.get(number, range(self.launched))
 
     def wait_for_news(self, due: Callable[[], object], timeout: float) -> bool:
         """Return whether ``due()`` is true, waiting for that up to ``timeout`` seconds.

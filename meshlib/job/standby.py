@@ -46,7 +46,8 @@ def await_call(world: World) -> Change | None:
             number, text = called
             return Change.of(number, json.loads(text))
         if is_over():
-            lost = membership.lost
-            if membership.agreed(OVER) is None and lost and not membership.left:
-                raise RankFailedError(f"all ranks that had a place are lost: {sorted(lost)}", None)
+            if membership.agreed(OVER) is None and membership.bereft:
+                raise RankFailedError(
+                    f"all ranks that had a place are lost: {sorted(membership.lost)}"
+                )
             return None

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from meshlib.calls.context import RankContext
 from meshlib.diagnosis.event_log import publish
@@ -78,6 +78,14 @@ class _Entered(threading.local):
         self.meshes: list[Any] = []
 
 
+class Service(Protocol):
+    """Something that serves other ranks on behalf of this one."""
+
+    def close(self) -> None:
+        """End it, at once. Idempotent."""
+        ...
+
+
 class World:
     """One rank's view of the job. Made by ``init_process_group``, closed by its counterpart."""
 
@@ -127,6 +135,11 @@ class World:
         self._gone = threading.Event()  # all who left before this rank are known
         self._users_stores: tuple[Store, ...] = ()
         self._closers: list[Callable[[], None]] = []
+        self._ends: dict[int, str] = {}  # how ranks ended that are gone, well or not
+        self._mourners: tuple[Callable[[int, str], None], ...] = ()
+        self.rpc: Service | None = None
+        """The agent of remote calls, where there is one."""
+        self.rpc_count = 0
         self._trouble: str | None = None
         self._dumping = threading.Lock()
         self._bad_news = threading.Event()
@@ -259,6 +272,8 @@ class World:
                 self.membership.note_departures(event)
                 for group in self.groups():
                     group.do_without(event)
+                for rank in event.ranks:
+                    self._note_end(rank, "has left the job")
                 if self.rank in event.ranks:
                     self._gone.set()
             case RankLost(rank, how) if rank != self.rank:
@@ -293,6 +308,7 @@ class World:
         for store in stores:
             store.end_waits(error, self)
         self._bad_news.set()
+        self._note_end(rank, how)
         # Who still waits for all to come waits in vain.
         with suppress(DistStoreError):
             self.store.compare_set(ALL_HERE, "", LOST)
@@ -300,6 +316,32 @@ class World:
     def _end_calls(self, why: str) -> None:
         for group in self.groups():
             group.fail(DistBackendError(f"{group} has ended: {why}"))
+
+    def _note_end(self, rank: int, how: str) -> None:
+        with self._lock:
+            if rank in self._ends or rank == self.rank:
+                return
+            self._ends[rank] = how
+            mourners = self._mourners
+        for told in mourners:
+            told(rank, how)
+
+    def on_end(self, told: Callable[[int, str], None]) -> None:
+        """Have ``told(rank, how)`` called for each other rank that is gone, lost or in good order:
+        at once for those that are known to be, later from the watcher's thread.
+
+        ``how`` completes "rank 1 …".
+        """
+        with self._lock:
+            self._mourners = (*self._mourners, told)
+            known = list(self._ends.items())
+        for rank, how in known:
+            told(rank, how)
+
+    def ends(self) -> dict[int, str]:
+        """Return how the other ranks ended that are known to be gone: "rank 1 …"."""
+        with self._lock:
+            return dict(self._ends)
 
     def _answer(self, query: Query) -> None:
         group = self.registry.get(query.group)
@@ -358,6 +400,11 @@ class World:
         lost = next(iter(self.membership.lost.values()), None)
         store.end_waits(lost, self)
 
+    @property
+    def refusal(self) -> DistBackendError | None:
+        """What calls raise in a fork of this rank's process; None in that process itself."""
+        return self._refusal
+
     def _leave_behind(self) -> None:
         """Refuse all calls from now on, and say nothing to anybody: this is a forked child."""
         why = refusal(f"rank {self.rank} of the job", self._pid, _IN_A_FORK)
@@ -383,6 +430,8 @@ class World:
         """
         if self._refusal is not None:
             return
+        if self.rpc is not None:
+            self.rpc.close()
         groups = self.groups()
         told = {str(group.await_failure(0)) for group in groups if group.retired}
         for group in reversed(groups):

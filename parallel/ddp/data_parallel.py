@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -181,9 +181,32 @@ class DistributedDataParallel(Module, Joinable):
         context = self.saved()
         if not self._sync:
             return self._compute_backward(context, args, kwargs)[0]
+        return self._synchronised(lambda: self._compute_backward(context, args, kwargs))
+
+    def average_after(self, compute: Callable[[], object]) -> None:
+        """Call ``compute``, which completes gradients of passes under ``no_sync``; average them.
+
+        For a backward in two halves (``Module.deferring``): the last second half is ``compute``.
+        Gradients that are complete already are averaged, too.
+
+        Raises RuntimeError for parameters without a gradient, unless unused ones were allowed.
+        """
+
+        def timed() -> tuple[None, float]:
+            begin = time.perf_counter()
+            compute()
+            end = time.perf_counter()
+            self._reducer.stopwatch.add_backward(end - begin)
+            return None, end
+
+        self._synchronised(timed, accumulated=True)
+
+    def _synchronised(
+        self, compute: Callable[[], tuple[Any, float]], accumulated: bool = False
+    ) -> Any:
         try:
             with Join.notify_join_context(self, Phase.BACKWARD):
-                result, ended = self._synchronised_backward(context, args, kwargs)
+                result, ended = self._average_around(compute, accumulated)
         finally:
             # Over are also parts of the forward that the loss did not depend on; and after an
             # error all of it, so that the module can be wrapped again.
@@ -191,12 +214,12 @@ class DistributedDataParallel(Module, Joinable):
         self.statistics = self._reducer.stopwatch.finish(ended)
         return result
 
-    def _synchronised_backward(
-        self, context: Any, args: Sequence[Any], kwargs: dict[str, Any]
+    def _average_around(
+        self, compute: Callable[[], tuple[Any, float]], accumulated: bool
     ) -> tuple[Any, float]:
         try:
-            self._reducer.begin()
-            result, ended = self._compute_backward(context, args, kwargs)
+            self._reducer.begin(accumulated)
+            result, ended = compute()
             self._reducer.finish(self._scale)
         except BaseException as error:
             if not self._reducer.failed:

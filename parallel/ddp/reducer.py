@@ -196,17 +196,26 @@ class Reducer:
 
     # One pass
 
-    def begin(self) -> None:
+    def begin(self, accumulated: bool = False) -> None:
         """Prepare for a backward pass whose forward has run.
+
+        ``accumulated``: a gradient that is there, and waits for nothing any more, is complete.
 
         Raises RuntimeError for parameters that the forward did not use, unless unused parameters
         were allowed, and after a pass that failed; ValueError when other ranks froze others.
         """
         self._prepare()
-        unused = {number for number in self._live if not self._parameters[number].uses}
+        parameters = self._parameters
+        idle = {number for number in self._live if not parameters[number].uses}
+        complete = (
+            {n for n in idle if parameters[n].grad is not None} if accumulated else set[int]()
+        )
+        unused = idle - complete
         self._rules.check(unused, whole_pass=False)
         self._unused = unused
         self._active = True
+        for number in sorted(complete, reverse=True):
+            self._mark_ready(number)
         # Nothing will come for these: their buckets need not wait for the end of the pass.
         for number in sorted(unused, reverse=True):
             self._mark_ready(number)

@@ -34,7 +34,8 @@ class ManagedState:
     """The ``state`` of a loop: a dict of models, optimizers, arrays, and trees of those.
 
     What has ``state_dict`` and ``load_state_dict`` is asked by them. What has ``move_to`` (the
-    wrappers of this package) is told when the mesh changes. Anything else is replaced in the dict,
+    wrappers of this package) is told when the mesh changes; if that is all, it has no state.
+    Anything else is replaced in the dict,
     arrays of NumPy of the same shape and dtype are written in place.
     """
 
@@ -62,6 +63,7 @@ class ManagedState:
         told = {
             name: value.state_dict() if _has_state_dict(value) else value
             for name, value in self._state.items()
+            if _has_state_dict(value) or not hasattr(value, "move_to")
         }
         return _mapped(told, lambda leaf: _leaf_of(leaf, arrays)), arrays
 

@@ -1,7 +1,7 @@
 """The state of those who have it, to those who have come: several senders, each a part, at once.
 
 Each replica that has the state sends an equal share of its bytes to each rank that needs it, with
-the share's BLAKE2b hash, and the receiver reads from all of them at the same time. A rank gets what
+the share's SHA-256 hash, and the receiver reads from all of them at the same time. A rank gets what
 the ranks at its own coordinate in the other replicas have: where parameters are sharded, its shard.
 """
 
@@ -108,7 +108,7 @@ def _bytes_of(array: Any) -> Bytes:
 
 
 def _send(group: ProcessGroup, place: int, share: Sequence[Bytes], compress: bool) -> None:
-    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    digest = hashlib.sha256()
     for piece in share:
         digest.update(piece.data)
         if compress:
@@ -121,7 +121,7 @@ def _send(group: ProcessGroup, place: int, share: Sequence[Bytes], compress: boo
 
 
 def _take(group: ProcessGroup, place: int, share: Sequence[Bytes], compress: bool) -> None:
-    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    digest = hashlib.sha256()
     for piece in share:
         if compress:
             size = np.empty(1, np.int64)

@@ -65,17 +65,19 @@ class GroupedLinear(Module):
     def backward(self, grad: Array) -> Array:
         """Map (n, out_features) to (n, in_features)."""
         x, counts = self.saved()
-        xp = namespace(grad)
-        total = xp.zeros(self.weight.shape, dtype=grad.dtype)
+        self.defer(lambda: self._accumulate(x, counts, grad))
+        input_grad = namespace(grad).empty_like(x)
+        for e, rows in _slices(counts):
+            input_grad[rows] = grad[rows] @ self.weight.data[:, e]
+        return input_grad
+
+    def _accumulate(self, x: Array, counts: list[int], grad: Array) -> None:
+        total = namespace(grad).zeros(self.weight.shape, dtype=grad.dtype)
         for e, rows in _slices(counts):
             total[:, e] = grad[rows].T @ x[rows]
         if self.grad_scale != 1:
             total *= grad.dtype.type(self.grad_scale)
         self.weight.accumulate_grad(total)
-        input_grad = xp.empty_like(x)
-        for e, rows in _slices(counts):
-            input_grad[rows] = grad[rows] @ self.weight.data[:, e]
-        return input_grad
 
 
 def _slices(counts: list[int]) -> list[tuple[int, slice]]:

@@ -155,5 +155,5 @@ class Router(Module):
             logits_grad = scores * (scores_grad - along)
         else:
             logits_grad = scores_grad * scores * (1 - scores)
-        self.weight.accumulate_matmul(logits_grad.T, x)
+        self.defer(lambda: self.weight.accumulate_matmul(logits_grad.T, x))
         return logits_grad @ self.weight.data

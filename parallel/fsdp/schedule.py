@@ -114,14 +114,31 @@ class Schedule:
 
     def after_backward(self, state: ModuleState) -> None:
         """Begin to reduce gradients that are complete, and give up the parameters."""
+        self._let_go(state)
+        if self._depth == 1:
+            self._end_backward()
+
+    def before_deferred(self, state: ModuleState) -> None:
+        """Gather what the gradients that backward left for later are added to."""
+        self._hold(state)
+        for group in state.groups:
+            group.prepare_backward()
+
+    def after_deferred(self, state: ModuleState) -> None:
+        """Do as ``after_backward``; at the end of all also reduce what was complete before."""
+        self._let_go(state)
+        if self._depth == 1:
+            if not self._outstanding:
+                self._reduce_complete()
+            self._end_reducing()
+
+    def _let_go(self, state: ModuleState) -> None:
         for group in state.groups:
             group.holders -= 1
             if group.sync and group.is_complete:
                 self._reduce(group)
             if not group.holders and group.reshard_after_backward:
                 group.reshard()
-        if self._depth == 1:
-            self._end_backward()
 
     def _end_backward(self) -> None:
         self._outstanding = max(self._outstanding - 1, 0)
@@ -129,9 +146,15 @@ class Schedule:
             # Over are also parts of the forward that the loss did not depend on.
             self._passed.clear()
             Module.discard_saved(self._root.module)
-            for group in self._groups():
-                if group.sync and group.is_complete:
-                    self._reduce(group)
+            self._reduce_complete()
+        self._end_reducing()
+
+    def _reduce_complete(self) -> None:
+        for group in self._groups():
+            if group.sync and group.is_complete:
+                self._reduce(group)
+
+    def _end_reducing(self) -> None:
         self._finish_reducing()
         for group in self._averaging:
             group.finish_reduce()

@@ -10,6 +10,7 @@ import numpy as np
 from parallel.fsdp.group import ParameterGroup
 from parallel.fsdp.policy import MixedPrecisionPolicy
 from parallel.fsdp.schedule import Schedule
+from parallel.nn.module import Work
 from parallel.nn.precision import cast, first_dtype
 
 if TYPE_CHECKING:
@@ -69,11 +70,18 @@ class ModuleState:
         lower = self.policy.dtype("param_dtype")
         if lower is not None:
             args, kwargs = cast(args, lower), cast(kwargs, lower)
-        with schedule.running():
+        with schedule.running(), self.module.deferred_by(self._do_deferred):
             schedule.before_backward(self)
             result = compute(*args, **kwargs)
             schedule.after_backward(self)
         return result if self._outside is None else cast(result, self._outside)
+
+    def _do_deferred(self, work: Work) -> None:
+        schedule = self._find_schedule()
+        with schedule.running():
+            schedule.before_deferred(self)
+            work()
+            schedule.after_deferred(self)
 
     def _find_schedule(self) -> Schedule:
         if self.schedule is None:

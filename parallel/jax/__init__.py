@@ -8,6 +8,8 @@ from parallel.jax.tensor_parallel import (
     gather_from_region,
     reduce_from_region,
     scatter_to_region,
+    vocab_parallel_cross_entropy,
+    vocab_parallel_embedding,
 )
 
 __all__ = [
@@ -18,4 +20,6 @@ __all__ = [
     "gather_from_region",
     "reduce_from_region",
     "scatter_to_region",
+    "vocab_parallel_cross_entropy",
+    "vocab_parallel_embedding",
 ]

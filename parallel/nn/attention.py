@@ -126,6 +126,8 @@ class MultiHeadAttention(Module):
         if heads % kv_heads:
             raise ValueError(f"heads is {heads}, which does not divide by {kv_heads} kv_heads")
         check_generator(rng)
+        self.heads: int = heads
+        self.kv_heads: int = kv_heads
         self.head_dim: int = features // heads
         self.rotary = None if rotary_base is None else RotaryEmbedding(self.head_dim, rotary_base)
         kv_features = kv_heads * self.head_dim

@@ -101,9 +101,11 @@ def _by_group(x: Array) -> Array:
 
 
 def _from_heads(x: Array) -> Array:
-    """Return (batch, kv_heads, groups, length, n) as (batch, length, heads, n)."""
+    """Return (batch, kv_heads, groups, length, n) as (batch, length, heads, n), contiguous."""
     batch, kv_heads, groups, length, last = x.shape
-    return x.transpose(0, 3, 1, 2, 4).reshape(batch, length, kv_heads * groups, last)
+    # Or who takes the heads together makes a copy, and both are kept for backward.
+    x = namespace(x).ascontiguousarray(x.transpose(0, 3, 1, 2, 4))
+    return x.reshape(batch, length, kv_heads * groups, last)
 
 
 def _joined(x: Array) -> Array:

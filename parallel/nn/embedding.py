@@ -40,21 +40,34 @@ class Embedding(Module):
 
         Raises IndexError for an index outside, TypeError for anything but integers.
         """
-        check_array(indices, "indices")
-        if indices.dtype.kind not in "iu":
-            raise TypeError(f"indices must be integers, got {indices.dtype.name}")
-        count = self.weight.shape[0]
-        if indices.size and (int(indices.min()) < 0 or int(indices.max()) >= count):
-            raise IndexError(
-                f"indices must lie in [0, {count}), got {int(indices.min())} to "
-                f"{int(indices.max())}"
-            )
+        self.check(indices)
         self.save_for_backward(indices)
         return self.weight.data[indices]
 
     def backward(self, grad: Array) -> None:
         """Add each vector's gradient to its row. Indices have no gradient: returns None."""
-        indices = self.saved().reshape(-1)
-        total = namespace(grad).zeros_like(self.weight.data)
-        namespace(grad).add.at(total, indices, grad.reshape(-1, grad.shape[-1]))
+        rows = self.saved().reshape(-1)
+        self.defer(lambda: self.accumulate(rows, grad.reshape(-1, grad.shape[-1])))
+
+    @property
+    def num_embeddings(self) -> int:
+        """How many rows there are."""
+        return self.weight.shape[0]
+
+    def check(self, indices: Array) -> None:
+        """Raise IndexError for an index outside, TypeError for anything but integers."""
+        check_array(indices, "indices")
+        if indices.dtype.kind not in "iu":
+            raise TypeError(f"indices must be integers, got {indices.dtype.name}")
+        count = self.num_embeddings
+        if indices.size and (int(indices.min()) < 0 or int(indices.max()) >= count):
+            raise IndexError(
+                f"indices must lie in [0, {count}), got {int(indices.min())} to "
+                f"{int(indices.max())}"
+            )
+
+    def accumulate(self, rows: Array, grads: Array) -> None:
+        """Add ``grads``, (n, embedding_dim), to the gradients of ``rows``, (n,)."""
+        total = namespace(grads).zeros_like(self.weight.data)
+        namespace(grads).add.at(total, rows, grads)
         self.weight.accumulate_grad(total)

@@ -92,10 +92,7 @@ class Linear(Module):
         """
         check_input(x, self.weight, self.in_features, type(self).__qualname__)
         self.save_for_backward(x)
-        y = x @ self.weight.data.T
-        if self.bias is not None:
-            y += self.bias.data
-        return y
+        return self.affine(x)
 
     def backward(self, grad: Array) -> Array:
         """Map (..., out_features) to (..., in_features).
@@ -104,8 +101,15 @@ class Linear(Module):
         computed.
         """
         x = self.saved()
-        self.accumulate(x, grad)
+        self.defer(lambda: self.accumulate(x, grad))
         return grad @ self.weight.data
+
+    def affine(self, x: Array) -> Array:
+        """Return ``x @ weight.T + bias``: a new array, and nothing is kept for backward."""
+        y = x @ self.weight.data.T
+        if self.bias is not None:
+            y += self.bias.data
+        return y
 
     def accumulate(self, x: Array, grad: Array) -> None:
         """Add the parameters' gradients for the input ``x`` and the output's gradient."""

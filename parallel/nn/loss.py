@@ -40,21 +40,9 @@ class CrossEntropyLoss(Module):
         no samples; TypeError for what is no array.
         """
         xp = namespace(logits, "logits")
-        check_array(targets, "targets")
-        if targets.dtype.kind not in "iu" or targets.shape != logits.shape[:-1]:
-            raise ValueError(
-                f"targets must be integers of shape {list(logits.shape[:-1])}, got "
-                f"{targets.dtype.name}{list(targets.shape)}"
-            )
-        if not targets.size:
-            raise ValueError("logits hold no sample; a loss needs at least one")
-        classes = logits.shape[-1]
+        classes = logits.shape[-1] if getattr(logits, "ndim", 0) else 0
+        index = check_targets(logits, targets, classes)
         flat = logits.reshape(-1, classes)
-        index = targets.reshape(-1)
-        if int(index.min()) < 0 or int(index.max()) >= classes:
-            raise ValueError(
-                f"targets must lie in [0, {classes}), got {int(index.min())} to {int(index.max())}"
-            )
         # Subtracting the maximum leaves softmax unchanged and keeps exp from overflowing.
         shifted = flat - flat.max(axis=-1, keepdims=True)
         exp = xp.exp(shifted)
@@ -79,3 +67,23 @@ class CrossEntropyLoss(Module):
         samples = logits_grad.size // logits_grad.shape[-1]
         logits_grad *= grad / (samples if self.reduction == "mean" else 1)
         return logits_grad
+
+
+def check_targets(logits: Array, targets: Array, classes: int) -> Array:
+    """Return the targets of logits (..., classes, or a part of them) as one dimension.
+
+    Raises what the losses raise.
+    """
+    check_array(targets, "targets")
+    if targets.dtype.kind not in "iu" or targets.shape != logits.shape[:-1]:
+        raise ValueError(
+            f"targets must be integers of shape {list(logits.shape[:-1])}, got "
+            f"{targets.dtype.name}{list(targets.shape)}"
+        )
+    if not targets.size:
+        raise ValueError("logits hold no sample; a loss needs at least one")
+    if int(targets.min()) < 0 or int(targets.max()) >= classes:
+        raise ValueError(
+            f"targets must lie in [0, {classes}), got {int(targets.min())} to {int(targets.max())}"
+        )
+    return targets.reshape(-1)

@@ -10,11 +10,17 @@ backward passes run in reverse, as the chain rule wants for a module used twice.
 order (a pipeline of microbatches) moves contexts aside with ``take_saved`` and brings them back
 with ``put_saved``. ``backward`` without a matching ``forward`` is an error. In evaluation mode
 nothing is saved.
+
+**Backward in two halves.** A pipeline computes the gradient of a stage's input first, and those of
+its parameters when there is time. A layer for whose parameters there is something to compute gives
+that to ``defer``, which does it at once, or, inside ``deferring``, leaves it for later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, Self, TypeVar
 
 from parallel.arrays import Array
@@ -26,6 +32,9 @@ _Kind = TypeVar("_Kind", Parameter, Buffer)
 SavedContexts = dict["Module", list[Any]]
 """What ``take_saved`` returns: an opaque value for ``put_saved``."""
 
+Work = Callable[[], object]
+"""What ``defer`` was given: it computes gradients of parameters."""
+
 
 class Module:
     """Base of all layers and models.
@@ -35,6 +44,8 @@ class Module:
     gives. A subclass calls ``super().__init__()`` first, and implements ``forward`` and
     ``backward``; one that saves calls ``save_for_backward`` and ``saved``.
     """
+
+    _later: list[Work] | None = None
 
     def __init__(self) -> None:
         self.training = True
@@ -107,6 +118,48 @@ class Module:
         del context
         for parameter in self._own(Parameter):
             parameter.forget_uses()
+
+    # Backward in two halves
+
+    def defer(self, work: Work) -> None:
+        """Call ``work``, which gives own parameters their gradients, now or after ``deferring``.
+
+        For a layer's ``backward``. What ``work`` needs it must keep: contexts are gone by then.
+        """
+        if self._later is None:
+            work()
+        else:
+            self._later.append(work)
+
+    @contextmanager
+    def deferring(self) -> Generator[list[Work]]:
+        """Within this context, backward leaves gradients of parameters to be computed later.
+
+        Yields the list of what was left, to be called in its order, each once. Parameters of layers
+        that do not ``defer`` get their gradients at once.
+        """
+        later: list[Work] = []
+        modules = [(module, module._later) for module in self.modules()]
+        for module, _ in modules:
+            module._later = later
+        try:
+            yield later
+        finally:
+            for module, before in modules:
+                module._later = before
+
+    @contextmanager
+    def deferred_by(self, around: Callable[[Work], object]) -> Generator[None]:
+        """Have what the block defers done by one call of ``around(work)`` later.
+
+        For a module whose backward prepares something for those below it, which their parameters'
+        gradients need as well.
+        """
+        later = self._later
+        begin = 0 if later is None else len(later)
+        yield
+        if later is not None:
+            later[begin:] = [partial(around, partial(do_all, later[begin:]))]
 
     # The tree
 
@@ -248,3 +301,9 @@ class Module:
         """Forget all gradients of the tree, or fill them with zeros in place."""
         for parameter in self.parameters():
             parameter.zero_grad(set_to_none)
+
+
+def do_all(works: Sequence[Work]) -> None:
+    """Do what was deferred, in its order."""
+    for work in works:
+        work()

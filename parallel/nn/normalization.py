@@ -55,14 +55,17 @@ class LayerNorm(Module):
     def backward(self, grad: Array) -> Array:
         """Map (..., features) to the same shape."""
         normal, scale = self.saved()
-        leading = tuple(range(grad.ndim - 1))
-        self.bias.accumulate_grad(grad.sum(axis=leading))
-        self.weight.accumulate_grad((grad * normal).sum(axis=leading))
+        self.defer(lambda: self._accumulate(normal, grad))
         # The Jacobian of the normalisation projects out the mean and the component along itself.
         inner = grad * self.weight.data
         mean = inner.mean(axis=-1, keepdims=True)
         along = (inner * normal).mean(axis=-1, keepdims=True)
         return scale * (inner - mean - normal * along)
+
+    def _accumulate(self, normal: Array, grad: Array) -> None:
+        leading = tuple(range(grad.ndim - 1))
+        self.bias.accumulate_grad(grad.sum(axis=leading))
+        self.weight.accumulate_grad((grad * normal).sum(axis=leading))
 
 
 class RMSNorm(Module):
@@ -105,7 +108,8 @@ class RMSNorm(Module):
     def backward(self, grad: Array) -> Array:
         """Map (..., features) to the same shape."""
         normal, scale = self.saved()
-        self.weight.accumulate_grad((grad * normal).sum(axis=tuple(range(grad.ndim - 1))))
+        leading = tuple(range(grad.ndim - 1))
+        self.defer(lambda: self.weight.accumulate_grad((grad * normal).sum(axis=leading)))
         inner = grad * self.weight.data
         along = (inner * normal).mean(axis=-1, keepdims=True)
         return scale * (inner - normal * along)

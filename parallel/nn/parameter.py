@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from meshlib import ProcessGroup
 from meshlib.sharding import DArray, Sharding
 from parallel.arrays import Array, is_floating, namespace
 from parallel.checks import check_array, check_callable
@@ -55,6 +56,13 @@ class Parameter:
     """Of what global array, in which sharding, the array that modules compute with is a part.
 
     A layer that splits its parameters (tensor parallel) says it here; None: it is the global one.
+    """
+
+    partial_over: ProcessGroup | None = None
+    """The ranks over which contributions to the gradient are summed as they come.
+
+    Of modules that compute with a part of each sequence (``SequenceParallel``): their parameters
+    are whole, and what a rank contributes is a part of the gradient. None: it is all of it.
     """
 
     owner: object = None
@@ -213,6 +221,9 @@ class Parameter:
             )
         if self.requires_grad:
             contribution = contribution.astype(self.master.dtype, copy=False)
+            if self.partial_over is not None:
+                contribution = namespace(contribution).ascontiguousarray(contribution)
+                self.partial_over.all_reduce(contribution)
             if self.grad is not None:
                 self.grad += contribution
             elif self._home is not None:
@@ -228,6 +239,7 @@ class Parameter:
             self.requires_grad
             and self.grad is None
             and self._home is not None
+            and self.partial_over is None
             and self.master.dtype == self.data.dtype
         ):
             namespace(self.data).matmul(left, right, out=self._home)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from parallel.arrays import is_array, is_floating
 from parallel.checks import check_instance, to_floating
 from parallel.nested import map_leaves
-from parallel.nn.module import Module
+from parallel.nn.module import Module, Work
 
 _Dtype = np.dtype[Any]
 _T = TypeVar("_T")
@@ -43,9 +43,13 @@ class Casting:
 
     def backward(self, outside: _Dtype, *args: Any, **kwargs: Any) -> Any:
         """Return the input's gradient in the dtype ``outside``, which ``forward`` returned."""
-        with self._lowered():
+        with self.module.deferred_by(self._do_deferred), self._lowered():
             grad = self.module.backward(*cast(args, self.dtype), **cast(kwargs, self.dtype))
         return cast(grad, outside)
+
+    def _do_deferred(self, work: Work) -> None:
+        with self._lowered():
+            work()
 
     def _master_dtype(self) -> _Dtype:
         first = next(self.module.parameters(), None)

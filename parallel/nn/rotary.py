@@ -51,21 +51,19 @@ class RotaryEmbedding(Module):
         elif tuple(getattr(positions, "shape", ())) != (x.shape[1],):
             shape = list(getattr(positions, "shape", ()))
             raise ValueError(f"positions must be an array of shape [{x.shape[1]}], got {shape}")
-        speeds = self.base ** (xp.arange(0, self.head_dim, 2) / -self.head_dim)
-        angles = (xp.asarray(positions)[:, None] * speeds)[:, None, :]
-        turn = tuple(function(angles).astype(x.dtype) for function in (xp.cos, xp.sin))
-        self.save_for_backward(turn)
-        return _turned(x, *turn)
+        positions = xp.asarray(positions)
+        self.save_for_backward(positions)
+        return self._turned(x, positions, 1)
 
     def backward(self, grad: Array) -> Array:
         """Turn the gradient back."""
-        cos, sin = self.saved()
-        return _turned(grad, cos, -sin)
+        return self._turned(grad, self.saved(), -1)
 
-
-def _turned(x: Array, cos: Array, sin: Array) -> Array:
-    half = x.shape[-1] // 2
-    first, second = x[..., :half], x[..., half:]
-    return namespace(x).concatenate(
-        [first * cos - second * sin, second * cos + first * sin], axis=-1
-    )
+    def _turned(self, x: Array, positions: Array, direction: int) -> Array:
+        xp = namespace(x)
+        speeds = self.base ** (xp.arange(0, self.head_dim, 2) / -self.head_dim)
+        angles = (positions[:, None] * (direction * speeds))[:, None, :]
+        cos, sin = (function(angles).astype(x.dtype) for function in (xp.cos, xp.sin))
+        first, second = x[..., : self.head_dim // 2], x[..., self.head_dim // 2 :]
+        parts = [first * cos - second * sin, second * cos + first * sin]
+        return xp.concatenate(parts, axis=-1)

@@ -2,100 +2,53 @@
 
 Shoeybi et al., "Megatron-LM", arXiv:1909.08053, section 3. A column-parallel layer followed by an
 element-wise activation and a row-parallel one costs one all-reduce forward (in the second) and one
-backward (in the first).
+backward (in the first). Where the activations around them are split along the sequence, each of
+these is a reduce-scatter, and the other pass has an all-gather: Korthikanti et al.,
+arXiv:2205.05198, section 4.2.2.
 
 All ranks of the group pass the same samples through the layer. Each layer begins as a whole
 ``Linear``: constructed with generators in the same state, or from a layer with the same values, the
-shards are exactly those of the layer on one process.
+shards are exactly those of the layer on one process, and have its parameters' names.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from typing import ClassVar, Self
+from typing import Any, Self, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from meshlib import DeviceMesh, ProcessGroup
-from meshlib.sharding import DArray, Sharding
-from parallel.arrays import Array, namespace
+from meshlib.sharding import Replicate
+from parallel.arrays import Array
 from parallel.checks import check_instance, to_count
-from parallel.groups import Ranks, resolve
-from parallel.nn.linear import Linear, check_last
-from parallel.nn.module import Module
-from parallel.nn.parameter import Parameter
-from parallel.tensor_parallel.regions import gather, part_size, reduce, split, start_reduce
+from parallel.groups import Ranks
+from parallel.nn.linear import Linear, check_input, check_last
+from parallel.tensor_parallel.layouts import Placement, features_split, sequence_dim
+from parallel.tensor_parallel.parts import Parts
+from parallel.tensor_parallel.regions import (
+    gather,
+    part_size,
+    reduce,
+    reduce_scatter,
+    split,
+    start_gather,
+    start_reduce,
+    start_reduce_scatter,
+)
 
 
-class _ShardedLinear(Module):
-    """What both layers do alike: begin as a whole ``Linear``, of which each rank keeps its part.
+class _ParallelLinear(Linear):
+    """What both layers do alike: begin as a whole ``Linear``, of which each rank keeps its part."""
 
-    ``split`` names the size that is divided by the number of ranks.
-    """
+    parts: Parts
 
-    split: ClassVar[str]
-    group: ProcessGroup
-
-    def _cut(
-        self,
-        sizes: tuple[int, int],
-        mesh: Ranks | None,
-        bias: bool,
-        rng: np.random.Generator,
-        dtype: npt.DTypeLike,
-    ) -> None:
-        """Draw a layer of ``sizes``, (in_features, out_features), and keep this rank's part."""
-        self._place(mesh)
-        for size, name in zip(sizes, ("in_features", "out_features"), strict=True):
-            # Before a whole matrix is drawn in vain.
-            if to_count(size, name) and name == self.split:
-                part_size(size, self.group, name)
-        self._keep(Linear(*sizes, bias, rng=rng, dtype=dtype))
-
-    @classmethod
-    def _part_of(cls, linear: Linear, mesh: Ranks | None) -> Self:
-        """Return a layer that holds this rank's part of a copy of ``linear``."""
-        check_instance(linear, Linear, "linear")
-        layer = cls.__new__(cls)
-        Module.__init__(layer)
-        layer._place(mesh)
-        layer._keep(linear)
-        return layer
-
-    def _place(self, mesh: Ranks | None) -> None:
-        self.group = resolve(mesh, "mesh")
-        self._mesh = mesh if isinstance(mesh, DeviceMesh) else None
-
-    def _note_split(self, parameter: Parameter, dim: int | None) -> None:
-        """Say in the parameter that it is a part along ``dim``, or (None) the same on all ranks."""
-        if self._mesh is None:  # a group has no dims that could be named
-            return
-        shape = list(parameter.shape)
-        dims: list[tuple[int, ...]] = []
-        if dim is not None:
-            shape[dim] *= self.group.size()
-            dims = [*[()] * dim, tuple(range(self._mesh.ndim))]
-        parameter.split = Sharding.of_positions(self._mesh, dims), tuple(shape)
-
-    def _gathered(self, parameter: Parameter, dim: int) -> Array:
-        """Return the global array of a parameter that is split along ``dim``, a new one."""
-        if isinstance(parameter.value, DArray):  # split again, by ``fully_shard``
-            return parameter.value.full_array()
-        moved = namespace(parameter.data).moveaxis(parameter.data, dim, -1)
-        return namespace(moved).moveaxis(gather(moved, self.group), -1, dim).copy()
-
-    def _own_features(self, whole: Linear) -> slice:
-        """Return which of the features that are split are this rank's."""
-        width = part_size(getattr(whole, self.split), self.group, self.split)
-        return slice(self.group.rank() * width, (self.group.rank() + 1) * width)
-
-    @abstractmethod
-    def _keep(self, whole: Linear) -> None:
-        """Take over this rank's part of ``whole``, as a copy."""
+    def to_linear(self) -> Linear:
+        """Return the whole layer, a copy, on every rank. A collective."""
+        bias = None if self.bias is None else self.parts.whole(self.bias)
+        return Linear.holding(self.parts.whole(self.weight), bias)
 
 
-class ColwiseParallel(_ShardedLinear):
+class ColumnParallelLinear(_ParallelLinear):
     """A Linear whose output features are split: rank i computes the i-th block of columns of y.
 
     Args:
@@ -103,8 +56,12 @@ class ColwiseParallel(_ShardedLinear):
         out_features: that of the output over all ranks; must divide by their number.
         mesh: the ranks: ``mesh["tp"]``, a process group, or None for the default group.
         bias: whether there is one (split like the output).
-        gather_output: return the whole output, (..., out_features), on every rank, instead of this
-            rank's block, (..., out_features / size).
+        input_layouts: ``Replicate()``, the whole input on every rank, or ``Shard(1)``: the input is
+            this rank's part of the sequence, dim 1, and is gathered, again in backward.
+        output_layouts: None: the output is this rank's block, (..., out_features / size);
+            ``Replicate()``: the whole, (..., out_features), on every rank.
+        reduce_input_grad: whether the gradient of an input that is whole is summed over the ranks;
+            False where whoever prepared the input for several layers sums up what they return.
         rng: draws the values of the whole layer; in the same state on all ranks.
         dtype: of the parameters.
 
@@ -114,8 +71,6 @@ class ColwiseParallel(_ShardedLinear):
         TypeError: for arguments of another type.
     """
 
-    split = "out_features"
-
     def __init__(
         self,
         in_features: int,
@@ -123,69 +78,100 @@ class ColwiseParallel(_ShardedLinear):
         mesh: Ranks | None = None,
         bias: bool = True,
         *,
-        gather_output: bool = False,
+        input_layouts: Placement | None = None,
+        output_layouts: Placement | None = None,
+        reduce_input_grad: bool = True,
         rng: np.random.Generator,
         dtype: npt.DTypeLike = np.float32,
     ) -> None:
-        super().__init__()
-        self.gather_output = gather_output
-        self._cut((in_features, out_features), mesh, bias, rng, dtype)
+        parts = Parts(mesh)
+        # Before a whole matrix is drawn in vain.
+        part_size(to_count(out_features, "out_features"), parts.group, "out_features")
+        super().__init__(in_features, out_features, bias, rng=rng, dtype=dtype)
+        self.cut(
+            parts,
+            input_layouts=input_layouts,
+            output_layouts=output_layouts,
+            reduce_input_grad=reduce_input_grad,
+        )
 
     @classmethod
     def from_linear(
-        cls, linear: Linear, mesh: Ranks | None = None, *, gather_output: bool = False
+        cls,
+        linear: Linear,
+        mesh: Ranks | None = None,
+        *,
+        input_layouts: Placement | None = None,
+        output_layouts: Placement | None = None,
+        reduce_input_grad: bool = True,
     ) -> Self:
         """Return the layer that holds this rank's part of a copy of ``linear``.
 
         Raises TypeError for what is no ``Linear``, ValueError where its features do not divide.
         """
-        layer = cls._part_of(linear, mesh)
-        layer.gather_output = gather_output
+        layer, parts = cls.holding(*_arrays(linear)), Parts(mesh)
+        part_size(layer.out_features, parts.group, "out_features")
+        layer.cut(
+            parts,
+            input_layouts=input_layouts,
+            output_layouts=output_layouts,
+            reduce_input_grad=reduce_input_grad,
+        )
         return layer
 
-    def _keep(self, whole: Linear) -> None:
-        rows = self._own_features(whole)
-        self.linear: Linear = Linear.holding(
-            whole.weight.data[rows].copy(),
-            None if whole.bias is None else whole.bias.data[rows].copy(),
-        )
-        for parameter in self.linear.parameters():
-            self._note_split(parameter, 0)
-
-    def to_linear(self) -> Linear:
-        """Return the whole layer, a copy, on every rank. A collective."""
-        bias = self.linear.bias
-        return Linear.holding(
-            self._gathered(self.linear.weight, 0),
-            None if bias is None else self._gathered(bias, 0),
-        )
+    def cut(
+        self,
+        parts: Parts,
+        *,
+        input_layouts: Placement | None = None,
+        output_layouts: Placement | None = None,
+        reduce_input_grad: bool = True,
+    ) -> None:
+        """Keep this rank's part of a layer that is whole until now; arguments as the class's."""
+        gathered = input_layouts or Replicate()
+        self.gathered_dim: int | None = sequence_dim(gathered, "input_layouts")
+        self.gather_output: bool = not features_split(output_layouts, "output_layouts")
+        self.reduce_input_grad: bool = reduce_input_grad
+        self.parts = parts
+        for parameter in self.parameters():
+            parts.cut(parameter, 0)
 
     def forward(self, x: Array) -> Array:
-        """Map (..., in_features) to (..., out_features / size), or whole if gathered."""
-        y = self.linear(x)
-        return gather(y, self.group) if self.gather_output else y
+        """Map (..., in_features) to (..., out_features / size), or whole if gathered.
+
+        Raises ValueError for another last dimension, TypeError for what is no array, or one whose
+        dtype would make the output another than the parameters'.
+        """
+        check_input(x, self.weight, self.in_features, type(self).__qualname__)
+        self.save_for_backward(x)
+        group = self.parts.group
+        if self.gathered_dim is not None:
+            x = gather(x, group, self.gathered_dim)
+        y = self.affine(x)
+        return gather(y, group) if self.gather_output else y
 
     def backward(self, grad: Array) -> Array:
-        """Map the output's gradient to the whole input's, the same on every rank."""
+        """Map the output's gradient to the input's, of the input's layout."""
+        group = self.parts.group
         if self.gather_output:
-            grad = split(grad, self.group)
-        x = self.linear.saved()
-        # f: this sum goes on while the parameters' gradients are computed.
-        input_grad = grad @ self.linear.weight.data
-        summing = start_reduce(input_grad, self.group)
-        self.linear.accumulate(x, grad)
-        if summing is not None:
-            summing.wait()
-        return input_grad
+            grad = split(grad, group)
+        x, dim = self.saved(), self.gathered_dim
+        # The input is gathered while its gradient is computed, and that is summed while those of
+        # the parameters are.
+        gathered = None if dim is None else start_gather(x, group, dim)
+        input_grad = grad @ self.weight.data
+        if dim is not None:
+            summed = start_reduce_scatter(input_grad, group, dim)
+        elif self.reduce_input_grad:
+            summed = start_reduce(input_grad, group)
+        else:
+            summed = None
+        whole = x if gathered is None else gathered()
+        self.defer(lambda: self.accumulate(whole, grad))
+        return input_grad if summed is None else summed()
 
 
-def whole_copy(parameter: Parameter) -> Array:
-    """Return the global array of a parameter that this layer does not split, a new one."""
-    value = parameter.value
-    return value.full_array() if isinstance(value, DArray) else value.copy()
-
-
-class RowwiseParallel(_ShardedLinear):
+class RowParallelLinear(_ParallelLinear):
     """A Linear whose input features are split: each rank holds a block of columns of the weight.
 
     Args:
@@ -194,8 +180,10 @@ class RowwiseParallel(_ShardedLinear):
         out_features: the size of the last dimension of the output, whole on every rank.
         mesh: the ranks: ``mesh["tp"]``, a process group, or None for the default group.
         bias: whether there is one (whole on every rank, added once).
-        input_is_parallel: the input is this rank's block, (..., in_features / size), such as a
-            ``ColwiseParallel`` layer returns; otherwise whole and the same on every rank.
+        input_layouts: None: the input is this rank's block, (..., in_features / size), such as a
+            ``ColumnParallelLinear`` returns; ``Replicate()``: whole and the same on every rank.
+        output_layouts: ``Replicate()``: the whole output on every rank, or ``Shard(1)``: this
+            rank's part of the sequence, dim 1, whose length must divide by the number of ranks.
         rng: draws the values of the whole layer; in the same state on all ranks.
         dtype: of the parameters.
 
@@ -205,9 +193,6 @@ class RowwiseParallel(_ShardedLinear):
         TypeError: for arguments of another type.
     """
 
-    split = "in_features"
-    bias: Parameter | None
-
     def __init__(
         self,
         in_features: int,
@@ -215,56 +200,85 @@ class RowwiseParallel(_ShardedLinear):
         mesh: Ranks | None = None,
         bias: bool = True,
         *,
-        input_is_parallel: bool = True,
+        input_layouts: Placement | None = None,
+        output_layouts: Placement | None = None,
         rng: np.random.Generator,
         dtype: npt.DTypeLike = np.float32,
     ) -> None:
-        super().__init__()
-        self.input_is_parallel = input_is_parallel
-        self._cut((in_features, out_features), mesh, bias, rng, dtype)
+        parts = Parts(mesh)
+        part_size(to_count(in_features, "in_features"), parts.group, "in_features")
+        super().__init__(in_features, out_features, bias, rng=rng, dtype=dtype)
+        self.cut(parts, input_layouts=input_layouts, output_layouts=output_layouts)
 
     @classmethod
     def from_linear(
-        cls, linear: Linear, mesh: Ranks | None = None, *, input_is_parallel: bool = True
+        cls,
+        linear: Linear,
+        mesh: Ranks | None = None,
+        *,
+        input_layouts: Placement | None = None,
+        output_layouts: Placement | None = None,
     ) -> Self:
         """Return the layer that holds this rank's part of a copy of ``linear``.
 
         Raises TypeError for what is no ``Linear``, ValueError where its features do not divide.
         """
-        layer = cls._part_of(linear, mesh)
-        layer.input_is_parallel = input_is_parallel
+        layer, parts = cls.holding(*_arrays(linear)), Parts(mesh)
+        part_size(layer.in_features, parts.group, "in_features")
+        layer.cut(parts, input_layouts=input_layouts, output_layouts=output_layouts)
         return layer
 
-    def _keep(self, whole: Linear) -> None:
-        columns = self._own_features(whole)
-        self.linear: Linear = Linear.holding(whole.weight.data[:, columns].copy(), None)
-        self._note_split(self.linear.weight, 1)
-        self.bias = None if whole.bias is None else Parameter(whole.bias.data.copy())
+    def cut(
+        self,
+        parts: Parts,
+        *,
+        input_layouts: Placement | None = None,
+        output_layouts: Placement | None = None,
+    ) -> None:
+        """Keep this rank's part of a layer that is whole until now; arguments as the class's."""
+        self.split_input: bool = not features_split(input_layouts, "input_layouts")
+        scattered = output_layouts or Replicate()
+        self.scattered_dim: int | None = sequence_dim(scattered, "output_layouts")
+        self.parts = parts
+        parts.cut(self.weight, 1)
         if self.bias is not None:
-            self._note_split(self.bias, None)
-
-    def to_linear(self) -> Linear:
-        """Return the whole layer, a copy, on every rank. A collective."""
-        return Linear.holding(
-            self._gathered(self.linear.weight, 1),
-            None if self.bias is None else whole_copy(self.bias),
-        )
+            parts.cut(self.bias, None)
 
     def forward(self, x: Array) -> Array:
-        """Map (..., in_features / size), or whole if not parallel, to (..., out_features)."""
-        if not self.input_is_parallel:
-            check_last(x, self.linear.in_features * self.group.size(), type(self).__qualname__)
-            x = split(x, self.group)
-        y = reduce(self.linear(x), self.group)  # g
-        self.save_for_backward(None)
+        """Map (..., in_features / size), or whole if not parallel, to (..., out_features).
+
+        Raises ValueError for another last dimension, or a sequence that does not divide, TypeError
+        for what is no array, or one whose dtype would make the output another than the parameters'.
+        """
+        name, group = type(self).__qualname__, self.parts.group
+        if self.split_input:
+            check_last(x, self.in_features * group.size(), name)
+            x = split(x, group)
+        check_input(x, self.weight, self.in_features, name)
+        self.save_for_backward(x)
+        y = x @ self.weight.data.T
+        y = (
+            reduce(y, group)
+            if self.scattered_dim is None
+            else reduce_scatter(y, group, self.scattered_dim)
+        )
         if self.bias is not None:
             y += self.bias.data
         return y
 
     def backward(self, grad: Array) -> Array:
-        """Map the output's gradient, whole on every rank, to the input's."""
-        self.saved()
-        if self.bias is not None:
-            self.bias.accumulate_grad(grad.reshape(-1, grad.shape[-1]).sum(axis=0))
-        input_grad = self.linear.backward(grad)
-        return input_grad if self.input_is_parallel else gather(input_grad, self.group)
+        """Map the output's gradient, of the output's layout, to the input's."""
+        group = self.parts.group
+        if self.scattered_dim is not None:
+            grad = gather(grad, group, self.scattered_dim)
+        input_grad = super().backward(grad)
+        return gather(input_grad, group) if self.split_input else input_grad
+
+
+def _arrays(linear: Any) -> tuple[Array, Array | None]:
+    check_instance(linear, Linear, "linear")
+    whole = cast(Linear, linear)
+    return (
+        whole.weight.data.copy(),
+        None if whole.bias is None else whole.bias.data.copy(),
+    )

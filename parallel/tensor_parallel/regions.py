@@ -1,17 +1,22 @@
-"""Crossing between replicated and sharded activations.
+"""Crossing between whole activations and ones that are split over the ranks.
 
 These are the conjugate operators f and g of Shoeybi et al., "Megatron-LM", arXiv:1909.08053,
-section 3: f is the identity forward and an all-reduce backward, g the reverse. Here each is one
-function, and a layer calls it where it needs it. Sharded activations are split along their last
-dimension, by group rank. ``reduce`` takes its array over and works in place.
+section 3 (f is the identity forward and an all-reduce backward, g the reverse), and those of
+Korthikanti et al., arXiv:2205.05198, section 4.2.2, which gather and reduce-scatter along the
+sequence in their place. Here each is one function, and a layer calls it where it needs it. Parts
+are equal, by group rank, along ``dim`` (by default the last). ``reduce`` takes its array over and
+works in place.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
-from meshlib import ProcessGroup, Work
+from meshlib import ProcessGroup
 from parallel.arrays import Array, namespace
+
+Pending = Callable[[], Array]
+"""Waits for what was started, and returns the array."""
 
 
 def reduce(x: Array, group: ProcessGroup) -> Array:
@@ -19,28 +24,59 @@ def reduce(x: Array, group: ProcessGroup) -> Array:
     return x if group.size() == 1 else group.all_reduce(x)
 
 
-def start_reduce(x: Array, group: ProcessGroup) -> Work[Any] | None:
-    """Begin ``reduce`` and let the caller compute meanwhile; ``x`` is the sum after ``wait``."""
-    return None if group.size() == 1 else group.all_reduce(x, async_op=True)
+def start_reduce(x: Array, group: ProcessGroup) -> Pending:
+    """Begin ``reduce`` and let the caller compute meanwhile."""
+    if group.size() == 1:
+        return lambda: x
+    work = group.all_reduce(x, async_op=True)
+
+    def finish() -> Array:
+        work.wait()
+        return x
+
+    return finish
 
 
-def gather(x: Array, group: ProcessGroup) -> Array:
-    """Return the ranks' ``x``, (..., n), side by side: (..., n * size), the same on every rank."""
+def gather(x: Array, group: ProcessGroup, dim: int = -1) -> Array:
+    """Return the ranks' ``x`` side by side along ``dim``, the same on every rank."""
+    return _gather(x, group, dim, async_op=False)()
+
+
+def start_gather(x: Array, group: ProcessGroup, dim: int = -1) -> Pending:
+    """Begin ``gather`` and let the caller compute meanwhile; ``x`` must not change until then."""
+    return _gather(x, group, dim, async_op=True)
+
+
+def reduce_scatter(x: Array, group: ProcessGroup, dim: int) -> Array:
+    """Return this rank's part along ``dim`` of the sum of ``x`` over the group."""
+    return _reduce_scatter(x, group, dim, async_op=False)()
+
+
+def start_reduce_scatter(x: Array, group: ProcessGroup, dim: int) -> Pending:
+    """Begin ``reduce_scatter`` and let the caller compute meanwhile."""
+    return _reduce_scatter(x, group, dim, async_op=True)
+
+
+def split(x: Array, group: ProcessGroup, dim: int = -1) -> Array:
+    """Return this rank's part of ``x`` along ``dim``, contiguous."""
     if group.size() == 1:
         return x
-    xp = namespace(x)
-    parts = xp.empty((group.size(), *x.shape), dtype=x.dtype)
-    group.all_gather_into_tensor(parts, xp.ascontiguousarray(x))
-    return xp.concatenate(list(parts), axis=-1)
-
-
-def split(x: Array, group: ProcessGroup) -> Array:
-    """Return this rank's part of ``x``, (..., n): a contiguous (..., n / size)."""
-    if group.size() == 1:
-        return x
-    width = part_size(x.shape[-1], group, "the input's last dimension")
+    width = part_of_dim(x, group, dim)
     begin = group.rank() * width
-    return namespace(x).ascontiguousarray(x[..., begin : begin + width])
+    index = [slice(None)] * x.ndim
+    index[dim] = slice(begin, begin + width)
+    return namespace(x).ascontiguousarray(x[tuple(index)])
+
+
+def part_of_dim(x: Array, group: ProcessGroup, dim: int) -> int:
+    """Return how much of dim ``dim`` of ``x`` is a rank's; raise ValueError if that is not whole.
+
+    The error has both numbers; one for a dim that is not there has the shape.
+    """
+    if not -x.ndim <= dim < x.ndim:
+        raise ValueError(f"an activation of shape {list(x.shape)} has no dim {dim} to be split")
+    which = "last dim" if dim % x.ndim == x.ndim - 1 else f"dim {dim}"
+    return part_size(x.shape[dim], group, f"the {which} of an activation of shape {list(x.shape)}")
 
 
 def part_size(total: int, group: ProcessGroup, what: str) -> int:
@@ -51,3 +87,43 @@ def part_size(total: int, group: ProcessGroup, what: str) -> int:
             f"{what} is {total}, which does not divide by the {group.size()} ranks of {group}"
         )
     return width
+
+
+def _gather(x: Array, group: ProcessGroup, dim: int, *, async_op: bool) -> Pending:
+    size = group.size()
+    if size == 1:
+        return lambda: x
+    xp = namespace(x)
+    if not -x.ndim <= dim < x.ndim:
+        raise ValueError(f"an activation of shape {list(x.shape)} has no dim {dim} to be gathered")
+    parts = xp.empty((size, *x.shape), dtype=x.dtype)
+    source = xp.ascontiguousarray(x)
+    work = group.all_gather_into_tensor(parts, source, async_op=async_op)
+
+    def finish() -> Array:
+        if async_op:
+            work.wait()
+        if dim % x.ndim == 0:
+            return parts.reshape(-1, *x.shape[1:])
+        return xp.concatenate(list(parts), axis=dim)
+
+    return finish
+
+
+def _reduce_scatter(x: Array, group: ProcessGroup, dim: int, *, async_op: bool) -> Pending:
+    if group.size() == 1:
+        return lambda: x
+    xp = namespace(x)
+    width = part_of_dim(x, group, dim)
+    dim %= x.ndim
+    rows = x.reshape(*x.shape[:dim], group.size(), width, *x.shape[dim + 1 :])
+    rows = xp.ascontiguousarray(xp.moveaxis(rows, dim, 0))
+    part = xp.empty(rows.shape[1:], dtype=x.dtype)
+    work = group.reduce_scatter_tensor(part, rows, async_op=async_op)
+
+    def finish() -> Array:
+        if async_op:
+            work.wait()
+        return part
+
+    return finish

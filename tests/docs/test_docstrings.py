@@ -10,7 +10,7 @@ import pytest
 import shared_docstrings
 
 import meshlib
-from meshlib import checkpoint
+from meshlib import checkpoint, rpc
 from meshlib.collectives.collectives import Collectives
 from parallel import (
     comm_hooks,
@@ -25,7 +25,7 @@ from parallel import (
 )
 
 PARTS = [comm_hooks, data_parallel, ddp, join, nn, optim, samplers, tensor_parallel, zero]
-MODULES = [meshlib, checkpoint, importlib.import_module("parallel"), *PARTS]
+MODULES = [meshlib, checkpoint, rpc, importlib.import_module("parallel"), *PARTS]
 # A name of several packages goes by the first one.
 NAMES = {
     id(value): (f"{module.__name__}.{name}", value)

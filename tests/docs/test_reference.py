@@ -23,6 +23,7 @@ PACKAGES = [
     "parallel.data_parallel",
     "parallel.tensor_parallel",
     "parallel.expert",
+    "parallel.pipeline",
     "parallel.jax",
 ]
 ENTRIES = [
@@ -57,7 +58,7 @@ def test_each_name_of_meshlib_has_one_entry():
     assert sorted(name for name in entries if "." not in name) == meshlib.__all__
 
 
-@pytest.mark.parametrize("package", [*PACKAGES, "meshlib.jit", "meshlib.checkpoint"])
+@pytest.mark.parametrize("package", [*PACKAGES, "meshlib.jit", "meshlib.checkpoint", "meshlib.rpc"])
 def test_each_name_of_a_package_has_an_entry(package):
     shown = [value_of(entry) for entry in ENTRIES]
     missing = [

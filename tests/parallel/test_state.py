@@ -8,9 +8,9 @@ from meshlib.checkpoint import Checkpointer, load, save
 from meshlib.checkpoint.saving import Piece
 from meshlib.testing import run_ranks
 from parallel import (
-    ColwiseParallel,
+    ColumnParallelLinear,
     DistributedDataParallel,
-    RowwiseParallel,
+    RowParallelLinear,
     ZeroRedundancyOptimizer,
     nn,
     optim,
@@ -30,7 +30,9 @@ def train(folder, shape, begin, end, zero=False):
     wide = nn.Linear(5, 8, rng=rng, dtype="f8")
     narrow = nn.Linear(8, 3, rng=rng, dtype="f8")
     model = nn.Sequential(
-        ColwiseParallel.from_linear(wide, tp), nn.Tanh(), RowwiseParallel.from_linear(narrow, tp)
+        ColumnParallelLinear.from_linear(wide, tp),
+        nn.Tanh(),
+        RowParallelLinear.from_linear(narrow, tp),
     )
     ddp = DistributedDataParallel(model, dp)
     optimizer = (
@@ -144,13 +146,13 @@ def test_what_is_no_model_and_another_optimizers_state():
 def test_the_arrays_are_those_of_the_whole_layers():
     def program():
         mesh = dist.DeviceMesh.from_shape("cpu", (2,), mesh_dim_names=("tp",))
-        layer = ColwiseParallel(4, 2, mesh, rng=np.random.default_rng(0))
+        layer = ColumnParallelLinear(4, 2, mesh, rng=np.random.default_rng(0))
         return {path: x.full_array() for path, x in global_state(layer)["model"].items()}
 
     whole = nn.Linear(4, 2, rng=np.random.default_rng(0))
     for state in run_ranks(program, 2):
-        np.testing.assert_array_equal(state["linear.weight"], whole.weight.data)
-        np.testing.assert_array_equal(state["linear.bias"], whole.bias.data)
+        np.testing.assert_array_equal(state["weight"], whole.weight.data)
+        np.testing.assert_array_equal(state["bias"], whole.bias.data)
 
 
 def test_parts_of_fully_shard_load_on_another_number_of_ranks(tmp_path):
@@ -195,8 +197,8 @@ def test_a_parameter_that_all_tp_ranks_have_is_written_once(tmp_path, monkeypatc
         wide, narrow = nn.Linear(6, 12, rng=rng), nn.Linear(12, 6, rng=rng)
         model = nn.Sequential(
             nn.LayerNorm(6),
-            ColwiseParallel.from_linear(wide, tp),
-            RowwiseParallel.from_linear(narrow, tp),
+            ColumnParallelLinear.from_linear(wide, tp),
+            RowParallelLinear.from_linear(narrow, tp),
         )
         # The LayerNorm lies on dp_shard alone, with nothing said of tp.
         fully_shard(model, mesh["dp_shard"])

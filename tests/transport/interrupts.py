@@ -7,18 +7,33 @@ import sys
 import threading
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
 _NOP = dis.opmap["NOP"]
+# Behind these Python looks for signals; behind a call only if that was not of Python code.
+_LOOKS = {
+    dis.opmap[name]
+    for name in ("CALL", "CALL_KW", "CALL_FUNCTION_EX", "JUMP_BACKWARD", "RESUME")
+    if name in dis.opmap
+}
+SOON = 10.0
 
 
 class Interrupter:
-    """Raises KeyboardInterrupt in this thread before the ``moment``-th bytecode of ``files``."""
+    """Raises KeyboardInterrupt in this thread before the ``moment``-th bytecode of ``files``.
 
-    def __init__(self, moment: int, files: Collection[str | None]) -> None:
+    ``as_signals``: of those alone before which Python looks for signals.
+    """
+
+    def __init__(
+        self, moment: int, files: Collection[str | None], as_signals: bool = False
+    ) -> None:
         self.left = moment
         self._files = files
+        self._as_signals = as_signals
+        self._before: dict[FrameType, int] = {}
 
     def __enter__(self) -> Interrupter:
         sys.settrace(self._trace)
@@ -28,15 +43,20 @@ class Interrupter:
         sys.settrace(None)
 
     def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
+        if event == "call" and frame.f_back is not None:
+            self._before.pop(frame.f_back, None)
         if frame.f_code.co_filename not in self._files:
             return self._trace
         frame.f_trace_opcodes = True
         # Python looks for signals behind calls and in loops. The NOP that a try within a try
         # begins with is covered by neither.
-        if event == "opcode" and frame.f_code.co_code[frame.f_lasti] != _NOP:
-            self.left -= 1
-            if self.left == 0:
-                raise KeyboardInterrupt
+        if event == "opcode":
+            opcode = frame.f_code.co_code[frame.f_lasti]
+            before, self._before[frame] = self._before.get(frame), opcode
+            if before in _LOOKS if self._as_signals else opcode != _NOP:
+                self.left -= 1
+                if self.left == 0:
+                    raise KeyboardInterrupt
         return self._trace
 
 
@@ -52,3 +72,25 @@ def in_thread(function: Callable[[], Any]) -> Future[Any]:
 
     threading.Thread(target=run, daemon=True).start()
     return future
+
+
+def at_every_step(
+    wait: Callable[[], object],
+    check: Callable[[], object],
+    files: Collection[str | None],
+    as_signals: bool = False,
+) -> int:
+    """Interrupt ``wait()`` at each of its bytecodes in ``files``, and ``check()`` each time in
+    another thread; ``as_signals`` as for ``Interrupter``.
+
+    Nothing but the interrupt may come out of it. Returns how many there were.
+    """
+    moment = 1
+    while True:
+        interrupter = Interrupter(moment, files, as_signals)
+        with suppress(KeyboardInterrupt), interrupter:
+            wait()
+        in_thread(check).result(SOON)
+        if interrupter.left > 0:
+            return moment
+        moment += 1

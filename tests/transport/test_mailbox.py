@@ -93,11 +93,16 @@ def test_who_slept_while_another_thread_took_in_a_loss_becomes_the_carrier(
                 mailbox._carry = carry
             return carry(patient)
 
+        carrying = threading.Event()
+
         def receive() -> None:
+            assert carrying.wait(LONG)
             assert member.recv(np.zeros(3), 1, 7, timeout=LONG / 4) == 1
             received.set()
 
         def take_in() -> None:
+            assert mailbox._try_carrying()
+            carrying.set()
             assert sleeps.acquire(timeout=LONG)
             with mailbox._lock:  # it sleeps
                 mailbox._ending[2] = PeerLostError("rank 2 left", 2)
@@ -105,7 +110,6 @@ def test_who_slept_while_another_thread_took_in_a_loss_becomes_the_carrier(
             mailbox._stop_carrying()
             taken_in.set()
 
-        assert mailbox._carrying.acquire(blocking=False)
         monkeypatch.setattr(Mailbox, "_sleep", counted)
         run_threads([receive, take_in], LONG / 2)
 

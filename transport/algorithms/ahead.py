@@ -3,7 +3,8 @@
 On a link with delay, as many bytes must be under way as the wire takes in a round trip, or it is
 idle in between. Each member knows what its own links are like; since frames have no names, all must
 send in the same order, and so they agree on the largest figure that any of them has. That is done
-at the first large collective, and again now and then, as links become better known.
+at the first large collective, and again now and then, as links become better known. Where the
+kernel's windows turn out to be what holds a link back, it is given more connections.
 """
 
 from __future__ import annotations
@@ -23,11 +24,21 @@ LIMIT = 64 << 20
 _LEAST_RATE = 5e8
 _MARGIN = 2.0
 _LONGEST_PAUSE = 64
+# A link that the kernel's limits hold back for such a share of the time gets twice as many
+# connections.
+_HELD_BACK = 0.25
+_MOST_CONNECTIONS = 16
 
 
 def wanted(pace: Pace) -> int:
     """Return how many bytes should be under way on a link of this pace."""
     return min(int(_MARGIN * pace.round_trip * max(pace.rate, _LEAST_RATE)), LIMIT)
+
+
+def is_held_back(pace: Pace, connections: int) -> bool:
+    """Return whether a link of this pace needs more than ``connections``, which it has."""
+    full = pace.connections >= connections and pace.held_back >= _HELD_BACK
+    return full and wanted(pace) > 0
 
 
 def is_far(link: Link, segment: int) -> bool:
@@ -40,6 +51,7 @@ class Ahead:
 
     def __init__(self) -> None:
         self.nbytes = 0
+        self.connections = 1
         self._calls = 0
         self._next = 0
 
@@ -51,20 +63,28 @@ class Ahead:
         """
         if self._calls == self._next:
             self._next += min(self._calls + 1, _LONGEST_PAUSE)
-            self.nbytes = self._largest(team, call)
+            self._ask(team, call)
         self._calls += 1
         return self.nbytes
 
-    @staticmethod
-    def _largest(team: Team, call: Call) -> int:
+    def _ask(self, team: Team, call: Call) -> None:
         links = [team.link(peer, call) for peer in _peers(team)]
-        paces = [link.pace() for link in links if isinstance(link, PacedLink)]
-        if len(paces) < len(links):
-            return 0  # so it is on all members: they have links of one kind
-        found = np.zeros(team.size, np.int64)
-        found[team.rank] = max(wanted(pace) for pace in paces)
-        bruck.all_gather(team, call, [found[i : i + 1] for i in range(team.size)])
-        return int(found.max())
+        paced = [link for link in links if isinstance(link, PacedLink)]
+        if len(paced) < len(links):
+            return  # so it is on all members: they have links of one kind
+        paces = [link.pace() for link in paced]
+        found = np.zeros((team.size, 2), np.int64)
+        found[team.rank] = (
+            max(map(wanted, paces)),
+            any(is_held_back(pace, self.connections) for pace in paces),
+        )
+        bruck.all_gather(team, call, list(found))
+        self.nbytes = int(found[:, 0].max())
+        if found[:, 1].any():
+            self.connections = min(2 * self.connections, _MOST_CONNECTIONS)
+        if self.connections > 1:
+            for link in paced:
+                link.widen(self.connections)
 
 
 def _peers(team: Team) -> list[int]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from transport.call import Call, CallHeader
+from transport.condition import Condition
 from transport.cuda.flat import Completion
 from transport.errors import (
     CommunicatorAbortedError,
@@ -34,7 +35,7 @@ class Watch:
         self._name = name
         self._check = check
         self._on_trouble = on_trouble
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._calls: deque[tuple[Call, Completion]] = deque()
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -43,15 +44,16 @@ class Watch:
 
     def add(self, call: Call, completion: Completion) -> None:
         """Look after ``call`` until ``completion``."""
-        with self._changed:
+        with self._changed.lock:
             if self.trouble is not None:
                 completion.fail(self.trouble, self._at_fault)
                 return
             completion.verify_by(self._verify)
             self._calls.append((call, completion))
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                thread.start()
+                self._thread = thread  # not before, should Ctrl-C come
             else:
                 self._changed.notify_all()
 
@@ -69,7 +71,7 @@ class Watch:
 
         ``at_fault`` is the call that went wrong, if one did. Returns the ends of those calls.
         """
-        with self._changed:
+        with self._changed.lock:
             if self.trouble is None:
                 self.trouble, self._at_fault = error, at_fault
             failed = [completion for _, completion in self._calls]
@@ -81,12 +83,12 @@ class Watch:
 
     def drain(self, seconds: float) -> bool:
         """Wait until nothing is under way; return whether that came in time."""
-        with self._changed:
+        with self._changed.lock:
             return self._changed.wait_for(lambda: not self._calls, seconds)
 
     def close(self) -> None:
         """End the thread, and wait for that."""
-        with self._changed:
+        with self._changed.lock:
             self._closed = True
             thread = self._thread
             self._changed.notify_all()
@@ -95,7 +97,7 @@ class Watch:
 
     def _run(self) -> None:
         while True:
-            with self._changed:
+            with self._changed.lock:
                 self._changed.wait_for(lambda: self._calls or self._closed, _IDLE_SECONDS)
                 if self._closed or not self._calls:
                     self._thread = None
@@ -106,7 +108,7 @@ class Watch:
                 with suppress(DistError):  # the trouble itself is what everybody gets to see
                     self._on_trouble(found[0])
                 tell_one(failed)
-            with self._changed:
+            with self._changed.lock:
                 if self._calls and not self._closed:
                     self._changed.wait(_SECONDS)
 
@@ -121,7 +123,7 @@ class Watch:
         """Return what is wrong, and with which call."""
         header: CallHeader | None = None
         try:
-            with self._changed:
+            with self._changed.lock:
                 calls = list(self._calls)
             done = 0
             for call, completion in calls:
@@ -140,7 +142,7 @@ class Watch:
             trouble = self._verify()
             if trouble is not None:
                 return trouble, header
-            with self._changed:
+            with self._changed.lock:
                 for _ in range(min(done, len(self._calls))):
                     self._calls.popleft()
                 self._changed.notify_all()

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import sys
+import threading
+from collections import Counter
+from contextlib import suppress
 
 from transport.algorithms.choice import Thresholds
 from transport.call import Call
-from transport.errors import CommunicatorTimeoutError
+from transport.errors import CommunicatorTimeoutError, DistStoreError, PeerLostError
 from transport.links.communicator import LinkCommunicator
 from transport.links.mailbox import Mailbox
 from transport.mpi.inbox import Inbox
@@ -22,6 +26,9 @@ class MpiCommunicator(LinkCommunicator):
     All of them share one communicator of MPI and differ by tag: making a group needs no message
     and no rank outside. ``abort`` wakes this rank; MPI has no channel that could be broken, so
     peers learn from the job's log of events.
+
+    That news may overtake messages: who leaves says in the store how many it has sent to whom, and
+    is lost only when these have been taken in.
     """
 
     tuned_as = "mpi"
@@ -31,7 +38,7 @@ class MpiCommunicator(LinkCommunicator):
         self._process = joined()
         store = membership.store
         # A group may be made again after it was closed, or had failed: with another tag.
-        turn = store.add(f"mpi-joined/{self.rank}", 1)
+        turn = self._turn = store.add(f"mpi-joined/{self.rank}", 1)
         self._tag = self._process.agree_on_tag(
             lambda number: store.compare_set(f"mpi-tag/{turn}", "", number)
         )
@@ -39,6 +46,8 @@ class MpiCommunicator(LinkCommunicator):
         self.mailbox = Mailbox(membership, limit=sys.maxsize)
         self._inbox = Inbox(self._process, membership, self.mailbox, self._tag + 1)
         self._links: dict[int, MpiLink] = {}
+        self._counting = threading.Lock()
+        self._sent: Counter[int] = Counter()
 
     def link(self, peer: int, call: Call) -> MpiLink:
         link = self._links.get(peer)
@@ -55,6 +64,8 @@ class MpiCommunicator(LinkCommunicator):
 
     def post(self, call: Call, data: memoryview, dst: int) -> None:
         frame = Frame(self._process, call, data, self.membership.ranks[dst], self._tag + 1)
+        with self._counting:
+            self._sent[dst] += 1
         try:
             if not wait(frame.requests, call.deadline, self.check_open):
                 raise CommunicatorTimeoutError(
@@ -72,6 +83,20 @@ class MpiCommunicator(LinkCommunicator):
         with self._inbox.wanting(src):
             return super().recv(call, buffer, src, tag)
 
+    def lose(self, peer: int, reason: str) -> None:
+        sent = 0
+        with suppress(DistStoreError):
+            store, key = self.membership.store, self._sent_key(peer)
+            if store.check([key]):
+                sent = json.loads(store.get(key)).get(str(self.rank), 0)
+        self._inbox.lose(peer, sent, PeerLostError(reason, peer))
+
+    def _sent_key(self, rank: int) -> str:
+        return f"mpi-sent/{self._turn}/{rank}"
+
     def close(self) -> None:
+        if self._sent and self.abort_reason is None:
+            with suppress(DistStoreError):
+                self.membership.store.set(self._sent_key(self.rank), json.dumps(self._sent))
         super().close()
         self._inbox.close()

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from transport.call import CallHeader
+from transport.condition import Condition
 from transport.deadline import Deadline
 from transport.errors import CommunicatorAbortedError, DistError, PeerLostError
 from transport.links.mailbox import Mailbox
@@ -41,39 +42,59 @@ class Inbox:
         self._head = HeadRoom()
         self._members = {rank: i for i, rank in enumerate(membership.ranks)}
         self._wanted: Counter[int | None] = Counter()
-        self._changed = threading.Condition()
+        self._taken: Counter[int] = Counter()
+        # Members that have left: how many messages they have sent here, and what is then raised.
+        self._leaving: dict[int, tuple[int, PeerLostError]] = {}
+        self._changed = Condition()
         self._closed = False
         self._thread: threading.Thread | None = None
 
     @contextmanager
     def wanting(self, src: int | None) -> Generator[None]:
         """Take messages from member ``src`` (None: from all) while the block runs."""
-        with self._changed:
+        with self._changed.lock:
             self._wanted[src] += 1
             if self._thread is None and not self._closed:
                 name = f"meshlib-mpi-inbox-{self._membership.group}"
-                self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-                self._thread.start()
-            self._changed.notify()
+                thread = threading.Thread(target=self._run, name=name, daemon=True)
+                thread.start()
+                self._thread = thread  # not before, should Ctrl-C come
+            self._changed.notify_all()
         try:
             yield
         finally:
-            with self._changed:
+            with self._changed.lock:
                 self._wanted[src] -= 1
                 self._wanted += Counter()  # drops those that nobody wants
 
+    def lose(self, src: int, sent: int, error: PeerLostError) -> None:
+        """Be told that member ``src`` has left, after ``sent`` messages to this one in all.
+
+        Once they are taken, the mailbox is told ``error``.
+        """
+        with self._changed.lock:
+            self._leaving.setdefault(src, (sent, error))
+        self._lose_if_all_came(src)
+
+    def _lose_if_all_came(self, src: int) -> None:
+        with self._changed.lock:
+            sent, error = self._leaving.get(src, (math.inf, None))
+            all_came = self._taken[src] >= sent
+        if error is not None and all_came:
+            self._mailbox.fail(src, error)
+
     def close(self) -> None:
         """End the thread."""
-        with self._changed:
+        with self._changed.lock:
             self._closed = True
-            self._changed.notify()
+            self._changed.notify_all()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(5.0)
 
     def _run(self) -> None:
         pause = _PAUSE
         while True:
-            with self._changed:
+            with self._changed.lock:
                 while not self._wanted and not self._closed:
                     self._changed.wait()
                 if self._closed:
@@ -116,6 +137,9 @@ class Inbox:
             with incoming.guard:
                 incoming.buffer[:] = payload
         incoming.complete()
+        with self._changed.lock:
+            self._taken[sender] += 1
+        self._lose_if_all_came(sender)
         return True
 
     def _fill(self, memory: memoryview, source: int) -> None:

@@ -21,6 +21,7 @@ import numpy as np
 
 from transport.call import HEADER_BYTES, NO_ROOT, Call, CallHeader, Kind, dtype_code
 from transport.communicator import Communicator
+from transport.condition import Condition
 from transport.cuda.flat import Completion
 from transport.deadline import Deadline
 from transport.errors import (
@@ -66,7 +67,7 @@ class Ledger:
     def __init__(self, channel: Communicator, on_dispute: Dispute) -> None:
         self._channel = channel
         self._on_dispute = on_dispute
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._open: deque[Entry] = deque()
         self._sent = 0
         self._theirs: list[deque[bytes]] = [deque() for _ in range(channel.size)]
@@ -84,33 +85,34 @@ class Ledger:
         if self._channel.size == 1:
             entry.compared = True
             return entry
-        with self._changed:
+        with self._changed.lock:
             if self._ended:
                 return entry
             self._open.append(entry)
             if self._thread is None:
                 name = f"meshlib-nccl-ledger-{self._channel.rank}"
-                self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name=name, daemon=True)
+                thread.start()
+                self._thread = thread  # not before, should Ctrl-C come
             else:
                 self._changed.notify_all()
         return entry
 
     def drain(self, seconds: float) -> bool:
         """Wait until all that was posted is compared; return whether that came in time."""
-        with self._changed:
+        with self._changed.lock:
             return self._changed.wait_for(lambda: not self._open or self._ended, seconds)
 
     def abort(self, reason: str) -> None:
         """Compare nothing any more. Any thread; idempotent; never blocks."""
-        with self._changed:
+        with self._changed.lock:
             self._ended = True
             self._changed.notify_all()
         self._channel.abort(reason)
 
     def close(self) -> None:
         """End the thread and the channel. Idempotent."""
-        with self._changed:
+        with self._changed.lock:
             busy, self._ended = bool(self._open), True
             thread = self._thread
             self._changed.notify_all()
@@ -124,7 +126,7 @@ class Ledger:
 
     def _run(self) -> None:
         while True:
-            with self._changed:
+            with self._changed.lock:
                 self._changed.wait_for(lambda: self._open or self._ended, _IDLE_SECONDS)
                 if self._ended or not self._open:
                     self._thread = None
@@ -138,13 +140,13 @@ class Ledger:
                 while all(self._theirs):
                     current = self._open[0]
                     self._compare(current, [peer.popleft() for peer in self._theirs])
-                    with self._changed:
+                    with self._changed.lock:
                         current.compared = True
                         self._open.popleft()
                         self._sent -= 1
                         self._changed.notify_all()
             except DistError as error:
-                with self._changed:
+                with self._changed.lock:
                     given_up = self._ended
                     self._ended = True
                     self._thread = None

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import threading
-from collections import defaultdict
 from contextlib import suppress
 from functools import partial
 
 from transport.algorithms.choice import Thresholds
-from transport.call import Call
+from transport.call import NO_ROOT, Call, CallHeader, Kind
 from transport.condition import Condition, let_go
 from transport.deadline import Deadline
 from transport.errors import (
@@ -17,6 +17,7 @@ from transport.errors import (
     CommunicatorAbortedError,
     CommunicatorTimeoutError,
     DistBackendError,
+    DistError,
     PeerLostError,
 )
 from transport.limits import explain
@@ -31,9 +32,12 @@ from transport.tcp.endpoint import Endpoint
 from transport.tcp.hello import WELCOME, Channel, Hello
 from transport.tcp.inbox import Inbox
 from transport.tcp.link import TcpLink
+from transport.tcp.pace import narrow_windows
 
 # After so long without the connection that a peer is to make, this rank looks whether it lives.
 _PATIENCE_SECONDS = 0.2
+_WIDEN_SECONDS = 30.0
+_LOGGER = logging.getLogger("meshlib.transport")
 
 
 class TcpCommunicator(LinkCommunicator):
@@ -71,10 +75,12 @@ class TcpCommunicator(LinkCommunicator):
         # By which this rank watches a peer that it waits for, and others watch this one.
         self._watched: dict[int, socket.socket] = {}
         self._watchers: set[socket.socket] = set()
-        self._opening: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)
+        # By peer, the thread that is connecting to it to send messages.
+        self._opening: dict[int, int] = {}
         self._ends: dict[int, PeerLostError] = {}
         self._gone: dict[int, PeerLostError] = {}
         self._dials: set[Dial] = set()
+        self._widening: set[int] = set()
         self._endpoint = runtime.shared(
             "tcp-endpoint",
             lambda: Endpoint(runtime.secret, listening_host(membership), tls=runtime.tls),
@@ -144,13 +150,47 @@ class TcpCommunicator(LinkCommunicator):
             sock = self._dial(peer, Channel.COLLECTIVE, call)
         else:
             sock = self._await_arrival(peer, call)
-        link = TcpLink(sock, peer, self.membership.describe(peer))
+        link = TcpLink(sock, peer, self.membership.describe(peer), on_widen=self._widen)
         with self._lock:
             if self.abort_reason is None:
                 self._links[peer] = link
                 return link
         link.close()
         raise CommunicatorAbortedError(self.abort_reason)
+
+    def _widen(self, link: TcpLink, connections: int) -> None:
+        """Make more connections to a peer, where it is for this rank to make them."""
+        if link.peer > self.rank or link.peer in self._widening:
+            return
+        missing = connections - link.connections
+        if missing <= 0:
+            return
+        self._widening.add(link.peer)
+        thread = threading.Thread(
+            target=self._add_connections,
+            args=(link, missing),
+            name=f"meshlib-tcp-widen-{link.peer}",
+            daemon=True,
+        )
+        try:
+            thread.start()
+        except RuntimeError as error:
+            _LOGGER.info("no more connections to %s: %s", link.name, explain(error))
+
+    def _add_connections(self, link: TcpLink, missing: int) -> None:
+        """Make ``missing`` connections; after a failure there are no further attempts, since the
+        peer may have one more than this rank then.
+        """
+        header = CallHeader(0, 0, NO_ROOT, Kind.BARRIER, 0, 0)
+        try:
+            for _ in range(missing):
+                call = Call(header, Deadline.after(_WIDEN_SECONDS))
+                link.add(self._dial(link.peer, Channel.MORE, call), known=True)
+        except (DistError, OSError) as error:
+            _LOGGER.info("no more connections to %s: %s", link.name, error)
+            return
+        self._widening.discard(link.peer)
+        narrow_windows(link.name, link.pace())
 
     def _await_arrival(self, peer: int, call: Call) -> socket.socket:
         patience = Deadline.after(min(_PATIENCE_SECONDS, call.deadline.remaining()))
@@ -233,17 +273,13 @@ class TcpCommunicator(LinkCommunicator):
 
     def _open_conversation(self, peer: int, call: Call) -> Conversation:
         call.waiting_for = peer
-        opening = self._opening[peer]
-        if not opening.acquire(timeout=call.deadline.remaining()):
-            raise CommunicatorTimeoutError(
-                f"{call.header}: another thread has been connecting to"
-                f" {self.membership.describe(peer)} for all of {call.deadline.seconds:g} s",
-                peer,
-            )
+        me = threading.get_ident()
         try:
             with self._lock:  # which _accept may hold, about to welcome the peer
+                self._await_opening(peer, call)
                 if peer in self._conversations:
                     return self._conversations[peer]
+                self._opening[peer] = me
             sock = self._dial(peer, Channel.POINT_TO_POINT, call)
             with self._lock:
                 if self.abort_reason is None:
@@ -251,8 +287,22 @@ class TcpCommunicator(LinkCommunicator):
             sock.close()
             raise CommunicatorAbortedError(self.abort_reason)
         finally:
-            opening.release()
+            with self._lock:
+                if self._opening.get(peer) == me:
+                    del self._opening[peer]
+                self._changed.notify_all()
             self._miss_if_silent(peer)
+
+    def _await_opening(self, peer: int, call: Call) -> None:
+        """Wait until no other thread is connecting to ``peer``. Under the lock."""
+        while self._opening.get(peer, threading.get_ident()) != threading.get_ident():
+            self._check_unbroken()
+            if not self._changed.wait(call.deadline.remaining()) and call.deadline.expired:
+                raise CommunicatorTimeoutError(
+                    f"{call.header}: another thread has been connecting to"
+                    f" {self.membership.describe(peer)} for all of {call.deadline.seconds:g} s",
+                    peer,
+                )
 
     def _begin_conversation(self, peer: int, sock: socket.socket) -> Conversation:
         """Make a conversation of a connection. Under the lock.
@@ -292,7 +342,7 @@ class TcpCommunicator(LinkCommunicator):
         with self._lock:
             error = self._ends.get(peer)
             talking = any(other.peer == peer for other in self._all_conversations)
-            if error is None or talking or self._opening[peer].locked():
+            if error is None or talking or peer in self._opening:
                 return
             self._gone.setdefault(peer, error)
             self._changed.notify_all()
@@ -332,18 +382,25 @@ class TcpCommunicator(LinkCommunicator):
         peer = hello.rank
         if self.abort_reason is not None or peer >= self.size or peer == self.rank:
             return sock
+        link = self._links.get(peer)
+        if hello.channel == Channel.MORE and (link is None or peer < self.rank):
+            return sock
         if hello.channel == Channel.COLLECTIVE and (peer < self.rank or peer in self._links):
             return sock
+        if hello.channel == Channel.MORE and link is not None:
+            link.add(sock, known=False)  # before the peer uses it
         try:
             sock.send(WELCOME)
         except OSError:
-            return sock
+            return None if hello.channel == Channel.MORE else sock
         if hello.channel == Channel.POINT_TO_POINT:
             self._begin_conversation(peer, sock)
             return None
         if hello.channel == Channel.WATCH:
             self._watchers.add(sock)
             self._endpoint.watch(sock, partial(self._on_watcher_end, sock))
+            return None
+        if hello.channel == Channel.MORE:
             return None
         # A peer that gave up and tried again means the newer connection.
         older = self._arrived.get(peer)

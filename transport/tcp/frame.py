@@ -1,7 +1,8 @@
 """Frames on a TCP connection: the call's header, the payload's length, the payload.
 
 A small frame is put together in memory and moved in one piece. A large one goes from and to the
-arrays' own memory; its prefix is read and checked before a byte of it lands there.
+arrays' own memory; its prefix is read and checked before a byte of it lands there. Where a link has
+several connections, all prefixes are on the first, and say over how many the payload is dealt.
 """
 
 from __future__ import annotations
@@ -9,12 +10,17 @@ from __future__ import annotations
 import errno
 import socket
 import struct
+from collections.abc import Callable, Sequence
 
 from transport.call import HEADER_BYTES, Call, CallHeader
+from transport.tcp.striping import Deal
 
 # Padded to a whole cache line. Of 40 bytes, an array's bytes would lie in the kernel's pages a few
 # bytes behind where they lie in ours, for which some processors' copy instruction is twice as slow.
-_LENGTH = struct.Struct("<Q24x")
+# Behind the length: how many connections the sender has, and over how many it sends this payload.
+_LENGTH = struct.Struct("<QBB22x")
+_CHECKED_BYTES = HEADER_BYTES + 8
+_HAVE, _OVER = _CHECKED_BYTES, _CHECKED_BYTES + 1
 PREFIX_BYTES = HEADER_BYTES + _LENGTH.size
 
 SMALL_BYTES = 16 << 10
@@ -49,13 +55,20 @@ class WrongFrame(Exception):
 
 
 class Outgoing:
-    """A frame on its way into a socket: ``done`` when the socket has all of it."""
+    """A frame on its way into sockets: ``done`` when they have all of it.
 
-    __slots__ = ("_head", "_rest", "begun", "done")
+    ``have`` is how many connections the sender knows of; ``over`` those that a large payload is
+    dealt to, where they are several.
+    """
 
-    def __init__(self, call: Call, data: memoryview) -> None:
+    __slots__ = ("_deal", "_head", "_rest", "begun", "done")
+
+    def __init__(
+        self, call: Call, data: memoryview, have: int = 1, over: Sequence[socket.socket] = ()
+    ) -> None:
         size = data.nbytes
-        prefix = call.packed + _LENGTH.pack(size)
+        prefix = call.packed + _LENGTH.pack(size, have, len(over) or 1)
+        self._deal = Deal(data, over) if over else None
         if size <= SMALL_BYTES:
             self._head = b""
             self._rest: bytes | memoryview = prefix + data
@@ -66,7 +79,12 @@ class Outgoing:
         self.done = False
 
     def push(self, sock: socket.socket) -> None:
-        """Send what fits at once; raise BlockingIOError when nothing does."""
+        """Send what fits at once, ``sock`` being the first connection; raise BlockingIOError when
+        nothing does.
+        """
+        if self._deal is not None:
+            self._push_dealt(sock, self._deal)
+            return
         rest = self._rest
         if self._head:
             sent = sock.sendmsg((self._head, rest[:STEP_BYTES]), (), NOW)
@@ -83,15 +101,43 @@ class Outgoing:
         else:
             self._rest = memoryview(rest)[sent:]
 
+    def _push_dealt(self, sock: socket.socket, deal: Deal) -> None:
+        if self._head:
+            self._head = self._head[sock.send(self._head, NOW) :]
+            self.begun = True
+            if self._head:
+                return
+        elif not deal.move(_send):
+            raise BlockingIOError
+        self.done = not deal.left
+
+    def waits_on(self, sock: socket.socket) -> Sequence[socket.socket]:
+        """Return the sockets that have to take more; ``sock`` is the first connection."""
+        return (sock,) if self._deal is None or self._head else self._deal.left
+
+
+def _send(sock: socket.socket, data: memoryview) -> int:
+    return sock.send(data, NOW)
+
+
+def _receive(sock: socket.socket, into: memoryview) -> int:
+    count = sock.recv_into(into, len(into), NOW)
+    if count == 0:
+        raise ConnectionResetError(errno.ECONNRESET, "it hung up")
+    return count
+
 
 class Incoming:
     """The frame that ``call`` waits for, on its way from a socket ``into`` memory.
 
     ``staging`` is ``STAGING_BYTES`` of memory. ``received`` counts the payload's bytes in
-    ``into``: all at once for a small frame, rising for a large one.
+    ``into``: all at once for a small frame, rising for a large one. ``connections(have, over)`` is
+    told what the prefix says, and returns the sockets to which the payload is dealt.
     """
 
     __slots__ = (
+        "_connections",
+        "_deal",
         "_expected",
         "_in_place",
         "_rest",
@@ -103,17 +149,34 @@ class Incoming:
         "received",
     )
 
-    def __init__(self, call: Call, into: memoryview, staging: memoryview) -> None:
+    def __init__(
+        self,
+        call: Call,
+        into: memoryview,
+        staging: memoryview,
+        connections: Callable[[int, int], Sequence[socket.socket]],
+    ) -> None:
         size = into.nbytes
         self.call = call
         self.into = into
-        self._expected = call.packed + _LENGTH.pack(size)
+        self._expected = call.packed + size.to_bytes(8, "little")
+        self._connections = connections
+        self._deal: Deal | None = None
         self._staging = staging
         self._rest = staging[: PREFIX_BYTES + size if size <= SMALL_BYTES else PREFIX_BYTES]
         self._staged = 0
         self._in_place = False
         self.received = 0
         self.done = False
+
+    @property
+    def dealt(self) -> bool:
+        """Whether the payload is known to come over several connections."""
+        return self._deal is not None
+
+    def waits_on(self, sock: socket.socket) -> Sequence[socket.socket]:
+        """Return the sockets that have to bring more; ``sock`` is the first connection."""
+        return (sock,) if self._deal is None else self._deal.left
 
     @property
     def begun(self) -> bool:
@@ -124,8 +187,15 @@ class Incoming:
         """Receive once, with the ``flags`` of recv and at most ``limit`` bytes (0: no limit).
 
         Raises BlockingIOError when there was nothing, ConnectionResetError at the end of the
-        stream, WrongFrame when the frame is not the one that the call waits for.
+        stream, WrongFrame when the frame is not the one that the call waits for. A dealt payload is
+        never waited for.
         """
+        if self._deal is not None:
+            if not self._deal.move(_receive):
+                raise BlockingIOError
+            self.received = self._deal.contiguous
+            self.done = self.received == len(self.into)
+            return
         if not self._in_place:
             # Were the frame another one, shorter than ours, waiting for all of ours would hang.
             flags &= ~ALL
@@ -141,8 +211,12 @@ class Incoming:
             return
         self._staged += count
         if self._staged >= PREFIX_BYTES:
-            if bytes(self._staging[:PREFIX_BYTES]) != self._expected:
+            if bytes(self._staging[:_CHECKED_BYTES]) != self._expected:
                 raise WrongFrame(*parse_prefix(self._staging))
+            over = self._connections(self._staging[_HAVE], self._staging[_OVER])
+            if len(over) > 1:
+                self._deal = Deal(self.into, over)
+                return
             if len(self.into) > SMALL_BYTES:
                 self._rest = self.into
                 self._in_place = True

@@ -22,6 +22,10 @@ class Channel(enum.IntEnum):
     POINT_TO_POINT = 2
     WATCH = 3
     """Nothing: its end tells that the other side is gone, or has left the group."""
+    RPC = 4
+    """Remote calls one way, and their replies the other."""
+    MORE = 5
+    """Parts of collectives' frames, beside a connection that there is for these."""
 
 
 class Hello(NamedTuple):

@@ -9,7 +9,6 @@ also tells it when the peer has hung up without reading.
 from __future__ import annotations
 
 import contextlib
-import math
 import select
 import socket
 import struct
@@ -18,12 +17,13 @@ import time
 from collections.abc import Callable
 
 from transport.call import Call
+from transport.condition import has, let_go
 from transport.errors import (
     CommunicatorAbortedError,
     CommunicatorTimeoutError,
     PeerLostError,
 )
-from transport.link import Link, OnPiece, Pace, PacedLink, wrong_frame
+from transport.link import UNKNOWN, Link, OnPiece, Pace, PacedLink, wrong_frame
 from transport.tcp.frame import (
     ALL,
     NOW,
@@ -37,6 +37,8 @@ from transport.tcp.frame import (
 from transport.tcp.look_out import LookOut
 from transport.tcp.outbox import TcpOutbox
 from transport.tcp.pace import pace_of
+from transport.tcp.striping import STRIPED_BYTES
+from transport.tcp.waiting import poll
 
 _SLICE_SECONDS = 1
 _STALLED_MILLISECONDS = 2
@@ -52,7 +54,7 @@ class TcpLink(PacedLink):
 
     ``name`` is what messages call the peer. Several threads may call ``send``; they take turns.
     ``on_stall`` is called when the peer takes nothing of what ``send`` has for it, which may be
-    because it waits for this rank to take something.
+    because it waits for this rank to take something. ``on_widen`` is asked for more connections.
     """
 
     # No kernel has less room for a connection than twice that, at both ends together.
@@ -64,18 +66,23 @@ class TcpLink(PacedLink):
         peer: int,
         name: str,
         on_stall: Callable[[], None] | None = None,
+        on_widen: Callable[[TcpLink, int], None] | None = None,
     ) -> None:
         self.peer = peer
-        self._name = name
+        self.name = name
         self._on_stall = on_stall
-        self._sock = sock
+        self._on_widen = on_widen
+        self.first = sock
         # Held while a thread uses the socket: its descriptor must not be closed, and given to
         # another file, under a system call.
-        self._use = threading.Lock()
+        self._use = threading.RLock()
         self._ended: str | None = None
         self._peer_left = False
         self._closing = False
         self._held = False
+        # Connections beside the first, in the same order at both ends. The peer may know of fewer.
+        self._more: tuple[socket.socket, ...] = ()
+        self._usable = 0
         self._look_out = LookOut()
         self.staging = memoryview(bytearray(STAGING_BYTES))
         sock.settimeout(None)
@@ -86,9 +93,9 @@ class TcpLink(PacedLink):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LOCAL_SEND_BUFFER)
 
     def send(self, call: Call, data: memoryview) -> None:
-        self.enter(call)
         try:
-            outgoing = Outgoing(call, data)
+            self.enter(call)
+            outgoing = self.departure(call, data)
             try:
                 self._send(call, outgoing)
             except BaseException:
@@ -98,9 +105,9 @@ class TcpLink(PacedLink):
             self.leave()
 
     def recv_into(self, call: Call, into: memoryview) -> None:
-        self.enter(call)
         try:
-            incoming = Incoming(call, into, self.staging)
+            self.enter(call)
+            incoming = self.arrival(call, into)
             try:
                 self.receive(call, incoming, None)
             except BaseException:
@@ -118,22 +125,39 @@ class TcpLink(PacedLink):
         on_piece: OnPiece | None = None,
     ) -> None:
         assert isinstance(source, TcpLink)
-        self.enter(call)
         try:
-            if source is self:
-                self._exchange(call, data, self, into, on_piece)
-            else:
+            self.enter(call)
+            if source is not self:
                 source.enter(call)
-                try:
-                    self._exchange(call, data, source, into, on_piece)
-                finally:
-                    source.leave()
+            self._exchange(call, data, source, into, on_piece)
         finally:
+            if source is not self:
+                source.leave()
             self.leave()
 
     def pace(self) -> Pace:
         """See ``PacedLink``. On one machine nothing is far enough to matter."""
-        return Pace(0.0, 0.0) if self._on_this_machine else pace_of(self._sock)
+        return UNKNOWN if self._on_this_machine else pace_of((self.first, *self._more))
+
+    def widen(self, connections: int) -> None:
+        if self._on_widen is not None:
+            self._on_widen(self, connections)
+
+    @property
+    def connections(self) -> int:
+        """How many connections there are by now."""
+        return 1 + len(self._more)
+
+    def add(self, sock: socket.socket, known: bool) -> None:
+        """Take another connection to the peer, which has it already (``known``), or may only be
+        about to learn that it was accepted. It belongs to the link from now on. Any thread.
+        """
+        sock.settimeout(None)
+        self._more = (*self._more, sock)
+        if known:
+            self._usable = len(self._more)
+        if self._ended is not None:
+            self._end(self._ended)
 
     def outbox(self, call: Call) -> TcpOutbox:
         return TcpOutbox(call)
@@ -143,10 +167,15 @@ class TcpLink(PacedLink):
 
         Those here raise ``CommunicatorAbortedError`` with ``reason``, as do all later calls.
         """
+        let_go(self._use)  # which an interrupted call, that may be the reason, may have kept
+        self._reset(reason)
+
+    def _reset(self, reason: str) -> None:
         with contextlib.suppress(OSError):  # gone already
             # Close by a reset. An orderly end would queue up behind data that was sent, and never
             # get past a peer that is blocked in sending and does not read.
-            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            for sock in (self.first, *self._more):
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         self._end(reason)
 
     def close(self) -> None:
@@ -159,7 +188,7 @@ class TcpLink(PacedLink):
     def hold(self) -> socket.socket:
         """Return the socket for somebody else to read from; it stays open until ``let_go``."""
         self._held = True
-        return self._sock
+        return self.first
 
     def let_go(self, reason: str) -> None:
         """End what ``hold`` began, and the link, because the peer has left for ``reason``.
@@ -174,41 +203,62 @@ class TcpLink(PacedLink):
         if self._ended is None:
             self._ended = reason
         # Wakes those who are in a system call; only then may the descriptor be closed.
-        with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)
+        for sock in (self.first, *self._more):
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
         self._closing = True
         self._close_if_unused()
 
     # For this room: a call holds the link from ``enter`` to ``leave``.
 
-    def fileno(self) -> int:
-        """Return the connection's descriptor, -1 when it is closed."""
-        return self._sock.fileno()
+    def departure(self, call: Call, data: memoryview) -> Outgoing:
+        """Return a frame that is to be pushed here."""
+        if not self._usable or data.nbytes < STRIPED_BYTES:
+            return Outgoing(call, data, 1 + len(self._more))
+        over = (self.first, *self._more[: self._usable])
+        return Outgoing(call, data, 1 + len(self._more), over)
+
+    def arrival(self, call: Call, into: memoryview) -> Incoming:
+        """Return a frame that is to be pulled from here."""
+        return Incoming(call, into, self.staging, self._connections)
+
+    def _connections(self, have: int, over: int) -> tuple[socket.socket, ...]:
+        """Be told how many connections the peer knows of; return the first ``over``."""
+        if have > 1:
+            self._usable = max(self._usable, min(have - 1, len(self._more)))
+        return (self.first, *self._more[: over - 1]) if over > 1 else ()
 
     def enter(self, call: Call) -> None:
-        """Take the link for ``call``, waiting for other threads. Raises when it has ended."""
+        """Take the link for ``call``, waiting for other threads. Raises when it has ended.
+
+        ``leave`` is due even then.
+        """
         call.waiting_for = self.peer
         if not self._use.acquire(blocking=False) and not self._use.acquire(
             timeout=call.deadline.remaining()
         ):
             raise CommunicatorTimeoutError(
-                f"{call.header}: another thread used the connection to {self._name} for all of"
+                f"{call.header}: another thread used the connection to {self.name} for all of"
                 f" {call.deadline.seconds:g} s",
                 self.peer,
             )
         if self._ended is not None:
-            self.leave()
             raise self.lost(self._ended)
 
     def leave(self) -> None:
-        """Give the link back."""
-        self._use.release()
+        """Give the link back, if this thread has it."""
+        try:
+            self._use.release()
+        except RuntimeError:
+            return
         if self._closing:
             self._close_if_unused()
 
     def _close_if_unused(self) -> None:
-        if not self._held and self._use.acquire(blocking=False):
-            self._sock.close()
+        # In the middle of a call of this very thread, its end does so.
+        if not self._held and not has(self._use) and self._use.acquire(blocking=False):
+            for sock in (self.first, *self._more):
+                sock.close()
             self._use.release()
 
     def _exchange(
@@ -219,8 +269,8 @@ class TcpLink(PacedLink):
         into: memoryview,
         on_piece: OnPiece | None,
     ) -> None:
-        outgoing = Outgoing(call, data)
-        incoming = Incoming(call, into, source.staging)
+        outgoing = self.departure(call, data)
+        incoming = source.arrival(call, into)
         try:
             while True:
                 moved = self.push(outgoing)
@@ -232,7 +282,9 @@ class TcpLink(PacedLink):
                 if incoming.done:
                     break
                 if not moved:
-                    self._await_either(call, source)
+                    if source is not self:
+                        call.waiting_for = source.peer
+                    poll(call, {self: outgoing}, (source, incoming))
             if not outgoing.done:
                 call.waiting_for = self.peer
                 self._send(call, outgoing)
@@ -246,7 +298,7 @@ class TcpLink(PacedLink):
     def _send(self, call: Call, outgoing: Outgoing) -> None:
         while not outgoing.done:
             if not self.push(outgoing):
-                self._await_room(call)
+                self._await_room(call, outgoing)
 
     def receive(self, call: Call, incoming: Incoming, on_piece: OnPiece | None) -> None:
         """Wait for all of a frame."""
@@ -258,15 +310,15 @@ class TcpLink(PacedLink):
                 on_piece(incoming.received)
             if incoming.done:
                 return
-            if call.deadline.at - time.monotonic() > _SLICE_SECONDS:
+            if not incoming.dealt and call.deadline.at - time.monotonic() > _SLICE_SECONDS:
                 self.pull(incoming, flags)
             elif not self.pull(incoming, NOW):
-                self.poll(call, {self: select.POLLIN})
+                poll(call, {}, (self, incoming))
 
     def push(self, outgoing: Outgoing) -> bool:
         """Send what fits; return whether anything did."""
         try:
-            outgoing.push(self._sock)
+            outgoing.push(self.first)
         except BlockingIOError:
             return False
         except OSError as error:
@@ -276,69 +328,31 @@ class TcpLink(PacedLink):
     def pull(self, incoming: Incoming, flags: int, limit: int = 0) -> bool:
         """Receive once; return whether anything came."""
         try:
-            incoming.pull(self._sock, flags, limit)
+            incoming.pull(self.first, flags, limit)
         except BlockingIOError:
             return False
         except OSError as error:
             raise self.lost(error) from error
         except WrongFrame as wrong:
             raise wrong_frame(
-                incoming.call, len(incoming.into), self.peer, self._name, wrong.header, wrong.size
+                incoming.call, len(incoming.into), self.peer, self.name, wrong.header, wrong.size
             ) from None
         return True
 
-    def _await_room(self, call: Call) -> None:
+    def _await_room(self, call: Call, outgoing: Outgoing) -> None:
         if self._on_stall is not None:
             poller = select.poll()
-            poller.register(self._sock, select.POLLOUT)
+            poller.register(self.first, select.POLLOUT)
             if poller.poll(_STALLED_MILLISECONDS):
                 return
             self._on_stall()
-        for _, events in self.poll(call, {self: select.POLLOUT | select.POLLRDHUP}):
-            if not events & select.POLLOUT:
-                raise self.lost("it hung up before it had received everything")
-
-    def _await_either(self, call: Call, source: TcpLink) -> None:
-        """Wait until this peer takes data or ``source`` has some."""
-        if source is self:
-            # If it hangs up, reading finds out, behind what it has still sent.
-            self.poll(call, {self: select.POLLIN | select.POLLOUT})
-            return
-        call.waiting_for = source.peer
-        wanted = {self: select.POLLOUT | select.POLLRDHUP, source: select.POLLIN}
-        for descriptor, events in self.poll(call, wanted):
-            if descriptor == self._sock.fileno() and not events & select.POLLOUT:
-                raise self.lost("it hung up before it had received everything")
-
-    @staticmethod
-    def poll(call: Call, wanted: dict[TcpLink, int]) -> list[tuple[int, int]]:
-        """Wait for any of the events; return those that came. Raises past the deadline."""
-        poller = select.poll()
-        for link, events in wanted.items():
-            poller.register(link._sock, events)
-        while True:
-            expired = call.deadline.expired
-            ready = poller.poll(math.ceil(call.deadline.piece() * 1000))
-            if ready:
-                return ready
-            if expired:
-                break
-        parts = [
-            f"{link._name} {what} nothing"
-            for link, events in wanted.items()
-            for flag, what in ((select.POLLIN, "sent"), (select.POLLOUT, "took"))
-            if events & flag
-        ]
-        raise CommunicatorTimeoutError(
-            f"{call.header}: within {call.deadline.seconds:g} s {' and '.join(parts)}",
-            next(reversed(wanted)).peer,
-        )
+        poll(call, {self: outgoing}, None)
 
     def give_up(self, outgoing: Outgoing | None, incoming: Incoming | None) -> None:
         """Take the link out of use if an error leaves it in the middle of a frame."""
         if outgoing is not None and outgoing.begun and not outgoing.done:
             # The peer waits for the rest.
-            self.abort(_HALF_A_FRAME)
+            self._reset(_HALF_A_FRAME)
         elif incoming is not None and incoming.begun and not incoming.done and not self._ended:
             self._ended = _HALF_A_FRAME
 
@@ -346,7 +360,7 @@ class TcpLink(PacedLink):
         """Return the error for a connection that ended: ours, where this rank ended it."""
         if self._ended is not None and not self._peer_left:
             return CommunicatorAbortedError(self._ended)
-        return PeerLostError(f"the connection to {self._name} was lost: {reason}", self.peer)
+        return PeerLostError(f"the connection to {self.name} was lost: {reason}", self.peer)
 
 
 def _on_this_machine(sock: socket.socket) -> bool:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import select
 from collections import deque
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from transport.call import Call
 from transport.link import Link, OnPiece, Outbox
-from transport.tcp.frame import NOW, STEP_BYTES, Incoming, Outgoing
+from transport.tcp.frame import NOW, STEP_BYTES, Outgoing
+from transport.tcp.waiting import poll
 
 if TYPE_CHECKING:
     from transport.tcp.link import TcpLink
@@ -49,7 +49,7 @@ class TcpOutbox(Outbox):
 
     def post(self, link: Link, data: memoryview) -> None:
         link = self._hold(link)
-        outgoing = Outgoing(self._call, data)
+        outgoing = link.departure(self._call, data)
         queue = self._leaving.get(link)
         if queue is not None:
             queue.append(outgoing)
@@ -62,7 +62,7 @@ class TcpOutbox(Outbox):
     def receive(self, link: Link, into: memoryview, on_piece: OnPiece | None = None) -> None:
         link, call = self._hold(link), self._call
         call.waiting_for = link.peer
-        incoming = Incoming(call, into, link.staging)
+        incoming = link.arrival(call, into)
         try:
             while self._leaving:
                 moved = False
@@ -74,7 +74,7 @@ class TcpOutbox(Outbox):
                 if incoming.done:
                     return
                 if not moved:
-                    self._await(link)
+                    poll(call, self._first(), (link, incoming))
             link.receive(call, incoming, on_piece)
         except BaseException:
             link.give_up(None, incoming)
@@ -83,24 +83,12 @@ class TcpOutbox(Outbox):
     def _hold(self, link: Link) -> TcpLink:
         held: TcpLink = link  # pyright: ignore[reportAssignmentType]  (of the same communicator)
         if held not in self._held:
-            held.enter(self._call)
             self._held.add(held)
+            held.enter(self._call)
         return held
 
-    def _await(self, source: TcpLink | None) -> None:
-        """Wait until ``source`` has something, or a link takes more of what leaves."""
-        call = self._call
-        wanted = dict.fromkeys(self._leaving, select.POLLOUT | select.POLLRDHUP)
-        if source is not None:
-            # If it hangs up, reading finds out, behind what it has still sent.
-            wanted[source] = select.POLLIN | (select.POLLOUT if source in wanted else 0)
-        elif wanted:
-            call.waiting_for = next(iter(wanted)).peer
-        ready = dict(next(iter(wanted)).poll(call, wanted))
-        for link in self._leaving:
-            events = ready.get(link.fileno(), 0)
-            if events and link is not source and not events & select.POLLOUT:
-                raise link.lost("it hung up before it had received everything")
+    def _first(self) -> dict[TcpLink, Outgoing]:
+        return {link: queue[0] for link, queue in self._leaving.items()}
 
     def _push(self, link: TcpLink) -> bool:
         """Send what fits of the first frame, or a step; return whether anything was sent."""
@@ -117,7 +105,8 @@ class TcpOutbox(Outbox):
         while self._leaving:
             moved = [self._push(link) for link in list(self._leaving)]
             if not any(moved):
-                self._await(None)
+                self._call.waiting_for = next(iter(self._leaving)).peer
+                poll(self._call, self._first(), None)
 
     def _give_up(self) -> None:
         for link, queue in self._leaving.items():

@@ -2,31 +2,80 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import socket
 import struct
+from collections.abc import Sequence
+from pathlib import Path
 
-from transport.link import Pace
+from transport.link import UNKNOWN, Pace
 
-# Of Linux's struct tcp_info: microseconds, and bytes a second.
+_LOGGER = logging.getLogger("meshlib.transport")
+
+# Of Linux's struct tcp_info: microseconds, but for the bytes that the peer has confirmed.
 _INFO_BYTES = 256
 _SMOOTHED = struct.Struct("@68xI")
+_CONFIRMED = struct.Struct("@120xQ")
 _LEAST = struct.Struct("@148xI")
-_RATE = struct.Struct("@160xQ")
-_UNKNOWN = 0xFFFFFFFF
+_BUSY_AND_LIMITED = struct.Struct("@168xQQQ")
+_NEVER = 0xFFFFFFFF
+
+# Less than so many microseconds with something to send tell nothing.
+_TELLING = 50_000
 
 
-def pace_of(sock: socket.socket) -> Pace:
-    """Return the pace of a connection; the round trip includes how long the peer's kernel takes to
-    answer. Where the kernel is an older one or not Linux's own, the smoothed round trip stands for
-    the least one, and there may be no rate.
+def pace_of(sockets: Sequence[socket.socket]) -> Pace:
+    """Return the pace of a link over ``sockets``; the round trip includes how long the peer's
+    kernel takes to answer. Where the kernel is an older one or not Linux's own, the smoothed round
+    trip stands for the least one, and there may be nothing else.
     """
+    found = [_read(sock) for sock in sockets]
+    round_trips = [each.round_trip for each in found if each.round_trip]
+    # The last connection tells whether those before it were enough.
+    return Pace(
+        min(round_trips, default=0.0),
+        sum(each.rate for each in found),
+        len(sockets),
+        found[-1].held_back,
+    )
+
+
+def _read(sock: socket.socket) -> Pace:
     try:
         info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
     except OSError:  # gone: the next call finds out
-        return Pace(0.0, 0.0)
-    micros, rate = 0, 0
-    if len(info) >= _RATE.size:
-        (micros,), (rate,) = _LEAST.unpack_from(info), _RATE.unpack_from(info)
-    if micros in (0, _UNKNOWN) and len(info) >= _SMOOTHED.size:
+        return UNKNOWN
+    micros, rate, held_back = 0, 0.0, 0.0
+    if len(info) >= _BUSY_AND_LIMITED.size:
+        (micros,), (confirmed,) = _LEAST.unpack_from(info), _CONFIRMED.unpack_from(info)
+        busy, by_receiver, by_buffer = _BUSY_AND_LIMITED.unpack_from(info)
+        if busy >= _TELLING:
+            rate = 1e6 * confirmed / busy
+            held_back = (by_receiver + by_buffer) / busy
+    if micros in (0, _NEVER) and len(info) >= _SMOOTHED.size:
         (micros,) = _SMOOTHED.unpack_from(info)
-    return Pace(micros / 1e6, float(rate))
+    return Pace(micros / 1e6, rate, 1, held_back)
+
+
+@functools.cache
+def _say_once(text: str) -> None:
+    _LOGGER.warning(text)
+
+
+def narrow_windows(name: str, pace: Pace) -> None:
+    """Log, once for each number of connections, which settings of the kernel would save them."""
+    limits = [_limit("tcp_wmem"), _limit("tcp_rmem")]
+    _say_once(
+        f"{pace.connections} connections to {name} and its like, with a round trip of"
+        f" {1e3 * pace.round_trip:.1f} ms: the kernel's limits of {limits[0]} and {limits[1]} bytes"
+        " hold one back. On all hosts, sysctl net.ipv4.tcp_wmem and net.ipv4.tcp_rmem with a"
+        f" maximum of {pace.connections * max(min(limits), 1 << 20)} would do with one"
+    )
+
+
+def _limit(name: str) -> int:
+    try:
+        return int(Path("/proc/sys/net/ipv4", name).read_text().split()[2])
+    except (OSError, ValueError, IndexError):
+        return 0

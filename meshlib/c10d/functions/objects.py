@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from meshlib.job.current import Group, resolve_group
+from transport.deadline import Timeout
 
 
 def broadcast_object_list(
@@ -14,12 +15,12 @@ def broadcast_object_list(
     group: Group = None,
     device: Any = None,
     group_src: int | None = None,
+    timeout: Timeout | None = None,
 ) -> None:
     """Replace the objects in ``object_list`` by those of one member.
 
     Objects travel as pickles (protocol 5), and unpickling runs code of the sender's choice;
-    only ranks that know the job's secret can send one. Each array call that this is made of has
-    the group's deadline.
+    only ranks that know the job's secret can send one.
 
     Args:
         object_list: A list, of the same length on every member.
@@ -27,6 +28,8 @@ def broadcast_object_list(
         group: A ProcessGroup or a DeviceMesh; None is the default group.
         device: Accepted for c10d's sake.
         group_src: The source's rank in the group, instead of ``src``.
+        timeout: The deadline of the whole: seconds, a timedelta or "30s"; by default each
+            array call in it has the group's.
 
     Raises:
         TypeError: For a wrong argument or an object that cannot be pickled, before any byte
@@ -37,20 +40,23 @@ def broadcast_object_list(
         CollectiveTimeoutError: On every member, past the deadline; names who has not come.
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
-    resolve_group(group).broadcast_object_list(object_list, src, device, group_src)
+    resolve_group(group).broadcast_object_list(object_list, src, device, group_src, timeout=timeout)
 
 
-def all_gather_object(object_list: list[Any], obj: Any, group: Group = None) -> None:
+def all_gather_object(
+    object_list: list[Any], obj: Any, group: Group = None, timeout: Timeout | None = None
+) -> None:
     """Put member i's ``obj`` into ``object_list[i]`` on all members.
 
     Objects travel as pickles (protocol 5), and unpickling runs code of the sender's choice;
-    only ranks that know the job's secret can send one. Each array call that this is made of has
-    the group's deadline.
+    only ranks that know the job's secret can send one.
 
     Args:
         object_list: A list with ``size()`` entries, which are replaced.
         obj: An object that can be pickled.
         group: A ProcessGroup or a DeviceMesh; None is the default group.
+        timeout: The deadline of the whole: seconds, a timedelta or "30s"; by default each
+            array call in it has the group's.
 
     Raises:
         TypeError: For a wrong argument or an object that cannot be pickled, before any byte
@@ -60,7 +66,7 @@ def all_gather_object(object_list: list[Any], obj: Any, group: Group = None) -> 
         CollectiveTimeoutError: On every member, past the deadline; names who has not come.
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
-    resolve_group(group).all_gather_object(object_list, obj)
+    resolve_group(group).all_gather_object(object_list, obj, timeout)
 
 
 def gather_object(
@@ -69,12 +75,12 @@ def gather_object(
     dst: int | None = None,
     group: Group = None,
     group_dst: int | None = None,
+    timeout: Timeout | None = None,
 ) -> None:
     """Put member i's ``obj`` into ``object_gather_list[i]`` of one member.
 
     Objects travel as pickles (protocol 5), and unpickling runs code of the sender's choice;
-    only ranks that know the job's secret can send one. Each array call that this is made of has
-    the group's deadline.
+    only ranks that know the job's secret can send one.
 
     Args:
         obj: An object that can be pickled.
@@ -83,6 +89,8 @@ def gather_object(
         dst: The global rank of the destination; by default that of group rank 0.
         group: A ProcessGroup or a DeviceMesh; None is the default group.
         group_dst: The destination's rank in the group, instead of ``dst``.
+        timeout: The deadline of the whole: seconds, a timedelta or "30s"; by default each
+            array call in it has the group's.
 
     Raises:
         TypeError: For a wrong argument or an object that cannot be pickled, before any byte
@@ -93,7 +101,7 @@ def gather_object(
         CollectiveTimeoutError: On every member, past the deadline; names who has not come.
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
-    resolve_group(group).gather_object(obj, object_gather_list, dst, group_dst)
+    resolve_group(group).gather_object(obj, object_gather_list, dst, group_dst, timeout)
 
 
 def scatter_object_list(
@@ -102,12 +110,12 @@ def scatter_object_list(
     src: int | None = None,
     group: Group = None,
     group_src: int | None = None,
+    timeout: Timeout | None = None,
 ) -> None:
     """Give member i entry i of one member's list, as ``scatter_object_output_list[0]``.
 
     Objects travel as pickles (protocol 5), and unpickling runs code of the sender's choice;
-    only ranks that know the job's secret can send one. Each array call that this is made of has
-    the group's deadline.
+    only ranks that know the job's secret can send one.
 
     Args:
         scatter_object_output_list: A list with at least one entry, the first of which is
@@ -117,6 +125,8 @@ def scatter_object_list(
         src: The global rank of the source; by default that of group rank 0.
         group: A ProcessGroup or a DeviceMesh; None is the default group.
         group_src: The source's rank in the group, instead of ``src``.
+        timeout: The deadline of the whole: seconds, a timedelta or "30s"; by default each
+            array call in it has the group's.
 
     Raises:
         TypeError: For a wrong argument or an object that cannot be pickled, before any byte
@@ -127,7 +137,7 @@ def scatter_object_list(
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
     resolve_group(group).scatter_object_list(
-        scatter_object_output_list, scatter_object_input_list, src, group_src
+        scatter_object_output_list, scatter_object_input_list, src, group_src, timeout
     )
 
 
@@ -137,12 +147,12 @@ def send_object_list(
     group: Group = None,
     device: Any = None,
     group_dst: int | None = None,
+    timeout: Timeout | None = None,
 ) -> None:
     """Send the objects in ``object_list`` to one member.
 
     Objects travel as pickles (protocol 5), and unpickling runs code of the sender's choice;
-    only ranks that know the job's secret can send one. Each array call that this is made of has
-    the group's deadline.
+    only ranks that know the job's secret can send one.
 
     Args:
         object_list: Objects that can be pickled.
@@ -150,6 +160,8 @@ def send_object_list(
         group: A ProcessGroup or a DeviceMesh; None is the default group.
         device: Accepted for c10d's sake.
         group_dst: The destination's rank in the group, instead of ``dst``.
+        timeout: The deadline of the whole: seconds, a timedelta or "30s"; by default each
+            array call in it has the group's.
 
     Raises:
         TypeError: For a wrong argument or an object that cannot be pickled, before any byte
@@ -158,7 +170,7 @@ def send_object_list(
         CollectiveTimeoutError: Past the deadline; names the other end. It breaks the group.
         RankFailedError: If the other end dies or leaves.
     """
-    resolve_group(group).send_object_list(object_list, dst, device, group_dst)
+    resolve_group(group).send_object_list(object_list, dst, device, group_dst, timeout=timeout)
 
 
 def recv_object_list(
@@ -167,12 +179,12 @@ def recv_object_list(
     group: Group = None,
     device: Any = None,
     group_src: int | None = None,
+    timeout: Timeout | None = None,
 ) -> int:
     """Replace the objects in ``object_list`` by those that one member sends.
 
     Objects travel as pickles (protocol 5), and unpickling runs code of the sender's choice;
-    only ranks that know the job's secret can send one. Each array call that this is made of has
-    the group's deadline.
+    only ranks that know the job's secret can send one.
 
     Args:
         object_list: A list as long as what is sent.
@@ -181,6 +193,8 @@ def recv_object_list(
         group: A ProcessGroup or a DeviceMesh; None is the default group.
         device: Accepted for c10d's sake.
         group_src: The source's rank in the group, instead of ``src``.
+        timeout: The deadline of the whole: seconds, a timedelta or "30s"; by default each
+            array call in it has the group's.
 
     Returns:
         The sender's global rank; -1 on a rank that is no member.
@@ -192,4 +206,6 @@ def recv_object_list(
         CollectiveTimeoutError: Past the deadline; the group stays usable.
         RankFailedError: If the other end dies or leaves.
     """
-    return resolve_group(group).recv_object_list(object_list, src, device, group_src)
+    return resolve_group(group).recv_object_list(
+        object_list, src, device, group_src, timeout=timeout
+    )

@@ -68,6 +68,7 @@ def _measure(options: argparse.Namespace, round_trip: float, cells: list[list[ob
                 "rank": rank, "size": options.ranks, "addresses": network.addresses,
                 "round_trip": round_trip, "rounds": options.rounds, "warm": options.warm,
                 "cells": cells, "backend": options.backend, "wire": True,
+                "verbose": options.verbose,
                 "gloo": importlib.util.find_spec("torch") is not None,
             }  # fmt: skip
             environment = {**os.environ, "PYTHONPATH": str(options.code or _ROOT)}
@@ -76,6 +77,7 @@ def _measure(options: argparse.Namespace, round_trip: float, cells: list[list[ob
         assert ranks[0].stdout is not None
         for line in ranks[0].stdout:
             if not line.startswith("["):
+                print(line, end="", flush=True)
                 continue
             name, nbytes, row = json.loads(line)
             columns = "  ".join(f"{library} {ms:9.2f}" for library, ms in row.items())
@@ -103,6 +105,7 @@ def main() -> None:
     parser.add_argument("--warm", type=int, default=2, help="rounds that do not count")
     parser.add_argument("--backend", default="tcp")
     parser.add_argument("--code", help="measure the meshlib in this folder instead")
+    parser.add_argument("--verbose", action="store_true", help="each round, and what was lost")
     options = parser.parse_args()
     sizes = [parse_size(size) for size in options.sizes.split(",")]
     cells: list[list[object]] = [

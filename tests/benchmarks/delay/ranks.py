@@ -150,15 +150,32 @@ def measure(call):
     return float(end[0] - begin[0])
 
 
+def resent():
+    """Return how many segments this rank's kernel has sent again."""
+    with open("/proc/net/snmp") as file:
+        names, values = (line.split() for line in file if line.startswith("Tcp:"))
+    return int(values[names.index("RetransSegs")])
+
+
 results = []
 for name, nbytes in plan["cells"]:
     calls = {library: made.call(name, nbytes) for library, made in libraries.items()}
     times = {library: [] for library in calls}
+    lost = dict.fromkeys(calls, 0)
     for turn in range(plan["rounds"] + plan["warm"]):
         for library, call in calls.items():
+            before = resent()
             seconds = measure(call)
             if turn >= plan["warm"]:
                 times[library].append(seconds)
+                lost[library] += resent() - before
+    if plan["verbose"] and rank == 0:
+        print(
+            "sent again",
+            lost,
+            {k: [round(1e3 * x) for x in v] for k, v in times.items()},
+            flush=True,
+        )
     row = {library: 1e3 * statistics.median(found) for library, found in times.items()}
     results.append([name, nbytes, row])
     if rank == 0:

@@ -115,6 +115,8 @@ def test_64_ranks_each_have_a_line():
         (["--mesh", "dp=2", "train.toml"], "not allowed with"),
         (["train.toml", "--mash"], "unrecognized arguments: --mash"),
         ([], "file --mesh is required"),
+        (["--mesh", "dp=2", "--estimate", "x.py"], "--estimate goes with a file"),
+        (["train.toml", "--over", "dp=2"], "--over goes with --estimate"),
     ],
 )
 def test_wrong_input_is_one_line_and_exit_code_2(file, capsys, arguments, said):

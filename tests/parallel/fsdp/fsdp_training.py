@@ -4,7 +4,7 @@ import numpy as np
 
 import meshlib as dist
 from meshlib.testing import run_ranks
-from parallel import ColwiseParallel, RowwiseParallel, nn, optim
+from parallel import ColumnParallelLinear, RowParallelLinear, nn, optim
 from parallel.fsdp import fully_shard
 
 BATCH, LENGTH, WIDTH, VOCABULARY = 16, 5, 8, 11
@@ -102,7 +102,8 @@ def make_transformer(dtype="f8", blocks=2, tp=None, width=WIDTH):
         up = nn.Linear(width, 4 * width, rng=rng, dtype=dtype)
         down = nn.Linear(4 * width, width, rng=rng, dtype=dtype)
         if tp is not None:
-            up, down = ColwiseParallel.from_linear(up, tp), RowwiseParallel.from_linear(down, tp)
+            up = ColumnParallelLinear.from_linear(up, tp)
+            down = RowParallelLinear.from_linear(down, tp)
         mlp = Residual(nn.LayerNorm(width, dtype=dtype), up, nn.GELU(), down)
         layers.append(nn.Sequential(Residual(nn.LayerNorm(width, dtype=dtype), attention), mlp))
     return nn.Sequential(*layers, Last(), Unembed(embedding.weight))
@@ -159,13 +160,6 @@ def assert_equal(got, expected, tolerance=1e-10):
     assert list(got) == list(expected)
     for path, value in expected.items():
         np.testing.assert_allclose(got[path], value, rtol=0, atol=tolerance, err_msg=path)
-
-
-def as_plain(state, like):
-    """Return a tensor parallel model's arrays under the paths and in the order of ``like``."""
-    plain = {path.replace(".linear.", "."): value for path, value in state.items()}
-    assert plain.keys() == like.keys()
-    return {path: plain[path] for path in like}
 
 
 def on_mesh(program, n, names=("dp_shard",), shape=None):

@@ -7,8 +7,9 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
+import interrupts
 import numpy as np
-from interrupts import Interrupter, in_thread
+from interrupts import SOON
 
 from meshlib.calls import lane as lanes
 from meshlib.calls import work
@@ -23,26 +24,13 @@ from transport.links.mailbox import Mailbox
 from transport.runtime import Membership, Runtime
 from transport.store.hash_store import HashStore
 
-SOON = 10.0
 HEADER = CallHeader(0, 3, -1, Kind.SEND, dtype_code(np.dtype(np.float64)), 0)
 PAYLOAD = np.arange(3.0).view(np.uint8).data
 _CODE = {module.__file__ for module in (condition, inproc, lanes, mailboxes, threading, work)}
 
 
 def at_every_step(wait: Callable[[], object], check: Callable[[], object]) -> int:
-    """Interrupt ``wait()`` at each of its bytecodes, and ``check()`` each time in another thread.
-
-    Nothing but the interrupt may come out of it. Returns how many there were.
-    """
-    moment = 0
-    while True:
-        moment += 1
-        interrupter = Interrupter(moment, _CODE)
-        with suppress(KeyboardInterrupt), interrupter:
-            wait()
-        in_thread(check).result(SOON)
-        if interrupter.left > 0:
-            return moment
+    return interrupts.at_every_step(wait, check, _CODE)
 
 
 def call(seconds: float) -> Call:

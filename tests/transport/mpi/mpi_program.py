@@ -111,9 +111,27 @@ def unreceived() -> None:
     time.sleep(2.0)  # who has left is told apart from who does not receive
 
 
+def messages_before_leaving() -> None:
+    """Small messages whose sender is gone before they are asked for."""
+    for _ in range(5):
+        dist.init_process_group("mpi", timeout=20)
+        rank, size = dist.get_rank(), dist.get_world_size()
+        box = np.zeros(1)
+        if rank == size - 1:
+            for source in range(size - 1):
+                dist.recv(box, source)
+                assert box[0] == source
+        else:
+            dist.send(np.full(1, float(rank)), size - 1)
+        dist.destroy_process_group()
+
+
 CASES: dict[str, Callable[[], None]] = {
     case.__name__: case
-    for case in (collectives, groups_and_messages, wrong_place, mismatch, late, raises, unreceived)
+    for case in (
+        *(collectives, groups_and_messages, messages_before_leaving),
+        *(wrong_place, mismatch, late, raises, unreceived),
+    )
 }
 
 if __name__ == "__main__":

@@ -72,8 +72,9 @@ def test_jobs_that_end_well(mpi: Mpi, case: str, ranks: int) -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_groups_and_messages(mpi: Mpi, ranks: int) -> None:
-    done = mpi.run(ranks, "groups_and_messages")
+@pytest.mark.parametrize("case", ["groups_and_messages", "messages_before_leaving"])
+def test_groups_and_messages(mpi: Mpi, case: str, ranks: int) -> None:
+    done = mpi.run(ranks, case)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("rank ended well") == ranks
 

@@ -21,7 +21,7 @@ from transport.runtime import Membership, Runtime
 from transport.shm import ShmCommunicator
 from transport.shm.board.layout import Sizes
 from transport.shm.messages import single_copy
-from transport.shm.messages.single_copy import PeerMemory
+from transport.shm.messages.single_copy import PeerMemory, ProcessMemory
 from transport.store.hash_store import HashStore
 
 SIZES = Sizes(block=1 << 10, direct=64, ring=1 << 11, piece=256, single=1 << 13)
@@ -223,21 +223,20 @@ def test_where_the_kernel_would_be_slow_it_copies_to_a_better_place(
     monkeypatch: pytest.MonkeyPatch, shift: int
 ) -> None:
     monkeypatch.setattr(single_copy, "_BOUNCED", 1 << 13)
-    membership = Membership("group", 0, (0, 1), HashStore(), Runtime(None))
-    memory = PeerMemory(membership, {1: os.getpid()}, 0)
+    memory = ProcessMemory(os.getpid())
     copied: list[int] = []
     plain = memory._copy
 
-    def counted(peer: int, where: int, start: int, nbytes: int) -> None:
+    def counted(where: int, start: int, nbytes: int) -> None:
         copied.append((start - where) % mmap.PAGESIZE)
-        plain(peer, where, start, nbytes)
+        plain(where, start, nbytes)
 
     monkeypatch.setattr(memory, "_copy", counted)
     source = np.arange(3 * (1 << 13) + 5, dtype=np.uint16).view(np.uint8)[1:]
     room = np.zeros(source.size + 2 * mmap.PAGESIZE, np.uint8)
     first = (source.ctypes.data + shift - room.ctypes.data) % mmap.PAGESIZE
     into = room[first : first + source.size]
-    memory.read(1, source.ctypes.data, into)
+    memory.read(source.ctypes.data, into)
     assert np.array_equal(into, source)
     assert not room[:first].any()
     assert not room[first + source.size :].any()

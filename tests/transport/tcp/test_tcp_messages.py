@@ -149,7 +149,7 @@ def test_a_deadline_in_the_middle_of_a_message_loses_no_other() -> None:
     def zero(member: Member) -> None:
         comm: Any = member.comm
         conversation = comm._conversations[1]
-        send = conversation._sending._sock.send
+        send = conversation._sending.first.send
 
         class Slow:
             """The socket, that keeps back the end of what it is given."""
@@ -164,10 +164,10 @@ def test_a_deadline_in_the_middle_of_a_message_loses_no_other() -> None:
                 late.wait(LONG)
                 return send(data, flags)
 
-        sock = conversation._sending._sock
-        conversation._sending._sock = Slow()
+        sock = conversation._sending.first
+        conversation._sending.first = Slow()
         member.send(np.full(LARGE, 7, np.uint8), 1)
-        conversation._sending._sock = sock
+        conversation._sending.first = sock
         member.send(number(8), 1)
 
     def one(member: Member) -> None:

@@ -19,7 +19,7 @@ from typing import Any, cast
 import numpy as np
 
 from transport.call import NO_ROOT, Call, CallHeader, Kind
-from transport.condition import hold
+from transport.condition import has, hold, let_go
 from transport.errors import CommunicatorTimeoutError, DistBackendError, PeerLostError
 from transport.flat import as_bytes
 from transport.links.mailbox import Incoming, Mailbox, Receive
@@ -75,7 +75,7 @@ class Outbox:
         layout = InboxLayout(size, inbox.words[_CAPACITY])
         if layout.nbytes > inbox.nbytes:
             raise DistBackendError(f"expected an inbox of {layout.nbytes} bytes")
-        self.turn = threading.Lock()
+        self.turn = threading.RLock()
         self.ring = RingWriter(inbox, layout.ring(rank), piece, member, may_spin)
 
 
@@ -117,7 +117,7 @@ class Messages(Mailbox):
             if src != rank
         }
         # The carrier's: whoever holds the lock.
-        self._carrying = threading.Lock()
+        self._carrying = threading.RLock()
         self._carrier: int | None = None
         self._fence = Fence()
         # Members that are gone, until all that they sent is taken.
@@ -133,15 +133,18 @@ class Messages(Mailbox):
     def post(self, call: Call, data: memoryview, dst: int) -> None:
         """Send a message to another member; return when ``data`` may be reused."""
         outbox = self._outboxes.get(dst) or self._open_outbox(dst, call)
-        if not outbox.turn.acquire(False):
-            call.waiting_for = dst
-            if not outbox.turn.acquire(timeout=call.deadline.remaining()):
-                raise self._unsent(call, dst)
-            call.waiting_for = None
+        turn = outbox.turn
         try:
+            if not turn.acquire(False):
+                call.waiting_for = dst
+                if not turn.acquire(timeout=call.deadline.remaining()):
+                    raise self._unsent(call, dst)
+                call.waiting_for = None
             self._write(call, data, dst, outbox)
-        finally:
-            outbox.turn.release()
+            turn.release()
+        except BaseException:
+            let_go(turn)
+            raise
 
     def _write(self, call: Call, data: memoryview, dst: int, outbox: Outbox) -> None:
         ring, size = outbox.ring, data.nbytes
@@ -240,15 +243,16 @@ class Messages(Mailbox):
 
     def carry(self) -> None:
         """Take in what has arrived. Never blocks; any thread."""
-        if not self._carrying.acquire(blocking=False):
-            self._ring_bell()
-            return
-        self._carrier = threading.get_ident()
         try:
+            if not self._try_carrying():
+                self._ring_bell()
+                return
             while self._carry(False):
                 pass
-        finally:
             self._stop_carrying()
+        except BaseException:
+            self._drop_carrying()
+            raise
 
     def lose(self, src: int, error: PeerLostError) -> None:
         """Be told that member ``src`` is gone; what it sent before is still received."""
@@ -264,9 +268,12 @@ class Messages(Mailbox):
         """See ``Mailbox.abort``; senders are woken as well."""
         super().abort(reason)
         self._ring_bell()
+        # An interrupted call, which is the reason, may have kept them.
+        self._drop_carrying()
         with self._guard:
             outboxes = list(self._outboxes.values())
         for outbox in outboxes:
+            let_go(outbox.turn)
             outbox.ring.segment.futex.wake(outbox.ring.taken)
 
     def _watch(self, call: Call, src: int | None) -> None:
@@ -290,22 +297,24 @@ class Messages(Mailbox):
     def _sleep(self, call: Call, receive: Receive) -> None:
         """Carry messages until something has arrived, or wait for the thread that does."""
         rung = self.inbox.words[BELL]
-        if not self._carrying.acquire(blocking=False):
-            if any(ring.stalled for ring in self._rings.values()):
-                self._ring_bell()  # this receive may be what the ring waits for
-            super()._sleep(call, receive)
-            return
-        self._carrier = threading.get_ident()
-        ring = self._sole_ring(call, receive)
         try:
-            self._lock.release()
+            if not self._try_carrying():
+                if any(ring.stalled for ring in self._rings.values()):
+                    self._ring_bell()  # this receive may be what the ring waits for
+                super()._sleep(call, receive)
+                return
+            ring = self._sole_ring(call, receive)
             try:
+                self._lock.release()
                 if ring is None or not self._meet(receive, ring, rung):
                     self._carry_patiently(call, rung)
-            finally:
                 self._stop_carrying()
-        finally:
+            finally:
+                hold(self._lock)
+        except BaseException:
+            self._drop_carrying()
             hold(self._lock)
+            raise
         self._check_aborted()
         if call.deadline.expired:
             raise self._late(call, receive)
@@ -346,20 +355,33 @@ class Messages(Mailbox):
                 ring.adopt(incoming)
         return receive.is_settled()
 
+    def _try_carrying(self) -> bool:
+        """Become the carrier, unless there is one."""
+        me = threading.get_ident()
+        if self._carrier == me or not self._carrying.acquire(blocking=False):
+            return False
+        self._carrier = me
+        return True
+
     def _stop_carrying(self) -> None:
         """Leave the rest to somebody else. Not under the mailbox's lock."""
         self._carrier = None
         self._let_carry()
-        if self._ending and self._carrying.acquire(blocking=False):
+        if self._ending and self._try_carrying():
             # Somebody came with news while this thread was busy.
-            try:
-                self._carry(False)
-            finally:
-                self._let_carry()
+            self._carry(False)
+            self._carrier = None
+            self._let_carry()
+
+    def _drop_carrying(self) -> None:
+        """Leave all to somebody else if this thread carries, wherever an exception came."""
+        if has(self._carrying):
+            self._carrier = None
+            self._let_carry()
 
     def _let_carry(self) -> None:
         """Let another thread carry: who came meanwhile sleeps, and has to look."""
-        self._carrying.release()
+        let_go(self._carrying)
         with self._lock:
             for wake in self._asleep:
                 wake.notify_all()

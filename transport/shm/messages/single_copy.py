@@ -44,6 +44,48 @@ class _Piece(ctypes.Structure):
     _fields_ = (("address", ctypes.c_void_p), ("nbytes", ctypes.c_size_t))
 
 
+class ProcessMemory:
+    """Reads the private memory of another process, or of this one. Any thread."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        libc = ctypes.CDLL(None, use_errno=True)
+        self._readv = libc.process_vm_readv
+        self._readv.restype = ctypes.c_ssize_t
+        piece, count = ctypes.POINTER(_Piece), ctypes.c_ulong
+        self._readv.argtypes = (ctypes.c_int, piece, count, piece, count, count)
+
+    def read(self, where: int, into: Flat) -> None:
+        """Copy what lies at address ``where`` there into ``into``.
+
+        Raises OSError when the process or the memory is not there, or may not be read.
+        """
+        start, nbytes = address(into), into.nbytes
+        if nbytes < _BOUNCED or not 0 < (start - where) & PAGE_BITS < _CLOSE:
+            self._copy(where, start, nbytes)
+            return
+        memory = np.empty(_BOUNCED + PAGE, np.uint8)
+        # Half a page further into a page than the source is.
+        first = (where + PAGE // 2 - address(memory)) & PAGE_BITS
+        raw = into.view(np.uint8)
+        for done in range(0, nbytes, _BOUNCED):
+            part = raw[done : done + _BOUNCED]
+            piece = memory[first : first + part.size]
+            self._copy(where + done, address(piece), part.size)
+            copy(part, piece)
+
+    def _copy(self, where: int, start: int, nbytes: int) -> None:
+        done = 0
+        while done < nbytes:
+            here = _Piece(start + done, nbytes - done)
+            there = _Piece(where + done, nbytes - done)
+            count = self._readv(self.pid, here, 1, there, 1, 0)
+            if count <= 0:
+                code = ctypes.get_errno()
+                raise OSError(code, os.strerror(code))
+            done += count
+
+
 class PeerMemory:
     """Reads the private memory of the members whose processes are ``pids``, where there are at
     least ``least`` bytes of it. Any thread.
@@ -51,14 +93,9 @@ class PeerMemory:
 
     def __init__(self, membership: Membership, pids: dict[int, int], least: int) -> None:
         self._membership = membership
-        self._pids = pids
+        self._memories = {peer: ProcessMemory(pid) for peer, pid in pids.items()}
         self._least = least
         self._cores_to_spare = membership.size <= len(os.sched_getaffinity(0))
-        libc = ctypes.CDLL(None, use_errno=True)
-        self._readv = libc.process_vm_readv
-        self._readv.restype = ctypes.c_ssize_t
-        piece, count = ctypes.POINTER(_Piece), ctypes.c_ulong
-        self._readv.argtypes = (ctypes.c_int, piece, count, piece, count, count)
 
     def pays(self, nbytes: int, *, alone: bool = False) -> bool:
         """Whether ``nbytes`` are there sooner when they are read than when their owner stages them.
@@ -98,31 +135,12 @@ class PeerMemory:
             raise errors[0]
 
     def _read(self, peer: int, where: int, into: Flat) -> None:
-        start, nbytes = address(into), into.nbytes
-        if nbytes < _BOUNCED or not 0 < (start - where) & PAGE_BITS < _CLOSE:
-            self._copy(peer, where, start, nbytes)
-            return
-        memory = np.empty(_BOUNCED + PAGE, np.uint8)
-        # Half a page further into a page than the source is.
-        first = (where + PAGE // 2 - address(memory)) & PAGE_BITS
-        raw = into.view(np.uint8)
-        for done in range(0, nbytes, _BOUNCED):
-            part = raw[done : done + _BOUNCED]
-            piece = memory[first : first + part.size]
-            self._copy(peer, where + done, address(piece), part.size)
-            copy(part, piece)
-
-    def _copy(self, peer: int, where: int, start: int, nbytes: int) -> None:
-        done = 0
-        while done < nbytes:
-            here = _Piece(start + done, nbytes - done)
-            there = _Piece(where + done, nbytes - done)
-            count = self._readv(self._pids[peer], here, 1, there, 1, 0)
-            if count <= 0:
-                why = os.strerror(ctypes.get_errno())
-                name = self._membership.describe(peer)
-                raise PeerLostError(f"the memory of {name} cannot be read: {why}", peer)
-            done += count
+        try:
+            self._memories[peer].read(where, into)
+        except OSError as error:
+            name = self._membership.describe(peer)
+            why = error.strerror
+            raise PeerLostError(f"the memory of {name} cannot be read: {why}", peer) from error
 
 
 def is_possible() -> bool:

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 import meshlib as dist
+from meshlib.sharding import Replicate
 from meshlib.testing import run_ranks
-from parallel import ColwiseParallel, DistributedDataParallel, RowwiseParallel, nn, optim
+from parallel import ColumnParallelLinear, DistributedDataParallel, RowParallelLinear, nn, optim
 
 
 def rng(seed=0):
@@ -21,15 +22,17 @@ def test_colwise_is_a_block_of_the_whole_layer(whole, bias, shape):
     y = linear(x)
     input_grad = linear.backward(grad)
 
+    layout = Replicate() if whole else None
+
     def job():
         block = slice(dist.get_rank() * 4, dist.get_rank() * 4 + 4)
-        layer = ColwiseParallel(6, 8, None, bias, gather_output=whole, rng=rng(), dtype="f8")
+        layer = ColumnParallelLinear(6, 8, None, bias, output_layouts=layout, rng=rng(), dtype="f8")
         np.testing.assert_allclose(layer(x), y if whole else y[..., block], atol=1e-14)
         got = layer.backward(grad if whole else grad[..., block])
         np.testing.assert_allclose(got, input_grad, atol=1e-13)
-        np.testing.assert_allclose(layer.linear.weight.grad, linear.weight.grad[block], atol=1e-14)
+        np.testing.assert_allclose(layer.weight.grad, linear.weight.grad[block], atol=1e-14)
         if bias:
-            np.testing.assert_allclose(layer.linear.bias.grad, linear.bias.grad[block], atol=1e-14)
+            np.testing.assert_allclose(layer.bias.grad, linear.bias.grad[block], atol=1e-14)
 
     run_ranks(job, 2)
 
@@ -45,12 +48,14 @@ def test_rowwise_is_the_whole_layer(parallel, bias, shape):
 
     def job():
         block = slice(dist.get_rank() * 4, dist.get_rank() * 4 + 4)
-        layer = RowwiseParallel.from_linear(linear, input_is_parallel=parallel)
+        layer = RowParallelLinear.from_linear(
+            linear, input_layouts=None if parallel else Replicate()
+        )
         np.testing.assert_allclose(layer(x[..., block] if parallel else x), y, atol=1e-14)
         expected = input_grad[..., block] if parallel else input_grad
         np.testing.assert_allclose(layer.backward(grad), expected, atol=1e-13)
         weight_grad = linear.weight.grad[:, block]
-        np.testing.assert_allclose(layer.linear.weight.grad, weight_grad, atol=1e-14)
+        np.testing.assert_allclose(layer.weight.grad, weight_grad, atol=1e-14)
         if bias:
             np.testing.assert_allclose(layer.bias.grad, linear.bias.grad, atol=1e-14)
 
@@ -63,8 +68,8 @@ def make_model(tp=None):
     if tp is None:
         wide, narrow = nn.Linear(6, 16, **options), nn.Linear(16, 6, **options)
     else:
-        wide = ColwiseParallel(6, 16, tp, **options)
-        narrow = RowwiseParallel(16, 6, tp, **options)
+        wide = ColumnParallelLinear(6, 16, tp, **options)
+        narrow = RowParallelLinear(16, 6, tp, **options)
     return nn.Sequential(
         wide, nn.GELU(), narrow, nn.LayerNorm(6, dtype="f8"), nn.Linear(6, 4, **options)
     )
@@ -96,9 +101,9 @@ def test_training_over_a_mesh_equals_one_process(dp, tp):
         block = slice(rank * width, rank * width + width)
         expected = {
             **{path: value for path, value in whole.items() if path[0] in "34"},
-            "0.linear.weight": whole["0.weight"][block],
-            "0.linear.bias": whole["0.bias"][block],
-            "2.linear.weight": whole["2.weight"][:, block],
+            "0.weight": whole["0.weight"][block],
+            "0.bias": whole["0.bias"][block],
+            "2.weight": whole["2.weight"][:, block],
             "2.bias": whole["2.bias"],
         }
         assert got.keys() == expected.keys()
@@ -110,7 +115,7 @@ def test_replicated_values_are_the_same_bits_on_all_ranks():
     def job():
         x = rng(1).normal(size=(5, 6)).astype("f4")
         model = nn.Sequential(
-            ColwiseParallel(6, 9, rng=rng()), nn.ReLU(), RowwiseParallel(9, 6, rng=rng(1))
+            ColumnParallelLinear(6, 9, rng=rng()), nn.ReLU(), RowParallelLinear(9, 6, rng=rng(1))
         )
         return model(x).tobytes(), model.backward(x).tobytes()
 
@@ -122,7 +127,7 @@ def test_shards_make_the_whole_layer_again(bias):
     linear = nn.Linear(6, 8, bias, rng=rng())
 
     def job():
-        for kind in (ColwiseParallel, RowwiseParallel):
+        for kind in (ColumnParallelLinear, RowParallelLinear):
             whole = kind.from_linear(linear).to_linear().state_dict()
             assert list(whole) == list(linear.state_dict())
             for path, value in linear.state_dict().items():
@@ -134,10 +139,10 @@ def test_shards_make_the_whole_layer_again(bias):
 def test_sizes_that_do_not_divide_are_refused_with_both_numbers():
     def job():
         with pytest.raises(ValueError, match="out_features is 7, which does not divide by the 2"):
-            ColwiseParallel(4, 7, rng=rng())
+            ColumnParallelLinear(4, 7, rng=rng())
         with pytest.raises(ValueError, match="in_features is 7, which does not divide by the 2"):
-            RowwiseParallel.from_linear(nn.Linear(7, 4, rng=rng()))
-        with pytest.raises(ValueError, match=r"RowwiseParallel.*\(\.\.\., 8\), got \[1, 4\]"):
-            RowwiseParallel(8, 4, input_is_parallel=False, rng=rng())(np.ones((1, 4), "f4"))
+            RowParallelLinear.from_linear(nn.Linear(7, 4, rng=rng()))
+        with pytest.raises(ValueError, match=r"RowParallelLinear.*\(\.\.\., 8\), got \[1, 4\]"):
+            RowParallelLinear(8, 4, input_layouts=Replicate(), rng=rng())(np.ones((1, 4), "f4"))
 
     run_ranks(job, 2)

@@ -1,0 +1,58 @@
+"""Remote calls: functions run, and objects held, on other ranks. Names as in
+``torch.distributed.rpc``.
+"""
+
+from meshlib.calls.work import Future
+from meshlib.rpc import functions
+from meshlib.rpc.agent import WorkerInfo
+from meshlib.rpc.api import (
+    RpcBackendOptions,
+    Worker,
+    add_carrier,
+    cancelled,
+    get_rpc_timeout,
+    get_worker_info,
+    get_worker_infos,
+    init_rpc,
+    remote,
+    rpc_async,
+    rpc_sync,
+    shutdown,
+)
+from meshlib.rpc.calls import collect_all, wait_all
+from meshlib.rpc.carriers import Carrier
+from meshlib.rpc.errors import (
+    RemoteError,
+    RpcConnectionError,
+    RpcTimeoutError,
+    RRefLostError,
+    WorkerLostError,
+)
+from meshlib.rpc.references.rref import RRef
+
+__all__ = [
+    "Carrier",
+    "Future",
+    "RRef",
+    "RRefLostError",
+    "RemoteError",
+    "RpcBackendOptions",
+    "RpcConnectionError",
+    "RpcTimeoutError",
+    "Worker",
+    "WorkerInfo",
+    "WorkerLostError",
+    "add_carrier",
+    "cancelled",
+    "collect_all",
+    "functions",
+    "get_rpc_timeout",
+    "get_worker_info",
+    "get_worker_infos",
+    "init_rpc",
+    "remote",
+    "rpc_async",
+    "rpc_sync",
+    "shutdown",
+    "wait_all",
+]

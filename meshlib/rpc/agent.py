@@ -1,0 +1,400 @@
+"""The agent: one worker's part in RPC. It belongs to the World."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple
+
+from meshlib.job.current import adopt_thread, current_world
+from meshlib.job.world import World
+from meshlib.rpc.calls import Callbacks, Clock, Numbers, Outgoing, RpcFuture
+from meshlib.rpc.carriers import Carriers
+from meshlib.rpc.late import Lateness
+from meshlib.rpc.leaving import Leaving
+from meshlib.rpc.peers import Peers
+from meshlib.rpc.references.holdings import Holdings
+from meshlib.rpc.serving import CREATES, Server, with_cause
+from meshlib.rpc.wire.connection import Connection
+from meshlib.rpc.wire.frames import Buffer, Frame, Kind
+from meshlib.rpc.wire.payload import Payload, load
+from meshlib.rpc.wire.threads import Threads
+from transport.checks import to_whole_number
+from transport.errors import DistBackendError
+from transport.runtime import Membership
+
+BACKLOG_CALLS = 4096
+BACKLOG_BYTES = 64 << 20
+"""A worker that has more to do than this reads no more requests until it is half."""
+ANSWER_SECONDS = 0.5
+"""What a callee may take to say what a call that is late does."""
+
+
+class WorkerInfo(NamedTuple):
+    """A worker: its ``name``, unique in the job, and its ``id``, which is its rank."""
+
+    name: str
+    id: int
+
+
+class Agent:
+    """Makes this worker's calls and serves those of others.
+
+    ``membership`` are the workers, ``names`` their names by rank, ``timeout`` the seconds that a
+    call may take if it says nothing else (0: no end), ``limit`` the number of calls that run here
+    at once.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        membership: Membership,
+        name: str,
+        limit: int,
+        timeout: float,
+    ) -> None:
+        self.world = world
+        self.rank = membership.rank
+        self.timeout = timeout
+        self.workers: tuple[WorkerInfo, ...] = ()
+        self.by_name: dict[str, WorkerInfo] = {}
+        self._own_name = name
+        self.closed = False
+        self.made_world = False
+        """Whether the World was made for this, and ends with it."""
+        self.leaving = Leaving(self)
+        self._met = threading.Event()
+        self._acting: set[int] = set()
+        self._last_number = 0
+        self.numbers = Numbers()
+        self.carriers = Carriers()
+        self._local: dict[int, Outgoing] = {}
+        self.threads = Threads(str(self.rank), limit, lambda: adopt_thread(world))
+        self.callbacks = Callbacks(self.threads)
+        self.holdings = Holdings(self.rank, lambda: RpcFuture(self), self._wake)
+        self.server = Server(self)
+        self._lateness = Lateness(self)
+        self.clock = Clock(f"clock-{self.rank}", self._tick)
+        self.peers = Peers(self, self, membership)
+        self.holdings.ways = self.peers
+
+    # ------------------------------------------------------------------ who
+
+    def meet(self, names: Sequence[str]) -> None:
+        """Note the names of all workers, by rank, and begin to hear who is lost."""
+        self.workers = tuple(WorkerInfo(name, rank) for rank, name in enumerate(names))
+        self.by_name = {worker.name: worker for worker in self.workers}
+        self._met.set()
+        self.world.on_end(self._on_news)
+
+    def find(self, to: object) -> int:
+        """Return the rank of a worker that is given by its name, its rank or its ``WorkerInfo``.
+
+        Raises ValueError for one that there is not, TypeError for anything else.
+        """
+        self._met.wait(self.world.timeout)
+        if isinstance(to, WorkerInfo):
+            to = to.id
+        if isinstance(to, str):
+            found = self.by_name.get(to)
+            if found is None:
+                names = ", ".join(repr(name) for name in sorted(self.by_name)[:16])
+                raise ValueError(f"to is {to!r}, and no worker has that name; there are {names}")
+            return found.id
+        try:
+            rank = to_whole_number(to, "to")
+        except TypeError:
+            raise TypeError(
+                f"to must be a worker's name, its rank or its WorkerInfo, got {to!r}"
+            ) from None
+        if not 0 <= rank < len(self.workers):
+            raise ValueError(f"to is {rank}; expected a rank from 0 to {len(self.workers) - 1}")
+        return rank
+
+    def name_of(self, rank: int) -> str:
+        """Return a worker's name."""
+        if rank == self.rank:
+            return self._own_name
+        return self.workers[rank].name if self.workers else f"rank{rank}"
+
+    def who(self, rank: int) -> str:
+        """Return what messages call a worker."""
+        return f"worker {self.name_of(rank)!r} (rank {rank})"
+
+    # ------------------------------------------------------------------ calling
+
+    def call(
+        self,
+        to: int,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        timeout: float | None = None,
+        *,
+        creates: bool = False,
+        kept: object = None,
+        number: int = 0,
+    ) -> Outgoing:
+        """Send a request and return its future. With ``creates``, its value stays there as the
+        object ``(rank, number)``. ``kept`` lives until the reply.
+
+        Raises what pickling the arguments raises, ``WorkerLostError``, ``DistNetworkError``.
+        """
+        if self.closed:
+            raise DistBackendError("RPC was shut down on this worker")
+        seconds = self.timeout if timeout is None else timeout
+        call = Outgoing(self, number or self.numbers.next(), to, func, seconds, kept)
+        self._last_number = call.number
+        sent = self.carriers.send(to) if self.carriers else None
+        payload = self.holdings.dump((func, args, kwargs, sent), to)
+        if sent is not None:
+            call.sent = sent
+        flags = CREATES if creates else 0
+        if to == self.rank:
+            self._call_here(call, payload, flags)
+        else:
+            self._send_request(call, payload, flags)
+        return call
+
+    def _call_here(self, call: Outgoing, payload: Payload, flags: int) -> None:
+        self._local[call.number] = call
+        self.clock.due(call.due)
+        buffers = [Buffer(b.nbytes, 0, memoryview(bytearray(b))) for b in payload.buffers]
+        frame = Frame(Kind.REQUEST, flags, call.number, payload.data, buffers)
+        self.server.accept(None, self.rank, frame)
+        self.threads.ring()
+
+    def _send_request(self, call: Outgoing, payload: Payload, flags: int) -> None:
+        again = False
+        while True:
+            connection = self.peers.connection(call.to, call.seconds)
+            call.connection = connection
+            connection.calls[call.number] = call
+            self.clock.due(call.due)
+            try:
+                connection.send(Kind.REQUEST, call.number, payload, flags)
+            except OSError:
+                # It has not been sent as a whole, so nobody has run it.
+                if not self.peers.reclaim(connection, call) or again:
+                    return
+                again = True
+                continue
+            break
+        left = None if not call.seconds else max(call.due - time.monotonic(), 0.0)
+        connection.wait_for_room(left)
+
+    @contextmanager
+    def waiting(self, future: RpcFuture) -> Generator[None]:
+        """Let others run in the slot of a call that waits for ``future``."""
+        serving = self.server.current
+        if serving is None:
+            yield
+            return
+        before, serving.waits_for = serving.waits_for, future
+        try:
+            with self.threads.slot_given_up():
+                yield
+        finally:
+            serving.waits_for = before
+
+    # ------------------------------------------------------------------ what comes
+
+    def pending(self) -> list[Outgoing]:
+        """Return the calls of this worker that have not ended."""
+        return [*self.peers.pending(), *list(self._local.values())]
+
+    def on_frames(self, connection: Connection, frames: Sequence[Frame]) -> bool:
+        """Act on frames that came; False: no more are to be read for now."""
+        me = threading.get_ident()
+        self._acting.add(me)
+        try:
+            self._act_on(connection, frames)
+        finally:
+            self._acting.discard(me)
+        if connection.outgoing:
+            return True
+        return not (self._is_full() or connection.is_choked)
+
+    def _act_on(self, connection: Connection, frames: Sequence[Frame]) -> None:
+        for frame in frames:
+            match frame.kind:
+                case Kind.REQUEST if not connection.outgoing:
+                    self.server.accept(connection, connection.peer, frame)
+                case Kind.REPLY | Kind.ERROR if connection.outgoing:
+                    self._on_reply(connection, frame)
+                case Kind.NOTICE:
+                    notice = self.peers.on_notice(connection, frame)
+                    if notice is not None:
+                        self.holdings.hear(connection.peer, notice)
+                case Kind.ASK if not connection.outgoing:
+                    self._answer_question(connection, frame)
+                case Kind.TAKEN:
+                    connection.lent.pop(frame.call, None)
+                case Kind.CANCEL:
+                    self.server.cancel((connection.peer, frame.call), "its deadline has passed")
+                case Kind.HELLO if not connection.outgoing:
+                    self.peers.on_hello(connection, frame)
+                case _:
+                    raise ConnectionError(f"a frame of kind {frame.kind} came the wrong way")
+
+    def _is_full(self) -> bool:
+        threads = self.threads
+        if threads.backlog < BACKLOG_CALLS and threads.backlog_bytes < BACKLOG_BYTES:
+            return False
+        return threads.when_short(BACKLOG_CALLS // 2, BACKLOG_BYTES // 2, self._resume)
+
+    def _resume(self) -> None:
+        for connection in self.peers.connections():
+            connection.resume()
+
+    def _on_reply(self, connection: Connection, frame: Frame) -> None:
+        connection.lent.pop(frame.call, None)
+        call = connection.calls.pop(frame.call, None)
+        try:
+            buffers = connection.fetch(frame)
+        except OSError:
+            if call is not None:  # it ends as all that are pending on this connection
+                connection.calls[frame.call] = call
+            raise
+        if any(buffer.memory is None for buffer in frame.buffers):
+            with suppress(OSError):
+                connection.send(Kind.TAKEN, frame.call)
+        self._settle(call, frame.kind, frame.data, buffers)
+
+    def on_local_reply(
+        self, kind: int, number: int, data: bytes, buffers: Sequence[memoryview]
+    ) -> None:
+        """End a call of this worker to itself."""
+        self._settle(self._local.pop(number, None), kind, data, buffers)
+
+    def _settle(
+        self,
+        call: Outgoing | None,
+        kind: int,
+        data: bytes | memoryview,
+        buffers: Sequence[memoryview],
+    ) -> None:
+        value, error = None, None
+        try:
+            # Also where nobody waits any more: references in it are to be released.
+            value, more = load(data, buffers)
+            if kind == Kind.ERROR:
+                error = with_cause(value, more)
+            elif more is not None and call is not None:
+                self.carriers.receive(call.sent or {}, more, call.to)
+        except Exception as problem:  # noqa: BLE001 (what unpickling may raise is the caller's)
+            error = problem
+        if call is not None:
+            call.end(value, error)
+
+    # ------------------------------------------------------------------ questions
+
+    def ask(self, to: int, *question: Any, seconds: float = ANSWER_SECONDS) -> Outgoing:
+        """Ask the worker ``to`` itself, on the connection that there is."""
+        call = Outgoing(self, self.numbers.next(), to, question[0], seconds, None)
+        connection = self.peers.existing(to)
+        if connection is None:
+            call.end(None, DistBackendError("there is no connection"))
+            return call
+        connection.calls[call.number] = call
+        self.clock.due(call.due)
+        try:
+            connection.send(Kind.ASK, call.number, self.holdings.dump(question, None))
+            connection.poll()
+        except OSError as error:
+            connection.calls.pop(call.number, None)
+            call.end(None, error)
+        return call
+
+    def _answer_question(self, connection: Connection, frame: Frame) -> None:
+        match load(frame.data):
+            case ("where", number):
+                answer = self.server.describe((connection.peer, number))
+            case ("idle" | "down" as what, *_):
+                self.leaving.on_question(what, lambda said: self._reply(connection, frame, said))
+                return
+            case question:
+                raise ConnectionError(f"expected a question, got {question!r}")
+        self._reply(connection, frame, answer)
+
+    def _reply(self, connection: Connection, frame: Frame, answer: object) -> None:
+        with suppress(OSError):
+            connection.send(Kind.REPLY, frame.call, self.holdings.dump((answer, None), None))
+
+    # ------------------------------------------------------------------ quiet
+
+    def activity(self) -> int | None:
+        """Return a number that changes with all that this worker does; None while it does it.
+
+        Does something: a call that waits for its reply, a request, a callback.
+        """
+        me = threading.get_ident()
+        busy = self.threads.busy - (1 if self.threads.in_a_job else 0)
+        if busy or self._local or self.server.under_way or self._acting - {me}:
+            return None
+        if any(not call.is_question for call in self.peers.pending()):
+            return None
+        return self.threads.done + self._last_number
+
+    # ------------------------------------------------------------------ deadlines and ends
+
+    def _tick(self) -> float:
+        self.holdings.release_dropped()
+        pause = self.leaving.tick()
+        due = self._lateness.look()
+        return due if pause is None else min(due, time.monotonic() + pause)
+
+    def _wake(self) -> None:
+        self.clock.ring()
+
+    def forget_own(self, call: Outgoing) -> bool:
+        """Wait no more for a call of this worker to itself; False if it is none."""
+        return self._local.pop(call.number, None) is not None
+
+    def on_end(self, connection: Connection, error: Exception) -> None:
+        """A connection is over."""
+        if not connection.outgoing:
+            why = f"the connection of its caller broke ({error})"
+            self.server.cancel_all(lambda serving: serving.connection is connection, why)
+        self.peers.on_end(connection, error)
+
+    def _on_news(self, rank: int, how: str) -> None:
+        self.peers.lose(rank, how)
+
+    def on_lost(self, rank: int, how: str) -> None:
+        """A worker is gone: nobody waits for its calls, and it holds no references."""
+        why = f"its caller, {self.who(rank)}, {how}"
+        self.server.cancel_all(lambda serving: serving.key[0] == rank, why)
+        self.holdings.bury(rank, how, self.who(rank))
+
+    def close(self, flush: float = 0.0) -> None:
+        """End this worker's part, at once; calls under way fail. Idempotent."""
+        if self.closed:
+            return
+        self.closed = True
+        error = DistBackendError("RPC was shut down on this worker")
+        pending = self.pending()
+        self.peers.close(flush)
+        for call in pending:
+            call.end(None, error)
+        self.server.cancel_all(lambda _: True, "RPC was shut down")
+        self.clock.close()
+        self.threads.close()
+        if self.world.rpc is self:
+            self.world.rpc = None
+
+
+def current_agent() -> Agent:
+    """Return the agent of the calling thread's World.
+
+    Raises RuntimeError when there is none, DistBackendError in a fork of its process.
+    """
+    world = current_world()
+    agent = world.rpc
+    if not isinstance(agent, Agent):
+        raise RuntimeError("RPC is not initialised; call rpc.init_rpc() first")
+    if world.refusal is not None:
+        raise world.refusal
+    return agent

@@ -1,0 +1,313 @@
+"""RPC's functions: to begin and end it, to call, and to ask who is there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from meshlib.calls.work import Future
+from meshlib.job.current import current_world, find_world
+from meshlib.job.init import destroy_process_group, init_process_group
+from meshlib.job.world import World
+from meshlib.rpc.agent import Agent, WorkerInfo, current_agent
+from meshlib.rpc.carriers import Carrier
+from meshlib.rpc.errors import WorkerLostError
+from meshlib.rpc.references.rref import RRef, create
+from transport.checks import to_whole_number
+from transport.deadline import Deadline, Timeout, to_seconds
+from transport.errors import DistStoreError, StoreTimeoutError
+from transport.runtime import Membership
+from transport.store.base import Store
+from transport.store.prefix_store import PrefixStore
+
+T = TypeVar("T")
+DEFAULT_TIMEOUT = 60.0
+"""Seconds that a call may take when nobody says otherwise."""
+DEFAULT_THREADS = 16
+_NAME = re.compile(r"[A-Za-z0-9_:-]{1,127}")
+_FLUSH_SECONDS = 2.0
+_LOOK_SECONDS = 0.5
+
+Worker = str | int | WorkerInfo
+"""Whom to call: a name, a rank, or what ``get_worker_info`` and ``mesh.worker`` return."""
+
+
+@dataclass(frozen=True)
+class RpcBackendOptions:
+    """How a worker makes and serves calls.
+
+    At most ``num_worker_threads`` calls of others run at once, not counting those that wait for
+    calls of their own; ``rpc_timeout`` is what a call may take that says nothing else (seconds;
+    0: no end); ``init_method`` is where the workers meet if there is no process group yet.
+    """
+
+    num_worker_threads: int = DEFAULT_THREADS
+    rpc_timeout: Timeout = DEFAULT_TIMEOUT
+    init_method: str | None = None
+
+
+def init_rpc(
+    name: str,
+    backend: str | None = None,
+    rank: int = -1,
+    world_size: int | None = None,
+    rpc_backend_options: RpcBackendOptions | None = None,
+) -> None:
+    """Make this rank a worker called ``name``, and wait until all ranks are.
+
+    The workers are the ranks of the job: of the default process group if there is one, else it is
+    made (and ended by ``shutdown``), from ``rank``, ``world_size`` and the options'
+    ``init_method``, or from the environment. ``rpc_backend_options`` says how many calls run here
+    at once, and how long one may take. ``backend`` is accepted for c10d's sake.
+
+    Raises ValueError for a name that is none (1 to 127 letters, digits, ``_``, ``:``, ``-``), that
+    another worker has, or for a rank or size that is not the group's; RuntimeError where RPC is
+    initialised already; ``DistStoreError`` that names who has not come, ``WorkerLostError`` if one
+    died before.
+    """
+    if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"name must be a str, got {name!r}")
+    if not _NAME.fullmatch(name):
+        raise ValueError(
+            f"name is {name!r}; expected 1 to 127 characters out of letters, digits, '_', ':', '-'"
+        )
+    options = rpc_backend_options or RpcBackendOptions()
+    limit = to_whole_number(options.num_worker_threads, "num_worker_threads")
+    if limit < 1:
+        raise ValueError(f"num_worker_threads is {limit}; expected at least 1")
+    timeout = to_seconds(options.rpc_timeout, "rpc_timeout")
+    made = find_world() is None
+    if made:
+        size = -1 if world_size is None else world_size
+        init_process_group(init_method=options.init_method, rank=rank, world_size=size)
+    try:
+        _join(current_world(), name, rank, world_size, limit, timeout, made)
+    except BaseException:
+        if made and find_world() is not None:
+            destroy_process_group()
+        raise
+
+
+def _join(
+    world: World,
+    name: str,
+    rank: int,
+    world_size: int | None,
+    limit: int,
+    timeout: float,
+    made: bool,
+) -> None:
+    if world.rpc is not None:
+        raise RuntimeError("RPC is initialised already; call rpc.shutdown() first")
+    for what, given, is_ in (("rank", rank, world.rank), ("world_size", world_size, world.size)):
+        if given not in (-1, None, is_):
+            raise ValueError(f"{what} is {given}, and the default process group's is {is_}")
+    world.rpc_count += 1
+    group = f"rpc/{world.rpc_count}"
+    store = PrefixStore(group, world.store)
+    members = tuple(range(world.size))
+    membership = Membership(group, world.rank, members, store, world.runtime)
+    agent = Agent(world, membership, name, limit, timeout)
+    agent.made_world = made
+    world.rpc = agent
+    try:
+        agent.meet(_exchange_names(store, name, agent))
+    except BaseException:
+        agent.close()
+        raise
+
+
+def _exchange_names(store: Store, name: str, agent: Agent) -> list[str]:
+    world = agent.world
+    store.set(f"name/{world.rank}", name)
+    keys = [f"name/{rank}" for rank in range(world.size)]
+    deadline = Deadline.after(world.timeout)
+    while True:
+        try:
+            store.wait(keys, timeout=min(_LOOK_SECONDS, deadline.remaining()))
+            break
+        except StoreTimeoutError as error:
+            missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
+            gone = {rank: how for rank, how in world.ends().items() if rank in missing}
+            for rank, how in gone.items():
+                raise WorkerLostError(f"rank {rank} {how} before init_rpc()", rank) from error
+            if deadline.expired:
+                raise DistStoreError(
+                    f"init_rpc() waited {world.timeout:g} s for the ranks {missing[:16]}"
+                ) from error
+    names = [found.decode() for found in store.multi_get(keys)]
+    twice = sorted({found for found in names if names.count(found) > 1}) if names else []
+    if twice:
+        ranks = [rank for rank, found in enumerate(names) if found == twice[0]]
+        raise ValueError(f"name is {twice[0]!r} on the ranks {ranks}; expected a name for each")
+    return names
+
+
+def shutdown(graceful: bool = True, timeout: Timeout = 0) -> None:
+    """End RPC on this worker, and the process group if ``init_rpc`` made it.
+
+    A graceful end waits until all workers that live have called this and no call, no callback and
+    no function of theirs is under way on any of them: until then calls are served and can be made.
+    ``timeout`` (seconds, 0: no end) bounds that: past it, ``RpcTimeoutError`` that names who is
+    missing, and RPC goes on. Without ``graceful``, what is under way fails.
+
+    Raises RuntimeError where RPC is not initialised.
+    """
+    agent = current_agent()
+    seconds = to_seconds(timeout)
+    if graceful:
+        agent.leaving.leave(seconds)
+    agent.close(_FLUSH_SECONDS if graceful else 0.0)
+    if agent.made_world:
+        destroy_process_group()
+
+
+def rpc_sync(
+    to: Worker,
+    func: Callable[..., T],
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    timeout: Timeout | None = None,
+) -> T:
+    """Call ``func(*args, **kwargs)`` on a worker and return the result.
+
+    ``func`` travels by its name, arguments and result pickled, the memory of arrays beside that and
+    uncopied where possible: do not change an argument before the call has ended. The function runs
+    at most once, in a thread of the worker.
+
+    Args:
+        to: the worker's name, its rank, its ``WorkerInfo``, or ``mesh["stage"].worker(1)``
+        func: what to call; can be imported there under the same name
+        args: its positional arguments
+        kwargs: its keyword arguments
+        timeout: seconds (or ``"30s"``) until the call fails; 0: no end; None: ``rpc_timeout``
+
+    Raises what ``func`` raises there, with the traceback of that worker as its cause;
+    ``RpcTimeoutError``, ``WorkerLostError``, ``RpcConnectionError``; ValueError and TypeError for
+    arguments, and what pickling raises.
+    """
+    return _call(to, func, args, kwargs, timeout).wait()
+
+
+def rpc_async(
+    to: Worker,
+    func: Callable[..., T],
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    timeout: Timeout | None = None,
+) -> Future[T]:
+    """Call ``func(*args, **kwargs)`` on a worker and return a future of the result at once.
+
+    ``func`` travels by its name, arguments and result pickled, the memory of arrays beside that and
+    uncopied where possible: do not change an argument before the call has ended. The function runs
+    at most once, in a thread of the worker. Callbacks of the future (``then``) run in a thread of
+    this worker, and may make calls and wait for them.
+
+    Blocks while more than a megabyte of earlier calls waits for the worker to read it.
+
+    Args:
+        to: the worker's name, its rank, its ``WorkerInfo``, or ``mesh["stage"].worker(1)``
+        func: what to call; can be imported there under the same name
+        args: its positional arguments
+        kwargs: its keyword arguments
+        timeout: seconds (or ``"30s"``) until the call fails; 0: no end; None: ``rpc_timeout``
+
+    Returns:
+        The future. Its ``wait()`` raises what ``func`` raises there, with the traceback of that
+        worker as its cause; ``RpcTimeoutError``, ``WorkerLostError``, ``RpcConnectionError``.
+
+    Raises ValueError and TypeError for arguments, what pickling raises, ``WorkerLostError`` for a
+    worker that is known to be gone.
+    """
+    call = _call(to, func, args, kwargs, timeout)
+    if call.connection is not None:
+        call.connection.poll()
+    return call
+
+
+def remote(
+    to: Worker,
+    func: Callable[..., T],
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    timeout: Timeout | None = None,
+) -> RRef[T]:
+    """Call ``func(*args, **kwargs)`` on a worker, where the result stays; return a reference to it.
+
+    Returns at once. The result lives as long as somebody refers to it. What the call fails with is
+    raised where the reference is used: what ``func`` raises, ``RpcTimeoutError``,
+    ``WorkerLostError``, ``RpcConnectionError``; elsewhere than here, ``RRefLostError`` for the
+    latter ones.
+
+    Args:
+        to: the worker's name, its rank, its ``WorkerInfo``, or ``mesh["stage"].worker(1)``
+        func: what to call, a class as well; can be imported there under the same name
+        args: its positional arguments
+        kwargs: its keyword arguments
+        timeout: seconds (or ``"30s"``) until the call fails; 0: no end; None: ``rpc_timeout``
+
+    Raises ValueError and TypeError for arguments, what pickling raises, ``WorkerLostError`` for a
+    worker that is known to be gone.
+    """
+    agent = current_agent()
+    seconds = None if timeout is None else to_seconds(timeout)
+    _check_func(func)
+    return create(agent, agent.find(to), func, tuple(args or ()), dict(kwargs or {}), seconds)
+
+
+def _call(
+    to: Worker,
+    func: Callable[..., Any],
+    args: Sequence[Any] | None,
+    kwargs: Mapping[str, Any] | None,
+    timeout: Timeout | None,
+) -> Any:
+    agent = current_agent()
+    seconds = None if timeout is None else to_seconds(timeout)
+    _check_func(func)
+    return agent.call(agent.find(to), func, tuple(args or ()), dict(kwargs or {}), seconds)
+
+
+def _check_func(func: object) -> None:
+    if not callable(func):
+        raise TypeError(f"func must be callable, got {func!r}")
+
+
+def get_worker_info(worker_name: str | None = None) -> WorkerInfo:
+    """Return the worker called ``worker_name``, this one for None.
+
+    Raises ValueError for a name that no worker has, RuntimeError where RPC is not initialised.
+    """
+    agent = current_agent()
+    return agent.workers[agent.rank if worker_name is None else agent.find(worker_name)]
+
+
+def get_worker_infos() -> tuple[WorkerInfo, ...]:
+    """Return all workers, by rank."""
+    return current_agent().workers
+
+
+def get_rpc_timeout() -> float:
+    """Return the seconds that a call may take which says nothing else (0: no end)."""
+    return current_agent().timeout
+
+
+def cancelled() -> bool:
+    """Return whether the call that this thread serves is in vain: its caller is gone, the
+    connection to it broke, or the deadline has passed. False outside of remote calls.
+
+    A function that takes long looks at this now and then, and returns.
+    """
+    serving = current_agent().server.current
+    return serving is not None and serving.cancelled is not None
+
+
+def add_carrier(name: str, carrier: Carrier) -> None:
+    """Have every call take along what ``carrier`` sends; see ``Carrier``.
+
+    Called on every worker after ``init_rpc`` and before the first call. Raises ValueError for a
+    name that there is.
+    """
+    current_agent().carriers.add(name, carrier)

@@ -1,0 +1,233 @@
+"""Calls under way: their futures, and the clock that ends them at their deadlines."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import select
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from meshlib.calls.lane import Continuations
+from meshlib.calls.work import Future
+from meshlib.rpc.wire.connection import Connection
+from meshlib.rpc.wire.threads import Threads
+from transport.deadline import Deadline, Timeout
+
+if TYPE_CHECKING:
+    from meshlib.rpc.agent import Agent
+
+
+class Callbacks(Continuations):
+    """Where callbacks of remote calls run: as jobs of the worker's threads, so they may wait."""
+
+    def __init__(self, threads: Threads) -> None:
+        super().__init__("rpc-callbacks")
+        self._threads = threads
+
+    def submit(self, task: Callable[[], None]) -> None:
+        """Have a thread run ``task``."""
+        self._threads.submit(task)
+
+    def is_current(self) -> bool:
+        """Whether callbacks run at once: never, the thread may have to read replies."""
+        return False
+
+    def is_idle(self) -> bool:
+        """Whether a callback of a future that is done runs at once: it does."""
+        return True
+
+
+class RpcFuture(Future[Any]):
+    """The outcome of a remote call, or of what follows it. ``torch.futures.Future``'s methods.
+
+    A function that runs for a remote call and waits for one of these gives up its thread's slot.
+    """
+
+    def __init__(self, agent: Agent) -> None:
+        super().__init__(None, agent.callbacks)
+        self._agent = agent
+
+    def block(self, timeout: Timeout | None, what: Callable[[], str]) -> None:
+        """Wait for the outcome without looking at it; ``what()`` names it in the error."""
+        if self._done:
+            return
+        with self._agent.waiting(self):
+            super().block(timeout, what)
+
+    def _follower(self) -> Future[Any]:
+        return RpcFuture(self._agent)
+
+
+class Outgoing(RpcFuture):
+    """A call to another worker, or to this one: its number, function, callee and deadline."""
+
+    def __init__(
+        self, agent: Agent, number: int, to: int, func: object, seconds: float, kept: object
+    ) -> None:
+        super().__init__(agent)
+        self.number = number
+        self.to = to
+        self.func = func
+        self.seconds = seconds
+        self.begun = time.monotonic()
+        self.due = self.begun + seconds if seconds else math.inf
+        self.connection: Connection | None = None
+        self.kept = kept
+        """What must live until the reply is there."""
+        self.sent: dict[str, Any] | None = None
+        """What it took along, by carrier."""
+        self.late = False
+        """Whether its deadline has passed, and the callee is asked what it does."""
+
+    @property
+    def is_question(self) -> bool:
+        """Whether the worker itself was asked, not a function called."""
+        return isinstance(self.func, str)
+
+    @property
+    def what(self) -> str:
+        """The function's name, for messages."""
+        return name_of(self.func)
+
+    def block(self, timeout: Timeout | None, what: Callable[[], str]) -> None:
+        """Wait for the reply; read it here if no other thread reads from that worker."""
+        if self._done:
+            return
+        with self._agent.waiting(self):
+            connection = self.connection
+            if connection is not None:
+                if timeout is None:
+                    connection.read_until(lambda: self._done)
+                else:
+                    deadline = Deadline.after(timeout)
+                    connection.read_until(lambda: self._done or deadline.expired)
+                    timeout = deadline.remaining()
+            Future.block(self, timeout, what)
+
+    def end(self, value: Any, error: BaseException | None) -> None:
+        """Make this the outcome, unless there is one."""
+        self.kept = None
+        with suppress(RuntimeError):
+            if error is not None:
+                self.set_exception(error)
+            else:
+                self.set_result(value)
+
+
+def name_of(func: object) -> str:
+    """Return what messages call a function."""
+    name = getattr(func, "__qualname__", None)
+    return f"{getattr(func, '__module__', '?')}.{name}" if name else repr(func)
+
+
+class Clock:
+    """A thread that wakes for deadlines, and for what other threads must not do themselves.
+
+    ``work()`` is called each time; it returns when (monotonic seconds) there is something to do,
+    as far as it finds that: what is due has been put where it looks before ``due`` is called.
+    """
+
+    def __init__(self, name: str, work: Callable[[], float]) -> None:
+        self._work = work
+        self._due = math.inf
+        self._asked = self._closed = False
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._thread = threading.Thread(target=self._run, name=f"meshlib-rpc-{name}", daemon=True)
+        self._thread.start()
+
+    def due(self, moment: float) -> None:
+        """Have ``work`` called at ``moment`` at the latest."""
+        if moment < self._due:
+            self._due = moment
+            self._wake()
+
+    def ring(self) -> None:
+        """Have ``work`` called. Takes no lock: for ``__del__`` as well."""
+        self._asked = True
+        self._wake()
+
+    def _wake(self) -> None:
+        with suppress(OSError):
+            os.eventfd_write(self._bell, 1)
+
+    def close(self) -> None:
+        """End the thread."""
+        self._closed = True
+        self.ring()
+        if self._thread is not threading.current_thread():
+            self._thread.join(5.0)
+            if not self._thread.is_alive():
+                os.close(self._bell)
+
+    def _run(self) -> None:
+        poll = select.poll()
+        poll.register(self._bell, select.POLLIN)
+        while not self._closed:
+            left = self._due - time.monotonic()
+            poll.poll(min(max(left, 0.0), 3600.0) * 1000)
+            with suppress(BlockingIOError):
+                os.eventfd_read(self._bell)
+            asked, self._asked = self._asked, False
+            if self._closed:
+                return
+            if not asked and time.monotonic() < self._due:
+                continue
+            self._due = math.inf
+            moment = self._work()
+            self._due = min(self._due, moment)
+
+
+class Numbers:
+    """Numbers from 1 on, each given once. Any thread."""
+
+    def __init__(self) -> None:
+        self._count = itertools.count(1)
+
+    def next(self) -> int:
+        """Return the next one."""
+        return next(self._count)
+
+
+def wait_all(futures: Sequence[Future[Any]]) -> list[Any]:
+    """Wait for all ``futures`` and return their values, in this order.
+
+    Raises what the first in the list raises that failed; TypeError for what is no future.
+    """
+    _check(futures)
+    for future in futures:
+        future.block(None, lambda: "one of the futures")
+    return [future.wait() for future in futures]
+
+
+def collect_all(futures: Sequence[Future[Any]]) -> Future[Any]:
+    """Return a future of the list ``futures``, done when all of them are, well or not.
+
+    Raises TypeError for what is no future.
+    """
+    _check(futures)
+    whole, left, lock = Future[Any](), len(futures), threading.Lock()
+
+    def note(_: Future[Any]) -> None:
+        nonlocal left
+        with lock:
+            left -= 1
+            done = left == 0
+        if done:
+            whole.set_result(list(futures))
+
+    if not futures:
+        whole.set_result([])
+    for future in futures:
+        future.add_done_callback(note)
+    return whole
+
+
+def _check(futures: Sequence[object]) -> None:
+    for i, future in enumerate(futures):
+        if not isinstance(future, Future):
+            raise TypeError(f"futures[{i}] must be a Future, got {future!r}")

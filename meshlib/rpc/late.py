@@ -1,0 +1,60 @@
+"""Calls past their deadlines: what their callees were doing."""
+
+from __future__ import annotations
+
+import math
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from meshlib.calls.work import Future
+from meshlib.rpc.calls import Outgoing
+from meshlib.rpc.errors import RpcTimeoutError
+from meshlib.rpc.wire.frames import Kind
+
+if TYPE_CHECKING:
+    from meshlib.rpc.agent import Agent
+
+
+class Lateness:
+    """Ends one worker's calls at their deadlines. For its clock."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+
+    def look(self) -> float:
+        """End what is late; return the moment of the next deadline (monotonic seconds)."""
+        now, due = time.monotonic(), math.inf
+        for call in self._agent.pending():
+            if call.due > now:
+                due = min(due, call.due)
+            elif not call.late:
+                call.late = True
+                self._find_out_why(call)
+        return due
+
+    def _find_out_why(self, call: Outgoing) -> None:
+        agent = self._agent
+        if call.is_question:
+            self._end(call, "")
+        elif call.to == agent.rank:
+            self._end(call, agent.server.describe((agent.rank, call.number)))
+        else:
+            asked = agent.ask(call.to, "where", call.number)
+            asked.at_once(lambda done: self._on_answer(call, done))
+
+    def _on_answer(self, call: Outgoing, done: Future[Any]) -> None:
+        silent = f"{self._agent.who(call.to)} does not answer at all"
+        self._end(call, silent if done.failure is not None else done.outcome)
+
+    def _end(self, call: Outgoing, said: str) -> None:
+        agent, connection = self._agent, call.connection
+        if agent.forget_own(call):
+            agent.server.cancel((agent.rank, call.number), "its deadline has passed")
+        elif connection is not None:
+            connection.calls.pop(call.number, None)
+            with suppress(OSError):
+                connection.send(Kind.CANCEL, call.number)
+        who = agent.who(call.to)
+        text = f"{call.what} on {who} passed its deadline of {call.seconds:g} s: {said}"
+        call.end(None, RpcTimeoutError(text))

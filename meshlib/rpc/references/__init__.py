@@ -1,0 +1,1 @@
+"""References to objects on workers: what their holders and their owners keep of them."""

@@ -1,0 +1,151 @@
+"""Which objects live on this worker for others, and how long: counting by grants.
+
+An object lives while somebody holds a reference to it. Its owner counts, for each pair of workers,
+the references that the one gave to the other and has not heard of again. Who passes a reference on
+tells the owner (a *grant*) before anything that it tells it later, the release of its own reference
+above all: messages from one worker to the owner arrive in their order, and no others need to. So
+the grant and the release of one reference may arrive in any order, and a count may be negative for
+a while; but as long as a reference exists anywhere, or is on its way, some count is not zero: that
+of the reference, or of the one that it came from, up to the first. No message waits for an answer.
+(``tests/meshlib/rpc/test_ownership.py`` has the model, with workers that die.)
+
+A dead worker's references are dropped. What it gave to others stays counted if its grant arrived;
+if not, the object may be gone when those ask for it, and they are told why.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from meshlib.calls.work import Future
+from meshlib.rpc.errors import RRefLostError
+
+_REMEMBERED = 1 << 16
+
+
+class ObjectId(NamedTuple):
+    """The worker that had an object made, and the number that it gave it."""
+
+    creator: int
+    number: int
+
+
+class Owned:
+    """An object that lives here, or will: ``value`` is there when its function has ended."""
+
+    def __init__(self, value: Future[Any]) -> None:
+        self.value = value
+        self.created = False
+        """Whether its creator's request has arrived."""
+        self.counts: Counter[tuple[int, int]] = Counter()
+        """References, by who gave them to whom."""
+
+
+class Ownership:
+    """The objects of one worker. Not thread-safe: its user has a lock.
+
+    ``make()`` makes the future of a value.
+    """
+
+    def __init__(self, make: Callable[[], Future[Any]] = Future) -> None:
+        self._make = make
+        self._objects: dict[ObjectId, Owned] = {}
+        self._freed: OrderedDict[ObjectId, None] = OrderedDict()
+        self._dead: dict[int, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._objects)
+
+    def find(self, oid: ObjectId) -> Owned:
+        """Return an object; one that is not here yet is expected to come.
+
+        Raises ``RRefLostError`` for one that was freed, or whose creator is dead.
+        """
+        found = self._objects.get(oid)
+        if found is None:
+            if oid in self._freed:
+                raise RRefLostError(
+                    f"the object {tuple(oid)} was freed: whoever passed the reference on died, or"
+                    " its connection broke, before it could tell the owner"
+                )
+            if oid.creator in self._dead:
+                raise RRefLostError(
+                    f"the object {tuple(oid)} was never made: rank {oid.creator}, which asked for"
+                    f" it, {self._dead[oid.creator]}"
+                )
+            found = self._objects[oid] = Owned(self._make())
+        return found
+
+    def create(self, oid: ObjectId) -> Owned:
+        """Note that the creator's request for an object is here, and that it holds the first
+        reference.
+        """
+        found = self._objects.get(oid)
+        if found is None:
+            found = self._objects[oid] = Owned(self._make())
+        found.created = True
+        self._change(oid, oid.creator, oid.creator, 1)
+        return found
+
+    def void(self, oid: ObjectId) -> Owned | None:
+        """Note that the creator has given an object up; return it, if it is still needed."""
+        found = self._objects.get(oid)
+        if oid in self._freed or oid.creator in self._dead:
+            return None
+        return found if found is not None and found.created else self.create(oid)
+
+    def grant(self, oid: ObjectId, giver: int, to: int) -> Owned | None:
+        """Note that ``giver`` passes a reference to ``to``. Returns the object if that frees it."""
+        return self._change(oid, giver, to, 1)
+
+    def release(self, oid: ObjectId, giver: int, holder: int) -> Owned | None:
+        """Note that ``holder`` has dropped a reference that it had from ``giver``.
+
+        Returns the object if that frees it.
+        """
+        return self._change(oid, giver, holder, -1)
+
+    def bury(self, rank: int, how: str) -> list[Owned]:
+        """Drop the references of ``rank``, which is dead. Nothing of it may come any more.
+
+        Returns the objects that it was to create: they never will be.
+        """
+        self._dead[rank] = how
+        orphans: list[Owned] = []
+        for oid, found in list(self._objects.items()):
+            for giver, holder in list(found.counts):
+                # What it gave and nobody has told of yet, nobody will.
+                if holder == rank or (giver == rank and found.counts[giver, holder] < 0):
+                    del found.counts[giver, holder]
+            if oid.creator == rank and not found.created:
+                del self._objects[oid]
+                orphans.append(found)
+            else:
+                self._free_if_unused(oid, found)
+        return orphans
+
+    def _change(self, oid: ObjectId, giver: int, holder: int, by: int) -> Owned | None:
+        if oid in self._freed or holder in self._dead:
+            return None
+        found = self._objects.get(oid)
+        if found is None:
+            if oid.creator in self._dead:
+                return None
+            found = self._objects[oid] = Owned(self._make())
+        if giver in self._dead and found.counts[giver, holder] + by < 0:
+            return None
+        found.counts[giver, holder] += by
+        if not found.counts[giver, holder]:
+            del found.counts[giver, holder]
+        return self._free_if_unused(oid, found)
+
+    def _free_if_unused(self, oid: ObjectId, found: Owned) -> Owned | None:
+        if not found.created or found.counts:
+            return None
+        del self._objects[oid]
+        self._freed[oid] = None
+        if len(self._freed) > _REMEMBERED:
+            self._freed.popitem(last=False)
+        return found

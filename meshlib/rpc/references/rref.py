@@ -1,0 +1,228 @@
+"""``RRef``: a reference to an object on a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from meshlib.calls.work import Future
+from meshlib.rpc.agent import Agent, WorkerInfo, current_agent
+from meshlib.rpc.calls import Outgoing
+from meshlib.rpc.errors import RemoteTraceback
+from meshlib.rpc.functions import future_of, is_async
+from meshlib.rpc.references.ownership import ObjectId
+from meshlib.rpc.serving import Later
+from transport.deadline import Timeout, to_seconds
+
+T = TypeVar("T")
+
+
+class RRef(Generic[T]):
+    """A reference to an object that lives on one worker, its owner: ``RRef(value)`` makes one to an
+    object of this worker, ``remote`` one to what a function returns elsewhere.
+
+    It may be passed in calls, as an argument or in a result, to any worker; the object lives until
+    nobody holds a reference any more. Raises RuntimeError where it is pickled for anything else.
+    ``type_hint`` is accepted for c10d's sake.
+    """
+
+    _agent: Agent
+    _owner: int
+    _oid: ObjectId
+    _giver: int
+    _made: Future[Any] | None = None
+
+    def __init__(self, value: T, type_hint: Any = None) -> None:
+        agent = current_agent()
+        oid = ObjectId(agent.rank, agent.numbers.next())
+        owned = agent.holdings.create(oid)
+        self._set(agent, agent.rank, oid, agent.rank)
+        owned.value.set_result(value)
+
+    def _set(self, agent: Agent, owner: int, oid: ObjectId, giver: int) -> None:
+        self._agent, self._owner, self._oid, self._giver = agent, owner, oid, giver
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        giver = self._agent.holdings.pass_on(self._owner, self._oid)
+        return _received, (self._owner, tuple(self._oid), giver)
+
+    def __del__(self) -> None:
+        agent = getattr(self, "_agent", None)
+        if agent is not None:
+            agent.holdings.drop(self._owner, self._oid, self._giver)
+
+    def __repr__(self) -> str:
+        return f"<RRef to object {tuple(self._oid)} of {self._agent.who(self._owner)}>"
+
+    def owner(self) -> WorkerInfo:
+        """Return the worker on which the object lives."""
+        return self._agent.workers[self._owner]
+
+    def owner_name(self) -> str:
+        """Return the name of that worker."""
+        return self._agent.name_of(self._owner)
+
+    def is_owner(self) -> bool:
+        """Return whether the object lives on this worker."""
+        return self._owner == self._agent.rank
+
+    def confirmed_by_owner(self) -> bool:
+        """Return whether the owner is known to have the object: at once, but where ``remote`` made
+        it and has not returned there.
+        """
+        return self._made is None or (self._made.done() and self._made.exception() is None)
+
+    def local_value(self) -> T:
+        """Return the object itself, on its owner; waits until it is made.
+
+        Raises RuntimeError on any other worker, what making it raised, ``RRefLostError``.
+        """
+        if not self.is_owner():
+            raise RuntimeError(
+                f"local_value() of {self!r} was called on {self._agent.who(self._agent.rank)};"
+                " expected on its owner (to_here() gives a copy anywhere)"
+            )
+        return _value_of(self._agent, self._oid).wait()
+
+    def to_here(self, timeout: Timeout | None = None) -> T:
+        """Return the object on its owner, a copy of it elsewhere; waits until it is made.
+
+        ``timeout`` (seconds, None: the default of calls, 0: no end) bounds the wait. Raises what
+        making the object raised, ``RpcTimeoutError``, ``WorkerLostError``, ``RRefLostError``.
+        """
+        self._check_made()
+        if self.is_owner():
+            return _value_of(self._agent, self._oid).wait(_bound(self._agent, timeout))
+        seconds = None if timeout is None else to_seconds(timeout)
+        call = self._agent.call(self._owner, _fetch, (self._oid,), {}, seconds, kept=self)
+        return call.wait()
+
+    def rpc_sync(self, timeout: Timeout | None = None) -> Any:
+        """Return a proxy: ``rref.rpc_sync().method(...)`` calls the object's method on its owner
+        and waits for the result.
+        """
+        return _Proxy(self, timeout, Outgoing.wait)
+
+    def rpc_async(self, timeout: Timeout | None = None) -> Any:
+        """Return a proxy whose methods are called on the owner, and return futures."""
+        return _Proxy(self, timeout, _polled)
+
+    def remote(self, timeout: Timeout | None = None) -> Any:
+        """Return a proxy whose methods are called on the owner, and return RRefs to the results."""
+        return _RemoteProxy(self, timeout)
+
+    def creation(self) -> Future[Any]:
+        """Return the future of the call that makes the object, done at once elsewhere."""
+        if self._made is not None:
+            return self._made
+        done = Future()
+        done.set_result(None)
+        return done
+
+    def _check_made(self) -> None:
+        """Raise what making the object failed with, as far as is known."""
+        if self._made is not None and self._made.done():
+            self._made.wait()
+
+
+class _Proxy:
+    """Calls methods of the object behind an RRef; ``ends`` makes of the call what is returned."""
+
+    def __init__(self, rref: RRef[Any], timeout: Timeout | None, ends: Callable[..., Any]) -> None:
+        self._rref = rref
+        self._seconds = None if timeout is None else to_seconds(timeout)
+        self._ends = ends
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        rref = self._rref
+
+        def method(*args: Any, **kwargs: Any) -> Any:
+            rref._check_made()  # pyright: ignore[reportPrivateUsage]
+            agent, owner, oid = rref._agent, rref._owner, rref._oid  # pyright: ignore[reportPrivateUsage]
+            sent = (oid, name, args, kwargs)
+            return self._ends(agent.call(owner, _invoke, sent, {}, self._seconds, kept=rref))
+
+        return method
+
+
+class _RemoteProxy:
+    def __init__(self, rref: RRef[Any], timeout: Timeout | None) -> None:
+        self._rref = rref
+        self._seconds = None if timeout is None else to_seconds(timeout)
+
+    def __getattr__(self, name: str) -> Callable[..., RRef[Any]]:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        rref = self._rref
+
+        def method(*args: Any, **kwargs: Any) -> RRef[Any]:
+            agent, owner, oid = rref._agent, rref._owner, rref._oid  # pyright: ignore[reportPrivateUsage]
+            sent = (oid, name, args, kwargs)
+            return create(agent, owner, _invoke, sent, {}, self._seconds, kept=rref)
+
+        return method
+
+
+def create(
+    agent: Agent,
+    owner: int,
+    func: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    seconds: float | None,
+    kept: object = None,
+) -> RRef[Any]:
+    """Have ``owner`` call a function, and return a reference to what that returns."""
+    oid = ObjectId(agent.rank, agent.numbers.next())
+    rref: RRef[Any] = RRef.__new__(RRef)
+    number = oid.number
+    made = agent.call(owner, func, args, kwargs, seconds, creates=True, kept=kept, number=number)
+    rref._set(agent, owner, oid, agent.rank)  # pyright: ignore[reportPrivateUsage]
+    rref._made = made  # pyright: ignore[reportPrivateUsage]
+    _polled(made)
+
+    def note(done: Future[Any]) -> None:
+        error = done.failure
+        # What came from there is known there; not that the request was lost, or is too late.
+        if error is not None and not isinstance(error.__cause__, RemoteTraceback):
+            who = agent.who(agent.rank)
+            agent.holdings.give_up(owner, oid, f"{who} gave up its creation: {error}")
+
+    made.add_done_callback(note)
+    return rref
+
+
+def _received(owner: int, oid: tuple[int, int], giver: int) -> RRef[Any]:
+    """Return the reference that came with a message."""
+    rref: RRef[Any] = RRef.__new__(RRef)
+    rref._set(current_agent(), owner, ObjectId(*oid), giver)  # pyright: ignore[reportPrivateUsage]
+    return rref
+
+
+def _polled(call: Any) -> Any:
+    if call.connection is not None:
+        call.connection.poll()
+    return call
+
+
+def _bound(agent: Agent, timeout: Timeout | None) -> float | None:
+    seconds = agent.timeout if timeout is None else to_seconds(timeout)
+    return seconds or None
+
+
+def _value_of(agent: Agent, oid: ObjectId) -> Future[Any]:
+    return agent.holdings.value_of(ObjectId(*oid))
+
+
+def _fetch(oid: ObjectId) -> Later:
+    """On the owner: answer with the object when it is made."""
+    return Later(_value_of(current_agent(), oid))
+
+
+def _invoke(oid: ObjectId, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """On the owner: call a method of the object when it is made."""
+    method = getattr(_value_of(current_agent(), oid).wait(), name)
+    result = method(*args, **kwargs)
+    return Later(future_of(method, result)) if is_async(method) else result

@@ -1,0 +1,230 @@
+"""Running what other workers ask for, and answering."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from meshlib.calls.work import Future
+from meshlib.diagnosis.stacks import frames_of
+from meshlib.rpc.calls import name_of
+from meshlib.rpc.errors import RemoteError, RemoteTraceback
+from meshlib.rpc.functions import future_of, is_async
+from meshlib.rpc.references.ownership import ObjectId, Owned
+from meshlib.rpc.wire.connection import Connection
+from meshlib.rpc.wire.frames import Frame, Kind
+from meshlib.rpc.wire.payload import Payload, load
+
+if TYPE_CHECKING:
+    from meshlib.rpc.agent import Agent
+
+CREATES = 1
+"""The flag of a request whose value becomes an object of this worker."""
+Key = tuple[int, int]
+"""The caller's rank, and its number for the call."""
+
+
+class Serving:
+    """A call of another worker's, or of this one's own, that runs here or waits for its turn."""
+
+    __slots__ = ("begun", "cancelled", "connection", "func", "kept", "key", "thread", "waits_for")
+
+    def __init__(self, key: Key, connection: Connection | None) -> None:
+        self.key = key
+        self.connection = connection
+        self.func: object = None
+        self.thread: int | None = None
+        self.begun = time.monotonic()
+        self.cancelled: str | None = None
+        self.waits_for: object = None
+        """The future that its thread waits for."""
+        self.kept: object = None
+
+
+class _Here(threading.local):
+    """The call that the calling thread serves."""
+
+    serving: Serving | None = None
+
+
+class Server:
+    """The requests of one worker's callers. Jobs of its threads run them."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self._here = _Here()
+        self.under_way: dict[Key, Serving] = {}
+
+    @property
+    def current(self) -> Serving | None:
+        """The call that the calling thread serves, if it does."""
+        return self._here.serving
+
+    def accept(self, connection: Connection | None, caller: int, frame: Frame) -> None:
+        """Have a thread run a request; the calling thread may."""
+        serving = Serving((caller, frame.call), connection)
+        self.under_way[serving.key] = serving
+        agent = self._agent
+        if frame.flags & CREATES:
+            # Whoever holds references, it must not go before it was made.
+            serving.kept = agent.holdings.create(ObjectId(caller, frame.call))
+        agent.threads.add(lambda: self._run(serving, frame), frame.nbytes)
+
+    def cancel(self, key: Key, why: str) -> None:
+        """Note that nobody waits for a call any more."""
+        serving = self.under_way.get(key)
+        if serving is not None:
+            serving.cancelled = why
+
+    def cancel_all(self, of: Callable[[Serving], bool], why: str) -> None:
+        """Do so for those ``of`` which this is true."""
+        for serving in list(self.under_way.values()):
+            if of(serving):
+                serving.cancelled = why
+
+    def describe(self, key: Key) -> str:
+        """Return what a call does at this moment, for the error of its caller."""
+        serving = self.under_way.get(key)
+        if serving is None:
+            return "it has ended there, or has not arrived"
+        if serving.thread is None:
+            return (
+                "it has not begun: all"
+                f" {self._agent.threads.limit} threads are busy, {self._agent.threads.backlog}"
+                " calls wait for one"
+            )
+        seconds = time.monotonic() - serving.begun
+        if serving.thread == 0:
+            return f"it waits, for {seconds:.1f} s, for the future that the function has returned"
+        return f"it has run for {seconds:.1f} s, {_stack_below(serving.thread)}"
+
+    # ------------------------------------------------------------------ one call
+
+    def _run(self, serving: Serving, frame: Frame) -> None:
+        here, before = self._here, self._here.serving
+        here.serving = serving
+        serving.thread, serving.begun = threading.get_ident(), time.monotonic()
+        try:
+            self._run_it(serving, frame)
+        except BaseException as error:  # noqa: BLE001 (it becomes the caller's)
+            self._fail(serving, error)
+        finally:
+            here.serving = before
+
+    def _run_it(self, serving: Serving, frame: Frame) -> None:
+        agent, connection = self._agent, serving.connection
+        buffers = _memories(frame) if connection is None else connection.fetch(frame)
+        func, args, kwargs, sent = load(frame.data, buffers)
+        del frame, buffers
+        serving.func = func
+        if serving.cancelled is not None:
+            raise RemoteError(f"the call was not begun: {serving.cancelled}")
+        if sent is None:
+            result, backs = func(*args, **kwargs), None
+        else:
+            with contextlib.ExitStack() as stack:
+                backs = agent.carriers.serve(sent, serving.key[0], stack)
+                result = func(*args, **kwargs)
+        del args, kwargs
+        if isinstance(result, Later):
+            result = result.future
+        elif is_async(func):
+            result = future_of(func, result)
+        else:
+            self._answer(serving, result, backs)
+            return
+        serving.thread = 0
+        result.add_done_callback(lambda done: self._answer_later(serving, done, backs))
+
+    def _answer_later(
+        self, serving: Serving, done: Future[Any], backs: dict[str, Any] | None
+    ) -> None:
+        here, before = self._here, self._here.serving
+        here.serving = None
+        try:
+            error = done.exception()
+            if error is not None:
+                self._fail(serving, error)
+            else:
+                self._answer(serving, done.value(), backs)
+        except BaseException as error:  # noqa: BLE001 (it becomes the caller's)
+            self._fail(serving, error)
+        finally:
+            here.serving = before
+
+    def _answer(self, serving: Serving, result: Any, backs: dict[str, Any] | None) -> None:
+        made = serving.kept
+        if isinstance(made, Owned):
+            _settle(made.value, result, None)
+            result = None
+        brought = {name: it for name, back in (backs or {}).items() if (it := back()) is not None}
+        payload = self._agent.holdings.dump((result, brought or None), serving.key[0])
+        self._send(serving, Kind.REPLY, payload)
+
+    def _fail(self, serving: Serving, error: BaseException) -> None:
+        name = name_of(serving.func) if serving.func is not None else "a call"
+        text = f"On {self._agent.who(self._agent.rank)}, in {name}:\n"
+        text += "".join(traceback.format_exception(error))
+        if isinstance(serving.kept, Owned):
+            _settle(serving.kept.value, None, with_cause(error, text))
+        error = error if isinstance(error, Exception) else RemoteError(f"it ended with {error!r}")
+        try:
+            payload = self._agent.holdings.dump((error, text), serving.key[0])
+            load(payload.data, payload.buffers)
+        except Exception:  # noqa: BLE001 (whatever a class's own pickling may raise)
+            stand_in = RemoteError(f"{type(error).__qualname__}: {error}")
+            payload = self._agent.holdings.dump((stand_in, text), serving.key[0])
+        self._send(serving, Kind.ERROR, payload)
+
+    def _send(self, serving: Serving, kind: int, payload: Payload) -> None:
+        self.under_way.pop(serving.key, None)
+        serving.kept = None
+        number, connection = serving.key[1], serving.connection
+        if connection is None:
+            buffers = [memoryview(bytearray(buffer)) for buffer in payload.buffers]
+            self._agent.on_local_reply(kind, number, payload.data, buffers)
+            return
+        with suppress(OSError):  # the caller is gone, and has been told, or cannot be
+            connection.send(kind, number, payload)
+
+
+class Later:
+    """What a function of ours returns for an answer that comes when ``future`` is done."""
+
+    def __init__(self, future: Future[Any]) -> None:
+        self.future = future
+
+
+def with_cause(error: BaseException, text: str) -> BaseException:
+    """Return ``error`` with the traceback ``text`` of where it was raised as its cause."""
+    error.__cause__ = RemoteTraceback(text)
+    return error
+
+
+def _stack_below(thread: int) -> str:
+    """Return where the function that a thread runs for a call is, as lines to print."""
+    frames = frames_of(thread)
+    ours = [i for i, (frame, _) in enumerate(frames) if frame.f_code is _RUN]
+    entries = traceback.StackSummary.extract(iter(frames[ours[-1] + 1 :] if ours else []))
+    text = "".join(entries.format()).rstrip()
+    return f"and is at\n{text}" if text else "inside of a function that is not written in Python"
+
+
+def _settle(future: Future[Any], value: Any, error: BaseException | None) -> None:
+    with suppress(RuntimeError):  # its creator has given it up before
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(value)
+
+
+def _memories(frame: Frame) -> list[memoryview]:
+    return [buffer.memory for buffer in frame.buffers if buffer.memory is not None]
+
+
+_RUN = Server._run_it.__code__  # pyright: ignore[reportPrivateUsage]

@@ -1,0 +1,1 @@
+"""How RPC's messages travel: payloads, frames, connections, memory of other processes, threads."""

@@ -1,0 +1,341 @@
+"""One connection: the calls of the side that dialled go one way, replies come the other.
+
+Sending never blocks: what the peer does not take at once waits in a queue, which the shared poll
+empties. Receiving is a turn that one thread takes: one of the poll's, or a caller that waits for
+its own reply and so saves a switch between threads.
+"""
+
+from __future__ import annotations
+
+import errno
+import select
+import socket
+import struct
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, Protocol
+
+import numpy as np
+
+from meshlib.rpc.wire.frames import Buffer, Frame, FrameReader, pack
+from meshlib.rpc.wire.payload import Payload
+from meshlib.rpc.wire.threads import Threads
+from transport.condition import Condition
+from transport.deadline import Deadline
+from transport.errors import DistError
+from transport.shm.messages.single_copy import ProcessMemory
+
+QUEUE_BYTES = 1 << 20
+"""Who has more waiting for its peer waits itself, and takes no more requests from it."""
+FETCH_BYTES = 96 << 10
+"""From so many bytes on, a buffer is fetched from its owner's memory where that can be."""
+WAIT_SECONDS = 0.02
+"""A caller that has had no reply for so long leaves the reading to the poll."""
+_PARTS_AT_ONCE = 64
+_TIMEVAL = struct.Struct("@ll")
+_NOBODY, _POLL, _TURN, _PAUSED = range(4)
+
+
+class Owner(Protocol):
+    """What a connection belongs to."""
+
+    threads: Threads
+
+    def on_frames(self, connection: Connection, frames: Sequence[Frame]) -> bool:
+        """Act on frames that came; False: no more are to be read for now."""
+        ...
+
+    def on_end(self, connection: Connection, error: Exception) -> None:
+        """The connection is over."""
+        ...
+
+
+class Connection:
+    """``sock`` is authenticated; ``peer`` the rank at its other end; ``outgoing``: we dialled."""
+
+    def __init__(self, sock: socket.socket, peer: int, outgoing: bool, owner: Owner) -> None:
+        self.peer = peer
+        self.outgoing = outgoing
+        self.fd = sock.fileno()
+        self.queued = 0
+        """Bytes that wait for the peer to take them."""
+        self.memory: ProcessMemory | None = None
+        """The peer's memory, if it can be read."""
+        self.lends = False
+        """Whether the peer can read ours."""
+        self.lent: dict[int, Sequence[memoryview]] = {}
+        """Our buffers that it may read, by the call's number."""
+        self.error: Exception | None = None
+        self.calls: dict[int, Any] = {}
+        """Our calls that wait for a reply on it."""
+        self._sock = sock
+        self._owner = owner
+        self._threads = owner.threads
+        self._frames = FrameReader()
+        self._sending = threading.Lock()
+        self._queue: deque[memoryview] = deque()
+        self._state = threading.Lock()
+        self._reader = _NOBODY
+        self._armed = self._resumed = False
+        self._room = Condition()
+        sock.settimeout(None)
+        limit = _TIMEVAL.pack(0, int(WAIT_SECONDS * 1e6))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+
+    def begin(self, poll: bool) -> None:
+        """Have the threads poll it: for its end and, with ``poll``, for what comes."""
+        with self._state:
+            self._reader = _POLL if poll else _NOBODY
+            self._armed = True
+            self._threads.register(self, self._events())
+
+    def receive_one(self, deadline: Deadline) -> Frame:
+        """Return the first frame that comes, before ``begin``. Raises OSError, TimeoutError."""
+        while True:
+            try:
+                frames = self._frames.receive(self._sock)
+            except (BlockingIOError, InterruptedError):
+                if deadline.expired:
+                    raise TimeoutError(errno.ETIMEDOUT, "it says nothing") from None
+                continue
+            if frames:
+                return frames[0]
+
+    # ------------------------------------------------------------------ sending
+
+    def send(self, kind: int, call: int, payload: Payload | None = None, flags: int = 0) -> None:
+        """Send a frame, or have it sent. Never blocks; raises OSError where it cannot be sent."""
+        if payload is None:
+            self._send(pack(kind, call, b"", flags=flags))
+            return
+        buffers = payload.buffers
+        if not buffers:
+            self._send(pack(kind, call, payload.data, flags=flags))
+            return
+        addresses = [0] * len(buffers)
+        if self.lends:
+            addresses = [
+                np.frombuffer(b, np.uint8).__array_interface__["data"][0]
+                if b.nbytes >= FETCH_BYTES
+                else 0
+                for b in buffers
+            ]
+            if any(addresses):
+                self.lent[call] = buffers
+        self._send(pack(kind, call, payload.data, buffers, addresses, flags))
+
+    def _send(self, parts: Sequence[bytes | memoryview]) -> None:
+        views = [memoryview(part).cast("B") for part in parts]
+        with self._sending:
+            if self.error is not None:
+                raise ConnectionError(errno.ENOTCONN, str(self.error))
+            self._queue.extend(views)
+            if self.queued:
+                self.queued += sum(view.nbytes for view in views)
+                return
+            if self._flush():
+                return
+        with self._state:
+            self._arm()
+
+    def _flush(self) -> bool:
+        """Send what is queued; False if the peer does not take it all. With ``_sending``."""
+        queue = self._queue
+        try:
+            while queue:
+                views = queue if len(queue) <= _PARTS_AT_ONCE else [*queue][:_PARTS_AT_ONCE]
+                count = self._sock.sendmsg(views, (), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                while queue and count >= queue[0].nbytes:
+                    count -= queue.popleft().nbytes
+                if count:
+                    queue[0] = queue[0][count:]
+        except (BlockingIOError, InterruptedError):
+            pass
+        except OSError:
+            queue.clear()
+            self.queued = 0
+            # The reader learns why; what came before the end is still to be read.
+            self.shut(ConnectionResetError(errno.ECONNRESET, "it hung up"))
+            raise
+        self.queued = sum(view.nbytes for view in queue)
+        return not queue
+
+    def wait_for_room(self, timeout: float | None) -> bool:
+        """Wait until the queue is short again, or the connection over; False past ``timeout``."""
+        if self.queued < QUEUE_BYTES:
+            return True
+        self.poll()
+        with self._threads.slot_given_up(), self._room.lock:
+            return self._room.wait_for(
+                lambda: self.queued < QUEUE_BYTES or self.error is not None, timeout
+            )
+
+    # ------------------------------------------------------------------ receiving
+
+    def poll(self) -> None:
+        """Have the threads read it, unless somebody does."""
+        with self._state:
+            if self._reader == _NOBODY:
+                self._reader = _POLL
+                self._arm()
+
+    def resume(self) -> None:
+        """Read on, after a pause, or instead of one that is about to begin."""
+        with self._state:
+            self._resumed = self._reader == _TURN
+            if self._reader == _PAUSED:
+                self._reader = _POLL
+                self._arm()
+
+    @property
+    def is_choked(self) -> bool:
+        """Whether too much waits for the peer to take it."""
+        return self.queued > QUEUE_BYTES
+
+    def read_until(self, done: Callable[[], bool]) -> None:
+        """Read in the calling thread until ``done()``, or for a moment.
+
+        Returns at once where another thread reads. Where others still wait for what comes, the
+        threads go on reading.
+        """
+        with self._state:
+            if self._reader in (_TURN, _PAUSED) or self.error is not None:
+                return
+            polled, self._reader = self._reader == _POLL, _TURN
+            if polled:
+                self._arm()
+        try:
+            while not done():
+                self._owner.on_frames(self, self._frames.receive(self._sock))
+        except (BlockingIOError, InterruptedError):
+            self._end_turn(_POLL)
+        except (DistError, OSError) as error:
+            self._end(error)
+        except BaseException as error:
+            # What was received in between is lost: an interrupt came.
+            self._end(ConnectionAbortedError(errno.ECONNABORTED, f"the wait ended with {error!r}"))
+            raise
+        else:
+            self._end_turn(_NOBODY)
+
+    def ready(self, events: int) -> None:
+        """Act on what the poll has found."""
+        with self._state:
+            self._armed = False
+            mine = self._reader != _TURN and bool(events & ~select.EPOLLOUT)
+            if mine:
+                self._reader = _TURN
+            elif self.fd >= 0 and self.queued and not events & select.EPOLLOUT:
+                self._arm()
+        if events & select.EPOLLOUT:
+            self._go_on_sending()
+        if not mine:
+            with self._state:
+                self._arm_again()
+            return
+        try:
+            goes_on = self._owner.on_frames(self, self._receive_now())
+            while goes_on and self._frames.may_have_more:
+                goes_on = self._owner.on_frames(self, self._receive_now())
+        except (BlockingIOError, InterruptedError):
+            self._end_turn(_POLL)
+        except (DistError, OSError) as error:
+            self._end(error)
+        else:
+            self._end_turn(_POLL if goes_on else _PAUSED)
+
+    def _receive_now(self) -> list[Frame]:
+        return self._frames.receive(self._sock, socket.MSG_DONTWAIT)
+
+    def _go_on_sending(self) -> None:
+        with self._sending:
+            try:
+                done = self._flush()
+            except OSError:
+                done = True
+        if self.queued < QUEUE_BYTES:
+            with self._room.lock:
+                self._room.notify_all()
+        if done:
+            self.resume()
+
+    def _end_turn(self, reader: int) -> None:
+        with self._state:
+            # Who has sent a request in the meantime has put it there before, and saw this turn.
+            if reader == _NOBODY and (self.calls or not self.outgoing):
+                reader = _POLL
+            if reader == _PAUSED and self._resumed:
+                reader = _POLL
+            self._resumed = False
+            self._reader = reader
+            if reader == _POLL or self.error is not None:
+                self._arm()
+            else:
+                self._arm_again()
+
+    def _events(self) -> int:
+        events = 0 if self._reader in (_TURN, _PAUSED) else select.EPOLLRDHUP
+        if self._reader == _POLL:
+            events |= select.EPOLLIN
+        if self.queued:
+            events |= select.EPOLLOUT
+        return events
+
+    def _arm(self) -> None:
+        if self.fd >= 0:
+            self._armed = True
+            self._threads.arm(self, self._events())
+
+    def _arm_again(self) -> None:
+        """Arm it if an event has disarmed it. Not in a turn, unless bytes are to be sent."""
+        if not self._armed and (self._reader != _TURN or self.queued):
+            self._arm()
+
+    # ------------------------------------------------------------------ memory
+
+    def fetch(self, frame: Frame) -> list[memoryview]:
+        """Return the buffers of ``frame``, those in the peer's memory copied from there.
+
+        Raises OSError where they cannot be.
+        """
+        return [
+            self._fetch(buffer) if buffer.memory is None else buffer.memory
+            for buffer in frame.buffers
+        ]
+
+    def _fetch(self, buffer: Buffer) -> memoryview:
+        if self.memory is None:
+            raise OSError(errno.EPERM, "the memory of the sender cannot be read")
+        into = np.empty(buffer.nbytes, np.uint8)
+        self.memory.read(buffer.address, into)
+        return into.data
+
+    # ------------------------------------------------------------------ the end
+
+    def shut(self, error: Exception) -> None:
+        """End it: whoever reads notices. Any thread; never blocks."""
+        if self.error is None:
+            self.error = error
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        with self._state:
+            if self._reader == _PAUSED:
+                self._reader = _POLL
+            if self._reader != _TURN:
+                self._arm()
+
+    def _end(self, error: Exception) -> None:
+        """Close it, by the thread that reads."""
+        self.error = self.error or error
+        with self._sending, self._state:
+            self._threads.forget(self)
+            self.fd = -1
+            self._sock.close()
+            self._queue.clear()
+            self.queued = 0
+            self.lent.clear()
+        with self._room.lock:
+            self._room.notify_all()
+        self._owner.on_end(self, self.error)

@@ -1,0 +1,289 @@
+"""The threads of a worker: they share one poll, and whoever reads a request runs it.
+
+One thread that is idle is always in the poll. A thread that has read more than it can run at once
+leaves the rest in the backlog. Python threads that compute at once only take each other's turn, so
+a second one helps with the backlog only when it stands still: a handler waits, or takes its time.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from collections import deque
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from typing import Protocol
+
+from transport.net.fork import in_forked_children
+
+Job = Callable[[], None]
+LOOK_SECONDS = 0.002
+"""The backlog stands still when no job has ended for so long."""
+IDLE_SECONDS = 5.0
+END_SECONDS = 5.0
+
+
+class Pollable(Protocol):
+    """What ``Threads`` polls."""
+
+    fd: int
+
+    def ready(self, events: int) -> None:
+        """Act on ``events`` of epoll; the descriptor is disarmed, and is to be armed again."""
+        ...
+
+
+class _Here(threading.local):
+    """Whether the calling thread runs a job, and how often it has given up its slot."""
+
+    running = False
+    paused = 0
+
+
+class Threads:
+    """At most ``limit`` jobs run at once, not counting those that wait in ``slot_given_up``.
+
+    ``enter()`` is called first of all in each thread. Threads are made as they are needed, and end
+    when they are idle for a while.
+    """
+
+    def __init__(self, name: str, limit: int, enter: Callable[[], None]) -> None:
+        self.name = name
+        self.limit = limit
+        self._enter = enter
+        self._lock = threading.Lock()
+        self._backlog: deque[tuple[Job, int]] = deque()
+        self.backlog_bytes = 0
+        self._idle = self._running = self._done = 0
+        self._helper: int | None = None
+        self._when_short: tuple[int, int, Job] | None = None
+        self._here = _Here()
+        self._polled: dict[int, Pollable] = {}
+        self._threads: set[threading.Thread] = set()
+        self._number = 0
+        self._closed = False
+        self._epoll = select.epoll()
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._epoll.register(self._bell, select.EPOLLIN)
+        in_forked_children(self, Threads._leave_behind)
+        self._spawn()
+
+    # ------------------------------------------------------------------ what is polled
+
+    def register(self, polled: Pollable, events: int) -> None:
+        """Poll ``polled`` for ``events``, once."""
+        self._polled[polled.fd] = polled
+        self._epoll.register(polled.fd, events | select.EPOLLONESHOT)
+
+    def arm(self, polled: Pollable, events: int) -> None:
+        """Poll ``polled``, which is registered, for ``events`` from now on, once."""
+        self._epoll.modify(polled.fd, events | select.EPOLLONESHOT)
+
+    def forget(self, polled: Pollable) -> None:
+        """Poll ``polled`` no more."""
+        if self._polled.pop(polled.fd, None) is not None:
+            with suppress(OSError, ValueError):
+                self._epoll.unregister(polled.fd)
+
+    # ------------------------------------------------------------------ jobs
+
+    @property
+    def backlog(self) -> int:
+        """How many jobs have not begun."""
+        return len(self._backlog)
+
+    @property
+    def busy(self) -> int:
+        """How many jobs have begun and not ended, those that wait included, or not begun."""
+        with self._lock:
+            return len(self._backlog) + len(self._threads) - self._idle
+
+    @property
+    def done(self) -> int:
+        """How many jobs have ended."""
+        return self._done
+
+    def add(self, job: Job, nbytes: int = 0) -> None:
+        """Append ``job`` to the backlog: for one of these threads, which will look there."""
+        with self._lock:
+            self._backlog.append((job, nbytes))
+            self.backlog_bytes += nbytes
+
+    def submit(self, job: Job) -> None:
+        """Append ``job`` to the backlog, and wake a thread for it."""
+        self.add(job)
+        self.ring()
+
+    def ring(self) -> None:
+        """Wake a thread that is idle. Takes no lock."""
+        with suppress(OSError):
+            os.eventfd_write(self._bell, 1)
+
+    def when_short(self, jobs: int, nbytes: int, then: Job) -> bool:
+        """Have ``then()`` called once the backlog has at most ``jobs`` with ``nbytes``.
+
+        False if it has no more now: ``then`` is not called.
+        """
+        with self._lock:
+            if len(self._backlog) <= jobs and self.backlog_bytes <= nbytes:
+                return False
+            self._when_short = jobs, nbytes, then
+            return True
+
+    @property
+    def in_a_job(self) -> bool:
+        """Whether the calling thread runs a job of these."""
+        return self._here.running
+
+    @contextmanager
+    def slot_given_up(self) -> Generator[None]:
+        """Let another job run while the calling thread, if it runs one, waits for something."""
+        here = self._here
+        if not here.running or here.paused:
+            here.paused += 1
+            try:
+                yield
+            finally:
+                here.paused -= 1
+            return
+        with self._lock:
+            self._running -= 1
+            alone = self._idle == 0
+            more = bool(self._backlog)
+        if alone:
+            self._spawn()
+        if more:
+            self.ring()
+        here.paused = 1
+        try:
+            yield
+        finally:
+            here.paused = 0
+            with self._lock:
+                self._running += 1
+
+    # ------------------------------------------------------------------ the threads
+
+    def close(self, wait: bool = True) -> None:
+        """Have the threads end with the jobs they run; ``wait`` for that, for a few seconds."""
+        self._closed = True
+        self.ring()
+        if not wait:
+            return
+        me = threading.current_thread()
+        with self._lock:
+            threads = [thread for thread in self._threads if thread is not me]
+        for thread in threads:
+            thread.join(END_SECONDS)
+        with self._lock:
+            left = self._threads - {me}
+        if not left and me not in self._threads:
+            self._epoll.close()
+            os.close(self._bell)
+
+    def _leave_behind(self) -> None:
+        """Let go of the poll in a fork of the process, where these threads are not."""
+        self._closed = True
+        self._epoll.close()
+        with suppress(OSError):
+            os.close(self._bell)
+
+    def _spawn(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._idle += 1
+            self._number += 1
+            name = f"meshlib-rpc-{self.name}-{self._number}"
+            thread = threading.Thread(target=self._serve, name=name, daemon=True)
+            self._threads.add(thread)
+        thread.start()
+
+    def _serve(self) -> None:
+        me = threading.current_thread()
+        self._enter()
+        try:
+            while not self._closed and self._turn():
+                pass
+        finally:
+            with self._lock:
+                self._threads.discard(me)
+                if self._helper == me.ident:
+                    self._helper = None
+
+    def _turn(self) -> bool:
+        """Wait for something and do it; False: this thread is not needed any more."""
+        me = threading.get_ident()
+        helping, done = self._helper == me, self._done
+        events = self._epoll.poll(LOOK_SECONDS if helping else IDLE_SECONDS, 1)
+        for fd, event in events:
+            if fd == self._bell:
+                self._answer_bell()
+            elif (polled := self._polled.get(fd)) is not None:
+                polled.ready(event)
+        backlog = len(self._backlog)
+        if not backlog or self._running >= self.limit:
+            if helping:
+                self._helper = None
+            return bool(events) or backlog > 0 or self._is_needed()
+        if self._running == 0 or backlog == 1 or (helping and self._done == done):
+            if helping:
+                self._helper = None
+            if backlog > 1:
+                self.ring()  # somebody must see whether it goes on
+            self._work()
+        else:
+            with self._lock:
+                if self._helper is None:
+                    self._helper = me
+        return True
+
+    def _answer_bell(self) -> None:
+        if not self._closed:  # else it rings on, until all have heard it
+            with suppress(BlockingIOError):
+                os.eventfd_read(self._bell)
+
+    def _is_needed(self) -> bool:
+        with self._lock:
+            if self._idle < 2:
+                return True
+            self._idle -= 1
+            return False
+
+    def _work(self) -> None:
+        here = self._here
+        while not self._closed:
+            with self._lock:
+                if not self._backlog or self._running >= self.limit:
+                    return
+                job, nbytes = self._backlog.popleft()
+                self.backlog_bytes -= nbytes
+                self._idle -= 1
+                self._running += 1
+                alone = self._idle == 0
+                short = self._is_short()
+            if alone:
+                self._spawn()
+            if short is not None:
+                short()
+            here.running = True
+            try:
+                job()
+            finally:
+                del job
+                here.running = False
+                with self._lock:
+                    self._idle += 1
+                    self._running -= 1
+                    self._done += 1
+
+    def _is_short(self) -> Job | None:
+        """Return what is to be called now that the backlog is short, once. With the lock."""
+        if self._when_short is None:
+            return None
+        jobs, nbytes, then = self._when_short
+        if len(self._backlog) > jobs or self.backlog_bytes > nbytes:
+            return None
+        self._when_short = None
+        return then

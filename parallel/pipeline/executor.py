@@ -1,0 +1,145 @@
+"""The one executor: runs any table, on this rank's stages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any
+
+from parallel.arrays import Array
+from parallel.pipeline.actions import Action, Kind
+from parallel.pipeline.messages import AHEAD, Agreement, Messages
+from parallel.pipeline.simulation import Span
+from parallel.pipeline.specs import Spec, check_like, specs_of
+from parallel.pipeline.stage import Stage
+from parallel.pipeline.table import Table
+
+
+@dataclass
+class Batch:
+    """What a rank brings to a step, cut into microbatches, and what it gets out of it.
+
+    ``args`` on the rank with the first stage, ``targets`` on that with the last.
+    """
+
+    args: Sequence[tuple[Array, ...]]
+    kwargs: Sequence[dict[str, Any]]
+    targets: Sequence[Any] | None
+    losses: dict[int, float] = field(default_factory=dict[int, float])
+    outputs: dict[int, tuple[Array, ...]] | None = None
+
+
+class Step:
+    """One step of one rank: its actions, in their order. ``run`` once.
+
+    ``loss`` is called with the last stage's outputs; without it there are forwards alone.
+    """
+
+    def __init__(
+        self,
+        table: Table,
+        stages: Mapping[int, Stage],
+        agreement: Agreement,
+        batch: Batch,
+        loss: Any,
+        scale: float,
+        training: bool,
+    ) -> None:
+        group = next(iter(stages.values())).group
+        self._table, self._stages = table, stages
+        self._agreement, self._batch = agreement, batch
+        self._loss, self._scale, self._training = loss, scale, training
+        self._rank = group.rank()
+        row = table.ranks[self._rank]
+        self._row = [a for a in row if training or a.kind is Kind.FORWARD]
+        self._messages = Messages(table, group, agreement, self._empty, training)
+        self._loss_grads: dict[int, tuple[Array, ...]] = {}
+        self._last = {a.stage: a for a in row if a.kind in (Kind.BACKWARD, Kind.WEIGHT)}
+        self.spans: list[Span] = []
+
+    def _empty(self, stage: int, spec: Spec) -> Array:
+        return self._stages[stage].empty(spec)
+
+    def run(self) -> None:
+        """Do all actions. Raises what a stage raises, and what the messages do."""
+        for action in self._row[:AHEAD]:
+            self._messages.expect(action)
+        for place, action in enumerate(self._row):
+            for coming in self._row[place : place + AHEAD + 1]:
+                self._messages.expect(coming)
+            given = self._given(action)
+            begin = monotonic()
+            result = self._do(action, given)
+            self.spans.append(Span(self._rank, action, begin, monotonic()))
+            if result is not None:
+                self._messages.give(action, result)
+        self._messages.finish()
+
+    def _given(self, action: Action) -> tuple[Array | None, ...]:
+        """Return what the action computes with, and waits for."""
+        stage, kind, microbatch = action
+        if kind is Kind.WEIGHT:
+            return ()
+        if kind is Kind.FORWARD and self._stages[stage].is_first:
+            return self._batch.args[microbatch]
+        if kind is not Kind.FORWARD and self._stages[stage].is_last:
+            return self._loss_grads.pop(microbatch)
+        return self._messages.take(action)
+
+    def _do(
+        self, action: Action, given: tuple[Array | None, ...]
+    ) -> tuple[Array | None, ...] | None:
+        stage, last = self._stages[action.stage], action is self._last.get(action.stage)
+        if action.kind is Kind.FORWARD:
+            return self._forward(stage, action.microbatch, given)
+        if action.kind is Kind.WEIGHT:
+            return stage.backward_weight(action.microbatch, last=last)
+        if action.kind is Kind.INPUT:
+            grads = stage.backward_input(action.microbatch, given)
+        else:
+            grads = stage.backward(action.microbatch, given, last=last)
+        return None if stage.is_first else self._checked(stage, grads)
+
+    def _forward(self, stage: Stage, microbatch: int, inputs: Sequence[Any]) -> tuple[Array, ...]:
+        outputs = stage.forward(microbatch, inputs, self._batch.kwargs[microbatch])
+        known = self._agreement.outputs.setdefault(stage.stage_index, specs_of(outputs))
+        check_like(outputs, known, f"the output of {stage!r} for microbatch {microbatch}")
+        if stage.is_last:
+            self._end_forward(stage, microbatch, outputs)
+        return outputs
+
+    def _end_forward(self, stage: Stage, microbatch: int, outputs: tuple[Array, ...]) -> None:
+        if self._batch.outputs is not None:
+            self._batch.outputs[microbatch] = outputs
+        if self._loss is None or self._batch.targets is None:
+            return
+        loss, grads = stage.loss(
+            self._loss,
+            outputs,
+            self._batch.targets[microbatch],
+            self._scale if self._training else None,
+        )
+        self._batch.losses[microbatch] = loss
+        if self._training:
+            self._loss_grads[microbatch] = grads
+
+    def _checked(self, stage: Stage, grads: Sequence[Array | None]) -> tuple[Array | None, ...]:
+        """Return the gradients of the inputs: of those that have one, in their shape and dtype."""
+        specs = self._agreement.inputs[stage.stage_index]
+        if len(grads) != len(specs):
+            raise ValueError(
+                f"backward of {stage!r} returned {len(grads)} gradients for {len(specs)} inputs"
+            )
+        checked: list[Array | None] = []
+        for number, (grad, spec) in enumerate(zip(grads, specs, strict=True)):
+            if not spec.is_trained:
+                checked.append(None)
+            elif grad is None:
+                zeros = stage.empty(spec)
+                zeros[...] = 0
+                checked.append(zeros)
+            else:
+                check_like([grad], (spec,), f"the gradient of input {number} of {stage!r}")
+                checked.append(grad)
+        return tuple(checked)

@@ -1,0 +1,167 @@
+"""The schedules by torch's names: each makes its table for the stages that it is given."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from parallel.checks import check_instance, to_count
+from parallel.pipeline.agreement import agree
+from parallel.pipeline.schedule import PipelineSchedule, as_stages
+from parallel.pipeline.schedules.halves import dual_pipe_v, zbv, zero_bubble
+from parallel.pipeline.schedules.whole import gpipe, interleaved_1f1b, one_f_one_b
+from parallel.pipeline.stage import Stage
+from parallel.pipeline.table import Table
+
+
+class NamedSchedule(PipelineSchedule):
+    """A schedule whose table follows from the ranks, the stages and the microbatches.
+
+    Args:
+        stages: this rank's stage, or a list of its stages.
+        n_microbatches: into how many parts a batch is cut.
+        loss_fn: the loss of the last stage's output and the target: a ``parallel.nn`` module for
+            stages of modules. The same on all ranks; without it ``step`` runs forwards alone.
+        scale_grads: divide the gradients by the number of microbatches: right for a loss that is a
+            mean.
+
+    Raises:
+        TypeError: for arguments of another type.
+        ValueError: on all ranks, for stages that do not divide by the ranks, a number of
+            microbatches with which the schedule cannot be made, stages that are not those that it
+            gives to a rank, and ranks whose arguments differ.
+    """
+
+    def __init__(
+        self,
+        stages: Stage | Sequence[Stage],
+        n_microbatches: int,
+        loss_fn: Any = None,
+        *,
+        scale_grads: bool = True,
+    ) -> None:
+        listed = as_stages(stages)
+        count = to_count(n_microbatches, "n_microbatches")
+        group, total = listed[0].group, listed[0].num_stages
+        each, rest = divmod(total, group.size())
+        try:
+            if rest or not each:
+                raise ValueError(
+                    f"num_stages is {total}, which does not divide by the {group.size()} ranks of"
+                    f" {group}"
+                )
+            table = self.make_table(group.size(), count, each)
+        except ValueError as error:
+            agree(group, str(error), [])
+            raise
+        super().__init__(listed, table, loss_fn, scale_grads=scale_grads)
+
+    @staticmethod
+    @abstractmethod
+    def make_table(ranks: int, microbatches: int, stages_per_rank: int) -> Table:
+        """Return the table; raise ValueError where there is none."""
+
+
+def _one(name: str, stages_per_rank: int) -> None:
+    if stages_per_rank != 1:
+        raise ValueError(f"{name} has one stage a rank, got {stages_per_rank}")
+
+
+def _two(name: str, stages_per_rank: int) -> None:
+    if stages_per_rank != 2:
+        raise ValueError(f"{name} has two stages a rank, got {stages_per_rank}")
+
+
+class ScheduleGPipe(NamedSchedule):
+    """GPipe: all forwards, then all backwards. One stage a rank. See ``gpipe``."""
+
+    @staticmethod
+    def make_table(ranks: int, microbatches: int, stages_per_rank: int) -> Table:
+        """Return the table of ``gpipe``."""
+        _one("GPipe", stages_per_rank)
+        return gpipe(ranks, microbatches)
+
+
+class Schedule1F1B(NamedSchedule):
+    """1F1B: a forward and a backward in turn. One stage a rank. See ``one_f_one_b``."""
+
+    @staticmethod
+    def make_table(ranks: int, microbatches: int, stages_per_rank: int) -> Table:
+        """Return the table of ``one_f_one_b``."""
+        _one("1F1B", stages_per_rank)
+        return one_f_one_b(ranks, microbatches)
+
+
+class ScheduleInterleaved1F1B(NamedSchedule):
+    """1F1B with several stages a rank: rank r has r, r+p, ... See ``interleaved_1f1b``."""
+
+    @staticmethod
+    def make_table(ranks: int, microbatches: int, stages_per_rank: int) -> Table:
+        """Return the table of ``interleaved_1f1b``."""
+        return interleaved_1f1b(ranks, microbatches, stages_per_rank)
+
+
+class ScheduleInterleavedZeroBubble(NamedSchedule):
+    """ZB-H1, with one stage a rank or several: rank r has r, r+p, ... See ``zero_bubble``."""
+
+    @staticmethod
+    def make_table(ranks: int, microbatches: int, stages_per_rank: int) -> Table:
+        """Return the table of ``zero_bubble``."""
+        return zero_bubble(ranks, microbatches, stages_per_rank)
+
+
+class ScheduleZBVZeroBubble(NamedSchedule):
+    """ZB-V: rank r has the stages r and 2p-1-r. See ``zbv``."""
+
+    @staticmethod
+    def make_table(ranks: int, microbatches: int, stages_per_rank: int) -> Table:
+        """Return the table of ``zbv``."""
+        _two("ZB-V", stages_per_rank)
+        return zbv(ranks, microbatches)
+
+
+class ScheduleDualPipeV(NamedSchedule):
+    """DualPipeV: rank r has the stages r and 2p-1-r. See ``dual_pipe_v``."""
+
+    @staticmethod
+    def make_table(ranks: int, microbatches: int, stages_per_rank: int) -> Table:
+        """Return the table of ``dual_pipe_v``."""
+        _two("DualPipeV", stages_per_rank)
+        return dual_pipe_v(ranks, microbatches)
+
+
+_CLASSES: dict[str, type[NamedSchedule]] = {
+    "GPipe": ScheduleGPipe,
+    "1F1B": Schedule1F1B,
+    "Interleaved1F1B": ScheduleInterleaved1F1B,
+    "InterleavedZeroBubble": ScheduleInterleavedZeroBubble,
+    "ZBVZeroBubble": ScheduleZBVZeroBubble,
+    "DualPipeV": ScheduleDualPipeV,
+}
+SCHEDULES = tuple(_CLASSES)
+"""What ``get_schedule_class`` knows."""
+
+
+def get_schedule_class(schedule_name: str) -> type[NamedSchedule]:
+    """Return the class of a schedule: ``"1F1B"`` or ``"Schedule1F1B"``, in any case.
+
+    Args:
+        schedule_name: GPipe, 1F1B, Interleaved1F1B, InterleavedZeroBubble (ZB-H1 with one stage a
+            rank), ZBVZeroBubble or DualPipeV.
+
+    Returns:
+        The class.
+
+    Raises:
+        ValueError: for another name.
+        TypeError: for what is no string.
+    """
+    check_instance(schedule_name, str, "schedule_name", "'1F1B'")
+    folded = {name.casefold(): one for name, one in _CLASSES.items()}
+    found = folded.get(schedule_name.casefold().removeprefix("schedule"))
+    if found is None:
+        raise ValueError(
+            f"schedule_name is {schedule_name!r}; expected one of {', '.join(SCHEDULES)}"
+        )
+    return found

@@ -1,0 +1,1 @@
+"""Schedules: each is a function that returns its table."""

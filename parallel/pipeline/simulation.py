@@ -1,0 +1,113 @@
+"""When each action of a table runs, for given costs; and how long ranks idle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from parallel.pipeline.actions import Action, Kind
+from parallel.pipeline.table import Table
+
+Costs = Mapping[Kind, float] | Callable[[Action], float]
+"""What an action takes: by its kind, or by itself."""
+
+USUAL_COSTS: dict[Kind, float] = {
+    Kind.FORWARD: 1.0,
+    Kind.BACKWARD: 2.0,
+    Kind.INPUT: 1.0,
+    Kind.WEIGHT: 1.0,
+}
+"""A matrix product forward, and one for each of its two gradients."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """An action of a rank, from ``begin`` to ``end``."""
+
+    rank: int
+    action: Action
+    begin: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Timing:
+    """When everything happens: planned (``simulate``) or measured (``Schedule.timeline``)."""
+
+    ranks: int
+    spans: tuple[Span, ...]
+
+    @property
+    def begin(self) -> float:
+        """When the first rank begins."""
+        return min(span.begin for span in self.spans)
+
+    @property
+    def makespan(self) -> float:
+        """The time from the beginning of the first action to the end of the last."""
+        return max(span.end for span in self.spans) - self.begin
+
+    @property
+    def bubble(self) -> float:
+        """The share of the ranks' time, from 0 to 1, in which they compute nothing."""
+        busy = sum(span.end - span.begin for span in self.spans)
+        return 1 - busy / (self.ranks * self.makespan)
+
+    def idle(self, rank: int) -> float:
+        """Return how long one rank computes nothing."""
+        busy = sum(span.end - span.begin for span in self.spans if span.rank == rank)
+        return self.makespan - busy
+
+
+def simulate(table: Table, costs: Costs | None = None, message: float = 0.0) -> Timing:
+    """Return when each action runs if each rank begins each of its actions as soon as it can.
+
+    Args:
+        table: the schedule.
+        costs: what actions take, by kind or by a function of the action; by default a forward 1, a
+            backward 2, either half of one 1.
+        message: what it takes from the end of an action until another rank has its result.
+
+    Returns:
+        The spans, in the unit of the costs, from 0 on.
+
+    Raises:
+        ValueError: for costs that are not positive.
+    """
+    given = USUAL_COSTS if costs is None else costs
+    ends: dict[Action, float] = {}
+    free = [0.0] * len(table.ranks)
+    spans: list[Span] = []
+    for rank, action in table.in_time():
+        begin = free[rank]
+        for need in table.needs(action):
+            away = table.rank_of[need.stage] != rank
+            begin = max(begin, ends[need] + (message if away else 0.0))
+        takes = given(action) if callable(given) else given[action.kind]
+        if not takes > 0:
+            raise ValueError(f"{table.name}: the cost of {action} is {takes}; expected above 0")
+        ends[action] = free[rank] = begin + takes
+        spans.append(Span(rank, action, begin, free[rank]))
+    return Timing(len(table.ranks), tuple(spans))
+
+
+def most_held(table: Table) -> list[int]:
+    """Return for each rank how many microbatches' activations it holds at most, over its stages.
+
+    From their forward until their backward (or its second half) has ended.
+    """
+    most: list[int] = []
+    for actions in table.ranks:
+        most.append(_peak(actions))
+    return most
+
+
+def _peak(actions: Sequence[Action]) -> int:
+    held = peak = 0
+    for action in actions:
+        if action.kind is Kind.FORWARD:
+            held += 1
+            peak = max(peak, held)
+        elif action.kind is not Kind.INPUT:
+            held -= 1
+    return peak

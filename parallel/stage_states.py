@@ -1,0 +1,202 @@
+"""The state of a model whose stages lie on different ranks, as one tree of global arrays.
+
+Each stage's arrays are on its ranks only; a checkpoint wants the same tree on all of them. So each
+rank learns what the other stages have, and stands for it with DArrays of which it has no part.
+Names are paths in the whole model, and states of an optimizer go by the path of their parameter: so
+a checkpoint loads on any other number of stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from meshlib import DeviceMesh
+from meshlib.sharding import DArray, P, Sharding
+from parallel.arrays import is_array
+from parallel.nn.module import Module
+from parallel.nn.parameter import Parameter
+from parallel.optim.optimizer import Optimizer
+
+_Dims = tuple[tuple[str, ...], ...]
+
+
+class _Leaf(NamedTuple):
+    """What other ranks need to know of an array: how its dims are split, by names of mesh dims."""
+
+    dims: _Dims
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
+class StageStates:
+    """The global state of ``model``, a stage of a pipeline, and its ``optimizer``.
+
+        states = StageStates(stage, optimizer, mesh)
+        checkpoints.save(states.state(), step=100)
+        states.restore(checkpoints.load(states.layout()))
+
+    ``state`` is a collective over the ranks along ``dim``. A pipeline of one stage is none, and has
+    the same tree.
+
+    Args:
+        model: this rank's stage, whose parameters have the paths that they have in the whole model;
+            no two stages have the same.
+        optimizer: that of its parameters.
+        mesh: all ranks of the pipeline and its replicas, with names; parameters are split over
+            some of its dims, or not at all.
+        dim: the dim along which the stages lie.
+
+    Raises:
+        MeshDimError: for a mesh that has no such dim.
+    """
+
+    def __init__(
+        self, model: Module, optimizer: Optimizer, mesh: DeviceMesh, dim: str = "pp"
+    ) -> None:
+        self._model, self._optimizer = model, optimizer
+        self._pipeline = mesh[dim].process_group
+        names = mesh.mesh_dim_names or ()
+        others = [name for name in names if name != dim]
+        ranks = mesh.permute(dim, *others).mesh
+        self._stages = [
+            DeviceMesh(
+                mesh.device_type,
+                ranks[stage] if others else ranks[stage : stage + 1],
+                mesh_dim_names=tuple(others) or (dim,),
+            )
+            for stage in range(len(ranks))
+        ]
+
+    def state(self) -> dict[str, Any]:
+        """Return ``{"model": {path: DArray}, "optimizer": {path: {name: value}}}`` of all stages.
+
+        Arrays are not copied. All ranks call.
+        """
+        mine = self._pipeline.rank()
+        model, optimizer = self._own()
+        told: dict[str, Any] = {"model": {}, "optimizer": {}}
+        for path, value in model.items():
+            told["model"][path] = _leaf(value)
+        for path, values in optimizer.items():
+            told["optimizer"][path] = {
+                name: _leaf(value) if _is_array(value) else value for name, value in values.items()
+            }
+        state: dict[str, Any] = {"model": {}, "optimizer": {}}
+        for stage, theirs in enumerate(self._tell(told)):
+            mesh = self._stages[stage]
+            for path, leaf in theirs["model"].items():
+                own = model[path] if stage == mine else None
+                state["model"][path] = _standing_for(leaf, mesh, own)
+            for path, values in theirs["optimizer"].items():
+                state["optimizer"][path] = {
+                    name: _standing_for(
+                        value, mesh, optimizer[path][name] if stage == mine else None
+                    )
+                    for name, value in values.items()
+                }
+        return state
+
+    def layout(self) -> dict[str, Any]:
+        """Return what ``meshlib.checkpoint.load`` is to make of such a state: its ``like``.
+
+        All ranks call. The optimizer need not have made a step.
+        """
+        own, _ = self._own()
+        told = {path: _leaf(value) for path, value in own.items()}
+        known: dict[str, tuple[_Leaf, DeviceMesh]] = {}
+        for stage, theirs in enumerate(self._tell(told)):
+            known |= {path: (leaf, self._stages[stage]) for path, leaf in theirs.items()}
+
+        def like(keys: tuple[Any, ...], shape: tuple[int, ...]) -> Any:
+            leaf, mesh = known.get(keys[0], (None, None))
+            if leaf is None or mesh is None or leaf.shape != shape:
+                return ...  # a count of steps
+            return Sharding(mesh, P(*leaf.dims))
+
+        model = {path: Sharding(mesh, P(*leaf.dims)) for path, (leaf, mesh) in known.items()}
+        return {"model": model, "optimizer": like}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Copy what was loaded, in the layout of ``layout``, into the stage and its optimizer.
+
+        Raises KeyError for a state that lacks something, ValueError for one that does not fit.
+        """
+        own = self._model.state_dict()
+        self._model.load_state_dict(
+            {path: _as(value, state["model"][path]) for path, value in own.items()}
+        )
+        for path, parameter in self._model.named_parameters():
+            saved = state["optimizer"].get(path)
+            if saved is not None:
+                self._optimizer.state[parameter] = {
+                    name: value.local.copy() if isinstance(value, DArray) else value
+                    for name, value in saved.items()
+                }
+
+    # ------------------------------------------------------------------ what there is
+
+    def _own(self) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+        """Return this stage's arrays and the states of its parameters, by path, as global ones."""
+        parameters = dict(self._model.named_parameters())
+        model = {
+            path: _global(parameters.get(path), value)
+            for path, value in self._model.state_dict().items()
+        }
+        optimizer = {
+            path: {
+                name: _global(parameter, parameter.as_global(value))
+                for name, value in self._optimizer.state[parameter].items()
+            }
+            for path, parameter in parameters.items()
+            if parameter in self._optimizer.state
+        }
+        return model, optimizer
+
+    def _tell(self, told: Any) -> list[Any]:
+        """Return what each stage tells, in their order."""
+        everybody: list[Any] = [None] * self._pipeline.size()
+        self._pipeline.all_gather_object(everybody, told)
+        return everybody
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, DArray) or is_array(value)
+
+
+def _global(parameter: Parameter | None, value: Any) -> Any:
+    """Return an array that a layer has split, of which a parameter tells, as a DArray."""
+    if parameter is None or parameter.split is None or isinstance(value, DArray):
+        return value
+    sharding, shape = parameter.split
+    if parameter.sharding is not None or not _is_array(value):
+        return value
+    if tuple(value.shape) != sharding.local_shape(shape):
+        return value
+    return DArray(value, sharding, shape, value.dtype)
+
+
+def _leaf(value: Any) -> _Leaf:
+    shape = tuple(value.shape)
+    if not isinstance(value, DArray):
+        return _Leaf((), shape, np.dtype(value.dtype))
+    names = value.sharding.mesh.mesh_dim_names or ()
+    dims = tuple(tuple(names[i] for i in dim) for dim in value.sharding.dims)
+    return _Leaf(dims, shape, np.dtype(value.dtype))
+
+
+def _standing_for(leaf: Any, mesh: DeviceMesh, own: Any) -> Any:
+    """Return a value as all ranks have it: for an array a DArray on the ranks of its stage."""
+    if not isinstance(leaf, _Leaf):
+        return leaf
+    local = own.local if isinstance(own, DArray) else own
+    return DArray(local, Sharding(mesh, P(*leaf.dims)), leaf.shape, leaf.dtype)
+
+
+def _as(own: Any, loaded: Any) -> Any:
+    """Return what was loaded in the form in which the stage has it: the parts are the same."""
+    if isinstance(own, DArray):
+        return DArray(loaded.local, own.sharding, own.shape, own.dtype)
+    return loaded.local

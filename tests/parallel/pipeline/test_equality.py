@@ -1,0 +1,41 @@
+"""A pipeline trains as one process does: 20 steps, float64, every schedule."""
+
+from functools import cache
+
+import pytest
+from pipeline_training import assert_equal, ddp, fsdp, make_mesh, train_pipeline, train_whole
+
+from meshlib.testing import run_ranks
+from parallel.pipeline import get_schedule_class
+
+LOOPED = {"GPipe": 1, "1F1B": 1, "Interleaved1F1B": 2, "InterleavedZeroBubble": 2}
+SCHEDULES = [*LOOPED, "InterleavedZeroBubble:1", "ZBVZeroBubble", "DualPipeV"]
+whole = cache(train_whole)
+
+
+def placed(name, ranks):
+    """Return each rank's stages."""
+    if name in ("ZBVZeroBubble", "DualPipeV"):
+        return [[rank, 2 * ranks - 1 - rank] for rank in range(ranks)]
+    each = 1 if name.endswith(":1") else LOOPED[name]
+    return [list(range(rank, ranks * each, ranks)) for rank in range(ranks)]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_every_schedule_equals_one_process(name, ranks):
+    def job():
+        kind = get_schedule_class(name.removesuffix(":1"))
+        return train_pipeline(make_mesh(ranks), kind, placed(name, ranks), 8)
+
+    assert_equal(run_ranks(job, ranks), whole())
+
+
+@pytest.mark.parametrize("wrap", [ddp, fsdp])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_with_data_parallel_on_another_dim(name, wrap):
+    def job():
+        kind = get_schedule_class(name.removesuffix(":1"))
+        return train_pipeline(make_mesh(2, 2), kind, placed(name, 2), 4, wrap=wrap)
+
+    assert_equal(run_ranks(job, 4), whole())

@@ -1,0 +1,218 @@
+"""Ctrl-C in the middle of a transport's call: what other threads wait for does not stay taken."""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from interrupts import SOON, at_every_step, in_thread
+from rank_threads import Member, Transport, run_group
+from tcp_pairs import links
+
+from transport import condition
+from transport.algorithms.choice import DEFAULT
+from transport.call import NO_ROOT, Call, CallHeader, Kind, dtype_code
+from transport.cuda import watch as watches
+from transport.cuda.watch import Watch
+from transport.deadline import Deadline
+from transport.errors import CommunicatorAbortedError, CommunicatorTimeoutError
+from transport.links import mailbox
+from transport.links.mailbox import Mailbox
+from transport.mpi import inbox as mpi_inbox
+from transport.mpi.inbox import Inbox
+from transport.nccl import ledger as ledgers
+from transport.nccl.ledger import Ledger
+from transport.runtime import Membership, Runtime
+from transport.shm import ShmCommunicator
+from transport.shm.board.layout import Sizes
+from transport.shm.messages import messages
+from transport.store.hash_store import HashStore
+from transport.tcp import TcpCommunicator, link
+from transport.tcp import communicator as tcp
+from transport.tcp.link import TcpLink
+
+SHM = Transport(
+    "shm", lambda membership, _: ShmCommunicator(membership, Sizes(ring=1 << 10)), has_links=False
+)
+_CODE = {
+    module.__file__
+    for module in (condition, ledgers, link, mailbox, messages, mpi_inbox, tcp, watches)
+}
+
+
+def beside_a_peer(wait: Callable[[Member], object]) -> int:
+    """Interrupt ``wait(member)`` of rank 0 at every step; messages go both ways after each."""
+    orders: queue.Queue[bool] = queue.Queue()
+
+    def body(member: Member) -> int:
+        x = np.arange(3.0)
+        if member.rank == 1:
+            while orders.get(timeout=6 * SOON):
+                member.send(x, 0, tag=9)
+                member.recv(x, 0, tag=8)
+            return 0
+
+        def check() -> None:
+            orders.put(True)
+            got = np.zeros(3)
+            member.recv(got, 1, tag=9, timeout=SOON)
+            assert got.tolist() == [0.0, 1.0, 2.0]
+            member.send(got, 1, tag=8, timeout=SOON)
+
+        try:
+            return at_every_step(lambda: wait(member), check, _CODE)
+        finally:
+            orders.put(False)
+
+    return run_group(SHM, 2, body, seconds=12 * SOON)[0]
+
+
+def test_receiving_in_vain_over_shm() -> None:
+    def wait(member: Member) -> None:
+        with suppress(CommunicatorTimeoutError):
+            member.recv(np.zeros(3), 1, timeout=0.0)
+
+    assert beside_a_peer(wait) > 10
+
+
+def test_sending_over_shm() -> None:
+    """What it leaves, aborting lets go of: that is what becomes of an interrupted call's group."""
+    x, steps, done = np.ones(1), list[int](), threading.Event()
+
+    def body(member: Member) -> None:
+        if member.rank == 1:
+            member.recv(x, 0, tag=8)
+            done.wait(6 * SOON)
+            return
+        member.send(x, 1, tag=8)
+        mailbox: Any = member.comm.mailbox  # type: ignore[attr-defined]
+        turn = mailbox._outboxes[1].turn
+        mailbox._write = lambda *_: None
+
+        def wait() -> None:
+            try:
+                member.send(x, 1, tag=7)
+            except KeyboardInterrupt:
+                sys.settrace(None)
+                mailbox.abort("interrupted")
+                mailbox._aborted = None
+
+        def check() -> None:
+            assert turn.acquire(timeout=SOON)
+            turn.release()
+
+        try:
+            steps.append(at_every_step(wait, check, _CODE))
+        finally:
+            done.set()
+
+    run_group(SHM, 2, body)
+    assert steps[0] > 20
+
+
+def test_who_waits_for_an_interrupted_threads_connection_is_told() -> None:
+    """An interrupted call has its communicator aborted."""
+    with ExitStack() as stack:
+        runtime = Runtime(secret=b"secret of the tests", host="127.0.0.1")
+        stack.callback(runtime.close)
+        membership = Membership("g", 0, (0, 1), HashStore(), runtime)
+        comm: Any = TcpCommunicator(membership, DEFAULT)
+        stack.callback(comm.close)
+        # Where the interrupt came before the thread had said that it connects no more.
+        comm._opening[1] = -1
+        header = CallHeader(0, 1, NO_ROOT, Kind.SEND, dtype_code(np.dtype("f8")), 0)
+        call = Call(header, Deadline.after(6 * SOON))
+        sending = in_thread(lambda: comm.send(call, np.ones(1), 1, 0))
+        while call.waiting_for != 1:
+            time.sleep(0.001)
+        comm.abort("interrupted")
+        with pytest.raises(CommunicatorAbortedError, match="interrupted"):
+            sending.result(SOON)
+
+
+def test_a_frame_over_tcp() -> None:
+    made, stack = list[tuple[TcpLink, TcpLink]](), ExitStack()
+
+    def fresh() -> None:
+        stack.close()
+        made[:] = [stack.enter_context(links())]
+
+    def send() -> None:
+        header = CallHeader(1, 1, NO_ROOT, Kind.BROADCAST, dtype_code(np.dtype("f8")), 0)
+        made[0][0].send(Call(header, Deadline.after(SOON)), np.ones(1).view(np.uint8).data)
+
+    def wait() -> None:
+        try:
+            send()
+        except KeyboardInterrupt:
+            sys.settrace(None)
+            made[0][0].abort("interrupted")
+
+    def check() -> None:
+        with suppress(CommunicatorAbortedError):
+            send()
+        made[0][0].close()
+        assert made[0][0].first.fileno() < 0
+        fresh()
+
+    fresh()
+    with stack:
+        assert at_every_step(wait, check, _CODE) > 30
+
+
+def test_calls_on_a_device() -> None:
+    watch = Watch("watch", lambda: None, lambda error: None)
+    header = CallHeader(1, 1, NO_ROOT, Kind.BROADCAST, 0, 0)
+    ended = SimpleNamespace(verify_by=lambda verify: None, ended=lambda: True)
+
+    def wait() -> None:
+        watch.add(Call(header, Deadline.after(SOON)), cast("Any", ended))
+        watch.drain(0.0001)
+
+    wait()
+    assert at_every_step(wait, lambda: watch.drain(0), _CODE, as_signals=True) > 3
+    watch.close()
+
+
+def test_what_nccl_is_told() -> None:
+    ending = threading.Event()
+    channel = SimpleNamespace(
+        size=2,
+        rank=0,
+        all_gather=lambda *_: ending.wait(SOON),
+        abort=lambda reason: ending.set(),
+        close=lambda: None,
+    )
+    ledger = Ledger(cast("Any", channel), lambda entry, error: None)
+    call = Call(CallHeader(1, 1, NO_ROOT, Kind.BROADCAST, 0, 0), Deadline.after(SOON))
+
+    def wait() -> None:
+        ledger.post(call)
+        ledger.drain(0.0001)
+
+    wait()
+    assert at_every_step(wait, lambda: ledger.post(call), _CODE, as_signals=True) > 3
+    ledger.close()
+
+
+def test_messages_that_mpi_has() -> None:
+    mpi = SimpleNamespace(ANY_SOURCE=-1, Status=lambda: None)
+    process = SimpleNamespace(mpi=mpi, comm=SimpleNamespace(Improbe=lambda *_: None))
+    membership = Membership("g", 0, (0, 1), HashStore(), Runtime())
+    inbox = Inbox(cast("Any", process), membership, Mailbox(membership), 1)
+
+    def wait() -> None:
+        with inbox.wanting(1):
+            pass
+
+    wait()
+    assert at_every_step(wait, wait, _CODE, as_signals=True) > 2
+    inbox.close()
