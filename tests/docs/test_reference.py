@@ -25,6 +25,7 @@ PACKAGES = [
     "parallel.expert",
     "parallel.pipeline",
     "parallel.jax",
+    "parallel.elastic",
 ]
 ENTRIES = [
     entry
