@@ -2,6 +2,7 @@
 
 from parallel.elastic.batches import ElasticBatches, Share
 from parallel.elastic.mesh import ElasticMesh
+from parallel.elastic.outer import DiLoCo, LocalSGD
 from parallel.elastic.step import Step
 
-__all__ = ["ElasticBatches", "ElasticMesh", "Share", "Step"]
+__all__ = ["DiLoCo", "ElasticBatches", "ElasticMesh", "LocalSGD", "Share", "Step"]
