@@ -67,6 +67,16 @@ class JobMembership:
         return len(self.epoch.members)
 
     @property
+    def whole(self) -> Sequence[int]:
+        """The ranks that a mesh over the whole job is over: a range, where they are all from 0 on.
+
+        A rank that has come later is told of those that the others began with.
+        """
+        members = self.epoch.members
+        as_begun = self.joining or members == tuple(range(len(members)))
+        return range(self.launched if self.joining else len(members)) if as_begun else members
+
+    @property
     def known(self) -> int:
         """All identities that this rank knows of are below this number."""
         return self._known

@@ -217,7 +217,11 @@ class MeshConfig:
         """
         from meshlib.job.init import ensure_world
 
-        return self.mesh_for(ensure_world().size, device_type)
+        ranks = ensure_world().membership.whole
+        mesh = self.mesh_for(len(ranks), device_type)
+        return (
+            mesh if ranks == range(len(ranks)) else mesh.with_ranks(np.reshape(ranks, mesh.shape))
+        )
 
 
 # ---------------------------------------------------------------------- the parts of the table

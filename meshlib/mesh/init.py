@@ -68,10 +68,7 @@ def init_device_mesh(
         return _bound(_started_with().build(device_type))
     shape = check_shape(mesh_shape)
     names = check_dim_names(mesh_dim_names, len(shape))
-    membership = ensure_world().membership
-    # A rank that comes later is told of the mesh that the others began with.
-    members = membership.epoch.members
-    ranks = range(membership.launched) if membership.joining else members
+    ranks = ensure_world().membership.whole
     sizes = infer_sizes(shape, len(ranks), f"mesh_shape {describe_dims(names, shape)}")
     mesh = DeviceMesh.from_shape(
         device_type,
@@ -82,7 +79,7 @@ def init_device_mesh(
         backend_override=backend_override,
         timeout_override=timeout_override,
     )
-    if list(ranks) != list(range(len(ranks))):
+    if ranks != range(len(ranks)):
         mesh = mesh.with_ranks(np.reshape(ranks, sizes))
     return _bound(mesh)
 

@@ -287,11 +287,12 @@ class DistributedDataParallel(Module, Joinable):
         """Go on with other replicas: those of ``mesh``, along the dims that the wrapper has had.
 
         All of them call. Nothing of the old group is used again; gradients are dropped. The values
-        of parameters and buffers are the caller's affair. Raises ValueError when the wrapper was
+        of parameters and buffers are the caller's affair, and so is a group that a communication
+        hook of yours has as its state. Raises ValueError when the wrapper was
         not made over a slice of a mesh with names.
         """
         self._ranks = same_dims(self._ranks, mesh, "DistributedDataParallel")
-        before, self.process_group = self.process_group, resolve(self._ranks, "mesh")
+        self.process_group = resolve(self._ranks, "mesh")
         self._reducer.detach()
         self.discard_saved()
         named = list(self.module.named_parameters())
@@ -301,8 +302,10 @@ class DistributedDataParallel(Module, Joinable):
             parameter.forget_uses(parameter.uses)
         old = self._reducer
         self._reducer = Reducer(named, self.process_group, self._options)
-        state, hook = old.hook
-        self._reducer.set_hook(self.process_group if state is before else state, hook)
+        if self._custom_hook:
+            self._reducer.set_hook(*old.hook)
+        else:
+            self._set_hook(self.process_group, allreduce_hook)
         self._reducer.set_after_bucket(old.after_bucket)
 
     # Uneven inputs

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import random
+import threading
 
 import numpy as np
 import pytest
-from elastic_ranks import WAIT, ThreadJob, check, train
+from elastic_ranks import WAIT, KilledError, ThreadJob, check, train
 
 import meshlib as dist
 from meshlib.job.current import current_world
+from parallel import DistributedDataParallel
 from parallel.elastic import ElasticMesh
 
 
@@ -213,3 +215,24 @@ def test_chaos(seed):
 
     results = ThreadJob(program, size).join()
     check({r: one for r, one in results.items() if one[1] == until}, log, until)
+
+
+def test_a_rank_that_is_lost_while_the_others_move(monkeypatch):
+    """They have begun to make what the next epoch needs, and do so again for the one after."""
+    log, moving = [], threading.Barrier(3)
+    move_to = DistributedDataParallel.move_to
+
+    def move(self, mesh):
+        if current_world().membership.epoch.number == 1:
+            moving.wait(WAIT)
+            if rank() == 2:
+                raise KilledError
+        move_to(self, mesh)
+
+    monkeypatch.setattr(DistributedDataParallel, "move_to", move)
+
+    def program(job):
+        event = kill_at(job, [(1, 2, "begin")], replace=False)
+        return train(job, (4,), 5, event=event, log=log)
+
+    check(ThreadJob(program, 4).join(), log, 5, [0, 3])
