@@ -93,7 +93,7 @@ class jax_step:
 
         def loss(params, x, y, scale):
             w1, b1, w2, b2 = params
-            output = jnp.tanh(x @ w1 + b1) @ w2 + b2
+            output = jnp.tanh(x @ w1.T + b1) @ w2.T + b2
             return jnp.sum(scale * (output - y) ** 2)
 
         @jax.jit
