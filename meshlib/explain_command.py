@@ -1,9 +1,11 @@
-"""``meshlib explain``: what a mesh, or a redistribution on it, will look like."""
+"""``meshlib explain``: what a mesh, a redistribution on it, or a pipeline will look like."""
 
 from __future__ import annotations
 
+import importlib
 import runpy
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -22,13 +24,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = OneLineParser(
         prog="meshlib explain",
         description=(
-            "Print the ranks, coordinates and groups of a mesh, or the plan of a redistribution on"
-            " it. Starts no process."
+            "Print the ranks, coordinates and groups of a mesh, the plan of a redistribution on it,"
+            " or the schedule of a pipeline. Starts no process."
         ),
     )
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("file", nargs="?", help=f"a {SUFFIXES_IN_WORDS} file with a [mesh] table")
     what.add_argument("--mesh", metavar="DIMS", help="the mesh itself, such as dp=2,tp=2")
+    what.add_argument(
+        "--schedule", metavar="NAME", help="a pipeline's, such as 1F1B, or a .csv file"
+    )
     parser.add_argument(
         "--world-size",
         type=int,
@@ -49,6 +54,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     plan.add_argument(
         "--to-mesh", metavar="DIMS[@RANK]", help="another mesh for --to, from RANK on: x=4@8"
     )
+    pipeline = parser.add_argument_group("the pipeline of --schedule")
+    pipeline.add_argument("--stages", type=int, metavar="N", help="parts of the model")
+    pipeline.add_argument("--microbatches", type=int, metavar="N", help="parts of a batch")
+    pipeline.add_argument("--ranks", type=int, metavar="N", help="(default: as the schedule says)")
+    pipeline.add_argument("--costs", metavar="TIMES", help="of actions (default: F=1,B=2,I=1,W=1)")
+    pipeline.add_argument("--message", type=float, default=0.0, metavar="TIME", help="of a message")
+    pipeline.add_argument("--picture", metavar="FILE", help="draw it, too; needs matplotlib")
     given = parser.parse_args(argv)
     wanted = (given.source, given.target, given.shape)
     if any(one is not None for one in wanted) and None in wanted:
@@ -59,7 +71,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given.over is not None and given.estimate is None:
         parser.error("--over goes with --estimate")
 
+    of_pipelines = ("stages", "microbatches", "ranks", "costs", "picture")
+    for name in of_pipelines if given.schedule is None else ():
+        if getattr(given, name) is not None:
+            parser.error(f"--{name} goes with --schedule")
+
     def make() -> str:
+        if given.schedule is not None:
+            return _explain_schedule(given)
         if given.mesh is not None or given.over is not None:
             config = MeshConfig.from_string(given.mesh or given.over)
         else:
@@ -82,6 +101,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         return text
 
     return print_result(parser.prog, make)
+
+
+def _explain_schedule(given: Namespace) -> str:
+    # Schedules are of the floor above, which is looked up by name, as commands are.
+    module = importlib.import_module("parallel.pipeline.explain")
+    explain_schedule: Callable[..., str] = module.explain_schedule
+    return explain_schedule(
+        given.schedule,
+        given.stages,
+        given.microbatches,
+        given.ranks,
+        given.costs,
+        given.message,
+        given.picture,
+    )
 
 
 def _estimate_of(program: Path) -> Callable[[Path, DeviceMesh], str]:

@@ -79,6 +79,9 @@ class AutoCommunicator(Forwarding, Communicator):
         self._settle_on(chosen)
         getattr(chosen, collective)(call, *arguments)
 
+    def takes_gaps(self, call: Call) -> bool:
+        return (self._chosen or self._choose(call)).takes_gaps(call)
+
     def allocate(self, call: Call, count: int, dtype: np.dtype[np.generic]) -> Flat:
         return (self._chosen or self._choose(call)).allocate(call, count, dtype)
 

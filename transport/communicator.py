@@ -99,6 +99,14 @@ class Communicator(Collectives[Buffer], Generic[Buffer]):
         self.rank = membership.rank
         self.size = membership.size
 
+    def takes_gaps(self, call: Call) -> bool:
+        """Whether ``all_gather`` and ``all_to_all`` take arrays that do not lie in one piece, too.
+
+        Such an array has two dims or more; its elements count in C order. All members get the same
+        answer, the first of them in ``call``.
+        """
+        return False
+
     def allocate(self, call: Call, count: int, dtype: np.dtype[np.generic]) -> Buffer:
         """Return memory for ``count`` elements, undefined contents, on which the collectives of
         this communicator are as fast as they can be. Every member calls, with equal arguments.

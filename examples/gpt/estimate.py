@@ -135,9 +135,9 @@ class Estimate:
         """Return the bytes of whole parameters and gradients: of two parts at a time.
 
         With several microbatches all gradients are whole until the last one. What is small is
-        packed for its messages, and is there twice.
+        packed for its messages, and is there twice. Over one rank they are the parts themselves.
         """
-        if self.sizes.sharing == 1:
+        if self.sizes.dp_shard == 1:
             return 0
         wholes = [w.packed(self.itemsize) for w in self.weights.values()]
         largest = sum(sorted(wholes, reverse=True)[:2])
@@ -150,7 +150,7 @@ class Estimate:
         features = [6 * model.hidden // tp]  # an activation's backward
         if any(model.has_experts(int(n.partition(".")[2])) for n in self.names if "." in n):
             features.append(model.top_k * (6 * model.expert_hidden // tp + 2 * model.width))
-        features.append(3 * length * model.heads // tp)  # the softmax, and its gradient
+        features.append(3 * min(length, 128) * model.heads // tp)  # the softmax of 128 queries
         if "head" in self.names:
             features.append(4 * model.vocabulary // tp)
         return tokens * (max(features) + 2 * model.width) * self.itemsize
@@ -254,7 +254,19 @@ class Estimate:
         sent.all_reduce("tokens", sizes.sharing, model.experts * INDEX, times)
 
     def _of_cp(self, sent: Traffic, times: int) -> None:
-        del sent, times
+        """Note what one layer's attention sends: keys and values, forward and backward."""
+        cp, model = self.sizes.cp, self.config.model
+        width = model.width // self.sizes.tp
+        kv = width // model.heads * model.kv_heads
+        one = self.tokens * self.itemsize
+        if self.config.parallel.attention == "ring":
+            # In backward once more, and their gradients.
+            sent.add("cp", cp, 1, 2 * kv * one, 3 * (cp - 1) * times)
+            # By a byte ranks tell each other that there is room for the next ones.
+            sent.add("cp", cp, 1, 1, 3 * (cp - 2) * times)
+        else:
+            sent.gather("cp", cp, (width + 2 * kv) * one, 2 * times)
+            sent.gather("cp", cp, width * one, 2 * times)
 
 
 def explain(path: Path, mesh: DeviceMesh) -> str:

@@ -18,6 +18,7 @@ from parallel import (
     nn,
     parallelize,
 )
+from parallel.context import context_parallel
 from parallel.expert import MoE
 from parallel.nn import Parameter
 from parallel.pipeline import Part
@@ -28,6 +29,8 @@ def split_stage(stage: Part, config: Config, dims: Dims) -> Part:
     if dims.sizes.tp > 1:
         for plan in plans(stage, sequence=config.parallel.sequence):
             parallelize(stage, dims.tp, plan)
+    if dims.sizes.cp > 1:
+        context_parallel(stage, dims.cp, method=config.parallel.attention)
     if dims.sizes.sharing > 1:
         shard(stage, dims)
     return stage

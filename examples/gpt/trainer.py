@@ -14,6 +14,7 @@ from gpt.model import make_stage, names_of
 from gpt.split import split_stage
 from meshlib import DeviceMesh
 from parallel import VocabParallelCrossEntropyLoss, clip_grad_norm_, nn, optim
+from parallel.context import sequence_positions
 from parallel.pipeline import Part, PipelineStage, get_schedule_class
 
 
@@ -48,7 +49,12 @@ class Trainer:
             betas=(options.beta1, options.beta2),
             weight_decay=options.weight_decay,
         )
-        self.batches = Batches(config, dims, np.arange(config.model.context))
+        places = sequence_positions(
+            config.model.context // dims.sizes.cp,
+            dims.cp,
+            zigzag=dims.sizes.cp > 1 and config.parallel.attention == "ring",
+        )
+        self.batches = Batches(config, dims, places)
 
     def step(self, number: int) -> float:
         """Do step ``number``, counted from 0; return the loss of the batch, on every rank."""

@@ -71,7 +71,7 @@ class Door:
             result = shortcut.issue(what, seconds)
             if result is not NotImplemented:
                 return result
-        spec = what if isinstance(what, CallSpec) else what.spelled_out()
+        spec = what[2](what[0], what[1]) if isinstance(what, tuple) else what
         kind, run, device, peer = spec.kind, spec.run, spec.device, spec.peer
         context, fate = self._context, self._fate
         if device != "cpu":

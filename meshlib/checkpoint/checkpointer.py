@@ -11,7 +11,8 @@ from meshlib.checkpoint.agreement import Party, Ranks
 from meshlib.checkpoint.errors import CheckpointError
 from meshlib.checkpoint.folder import entries_of, latest_step, read_description
 from meshlib.checkpoint.loading import find_together, load_like
-from meshlib.checkpoint.saving import Room, Save
+from meshlib.checkpoint.pieces import Room
+from meshlib.checkpoint.saving import Save
 from meshlib.checkpoint.storage import Storage, open_storage
 from meshlib.checkpoint.zarr import DOCUMENT
 from transport.checks import to_whole_number
@@ -169,18 +170,27 @@ class Checkpointer:
         raises what went wrong with it.
         """
         self.wait()
-        return self._begin(state, step, metric).write(self._clean)
+        begun = Save(self._party, lambda: self._storage, state, step, metric)
+        return begun.write(self._clean)
 
     def async_save(self, state: Any, *, step: int, metric: float | None = None) -> None:
         """Copy what this rank writes of ``state``, and write it while the program goes on.
 
         ``state``, ``step`` and ``metric`` are as for ``save``. At most one is under way: this waits
-        for the one before. What goes wrong with it is raised by the next call of any method, on all
-        ranks.
+        for the one before. The ranks tell each other what they save in the background, too. So what
+        goes wrong, a bad argument as well, is raised by the next call of any method, on all ranks.
         """
         self.wait()
-        begun = self._begin(state, step, metric)
-        self._room = begun.detach(self._room)
+        begun = Save(
+            self._party,
+            lambda: self._storage,
+            state,
+            step,
+            metric,
+            detached=True,
+            room=self._room,
+        )
+        self._room = begun.own.room if begun.own.room is not None else self._room
 
         def run() -> None:
             try:
@@ -192,9 +202,6 @@ class Checkpointer:
         # Not a daemon: a program that ends right away still gets its checkpoint.
         self._thread = threading.Thread(target=run, name=f"checkpoint-{step}")
         self._thread.start()
-
-    def _begin(self, state: Any, step: int, metric: float | None) -> Save:
-        return Save(self._party, lambda: self._storage, state, step, metric)
 
     def wait(self) -> str | None:
         """Wait for the save under way; return its path, or None if there was none since.

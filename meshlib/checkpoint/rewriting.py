@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from meshlib.checkpoint.folder import Description, Entry, entries_of, make_document
 from meshlib.checkpoint.loading import ChunkReader
-from meshlib.checkpoint.saving import Piece
+from meshlib.checkpoint.pieces import Piece
 from meshlib.checkpoint.storage import Storage
 from meshlib.checkpoint.zarr import (
     DOCUMENT,

@@ -128,6 +128,8 @@ def array_document(grid: ChunkGrid, name: str) -> dict[str, Any]:
         "chunk_key_encoding": {"name": "default", "configuration": {"separator": "."}},
         "fill_value": zero,
         "codecs": [{"name": "bytes", **order}, {"name": "crc32c"}],
+        # xarray asks for names; each array has its own, as their lengths have nothing in common.
+        "dimension_names": [f"{name.rpartition('/')[2]}.{d}" for d in range(len(grid.shape))],
         "attributes": {},
     }
 

@@ -174,7 +174,7 @@ class Departures:
     """
 
     def __init__(self, leaves: Sequence[Leave]) -> None:
-        self.ranks = frozenset(leave.rank for leave in leaves)
+        self.ranks: frozenset[int] = frozenset(leave.rank for leave in leaves)
         """Who has left."""
         self._chains: dict[str, dict[Chain | None, list[int]]] = {}
         for leave in leaves:

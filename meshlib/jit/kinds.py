@@ -17,7 +17,7 @@ import numpy as np
 
 from meshlib.arrays.on_gpu import device_flat
 from meshlib.calls.spec import CallSpec, Run
-from meshlib.collectives.on_arrays import InPlaceReduction
+from meshlib.collectives.on_arrays import in_place_reduction
 from meshlib.diagnosis.recorder import COLLECTIVE
 from meshlib.groups.process_group import ProcessGroup
 from meshlib.jit.collective import HostSide, InJit, bind, front
@@ -143,7 +143,7 @@ class AllReduce(SameShape):
 
         def call(output: HostArray, x: HostArray) -> None:
             if type(output) is np.ndarray:
-                group.issue(InPlaceReduction(output, op))
+                group.issue(in_place_reduction(output, op))
             else:
                 issue(output, x)
 

@@ -81,6 +81,11 @@ class _Entered(threading.local):
 class Service(Protocol):
     """Something that serves other ranks on behalf of this one."""
 
+    @property
+    def workers(self) -> Sequence[Any]:
+        """What stands for each rank, by rank."""
+        ...
+
     def close(self) -> None:
         """End it, at once. Idempotent."""
         ...
@@ -102,7 +107,7 @@ class World:
     ) -> None:
         self.store = store
         self.rank = rank
-        self.membership = JobMembership(rank, size, joining=joining)
+        self.membership: JobMembership = JobMembership(rank, size, joining=joining)
         self.runtime = runtime
         self.backends: dict[str, str] = dict(backends)
         self.timeout = timeout

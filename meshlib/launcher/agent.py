@@ -212,7 +212,9 @@ class Agent:
         self._coordinator.failed(result)
         if self._go_on_without(group, worker, result):
             return
-        if self._ending is None:
+        if self._options.on_failure == "continue":
+            _say(f"rank {result.rank}: {result.what_happened()}; the others go on")
+        elif self._ending is None:
             settle = SETTLE_SECONDS if result.is_cause else SETTLE_AFTER_ECHO_SECONDS
             grace = self._options.failure_grace
             self._ending = Ending(group, settle, grace, signal.SIGTERM)
@@ -255,6 +257,10 @@ class Agent:
 
     def _finish(self, verdict: Verdict) -> int:
         report = Report(verdict.exits, verdict.error, self._attempts)
+        if self._options.on_failure == "continue" and self._interrupt is None:
+            failed = [item.rank for item in verdict.exits if not item.ok]
+            if failed and 0 not in failed:  # each was told of when it failed
+                return 0
         cause = report.cause
         if cause is not None and cause.wrote_in_vain and reader_is_gone(STDOUT):
             return 128 + signal.SIGPIPE  # | head has seen enough

@@ -356,6 +356,34 @@ class DeviceMesh(MeshValue, Collectives):
                 f" expected ranks from 0 to {known - 1}"
             )
 
+    # ------------------------------------------------------------------ remote calls
+
+    def worker(self, *coordinate: int) -> Any:
+        """Return the ``rpc.WorkerInfo`` of the rank at ``coordinate``, an index for each dim.
+
+        Remote calls take it: ``rpc.rpc_sync(mesh["stage"].worker(1), fn)`` goes to the rank that is
+        the second along ``stage`` and like this one along all other dims. Negative indices count
+        from the end.
+
+        Raises RuntimeError before ``rpc.init_rpc``; ValueError for another number of indices,
+        IndexError for one out of range; ValueError on a rank that is no member.
+        """
+        world = current_world()
+        self._check_world(world)
+        if world.rpc is None:
+            raise RuntimeError("RPC is not initialised; call rpc.init_rpc() first")
+        if len(coordinate) != self.ndim:
+            raise ValueError(
+                f"coordinate has {len(coordinate)} indices {coordinate}; expected one for each of"
+                f" the {self.ndim} dims of {self.described()}"
+            )
+        if self.get_coordinate() is None:
+            raise self._not_a_member(world)
+        for index, size in zip(coordinate, self.shape, strict=True):
+            if not -size <= index < size:
+                raise IndexError(f"coordinate is {coordinate}, out of the shape {self.shape}")
+        return world.rpc.workers[int(self.mesh[coordinate])]
+
     # ------------------------------------------------------------------ other libraries
 
     def to_jax(self) -> jax.sharding.Mesh:

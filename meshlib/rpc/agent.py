@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -56,7 +57,7 @@ class Agent:
         timeout: float,
     ) -> None:
         self.world = world
-        self.rank = membership.rank
+        self.rank: int = membership.rank
         self.timeout = timeout
         self.workers: tuple[WorkerInfo, ...] = ()
         self.by_name: dict[str, WorkerInfo] = {}
@@ -64,20 +65,23 @@ class Agent:
         self.closed = False
         self.made_world = False
         """Whether the World was made for this, and ends with it."""
-        self.leaving = Leaving(self)
+        self.leaving: Leaving = Leaving(self)
         self._met = threading.Event()
         self._acting: set[int] = set()
         self._last_number = 0
-        self.numbers = Numbers()
-        self.carriers = Carriers()
+        self._next_deadline = math.inf
+        self.numbers: Numbers = Numbers()
+        self.carriers: Carriers = Carriers()
         self._local: dict[int, Outgoing] = {}
-        self.threads = Threads(str(self.rank), limit, lambda: adopt_thread(world))
-        self.callbacks = Callbacks(self.threads)
-        self.holdings = Holdings(self.rank, lambda: RpcFuture(self), self._wake)
-        self.server = Server(self)
+        self.threads: Threads = Threads(
+            str(self.rank), limit, lambda: adopt_thread(world), self._wake
+        )
+        self.callbacks: Callbacks = Callbacks(self.threads)
+        self.holdings: Holdings = Holdings(self.rank, lambda: RpcFuture(self), self._wake)
+        self.server: Server = Server(self)
         self._lateness = Lateness(self)
-        self.clock = Clock(f"clock-{self.rank}", self._tick)
-        self.peers = Peers(self, self, membership)
+        self.clock: Clock = Clock(f"clock-{self.rank}", self._tick)
+        self.peers: Peers = Peers(self, self, membership)
         self.holdings.ways = self.peers
 
     # ------------------------------------------------------------------ who
@@ -94,6 +98,8 @@ class Agent:
 
         Raises ValueError for one that there is not, TypeError for anything else.
         """
+        if type(to) is int and 0 <= to < len(self.workers):  # the usual case at once
+            return to
         self._met.wait(self.world.timeout)
         if isinstance(to, WorkerInfo):
             to = to.id
@@ -160,7 +166,7 @@ class Agent:
 
     def _call_here(self, call: Outgoing, payload: Payload, flags: int) -> None:
         self._local[call.number] = call
-        self.clock.due(call.due)
+        self._watch_deadline(call.due)
         buffers = [Buffer(b.nbytes, 0, memoryview(bytearray(b))) for b in payload.buffers]
         frame = Frame(Kind.REQUEST, flags, call.number, payload.data, buffers)
         self.server.accept(None, self.rank, frame)
@@ -172,7 +178,7 @@ class Agent:
             connection = self.peers.connection(call.to, call.seconds)
             call.connection = connection
             connection.calls[call.number] = call
-            self.clock.due(call.due)
+            self._watch_deadline(call.due)
             try:
                 connection.send(Kind.REQUEST, call.number, payload, flags)
             except OSError:
@@ -182,8 +188,9 @@ class Agent:
                 again = True
                 continue
             break
-        left = None if not call.seconds else max(call.due - time.monotonic(), 0.0)
-        connection.wait_for_room(left)
+        if connection.is_choked:
+            left = None if not call.seconds else max(call.due - time.monotonic(), 0.0)
+            connection.wait_for_room(left)
 
     @contextmanager
     def waiting(self, future: RpcFuture) -> Generator[None]:
@@ -299,7 +306,7 @@ class Agent:
             call.end(None, DistBackendError("there is no connection"))
             return call
         connection.calls[call.number] = call
-        self.clock.due(call.due)
+        self._watch_deadline(call.due)
         try:
             connection.send(Kind.ASK, call.number, self.holdings.dump(question, None))
             connection.poll()
@@ -342,9 +349,17 @@ class Agent:
 
     def _tick(self) -> float:
         self.holdings.release_dropped()
-        pause = self.leaving.tick()
-        due = self._lateness.look()
-        return due if pause is None else min(due, time.monotonic() + pause)
+        now = time.monotonic()
+        if now >= self._next_deadline:
+            self._next_deadline = math.inf
+            self._next_deadline = min(self._next_deadline, self._lateness.look())
+        pauses = [p for p in (self.leaving.tick(), self.threads.look()) if p is not None]
+        return min(self._next_deadline, *(now + pause for pause in pauses), math.inf)
+
+    def _watch_deadline(self, due: float) -> None:
+        if due < self._next_deadline:
+            self._next_deadline = due
+            self.clock.due(due)
 
     def _wake(self) -> None:
         self.clock.ring()
@@ -373,7 +388,7 @@ class Agent:
         """End this worker's part, at once; calls under way fail. Idempotent."""
         if self.closed:
             return
-        self.closed = True
+        self.closed: bool = True
         error = DistBackendError("RPC was shut down on this worker")
         pending = self.pending()
         self.peers.close(flush)

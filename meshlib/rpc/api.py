@@ -34,7 +34,7 @@ Worker = str | int | WorkerInfo
 """Whom to call: a name, a rank, or what ``get_worker_info`` and ``mesh.worker`` return."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class RpcBackendOptions:
     """How a worker makes and serves calls.
 

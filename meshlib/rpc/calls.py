@@ -74,8 +74,8 @@ class Outgoing(RpcFuture):
         self.to = to
         self.func = func
         self.seconds = seconds
-        self.begun = time.monotonic()
-        self.due = self.begun + seconds if seconds else math.inf
+        self.begun: float = time.monotonic()
+        self.due: float = self.begun + seconds if seconds else math.inf
         self.connection: Connection | None = None
         self.kept = kept
         """What must live until the reply is there."""
@@ -98,20 +98,31 @@ class Outgoing(RpcFuture):
         """Wait for the reply; read it here if no other thread reads from that worker."""
         if self._done:
             return
-        with self._agent.waiting(self):
-            connection = self.connection
-            if connection is not None:
-                if timeout is None:
-                    connection.read_until(lambda: self._done)
-                else:
-                    deadline = Deadline.after(timeout)
-                    connection.read_until(lambda: self._done or deadline.expired)
-                    timeout = deadline.remaining()
+        if self._agent.server.current is None:
+            self._read(timeout, what)
+        else:
+            with self._agent.waiting(self):
+                self._read(timeout, what)
+
+    def _read(self, timeout: Timeout | None, what: Callable[[], str]) -> None:
+        connection = self.connection
+        if connection is not None:
+            if timeout is None:
+                connection.read_until(self.is_done)
+            else:
+                deadline = Deadline.after(timeout)
+                connection.read_until(lambda: self._done or deadline.expired)
+                timeout = deadline.remaining()
+        if not self._done:
             Future.block(self, timeout, what)
+
+    def is_done(self) -> bool:
+        """Whether there is an outcome."""
+        return self._done
 
     def end(self, value: Any, error: BaseException | None) -> None:
         """Make this the outcome, unless there is one."""
-        self.kept = None
+        self.kept: None = None
         with suppress(RuntimeError):
             if error is not None:
                 self.set_exception(error)

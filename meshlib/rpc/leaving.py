@@ -47,6 +47,7 @@ class Leaving:
         """
         agent = self._agent
         self._wanted = True
+        agent.clock.ring()
         until = time.monotonic() + seconds if seconds else None
         while not self._down:
             others = [r for r in range(len(agent.workers)) if r not in agent.peers.lost]
@@ -76,9 +77,9 @@ class Leaving:
 
     def tick(self) -> float | None:
         """Answer if there is something to answer; return after how long to look again."""
-        if not self._waiting:
+        if not self._waiting or not self._wanted:
             return None
-        activity = self._agent.activity() if self._wanted else None
+        activity = self._agent.activity()
         if activity is None:
             return _PAUSE_SECONDS
         with self._lock:

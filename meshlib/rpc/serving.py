@@ -35,11 +35,11 @@ class Serving:
     __slots__ = ("begun", "cancelled", "connection", "func", "kept", "key", "thread", "waits_for")
 
     def __init__(self, key: Key, connection: Connection | None) -> None:
-        self.key = key
-        self.connection = connection
+        self.key: Key = key
+        self.connection: Connection | None = connection
         self.func: object = None
         self.thread: int | None = None
-        self.begun = time.monotonic()
+        self.begun: float = time.monotonic()
         self.cancelled: str | None = None
         self.waits_for: object = None
         """The future that its thread waits for."""
@@ -189,6 +189,8 @@ class Server:
             buffers = [memoryview(bytearray(buffer)) for buffer in payload.buffers]
             self._agent.on_local_reply(kind, number, payload.data, buffers)
             return
+        # Whoever waits for the reply runs at once if this thread sleeps at once.
+        self._agent.threads.end_waiting()
         with suppress(OSError):  # the caller is gone, and has been told, or cannot be
             connection.send(kind, number, payload)
 

@@ -218,7 +218,7 @@ class DistributedDataParallel(Module, Joinable):
         self, compute: Callable[[], tuple[Any, float]], accumulated: bool
     ) -> tuple[Any, float]:
         try:
-            self._reducer.begin(accumulated)
+            (self._reducer.begin_accumulated if accumulated else self._reducer.begin)()
             result, ended = compute()
             self._reducer.finish(self._scale)
         except BaseException as error:

@@ -196,25 +196,27 @@ class Reducer:
 
     # One pass
 
-    def begin(self, accumulated: bool = False) -> None:
+    def begin(self) -> None:
         """Prepare for a backward pass whose forward has run.
-
-        ``accumulated``: a gradient that is there, and waits for nothing any more, is complete.
 
         Raises RuntimeError for parameters that the forward did not use, unless unused parameters
         were allowed, and after a pass that failed; ValueError when other ranks froze others.
         """
+        self._begin(accumulated=False)
+
+    def begin_accumulated(self) -> None:
+        """Do as ``begin``; a gradient that is there, and waits for no other use, is complete."""
+        self._begin(accumulated=True)
+
+    def _begin(self, *, accumulated: bool) -> None:
         self._prepare()
-        parameters = self._parameters
-        idle = {number for number in self._live if not parameters[number].uses}
-        complete = (
-            {n for n in idle if parameters[n].grad is not None} if accumulated else set[int]()
-        )
-        unused = idle - complete
+        idle = [number for number in self._live if not self._parameters[number].uses]
+        complete = [n for n in idle if accumulated and self._parameters[n].grad is not None]
+        unused = set(idle).difference(complete)
         self._rules.check(unused, whole_pass=False)
         self._unused = unused
         self._active = True
-        for number in sorted(complete, reverse=True):
+        for number in complete[::-1]:
             self._mark_ready(number)
         # Nothing will come for these: their buckets need not wait for the end of the pass.
         for number in sorted(unused, reverse=True):

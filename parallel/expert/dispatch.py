@@ -37,7 +37,9 @@ class Dispatch:
         capacity: int | None = None,
     ) -> None:
         xp = namespace(experts)
-        self.tokens, self.top_k = experts.shape
+        tokens, top_k = experts.shape
+        self.tokens: int = int(tokens)
+        self.top_k: int = int(top_k)
         self._group = group if group is not None and group.size() > 1 else None
         # First choices come before second ones: theirs are the rows that an expert takes first.
         chosen = experts.T.reshape(-1)

@@ -125,7 +125,8 @@ class Experts(Module):
         dtype: npt.DTypeLike = np.float32,
     ) -> None:
         super().__init__()
-        self.count, dim = to_count(count, "count"), to_count(dim, "dim")
+        self.count: int = to_count(count, "count")
+        dim = to_count(dim, "dim")
         hidden = to_count(hidden, "hidden")
         check_generator(rng)
         dtype = to_floating(dtype, "dtype")

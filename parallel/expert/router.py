@@ -91,7 +91,7 @@ class Router(Module):
         )
         self.load: npt.NDArray[Any] = np.zeros(experts, np.int64)
         """How many choices of the last forward fell on each expert, over ``balance_over``."""
-        self.balance_loss = 0.0
+        self.balance_loss: float = 0.0
         """The balance loss of the last forward, without its weight: this rank's share."""
 
     @property
@@ -133,7 +133,8 @@ class Router(Module):
             counts = self._balance_over.all_reduce(counts)
         self.load = counts
         shares = scores / scores.sum(axis=-1, keepdims=True)
-        self.balance_loss, grad = load_balance(counts, shares)
+        loss, grad = load_balance(counts, shares)
+        self.balance_loss = loss
         return grad * self.balance_weight
 
     def backward(self, grad: Array) -> Array:

@@ -1,8 +1,10 @@
 """Training JAX programs on a mesh. Needs JAX, which nothing else of this package imports."""
 
+from parallel.jax.context import ring_attention, ulysses_attention
 from parallel.jax.data_parallel import DistributedDataParallel
 from parallel.jax.fully_sharded import FullyShardedDataParallel
 from parallel.jax.local_devices import DataParallel
+from parallel.jax.pipeline import PipelineStage
 from parallel.jax.tensor_parallel import (
     copy_to_region,
     gather_from_region,
@@ -16,10 +18,13 @@ __all__ = [
     "DataParallel",
     "DistributedDataParallel",
     "FullyShardedDataParallel",
+    "PipelineStage",
     "copy_to_region",
     "gather_from_region",
     "reduce_from_region",
+    "ring_attention",
     "scatter_to_region",
+    "ulysses_attention",
     "vocab_parallel_cross_entropy",
     "vocab_parallel_embedding",
 ]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -85,6 +86,7 @@ class FullyShardedDataParallel:
             )
         self.mesh = mesh
         self.keep_gathered = keep_gathered
+        self._sync = True
         self._shards = mesh[mesh.ndim - 1]
         self._size = self._shards.size()
         self._place = self._shards.get_local_rank()
@@ -94,6 +96,7 @@ class FullyShardedDataParallel:
         self._specs = list(self._whole.trained().values())
         if not self._specs:
             raise ValueError(f"{where}: params has no array of floating point numbers to train")
+        self._others = len(self._whole.split(params)[1])
         self.params = self.shard(params)
         self._parts = TreeOfParameters.of(self.params)
 
@@ -142,22 +145,31 @@ class FullyShardedDataParallel:
     # ------------------------------------------------------------------ training
 
     def value_and_grad(
-        self, fun: Callable[..., Any], *, has_aux: bool = False
+        self,
+        fun: Callable[..., Any],
+        *,
+        has_aux: bool = False,
+        accumulated: Tree | None = None,
     ) -> Callable[..., tuple[Any, Tree]]:
         """Return a function like ``jax.value_and_grad(fun)``, of parts in place of parameters.
 
         ``fun`` takes the whole parameters as its first argument, and returns a scalar, with
         ``has_aux`` and more. The value is this rank's; the gradients are this rank's parts of the
         averages over all ranks. For use inside ``jit``, where every rank takes part in every call.
-        Derivatives of it, and ``vmap`` over it, are refused with NotImplementedError. Raises
-        ValueError for a tree that differs from ``params``.
+        Derivatives of it, and ``vmap`` over it, are refused with NotImplementedError.
+
+        ``accumulated`` are whole gradients from calls under ``no_sync``, added before the average.
+        (The results of calls without it can be added, too: accumulation in 1/n of the memory, and a
+        reduction for each call.) Raises ValueError for a tree that differs from ``params``.
         """
+        extra = None if accumulated is None else self._whole.leaves_of(accumulated, "accumulated")
 
         def value_and_grad(params: Tree, *args: Any, **kwargs: Any) -> tuple[Any, Tree]:
             self._parts.check(params, "params")
-            params, args, kwargs = untransformed(
-                (params, args, kwargs), "FullyShardedDataParallel.value_and_grad"
+            params, args, kwargs, more = untransformed(
+                (params, args, kwargs, extra), "FullyShardedDataParallel.value_and_grad"
             )
+            sync = self._sync
             parts, others = self._parts.split(params)
 
             def whole(*trained: jax.Array) -> Any:
@@ -178,15 +190,48 @@ class FullyShardedDataParallel:
                 (grads,) = pullback(backward_begins(jnp.ones_like(value)))
                 return result, list(grads)
 
+            def reduce(number: int, grad: jax.Array) -> jax.Array:
+                if more is not None:
+                    grad = grad + more[number]
+                return self._reduce(number, grad) if sync else grad
+
             program = Program(whole, self._specs)
             result, grads = program.run(
                 lambda number, after: self._gather(number, parts[number], after),
-                self._reduce,
+                reduce,
                 keep=self.keep_gathered,
             )
-            return result, self._parts.join(grads, [None] * len(others))
+            tree = self._parts if sync else self._whole
+            return result, tree.join(grads, [None] * len(others))
 
         return value_and_grad
+
+    def average(self, grads: Tree) -> Tree:
+        """Return this rank's parts of the averages of whole gradients over all ranks.
+
+        ``grads`` are those of calls under ``no_sync``, or were made in another way: None for leaves
+        that are not trained. For use inside ``jit``.
+        """
+        leaves = untransformed(
+            [jnp.asarray(leaf) for leaf in self._whole.leaves_of(grads, "grads")],
+            "FullyShardedDataParallel.average",
+        )
+        reduced = [self._reduce(number, leaf) for number, leaf in enumerate(leaves)]
+        return self._parts.join(reduced, [None] * self._others)
+
+    @contextmanager
+    def no_sync(self) -> Generator[None]:
+        """Within this context ``value_and_grad`` returns this rank's own whole gradients.
+
+        Parameters are gathered as ever. It is read while the function is traced: put it inside the
+        jitted function, around the microbatches whose gradients go into ``accumulated`` of the last
+        one. A rank then holds as many bytes as all parameters have, and reduces once.
+        """
+        before, self._sync = self._sync, False
+        try:
+            yield
+        finally:
+            self._sync = before
 
     def global_norm(self, grads: Tree) -> jax.Array:
         """Return the norm of the whole gradients of which ``grads`` are the parts.

@@ -64,6 +64,10 @@ class DotProductAttention(Module):
         Raises ValueError for other shapes, TypeError for what is no array.
         """
         self.check(q, k, v)
+        return self.attend(q, k, v)
+
+    def attend(self, q: Array, k: Array, v: Array) -> Array:
+        """Return ``forward`` of arguments that were checked."""
         out, logs = attend(q, k, v, 1 / math.sqrt(q.shape[-1]), self.causal)
         self.save_for_backward((q, k, v, out, logs))
         return out.astype(q.dtype, copy=False)

@@ -11,7 +11,12 @@ arXiv:2305.13245). The logarithms are (batch, kv_heads, heads / kv_heads, length
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from parallel.arrays import Array, namespace
+
+ROWS = 128
+"""How many queries are computed at a time: scores take this many rows, not the sequence's."""
 
 
 def attend(q: Array, k: Array, v: Array, scale: float, causal: bool) -> tuple[Array, Array]:
@@ -21,41 +26,53 @@ def attend(q: Array, k: Array, v: Array, scale: float, causal: bool) -> tuple[Ar
     logarithms, are float32.
     """
     xp = namespace(q)
-    scores = _scores(q, k, scale, causal)
-    largest = scores.max(axis=-1, keepdims=True)
-    weights = xp.exp(scores - largest, out=scores)
-    total = weights.sum(axis=-1, keepdims=True)
-    out = weights @ _by_group(v)
-    out /= total
-    return _from_heads(out), largest + xp.log(total)
+    batch, length, heads, last = q.shape
+    kv_heads = k.shape[2]
+    dtype = "float32" if q.dtype.itemsize < 4 else q.dtype
+    out = xp.empty((batch, length, kv_heads, heads // kv_heads, last), dtype=dtype)
+    logs = xp.empty((batch, kv_heads, heads // kv_heads, length, 1), dtype=dtype)
+    for rows, keys in _tiles(length, k.shape[1], causal):
+        weights = _scores(q[:, rows], k[:, keys], scale, rows.start if causal else None)
+        largest = weights.max(axis=-1, keepdims=True)
+        weights -= largest
+        weights = xp.exp(weights, out=weights)
+        total = weights.sum(axis=-1, keepdims=True)
+        part = weights @ _by_group(v[:, keys])
+        part /= total
+        out[:, rows] = part.transpose(0, 3, 1, 2, 4)
+        logs[..., rows, :] = largest + xp.log(total)
+    return out.reshape(q.shape), logs
 
 
 def attend_backward(
     q: Array, k: Array, v: Array, grad: Array, along: Array, logs: Array, scale: float, causal: bool
 ) -> tuple[Array, Array, Array]:
-    """Return the gradients of ``q``, ``k`` and ``v``.
+    """Return the gradients of ``q``, ``k`` and ``v``, of the dtype of the logarithms.
 
     ``grad`` is that of the result over all keys, ``logs`` its logarithms and ``along`` what
     ``component_along`` returned: ``k`` may be a part of the keys only.
     """
     xp = namespace(q)
     groups = q.shape[2] // k.shape[2]
-    weights = _scores(q, k, scale, causal)
-    weights -= logs
-    weights = xp.exp(weights, out=weights)
-    grad = _by_head(grad, groups).astype(weights.dtype, copy=False)
-    # The heads that share a key add up: their rows, one below the other, are one matrix.
-    v_grad = _transposed(_joined(weights)) @ _joined(grad)
-    scores_grad = grad @ _transposed(_by_group(v))
-    scores_grad -= along
-    scores_grad *= weights
-    scores_grad *= scale
-    k_grad = _transposed(_joined(scores_grad)) @ _joined(_by_head(q, groups))
-    return (
-        _from_heads(scores_grad @ _by_group(k)),
-        k_grad.transpose(0, 2, 1, 3),
-        v_grad.transpose(0, 2, 1, 3),
-    )
+    q_grad = xp.empty(q.shape, dtype=logs.dtype)
+    k_grad, v_grad = (xp.zeros(x.shape, dtype=logs.dtype) for x in (k, v))
+    for rows, keys in _tiles(q.shape[1], k.shape[1], causal):
+        of_rows, of_keys = q[:, rows], k[:, keys]
+        weights = _scores(of_rows, of_keys, scale, rows.start if causal else None)
+        weights -= logs[..., rows, :]
+        weights = xp.exp(weights, out=weights)
+        of_out = _by_head(grad[:, rows], groups).astype(weights.dtype, copy=False)
+        # The heads that share a key add up: their rows, one below the other, are one matrix.
+        added = _transposed(_joined(weights)) @ _joined(of_out)
+        v_grad[:, keys] += added.transpose(0, 2, 1, 3)
+        of_scores = of_out @ _transposed(_by_group(v[:, keys]))
+        of_scores -= along[..., rows, :]
+        of_scores *= weights
+        of_scores *= scale
+        added = _transposed(_joined(of_scores)) @ _joined(_by_head(of_rows, groups))
+        k_grad[:, keys] += added.transpose(0, 2, 1, 3)
+        q_grad[:, rows] = _from_heads(of_scores @ _by_group(of_keys))
+    return q_grad, k_grad, v_grad
 
 
 def component_along(out: Array, grad: Array, kv_heads: int) -> Array:
@@ -76,16 +93,26 @@ def _share(logs: Array, together: Array) -> Array:
     return _from_heads(namespace(logs).exp(logs - together))
 
 
-def _scores(q: Array, k: Array, scale: float, causal: bool) -> Array:
-    """Return scale * q @ k.T, (batch, kv_heads, heads / kv_heads, queries, keys), a new array."""
+def _tiles(queries: int, keys: int, causal: bool) -> Iterator[tuple[slice, slice]]:
+    """Yield which queries are computed at a time, and which keys they see at most."""
+    for begin in range(0, queries, ROWS):
+        end = min(begin + ROWS, queries)
+        yield slice(begin, end), slice(end if causal else keys)
+
+
+def _scores(q: Array, k: Array, scale: float, first: int | None) -> Array:
+    """Return scale * q @ k.T, (batch, kv_heads, heads / kv_heads, queries, keys), a new array.
+
+    ``first``: the place of the first query, which sees keys up to its own; None: all see all.
+    """
     scores = _by_head(q, q.shape[2] // k.shape[2]) @ _transposed(_by_group(k))
     if scores.dtype.itemsize < 4:
         scores = scores.astype("float32")
     scores *= scale
-    if causal:
+    if first is not None:
         xp = namespace(q)
         rows, columns = xp.arange(scores.shape[-2]), xp.arange(scores.shape[-1])
-        xp.copyto(scores, -xp.inf, where=columns > rows[:, None])
+        xp.copyto(scores, -xp.inf, where=columns > rows[:, None] + first)
     return scores
 
 

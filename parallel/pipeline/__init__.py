@@ -1,7 +1,6 @@
 """Pipeline parallel training: each rank has some stages of a model, and microbatches pass by."""
 
-from parallel.pipeline.actions import Action, Kind
-from parallel.pipeline.module_stage import PipelineStage
+from parallel.pipeline.drawing import draw
 from parallel.pipeline.named import (
     NamedSchedule,
     Schedule1F1B,
@@ -15,10 +14,12 @@ from parallel.pipeline.named import (
 from parallel.pipeline.schedule import PipelineSchedule
 from parallel.pipeline.schedules.halves import dual_pipe_v, zbv, zero_bubble
 from parallel.pipeline.schedules.whole import gpipe, interleaved_1f1b, one_f_one_b
-from parallel.pipeline.simulation import Span, Timing, most_held, simulate
 from parallel.pipeline.split import Part, split, split_by_cost
-from parallel.pipeline.stage import Stage
-from parallel.pipeline.table import Table
+from parallel.pipeline.stages.module_stage import PipelineStage
+from parallel.pipeline.stages.stage import Stage
+from parallel.pipeline.tables.actions import Action, Kind
+from parallel.pipeline.tables.simulation import Span, Timing, Transfer, most_held, simulate
+from parallel.pipeline.tables.table import Table
 
 __all__ = [
     "Action",
@@ -37,6 +38,8 @@ __all__ = [
     "Stage",
     "Table",
     "Timing",
+    "Transfer",
+    "draw",
     "dual_pipe_v",
     "get_schedule_class",
     "gpipe",

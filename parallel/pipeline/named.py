@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from parallel.checks import check_instance, to_count
-from parallel.pipeline.agreement import agree
+from parallel.pipeline.running.agreement import agree
 from parallel.pipeline.schedule import PipelineSchedule, as_stages
 from parallel.pipeline.schedules.halves import dual_pipe_v, zbv, zero_bubble
 from parallel.pipeline.schedules.whole import gpipe, interleaved_1f1b, one_f_one_b
-from parallel.pipeline.stage import Stage
-from parallel.pipeline.table import Table
+from parallel.pipeline.stages.stage import Stage
+from parallel.pipeline.tables.table import Table
 
 
 class NamedSchedule(PipelineSchedule):

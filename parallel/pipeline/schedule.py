@@ -10,17 +10,18 @@ from meshlib import ProcessGroup
 from parallel.arrays import Array
 from parallel.checks import check_instance
 from parallel.ddp.replicas import describe_options
-from parallel.pipeline.actions import Action
-from parallel.pipeline.agreement import agree
-from parallel.pipeline.executor import Batch, Step
-from parallel.pipeline.messages import Agreement
-from parallel.pipeline.microbatches import cut, cut_kwargs, cut_target
-from parallel.pipeline.module_stage import PipelineStage
-from parallel.pipeline.shared import SharedParameters
-from parallel.pipeline.simulation import Span, Timing
-from parallel.pipeline.specs import check_like, specs_of
-from parallel.pipeline.stage import Stage
-from parallel.pipeline.table import Table
+from parallel.pipeline.running.agreement import agree
+from parallel.pipeline.running.executor import Batch, Step
+from parallel.pipeline.running.messages import Agreement, Passage, joined, watched
+from parallel.pipeline.running.microbatches import cut, cut_kwargs, cut_target
+from parallel.pipeline.running.plan import Plan
+from parallel.pipeline.stages.module_stage import PipelineStage
+from parallel.pipeline.stages.shared import SharedParameters
+from parallel.pipeline.stages.specs import check_like, specs_of
+from parallel.pipeline.stages.stage import Stage
+from parallel.pipeline.tables.actions import Action
+from parallel.pipeline.tables.simulation import Span, Timing
+from parallel.pipeline.tables.table import Table
 
 
 class PipelineSchedule:
@@ -55,14 +56,15 @@ class PipelineSchedule:
         check_instance(table, Table, "table", "gpipe(4, 8)")
         if loss_fn is not None:
             listed[0].check_loss(loss_fn)
-        self.table = table
+        self.table: Table = table
         self.group: ProcessGroup = listed[0].group
-        self.scale_grads = bool(scale_grads)
+        self.scale_grads: bool = bool(scale_grads)
         self._loss = loss_fn
         self._stages = {stage.stage_index: stage for stage in listed}
         self._agreement = Agreement()
         self._failed = False
         self._spans: list[Span] = []
+        self._passages: list[Passage] = []
         options = describe_options(
             schedule=table.name,
             n_microbatches=table.microbatches,
@@ -72,6 +74,8 @@ class PipelineSchedule:
             scale_grads=self.scale_grads,
         )
         agree(self.group, self._mistake(listed), options)
+        rank = self.group.rank()
+        self._plans = {training: Plan(table, rank, training) for training in (True, False)}
         self._shared = SharedParameters(
             [
                 (name, stage.stage_index, parameter)
@@ -93,6 +97,11 @@ class PipelineSchedule:
     ) -> PipelineSchedule:
         """Return a schedule whose table is in a file: see ``Table.from_csv``."""
         return PipelineSchedule(stages, Table.from_csv(source), loss_fn, scale_grads=scale_grads)
+
+    @property
+    def stages(self) -> list[Stage]:
+        """This rank's stages."""
+        return list(self._stages.values())
 
     @property
     def n_microbatches(self) -> int:
@@ -189,15 +198,17 @@ class PipelineSchedule:
         if return_outputs and last is not None:
             batch.outputs = {}
         scale = 1 / self.n_microbatches if self.scale_grads else 1.0
-        step = Step(self.table, self._stages, self._agreement, batch, self._loss, scale, training)
+        plan = self._plans[training]
+        step = Step(plan, self._stages, self._agreement, batch, self._loss, scale)
         try:
-            self._step(step, training)
+            with watched(self.group) as passages:
+                self._step(step, training)
         except BaseException:
             self._failed = True
             for stage in self._stages.values():
                 stage.end(failed=True)
             raise
-        self._spans = step.spans
+        self._spans, self._passages = step.spans, passages
         if losses is not None:
             losses[:] = [batch.losses[i] for i in sorted(batch.losses)]
         if batch.outputs is None or last is None:
@@ -238,14 +249,16 @@ class PipelineSchedule:
     # ------------------------------------------------------------------ times
 
     def timeline(self) -> Timing:
-        """Return when each rank computed what in the last step. All ranks call.
+        """Return when each rank computed what in the last step, and what was sent. All ranks call.
 
         Times are in seconds, of the hosts' monotonic clocks: ranks of one host can be compared.
         """
-        gathered: list[list[Span] | None] = [None] * self.group.size()
-        self.group.all_gather_object(gathered, self._spans)
-        spans = [span for some in gathered for span in some or []]
-        return Timing(self.group.size(), tuple(sorted(spans, key=lambda span: span.begin)))
+        gathered: list[Any] = [None] * self.group.size()
+        self.group.all_gather_object(gathered, (self._spans, self._passages))
+        reports = cast(list[tuple[list[Span], list[Passage]]], gathered)
+        spans = sorted((span for own, _ in reports for span in own), key=lambda span: span.begin)
+        transfers = joined([passages for _, passages in reports])
+        return Timing(self.group.size(), tuple(spans), tuple(transfers))
 
 
 def as_stages(stages: Any) -> list[Stage]:

@@ -59,7 +59,7 @@ class UncheckedDoor(Door):
             result = shortcut.issue(what, seconds)
             if result is not NotImplemented:
                 return result
-        spec = what if isinstance(what, CallSpec) else what.spelled_out()
+        spec = what[2](what[0], what[1]) if isinstance(what, tuple) else what
         if spec.device not in self.members.backends:
             raise ValueError(f"{self} has no backend for arrays on {spec.device!r}")
         if self._context.observers:

@@ -48,7 +48,9 @@ def check(line: str) -> None:
         else:
             launcher_parser().parse_args(rest[command == "meshlib" :])
         for word in rest:
-            assert not word.startswith("examples/") or (ROOT / word).is_file(), word
+            path = ROOT / word
+            runs = path.is_file() or (path / "__main__.py").is_file()
+            assert not word.startswith("examples/") or runs, word
     elif command == "make":
         assert set(rest) <= TARGETS, rest
     elif command == "pip":

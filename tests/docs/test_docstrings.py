@@ -14,6 +14,7 @@ from meshlib import checkpoint, rpc
 from meshlib.collectives.collectives import Collectives
 from parallel import (
     comm_hooks,
+    context,
     data_parallel,
     ddp,
     join,
@@ -24,7 +25,7 @@ from parallel import (
     zero,
 )
 
-PARTS = [comm_hooks, data_parallel, ddp, join, nn, optim, samplers, tensor_parallel, zero]
+PARTS = [comm_hooks, context, data_parallel, ddp, join, nn, optim, samplers, tensor_parallel, zero]
 MODULES = [meshlib, checkpoint, rpc, importlib.import_module("parallel"), *PARTS]
 # A name of several packages goes by the first one.
 NAMES = {

@@ -21,6 +21,7 @@ PACKAGES = [
     "parallel.zero",
     "parallel.ddp",
     "parallel.data_parallel",
+    "parallel.context",
     "parallel.tensor_parallel",
     "parallel.expert",
     "parallel.pipeline",

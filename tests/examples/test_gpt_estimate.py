@@ -5,11 +5,12 @@ import pytest
 from counting import Count, counting
 from gpt.config import Config
 from gpt.dims import Sizes
-from gpt.estimate import Estimate
+from gpt.estimate import Estimate, explain
 from gpt.trainer import Trainer
-from gpt_runs import write_config
+from gpt_runs import EVERYTHING, EXAMPLE, some, write_config
 
 import meshlib as dist
+from meshlib.mesh.config import MeshConfig
 from meshlib.testing import run_ranks
 from transport import backends
 from transport.algorithms.choice import DEFAULT
@@ -78,6 +79,7 @@ def groups_of(dims):
         "dp_shard": dims.dp_shard,
         "tp": dims.tp,
         "ep": dims.ep,
+        "cp": dims.cp,
         "copies": dims.dense[0],
         "tokens": dims.tokens,
     }
@@ -90,16 +92,20 @@ MESHES = [
     {"tp": 2},
     {"pp": 2},
     {"ep": 2},
+    {"cp": 2},
+    {"cp": 4},
     {"dp_replicate": 2, "dp_shard": 2},
     {"pp": 2, "dp_shard": 2, "tp": 2},
     {"dp_shard": 2, "ep": 2, "tp": 2},
+    {"dp_shard": 2, "cp": 2, "tp": 2},
 ]
 
 
-@pytest.mark.parametrize(
-    "dims", MESHES, ids=lambda dims: ",".join(f"{n}={s}" for n, s in dims.items())
-)
-@pytest.mark.parametrize("sequence", ["true", "false"])
+MAIN = [{"pp": 2, "dp_shard": 2, "tp": 2}, {"ep": 2}, {"cp": 2}]
+
+
+@pytest.mark.parametrize("dims", some(MESHES, MAIN))
+@pytest.mark.parametrize("sequence", ["true", "false"] if EVERYTHING else ["true"])
 def test_estimate(dims, sequence, tmp_path, counted):
     path = write_config(
         tmp_path,
@@ -169,3 +175,9 @@ def test_estimate(dims, sequence, tmp_path, counted):
             expected = sum(estimate.traffic.calls[name] for name in counted_calls)
             # Besides, some numbers: the loss, and the norm of the gradients.
             assert expected <= next(iter(counted_calls.values())) <= expected + 3, ranks_of
+
+
+def test_the_page_shows_what_is_printed():
+    mesh = MeshConfig.from_string("pp=2,dp_shard=2,tp=2").mesh_for(8)
+    page = (EXAMPLE.parents[1] / "docs" / "which-dim.md").read_text()
+    assert f"```text\n{explain(EXAMPLE / 'gpt.toml', mesh)}```" in page

@@ -7,6 +7,7 @@ import pytest
 import parallel
 from parallel import (
     comm_hooks,
+    context,
     data_parallel,
     ddp,
     join,
@@ -20,6 +21,7 @@ from parallel import (
 PACKAGES = [
     parallel,
     comm_hooks,
+    context,
     data_parallel,
     ddp,
     join,

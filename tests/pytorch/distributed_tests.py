@@ -34,6 +34,7 @@ LIMIT_SECONDS = 120.0
 PASSING = Path(__file__).with_name("passing.txt")
 BACKEND = "meshlib"
 GUISES = (BACKEND, "mpi")
+DIED = "the process died"
 MODULE = "torch.testing._internal.distributed.distributed_test"
 
 
@@ -110,17 +111,18 @@ def run_rank(rank: int, folder: str, environment: dict[str, str], orders) -> Non
 class Ranks:
     """The processes of one set of ranks."""
 
-    def __init__(self, folder: str, guise: str):
+    def __init__(self, folder: str, guise: str, target=run_rank, count: int = RANKS):
         self.guise = guise
         shutil.rmtree(folder, ignore_errors=True)
         for part in ("barrier", "test_dir", "init_dir"):
             os.makedirs(f"{folder}/{part}")
         spawn = multiprocessing.get_context("spawn")
         self.pipes, self.processes = [], []
-        for rank in range(RANKS):
+        self.answered: set[int] = set()  # who said how the last test ended
+        for rank in range(count):
             ours, theirs = spawn.Pipe()
             process = spawn.Process(
-                target=run_rank, args=(rank, folder, {"BACKEND": guise}, theirs), daemon=True
+                target=target, args=(rank, folder, {"BACKEND": guise}, theirs), daemon=True
             )
             process.start()
             theirs.close()
@@ -133,7 +135,7 @@ class Ranks:
             pipe.send((name, number))
         results: dict[int, tuple[str, str]] = {}
         deadline = time.monotonic() + LIMIT_SECONDS
-        while len(results) < RANKS:
+        while len(results) < len(self.pipes):
             left = [pipe for rank, pipe in enumerate(self.pipes) if rank not in results]
             # Once a rank has failed, the others get a moment to say what they saw.
             grace = 10.0 if any(kind == "fail" for kind, _ in results.values()) else None
@@ -145,9 +147,12 @@ class Ranks:
                 rank = self.pipes.index(pipe)
                 try:
                     results[rank] = pipe.recv()
-                except EOFError:
-                    results[rank] = "fail", "the process died"
-        kinds = {kind for kind, _ in results.values()} if len(results) == RANKS else {"fail"}
+                except (EOFError, ConnectionResetError):
+                    results[rank] = "fail", DIED
+        self.answered = {rank for rank, (_, text) in results.items() if text != DIED}
+        kinds = (
+            {kind for kind, _ in results.values()} if len(results) == len(self.pipes) else {"fail"}
+        )
         kind = kinds.pop() if len(kinds) == 1 else "fail"
         said = (f"rank {rank}: {kind}\n{text}" for rank, (kind, text) in sorted(results.items()))
         return kind, "\n".join(said)

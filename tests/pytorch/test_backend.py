@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from torch_ranks import run
 
 HERE = Path(__file__).parent
 # Not by an import: PyTorch takes seconds, and each xdist worker would do it to collect.
@@ -24,26 +25,6 @@ pytestmark = [
     pytest.mark.timeout(300),
 ]
 NAMES = re.findall(r"^@case\ndef (\w+)", (HERE / "cases.py").read_text(), re.MULTILINE)
-
-
-def run(program: str, ranks: int, folder: Path, *arguments: str) -> list[str]:
-    """Run ``program`` as so many ranks, which meet in ``folder``; return what each printed."""
-    command = [sys.executable, "-W", "ignore", str(HERE / program)]
-    processes = [
-        subprocess.Popen(
-            [*command, str(rank), str(folder), *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
-    try:
-        return [process.communicate(timeout=200)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
 
 
 def shared(tmp_path_factory, program: str, ranks: int) -> list[dict[str, str]]:

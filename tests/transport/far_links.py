@@ -87,14 +87,18 @@ class FarLink(InprocLink, PacedLink):
 
 
 class FarInprocCommunicator(InprocCommunicator):
-    """Threads whose links have the pace ``pace_of(rank, peer)``; ``log`` is of all its links."""
+    """Threads whose links have the pace ``pace_of(rank, peer)``; ``log`` is of all its links, and
+    ``used`` has the peers of those that it was asked for.
+    """
 
     def __init__(self, membership: Any, table: Any, pace_of: Any) -> None:
         super().__init__(membership, table)
         self._pace_of = pace_of
         self.log: list[Any] = []
+        self.used: set[int] = set()
 
     def link(self, peer: int, call: Call) -> InprocLink:
+        self.used.add(peer)
         link = self._links.get(peer)
         if link is None:
             link = self._links[peer] = FarLink(self, peer)

@@ -12,6 +12,8 @@ from __future__ import annotations
 import numpy as np
 
 from transport.algorithms import bruck
+from transport.algorithms.choice import Algorithm
+from transport.algorithms.peers import peers_of
 from transport.algorithms.team import Team
 from transport.call import Call
 from transport.link import Link, Pace, PacedLink
@@ -68,10 +70,12 @@ class Ahead:
         return self.nbytes
 
     def _ask(self, team: Team, call: Call) -> None:
-        links = [team.link(peer, call) for peer in _peers(team)]
-        paced = [link for link in links if isinstance(link, PacedLink)]
-        if len(paced) < len(links):
+        near = team.size <= team.table.pairwise_ranks
+        peers = peers_of(Algorithm.PAIRWISE if near else Algorithm.BRUCK, team.rank, team.size)
+        if not isinstance(team.link(peers[0], call), PacedLink):
             return  # so it is on all members: they have links of one kind
+        links = [team.link(peer, call) for peer in peers]
+        paced = [link for link in links if isinstance(link, PacedLink)]
         paces = [link.pace() for link in paced]
         found = np.zeros((team.size, 2), np.int64)
         found[team.rank] = (
@@ -85,12 +89,3 @@ class Ahead:
         if self.connections > 1:
             for link in paced:
                 link.widen(self.connections)
-
-
-def _peers(team: Team) -> list[int]:
-    """Return whom a large collective of this group sends to: all, or in large ones a few."""
-    rank, size = team.rank, team.size
-    if size <= team.table.pairwise_ranks:
-        return [(rank + step) % size for step in range(1, size)]
-    distances = [1 << level for level in range((size - 1).bit_length())]
-    return sorted({(rank + d) % size for d in distances} | {(rank - d) % size for d in distances})

@@ -21,6 +21,7 @@ from transport.algorithms import (
 )
 from transport.algorithms.ahead import Ahead
 from transport.algorithms.choice import Algorithm, Thresholds
+from transport.algorithms.peers import peers_of
 from transport.algorithms.team import Team
 from transport.call import Call
 from transport.communicator import Collectives
@@ -31,6 +32,7 @@ from transport.operands.quiet import quiet
 from transport.reduce_op import Flat, RedOpType, ReduceOp, reduction_dtype
 
 _SMALL = 16 << 10
+_MOST_PAIRS = 64
 _AllReduce = Callable[[Team, Call, Flat, ReduceOp], None]
 
 
@@ -46,6 +48,7 @@ class LinkCollectives(Collectives):
     table: Thresholds
     scratch: Scratch
     _ahead: Ahead | None = None
+    _reached: frozenset[Algorithm] = frozenset()
 
     @abstractmethod
     def link(self, peer: int, call: Call) -> Link:
@@ -59,6 +62,16 @@ class LinkCollectives(Collectives):
     def check_open(self) -> None:
         """Raise ``CommunicatorAbortedError`` after an abort."""
 
+    def reach(self, peers: Sequence[int], call: Call) -> None:
+        """See ``Team``. Where opening costs nothing there is nothing to begin."""
+
+    def _prepare(self, algorithm: Algorithm, call: Call) -> None:
+        """Have the links that ``algorithm`` needs opened side by side, the first time."""
+        self._reached |= {algorithm}
+        peers = peers_of(algorithm, self.rank, self.size)
+        if len(peers) > 1:
+            self.reach(peers, call)
+
     def ahead(self, call: Call) -> int:
         """See ``Team``."""
         if self._ahead is None:
@@ -67,8 +80,10 @@ class LinkCollectives(Collectives):
 
     def barrier(self, call: Call) -> None:
         self.check_open()
-        star_shaped = self.table.barrier(self.size) is Algorithm.STAR
-        (star if star_shaped else dissemination).barrier(self, call)
+        algorithm = self.table.barrier(self.size)
+        if algorithm not in self._reached:
+            self._prepare(algorithm, call)
+        (star if algorithm is Algorithm.STAR else dissemination).barrier(self, call)
 
     def broadcast(self, call: Call, buffer: Flat, root: int) -> None:
         self.check_open()
@@ -85,6 +100,8 @@ class LinkCollectives(Collectives):
                 alone.reduce(self.scratch, buffer, op, self.table.segment)
                 return
             algorithm = self.table.all_reduce(buffer.nbytes, self.size, narrow)
+            if algorithm not in self._reached:
+                self._prepare(algorithm, call)
             if algorithm is Algorithm.STAR or algorithm is Algorithm.DOUBLING:
                 module = star if algorithm is Algorithm.STAR else recursive
                 self._all_reduce_whole(module.all_reduce, call, buffer, op, narrow)
@@ -127,7 +144,12 @@ class LinkCollectives(Collectives):
         if self.size == 1:
             return
         total = sum(output.nbytes for output in outputs)
-        match self.table.all_gather(total, self.size):
+        algorithm = self.table.all_gather(total, self.size)
+        if algorithm is Algorithm.RING and self._pairs_pay(call):
+            algorithm = Algorithm.PAIRWISE
+        if algorithm not in self._reached:
+            self._prepare(algorithm, call)
+        match algorithm:
             case Algorithm.STAR:
                 star.all_gather(self, call, outputs)
             case Algorithm.BRUCK:
@@ -136,6 +158,13 @@ class LinkCollectives(Collectives):
                 pairwise.all_gather(self, call, outputs)
             case _:
                 ring.all_gather(self, call, outputs)
+
+    def _pairs_pay(self, call: Call) -> bool:
+        """Whether there is so much delay that a ring's steps cost more than connections to all.
+
+        For copies alone: a reduction's bits must not depend on what was measured.
+        """
+        return self.size <= _MOST_PAIRS and self.ahead(call) >= self.table.segment
 
     def reduce_scatter(
         self, call: Call, output: Flat, inputs: Sequence[Flat], op: ReduceOp
@@ -148,7 +177,10 @@ class LinkCollectives(Collectives):
                 _copy(output, inputs[0])
                 alone.reduce(self.scratch, output, op, self.table.segment)
                 return
-            match self.table.reduce_scatter(total, self.size, narrow):
+            algorithm = self.table.reduce_scatter(total, self.size, narrow)
+            if algorithm not in self._reached:
+                self._prepare(algorithm, call)
+            match algorithm:
                 case Algorithm.STAR:
                     star.reduce_scatter(self, call, output, inputs, op)
                 case Algorithm.DOUBLING:
@@ -168,6 +200,8 @@ class LinkCollectives(Collectives):
 
     def all_to_all(self, call: Call, outputs: Sequence[Flat], inputs: Sequence[Flat]) -> None:
         self.check_open()
+        if Algorithm.PAIRWISE not in self._reached:
+            self._prepare(Algorithm.PAIRWISE, call)
         pairwise.all_to_all(self, call, outputs, inputs)
 
 

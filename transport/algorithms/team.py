@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from transport.algorithms.choice import Thresholds
@@ -20,6 +21,13 @@ class Team(Protocol):
 
     def link(self, peer: int, call: Call) -> Link:
         """Return the link to the member ``peer``, opening it at the first use."""
+        ...
+
+    def reach(self, peers: Sequence[int], call: Call) -> None:
+        """Begin to open the links to ``peers``, as far as it is for this rank to do, all at once.
+
+        For the sake of time alone: ``link`` opens what is not open.
+        """
         ...
 
     def ahead(self, call: Call) -> int:

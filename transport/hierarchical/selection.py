@@ -32,5 +32,8 @@ class Selection(LinkCollectives):
     def link(self, peer: int, call: Call) -> Link:
         return self._whole.link(self._members[peer], call)
 
+    def reach(self, peers: Sequence[int], call: Call) -> None:
+        self._whole.reach([self._members[peer] for peer in peers], call)
+
     def check_open(self) -> None:
         self._whole.check_open()

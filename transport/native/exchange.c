@@ -1,5 +1,6 @@
 /* The calls in which every member has something for every other one: transport/shm/collectives/exchange.py has
  * the steps, transport/shm/collectives/exchange_plan.py says where everything lies. */
+#include "gaps.h"
 #include "laps.h"
 
 #include <string.h>
@@ -15,7 +16,13 @@ typedef struct {
     const Entry *entry; /* how what arrives is reduced; NULL: it is copied */
     Way copy;
     Arrays in, out; /* where all get the same, or the result is one: one */
+    Gaps *gaps;     /* of all inputs, then of all outputs; NULL: each lies in one piece */
 } Passage;
+
+static const Gaps *gaps_in(const Passage *p, int input) {
+    return p->gaps && p->gaps[input].dims ? &p->gaps[input] : NULL;
+}
+static const Gaps *gaps_out(const Passage *p, int output) { return gaps_in(p, p->in.count + output); }
 
 static uint64_t sent_to(const Passage *p, int peer) { return (uint64_t)p->in.views[p->same ? 0 : peer].len; }
 static uint64_t expected_from(const Passage *p, int peer) {
@@ -42,10 +49,12 @@ static int stage(Passage *p, uint64_t lap, uint64_t step) {
         if (p->same ? peer != b->rank : peer == b->rank) continue;
         uint64_t size = part_of(sent_to(p, peer), p->share, lap), start = lap * p->share;
         /* What all get is near now: no better time to copy it for oneself. */
-        char *own = p->same ? kept_at(p) : NULL;
+        char *own = p->same && !p->gaps ? kept_at(p) : NULL;
+        int input = p->same ? 0 : peer;
+        const Gaps *gaps = gaps_in(p, input);
+        Source from = {(const char *)p->in.views[input].buf + (gaps ? 0 : start), gaps, start};
         if (size)
-            stage_bytes(&p->laps->staging, block_at(b, b->rank, slot) + share_of(p, peer, b->rank),
-                        (const char *)p->in.views[p->same ? 0 : peer].buf + start, size,
+            stage_bytes(&p->laps->staging, block_at(b, b->rank, slot) + share_of(p, peer, b->rank), from, size,
                         (Also){own ? own + start : NULL, p->copy});
     }
     run_publish(&p->run, step);
@@ -55,8 +64,13 @@ static int stage(Passage *p, uint64_t lap, uint64_t step) {
 /* What needs no other member, and is not done with the staging. */
 static void keep(const Passage *p) {
     int rank = p->run.board->rank;
-    char *own = p->entry || p->same ? NULL : kept_at(p);
-    if (own) p->copy(own, p->in.views[rank].buf, (size_t)p->in.views[rank].len);
+    char *own = p->entry || (p->same && !p->gaps) ? NULL : kept_at(p);
+    if (!own) return;
+    int input = p->same ? 0 : rank;
+    Cursor to = cursor_at(own, gaps_out(p, rank), 0);
+    Cursor from = cursor_at(p->in.views[input].buf, gaps_in(p, input), 0);
+    move_bytes(p->copy, &to, &from, (uint64_t)p->in.views[input].len);
+    if (p->copy == stream_past) end_stream();
 }
 
 /* Where this member finds what a peer has staged for it. */
@@ -71,9 +85,12 @@ static void copy_arrived(const Passage *p, uint64_t lap) {
     for (int i = 1; i < b->size; i++) {
         int peer = (b->rank + i) % b->size; /* not all from one at a time */
         uint64_t size = part_of(expected_from(p, peer), p->share, lap);
-        if (size)
-            p->copy((char *)p->out.views[peer].buf + lap * p->share, arrived_from(p, peer, slot), size);
+        if (!size) continue;
+        Cursor to = cursor_at(p->out.views[peer].buf, gaps_out(p, peer), lap * p->share);
+        Cursor from = cursor_at((char *)arrived_from(p, peer, slot), NULL, 0);
+        move_bytes(p->copy, &to, &from, size);
     }
+    if (p->copy == stream_past) end_stream();
 }
 
 static void reduce_arrived(const Passage *p, uint64_t lap) {
@@ -136,10 +153,31 @@ static int pass(Passage *p) {
     return 1;
 }
 
-static PyObject *not_done(Passage *p) {
+static void give_back(Passage *p) {
+    PyMem_Free(p->gaps);
     release(&p->in);
     release(&p->out);
+}
+
+static PyObject *not_done(Passage *p) {
+    give_back(p);
     Py_RETURN_NONE;
+}
+
+static const Py_buffer *view_of(const Passage *p, int i) {
+    return i < p->in.count ? &p->in.views[i] : &p->out.views[i - p->in.count];
+}
+
+/* Note what lies how, where an array may have gaps: -1 where that is not possible. */
+static int note_gaps(Passage *p) {
+    int count = p->in.count + p->out.count, first = 0;
+    while (first < count && lies_in_a_row(view_of(p, first))) first++;
+    if (first == count) return 0;
+    p->gaps = PyMem_Calloc((size_t)count, sizeof(Gaps));
+    if (!p->gaps) return -1;
+    for (int i = first; i < count; i++)
+        if (find_gaps(view_of(p, i), &p->gaps[i]) < 0) return -1;
+    return 0;
 }
 
 /* Make the call, and give the arrays back. */
@@ -155,19 +193,18 @@ static PyObject *make(Passage *p, PyObject *call, int symmetric) {
     p->share = b->block / (p->same ? 1 : (uint64_t)b->size - 1) / LINE * LINE;
     p->own_laps = laps_of(most, p->share);
     if (p->own_laps > 1 && symmetric) return not_done(p);
-    p->copy = total < STREAMED_BYTES ? copy_bytes : stream_bytes;
+    p->copy = total < STREAMED_BYTES ? copy_bytes : stream_past;
     int done = begin_laps(p->laps, &p->run, call);
     if (!done) {
         done = pass(p);
         run_end(&p->run);
     }
-    release(&p->in);
-    release(&p->out);
+    give_back(p);
     return done < 0 ? NULL : PyBool_FromLong(done);
 }
 
 /* exchange(call, outputs, inputs, same, symmetric): inputs by member, or where all get the same a
- * single one. Several laps of what is symmetric are left to Python, which reads it in place. */
+ * single one; those of two dims and more may have gaps. Several laps of what is symmetric are left to Python, which reads it in place. */
 PyObject *laps_exchange(Laps *laps, PyObject *const *args, Py_ssize_t count) {
     if (count != 5) {
         PyErr_SetString(PyExc_TypeError, "expected a call, outputs, inputs, True or False twice");
@@ -175,9 +212,9 @@ PyObject *laps_exchange(Laps *laps, PyObject *const *args, Py_ssize_t count) {
     }
     Passage p = {.laps = laps, .same = args[3] == Py_True};
     int size = laps->board->size, rank = laps->board->rank;
-    if (export_each(&p.out, args[1], size, PyBUF_WRITABLE) < 0 ||
-        export_each(&p.in, args[2], p.same ? 1 : size, PyBUF_SIMPLE) < 0 ||
-        p.out.views[rank].len != p.in.views[p.same ? 0 : rank].len)
+    if (export_each(&p.out, args[1], size, PyBUF_WRITABLE | PyBUF_STRIDES) < 0 ||
+        export_each(&p.in, args[2], p.same ? 1 : size, PyBUF_STRIDES) < 0 ||
+        p.out.views[rank].len != p.in.views[p.same ? 0 : rank].len || note_gaps(&p) < 0)
         return not_done(&p);
     return make(&p, args[0], args[4] == Py_True);
 }

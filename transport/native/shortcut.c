@@ -16,7 +16,7 @@ typedef struct {
     PyObject *id, *resume, *run, *observers, *log_cache, *locked, *queue, *acquire, *release, *lane;
 } Shortcut;
 
-static PyObject *str_draining, *str_notify, *str_cpu, *str_array, *str_op, *str_code, *debug_level;
+static PyObject *str_draining, *str_notify, *str_cpu, *str_code, *debug_level;
 
 /* Whether nobody looks on: 1, 0, or -1 with an exception. */
 static int is_unwatched(Shortcut *s) {
@@ -109,7 +109,8 @@ static int meet(Shortcut *s, Short *call, const void *data) {
     int slot = (int)(++p->number % SLOTS);
     memcpy(bytes_at(b, b->cards[b->rank][slot]), &call->header, HEADER_BYTES);
     if (data)
-        stage_bytes(&s->staging, part_at(b, b->rank, slot, call->nbytes), data, (size_t)call->nbytes, (Also){0});
+        stage_bytes(&s->staging, part_at(b, b->rank, slot, call->nbytes), (Source){data}, (size_t)call->nbytes,
+                    (Also){0});
     publish(b, base + FIRST);
     /* While what was published is on its way, and as much from the others. */
     if (s->checked) record(s, call);
@@ -215,15 +216,15 @@ static PyObject *shortcut_issue(Shortcut *s, PyObject *const *args, Py_ssize_t c
         CallSpec *spec = (CallSpec *)what;
         return spec->header.kind == BARRIER ? barrier(s, seconds) : other(s, spec, seconds);
     }
-    PyObject *array = PyObject_GetAttr(what, str_array);
-    PyObject *op = array ? PyObject_GetAttr(what, str_op) : NULL;
-    PyObject *code = op ? PyObject_GetAttr(op, str_code) : NULL, *result = NULL;
+    if (!PyTuple_CheckExact(what) || PyTuple_GET_SIZE(what) != 3) {
+        PyErr_SetString(PyExc_TypeError, "expected a CallSpec, or an array, an op and what spells them out");
+        return NULL;
+    }
+    PyObject *array = PyTuple_GET_ITEM(what, 0), *op = PyTuple_GET_ITEM(what, 1);
+    PyObject *code = PyObject_GetAttr(op, str_code);
     long number = code ? PyLong_AsLong(code) : -1;
-    if (number != -1 || !PyErr_Occurred()) result = all_reduce(s, array, op, number, seconds);
-    Py_XDECREF(array);
-    Py_XDECREF(op);
     Py_XDECREF(code);
-    return result;
+    return number == -1 && PyErr_Occurred() ? NULL : all_reduce(s, array, op, number, seconds);
 }
 
 static PyObject *keep(PyObject *owner, const char *name) {
@@ -313,9 +314,7 @@ int init_shortcut(void) {
     str_draining = PyUnicode_InternFromString("_draining");
     str_notify = PyUnicode_InternFromString("_notify");
     str_cpu = PyUnicode_InternFromString("cpu");
-    str_array = PyUnicode_InternFromString("array");
-    str_op = PyUnicode_InternFromString("op");
     str_code = PyUnicode_InternFromString("code");
     debug_level = PyLong_FromLong(10);
-    return str_draining && str_notify && str_cpu && str_array && str_op && str_code && debug_level ? 0 : -1;
+    return str_draining && str_notify && str_cpu && str_code && debug_level ? 0 : -1;
 }

@@ -6,8 +6,8 @@
  * takes three times as long as to write to the memory without asking. Nothing tells which of the two
  * it is; so now and then two parts of a piece are written either way, against the clock.
  */
-#include "staging.h"
 #include "core.h"
+#include "gaps.h"
 
 #include <string.h>
 
@@ -47,7 +47,7 @@ __attribute__((target("avx2"))) static size_t stream_avx(char *to, const char *f
 #endif
 
 /* Past the caches; in order with later stores after `end_stream` only. */
-static void stream(void *into, const void *from, size_t size) {
+void stream_past(void *into, const void *from, size_t size) {
 #if defined(__x86_64__)
     char *to = into;
     const char *source = from;
@@ -62,33 +62,43 @@ static void stream(void *into, const void *from, size_t size) {
 #endif
 }
 
-static void end_stream(void) {
+void end_stream(void) {
 #if defined(__x86_64__)
     _mm_sfence();
 #endif
 }
 
 void stream_bytes(void *into, const void *from, size_t size) {
-    stream(into, from, size);
+    stream_past(into, from, size);
     end_stream();
 }
 
-static double timed(Way way, char *into, const char *from) {
+/* Copy what begins `done` bytes into the source. */
+static void fetch(Way way, char *into, Source from, size_t done, size_t size) {
+    if (!from.gaps) {
+        way(into, from.data + done, size);
+        return;
+    }
+    Cursor to = cursor_at(into, NULL, 0), at = cursor_at((char *)from.data, from.gaps, from.start + done);
+    move_bytes(way, &to, &at, size);
+}
+
+static double timed(Way way, char *into, Source from, size_t done) {
     double begin = read_clock();
-    way(into, from, TRIED_BYTES);
+    fetch(way, into + done, from, done, TRIED_BYTES);
     return read_clock() - begin;
 }
 
 /* Write two parts either way, and learn from it. */
-static void try_both(Staging *s, char *into, const char *from) {
+static void try_both(Staging *s, char *into, Source from) {
     double plain, past;
     /* Whoever comes second finds the source in a better state. */
     if (s->pieces & PIECES_PER_TRY) {
-        past = timed(stream_bytes, into, from);
-        plain = timed(copy_bytes, into + TRIED_BYTES, from + TRIED_BYTES);
+        past = timed(stream_bytes, into, from, 0);
+        plain = timed(copy_bytes, into, from, TRIED_BYTES);
     } else {
-        plain = timed(copy_bytes, into, from);
-        past = timed(stream_bytes, into + TRIED_BYTES, from + TRIED_BYTES);
+        plain = timed(copy_bytes, into, from, 0);
+        past = timed(stream_bytes, into, from, TRIED_BYTES);
     }
     float gain = past > 0 ? (float)(plain / past) : 1.0f;
     if (gain > MOST_GAIN) gain = MOST_GAIN;
@@ -96,28 +106,25 @@ static void try_both(Staging *s, char *into, const char *from) {
 }
 
 /* A page at a time, which is still near when it is read again. */
-static void copy_twice(Way way, char *into, const char *from, size_t size, Also also) {
-    for (size_t done = 0; done < size; done += PAGE_BYTES) {
+static void copy_twice(Way way, char *into, Source from, size_t begin, size_t size, Also also) {
+    for (size_t done = begin; done < size; done += PAGE_BYTES) {
         size_t part = size - done < PAGE_BYTES ? size - done : PAGE_BYTES;
-        way(into + done, from + done, part);
-        also.way(also.into + done, from + done, part);
+        fetch(way, into + done, from, done, part);
+        fetch(also.way, also.into + done, from, done, part);
     }
 }
 
-void stage_bytes(Staging *s, char *into, const char *from, size_t size, Also also) {
+void stage_bytes(Staging *s, char *into, Source from, size_t size, Also also) {
     size_t done = 0;
     if (size >= LEAST_STAGED && s->pieces++ % PIECES_PER_TRY == 0) {
         try_both(s, into, from);
         done = 2 * TRIED_BYTES;
-        if (also.into) {
-            also.way(also.into, from, done);
-            also.into += done;
-        }
+        if (also.into) fetch(also.way, also.into, from, 0, done);
     }
-    Way way = size >= LEAST_STAGED && s->gain > WORTH_IT ? stream : copy_bytes;
+    Way way = size >= LEAST_STAGED && s->gain > WORTH_IT ? stream_past : copy_bytes;
     if (also.into)
-        copy_twice(way, into + done, from + done, size - done, also);
+        copy_twice(way, into, from, done, size, also);
     else
-        way(into + done, from + done, size - done);
-    if (way == stream) end_stream();
+        fetch(way, into + done, from, done, size - done);
+    if (way == stream_past || also.way == stream_past) end_stream();
 }

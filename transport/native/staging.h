@@ -1,11 +1,16 @@
 /* Writing past the caches, and what is better written so. */
 #pragma once
 #include <stddef.h>
+#include <stdint.h>
 
 typedef void (*Way)(void *into, const void *from, size_t size);
 
 /* copy_bytes past the caches. Who sees a later store of this thread sees what was written. */
 void stream_bytes(void *into, const void *from, size_t size);
+
+/* The same without that: until `end_stream` nobody but this thread can count on it. */
+void stream_past(void *into, const void *from, size_t size);
+void end_stream(void);
 
 /* From how many bytes of results on they are written so: the caches would not keep them anyway. */
 #define STREAMED_BYTES (8 << 20)
@@ -22,5 +27,14 @@ typedef struct {
     Way way;
 } Also;
 
+struct Gaps;
+
+/* What is copied: from `start` on, where it does not lie in one piece (gaps.h), else `gaps` is NULL. */
+typedef struct {
+    const char *data;
+    const struct Gaps *gaps;
+    uint64_t start;
+} Source;
+
 /* Copy into a block, and elsewhere. */
-void stage_bytes(Staging *staging, char *into, const char *from, size_t size, Also also);
+void stage_bytes(Staging *staging, char *into, Source from, size_t size, Also also);

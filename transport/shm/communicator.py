@@ -137,6 +137,10 @@ class ShmCommunicator(Communicator):
     def all_to_all(self, call: Call, outputs: Sequence[Flat], inputs: Sequence[Flat]) -> None:
         self._run(self._copies(call).all_to_all, call, outputs, inputs)
 
+    def takes_gaps(self, call: Call) -> bool:
+        """See ``Communicator.takes_gaps``."""
+        return True
+
     def allocate(self, call: Call, count: int, dtype: np.dtype[np.generic]) -> Flat:
         """See ``Communicator.allocate``: symmetric memory, given back when nobody refers to it."""
         if self._alone is not None:

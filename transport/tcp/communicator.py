@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import socket
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
+from queue import SimpleQueue
 
 from transport.algorithms.choice import Thresholds
 from transport.call import NO_ROOT, Call, CallHeader, Kind
@@ -27,7 +29,7 @@ from transport.reduce_op import Flat
 from transport.runtime import Membership
 from transport.tcp.address import listening_host
 from transport.tcp.conversation import Conversation
-from transport.tcp.dial import Dial, publish
+from transport.tcp.dial import Dial, publish, published
 from transport.tcp.endpoint import Endpoint
 from transport.tcp.hello import WELCOME, Channel, Hello
 from transport.tcp.inbox import Inbox
@@ -80,6 +82,7 @@ class TcpCommunicator(LinkCommunicator):
         self._ends: dict[int, PeerLostError] = {}
         self._gone: dict[int, PeerLostError] = {}
         self._dials: set[Dial] = set()
+        self._dialled: dict[int, socket.socket] = {}
         self._widening: set[int] = set()
         self._endpoint = runtime.shared(
             "tcp-endpoint",
@@ -91,6 +94,44 @@ class TcpCommunicator(LinkCommunicator):
     def link(self, peer: int, call: Call) -> TcpLink:
         link = self._links.get(peer)
         return self._open_link(peer, call) if link is None else link
+
+    def reach(self, peers: Sequence[int], call: Call) -> None:
+        """Connect to those of lower rank in a thread each: together they take no longer than one.
+
+        Raises as ``link`` does for the first that cannot be reached.
+        """
+        found = {*self._links, *self._dialled}
+        missing = [peer for peer in peers if peer < self.rank and peer not in found]
+        if len(missing) < 2:
+            return
+        addresses = published(self.membership, missing)
+        ended: SimpleQueue[tuple[int, Exception | None]] = SimpleQueue()
+
+        def dial(peer: int) -> None:
+            try:
+                sock = self._dial(peer, Channel.COLLECTIVE, call, addresses.get(peer))
+                with self._lock:
+                    if self.abort_reason is None:
+                        self._dialled[peer] = sock
+                    else:
+                        sock.close()
+                ended.put((peer, None))
+            except Exception as error:  # noqa: BLE001 (raised below)
+                ended.put((peer, error))
+
+        left = set[int]()
+        for peer in missing:
+            name = f"meshlib-tcp-dial-{peer}"
+            thread = threading.Thread(target=dial, args=(peer,), name=name, daemon=True)
+            with suppress(RuntimeError):  # no room for another thread: ``link`` connects
+                thread.start()
+                left.add(peer)
+        while left:
+            call.waiting_for = min(left)
+            peer, error = ended.get()
+            if error is not None:
+                raise error
+            left.discard(peer)
 
     def post(self, call: Call, data: memoryview, dst: int) -> None:
         self._converse(dst, call).send(call, data)
@@ -125,8 +166,9 @@ class TcpCommunicator(LinkCommunicator):
         ``abort_reason`` is set. Returns the connections that there are.
         """
         with self._lock:
-            unclaimed = list(self._arrived.values())
+            unclaimed = [*self._arrived.values(), *self._dialled.values()]
             self._arrived.clear()
+            self._dialled.clear()
             dials = list(self._dials)
             links, conversations = list(self._links.values()), list(self._all_conversations)
             watches = [*self._watched.values(), *self._watchers]
@@ -147,7 +189,7 @@ class TcpCommunicator(LinkCommunicator):
     def _open_link(self, peer: int, call: Call) -> TcpLink:
         call.waiting_for = peer
         if peer < self.rank:
-            sock = self._dial(peer, Channel.COLLECTIVE, call)
+            sock = self._dialled.pop(peer, None) or self._dial(peer, Channel.COLLECTIVE, call)
         else:
             sock = self._await_arrival(peer, call)
         link = TcpLink(sock, peer, self.membership.describe(peer), on_widen=self._widen)
@@ -348,8 +390,10 @@ class TcpCommunicator(LinkCommunicator):
             self._changed.notify_all()
         self.mailbox.fail(peer, error)
 
-    def _dial(self, peer: int, channel: Channel, call: Call) -> socket.socket:
-        dial = Dial(self.membership, peer, channel)
+    def _dial(
+        self, peer: int, channel: Channel, call: Call, address: bytes | None = None
+    ) -> socket.socket:
+        dial = Dial(self.membership, peer, channel, address)
         with self._lock:
             self._check_unbroken()
             self._dials.add(dial)

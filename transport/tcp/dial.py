@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+from collections.abc import Sequence
 
 from transport.call import Call
 from transport.errors import (
@@ -28,18 +29,31 @@ def publish(membership: Membership, address: Address) -> None:
     membership.store.set(_key(membership.rank), address.encode())
 
 
+def published(membership: Membership, peers: Sequence[int]) -> dict[int, bytes]:
+    """Return what of ``peers`` have published, by peer, where all of them have; without a wait."""
+    keys = [_key(peer) for peer in peers]
+    if not membership.store.check(keys):
+        return {}
+    return dict(zip(peers, membership.store.multi_get(keys), strict=True))
+
+
 def _key(rank: int) -> str:
     return f"tcp/{rank}"
 
 
 class Dial:
-    """One attempt to reach the member ``peer``. Any thread may ``cancel`` it."""
+    """One attempt to reach the member ``peer``, who has published ``address`` (None: not known
+    yet). Any thread may ``cancel`` it.
+    """
 
-    def __init__(self, membership: Membership, peer: int, channel: Channel) -> None:
+    def __init__(
+        self, membership: Membership, peer: int, channel: Channel, address: bytes | None = None
+    ) -> None:
         self._membership = membership
         self._peer = peer
         self._name = membership.describe(peer)
         self._channel = channel
+        self._address = address
         self._lock = threading.Lock()
         self._cancelled: str | None = None
         self._keys = PeerKeys(membership)
@@ -54,7 +68,8 @@ class Dial:
         way to it.
         """
         try:
-            address = Address.decode(self._keys.read(_key(self._peer), self._peer, call))
+            published = self._address or self._keys.read(_key(self._peer), self._peer, call)
+            address = Address.decode(published)
             return self._greet(call, address, self._reach(call, address))
         except (DistError, OSError) as error:
             if self._cancelled is not None:

@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from meshlib import __version__
 from meshlib.command_line import OneLineParser, told
@@ -75,6 +75,14 @@ def make_parser() -> argparse.ArgumentParser:
         type=_number(int, "a number of restarts >= 0"),
         metavar="N",
         help="how often all ranks are started again after a failure; default 0",
+    )
+    _add(
+        parser,
+        "--on-failure",
+        choices=("stop", "continue"),
+        default="stop",
+        help="whether a rank's failure ends the others (default), or they go on: for remote calls"
+        " to workers that may die. Then rank 0 says how the job ended",
     )
     _add(
         parser,
@@ -245,6 +253,7 @@ def _launch_options(given: argparse.Namespace) -> LaunchOptions:
         output=_output(given, ranks),
         trace_dir=given.trace_dir,
         max_restarts=given.max_restarts or 0,
+        on_failure=_on_failure(given, nodes),
         replace=_replacements(given, nodes),
         spares=given.spares or 0,
         verbose=given.verbose,
@@ -255,6 +264,18 @@ def _launch_options(given: argparse.Namespace) -> LaunchOptions:
         return options
     grace: float = given.grace_period
     return replace(options, failure_grace=grace, signal_grace=grace)
+
+
+def _on_failure(given: argparse.Namespace, nodes: NodeOptions) -> Literal["stop", "continue"]:
+    if given.on_failure == "continue":
+        if given.max_restarts:
+            raise ValueError(
+                f"--on-failure continue and --max-restarts {given.max_restarts} were both given:"
+                " after a failure either the others go on, or all are started again"
+            )
+        if nodes.many:
+            raise ValueError("--on-failure continue was given for several nodes; expected one node")
+    return given.on_failure
 
 
 def _replacements(given: argparse.Namespace, nodes: NodeOptions) -> int | None:

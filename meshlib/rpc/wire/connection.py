@@ -34,6 +34,8 @@ FETCH_BYTES = 96 << 10
 WAIT_SECONDS = 0.02
 """A caller that has had no reply for so long leaves the reading to the poll."""
 _PARTS_AT_ONCE = 64
+_AT_ONCE = int(socket.MSG_DONTWAIT)
+_SEND_AT_ONCE = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 _TIMEVAL = struct.Struct("@ll")
 _NOBODY, _POLL, _TURN, _PAUSED = range(4)
 
@@ -127,10 +129,12 @@ class Connection:
         self._send(pack(kind, call, payload.data, buffers, addresses, flags))
 
     def _send(self, parts: Sequence[bytes | memoryview]) -> None:
-        views = [memoryview(part).cast("B") for part in parts]
         with self._sending:
             if self.error is not None:
                 raise ConnectionError(errno.ENOTCONN, str(self.error))
+            if len(parts) == 1 and not self.queued and self._send_at_once(parts[0]):
+                return
+            views = [memoryview(part).cast("B") for part in parts]
             self._queue.extend(views)
             if self.queued:
                 self.queued += sum(view.nbytes for view in views)
@@ -140,13 +144,30 @@ class Connection:
         with self._state:
             self._arm()
 
+    def _send_at_once(self, part: bytes | memoryview) -> bool:
+        """Send a frame of one part, the usual small one; False if the peer takes none of it."""
+        try:
+            count = self._sock.send(part, _SEND_AT_ONCE)
+        except (BlockingIOError, InterruptedError):
+            return False
+        except OSError:
+            self.shut(ConnectionResetError(errno.ECONNRESET, "it hung up"))
+            raise
+        if count == len(part):
+            return True
+        self._queue.append(memoryview(part)[count:])
+        self.queued = len(part) - count
+        with self._state:
+            self._arm()
+        return True
+
     def _flush(self) -> bool:
         """Send what is queued; False if the peer does not take it all. With ``_sending``."""
         queue = self._queue
         try:
             while queue:
                 views = queue if len(queue) <= _PARTS_AT_ONCE else [*queue][:_PARTS_AT_ONCE]
-                count = self._sock.sendmsg(views, (), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                count = self._sock.sendmsg(views, (), _SEND_AT_ONCE)
                 while queue and count >= queue[0].nbytes:
                     count -= queue.popleft().nbytes
                 if count:
@@ -244,10 +265,17 @@ class Connection:
         except (DistError, OSError) as error:
             self._end(error)
         else:
-            self._end_turn(_POLL if goes_on else _PAUSED)
+            if not goes_on:
+                self._end_turn(_PAUSED)
+            elif self.outgoing or not self._threads.keep_waiting(self):
+                self._end_turn(_POLL)
+
+    def go_on(self) -> None:
+        """Be polled again, after the request that came has run."""
+        self._end_turn(_POLL)
 
     def _receive_now(self) -> list[Frame]:
-        return self._frames.receive(self._sock, socket.MSG_DONTWAIT)
+        return self._frames.receive(self._sock, _AT_ONCE)
 
     def _go_on_sending(self) -> None:
         with self._sending:
@@ -331,10 +359,10 @@ class Connection:
         self.error = self.error or error
         with self._sending, self._state:
             self._threads.forget(self)
-            self.fd = -1
+            self.fd: int = -1
             self._sock.close()
             self._queue.clear()
-            self.queued = 0
+            self.queued: int = 0
             self.lent.clear()
         with self._room.lock:
             self._room.notify_all()

@@ -3,8 +3,9 @@
 The three are apart because of when they may run: on the CPU all of them at the call's turn; on a
 GPU, where a call is only put on a stream, the first and the last in the caller's thread.
 
-Parts that do not lie in one piece, where they come from or where they go, travel in rounds of a few
-MiB by way of buffers: no rank then needs the memory of a second array for what it packs.
+Parts that do not lie in one piece, where they come from or where they go, are read and written
+there by the communicator where it can: over shared memory. Else they travel in rounds of a few MiB
+by way of buffers: no rank then needs the memory of a second array for what it packs.
 """
 
 from __future__ import annotations
@@ -45,10 +46,10 @@ class Part(Protocol):
     elements: int
     """How many elements the call is over, the same on all members (0: each has others)."""
 
-    def prepare(self, local: Array) -> int:
+    def prepare(self, local: Array, *, gaps: bool) -> int:
         """Take this rank's array; return the number of rounds, the same on all members.
 
-        On a GPU there is one.
+        On a GPU, and where the communicator takes arrays with ``gaps``, there is one.
         """
         ...
 
@@ -131,7 +132,7 @@ def members_of(step: Step, shape: tuple[int, ...], ranks: tuple[int, ...]) -> Me
 class Exchange:
     """Every member has something for each: an all_to_all, or, of one thing for all, an all_gather.
 
-    What stays on this rank is copied once, past the call.
+    What stays on this rank is copied once: by a communicator that takes gaps, else past the call.
     """
 
     def __init__(self, step: Step, members: Members, own: int) -> None:
@@ -139,30 +140,31 @@ class Exchange:
         self._is_gather = step.kind == ALL_GATHER
         self.elements: int = prod(shape_of(members.after[own])) if self._is_gather else 0
 
-    def prepare(self, local: Array) -> int:
+    def prepare(self, local: Array, *, gaps: bool) -> int:
         """See ``Part``."""
         members, own = self._members, self._own
         module, peers = array_module(local), range(len(members.before))
         before, after = members.before[own], members.after[own]
         self._result = result = module.empty(shape_of(after), local.dtype)
+        self._gaps = gaps
         kept = members.sent(own, own)
-        if kept is not None:
+        if kept is not None and not gaps:
             result[relative(kept, after)] = local[relative(kept, before)]
-        rounds = members.rounds(local.dtype.itemsize) if module is np else 1
+        rounds = members.rounds(local.dtype.itemsize) if module is np and not gaps else 1
         nothing = module.empty(0, local.dtype)
 
         def message(box: Box | None, array: Array, within: Box) -> _Message:
             if box is None:
-                return _Message(nothing, 0)
+                return _Message(nothing, 0, gaps)
             rows = members.rows(box, local.dtype.itemsize) if rounds > 1 else 0
-            return _Message(array[relative(box, within)], rows)
+            return _Message(array[relative(box, within)], rows, gaps)
 
         if self._is_gather:
             self._out = [message(before, local, before)]
         else:
-            out = [None if p == own else members.sent(own, p) for p in peers]
+            out = [None if p == own and not gaps else members.sent(own, p) for p in peers]
             self._out = [message(box, local, before) for box in out]
-        come = [None if p == own else members.sent(p, own) for p in peers]
+        come = [None if p == own and not gaps else members.sent(p, own) for p in peers]
         self._in = [message(box, result, after) for box in come]
         return rounds
 
@@ -170,7 +172,7 @@ class Exchange:
         """See ``Part``."""
         self._sources = [message.packed(number) for message in self._out]
         self._targets = [message.room(number) for message in self._in]
-        if self._is_gather:
+        if self._is_gather and not self._gaps:
             # Its own place has been filled; the call wants one all the same.
             self._targets[self._own] = self._sources[0]
 
@@ -189,12 +191,15 @@ class Exchange:
 
 
 class _Message:
-    """What one member sends another: a part of an array, in rounds of ``rows``, or whole (0)."""
+    """What one member sends another: a part of an array, in rounds of ``rows``, or whole (0).
 
-    __slots__ = ("_array", "_buffer", "_from_buffer", "_rows")
+    ``gaps``: it is for a communicator that takes it as it lies.
+    """
 
-    def __init__(self, array: Array, rows: int) -> None:
-        self._array, self._rows = array, rows
+    __slots__ = ("_array", "_buffer", "_from_buffer", "_gaps", "_rows")
+
+    def __init__(self, array: Array, rows: int, gaps: bool) -> None:
+        self._array, self._rows, self._gaps = array, rows, gaps
         self._buffer: Array = None
         self._from_buffer: tuple[Array, Array] | None = None
 
@@ -203,6 +208,8 @@ class _Message:
         part = self._of(number)
         if part.flags.c_contiguous:
             return _flat(part)
+        if self._gaps and part.ndim > 1:
+            return part
         room = self._room(part)
         room[...] = part
         return _flat(room)
@@ -213,6 +220,8 @@ class _Message:
         self._from_buffer = None
         if part.flags.c_contiguous:
             return _flat(part)
+        if self._gaps and part.ndim > 1:
+            return part
         room = self._room(part)
         self._from_buffer = (part, room)
         return _flat(room)
@@ -241,7 +250,7 @@ class Reduction:
         self._members, self._own, self._op, self._scatter = members, own, op, scatter
         self.elements: int = prod(shape_of(members.before[own]))
 
-    def prepare(self, local: Array) -> int:
+    def prepare(self, local: Array, *, gaps: bool) -> int:
         """See ``Part``."""
         self._local = local
         return 1

@@ -152,7 +152,7 @@ class _Run:
         if not self._async:
             x = ready()
             if array_module(x) is not np:
-                part.prepare(x)
+                part.prepare(x, gaps=False)
                 part.pack(0)
                 group.issue(CallSpec(kind, part.call, device="cuda", **header))
                 return _given(part.unpack(0))
@@ -160,7 +160,7 @@ class _Run:
 
         def run(communicator: Communicator, call: Call) -> Array:
             result = None
-            for number in range(part.prepare(ready())):
+            for number in range(part.prepare(ready(), gaps=communicator.takes_gaps(call))):
                 part.pack(number)
                 part.call(communicator, call)
                 result = part.unpack(number)

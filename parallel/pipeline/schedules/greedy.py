@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from parallel.pipeline.actions import Action, Kind
-from parallel.pipeline.table import Table
+from parallel.pipeline.tables.actions import Action, Kind
+from parallel.pipeline.tables.table import Table
 
 _F, _I, _W = Kind.FORWARD, Kind.INPUT, Kind.WEIGHT
 

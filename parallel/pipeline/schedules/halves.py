@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 
-from parallel.pipeline.actions import Action, Kind
 from parallel.pipeline.schedules.arguments import check_counts, rounds_of
 from parallel.pipeline.schedules.greedy import fill
-from parallel.pipeline.table import Table
+from parallel.pipeline.tables.actions import Action, Kind
+from parallel.pipeline.tables.table import Table
 
 _F, _B, _I, _W = Kind.FORWARD, Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from parallel.pipeline.actions import Action, Kind
 from parallel.pipeline.schedules.arguments import check_counts, rounds_of
-from parallel.pipeline.table import Table
+from parallel.pipeline.tables.actions import Action, Kind
+from parallel.pipeline.tables.table import Table
 
 _F, _B = Kind.FORWARD, Kind.BACKWARD
 

@@ -13,6 +13,7 @@ import argparse
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -32,6 +33,7 @@ class Network:
     """``size`` namespaces on one wire, each with the address ``addresses[i]``."""
 
     def __init__(self, size: int, round_trip: float, seconds: float = 3600) -> None:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # nothing is to be left behind
         self.names = [f"delay-{os.getpid()}-{i}" for i in range(size)]
         self.addresses = [f"10.98.7.{i + 1}" for i in range(size)]
         for name in self.names:

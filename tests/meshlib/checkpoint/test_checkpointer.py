@@ -7,9 +7,9 @@ import pytest
 from sharding_cases import named_mesh
 
 import meshlib as dist
-from meshlib.checkpoint import Checkpointer, load
-from meshlib.checkpoint.saving import Piece
-from meshlib.sharding import P, Sharding, ones
+from meshlib.checkpoint import Checkpointer, CheckpointError, load
+from meshlib.checkpoint.pieces import OwnPart, Piece
+from meshlib.sharding import DArray, P, Sharding, ones
 from meshlib.testing import run_ranks
 
 
@@ -165,3 +165,73 @@ def test_a_closed_one_says_so(tmp_path):
 
     assert run_ranks(program, 2) == [False, False]
     assert run_ranks(program, 1) == [False]
+
+
+WRONG = {
+    "step": (lambda bad: ({}, -1 if bad else 2), ValueError, "step is -1"),
+    "value": (lambda bad: ({"x": object() if bad else 1}, 2), TypeError, r"state\['x'\] is a"),
+    "other": (lambda bad: ({"x": bad}, 2), CheckpointError, r"state\['x'\] is false on rank 0"),
+}
+
+
+@pytest.mark.parametrize("partial", [False, True])
+@pytest.mark.parametrize("case", WRONG)
+def test_what_is_wrong_with_a_state_is_raised_by_the_next_call_on_all_ranks(
+    tmp_path, case, partial
+):
+    make, kind, message = WRONG[case]
+    mesh = named_mesh(2)
+    # Partial values are reduced first, for which the ranks have to agree before they go on.
+    pending = Sharding(mesh, P(), "a" if partial else None)
+
+    def program():
+        state, step = make(dist.get_rank() == 1)
+        state = {"array": DArray(np.ones(3), pending, (3,), float), **state}
+        with Checkpointer(tmp_path, sync=False) as checkpoints:
+            checkpoints.async_save(state, step=step)
+            with pytest.raises(kind, match=message):
+                checkpoints.latest()
+            checkpoints.async_save({"array": state["array"]}, step=3)
+            return checkpoints.load()["array"].tolist(), checkpoints.steps()
+
+    assert run_ranks(program, 2) == [([1.0 + partial] * 3, [3])] * 2
+
+
+def test_a_rank_without_memory_for_the_copy_is_told_to_all(tmp_path, monkeypatch):
+    copy = OwnPart.detach
+
+    def detach(self, room):
+        if dist.get_rank() == 1 and not tmp_path.joinpath("step-1").exists():
+            raise MemoryError("no memory")
+        return copy(self, room)
+
+    monkeypatch.setattr(OwnPart, "detach", detach)
+
+    def program():
+        with Checkpointer(tmp_path, sync=False) as checkpoints:
+            checkpoints.async_save({"x": np.ones(3)}, step=2)
+            with pytest.raises((MemoryError, CheckpointError), match="no memory"):
+                checkpoints.wait()
+            dist.barrier()
+            checkpoints.save({"x": np.ones(3)}, step=1)
+            checkpoints.async_save({"x": np.ones(3)}, step=2)
+            return checkpoints.steps()
+
+    assert run_ranks(program, 2) == [[1, 2]] * 2
+
+
+def test_nothing_is_told_before_the_copy_is_made(tmp_path):
+    mesh = named_mesh(2)
+
+    def program():
+        x = ones((6,), Sharding(mesh, P("a")))
+        with Checkpointer(tmp_path, sync=False) as checkpoints:
+            if dist.get_rank() == 0:  # does not wait for the other, who has not called yet
+                checkpoints.async_save({"x": x}, step=1)
+                x.to_local()[...] = 5
+            dist.barrier()
+            if dist.get_rank() == 1:
+                checkpoints.async_save({"x": x}, step=1)
+            return checkpoints.load()["x"].tolist()
+
+    assert run_ranks(program, 2) == [[1.0] * 6] * 2

@@ -56,6 +56,42 @@ def test_zarr_python_reads_it(tmp_path):
     np.testing.assert_array_equal(plain["model/bias"][:], STATE["model"]["bias"])
 
 
+def test_tensorstore_reads_it(tmp_path):
+    tensorstore = pytest.importorskip("tensorstore")
+    top = save_sharded(tmp_path)
+
+    def read(name):
+        spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": f"{top}/{name}/"}}
+        return tensorstore.open(spec, read=True).result()
+
+    weight = read("model/0.weight")
+    np.testing.assert_array_equal(weight.read().result(), STATE["model"]["0.weight"])
+    np.testing.assert_array_equal(
+        weight[1:4, 2:].read().result(), STATE["model"]["0.weight"][1:4, 2:]
+    )
+    assert weight.chunk_layout.read_chunk.shape == (3, 4)
+    for name in ("complex", "half", "empty"):
+        np.testing.assert_array_equal(read(name).read().result(), STATE[name])
+    np.testing.assert_array_equal(read("model/bias").read().result(), STATE["model"]["bias"])
+    (top / "model/0.weight/c.0.0").write_bytes(bytes(100))
+    with pytest.raises(ValueError, match=r"[Dd]igest mismatch"):
+        read("model/0.weight").read().result()
+
+
+def test_xarray_reads_it(tmp_path):
+    pytest.importorskip("zarr")
+    xarray = pytest.importorskip("xarray")
+    tree = xarray.open_datatree(save_sharded(tmp_path), engine="zarr")
+    weight = tree["model"]["0.weight"]
+    np.testing.assert_array_equal(weight.values, STATE["model"]["0.weight"])
+    assert weight.dims == ("0.weight.0", "0.weight.1")
+    np.testing.assert_array_equal(tree["model"]["bias"].values, STATE["model"]["bias"])
+    np.testing.assert_array_equal(tree["half"].values, STATE["half"])
+    assert int(tree["optimizer/state/0"]["step"]) == 4
+    alone = xarray.open_zarr(tmp_path / "step-7" / "model", consolidated=False)
+    np.testing.assert_array_equal(alone["0.weight"].values, STATE["model"]["0.weight"])
+
+
 def test_the_files_are_as_the_specification_says(tmp_path):
     top = save_sharded(tmp_path)
     document = json.loads((top / "model" / "0.weight" / "zarr.json").read_text())

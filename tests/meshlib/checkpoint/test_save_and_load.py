@@ -90,7 +90,9 @@ def test_each_chunk_is_written_once_and_replicas_share_the_work(
     write = checkpointer.Save.write
 
     def noted(self, committed=None):
-        written[dist.get_rank()] += [(p.array, p.index, p.grid.chunk_bytes) for p in self.pieces]
+        written[dist.get_rank()] += [
+            (p.array, p.index, p.grid.chunk_bytes) for p in self.own.pieces
+        ]
         return write(self, committed)
 
     monkeypatch.setattr(checkpointer.Save, "write", noted)
@@ -324,7 +326,7 @@ def test_arrays_on_ranks_that_do_not_take_part(tmp_path):
 
 
 def test_a_rank_that_cannot_write_leaves_no_checkpoint(tmp_path, monkeypatch):
-    from meshlib.checkpoint.saving import Piece
+    from meshlib.checkpoint.pieces import Piece
 
     write = Piece.write
 
@@ -441,7 +443,7 @@ def test_a_function_that_returns_no_layout(tmp_path):
 @pytest.mark.parametrize("failing", [0, 1])
 @pytest.mark.parametrize("again", [2, 3])
 def test_the_save_after_one_that_failed_is_complete(tmp_path, monkeypatch, failing, again):
-    from meshlib.checkpoint.saving import Piece
+    from meshlib.checkpoint.pieces import Piece
 
     write = Piece.write
 

@@ -26,7 +26,7 @@ def pairs_on(mesh, seed, other_mesh=None):
     return pairs
 
 
-def check(pairs, world_size, async_op):
+def check(pairs, world_size, async_op, backend="inproc"):
     def program():
         results = []
         for shape, source, target in pairs:
@@ -46,7 +46,7 @@ def check(pairs, world_size, async_op):
                 assert y.to_local().flags.c_contiguous or y.to_local() is local
         return [y.to_local() for y, _, _ in results]
 
-    locals_ = run_ranks(program, world_size)
+    locals_ = run_ranks(program, world_size, backend=backend)
     for i, (shape, source, target) in enumerate(pairs):
         parts = [locals_[rank][i] for rank in range(world_size)]
         for rank, part in enumerate(parts):
@@ -85,6 +85,15 @@ def reduced_by_hand(parts, sharding, rank):
 def test_from_any_sharding_to_any_other_on_one_mesh(mesh_shape, async_op):
     mesh = named_mesh(*mesh_shape)
     check(pairs_on(mesh, str(mesh_shape)), mesh.size(), async_op)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("mesh_shape", [(3,), (2, 2)])
+def test_the_same_where_parts_are_read_as_they_lie(monkeypatch, mesh_shape, compiled):
+    if not compiled:
+        monkeypatch.setattr("transport.shm.collectives.exchange.core", None)
+    mesh = named_mesh(*mesh_shape)
+    check(pairs_on(mesh, f"shm {mesh_shape}"), mesh.size(), False, backend="shm")
 
 
 MESHES = [

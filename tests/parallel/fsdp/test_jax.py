@@ -357,6 +357,69 @@ def test_optax_on_parts_and_states_as_global_arrays():
         assert_close(got, jax.tree_util.tree_leaves(params))
 
 
+def test_gradients_of_microbatches_are_reduced_once_or_each_time():
+    def loss(params, x):
+        return ((x @ params["w"] + params["b"]) ** 2).mean() * params["scale"]
+
+    def make():
+        rng = np.random.default_rng(0)
+        return {"b": rng.normal(size=3), "scale": np.array(2.0), "w": rng.normal(size=(5, 3))}
+
+    def batch(rank, micro):
+        return np.random.default_rng([rank, micro]).normal(size=(4, 5))
+
+    def program():
+        mesh = dist.init_device_mesh("cpu", (2,), mesh_dim_names=("dp_shard",))
+        rank, fsdp = dist.get_rank(), FullyShardedDataParallel(make(), mesh)
+
+        def grad(params, micro, **options):
+            return fsdp.value_and_grad(loss, **options)(params, batch(rank, micro))[1]
+
+        def plus(a, b):
+            return jax.tree_util.tree_map(jnp.add, a, b)
+
+        @jax.jit
+        def each(params):
+            return plus(grad(params, 0), grad(params, 1))
+
+        @jax.jit
+        def once(params):
+            with fsdp.no_sync():
+                own = grad(params, 0)
+            return grad(params, 1, accumulated=own)
+
+        @jax.jit
+        def by_hand(params):
+            with fsdp.no_sync():
+                own = plus(grad(params, 0), grad(params, 1))
+            return fsdp.average(own)
+
+        seen, results = [], []
+
+        def observe(group, header, device, run):
+            seen.append(header.kind.name)
+            return run
+
+        calls = mesh.process_group.companion("jit", "in jit")
+        for step in (each, once, by_hand):
+            seen.clear()
+            with calls.observed(observe):
+                results.append(jax.block_until_ready(step(fsdp.params)))
+            assert seen.count("REDUCE_SCATTER") == (4 if step is each else 2)
+        with pytest.raises(ValueError, match="accumulated"):
+            fsdp.value_and_grad(loss, accumulated=fsdp.params)
+        return [jax.tree_util.tree_map(np.asarray, result) for result in results]
+
+    grads = [jax.grad(loss)(make(), batch(rank, m)) for rank in range(2) for m in range(2)]
+    whole = jax.tree_util.tree_map(lambda *each: np.asarray(sum(each) / 2), *grads)
+    for rank, results in enumerate(run_ranks(program, 2, timeout=55)):
+        rows = {"b": [slice(0, 2), slice(2, 3)], "w": [slice(0, 3), slice(3, 5)]}
+        mine = {name: x[rows[name][rank]] if name in rows else x for name, x in whole.items()}
+        for result in results:
+            for name, value in mine.items():
+                np.testing.assert_allclose(result[name], value, rtol=0, atol=1e-12)
+
+
 def test_aux_and_wrong_arguments():
     def program():
         mesh = dist.init_device_mesh("cpu", (2,), mesh_dim_names=("dp_shard",))

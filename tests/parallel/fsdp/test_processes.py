@@ -45,10 +45,52 @@ dist.destroy_process_group()
 def test_four_processes(tmp_path, native):
     script = tmp_path / "train.py"
     script.write_text(PROGRAM.format(here=str(Path(__file__).parent)))
+    run(tmp_path, script, {"MESHLIB_NATIVE": "0"} if native == "0" else {})
+
+
+def run(tmp_path, script, settings, seconds=55):
     command = [sys.executable, "-m", "meshlib.launcher.cli", "--nproc-per-node", "4", str(script)]
     env = dict(os.environ, OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", TMPDIR=str(tmp_path))
-    if native == "0":
-        env["MESHLIB_NATIVE"] = "0"
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=55, check=False)
+    env |= settings
+    done = subprocess.run(
+        command, env=env, capture_output=True, text=True, timeout=seconds, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("agrees") == 4
+
+
+OF_JAX = """
+import sys
+sys.path[:0] = {here!r}
+import jax
+jax.config.update("jax_enable_x64", True)
+jax.config.update("jax_disable_most_optimizations", True)
+import numpy as np
+import meshlib as dist
+from parallel.jax import FullyShardedDataParallel
+from test_jax import alone, assert_close, tokens_batch, train, transformer_loss, transformer_params
+
+mesh = dist.init_device_mesh("cpu", (4,), mesh_dim_names=("dp_shard",))
+fsdp = FullyShardedDataParallel(transformer_params(np.random.default_rng(0)), mesh)
+step = fsdp.value_and_grad(transformer_loss)
+params = train(step, fsdp.params, tokens_batch, dist.get_rank(), 4)
+whole = jax.tree_util.tree_map(np.asarray, fsdp.unshard(params))
+if dist.get_rank() == 0:
+    expected = alone("transformer")
+else:
+    expected = jax.tree_util.tree_leaves(whole)
+expected = [dist.broadcast(np.array(x), src=0) for x in expected]
+assert_close(whole, expected)
+print(f"rank {{dist.get_rank()}} agrees")
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(120)
+def test_four_processes_of_jax(tmp_path):
+    pytest.importorskip("jax", reason="JAX is not installed (the extra 'jax')")
+    here = Path(__file__).parent
+    script = tmp_path / "train.py"
+    script.write_text(OF_JAX.format(here=[str(here), str(here.parent)]))
+    run(tmp_path, script, {}, seconds=110)

@@ -31,8 +31,13 @@ def test_every_schedule_equals_one_process(name, ranks):
     assert_equal(run_ranks(job, ranks), whole())
 
 
-@pytest.mark.parametrize("wrap", [ddp, fsdp])
-@pytest.mark.parametrize("name", SCHEDULES)
+# The others are made of the same actions, and of the same stages.
+WITH_SHARDS = ["1F1B", "InterleavedZeroBubble", "DualPipeV"]
+
+
+@pytest.mark.parametrize(
+    ("name", "wrap"), [(n, ddp) for n in SCHEDULES] + [(n, fsdp) for n in WITH_SHARDS]
+)
 def test_with_data_parallel_on_another_dim(name, wrap):
     def job():
         kind = get_schedule_class(name.removesuffix(":1"))

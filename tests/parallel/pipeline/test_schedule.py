@@ -1,5 +1,7 @@
 """What a step does besides training: outputs, losses, evaluation, order, one synchronisation."""
 
+import time
+
 import numpy as np
 import pytest
 from pipeline_training import BATCH, ddp, fsdp, make_layers, make_mesh, part
@@ -16,6 +18,7 @@ from parallel.pipeline import (
     ScheduleInterleavedZeroBubble,
     ScheduleZBVZeroBubble,
     get_schedule_class,
+    most_held,
 )
 
 
@@ -210,6 +213,10 @@ def test_the_timeline_has_every_action_in_its_order():
         for need in ScheduleGPipe.make_table(2, 4, 1).needs(span.action):
             assert ends[need] <= span.begin
     assert 0 < timeline.bubble < 1
+    ways = [(t.source, t.target, t.nbytes) for t in timeline.transfers]
+    assert sorted(ways) == [(0, 1, 4 * 12 * 8)] * 4 + [(1, 0, 4 * 12 * 8)] * 4
+    assert all(t.begin < t.end for t in timeline.transfers)
+    assert 0 <= timeline.overlapped <= 1
 
 
 def test_classes_by_name():
@@ -239,3 +246,61 @@ def test_a_users_own_table_from_a_file(tmp_path):
     grads = [grad for rank in run_ranks(job, 2) for grad in rank]
     for got, parameter in zip(grads, whole.parameters(), strict=True):
         np.testing.assert_allclose(got, parameter.grad, atol=1e-13)
+
+
+@pytest.mark.parametrize("name", ["GPipe", "1F1B", "InterleavedZeroBubble"])
+def test_no_more_activations_are_held_than_the_table_says(name):
+    class Counting(nn.Sequential):
+        held = most = 0
+
+        def take_saved(self):
+            self.held += 1
+            self.most = max(self.most, self.held)
+            return super().take_saved()
+
+        def backward(self, grad):
+            grad = super().backward(grad)
+            self.defer(self.let_go)
+            return grad
+
+        def let_go(self):
+            self.held -= 1
+
+    def job():
+        rank = dist.get_rank()
+        module = Counting(*part(make_layers(), rank, 2)[1])
+        schedule = of_two(module, get_schedule_class(name), loss=nn.CrossEntropyLoss())
+        x, y = batch()
+        schedule.step(x, target=y)
+        assert module.held == 0
+        return module.most, most_held(schedule.table)
+
+    results = run_ranks(job, 2)
+    assert [most for most, _ in results] == results[0][1]
+
+
+def test_messages_come_while_a_rank_computes():
+    """The second stage ends its first forward only when the second one's input has come."""
+
+    class Waiting(nn.Sequential):
+        came = 0
+
+        def forward(self, x):
+            deadline = time.monotonic() + 25
+            records = dist.group.WORLD.context.recorder.records
+            before = self.came
+            while self.came < before + 2 and time.monotonic() < deadline and not before:
+                done = [r for r in records() if r.kind == "recv" and r.nbytes == x.nbytes]
+                self.came = sum(r.state == "done" for r in done)
+                time.sleep(0.001)
+            return super().forward(x)
+
+    def job():
+        rank = dist.get_rank()
+        kind = nn.Sequential if rank == 0 else Waiting
+        module = kind(*part(make_layers(), rank, 2)[1])
+        x, y = batch()
+        of_two(module, loss=nn.CrossEntropyLoss()).step(x, target=y)
+        return getattr(module, "came", 2)
+
+    assert run_ranks(job, 2) == [2, 2]

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipeline_training import make_layers
 
@@ -35,6 +35,7 @@ def test_by_names_with_the_paths_of_the_whole():
     np.testing.assert_array_equal(x, expected)
 
 
+@settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=9), st.data())
 def test_by_cost_is_the_best_there_is(costs, data):
     stages = data.draw(st.integers(1, len(costs)))

@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parallel.pipeline import (
@@ -50,7 +50,8 @@ def test_activations_held_are_those_of_the_papers(p, m):
     assert most_held(dual_pipe_v(p, m)) == [2 * p + 1] * p
 
 
-@given(p=st.integers(1, 6), m=st.integers(1, 14), v=st.integers(1, 3))
+@settings(max_examples=40, deadline=None)
+@given(p=st.integers(1, 5), m=st.integers(1, 11), v=st.integers(1, 3))
 def test_any_sizes_make_a_table_or_say_why_not(p, m, v):
     for make in (
         lambda: gpipe(p, m),

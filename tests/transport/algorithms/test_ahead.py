@@ -136,6 +136,33 @@ def test_copies_leave_before_the_first_is_awaited(what: str) -> None:
         assert [event for event, _, _ in log] == ["post"] * (n - 1) + ["receive"] * (n - 1)
 
 
+@pytest.mark.parametrize("pace_of", [everywhere(0), everywhere(SEGMENT), one_far_link])
+def test_large_groups_gather_pairwise_where_there_is_delay(pace_of: PaceOf) -> None:
+    """A ring's links lead to two members, and reductions keep to it: their bits depend on it."""
+    n, table = 5, replace(TABLE, pairwise_ranks=2, frame=0)
+
+    def body(m: Member) -> list[set[int]]:
+        comm, used = m.comm, list[set[int]]()
+        assert isinstance(comm, FarInprocCommunicator)
+        for _ in range(3):
+            comm.used.clear()
+            m.all_reduce(np.ones(4 * SEGMENT, np.float32), ReduceOp.SUM)
+            used.append(set(comm.used))
+            comm.used.clear()
+            outputs = [np.empty(SEGMENT, np.float32) for _ in range(n)]
+            own = np.full(SEGMENT, m.rank, np.float32)
+            comm.all_gather(m.call(Kind.ALL_GATHER, np.float32), outputs, own)
+            assert [output.tolist() for output in outputs] == [[i] * SEGMENT for i in range(n)]
+            used.append(set(comm.used))
+        return used[-2:]  # of the third turn, in which nothing is agreed upon
+
+    for rank, found in enumerate(run_group(transport(pace_of), n, body, table)):
+        neighbours = {(rank + 1) % n, (rank - 1) % n}
+        everybody = set(range(n)) - {rank}
+        delayed = pace_of(1, 0) != far(0)
+        assert found == [neighbours, everybody if delayed else neighbours]
+
+
 def test_members_agree_now_and_then() -> None:
     """At calls 0, 1, 3, 7, ...: a link that turns out to be faster has its way by then."""
     known = [far(SEGMENT)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from typing import Any
 
@@ -15,7 +16,7 @@ from transport.reduce_op import ReduceOp
 from transport.runtime import Membership
 from transport.shm import ShmCommunicator
 from transport.shm.board.layout import Sizes
-from transport.shm.collectives.exchange import MOST_PLANS
+from transport.shm.collectives.exchange import MOST_PLANS, Exchange
 
 # Shares of 8 to 64 elements of 8 bytes, so that some calls take many laps.
 SIZES = Sizes(block=512, direct=64, ring=1 << 10, piece=256)
@@ -107,5 +108,97 @@ def test_sizes_that_disagree_are_found_after_calls_of_the_same_shape_that_did_no
         with pytest.raises(HeaderMismatchError, match=text) as caught:
             member.comm.all_to_all(member.call(Kind.ALL_TO_ALL, np.float64), outputs, inputs)
         assert caught.value.peer == peer
+
+    run_group(SHM, 2, body)
+
+
+def _with_gaps(rng: random.Random, values: Any) -> Any:
+    """Return ``values`` in an array of as many dims, which lies in a larger one, or turned."""
+    turned = rng.sample(range(values.ndim), values.ndim)
+    steps = [rng.choice((1, 1, 1, 2, -1)) for _ in turned]
+    lengths = [abs(step) * values.shape[d] for d, step in zip(turned, steps, strict=True)]
+    room = np.full([length + 2 for length in lengths], 99, values.dtype)
+    part = room[tuple(slice(1, 1 + length) for length in lengths)]
+    part = part[tuple(slice(None, None, step) for step in steps)].transpose(np.argsort(turned))
+    part[...] = values
+    return part
+
+
+def _exchange_with_gaps(
+    member: Member, number: int, shape: tuple[int, ...], dtype: Any, gather: bool
+) -> None:
+    rank, size, count = member.rank, member.size, math.prod(shape)
+    rng = random.Random(f"{rank} {number}")  # how arrays lie is each member's own matter
+
+    def values(src: int, dst: int) -> Any:
+        return _values(src, 0 if gather else dst, number, count, dtype)
+
+    def laid(flat: Any) -> Any:
+        return flat if rng.random() < 0.3 else _with_gaps(rng, flat.reshape(shape))
+
+    outputs = [laid(np.zeros(count, dtype)) for _ in range(size)]
+    if gather:
+        call = member.call(Kind.ALL_GATHER, dtype)
+        member.comm.all_gather(call, outputs, laid(values(rank, 0)))
+    else:
+        call = member.call(Kind.ALL_TO_ALL, dtype)
+        member.comm.all_to_all(call, outputs, [laid(values(rank, dst)) for dst in range(size)])
+    for src, output in enumerate(outputs):
+        np.testing.assert_array_equal(output.reshape(-1), values(src, rank))
+        room = output.base
+        if room is not None:  # nothing was written beside it
+            assert np.count_nonzero(room == 99) >= room.size - output.size
+
+
+@pytest.mark.parametrize("compiled", ["all", "none", "some"])
+@pytest.mark.parametrize("size", [2, 3])
+def test_arrays_that_do_not_lie_in_one_piece(
+    size: int, compiled: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = Exchange.__init__
+
+    def without(self: Exchange, board: Any, *arguments: Any) -> None:
+        begin(self, board, *arguments)
+        if compiled == "none" or (compiled == "some" and board.rank == 1):
+            self.laps = None
+
+    monkeypatch.setattr(Exchange, "__init__", without)
+
+    def body(member: Member) -> None:
+        same = random.Random(f"{size} {compiled}")
+        for number in range(60):
+            most, least = same.choice((2, 5, 9)), min(number % 7, 1)
+            shape = tuple(same.randint(least, most) for _ in range(same.choice((2, 3, 4))))
+            _exchange_with_gaps(member, number, shape, same.choice(DTYPES), number % 3 == 0)
+
+    run_group(SHM, size, body)
+
+
+def test_parts_that_are_read_in_place_into_arrays_with_gaps() -> None:
+    def body(member: Member) -> None:
+        rank, size, shape = member.rank, member.size, (40, 30)
+        flat = member.comm.allocate(member.call(Kind.BARRIER), size * 1200, np.dtype(np.float64))
+        inputs = [flat[dst * 1200 : (dst + 1) * 1200] for dst in range(size)]
+        for dst, input_ in enumerate(inputs):
+            input_[...] = _values(rank, dst, 0, 1200, np.float64)
+        rng = random.Random(rank)
+        outputs = [_with_gaps(rng, np.zeros(shape)) for _ in range(size)]
+        member.comm.all_to_all(member.call(Kind.ALL_TO_ALL, np.float64), outputs, inputs)
+        for src, output in enumerate(outputs):
+            wanted = _values(src, rank, 0, 1200, np.float64)
+            np.testing.assert_array_equal(output.reshape(-1), wanted)
+
+    run_group(SHM, 3, body)
+
+
+def test_dims_of_which_the_core_takes_no_more() -> None:
+    def body(member: Member) -> None:
+        whole = np.arange(2.0 * 3**9).reshape([3] * 9 + [2])
+        part = whole[tuple([slice(0, 2)] * 9 + [slice(0, 1)])]
+        outputs = [np.zeros(part.size), np.zeros(part.size)]
+        call = member.call(Kind.ALL_TO_ALL, np.float64)
+        member.comm.all_to_all(call, outputs, [part, part])
+        for output in outputs:
+            np.testing.assert_array_equal(output, part.reshape(-1))
 
     run_group(SHM, 2, body)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -37,6 +38,24 @@ def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeS
         store.close()
     if server is not None:
         server.close()
+
+
+@pytest.fixture
+def later(make_store: MakeStore) -> Iterator[Callable[[float, Callable[[], object]], object]]:
+    """Return what has an action run some seconds later.
+
+    No store is closed under one that was to release a wait.
+    """
+    timers: list[threading.Timer] = []
+
+    def start(seconds: float, action: Callable[[], object]) -> threading.Timer:
+        timers.append(threading.Timer(seconds, action))
+        timers[-1].start()
+        return timers[-1]
+
+    yield start
+    for timer in timers:
+        timer.join(TIMEOUT)
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 
@@ -12,28 +12,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from transport.errors import DistStoreError, QueueEmptyError, RankFailedError, StoreTimeoutError
+from transport.errors import DistStoreError, QueueEmptyError, StoreTimeoutError
 from transport.store import HashStore, Store
 from transport.store.prefix_store import PrefixStore
 
 MakeStore = Callable[[], Store]
+Later = Callable[[float, Callable[[], object]], threading.Timer]
 SOON = 10.0
-
-
-def later(seconds: float, action: Callable[[], object]) -> threading.Timer:
-    timer = threading.Timer(seconds, action)
-    timer.name = "later"
-    timer.start()
-    return timer
-
-
-@pytest.fixture(autouse=True)
-def _what_was_to_happen_later_has(make_store: MakeStore) -> Iterator[None]:
-    """No store is closed under a call that was to release a wait."""
-    yield
-    for thread in threading.enumerate():
-        if thread.name == "later":
-            thread.join(SOON)
 
 
 class TestValues:
@@ -175,14 +160,14 @@ class TestValues:
 
 
 class TestWaits:
-    def test_get_waits(self, make_store: MakeStore) -> None:
+    def test_get_waits(self, make_store: MakeStore, later: Later) -> None:
         one, other = make_store(), make_store()
         timer = later(0.05, lambda: other.set("late", "value"))
         assert one.get("late") == b"value"
         timer.join()
 
     @pytest.mark.parametrize("write", ["set", "add", "append", "compare_set", "multi_set"])
-    def test_every_write_wakes(self, make_store: MakeStore, write: str) -> None:
+    def test_every_write_wakes(self, make_store: MakeStore, write: str, later: Later) -> None:
         one, other = make_store(), make_store()
         writes = {
             "set": lambda: other.set("late", "1"),
@@ -196,7 +181,7 @@ class TestWaits:
         assert one.get("late") == b"1"
         timer.join()
 
-    def test_wait_for_several(self, make_store: MakeStore) -> None:
+    def test_wait_for_several(self, make_store: MakeStore, later: Later) -> None:
         one, other = make_store(), make_store()
         timers = [later(0.02 * i, lambda i=i: other.set(f"k{i}", str(i))) for i in (3, 1, 2)]
         assert one.multi_get(["k1", "k2", "k3"]) == [b"1", b"2", b"3"]
@@ -323,7 +308,7 @@ class TestQueues:
 
 
 class TestTail:
-    def test_a_key_can_be_followed(self, make_store: MakeStore) -> None:
+    def test_a_key_can_be_followed(self, make_store: MakeStore, later: Later) -> None:
         reader, writer = make_store(), make_store()
         pieces = [f"piece {i};" for i in range(20)]
         timer = later(0.02, lambda: [writer.append("log", piece) for piece in pieces])
@@ -440,88 +425,3 @@ def _outcome(store: Store, method: str, arguments: list[object]) -> object:
         return getattr(store, method)(*arguments)
     except DistStoreError as error:
         return type(error)
-
-
-class TestEndedWaits:
-    def test_a_wait_under_way_ends(self, make_store: MakeStore) -> None:
-        store, other = make_store(), make_store()
-        with ThreadPoolExecutor(4) as pool:
-            waits = [
-                pool.submit(store.get, "never"),
-                pool.submit(store.wait, ["one", "never"]),
-                pool.submit(store.queue_pop, "queue"),
-                pool.submit(store.tail, "log", 0),
-            ]
-            while sum(not wait.running() for wait in waits):
-                time.sleep(0.001)
-            later(0.02, lambda: store.end_waits(RankFailedError("rank 1 is gone", 1)))
-            for wait in waits:
-                with pytest.raises(RankFailedError, match="rank 1 is gone") as caught:
-                    wait.result(SOON)
-                assert caught.value.rank == 1
-        # What a wait that was ended would have taken is still there for others.
-        other.queue_push("queue", b"value")
-        assert other.queue_pop("queue", timeout=SOON) == b"value"
-
-    def test_later_waits_find_what_is_there(self, make_store: MakeStore) -> None:
-        store, other = make_store(), make_store()
-        store.end_waits(RankFailedError("rank 1 is gone", 1))
-        with pytest.raises(RankFailedError):
-            store.get("key")
-        other.set("key", b"value")
-        assert store.get("key") == b"value"
-        assert store.multi_get(["key"]) == [b"value"]
-        assert store.add("n", 1) == 1
-        store.end_waits(None)
-        with pytest.raises(StoreTimeoutError):
-            store.wait(["never"], timeout=0.02)
-
-    def test_each_takes_back_only_its_own(self, make_store: MakeStore) -> None:
-        store = make_store()
-        store.end_waits(RankFailedError("rank 1 is gone", 1), by="rank 0")
-        store.end_waits(None, by="rank 1")
-        with pytest.raises(RankFailedError):
-            store.get("key")
-        store.end_waits(RankFailedError("rank 1 is gone", 1), by="rank 2")
-        store.end_waits(None, by="rank 0")
-        with pytest.raises(RankFailedError):
-            store.get("key")
-        store.end_waits(None, by="rank 2")
-        with pytest.raises(StoreTimeoutError):
-            store.wait(["never"], timeout=0.02)
-
-    def test_a_wait_that_was_ended_raises_though_that_was_taken_back(
-        self, make_store: MakeStore
-    ) -> None:
-        store = make_store()
-        with ThreadPoolExecutor(1) as pool:
-            wait = pool.submit(store.get, "never")
-            # Again and again: a FileStore looks now and then only, and may miss it.
-            while not wait.done():
-                store.end_waits(RankFailedError("rank 1 is gone", 1))
-                time.sleep(0.01)
-                store.end_waits(None)
-            with pytest.raises(RankFailedError):
-                wait.result()
-
-    def test_other_objects_wait_on(self, make_store: MakeStore) -> None:
-        store, other = make_store(), make_store()
-        store.end_waits(RankFailedError("rank 1 is gone", 1))
-        later(0.02, lambda: store.set("key", b"value"))
-        assert other.get("key", timeout=SOON) == b"value"
-
-
-class TestHangingUp:
-    def test_ends_waits_and_later_calls(self, make_store: MakeStore) -> None:
-        store, other = make_store(), make_store()
-        with ThreadPoolExecutor(2) as pool:
-            waits = [pool.submit(store.get, "never") for _ in range(2)]
-            time.sleep(0.05)
-            store.hang_up()
-            for wait in waits:
-                with pytest.raises(DistStoreError):
-                    wait.result(SOON)
-        with pytest.raises(DistStoreError):
-            store.get("never")
-        other.set("k", "v")
-        assert other.get("k") == b"v"

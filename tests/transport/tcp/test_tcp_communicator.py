@@ -1,4 +1,4 @@
-"""What the TCP communicator adds to the conformance suite: connecting, and what goes wrong then."""
+"""What the TCP communicator adds to the conformance suite: messages, and what goes wrong."""
 
 from __future__ import annotations
 
@@ -11,261 +11,24 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from rank_threads import LONG, Member, run_threads
+from rank_threads import LONG, run_threads
+from tcp_members import SOON, all_reduce, enter, member_of, ones
 
 from transport.call import NO_ROOT, Call, CallHeader, Kind
 from transport.deadline import Deadline
 from transport.errors import (
-    AuthenticationError,
-    CommunicatorAbortedError,
-    CommunicatorTimeoutError,
-    DistNetworkError,
     PeerLostError,
 )
-from transport.net.auth import authenticate
-from transport.place import this_machine
 from transport.reduce_op import ReduceOp
-from transport.runtime import Membership, Runtime
-from transport.store.base import Store
 from transport.store.hash_store import HashStore
-from transport.store.prefix_store import PrefixStore
 from transport.store.tcp.store import TCPStore
 from transport.tcp import TcpCommunicator
-from transport.tcp.address import Address
 from transport.tcp.frame import Outgoing
-from transport.tcp.hello import WELCOME, Channel, Hello, digest_of
-
-SOON = LONG / 3
-SECRET = b"secret of the tests"
-
-
-@contextlib.contextmanager
-def member_of(
-    store: Store,
-    rank: int,
-    ranks: tuple[int, ...] = (0, 1),
-    group: str = "g",
-    secret: bytes | None = SECRET,
-    host: str | None = "127.0.0.1",
-) -> Iterator[Member]:
-    runtime = Runtime(secret, host)
-    comm = TcpCommunicator(Membership(group, rank, ranks, PrefixStore(group, store), runtime))
-    try:
-        yield Member(comm)
-    finally:
-        comm.close()
-        runtime.close()
-
-
-@pytest.fixture
-def store() -> Iterator[HashStore]:
-    made = HashStore()
-    yield made
-    made.close()
-
-
-def forge_address(store: Store, rank: int, port: int, **changes: Any) -> None:
-    """Publish an address in the name of a member."""
-    fields = {"host": "127.0.0.1", "port": port, "token": "ab" * 16, "machine": this_machine()}
-    store.set(f"g/tcp/{rank}", Address(**{**fields, **changes}).encode())
-
-
-def ones(count: int = 4) -> Any:
-    return np.ones(count, np.float32)
-
-
-def all_reduce(member: Member, timeout: float = LONG) -> Any:
-    buffer = ones()
-    member.all_reduce(buffer, ReduceOp.SUM, timeout)
-    return buffer
-
-
-# Where ranks find each other.
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost", None])
-@pytest.mark.parametrize("secret", [SECRET, None])
-def test_members_meet_at_any_loopback(
-    store: HashStore, host: str | None, secret: bytes | None
-) -> None:
-    def body(rank: int) -> None:
-        with member_of(store, rank, secret=secret, host=host) as member:
-            assert (all_reduce(member) == 2).all()
-            if rank == 0:
-                member.send(ones(), 1)
-            else:
-                assert member.recv(ones(), 0) == 0
-            member.barrier()
-
-    run_threads([lambda: body(0), lambda: body(1)])
-
-
-@pytest.mark.parametrize("secret", [SECRET, None])
-@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-def test_the_store_tells_on_which_interface_to_listen(secret: bytes | None, host: str) -> None:
-    master = TCPStore(host, 0, is_master=True, secret=secret)
-
-    def body(rank: int) -> None:
-        with (
-            TCPStore(host, master.port, secret=secret) as client,
-            member_of(client, rank, secret=secret, host=None) as member,
-        ):
-            published = Address.decode(client.get(f"g/tcp/{rank}"))
-            assert published.host == host
-            assert (all_reduce(member) == 2).all()
-
-    run_threads([lambda: body(0), lambda: body(1)])
-    master.close()
-
-
-def test_the_loopback_of_another_machine_is_not_tried(store: HashStore) -> None:
-    forge_address(store, 0, 1, machine="somewhere else")
-    with (
-        member_of(store, 1, (7, 9)) as member,
-        pytest.raises(DistNetworkError, match=r"rank 7 .*loopback only.*MESHLIB_SECRET"),
-    ):
-        member.barrier()
-
-
-def test_garbage_in_place_of_an_address_is_named(store: HashStore) -> None:
-    store.set("g/tcp/0", b"garbage")
-    with member_of(store, 1) as member, pytest.raises(DistNetworkError, match="garbage"):
-        member.barrier()
-
-
-def test_a_member_with_another_secret_is_told_so(store: HashStore) -> None:
-    with (
-        member_of(store, 0, secret=b"another"),
-        member_of(store, 1) as member,
-        pytest.raises(AuthenticationError, match="another secret"),
-    ):
-        member.barrier()
-
-
-def test_a_member_whose_process_is_gone_refuses(store: HashStore) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    forge_address(store, 0, port)
-    with member_of(store, 1) as member:
-        for wait in (
-            member.barrier,
-            lambda: member.send(ones(), 0),
-            lambda: member.recv(ones(), 0),
-        ):
-            with pytest.raises(PeerLostError, match="rank 0") as lost:
-                wait()
-            assert lost.value.peer == 0
-
-
-# Waits before there is a connection: each ends at its deadline, and by abort.
-
-
-@contextlib.contextmanager
-def _absent(store: HashStore) -> Iterator[None]:
-    """Rank 0 never enters."""
-    yield
-
-
-@contextlib.contextmanager
-def _unreachable(store: HashStore) -> Iterator[None]:
-    """Packets to rank 0 are dropped: its queue of connections is full."""
-    with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
-        for _ in range(2):
-            filler = stack.enter_context(socket.socket())
-            filler.setblocking(False)
-            filler.connect_ex(listener.getsockname())
-        time.sleep(0.05)
-        forge_address(store, 0, listener.getsockname()[1])
-        yield
-
-
-@contextlib.contextmanager
-def _silent(store: HashStore) -> Iterator[None]:
-    """Rank 0 is stopped: its kernel accepts, nobody answers."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        forge_address(store, 0, listener.getsockname()[1])
-        yield
-
-
-@contextlib.contextmanager
-def _unwelcoming(store: HashStore) -> Iterator[None]:
-    """Rank 0 proves itself, and does not go on."""
-
-    def serve(listener: socket.socket) -> None:
-        sock, _ = listener.accept()
-        with sock:
-            authenticate(sock, SECRET, Deadline.after(LONG), initiator=False)
-            sock.settimeout(LONG)
-            while sock.recv(100):
-                pass
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=serve, args=(listener,), daemon=True)
-        thread.start()
-        forge_address(store, 0, listener.getsockname()[1])
-        yield
-        thread.join(LONG)
-
-
-OBSTACLES = [_absent, _unreachable, _silent, _unwelcoming]
-WAITS: list[Callable[[Member, float], None]] = [
-    lambda member, seconds: member.barrier(seconds),
-    lambda member, seconds: member.send(ones(), 0, timeout=seconds),
-    lambda member, seconds: member.recv(ones(), 0, timeout=seconds) and None,
-]
-WAIT_NAMES = ["barrier", "send", "recv"]
-
-
-@pytest.mark.parametrize("obstacle", OBSTACLES)
-@pytest.mark.parametrize("wait", WAITS, ids=WAIT_NAMES)
-def test_a_deadline_ends_connecting(
-    store: HashStore, obstacle: Any, wait: Callable[[Member, float], None]
-) -> None:
-    with obstacle(store), member_of(store, 1, (5, 6)) as member:
-        began = time.monotonic()
-        with pytest.raises(CommunicatorTimeoutError, match="rank 5") as late:
-            wait(member, 0.3)
-        assert late.value.peer == 0
-        assert time.monotonic() - began < SOON
-
-
-@pytest.mark.parametrize("obstacle", OBSTACLES)
-@pytest.mark.parametrize("wait", WAITS, ids=WAIT_NAMES)
-def test_abort_ends_connecting(
-    store: HashStore, obstacle: Any, wait: Callable[[Member, float], None]
-) -> None:
-    with obstacle(store), member_of(store, 1) as member:
-        began = time.monotonic()
-        timer = threading.Timer(0.3, member.comm.abort, ["never mind"])
-        timer.start()
-        with pytest.raises(CommunicatorAbortedError, match="never mind"):
-            wait(member, LONG)
-        assert time.monotonic() - began < SOON
-        timer.join()
-
-
-def test_abort_ends_the_wait_for_a_member_that_is_to_connect(store: HashStore) -> None:
-    with member_of(store, 0) as member, member_of(store, 1):
-        timer = threading.Timer(0.5, member.comm.abort, ["never mind"])
-        timer.start()
-        with pytest.raises(CommunicatorAbortedError, match="never mind"):
-            member.barrier()
-        timer.join()
-
-
-def test_a_peer_that_gave_up_connecting_may_try_again(store: HashStore) -> None:
-    """Its first connection is there already, unused, when the second comes."""
-    with member_of(store, 0) as member, member_of(store, 1) as peer:
-        stale = _enter(store, 0, 1, Channel.COLLECTIVE)
-        run_threads([lambda: (time.sleep(0.1), all_reduce(member)), lambda: all_reduce(peer)])
-        stale.close()
-
+from transport.tcp.hello import Channel
 
 # Point to point.
 
@@ -288,21 +51,6 @@ def test_members_that_write_to_each_other_first_keep_their_order(store: HashStor
                 gate.wait()
 
     run_threads([lambda: body(0), lambda: body(1)])
-
-
-def _enter(store: Store, dst: int, src: int, channel: Channel) -> socket.socket:
-    """Connect to member ``dst`` in the name of ``src``, which must know the secret."""
-    address = Address.decode(store.get(f"g/tcp/{dst}"))
-    sock = socket.create_connection((address.host, address.port), LONG)
-    try:
-        authenticate(sock, SECRET, Deadline.after(LONG), initiator=True)
-        sock.sendall(Hello(bytes.fromhex(address.token), digest_of("g"), src, channel).pack())
-        sock.settimeout(LONG)
-        assert sock.recv(1) == WELCOME
-    except BaseException:
-        sock.close()
-        raise
-    return sock
 
 
 def _frame(kind: Kind, announced: int) -> bytes:
@@ -332,7 +80,7 @@ def test_nonsense_from_a_member_ends_its_connection_only(
 ) -> None:
     with (
         member_of(store, 0, (0, 1, 2)) as member,
-        _enter(store, 0, 1, Channel.POINT_TO_POINT) as sock,
+        enter(store, 0, 1, Channel.POINT_TO_POINT) as sock,
     ):
         if not awaited:
             sock.sendall(frame)
@@ -357,7 +105,7 @@ def test_a_hello_with_a_rank_that_cannot_be_is_refused(store: HashStore) -> None
     with member_of(store, 0):
         for rank in (0, 2, 4_000_000_000):
             with pytest.raises((AssertionError, ConnectionError)):
-                _enter(store, 0, rank, Channel.POINT_TO_POINT)
+                enter(store, 0, rank, Channel.POINT_TO_POINT)
 
 
 # Processes.

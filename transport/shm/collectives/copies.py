@@ -10,6 +10,7 @@ import numpy as np
 from transport.call import Call
 from transport.flat import laps_of
 from transport.operands.copying import LONG, address, copy, copy_raw
+from transport.operands.gaps import copy_all, gather, scatter
 from transport.reduce_op import Flat
 from transport.shm.board.board import Board
 from transport.shm.board.layout import BLOCKS
@@ -26,7 +27,7 @@ class _Copied:
     to ``outputs[i]``; ``own`` is the (output, input) that needs no other member.
 
     ``same``: ``inputs[0]`` goes to all. Nothing is sent, or expected, where there are no inputs, or
-    outputs. ``share`` is as in ``Shape``.
+    outputs. ``share`` is as in ``Shape``. Arrays with gaps have two dims or more.
     """
 
     __slots__ = ("_copy", "_inputs", "_laps", "_own", "_same", "_share", "outputs")
@@ -52,7 +53,8 @@ class _Copied:
         nothing = (0,) * size
         sends = tuple([input_.nbytes for input_ in self._inputs]) or nothing
         expects = tuple([output.nbytes for output in self.outputs]) or nothing
-        if max(expects) >= LONG or max(sends) >= LONG:
+        gaps = any(array.ndim > 1 for array in (*self.outputs, *self._inputs))
+        if (max(expects) >= LONG or max(sends) >= LONG) and not gaps:
             # Seen as bytes once, and not again for each piece.
             self._copy = copy_raw
             self.outputs = [output.view(np.uint8) for output in self.outputs]
@@ -66,12 +68,19 @@ class _Copied:
         return self._inputs
 
     def stage(self, into: Flat, peer: int, start: int, stop: int) -> None:
-        self._copy(into, self._inputs[0 if self._same else peer][start:stop])
+        source = self._inputs[0 if self._same else peer]
+        if source.ndim > 1:
+            gather(into, source, start)
+        else:
+            self._copy(into, source[start:stop])
 
     def keep(self) -> None:
         if self._own is None:
             return
         output, input_ = self._own
+        if output.ndim > 1 or input_.ndim > 1:
+            copy_all(output, input_)
+            return
         if output is input_ or (output.nbytes > _SMALL and address(output) == address(input_)):
             return
         if self._laps is None or not self._laps.copy(output, input_):
@@ -79,7 +88,11 @@ class _Copied:
 
     def take(self, arrived: Sequence[Flat], start: int) -> None:
         for output, part in zip(self.outputs, arrived, strict=True):
-            if count := part.size:
+            if not (count := part.size):
+                continue
+            if output.ndim > 1:
+                scatter(output, start, part)
+            else:
                 self._copy(output[start : start + count], part)
 
 

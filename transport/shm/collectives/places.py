@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from transport.operands.copying import address, copy
 from transport.reduce_op import Flat
 from transport.shm.collectives.arena import Arena
@@ -29,13 +31,17 @@ class Places:
 
     def are_symmetric(self, buffers: Sequence[Flat]) -> bool:
         """Whether all of them lie in symmetric memory."""
-        return not self._arena.empty and all(self._arena.locate(buffer) for buffer in buffers)
+        return not self._arena.empty and all(
+            buffer.ndim == 1 and self._arena.locate(buffer) for buffer in buffers
+        )
 
     def locate(self, buffer: Flat, nbytes: int | None = None, *, alone: bool = False) -> int:
         """Return the place of ``buffer``, which is part of a transfer of ``nbytes`` (None: all).
 
-        ``alone``: as in ``fetch``.
+        ``alone``: as in ``fetch``. What does not lie in one piece has none.
         """
+        if buffer.ndim > 1:
+            return 0
         where = self._arena.locate(buffer)
         size = buffer.nbytes if nbytes is None else nbytes
         if not where and self.memory is not None and self.memory.pays(size, alone=alone):
@@ -48,6 +54,11 @@ class Places:
         ``alone``: no other member does anything in this call meanwhile.
         """
         if not into.size:
+            return
+        if into.ndim > 1:
+            room = np.empty(into.size, into.dtype)
+            self.fetch(peer, where, room, alone=alone)
+            into[...] = room.reshape(into.shape)
             return
         if where < _PRIVATE:
             copy(into, self._arena.view(peer, where, into.size, into.dtype))

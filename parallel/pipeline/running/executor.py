@@ -8,12 +8,12 @@ from time import monotonic
 from typing import Any
 
 from parallel.arrays import Array
-from parallel.pipeline.actions import Action, Kind
-from parallel.pipeline.messages import AHEAD, Agreement, Messages
-from parallel.pipeline.simulation import Span
-from parallel.pipeline.specs import Spec, check_like, specs_of
-from parallel.pipeline.stage import Stage
-from parallel.pipeline.table import Table
+from parallel.pipeline.running.messages import AHEAD, Agreement, Messages
+from parallel.pipeline.running.plan import Plan
+from parallel.pipeline.stages.specs import Spec, check_like, specs_of
+from parallel.pipeline.stages.stage import Stage
+from parallel.pipeline.tables.actions import Action, Kind
+from parallel.pipeline.tables.simulation import Span
 
 
 @dataclass
@@ -31,31 +31,27 @@ class Batch:
 
 
 class Step:
-    """One step of one rank: its actions, in their order. ``run`` once.
+    """One step of one rank: the actions of its plan, in their order. ``run`` once.
 
-    ``loss`` is called with the last stage's outputs; without it there are forwards alone.
+    ``loss`` is called with the last stage's outputs, where there is one; its gradient is multiplied
+    by ``scale``.
     """
 
     def __init__(
         self,
-        table: Table,
+        plan: Plan,
         stages: Mapping[int, Stage],
         agreement: Agreement,
         batch: Batch,
         loss: Any,
         scale: float,
-        training: bool,
     ) -> None:
-        group = next(iter(stages.values())).group
-        self._table, self._stages = table, stages
+        self._plan, self._stages = plan, stages
         self._agreement, self._batch = agreement, batch
-        self._loss, self._scale, self._training = loss, scale, training
-        self._rank = group.rank()
-        row = table.ranks[self._rank]
-        self._row = [a for a in row if training or a.kind is Kind.FORWARD]
-        self._messages = Messages(table, group, agreement, self._empty, training)
+        self._loss, self._scale, self._training = loss, scale, plan.training
+        group = next(iter(stages.values())).group
+        self._messages = Messages(plan, group, agreement, self._empty)
         self._loss_grads: dict[int, tuple[Array, ...]] = {}
-        self._last = {a.stage: a for a in row if a.kind in (Kind.BACKWARD, Kind.WEIGHT)}
         self.spans: list[Span] = []
 
     def _empty(self, stage: int, spec: Spec) -> Array:
@@ -63,15 +59,14 @@ class Step:
 
     def run(self) -> None:
         """Do all actions. Raises what a stage raises, and what the messages do."""
-        for action in self._row[:AHEAD]:
-            self._messages.expect(action)
-        for place, action in enumerate(self._row):
-            for coming in self._row[place : place + AHEAD + 1]:
-                self._messages.expect(coming)
+        row = self._plan.row
+        for place, action in enumerate(row):
             given = self._given(action)
+            for coming in row[place + 1 : place + AHEAD + 1]:
+                self._messages.expect(coming)
             begin = monotonic()
             result = self._do(action, given)
-            self.spans.append(Span(self._rank, action, begin, monotonic()))
+            self.spans.append(Span(self._plan.rank, action, begin, monotonic()))
             if result is not None:
                 self._messages.give(action, result)
         self._messages.finish()
@@ -90,7 +85,7 @@ class Step:
     def _do(
         self, action: Action, given: tuple[Array | None, ...]
     ) -> tuple[Array | None, ...] | None:
-        stage, last = self._stages[action.stage], action is self._last.get(action.stage)
+        stage, last = self._stages[action.stage], action is self._plan.last.get(action.stage)
         if action.kind is Kind.FORWARD:
             return self._forward(stage, action.microbatch, given)
         if action.kind is Kind.WEIGHT:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import pickle
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -17,41 +18,15 @@ import numpy as np
 
 from meshlib import ProcessGroup, Work
 from parallel.arrays import Array
-from parallel.pipeline.actions import Action, Kind
-from parallel.pipeline.specs import Spec, Specs
-from parallel.pipeline.table import Table
+from parallel.pipeline.running.plan import Message, Plan, message_for, message_of
+from parallel.pipeline.stages.specs import Spec, Specs
+from parallel.pipeline.tables.actions import Action
+from parallel.pipeline.tables.simulation import Transfer
 
 _PAYLOAD = 0x7069_7065
 _SPECS = _PAYLOAD + 1
 AHEAD = 2
 """So many actions before its use a message's receive begins."""
-
-
-class Message(NamedTuple):
-    """What stage ``stage`` needs for a microbatch: its input, or its output's gradient."""
-
-    stage: int
-    is_gradient: bool
-    microbatch: int
-
-
-def message_for(action: Action, table: Table) -> Message | None:
-    """Return what another stage gives ``action``, on whichever rank that is."""
-    if action.kind is Kind.FORWARD:
-        return Message(action.stage, False, action.microbatch) if action.stage else None
-    if action.kind.sends_back and action.stage < table.stages - 1:
-        return Message(action.stage, True, action.microbatch)
-    return None
-
-
-def message_of(action: Action, table: Table) -> Message | None:
-    """Return what ``action`` gives another stage, on whichever rank that is."""
-    if action.kind is Kind.FORWARD:
-        if action.stage < table.stages - 1:
-            return Message(action.stage + 1, False, action.microbatch)
-    elif action.kind.sends_back and action.stage:
-        return Message(action.stage - 1, True, action.microbatch)
-    return None
 
 
 @dataclass
@@ -69,39 +44,24 @@ class Agreement:
 class Messages:
     """The messages of one rank in one step.
 
-    ``empty(stage, spec)`` makes an array to receive into. Without ``training`` there are forwards
-    alone.
+    ``empty(stage, spec)`` makes an array to receive into.
     """
 
     def __init__(
         self,
-        table: Table,
+        plan: Plan,
         group: ProcessGroup,
         agreement: Agreement,
         empty: Callable[[int, Spec], Array],
-        training: bool,
     ) -> None:
-        self._table, self._group, self._empty = table, group, empty
+        self._table, self._rank = plan.table, plan.rank
+        self._group, self._empty = group, empty
         self._inputs, self._outputs = agreement.inputs, agreement.outputs
         self._told = agreement.told
-        self._rank = group.rank()
         self._arrived: dict[Message, tuple[list[Array], list[Work[Any]]]] = {}
         self._here: dict[Message, tuple[Array | None, ...]] = {}
         self._sends: deque[Work[Any]] = deque()
-        self._from: dict[int, deque[Message]] = {}
-        for source, actions in enumerate(table.ranks):
-            if source == self._rank:
-                continue
-            sent = (
-                message_of(action, table)
-                for action in actions
-                if training or action.kind is Kind.FORWARD
-            )
-            self._from[source] = deque(
-                message
-                for message in sent
-                if message is not None and table.rank_of[message.stage] == self._rank
-            )
+        self._from = {source: deque(messages) for source, messages in plan.coming.items()}
 
     # ------------------------------------------------------------------ receiving
 
@@ -208,3 +168,50 @@ class Messages:
         """Wait until all that was sent may be reused."""
         while self._sends:
             self._sends.popleft().wait()
+
+
+class Passage(NamedTuple):
+    """One end of a message: another rank's array that came, or an own one that was sent."""
+
+    is_sent: bool
+    peer: int
+    nbytes: int
+    begin: float
+    end: float
+
+
+@contextmanager
+def watched(group: ProcessGroup) -> Generator[list[Passage]]:
+    """Within this context, note when activations and gradients were sent and came.
+
+    The list is filled at the end, in the order in which the calls were issued.
+    """
+    recorder = group.context.recorder
+    passages: list[Passage] = []
+    records = recorder.follow()
+    try:
+        yield passages
+    finally:
+        recorder.unfollow(records)
+        passages += [
+            Passage(record.kind == "send", record.peer, record.nbytes, record.issued, record.ended)
+            for record in records
+            if record.group == group.id
+            and record.kind in ("send", "recv")
+            and record.header.extra == _PAYLOAD
+        ]
+
+
+def joined(passages: Sequence[Sequence[Passage]]) -> list[Transfer]:
+    """Return the messages of which each rank has noted its ends: those of two ranks keep order."""
+    sent: dict[tuple[int, int], list[Passage]] = {}
+    came: dict[tuple[int, int], list[Passage]] = {}
+    for rank, own in enumerate(passages):
+        for one in own:
+            pair = (rank, one.peer) if one.is_sent else (one.peer, rank)
+            (sent if one.is_sent else came).setdefault(pair, []).append(one)
+    return [
+        Transfer(*pair, leaving.nbytes, leaving.begin, arriving.end)
+        for pair, leaves in sent.items()
+        for leaving, arriving in zip(leaves, came.get(pair, []), strict=True)
+    ]

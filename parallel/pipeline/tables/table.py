@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from parallel.pipeline.actions import Action, Kind
+from parallel.pipeline.tables.actions import Action, Kind
 
 _NO_COMPUTATION = re.compile(r"\d+REDUCE_GRAD")
 _OVERLAPPED = re.compile(r"\((.+);(.+)\)OVERLAP_F_B")

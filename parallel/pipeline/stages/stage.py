@@ -10,7 +10,7 @@ from meshlib import ProcessGroup
 from parallel.arrays import Array
 from parallel.checks import to_count
 from parallel.groups import Ranks, resolve
-from parallel.pipeline.specs import Spec
+from parallel.pipeline.stages.specs import Spec
 from transport.checks import to_whole_number
 
 
@@ -22,8 +22,8 @@ class Stage(ABC):
     """
 
     def __init__(self, stage_index: int, num_stages: int, mesh: Ranks | None) -> None:
-        self.num_stages = to_count(num_stages, "num_stages")
-        self.stage_index = to_whole_number(stage_index, "stage_index")
+        self.num_stages: int = to_count(num_stages, "num_stages")
+        self.stage_index: int = to_whole_number(stage_index, "stage_index")
         if not 0 <= self.stage_index < self.num_stages:
             raise ValueError(
                 f"stage_index is {stage_index}; expected 0 to {self.num_stages - 1}, as num_stages"

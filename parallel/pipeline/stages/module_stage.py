@@ -15,8 +15,9 @@ from parallel.ddp.data_parallel import DistributedDataParallel
 from parallel.fsdp.module import FSDPModule
 from parallel.groups import Ranks
 from parallel.nn.module import Module, SavedContexts, Work, do_all
-from parallel.pipeline.specs import Spec, as_tuple
-from parallel.pipeline.stage import Stage
+from parallel.nn.parameter import Parameter
+from parallel.pipeline.stages.specs import Spec, as_tuple
+from parallel.pipeline.stages.stage import Stage
 
 _Synchronising = DistributedDataParallel | FSDPModule
 
@@ -58,17 +59,19 @@ class PipelineStage(Stage):
     ) -> None:
         check_instance(submodule, Module, "submodule")
         super().__init__(stage_index, num_stages, mesh)
-        self.submodule = submodule
+        self.submodule: Module = submodule
         if not isinstance(shared, dict | None):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(
                 "shared must be a dict such as {'embedding': '0.weight'}, got " + describe(shared)
             )
-        self.shared = shared or {}
+        self.shared: dict[str, str] = shared or {}
         paths = dict(submodule.named_parameters(remove_duplicate=False))
         for name, path in self.shared.items():
             if path not in paths:
                 raise KeyError(f"shared[{name!r}] is {path!r}; {self!r} has {sorted(paths)}")
-        self.shared_parameters = {name: paths[path] for name, path in self.shared.items()}
+        self.shared_parameters: dict[str, Parameter] = {
+            name: paths[path] for name, path in self.shared.items()
+        }
         self._synchronising = list(_outermost(submodule))
         self._contexts: dict[int, SavedContexts] = {}
         self._weights: dict[int, list[Work]] = {}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from parallel.pipeline.actions import Action, Kind
-from parallel.pipeline.table import Table
+from parallel.pipeline.tables.actions import Action, Kind
+from parallel.pipeline.tables.table import Table
 
 Costs = Mapping[Kind, float] | Callable[[Action], float]
 """What an action takes: by its kind, or by itself."""
@@ -31,11 +31,26 @@ class Span:
 
 
 @dataclass(frozen=True)
+class Transfer:
+    """A message: sent by ``source`` at ``begin``, there at ``target`` at ``end``."""
+
+    source: int
+    target: int
+    nbytes: int
+    begin: float
+    end: float
+
+
+@dataclass(frozen=True)
 class Timing:
-    """When everything happens: planned (``simulate``) or measured (``Schedule.timeline``)."""
+    """When everything happens: planned (``simulate``) or measured (``PipelineSchedule.timeline``).
+
+    ``transfers`` are the messages between ranks, where they were measured.
+    """
 
     ranks: int
     spans: tuple[Span, ...]
+    transfers: tuple[Transfer, ...] = ()
 
     @property
     def begin(self) -> float:
@@ -52,6 +67,21 @@ class Timing:
         """The share of the ranks' time, from 0 to 1, in which they compute nothing."""
         busy = sum(span.end - span.begin for span in self.spans)
         return 1 - busy / (self.ranks * self.makespan)
+
+    @property
+    def overlapped(self) -> float:
+        """The share of the messages' time on the way, from 0 to 1, in which their target computes.
+
+        1 if there was no message.
+        """
+        travelled = sum(transfer.end - transfer.begin for transfer in self.transfers)
+        hidden = sum(
+            max(0.0, min(span.end, transfer.end) - max(span.begin, transfer.begin))
+            for transfer in self.transfers
+            for span in self.spans
+            if span.rank == transfer.target
+        )
+        return hidden / travelled if travelled else 1.0
 
     def idle(self, rank: int) -> float:
         """Return how long one rank computes nothing."""

@@ -1,0 +1,100 @@
+"""What ``meshlib explain --schedule`` prints: a schedule's table, its bubble, what it holds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+from parallel.pipeline.drawing import draw, text
+from parallel.pipeline.named import get_schedule_class
+from parallel.pipeline.running.plan import message_of
+from parallel.pipeline.tables.actions import Kind
+from parallel.pipeline.tables.simulation import USUAL_COSTS, Costs, most_held, simulate
+from parallel.pipeline.tables.table import Table
+
+_ONE_EACH = ("gpipe", "1f1b")
+
+
+def explain_schedule(
+    schedule: str,
+    stages: int | None,
+    microbatches: int | None,
+    ranks: int | None = None,
+    costs: str | None = None,
+    message: float = 0.0,
+    picture: str | None = None,
+) -> str:
+    """Return the text for a schedule by its name, or for a table in a CSV file.
+
+    Args:
+        schedule: the name, as ``get_schedule_class`` takes it, or a file that ends in ``.csv``.
+        stages: how many stages; a file says it itself.
+        microbatches: how many microbatches; a file says it itself.
+        ranks: how many ranks have the stages; by default one each for GPipe and 1F1B, half as many
+            for the others.
+        costs: what actions take: ``F=1,B=2,I=1,W=1``, any of them.
+        message: what a message between ranks takes.
+        picture: a file to draw the timeline into.
+
+    Returns:
+        The text, several lines.
+
+    Raises:
+        ValueError: for a schedule that there is not, or that cannot be made so.
+        OSError: for a file that cannot be read or written.
+        ImportError: for a picture without matplotlib.
+    """
+    table = _table(schedule, stages, microbatches, ranks)
+    timing = simulate(table, _costs(costs), message)
+    if picture is not None:
+        draw(picture, {table.name: timing})
+    unit = min(span.end - span.begin for span in timing.spans)
+    count = len(table.ranks)
+    sent = Counter(
+        rank
+        for rank, actions in enumerate(table.ranks)
+        for action in actions
+        if (given := message_of(action, table)) and table.rank_of[given.stage] != rank
+    )
+    held = most_held(table)
+    each = table.stages // count
+    lines = [
+        f"{table.name}: {table.stages} stages on {count} ranks, {table.microbatches} microbatches",
+        "",
+        text(timing, unit),
+        f"time    {timing.makespan:g}; a rank computes {timing.makespan - timing.idle(0):g} of it",
+        f"bubble  {timing.bubble:.1%} of the ranks' time",
+        "held    activations of at most "
+        + ", ".join(f"{held[rank] / each:g}" for rank in range(count))
+        + " microbatches (of all stages) on ranks 0, 1, ...",
+        "sends   " + ", ".join(str(sent[rank]) for rank in range(count)) + " messages a step",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _table(schedule: str, stages: int | None, microbatches: int | None, ranks: int | None) -> Table:
+    if schedule.endswith(".csv"):
+        if not stages is microbatches is ranks is None:
+            raise ValueError(f"{schedule} says how many stages, microbatches and ranks there are")
+        return Table.from_csv(Path(schedule))
+    kind = get_schedule_class(schedule)
+    if stages is None or microbatches is None:
+        raise ValueError(f"--schedule {schedule} needs --stages and --microbatches")
+    if ranks is None:
+        one_each = schedule.casefold().removeprefix("schedule") in _ONE_EACH
+        ranks = stages if one_each else max(1, stages // 2)
+    each, rest = divmod(stages, max(1, ranks))
+    if ranks < 1 or rest or not each:
+        raise ValueError(f"{stages} stages do not divide by {ranks} ranks")
+    return kind.make_table(ranks, microbatches, each)
+
+
+def _costs(given: str | None) -> Costs:
+    costs = dict(USUAL_COSTS)
+    for part in given.split(",") if given else ():
+        kind, _, number = part.partition("=")
+        try:
+            costs[Kind(kind.strip())] = float(number)
+        except ValueError:
+            raise ValueError(f"--costs expects such as F=1,B=2,I=1,W=1, got {part!r}") from None
+    return costs

@@ -1,0 +1,1 @@
+"""A step of a pipeline: microbatches, messages, and the executor."""

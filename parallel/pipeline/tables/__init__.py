@@ -1,0 +1,1 @@
+"""A schedule as data: actions, tables of them, and what they cost."""

@@ -1,0 +1,100 @@
+"""Remote calls between processes of which one dies."""
+
+from __future__ import annotations
+
+import pytest
+
+pytestmark = pytest.mark.processes
+
+PROGRAM = """
+import os, signal, sys, threading, time
+import meshlib as dist
+from meshlib import rpc
+
+class Thing:
+    def __init__(self): self.value = 1
+    def get(self): return self.value
+
+def whoami(): return os.getpid()
+def forever(path):
+    with open(path, "w"): pass
+    while True: time.sleep(3600)
+def until_cancelled(begun, told):
+    with open(begun, "w"): pass
+    while not rpc.cancelled(): time.sleep(0.005)
+    with open(told, "w"): pass
+def use(rref): return rref.to_here().value
+def await_file(path):
+    while not os.path.exists(path): time.sleep(0.005)
+
+dist.init_process_group()
+me = dist.get_rank()
+rpc.init_rpc(f"worker{me}")
+"""
+
+
+def test_a_callees_and_an_owners_death_is_told_and_the_others_go_on(meshrun):
+    script = meshrun.script(
+        PROGRAM
+        + """
+if me == 0:
+    rref = rpc.remote(2, Thing)
+    assert rpc.rpc_sync(1, use, (rref,)) == 1
+    pid = rpc.rpc_sync(2, whoami)
+    call = rpc.rpc_async(2, forever, ("begun",), timeout=0)
+    await_file("begun")
+    os.kill(pid, signal.SIGKILL)
+    for use_it in (call.wait, rref.to_here, lambda: rpc.rpc_sync(2, whoami),
+                   lambda: rpc.rpc_sync(1, use, (rref,))):
+        try:
+            use_it()
+        except rpc.WorkerLostError as error:
+            print(error.worker, error.rank, error)
+    assert rpc.rpc_sync(1, whoami) != pid
+rpc.shutdown()
+print("done", me)
+"""
+    )
+    result = meshrun.run("-n", "3", "--on-failure", "continue", script)
+    assert result.code == 0, result.err
+    lines = [line for line in result.out.splitlines() if "worker2" in line]
+    assert len(lines) == 4
+    assert all("worker2 2 worker 'worker2' (rank 2) was killed by SIGKILL" in x for x in lines)
+    assert "s after __main__.forever was called there" in lines[0]
+    assert sum("done" in line for line in result.out.splitlines()) == 2
+    assert "meshrun: rank 2: killed by SIGKILL; the others go on" in result.err
+
+
+def test_a_callers_death_cancels_and_frees_what_it_held(meshrun):
+    script = meshrun.script(
+        PROGRAM
+        + """
+from meshlib.rpc.agent import current_agent
+if me == 1:
+    held = rpc.remote(0, Thing)
+    held.rpc_sync().get()
+    rpc.rpc_async(0, until_cancelled, ("begun", "told"), timeout=0)
+    await_file("begun")
+    os.kill(os.getpid(), signal.SIGKILL)
+if me == 0:
+    await_file("told")
+    while len(current_agent().holdings): time.sleep(0.005)
+rpc.shutdown()
+print("done", me)
+"""
+    )
+    result = meshrun.run("-n", "2", "--on-failure", "continue", script)
+    assert result.code == 0, result.err
+    assert result.out.splitlines() == ["done 0"]
+
+
+def test_rank_0_says_how_such_a_job_ended(meshrun):
+    script = meshrun.script("import os; raise SystemExit(3 * (os.environ['RANK'] == '0'))")
+    assert meshrun.run("-n", "2", "--on-failure", "continue", script).code == 3
+    for options, words in (
+        (("--max-restarts", "1"), "were both given"),
+        (("--nnodes", "2", "--node-rank", "0", "--master-addr", "localhost"), "expected one node"),
+    ):
+        refused = meshrun.run("-n", "2", "--on-failure", "continue", *options, script)
+        assert refused.code == 2
+        assert words in refused.err

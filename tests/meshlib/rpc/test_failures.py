@@ -1,0 +1,275 @@
+"""Deadlines, connections that break, workers that leave, floods: what the program sees."""
+
+import errno
+import threading
+import time
+
+import numpy as np
+import pytest
+from rpc_workers import workers
+
+import meshlib as dist
+from meshlib import rpc
+from meshlib.rpc.agent import BACKLOG_CALLS, current_agent
+from meshlib.testing import run_ranks
+
+gate = threading.Event()
+begun = threading.Semaphore(0)
+seen = []
+
+
+@pytest.fixture(autouse=True)
+def _closed_gate():
+    gate.clear()
+    seen.clear()
+
+
+def wait_for_gate():
+    begun.release()
+    assert gate.wait(40)
+    seen.append(rpc.cancelled())
+
+
+def size_of(array):
+    return array.nbytes
+
+
+def call_back(to, seconds):
+    return rpc.rpc_sync(to, wait_for_gate, timeout=seconds)
+
+
+def test_a_late_call_says_what_the_callee_does_and_goes_on_cancelled():
+    def program():
+        with pytest.raises(rpc.RpcTimeoutError) as late:
+            rpc.rpc_sync(1, wait_for_gate, timeout=0.1)
+        text = str(late.value)
+        assert "wait_for_gate on worker 'w1' (rank 1) passed its deadline of 0.1 s" in text
+        assert "assert gate.wait(40)" in text
+        with pytest.raises(rpc.RpcTimeoutError, match="it has not begun: all 1 threads are busy"):
+            rpc.rpc_sync(1, size_of, (np.zeros(3),), timeout=0.1)
+        gate.set()
+        # Both are over there when what came after them is: there is one thread.
+        assert rpc.rpc_sync(1, size_of, (np.zeros(3),)) == 24
+        assert seen == [True]
+        gate.clear()
+        with pytest.raises(rpc.RpcTimeoutError, match="wait_for_gate on worker 'w0'"):
+            rpc.rpc_sync(0, wait_for_gate, timeout=0.1)
+        gate.set()
+
+    workers(2, program, threads=1)
+
+
+def test_a_deadline_in_a_nested_call_is_the_callers_error():
+    def program():
+        with pytest.raises(rpc.RpcTimeoutError, match="on worker 'w0'"):
+            rpc.rpc_sync(1, call_back, (0, 0.1))
+        gate.set()
+
+    workers(2, program)
+
+
+def break_connection(rank):
+    connection = current_agent().peers.existing(rank)
+    if connection is not None:
+        connection.shut(ConnectionResetError(errno.ECONNRESET, "cut by a test"))
+
+
+def test_a_broken_connection_fails_what_is_pending_and_is_made_anew():
+    def program():
+        pending = rpc.rpc_async(1, wait_for_gate)
+        begun.acquire()
+        held = rpc.remote(1, list, ((1, 2),))
+        assert held.to_here() == [1, 2]
+        break_connection(1)
+        with pytest.raises(rpc.RpcConnectionError, match=r"broke .* while .*wait_for_gate"):
+            pending.wait()
+        assert held.to_here() == [1, 2]
+        gate.set()
+        del held
+        until = time.monotonic() + 20
+        while rpc.rpc_sync(1, objects):
+            assert time.monotonic() < until
+        assert seen == [True]
+
+    workers(2, program)
+
+
+def objects():
+    return len(current_agent().holdings)
+
+
+def test_references_are_counted_right_though_connections_break():
+    def program():
+        for turn in range(20):
+            rref = rpc.remote(1, list, ((turn,),))
+            assert rref.to_here() == [turn]
+            rpc.rpc_sync(2, keep, (rref,))
+            for _ in range(5):
+                del rref
+                rref = rpc.remote(1, list, ((turn,),))
+            assert rref.to_here() == [turn]
+            break_connection(1)
+            rpc.rpc_sync(2, break_connection, (1,))
+            assert rpc.rpc_sync(2, kept) == [turn]
+            del rref
+        until = time.monotonic() + 20
+        while rpc.rpc_sync(1, objects):
+            assert time.monotonic() < until
+            time.sleep(0.005)
+
+    workers(3, program)
+
+
+def keep(rref):
+    seen.append(rref)
+
+
+def kept():
+    return seen.pop().to_here()
+
+
+def test_calls_to_a_worker_that_has_left_say_so():
+    left = threading.Event()
+
+    def rank():
+        rpc.init_rpc(f"w{dist.get_rank()}")
+        if dist.get_rank() == 1:
+            dist.destroy_process_group()
+            left.set()
+            return None
+        assert left.wait(40)
+        said = []
+        while not said:
+            try:
+                rpc.rpc_sync(1, size_of, (np.zeros(1),))
+            except rpc.WorkerLostError as error:
+                said.append((error.worker, error.rank, "worker 'w1' (rank 1)" in str(error)))
+            except rpc.RpcConnectionError:
+                pass
+        rpc.shutdown()
+        return said
+
+    assert run_ranks(rank, 2)[0] == [("w1", 1, True)]
+
+
+def test_a_flood_is_kept_with_its_sender():
+    calls, nbytes = 200, 1 << 20
+
+    def program():
+        array = np.ones(nbytes // 8)
+        agent = current_agent()
+        agent.peers.connection(1, 30)
+        agent.peers.existing(1).lends = False  # as between hosts: all goes through the socket
+        blocker = rpc.rpc_async(1, wait_for_gate)
+        begun.acquire()
+        sent = threading.Semaphore(0)
+        futures = []
+
+        def flood(_):
+            for _ in range(calls):
+                futures.append(rpc.rpc_async(1, size_of, (array,)))
+                sent.release()
+
+        flooding = rpc.rpc_async(0, int).then(flood)
+        taken = 0
+        while sent.acquire(timeout=2):  # it stops, as its callee does nothing
+            taken += 1
+        assert taken < calls
+        gate.set()
+        flooding.wait()
+        assert rpc.wait_all(futures) == [nbytes] * calls
+        blocker.wait()
+        return taken * nbytes
+
+    assert workers(2, program, threads=1) < 128 << 20
+
+
+def test_a_worker_with_more_calls_than_it_keeps_answers_all():
+    def program():
+        futures = [rpc.rpc_async(1, int, (i,)) for i in range(3 * BACKLOG_CALLS)]
+        assert rpc.wait_all(futures) == list(range(3 * BACKLOG_CALLS))
+
+    workers(2, program, threads=1)
+
+
+def test_shutdown_names_who_is_missing():
+    def rank():
+        me = dist.get_rank()
+        rpc.init_rpc(f"w{me}")
+        dist.barrier()
+        if me == 0:
+            with pytest.raises(rpc.RpcTimeoutError, match=r"worker 'w1' \(rank 1\) have not"):
+                rpc.shutdown(timeout=0.2)
+        dist.barrier()
+        rpc.shutdown()
+
+    run_ranks(rank, 2)
+
+
+def again(left):
+    """Call on and on, from callbacks of callbacks, after all programs have asked to end."""
+    if left == 0:
+        seen.append("end")
+        return
+    here = rpc.get_worker_info().id
+    rpc.rpc_async(1 - here, again, (left - 1,)).then(lambda done: rpc.rpc_sync(1 - here, int))
+
+
+def test_shutdown_waits_for_callbacks_that_start_calls():
+    def program():
+        rpc.rpc_async(1, again, (60,))
+
+    workers(2, program)
+    assert seen == ["end"]
+
+
+def test_shutdown_without_grace_fails_what_is_under_way():
+    def rank():
+        rpc.init_rpc(f"w{dist.get_rank()}")
+        pending = None
+        if dist.get_rank() == 0:
+            pending = rpc.rpc_async(1, wait_for_gate)
+            begun.acquire()
+            rpc.shutdown(graceful=False)
+            with pytest.raises(dist.DistBackendError, match="RPC was shut down on this worker"):
+                pending.wait()
+        dist.barrier()
+        gate.set()
+        if dist.get_rank() == 1:
+            rpc.shutdown(graceful=False)
+
+    run_ranks(rank, 2)
+
+
+def test_a_mesh_finds_workers():
+    def rank():
+        mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "stage"))
+        with pytest.raises(RuntimeError, match="RPC is not initialised"):
+            mesh["stage"].worker(1)
+        rpc.init_rpc(f"w{dist.get_rank()}")
+        found = mesh["stage"].worker(1), mesh["dp"].worker(-1), mesh.worker(1, 0)
+        assert rpc.rpc_sync(mesh["stage"].worker(1), rpc.get_worker_info) == found[0]
+        with pytest.raises(ValueError, match="expected one for each of the 1 dims"):
+            mesh["stage"].worker(1, 0)
+        with pytest.raises(IndexError, match=r"\(2,\), out of the shape \(2,\)"):
+            mesh["stage"].worker(2)
+        rpc.shutdown()
+        return [worker.id for worker in found]
+
+    assert run_ranks(rank, 4) == [[1, 2, 2], [1, 3, 2], [3, 2, 2], [3, 3, 2]]
+
+
+def test_a_call_that_takes_long_after_many_quick_ones_keeps_nobody_waiting():
+    def program():
+        for _ in range(300):
+            rpc.rpc_sync(1, int)
+        for _ in range(5):
+            gate.clear()
+            slow = rpc.rpc_async(1, wait_for_gate)
+            begun.acquire()
+            for _ in range(100):
+                assert rpc.rpc_sync(1, int, (7,)) == 7
+            gate.set()
+            slow.wait()
+
+    workers(2, program)

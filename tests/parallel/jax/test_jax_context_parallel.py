@@ -1,0 +1,123 @@
+"""Ring attention and Ulysses inside ``jax.jit``: values and gradients of one process."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+import meshlib as dist
+from meshlib.testing import run_ranks
+
+jax = pytest.importorskip("jax", reason="JAX is not installed (the extra 'jax')")
+
+import jax.numpy as jnp  # noqa: E402
+from jax_settings import jax_settings  # noqa: E402
+
+import meshlib.jit as mj  # noqa: E402
+from parallel.context import sequence_positions  # noqa: E402
+from parallel.jax import ring_attention, ulysses_attention  # noqa: E402
+
+LENGTH, WIDTH, HEADS, KV_HEADS = 12, 8, 4, 2
+
+
+@pytest.fixture(autouse=True)
+def _settings():
+    with jax_settings(jax_enable_x64=True, jax_disable_most_optimizations=True):
+        yield
+
+
+def make_params():
+    rng = np.random.default_rng(0)
+    shapes = {"q": (WIDTH, WIDTH), "k": (WIDTH, WIDTH // 2), "v": (WIDTH, WIDTH // 2)}
+    return {name: rng.normal(size=shape) / 2 for name, shape in shapes.items()}
+
+
+DATA = np.random.default_rng(1).normal(size=(2, LENGTH, WIDTH))
+
+
+def loss(params, x, attention):
+    q, k, v = (
+        (x @ params[name]).reshape(*x.shape[:2], heads, -1)
+        for name, heads in (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS))
+    )
+    return jnp.sin(3 * (x + attention(q, k, v).reshape(x.shape))).mean()
+
+
+def train(step, params):
+    losses = []
+    for _ in range(20):
+        value, grads = step(params)
+        losses.append(value)
+        params = jax.tree.map(lambda p, g: p - 0.5 * g, params, grads)
+    return np.array(losses), jax.tree.map(np.asarray, params)
+
+
+def whole_attention(q, k, v, causal=True):
+    k, v = (jnp.repeat(x, q.shape[2] // k.shape[2], axis=2) for x in (k, v))
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / np.sqrt(q.shape[3])
+    if causal:
+        scores = jnp.where(np.tri(q.shape[1], dtype=bool), scores, -jnp.inf)
+    return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores), v)
+
+
+@pytest.fixture(scope="module")
+def alone():
+    with jax_settings(jax_enable_x64=True):
+        step = jax.jit(jax.value_and_grad(lambda p: loss(p, DATA, whole_attention)))
+        return train(step, make_params())
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("n", "method"), [(3, "ring"), (2, "all_to_all")])
+def test_training_equals_one_process(n, method, alone):
+    def rank():
+        mesh = dist.init_device_mesh("cpu", (n,), mesh_dim_names=("cp",))
+
+        def attention(q, k, v):
+            if method == "all_to_all":
+                return ulysses_attention(q, k, v, mesh["cp"])
+            return ring_attention(q, k, v, mesh["cp"])
+
+        places = sequence_positions(LENGTH // n, mesh["cp"], zigzag=method == "ring")
+
+        @jax.jit
+        def step(params):
+            whole = jax.value_and_grad(lambda p: loss(p, DATA[:, places], attention))(params)
+            return mj.all_reduce(whole, dist.ReduceOp.AVG, mesh["cp"])
+
+        losses, params = train(step, make_params())
+        return losses, params
+
+    for losses, params in run_ranks(rank, n, timeout=100):  # programs take long to compile
+        np.testing.assert_allclose(losses, alone[0], rtol=0, atol=1e-9)
+        for name, array in alone[1].items():
+            np.testing.assert_allclose(params[name], array, rtol=0, atol=1e-9, err_msg=name)
+
+
+def test_without_a_mask_and_in_half_precision():
+    rng = np.random.default_rng(2)
+    q, k, v = (rng.normal(size=(1, 8, 2, 4)).astype("f2") for _ in range(3))
+    wide = (jnp.asarray(x, "f8") for x in (q, k, v))
+    whole = np.asarray(whole_attention(*wide, causal=False))
+
+    def rank():
+        places = sequence_positions(4)
+        attention = jax.jit(partial(ring_attention, mesh=None, causal=False))
+        own = attention(*(jnp.asarray(x[:, places]) for x in (q, k, v)))
+        assert own.dtype == jnp.float16
+        np.testing.assert_allclose(own, whole[:, places], atol=4e-3)
+
+    run_ranks(rank, 2)
+
+
+def test_bad_arguments_are_named_while_tracing():
+    def rank():
+        x = jnp.ones((1, 3, 3, 4))
+        with pytest.raises(ValueError, match="2 ranks has 3 places of a sequence of 6, which"):
+            ring_attention(x, x, x, None)
+        with pytest.raises(ValueError, match="q has 3 heads, which do not divide by the 2 ranks"):
+            ulysses_attention(x, x, x, None)
+        with pytest.raises(ValueError, match="the heads of q a multiple of theirs"):
+            ring_attention(x, x[:, :, :2], x[:, :, :2], None)
+
+    run_ranks(rank, 2)

@@ -1,0 +1,77 @@
+"""Whom an algorithm is said to need links to is whom it uses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from rank_threads import Member, Transport, run_group
+
+from transport.algorithms.choice import Algorithm, Thresholds
+from transport.algorithms.peers import peers_of
+from transport.call import Kind
+from transport.inproc import InprocCommunicator
+from transport.reduce_op import ReduceOp
+
+LARGE = Thresholds(
+    star=0, star_ranks=0, all_reduce_doubling=0, reduce_scatter_doubling=0, segment=64
+)
+LARGE = replace(LARGE, all_gather_doubling=0, doubling_ranks=2, frame=0)
+SMALL = replace(LARGE, all_reduce_doubling=1 << 20, all_gather_doubling=1 << 20)
+RING = replace(LARGE, pairwise_ranks=1)
+
+
+class Recording(InprocCommunicator):
+    """Notes whom it has links to, and whom it was told to reach."""
+
+    def __init__(self, membership: Any, table: Any) -> None:
+        super().__init__(membership, table)
+        self.used: set[int] = set()
+        self.told: list[list[int]] = []
+
+    def link(self, peer: int, call: Any) -> Any:
+        self.used.add(peer)
+        return super().link(peer, call)
+
+    def reach(self, peers: Any, call: Any) -> None:
+        self.told.append(list(peers))
+
+
+def all_gather(m: Member) -> None:
+    outputs = [np.zeros(40, np.float32) for _ in range(m.size)]
+    m.comm.all_gather(m.call(Kind.ALL_GATHER, np.float32), outputs, outputs[m.rank])
+
+
+def all_reduce(m: Member) -> None:
+    m.all_reduce(np.ones(400, np.float32), ReduceOp.SUM)
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 5, 6, 7, 8, 12])
+@pytest.mark.parametrize(
+    ("algorithm", "table", "body"),
+    [
+        (Algorithm.PAIRWISE, LARGE, all_reduce),
+        (Algorithm.PAIRWISE, LARGE, all_gather),
+        (Algorithm.RING, RING, all_reduce),
+        (Algorithm.RING, RING, all_gather),
+        (Algorithm.DOUBLING, SMALL, all_reduce),
+        (Algorithm.BRUCK, SMALL, all_gather),
+        (Algorithm.DISSEMINATION, SMALL, Member.barrier),
+    ],
+)
+def test_links_that_are_needed_are_known_before(
+    n: int, algorithm: Algorithm, table: Thresholds, body: Any
+) -> None:
+    def run(m: Member) -> None:
+        body(m)
+        body(m)
+        comm = m.comm
+        assert isinstance(comm, Recording)
+        peers = peers_of(algorithm, m.rank, n)
+        assert len(peers) == len(set(peers))
+        assert comm.used == set(peers)
+        assert comm.told == ([peers] if len(peers) > 1 else [])
+
+    run_group(Transport("recording", Recording), n, run, table)

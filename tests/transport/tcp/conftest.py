@@ -1,0 +1,16 @@
+"""What the tests of the TCP transport share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from transport.store.hash_store import HashStore
+
+
+@pytest.fixture
+def store() -> Iterator[HashStore]:
+    made = HashStore()
+    yield made
+    made.close()
