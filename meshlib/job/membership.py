@@ -23,7 +23,7 @@ class Epoch:
     """``members`` are the identities of its ranks, by place; ``number`` counts from 0."""
 
     number: int
-    members: tuple[int, ...]
+    members: Sequence[int]
 
     @property
     def size(self) -> int:
@@ -43,7 +43,7 @@ class JobMembership:
         self.joining: bool = joining
         self.launched = size
         """How many ranks began the job together."""
-        self.epoch: Epoch = Epoch(0, (rank,) if joining else tuple(range(size)))
+        self.epoch: Epoch = Epoch(0, (rank,) if joining else range(size))
         self._known = max(rank + 1, size)
         self._news = threading.Condition()
         self._lost: dict[int, DistError] = {}
@@ -73,8 +73,10 @@ class JobMembership:
         A rank that has come later is told of those that the others began with.
         """
         members = self.epoch.members
-        as_begun = self.joining or members == tuple(range(len(members)))
-        return range(self.launched if self.joining else len(members)) if as_begun else members
+        if self.joining or isinstance(members, range):
+            return range(self.launched)
+        from_0 = range(len(members))
+        return from_0 if tuple(members) == tuple(from_0) else members
 
     @property
     def known(self) -> int:
