@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 import meshlib
-from meshlib import ProcessGroup
+from meshlib import DeviceMesh, ProcessGroup
 
 
 class Ranks(Protocol):
@@ -31,3 +31,17 @@ def resolve(ranks: Ranks | None, argument: str) -> ProcessGroup:
     if group.rank() < 0:
         raise ValueError(f"{argument}: this rank is not a member of {group}")
     return group
+
+
+def same_dims(ranks: Ranks | None, mesh: DeviceMesh, what: str) -> DeviceMesh:
+    """Return the slice of ``mesh`` along the dims of the slice ``ranks``, which ``what`` was given.
+
+    Raises ValueError when ``ranks`` is no slice of a mesh with names.
+    """
+    names = ranks.mesh_dim_names if isinstance(ranks, DeviceMesh) else None
+    if names is None:
+        raise ValueError(
+            f"{what} was made over {ranks!r}; to go on with other ranks it has to be made over a"
+            " slice of a mesh whose dims have names, such as mesh['dp']"
+        )
+    return mesh[names]

@@ -53,6 +53,9 @@ RUN_ID = "MESHLIB_RUN_ID"
 RESTART_COUNT = "MESHLIB_RESTART_COUNT"
 """How often the launcher has restarted the ranks; keys in the store are prefixed with it."""
 
+JOIN = "MESHLIB_JOIN"
+"""``1``: this rank comes to a job that has begun with ``WORLD_SIZE`` others; its RANK is above."""
+
 MESH = "MESHLIB_MESH"
 """The mesh that ``meshrun --mesh`` was given: ``dp=2,tp=2``, or what it read from a file, as JSON.
 

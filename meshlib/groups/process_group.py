@@ -225,6 +225,15 @@ class ProcessGroup(Collectives):
         """Break the group: whoever is in a call of it, and every later call, raises ``error``."""
         self._failure.fail(error)
 
+    def on_failure(self, told: Callable[[DistError], object]) -> None:
+        """Call ``told(error)`` when the group breaks, or now if it has, in whichever thread.
+
+        It must return soon, and may be called again.
+        """
+        self._failure.broken.append(told)
+        if (error := self._fate.await_failure(0)) is not None:
+            told(error)
+
     def abort(self, reason: str) -> None:
         """Break the group on all members: they raise ``DistBackendError`` with ``reason``.
 

@@ -98,18 +98,21 @@ class Agreement:
         self._renewed = 0.0
         self._patience = PATIENCE_SECONDS
         self._begun = 0.0
+        self._patient = Deadline.after(0)
 
-    def reach(self, said: Any, decide: Decide, timeout: float) -> Any:
+    def reach(self, said: Any, decide: Decide, timeout: float, wait: float = 0.0) -> Any:
         """Say ``said`` (JSON's values) and return what is agreed on.
 
         Every rank's ``decide`` must say the same of the same: the chair's is asked. A rank that is
-        slow is waited for up to ``timeout`` seconds. Raises DistStoreError when the store cannot be
-        reached: this rank is cut off, and must not go on; CollectiveTimeoutError when nothing was
-        agreed on in time.
+        slow is waited for up to ``timeout`` seconds; where ``decide`` wants more, it is asked again
+        for ``wait`` seconds, and then None is what is agreed on. Raises DistStoreError when the
+        store cannot be reached: this rank is cut off, and must not go on; CollectiveTimeoutError
+        when nothing was agreed on in time.
         """
         membership, name = self._membership, self._name
         self._begun = time.monotonic()
         deadline = Deadline.after(timeout)
+        self._patient = Deadline.after(max(timeout, wait))
         me = f"{membership.rank} {secrets.token_hex(4)}"
         line = Line(membership.rank, said, tuple(sorted(self._excluded)))
         self._store.append(self._key("said"), line.pack())
@@ -118,7 +121,7 @@ class Agreement:
             if self._chair.startswith(me.encode()):
                 self._preside(me, decide, deadline)
             else:
-                self._follow(me, deadline)
+                self._follow(me)
         return json.loads(text)
 
     def _key(self, what: str) -> str:
@@ -147,7 +150,7 @@ class Agreement:
         if self._awaited():
             return
         decision = decide(dict(self._said), self._missing())
-        if decision is None and not deadline.expired:
+        if decision is None and not self._patient.expired:
             self._membership.wait_for_news(lambda: False, _LOOK_SECONDS)
             return
         text = json.dumps(decision)
@@ -206,7 +209,7 @@ class Agreement:
 
     # ------------------------------------------------------------------ the others
 
-    def _follow(self, me: str, deadline: Deadline) -> None:
+    def _follow(self, me: str) -> None:
         """Wait for the decision; take the chair when whoever has it is gone or silent."""
         membership = self._membership
         holder = int(self._chair.split()[0])
@@ -223,10 +226,10 @@ class Agreement:
             self._chair = now
             if mine:
                 self._begun = time.monotonic()
-            elif time.monotonic() > deadline.at + 3 * LEASE_SECONDS:
+            elif time.monotonic() > self._patient.at + 3 * LEASE_SECONDS:
                 raise CollectiveTimeoutError(
                     f"the agreement {self._name!r} of the ranks {short(self._members)} was not"
-                    f" settled after {deadline.seconds:g} s"
+                    f" settled after {self._patient.seconds:g} s"
                 )
 
     def _is_gone(self, rank: int) -> bool:

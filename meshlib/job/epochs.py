@@ -44,12 +44,14 @@ def agree_on_epoch(
     choose: Choose | None = None,
     excluded: Collection[int] = (),
     timeout: float,
+    wait: float = 0.0,
 ) -> Change:
     """Return the next epoch, on which all members of this one agree that are left.
 
     Every one of them calls, and no call of theirs is under way any more when this returns. By
     default those go on that are left and not ``excluded`` (global ranks). ``said`` are values of
-    JSON, for ``choose``. It is then for the caller to ``enter`` it.
+    JSON, for ``choose``, which may wait for more ranks up to ``wait`` seconds. It is then for the
+    caller to ``enter`` the epoch.
 
     Raises DistStoreError on a rank that is cut off from the store, and CollectiveTimeoutError when
     nothing was agreed on in ``timeout`` seconds.
@@ -69,11 +71,11 @@ def agree_on_epoch(
     name = epoch_name(number)
     agreement = Agreement(world.store, world.membership, name, present.members, excluded)
     mine = {"said": said, "groups": world.registry.quiet()}
-    agreed = agreement.reach(mine, decide, timeout)
+    agreed = agreement.reach(mine, decide, timeout, wait)
     if agreed is None:
         raise DistBackendError(
-            f"the members {short(present.members)} found no epoch {number} to go on with in"
-            f" {timeout:g} s"
+            f"of the members {short(present.members)} too few are left for epoch {number}, and no"
+            f" others have come in {wait:g} s"
         )
     return Change.of(number, agreed)
 
@@ -94,7 +96,7 @@ def enter(world: World, change: Change) -> None:
 
 def stand_by(world: World, number: int) -> None:
     """Leave the others, whose epoch is ``number``: this rank is a job of its own."""
-    world.begin_epoch(Epoch(number, (world.rank,)))
+    world.begin_epoch(Epoch(number, (world.rank,)), joining=True)
 
 
 def _all_that_are_left(present: Epoch) -> Choose:

@@ -115,7 +115,15 @@ def init_process_group(
         tls,
         tuning=tuning,
     )
-    world = World(store, rank, world_size, runtime=runtime, backends=chosen, timeout=seconds)
+    world = World(
+        store,
+        rank,
+        world_size,
+        runtime=runtime,
+        backends=chosen,
+        timeout=seconds,
+        joining=rank >= world_size,
+    )
     if users_store is not None:
         world.tell(users_store)
     install(world, thread_only=thread_only)

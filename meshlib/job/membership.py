@@ -23,7 +23,7 @@ class Epoch:
     """``members`` are the identities of its ranks, by place; ``number`` counts from 0."""
 
     number: int
-    members: tuple[int, ...]
+    members: Sequence[int]
 
     @property
     def size(self) -> int:
@@ -43,7 +43,7 @@ class JobMembership:
         self.joining: bool = joining
         self.launched = size
         """How many ranks began the job together."""
-        self.epoch: Epoch = Epoch(0, (rank,) if joining else tuple(range(size)))
+        self.epoch: Epoch = Epoch(0, (rank,) if joining else range(size))
         self._known = max(rank + 1, size)
         self._news = threading.Condition()
         self._lost: dict[int, DistError] = {}
@@ -51,6 +51,7 @@ class JobMembership:
         self._departures: tuple[Departures, ...] = ()
         self._waiting: dict[int, None] = {}
         self._agreed: dict[str, str] = {}
+        self._epochs: dict[int, tuple[int, ...]] = {}
 
     # ------------------------------------------------------------------ asked
 
@@ -64,6 +65,18 @@ class JobMembership:
     def size(self) -> int:
         """The number of members of the present epoch."""
         return len(self.epoch.members)
+
+    @property
+    def whole(self) -> Sequence[int]:
+        """The ranks that a mesh over the whole job is over: a range, where they are all from 0 on.
+
+        A rank that has come later is told of those that the others began with.
+        """
+        members = self.epoch.members
+        if self.joining or isinstance(members, range):
+            return range(self.launched)
+        from_0 = range(len(members))
+        return from_0 if tuple(members) == tuple(from_0) else members
 
     @property
     def known(self) -> int:
@@ -106,18 +119,40 @@ class JobMembership:
     def is_left_out(self, name: str, text: str) -> bool:
         """Whether the agreement ``name`` makes an epoch after the present one without this rank."""
         number = epoch_number(name)
-        if number is None or number <= self.epoch.number or self.rank not in self.epoch.members:
+        if number is None or number <= self.epoch.number or self.joining:
             return False
-        return self.rank not in json.loads(text)["members"]
+        return text != "null" and self.rank not in json.loads(text)["members"]
+
+    @property
+    def latest(self) -> int:
+        """The number of the last epoch that was agreed on, whoever its members are."""
+        with self._news:
+            return max(self._epochs, default=0)
 
     def call(self) -> tuple[int, str] | None:
-        """Return the number of the first epoch after the present one that has this rank as a
-        member, and what was agreed on; None if there is none so far.
+        """Return the number of the last epoch that was agreed on, and what was; None unless it is
+        after the present one and has this rank as a member.
         """
         with self._news:
-            numbered = ((epoch_number(name), text) for name, text in self._agreed.items())
-            later = sorted((n, text) for n, text in numbered if n and n > self.epoch.number)
-        return next((one for one in later if self.rank in json.loads(one[1])["members"]), None)
+            number = max(self._epochs, default=0)
+            if number <= self.epoch.number or self.rank not in self._epochs[number]:
+                return None
+            return number, self._agreed[epoch_name(number)]
+
+    @property
+    def deserted(self) -> bool:
+        """Whether none of the members of the last epoch that was agreed on is there any more."""
+        return all(rank in self._lost or rank in self._left for rank in self._last_members())
+
+    @property
+    def bereft(self) -> bool:
+        """Whether all of those members are lost."""
+        return all(rank in self._lost for rank in self._last_members())
+
+    def _last_members(self) -> Sequence[int]:
+        with self._news:
+            number = max(self._epochs, default=0)
+            return self._epochs.get(number, range(self.launched))
 
     def wait_for_news(self, due: Callable[[], object], timeout: float) -> bool:
         """Return whether ``due()`` is true, waiting for that up to ``timeout`` seconds.
@@ -151,15 +186,18 @@ class JobMembership:
 
     def note_agreed(self, name: str, text: str) -> None:
         """Note what members have agreed on."""
+        number = epoch_number(name)
         with self._news:
+            if number is not None and text != "null":
+                self._epochs[number] = tuple(json.loads(text)["members"])
             self._agreed[name] = text
             self._news.notify_all()
 
-    def begin(self, epoch: Epoch) -> None:
-        """Make ``epoch`` the present one."""
+    def begin(self, epoch: Epoch, *, joining: bool = False) -> None:
+        """Make ``epoch`` the present one; ``joining``: of this rank alone, which has no place."""
         with self._news:
             self.epoch = epoch
-            self.joining = False
+            self.joining = joining
             self._known = max(self._known, *(rank + 1 for rank in epoch.members))
             for rank in epoch.members:
                 self._waiting.pop(rank, None)

@@ -199,14 +199,17 @@ class World:
         """Return the groups that this rank has made, the default group first."""
         return self.registry.all()
 
-    def begin_epoch(self, epoch: Epoch, kept: Collection[str] = ()) -> None:
+    def begin_epoch(
+        self, epoch: Epoch, kept: Collection[str] = (), *, joining: bool = False
+    ) -> None:
         """Go on with the members of ``epoch``, this rank among them: they are the default group.
 
         Every group is broken here, and another follows it for the same ranks, but for those whose
-        ids are ``kept``: all members must agree on them.
+        ids are ``kept``: all members must agree on them. ``joining``: this rank is the only member,
+        and has no place among the others.
         """
         ended = self.registry.begin_epoch(epoch.number, kept)
-        self.membership.begin(epoch)
+        self.membership.begin(epoch, joining=joining)
         why = f"epoch {epoch.number} of the job has begun, with {epoch.size} ranks"
         for group in ended:
             group.fail(DistBackendError(f"{group} has ended: {why}"))

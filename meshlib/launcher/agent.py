@@ -13,11 +13,16 @@ from pathlib import Path
 from meshlib.command_line import reader_is_gone
 from meshlib.launcher.nodes.coordinator import Coordinator, Placed, Placement, Stop, Verdict
 from meshlib.launcher.options.launch import LaunchOptions
-from meshlib.launcher.ranks.ending import SETTLE_AFTER_ECHO_SECONDS, SETTLE_SECONDS, Ending
+from meshlib.launcher.ranks.ending import (
+    SETTLE_AFTER_ECHO_SECONDS,
+    SETTLE_SECONDS,
+    Ending,
+    Only,
+)
 from meshlib.launcher.ranks.failure import RankExit, Report, rank_list
 from meshlib.launcher.ranks.fork_server import ForkServer
 from meshlib.launcher.ranks.sweep import end_strays
-from meshlib.launcher.ranks.workers import WorkerGroup
+from meshlib.launcher.ranks.workers import Worker, WorkerGroup
 from meshlib.launcher.signals import SignalPipe
 from meshlib.trace import RECORDS
 from transport import environment
@@ -62,6 +67,8 @@ class Agent:
         self._begun = time.time() - _CLOCK_STEP
         self._interrupt: signal.Signals | None = None
         self._stopped_elsewhere = False
+        self._replaced = 0
+        self._leaving: list[Ending] = []
 
     def run(self) -> int:
         """Run the job to its end, whatever that is, and leave nothing behind."""
@@ -91,7 +98,9 @@ class Agent:
                 case Verdict():
                     return event
         if not events:
-            due = self._ending.due - time.monotonic() if self._ending else None
+            endings = [*self._leaving, *([self._ending] if self._ending else [])]
+            due = min((one.due for one in endings), default=None)
+            due = None if due is None else due - time.monotonic()
             for number in self._signals.wait(due):
                 self._handle(number)
             self._look_at_ranks()
@@ -159,7 +168,7 @@ class Agent:
         done = [worker.rank for worker in group.collect() if not worker.has_failed()]
         if done and self._ending is None:
             self._coordinator.finished(done)
-        for worker in group.workers:
+        for worker in list(group.workers):
             if worker.rank not in self._announced and worker.has_failed():
                 self._announced.add(worker.rank)
                 result = worker.result()
@@ -167,17 +176,24 @@ class Agent:
                     self._hear_same_signal()
                     result = worker.result()
                 if not result.stopped:
-                    self._rank_failed(group, result)
+                    self._rank_failed(group, worker, result)
         if self._ending is not None:
             self._ending.advance()
+        self._leaving = [one for one in self._leaving if one.ranks.running]
+        for one in self._leaving:
+            one.advance()
         if not group.running:
             self._group = None
             self._ending = None
+            self._leaving = []
             left = end_strays(self._run_id, self._spare)
             if left:
                 self._note(f"ended {len(left)} processes that the ranks left behind: {left}")
             group.close(_DRAIN_SECONDS)
-            exits = [item for item in group.results() if not item.ok or item.stopped]
+            results = group.results()
+            exits = [item for item in results if not item.ok or item.stopped]
+            if self._options.replace is not None and len(exits) < len(results):
+                exits = []  # some have come to the end, without those that were lost
             self._coordinator.ended(exits, interrupted=self._interrupt is not None)
 
     def _hear_same_signal(self) -> None:
@@ -192,8 +208,10 @@ class Agent:
             for number in self._signals.wait(left):
                 self._handle(number)
 
-    def _rank_failed(self, group: WorkerGroup, result: RankExit) -> None:
+    def _rank_failed(self, group: WorkerGroup, worker: Worker, result: RankExit) -> None:
         self._coordinator.failed(result)
+        if self._go_on_without(group, worker, result):
+            return
         if self._options.on_failure == "continue":
             _say(f"rank {result.rank}: {result.what_happened()}; the others go on")
         elif self._ending is None:
@@ -202,6 +220,24 @@ class Agent:
             self._ending = Ending(group, settle, grace, signal.SIGTERM)
         elif result.is_cause:
             self._ending.settle_within(SETTLE_SECONDS)
+
+    def _go_on_without(self, group: WorkerGroup, worker: Worker, result: RankExit) -> bool:
+        """Return whether the others go on, with another rank in the place of ``worker`` or not."""
+        limit = self._options.replace
+        left = [one for one in group.running if not one.has_failed()]
+        if limit is None or self._ending is not None or self._interrupt is not None or not left:
+            return False
+        lost = f"rank {result.rank} {result.loss.how}"
+        if worker.running:  # it has said why it fails, and may take long to end
+            grace = self._options.failure_grace
+            self._leaving.append(Ending(Only(worker), SETTLE_SECONDS, grace, signal.SIGTERM))
+        if self._replaced < limit:
+            self._replaced += 1
+            other = group.add(worker.local_rank)
+            _say(f"{lost}; rank {other.rank} comes for it")
+        else:
+            _say(f"{lost}; the others go on")
+        return True
 
     def _stop(self, reason: str) -> None:
         self._note(reason)

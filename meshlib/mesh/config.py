@@ -215,9 +215,14 @@ class MeshConfig:
         Initialises the default process group from the environment unless that was done. Every
         rank calls it. Raises ValueError when the degrees do not fit the job's world size.
         """
+        import numpy as np
+
         from meshlib.job.init import ensure_world
 
-        return self.mesh_for(ensure_world().size, device_type)
+        ranks = ensure_world().membership.whole
+        mesh = self.mesh_for(len(ranks), device_type)
+        whole = ranks == range(len(ranks))
+        return mesh if whole else mesh.with_ranks(np.reshape(ranks, mesh.shape))
 
 
 # ---------------------------------------------------------------------- the parts of the table

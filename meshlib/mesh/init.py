@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from meshlib.groups.nccl_splits import connect, split
 from meshlib.job.current import current_world
 from meshlib.job.gpu import choose_cuda_device
@@ -66,7 +68,8 @@ def init_device_mesh(
         return _bound(_started_with().build(device_type))
     shape = check_shape(mesh_shape)
     names = check_dim_names(mesh_dim_names, len(shape))
-    sizes = infer_sizes(shape, ensure_world().size, f"mesh_shape {describe_dims(names, shape)}")
+    ranks = ensure_world().membership.whole
+    sizes = infer_sizes(shape, len(ranks), f"mesh_shape {describe_dims(names, shape)}")
     mesh = DeviceMesh.from_shape(
         device_type,
         sizes,
@@ -76,13 +79,16 @@ def init_device_mesh(
         backend_override=backend_override,
         timeout_override=timeout_override,
     )
+    if ranks != range(len(ranks)):
+        mesh = mesh.with_ranks(np.reshape(ranks, sizes))
     return _bound(mesh)
 
 
 def _bound(mesh: DeviceMesh) -> DeviceMesh:
     """Return ``mesh``; where ranks are bound to their GPUs, its groups are connected at once."""
     device = current_world().cuda_device
-    if mesh.device_type == "cuda" and device is not None:
+    inside = mesh.get_coordinate() is not None
+    if mesh.device_type == "cuda" and device is not None and inside:
         _connect(mesh, load_driver(), device)
     return mesh
 

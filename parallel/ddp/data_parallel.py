@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from meshlib import ProcessGroup
+from meshlib import DeviceMesh, ProcessGroup
 from parallel.checks import describe
 from parallel.ddp.buckets import FIRST_BUCKET_BYTES, MIB, cap_in_bytes
 from parallel.ddp.comm_hooks import CommHook, allreduce_hook, compress_wrapper
@@ -16,7 +16,7 @@ from parallel.ddp.reducer import WHAT_TO_DO, Reducer, ReducerOptions
 from parallel.ddp.replicas import broadcast_coalesced, check_same_model
 from parallel.ddp.statistics import PassStatistics
 from parallel.ddp.uneven import Phase, WrapperHook
-from parallel.groups import Ranks, resolve
+from parallel.groups import Ranks, resolve, same_dims
 from parallel.join.context import Join
 from parallel.join.joinable import Joinable, JoinHook
 from parallel.join.replica import OptimizerReplica
@@ -103,6 +103,7 @@ class DistributedDataParallel(Module, Joinable):
             raise RuntimeError("the module has no parameter that requires a gradient")
         self.module = module
         self.training: bool = module.training
+        self._ranks = process_group
         self.process_group: ProcessGroup = resolve(process_group, "process_group")
         self.broadcast_buffers = broadcast_buffers
         self._sync = True
@@ -128,6 +129,7 @@ class DistributedDataParallel(Module, Joinable):
             static_graph=static_graph,
             symmetric_memory=True,
         )
+        self._options = options
         self._reducer = Reducer(named, self.process_group, options)
         dtype = self._precision.param_dtype
         self._casting = None if dtype is None else Casting(module, dtype)
@@ -280,6 +282,31 @@ class DistributedDataParallel(Module, Joinable):
                 parameter.zero_grad()
 
         self._reducer.set_after_bucket(update)
+
+    def move_to(self, mesh: DeviceMesh) -> None:
+        """Go on with other replicas: those of ``mesh``, along the dims that the wrapper has had.
+
+        All of them call. Nothing of the old group is used again; gradients are dropped. The values
+        of parameters and buffers are the caller's affair, and so is a group that a communication
+        hook of yours has as its state. Raises ValueError when the wrapper was
+        not made over a slice of a mesh with names.
+        """
+        self._ranks = same_dims(self._ranks, mesh, "DistributedDataParallel")
+        self.process_group = resolve(self._ranks, "mesh")
+        self._reducer.detach()
+        self.discard_saved()
+        named = list(self.module.named_parameters())
+        for _, parameter in named:
+            parameter.grad = None
+            parameter.set_grad_home(None)
+            parameter.forget_uses(parameter.uses)
+        old = self._reducer
+        self._reducer = Reducer(named, self.process_group, self._options)
+        if self._custom_hook:
+            self._reducer.set_hook(*old.hook)
+        else:
+            self._set_hook(self.process_group, allreduce_hook)
+        self._reducer.set_after_bucket(old.after_bucket)
 
     # Uneven inputs
 

@@ -73,7 +73,7 @@ class Reducer:
         self._options = options
         self._hook: Callable[..., Any] = allreduce_hook  # what it returns is checked
         self._hook_state: Any = group
-        self._after_bucket: Callable[[Sequence[Parameter]], None] | None = None
+        self.after_bucket: Callable[[Sequence[Parameter]], None] | None = None
         self.stopwatch: Stopwatch = Stopwatch()
         self._active = False
         self._idle = False
@@ -112,16 +112,21 @@ class Reducer:
         """Whether a bucket of the pass has been handed over."""
         return bool(self._futures)
 
+    @property
+    def hook(self) -> tuple[Any, CommHook]:
+        """What buckets are reduced with: its state and itself."""
+        return self._hook_state, self._hook
+
     def set_hook(self, state: Any, hook: CommHook) -> None:
         """Reduce buckets with ``hook(state, bucket)`` from now on."""
         self._hook_state, self._hook = state, hook
 
-    def set_after_bucket(self, function: Callable[[Sequence[Parameter]], None]) -> None:
+    def set_after_bucket(self, function: Callable[[Sequence[Parameter]], None] | None) -> None:
         """Call ``function`` with a bucket's parameters once their gradients are averages.
 
         That is at the end of the pass, bucket by bucket, while later buckets are under way.
         """
-        self._after_bucket = function
+        self.after_bucket = function
 
     def detach(self) -> None:
         """Take the hooks off the parameters."""
@@ -354,8 +359,8 @@ class Reducer:
             if number not in absent:
                 self._write_back(parameter, view)
                 present.append(parameter)
-        if self._after_bucket is not None:
-            self._after_bucket(present)
+        if self.after_bucket is not None:
+            self.after_bucket(present)
 
     def _write_back(self, parameter: Parameter, average: Array) -> None:
         if self._options.gradient_as_bucket_view:

@@ -14,6 +14,7 @@ from parallel.fsdp.movement import Gather, Homes, Reduction
 from parallel.fsdp.part import Part
 from parallel.fsdp.policy import MixedPrecisionPolicy
 from parallel.fsdp.pool import Pool
+from parallel.groups import same_dims
 from parallel.nn.parameter import Parameter
 
 
@@ -29,6 +30,7 @@ class ParameterGroup:
         mesh: DeviceMesh,
         policy: MixedPrecisionPolicy,
     ) -> None:
+        self._mesh = mesh
         last = mesh.ndim - 1
         self.shards: ProcessGroup = mesh[last].process_group
         self.replicas: ProcessGroup | None = mesh[0].process_group if last else None
@@ -53,6 +55,15 @@ class ParameterGroup:
         self._homes: list[Homes] = []
         self._reductions: list[Reduction] = []
         self._not_averaged: list[Array] | None = None
+
+    def move_to(self, mesh: DeviceMesh) -> None:
+        """Go on with the ranks of ``mesh``, along the dims that the group has had."""
+        self._mesh = same_dims(self._mesh, mesh, "fully_shard")
+        last = self._mesh.ndim - 1
+        self.shards = self._mesh[last].process_group
+        self.replicas = self._mesh[0].process_group if last else None
+        for part in self.parts:
+            part.move_to(self._mesh)
 
     # ------------------------------------------------------------------ parameters
 
@@ -176,8 +187,11 @@ class ParameterGroup:
             homes.release()
         self._homes = []
 
-    def abandon(self) -> None:
-        """Be as before the first forward, after an error: memory that may be in use is let go."""
+    def abandon(self, pool: Pool) -> None:
+        """Be as before the first forward, after an error: memory that may be in use is let go.
+
+        ``pool`` is what takes its place.
+        """
         for part in self.parts:
             if part.lent:
                 part.take_back()
@@ -185,7 +199,7 @@ class ParameterGroup:
             part.parameter.forget_uses(
                 part.parameter.uses
             )  # some may have been in the middle of it
-        self.pool: Pool = Pool()
+        self.pool = pool
         self.holders: int = 0
         self._whole = False
         self._gathers, self._homes, self._reductions = [], [], []

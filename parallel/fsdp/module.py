@@ -6,6 +6,7 @@ from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from meshlib import DeviceMesh
 from parallel.checks import check_instance
 from parallel.fsdp.state import ModuleState
 from parallel.nn.module import Module
@@ -122,6 +123,31 @@ class FSDPModule(Module):
         for state in self.sharded_states():
             if state.own is not None:
                 state.own.forget_gradients()
+
+    # ------------------------------------------------------------------ other ranks
+
+    def move_to(self, mesh: DeviceMesh) -> None:
+        """Go on with the ranks of ``mesh``, along the dims that ``fully_shard`` was given.
+
+        For the outermost module; all those ranks call. Gradients are dropped. A rank that was the
+        only shard keeps its part of the whole; the values of parts that have another size are the
+        caller's affair. Raises ValueError when that mesh had no names for its dims.
+        """
+        states = self.sharded_states()
+        for schedule in {id(state.schedule): state.schedule for state in states}.values():
+            if schedule is not None:
+                schedule.abandon()
+        for state in states:
+            if state.own is None:
+                continue
+            if state.own.forward_group is not None:
+                raise ValueError(
+                    "this module was fully sharded with a number as reshard_after_forward, for"
+                    " which there is no group of other ranks; expected True or False"
+                )
+            state.own.move_to(mesh)
+            for part in state.own.parts:
+                part.parameter.zero_grad()
 
     # ------------------------------------------------------------------ the tree
 

@@ -28,7 +28,22 @@ class Part:
         last = mesh.ndim - 1
         rows = rows_of(self.shape, mesh.shape[last], mesh.get_local_rank(last))
         part = namespace(whole).array(whole[rows], order="C")
-        parameter.keep_part(part, *sharding_of(parameter, mesh))
+        parameter.keep_part(part, *sharding_of(parameter, mesh, self.shape))
+
+    def move_to(self, mesh: DeviceMesh) -> None:
+        """Be this rank's part on another mesh.
+
+        Where it has another size there, it has no values: they are the caller's affair.
+        """
+        last, old = mesh.ndim - 1, self.array
+        rows = rows_of(self.shape, mesh.shape[last], mesh.get_local_rank(last))
+        height = len(range(*rows.indices(self.shape[0])))
+        # Who has come has had the whole, as the only shard.
+        part = namespace(old).array(old[rows], order="C") if old.shape == self.shape else old
+        if part.shape[0] != height:
+            part = namespace(old).zeros((height, *self.shape[1:]), dtype=old.dtype)
+        self.part_grad = self.pending = None
+        self.parameter.keep_part(part, *sharding_of(self.parameter, mesh, self.shape))
 
     @property
     def array(self) -> Array:
@@ -72,15 +87,19 @@ class Part:
             self.parameter.grad = grad
 
 
-def sharding_of(parameter: Parameter, mesh: DeviceMesh) -> tuple[Sharding, tuple[int, ...]]:
+def sharding_of(
+    parameter: Parameter, mesh: DeviceMesh, shape: tuple[int, ...]
+) -> tuple[Sharding, tuple[int, ...]]:
     """Return how a parameter lies once dim 0 is split over the last dim of ``mesh``, and its shape.
+
+    ``shape`` is that of the array that modules compute with.
 
     One that a layer has split already (tensor parallel) lies on the dims of both: dim 0 is split by
     the layer's first, and each of those parts by that of ``mesh``.
     """
     last = mesh.ndim - 1
     if parameter.split is None:
-        return Sharding.of_positions(mesh, [(last,)]), tuple(parameter.shape)
+        return Sharding.of_positions(mesh, [(last,)]), shape
     outer, shape = parameter.split
     both = DeviceMesh.concatenate([mesh, outer.mesh])
     dims = [tuple(i + mesh.ndim for i in dim) for dim in outer.dims] or [()]

@@ -56,7 +56,7 @@ class Schedule:
             yield
         except BaseException:
             if self._depth == 1:
-                self._abandon()
+                self.abandon()
             raise
         finally:
             self._depth -= 1
@@ -198,14 +198,17 @@ class Schedule:
                 group.reshard()
                 group.forget_between()
 
-    def _abandon(self) -> None:
+    def abandon(self) -> None:
+        """Be as before the first forward, after an error."""
+        self._order = []
         self._outstanding = 0
         self._seen, self._passed = [], []
         self._reducing.clear()
         self._averaging.clear()
         Module.discard_saved(self._root.module)
+        pool = Pool()
         for group in self._groups():
-            group.abandon()
+            group.abandon(pool)
 
 
 def _prefetch(states: Iterable[ModuleState]) -> None:

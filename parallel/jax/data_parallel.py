@@ -12,13 +12,13 @@ import jax.core
 import jax.numpy as jnp
 
 import meshlib
-from meshlib import ProcessGroup
+from meshlib import DeviceMesh, ProcessGroup
 from meshlib.jit import host_call, untransformed
 from parallel.ddp.buckets import FIRST_BUCKET_BYTES, cap_in_bytes
 from parallel.ddp.comm_hooks import CommHook
 from parallel.ddp.reducer import ReducerOptions
 from parallel.ddp.statistics import PassStatistics
-from parallel.groups import Ranks, resolve
+from parallel.groups import Ranks, resolve, same_dims
 from parallel.jax.gradients import GradientExchange, XlaReducer
 from parallel.jax.on_gpu import average_in_program, is_on_gpu
 from parallel.jax.trees import TreeOfParameters, check_same_tree, copies_of_rank_0
@@ -84,12 +84,15 @@ class DistributedDataParallel:
             )
         self._specs = [spec for _, spec in named]
         self.process_group: ProcessGroup = _own_group(group)
+        self._ranks = process_group
+        self._moves = self._traced_alone = False
         trained, others = self._tree.split(params)
         if init_sync:
             trained = copies_of_rank_0(trained, self.process_group)
         self.params = self._tree.join(trained, others)
         self._on_gpu = is_on_gpu([leaf for leaf in trained if isinstance(leaf, jax.Array)])
         options = ReducerOptions(first_bytes=min(FIRST_BUCKET_BYTES, cap), cap_bytes=cap)
+        self._named, self._options = named, options
         self._reducer = XlaReducer(named, self.process_group, options)
         self._exchange = GradientExchange(self._reducer, self.process_group)
         self._arrivals = [self._exchange.arrival(number) for number in range(len(named))]
@@ -121,7 +124,7 @@ class DistributedDataParallel:
 
         def value_and_grad(params: Tree, *args: Any, **kwargs: Any) -> tuple[Any, Tree]:
             self._tree.check(params, "params")
-            synchronise = self._sync and self.process_group.size() > 1
+            synchronise = self._sync and self._has_replicas()
             if synchronise:
                 params, args, kwargs, given = untransformed(
                     (params, args, kwargs, extra), "DistributedDataParallel.value_and_grad"
@@ -167,7 +170,7 @@ class DistributedDataParallel:
         inside ``jit``. Nothing is hidden behind the backward pass.
         """
         leaves = [jnp.asarray(leaf) for leaf in self._tree.leaves_of(grads, "grads")]
-        if self.process_group.size() > 1:
+        if self._has_replicas():
             leaves = untransformed(leaves, "DistributedDataParallel.average")
             with self._pass(not self._on_gpu) as ticket:
                 if ticket is None:
@@ -188,6 +191,40 @@ class DistributedDataParallel:
             yield
         finally:
             self._sync = before
+
+    # ------------------------------------------------------------------ other replicas
+
+    def move_to(self, mesh: DeviceMesh) -> None:
+        """Go on with other replicas: those of ``mesh``, along the dims that the wrapper has had.
+
+        All of them call, between two passes. Programs that were compiled go on as they are. Raises
+        ValueError when the wrapper was not made over a slice of a mesh with names, RuntimeError
+        for parameters on a GPU, and when gradients were traced while this rank was the only
+        replica and had never moved: those programs do not average.
+        """
+        ranks = same_dims(self._ranks, mesh, "DistributedDataParallel")
+        if self._on_gpu:
+            raise RuntimeError(
+                "the parameters are on a GPU, where compiled programs have their replicas for good;"
+                " expected parameters on the CPU"
+            )
+        if self._traced_alone and ranks.size() > 1:
+            raise RuntimeError(
+                "a program with this wrapper was traced while this rank was the only replica: it"
+                " does not average gradients; expected no call of it before the first step"
+            )
+        self._ranks, self._moves = ranks, True
+        self.process_group = _own_group(resolve(ranks, "mesh"))
+        old = self._reducer
+        self._reducer = XlaReducer(self._named, self.process_group, self._options)
+        if self._custom_hook:
+            self._reducer.set_hook(*old.hook)
+        self._exchange.move_to(self._reducer, self.process_group)
+
+    def _has_replicas(self) -> bool:
+        alone = self.process_group.size() == 1 and not self._moves
+        self._traced_alone = self._traced_alone or alone
+        return not alone
 
     # ------------------------------------------------------------------ settings and statistics
 

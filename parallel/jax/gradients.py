@@ -192,6 +192,12 @@ class GradientExchange:
             self._begun = time.perf_counter()
         program.guard(self._abandon)
 
+    def move_to(self, reducer: XlaReducer, group: ProcessGroup) -> None:
+        """Go on with another ``reducer``, over ``group``: between two passes."""
+        with self._lock:
+            self.reducer, self._group = reducer, group
+            self._running = None
+
     def arrival(self, number: int) -> HostFunction:
         """Return what takes the gradient ``number``."""
 

@@ -26,6 +26,7 @@ PACKAGES = [
     "parallel.expert",
     "parallel.pipeline",
     "parallel.jax",
+    "parallel.elastic",
 ]
 ENTRIES = [
     entry

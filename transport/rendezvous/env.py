@@ -24,7 +24,7 @@ from transport.launch_environments import (
 from transport.net.auth import secret_from_environment
 from transport.net.sockets import LOOPBACK, format_address, is_local
 from transport.rendezvous.address import RendezvousAddress
-from transport.rendezvous.seats import in_group, take_turn
+from transport.rendezvous.seats import in_group, join_turn, take_turn
 from transport.rendezvous.solo import solo_rendezvous
 from transport.rendezvous.static import Secret, static_store
 from transport.store.base import DEFAULT_STORE_TIMEOUT, Store
@@ -71,7 +71,13 @@ def env_rendezvous(
         raise LaunchEnvironmentError(
             f"{environment.WORLD_SIZE} must be at least 1, got {world_size}"
         )
-    if not 0 <= rank < world_size:
+    joining = os.environ.get(environment.JOIN) == "1"
+    if joining and rank < world_size:
+        raise LaunchEnvironmentError(
+            f"{environment.JOIN} is 1 for a rank that comes later: expected {environment.RANK} from"
+            f" {environment.WORLD_SIZE} = {world_size} on, got {rank}"
+        )
+    if rank < 0 or (rank >= world_size and not joining):
         raise LaunchEnvironmentError(
             f"{environment.RANK} must be from 0 to {environment.WORLD_SIZE} - 1 ="
             f" {world_size - 1}, got {rank}"
@@ -85,7 +91,12 @@ def env_rendezvous(
         _check_implied(host, rank, place.launcher, secret)
     deadline = Deadline.after(timeout)
     if os.environ.get(environment.AGENT_STORE) == f"{host}:{port}":
-        store = _agent_store(host, port, rank, deadline, group_name, secret)
+        store = _agent_store(host, port, rank, deadline, group_name, secret, joining)
+    elif joining:
+        raise LaunchEnvironmentError(
+            f"{environment.JOIN} is 1, but no launcher serves the store at {host}:{port}: expected"
+            " meshrun --replace or --spares"
+        )
     else:
         store = static_store(host, port, rank, world_size, deadline, group_name, secret)
     yield store, rank, world_size
@@ -93,7 +104,13 @@ def env_rendezvous(
 
 
 def _agent_store(
-    host: str, port: int, rank: int, deadline: Deadline, group_name: str, secret: Secret
+    host: str,
+    port: int,
+    rank: int,
+    deadline: Deadline,
+    group_name: str,
+    secret: Secret,
+    joining: bool,
 ) -> Store:
     """Return this job's part of the store that the launcher's agent serves.
 
@@ -104,7 +121,8 @@ def _agent_store(
     try:
         store.set_timeout(deadline.seconds)
         restart = os.environ.get(environment.RESTART_COUNT, "0")
-        return take_turn(in_group(PrefixStore(f"restart{restart}", store), group_name), rank)
+        part = in_group(PrefixStore(f"restart{restart}", store), group_name)
+        return join_turn(part) if joining else take_turn(part, rank)
     except BaseException:
         store.close()
         raise

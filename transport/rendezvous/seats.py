@@ -40,6 +40,12 @@ def take_turn(store: Store, rank: int) -> Store:
     return PrefixStore(f"turn{turn}", store)
 
 
+def join_turn(store: Store) -> Store:
+    """Return the part of a store that outlives jobs for the job in it that is under way."""
+    turn = max(store.add(f"{_SEAT}/0", 0), 1)
+    return PrefixStore(f"turn{turn}", store)
+
+
 def take_seat(
     connect: Connect, rank: int, world_size: int, deadline: Deadline
 ) -> tuple[Store, int]:

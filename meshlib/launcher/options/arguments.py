@@ -86,6 +86,21 @@ def make_parser() -> argparse.ArgumentParser:
     )
     _add(
         parser,
+        "--replace",
+        type=_number(int, "a number of replacements >= 0"),
+        metavar="N",
+        help="a lost rank does not end the others: it is replaced, up to N times, by a new one that"
+        " joins them (parallel.elastic); with 0 they go on without it",
+    )
+    _add(
+        parser,
+        "--spares",
+        type=_number(int, "a number of ranks >= 0"),
+        metavar="N",
+        help="start N more ranks, which wait to take the places of lost ones; implies --replace 0",
+    )
+    _add(
+        parser,
         "--grace-period",
         type=_number(_seconds, "a number of seconds >= 0, or 30s or 10m"),
         metavar="SECONDS",
@@ -239,6 +254,8 @@ def _launch_options(given: argparse.Namespace) -> LaunchOptions:
         trace_dir=given.trace_dir,
         max_restarts=given.max_restarts or 0,
         on_failure=_on_failure(given, nodes),
+        replace=_replacements(given, nodes),
+        spares=given.spares or 0,
         verbose=given.verbose,
         notes=notes,
         **patience_under_engine(os.environ),
@@ -259,6 +276,17 @@ def _on_failure(given: argparse.Namespace, nodes: NodeOptions) -> Literal["stop"
         if nodes.many:
             raise ValueError("--on-failure continue was given for several nodes; expected one node")
     return given.on_failure
+
+
+def _replacements(given: argparse.Namespace, nodes: NodeOptions) -> int | None:
+    if given.replace is None and not given.spares:
+        return None
+    if nodes.many:
+        raise ValueError(
+            f"--replace and --spares are for one node; got --nnodes {given.nnodes}. Several nodes"
+            " start all ranks again: expected --max-restarts"
+        )
+    return given.replace or 0
 
 
 def _program(given: argparse.Namespace) -> Program:

@@ -49,8 +49,9 @@ class LaunchOptions:
     signals the launcher has signalled its ranks too. ``notes`` say where options come from that
     were not on the command line; ``warnings`` what the user is told before anything starts.
     ``on_failure``: whether the other ranks are ended when one has failed.
-    ``start``: whether ranks are forked from one process that has imported for them, or each begins
-    with ``exec``.
+    ``replace``: the loss of a rank does not end the others, and so many are replaced (None: it
+    does); ``spares`` are ranks beyond the job's that wait for a place. ``start``: whether ranks are
+    forked from one process that has imported for them, or each begins with ``exec``.
     """
 
     program: Program
@@ -62,6 +63,8 @@ class LaunchOptions:
     trace_dir: Path | None = None
     max_restarts: int = 0
     on_failure: Literal["stop", "continue"] = "stop"
+    replace: int | None = None
+    spares: int = 0
     failure_grace: float = FAILURE_GRACE_SECONDS
     signal_grace: float = SIGNAL_GRACE_SECONDS
     verbose: bool = False

@@ -22,6 +22,8 @@ _WHAT_RANKS_THERE_ARE = (
     "--rdzv-id",
     "--rdzv-conf",
     "--max-restarts",
+    "--replace",
+    "--spares",
     "--standalone",
 )
 """Options that few programs have, and without which a launch is another one."""

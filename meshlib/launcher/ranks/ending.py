@@ -31,6 +31,15 @@ class Endable(Protocol):
         ...
 
 
+class EndableProcess(Endable, Protocol):
+    """One that says itself whether it runs."""
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended."""
+        ...
+
+
 class Ranks(Protocol):
     """Ranks that are ended together."""
 
@@ -38,6 +47,18 @@ class Ranks(Protocol):
     def running(self) -> Sequence[Endable]:
         """Those that have not ended."""
         ...
+
+
+class Only:
+    """One rank, which is ended by itself."""
+
+    def __init__(self, rank: EndableProcess) -> None:
+        self._rank = rank
+
+    @property
+    def running(self) -> Sequence[Endable]:
+        """The rank, unless it has ended."""
+        return [self._rank] if self._rank.running else []
 
 
 class Ending:
@@ -51,7 +72,7 @@ class Ending:
     def __init__(
         self, ranks: Ranks, settle: float, grace: float, first: signal.Signals | None
     ) -> None:
-        self._ranks = ranks
+        self.ranks = ranks
         self._first = first
         self._grace = grace
         self.due: float = time.monotonic() + (settle if first is not None else grace)
@@ -74,11 +95,11 @@ class Ending:
         if now < self.due:
             return
         if self._first is None:
-            for rank in self._ranks.running:
+            for rank in self.ranks.running:
                 rank.signal(signal.SIGKILL)
             self.due = now + 1.0
             return
-        for rank in self._ranks.running:
+        for rank in self.ranks.running:
             if not rank.has_failed():
                 rank.signal(self._first)
         self._first = None

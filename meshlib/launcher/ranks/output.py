@@ -33,29 +33,40 @@ class _Source:
 
 
 class OutputPump:
-    """Carries the output of ranks; ``add`` each stream, ``start``, and ``close`` in the end."""
+    """Carries the output of ranks; ``add`` streams, ``start``, and ``close`` in the end."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
         self._stop_reader, self._stop_writer = os.pipe2(os.O_CLOEXEC)
         self._selector.register(self._stop_reader, selectors.EVENT_READ, None)
         self._sources: set[_Source] = set()
+        self._lock = threading.Lock()
+        self._coming: list[_Source] = []
+        self._running = False
+        self._started = False
         self._unfinished: _Source | None = None
         self._thread: threading.Thread | None = None
 
     def add(self, reader: int, console: int | None, prefix: bytes, file: BinaryIO | None) -> None:
         """Take over descriptor ``reader`` and ``file``: copy each byte to the file, each whole
-        line behind ``prefix`` to descriptor ``console``. Before ``start``.
+        line behind ``prefix`` to descriptor ``console``. Also while others are copied.
         """
-        source = _Source(reader, console, prefix, file)
-        self._sources.add(source)
-        self._selector.register(reader, selectors.EVENT_READ, source)
+        with self._lock:
+            self._coming.append(_Source(reader, console, prefix, file))
+            if self._running:
+                os.write(self._stop_writer, b"+")
+        if self._started:
+            self.start()
 
     def start(self) -> None:
         """Start copying, if there is anything to copy."""
-        if self._sources:
-            self._thread = threading.Thread(target=self._run, name="meshrun-output", daemon=True)
-            self._thread.start()
+        self._started = True
+        with self._lock:
+            if self._running or not self._coming:
+                return
+            self._running = True
+        self._thread = threading.Thread(target=self._run, name="meshrun-output", daemon=True)
+        self._thread.start()
 
     def close(self, timeout: float) -> None:
         """Copy what is left until every stream has ended, for ``timeout`` seconds at most."""
@@ -63,6 +74,7 @@ class OutputPump:
             self._thread.join(timeout)  # it ends by itself when the last writer is gone
             os.write(self._stop_writer, b".")
             self._thread.join()
+        self._take_in()
         for source in list(self._sources):
             self._end(source)
         if self._unfinished is not None:
@@ -73,11 +85,13 @@ class OutputPump:
         os.close(self._stop_writer)
 
     def _run(self) -> None:
-        while self._sources:
+        while self._take_in():
             for key, _ in self._selector.select(self._patience()):
                 source: _Source | None = key.data
                 if source is None:
-                    return
+                    if os.read(self._stop_reader, 1) == b".":
+                        return
+                    continue
                 try:
                     data = os.read(source.reader, _CHUNK)
                 except OSError:
@@ -87,6 +101,16 @@ class OutputPump:
                 else:
                     self._end(source)
             self._show_prompts()
+
+    def _take_in(self) -> bool:
+        """Take in what was added; return whether there is anything to copy."""
+        with self._lock:
+            coming, self._coming = self._coming, []
+            self._running = bool(self._sources or coming)
+        for source in coming:
+            self._sources.add(source)
+            self._selector.register(source.reader, selectors.EVENT_READ, source)
+        return bool(self._sources)
 
     def _take(self, source: _Source, data: bytes) -> None:
         if source.file is not None:

@@ -115,31 +115,45 @@ class WorkerGroup:
         server: ForkServer | None = None,
     ) -> None:
         self.workers: list[Worker] = []
+        self._options, self._placement = options, placement
+        self._directory, self._server = directory, server
         self._pump = OutputPump()
-        base = common_environment(os.environ, options, placement, run_id)
-        streams: list[RankStreams] = []
+        self._base = common_environment(os.environ, options, placement, run_id)
+        self._next = placement.world_size
         try:
             for local_rank in range(placement.ranks):
-                rank = placement.first_rank + local_rank
-                own = directory / str(rank)
-                own.mkdir(parents=True)
-                ends = connect(options.output, self._pump, rank, local_rank, placement.ranks, own)
-                streams.append(ends)
-                error_file = own / "error.json"
-                own_variables = placement.variables_of(local_rank)
-                variables = base | own_variables | {environment.ERROR_FILE: str(error_file)}
-                process = _start(options.program, ends, variables, server)
-                self.workers.append(Worker(process, rank, local_rank, error_file))
+                self._begin(placement.first_rank + local_rank, local_rank)
+            for number in range(options.spares):
+                self.add(placement.ranks + number)
         except BaseException:
             self.signal(signal.SIGKILL)
             for worker in self.workers:
                 worker.process.wait()
             self.close(0.0)
             raise
-        finally:
-            for ends in streams:
-                ends.close()
         self._pump.start()
+
+    def add(self, local_rank: int) -> Worker:
+        """Start one more rank, which comes to the others; it is the next after all there are."""
+        rank, self._next = self._next, self._next + 1
+        return self._begin(rank, local_rank)
+
+    def _begin(self, rank: int, local_rank: int) -> Worker:
+        options, placement = self._options, self._placement
+        own = self._directory / str(rank)
+        own.mkdir(parents=True)
+        with contextlib.closing(
+            connect(options.output, self._pump, rank, local_rank, placement.ranks, own)
+        ) as ends:
+            error_file = own / "error.json"
+            variables = self._base | placement.variables_of(local_rank)
+            variables |= {environment.RANK: str(rank), environment.ERROR_FILE: str(error_file)}
+            if rank >= placement.world_size:
+                variables[environment.JOIN] = "1"
+            process = _start(options.program, ends, variables, self._server)
+        worker = Worker(process, rank, local_rank, error_file)
+        self.workers.append(worker)
+        return worker
 
     @property
     def running(self) -> list[Worker]:

@@ -1,0 +1,74 @@
+"""``Step``: one step of a loop, which all members commit, or none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from meshlib import DeviceMesh
+from parallel.elastic.batches import Share
+from parallel.elastic.state import ManagedState
+
+if TYPE_CHECKING:
+    from parallel.elastic.mesh import ElasticMesh
+
+
+class Step:
+    """One try at a step: ``with step as mesh:`` computes it on the ranks that are there.
+
+    Until the block ends, nothing that lasts may be changed: gradients are dropped when the step
+    does not count, parameters would not be. What changes them is left to ``on_commit``.
+    """
+
+    def __init__(self, elastic: ElasticMesh, number: int, share: Share | None) -> None:
+        self.number = number
+        """How many steps were committed before it: the same when a step is tried again."""
+        self.committed: bool = False
+        """Whether all members have committed it; so after the block."""
+        self.entered: bool = False
+        self.voted: int = 0
+        self._elastic = elastic
+        self._share = share
+        self._then: list[Callable[[], object]] = []
+
+    @property
+    def share(self) -> Share:
+        """This rank's share of the step's batch. Raises ValueError without ``batches``."""
+        if self._share is None:
+            raise ValueError("steps() was given no batches; expected batches=ElasticBatches(...)")
+        return self._share
+
+    def on_commit(self, function: Callable[..., object], *args: Any, **kwargs: Any) -> None:
+        """Call ``function`` once all members have voted for the step, here and on each of them.
+
+        In the order of the calls of this; at the end of the block, or, where a rank was lost during
+        the vote, when the others have found out how it went. It must not communicate, and not fail:
+        the other members have taken the step by then.
+        """
+        self._then.append(lambda: function(*args, **kwargs))
+
+    def commit(self) -> None:
+        """Take the step, for which all members have voted."""
+        self.committed = True
+        for function in self._then:
+            function()
+
+    def drop(self, state: ManagedState) -> None:
+        """Forget the step, which has not been committed."""
+        self._then.clear()
+        state.drop_gradients()
+
+    def __enter__(self) -> DeviceMesh:
+        self.entered = True
+        return self._elastic.mesh
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        """Vote for the step, or find out who is left; True for the error of a lost rank."""
+        del kind, traceback
+        return self._elastic.end_of(self, error)
