@@ -33,7 +33,10 @@ class Network:
     """``size`` namespaces on one wire, each with the address ``addresses[i]``."""
 
     def __init__(self, size: int, round_trip: float, seconds: float = 3600) -> None:
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # nothing is to be left behind
+        def end(*_: object) -> None:
+            sys.exit(1)
+
+        signal.signal(signal.SIGTERM, end)  # nothing is to be left behind
         self.names = [f"delay-{os.getpid()}-{i}" for i in range(size)]
         self.addresses = [f"10.98.7.{i + 1}" for i in range(size)]
         for name in self.names:

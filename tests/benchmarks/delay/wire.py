@@ -20,7 +20,7 @@ _TUNSETIFF, _TAP_WITHOUT_HEADER = 0x400454CA, 0x1002
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
-def tap(namespace):
+def tap(namespace: str) -> int:
     """Return the descriptor of a new ``eth0`` in ``namespace``."""
     there, here = os.open(f"/var/run/netns/{namespace}", 0), os.open("/proc/self/ns/net", 0)
     if _LIBC.setns(there, 0):
@@ -33,11 +33,11 @@ def tap(namespace):
     return device
 
 
-def serve(taps, delay, end):
+def serve(taps: list[int], delay: float, end: float) -> None:
     """Pass frames on until ``end``. A device's address ends in its number among ``taps``."""
     cut = False
 
-    def toggle(*_):
+    def toggle(*_: object) -> None:
         nonlocal cut
         cut = not cut
 
