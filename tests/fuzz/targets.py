@@ -84,7 +84,7 @@ def frame(data: bytes) -> None:
     if data[:1] > b"\x80":
         stream = _CALL.packed + stream
     into = memoryview(bytearray(size))
-    incoming = Incoming(_CALL, into, memoryview(bytearray(STAGING_BYTES)))
+    incoming = Incoming(_CALL, into, memoryview(bytearray(STAGING_BYTES)), lambda have, over: ())
     sock = cast(socket.socket, _Stream(stream, step))
     try:
         while not incoming.done:

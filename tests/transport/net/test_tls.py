@@ -331,9 +331,9 @@ def test_links_and_messages_of_a_group_are_inside_tls() -> None:
         comm = member.comm
         assert isinstance(comm, TcpCommunicator)
         peer = 1 - member.rank
-        assert isinstance(comm._links[peer]._sock, TlsSocket)
+        assert isinstance(comm._links[peer].first, TlsSocket)
         assert all(isinstance(other._sock, TlsSocket) for other in comm._all_conversations)
-        assert comm._links[peer]._sock.version() == "TLSv1.3"
+        assert comm._links[peer].first.version() == "TLSv1.3"
 
     run_group(Transport("tls", TcpCommunicator, tls=True), 2, body)
 
