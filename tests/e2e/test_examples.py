@@ -202,3 +202,12 @@ def test_uneven_inputs(tmp_path):
     accuracy = re.search(r"all 3 ranks have the same bits; test accuracy (\d+\.\d)%", out)
     assert accuracy, out
     assert float(accuracy[1]) >= 90
+
+
+def test_elastic_digits(tmp_path):
+    example = EXAMPLES / "elastic_digits.py"
+    options = ("--mesh", "dp=3", "--replace", "1", example, "--steps", 120)
+    out = meshrun(tmp_path, *options, "--lose", "1:20")
+    assert "loss" in out
+    accuracy = float(re.search(r"test accuracy (\S+)% after [12] changes", out)[1])
+    assert accuracy > 90
