@@ -53,7 +53,7 @@ class Serving:
         self.cancelled: str | None = None
         self.waits_for: Future[Any] | None = None
         """The future that its thread waits for, or that it is to answer with."""
-        self.waits_since = 0.0
+        self.waits_since: float = 0.0
         self.kept: object = None
 
 

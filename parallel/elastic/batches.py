@@ -71,13 +71,13 @@ class ElasticBatches:
         shuffle: bool = True,
         seed: int = 0,
     ) -> None:
-        self.length = to_count(length, "length")
-        self.batch_size = to_count(batch_size, "batch_size")
+        self.length: int = to_count(length, "length")
+        self.batch_size: int = to_count(batch_size, "batch_size")
         if policy not in ("keep", "scale"):
             raise ValueError(f"policy is {policy!r}; expected 'keep' or 'scale'")
         self.policy: Policy = policy
         self.shuffle = shuffle
-        self.seed = to_whole_number(seed, "seed")
+        self.seed: int = to_whole_number(seed, "seed")
 
     def batch(self, ranks: int) -> int:
         """Return the samples of a step with so many ``ranks`` that read data of their own."""

@@ -84,7 +84,7 @@ class ElasticMesh:
         self._full = mesh.size(dim)
         self._width = mesh.size() // self._full
         self.dim = dim
-        self.min_size = to_count(min_size, "min_size")
+        self.min_size: int = to_count(min_size, "min_size")
         if self.min_size > self._full:
             raise ValueError(f"min_size is {min_size}, but dim {dim!r} has {self._full} ranks")
         shared = (dim, "dp_shard") if "dp_shard" in names and dim != "dp_shard" else (dim,)

@@ -199,7 +199,7 @@ class ParameterGroup:
             part.parameter.forget_uses(
                 part.parameter.uses
             )  # some may have been in the middle of it
-        self.pool = pool
+        self.pool: Pool = pool
         self.holders: int = 0
         self._whole = False
         self._gathers, self._homes, self._reductions = [], [], []

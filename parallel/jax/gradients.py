@@ -167,7 +167,7 @@ class GradientExchange:
     """The functions that XLA calls in one synchronised backward pass after the other."""
 
     def __init__(self, reducer: XlaReducer, group: ProcessGroup) -> None:
-        self.reducer = reducer
+        self.reducer: XlaReducer = reducer
         self.statistics: PassStatistics | None = None
         self._group = group
         self._lock = threading.Lock()
