@@ -140,8 +140,8 @@ class World:
         self._gone = threading.Event()  # all who left before this rank are known
         self._users_stores: tuple[Store, ...] = ()
         self._closers: list[Callable[[], None]] = []
-        self._ends: dict[int, str] = {}  # how ranks ended that are gone, well or not
-        self._mourners: tuple[Callable[[int, str], None], ...] = ()
+        # Who is told of the ends of ranks, and of whose so far.
+        self._mourners: tuple[tuple[Callable[[int, str], None], set[int]], ...] = ()
         self.rpc: Service | None = None
         """The agent of remote calls, where there is one."""
         self.rpc_count = 0
@@ -277,8 +277,8 @@ class World:
                 self.membership.note_departures(event)
                 for group in self.groups():
                     group.do_without(event)
-                for rank in event.ranks:
-                    self._note_end(rank, "has left the job")
+                if self._mourners:
+                    self._tell_of_ends(dict.fromkeys(event.ranks, "has left the job"))
                 if self.rank in event.ranks:
                     self._gone.set()
             case RankLost(rank, how) if rank != self.rank:
@@ -313,7 +313,7 @@ class World:
         for store in stores:
             store.end_waits(error, self)
         self._bad_news.set()
-        self._note_end(rank, how)
+        self._tell_of_ends({rank: how})
         # Who still waits for all to come waits in vain.
         with suppress(DistStoreError):
             self.store.compare_set(ALL_HERE, "", LOST)
@@ -322,14 +322,13 @@ class World:
         for group in self.groups():
             group.fail(DistBackendError(f"{group} has ended: {why}"))
 
-    def _note_end(self, rank: int, how: str) -> None:
-        with self._lock:
-            if rank in self._ends or rank == self.rank:
-                return
-            self._ends[rank] = how
-            mourners = self._mourners
-        for told in mourners:
-            told(rank, how)
+    def _tell_of_ends(self, ends: Mapping[int, str]) -> None:
+        for told, known in self._mourners:
+            with self._lock:
+                news = [rank for rank in ends if rank != self.rank and rank not in known]
+                known.update(news)
+            for rank in news:
+                told(rank, ends[rank])
 
     def on_end(self, told: Callable[[int, str], None]) -> None:
         """Have ``told(rank, how)`` called for each other rank that is gone, lost or in good order:
@@ -338,15 +337,16 @@ class World:
         ``how`` completes "rank 1 …".
         """
         with self._lock:
-            self._mourners = (*self._mourners, told)
-            known = list(self._ends.items())
-        for rank, how in known:
-            told(rank, how)
+            self._mourners = (*self._mourners, (told, set()))
+        self._tell_of_ends(self.ends())
 
     def ends(self) -> dict[int, str]:
         """Return how the other ranks ended that are known to be gone: "rank 1 …"."""
-        with self._lock:
-            return dict(self._ends)
+        ends = dict.fromkeys(self.membership.left, "has left the job")
+        for rank, error in self.membership.lost.items():
+            ends.setdefault(rank, str(error).removeprefix(f"rank {rank} "))
+        ends.pop(self.rank, None)
+        return ends
 
     def _answer(self, query: Query) -> None:
         group = self.registry.get(query.group)
