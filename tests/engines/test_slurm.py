@@ -266,7 +266,8 @@ def test_a_requeued_job_meets_again_under_another_name(slurm: SlurmCluster) -> N
         until = time.monotonic() + 150
         while not (output.exists() and text in output.read_text()):
             assert time.monotonic() < until, slurm.run("scontrol", "show", "job", job)[1]
-            if hurry:
+            # Not while what it was before still ends: it would begin, and fail, at that moment.
+            if hurry and "PENDING" in slurm.run("squeue", "-h", "-j", job, "-o", "%T")[1]:
                 slurm.run(*hurry)
             time.sleep(0.3)
 
