@@ -56,7 +56,6 @@ class ProcessGroup(Collectives):
         """The members' global ranks; the position is the rank in the group."""
         self.global_rank: int = members.global_rank
         self.backends: dict[str, str] = members.backends
-        self.group_desc: str = members.group_desc
         self.owner: threading.Thread | None = None
         """The thread whose calls these are, where only one can make them (inside ``jax.jit``)."""
         self._fate = fate = Fate(members)
@@ -94,6 +93,15 @@ class ProcessGroup(Collectives):
     def backend(self) -> str:
         """The backends by device: ``cpu:tcp``, or ``cpu:tcp,cuda:nccl``."""
         return self.members.backend
+
+    @property
+    def group_desc(self) -> str:
+        """What the group is for, as messages name it; a library above may set it."""
+        return self.members.group_desc
+
+    @group_desc.setter
+    def group_desc(self, group_desc: str) -> None:
+        self.members.group_desc = group_desc
 
     @property
     def group_name(self) -> str:

@@ -298,3 +298,12 @@ def test_without_init_there_is_no_group():
     with pytest.raises(ValueError, match="call init_process_group"):
         dist.all_reduce(np.ones(1))
     assert not dist.is_initialized()
+
+
+def test_a_name_that_is_given_later_is_what_messages_say():
+    def program():
+        group = dist.new_group([0, 1])
+        group.group_desc = "experts"
+        return group.group_desc, "'experts'" in str(group)
+
+    assert run_ranks(program, 2) == [("experts", True)] * 2
