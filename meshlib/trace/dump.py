@@ -27,7 +27,11 @@ class GroupInfo(Protocol):
 
     id: str
     ranks: tuple[int, ...]
-    group_desc: str
+
+    @property
+    def group_desc(self) -> str:
+        """What the group is for."""
+        ...
 
 
 @dataclass(frozen=True)
