@@ -115,58 +115,6 @@ def all_gather_into_tensor(
 
 
 @overload
-def all_gather_single(
-    output_tensor: A,
-    input_tensor: Any,
-    group: Group = ...,
-    async_op: Literal[False] = ...,
-    timeout: Timeout | None = ...,
-) -> A: ...
-@overload
-def all_gather_single(
-    output_tensor: A,
-    input_tensor: Any,
-    group: Group = ...,
-    *,
-    async_op: Literal[True],
-    timeout: Timeout | None = ...,
-) -> Work[A]: ...
-def all_gather_single(
-    output_tensor: Any,
-    input_tensor: Any,
-    group: Group = None,
-    async_op: bool = False,
-    timeout: Timeout | None = None,
-) -> Any:
-    """Gather the members' ``input_tensor`` into one ``output_tensor`` on all members.
-
-    Args:
-        output_tensor: ``size()`` times the elements of ``input_tensor``, of its dtype: joined
-            along dim 0 or stacked in a new first dim, which is the same memory.
-        input_tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype,
-            bool, or one of ml_dtypes' floats. Size and dtype are the same on every member. May
-            be this member's part of ``output_tensor``.
-        group: A ProcessGroup or a DeviceMesh; None is the default group.
-        async_op: Return a ``Work`` at once, not the result.
-        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
-
-    Returns:
-        ``output_tensor``, or a new array if that cannot be written to (JAX). With ``async_op``,
-        a ``Work`` whose ``result()`` that is. None on a rank that is no member.
-
-    Raises:
-        TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
-            usable.
-        CollectiveMismatchError: On every member, if they make different calls.
-        CollectiveTimeoutError: On every member, past the deadline; names who has not come.
-        RankFailedError: On every member, if one dies or leaves. These three break the group.
-    """
-    return resolve_group(group).all_gather_single(
-        output_tensor, input_tensor, async_op=async_op, timeout=timeout
-    )
-
-
-@overload
 def reduce_scatter(
     output: A,
     input_list: Sequence[Any],
@@ -278,57 +226,6 @@ def reduce_scatter_tensor(
     )
 
 
-@overload
-def reduce_scatter_single(
-    output: A,
-    input: Any,
-    op: ReduceOp = ...,
-    group: Group = ...,
-    async_op: Literal[False] = ...,
-    timeout: Timeout | None = ...,
-) -> A: ...
-@overload
-def reduce_scatter_single(
-    output: A,
-    input: Any,
-    op: ReduceOp = ...,
-    group: Group = ...,
-    *,
-    async_op: Literal[True],
-    timeout: Timeout | None = ...,
-) -> Work[A]: ...
-def reduce_scatter_single(
-    output: Any,
-    input: Any,
-    op: ReduceOp = ReduceOp.SUM,
-    group: Group = None,
-    async_op: bool = False,
-    timeout: Timeout | None = None,
-) -> Any:
-    """Reduce the members' ``input`` with ``op``; part i goes into member i's ``output``.
-
-    Args:
-        output: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
-            one of ml_dtypes' floats. Size and dtype are the same on every member. May be this
-            member's part of ``input``.
-        input: ``size()`` times the elements of ``output``, of its dtype: the parts joined along
-            dim 0 or stacked in a new first dim.
-        op: A ``ReduceOp`` that means something for the dtype.
-        group: A ProcessGroup or a DeviceMesh; None is the default group.
-        async_op: Return a ``Work`` at once, not the result.
-        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
-
-    Returns:
-        ``output``, or a new array if that cannot be written to (JAX). With ``async_op``, a
-        ``Work`` whose ``result()`` that is. None on a rank that is no member.
-
-    Raises:
-        TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
-            usable.
-        CollectiveMismatchError: On every member, if they make different calls.
-        CollectiveTimeoutError: On every member, past the deadline; names who has not come.
-        RankFailedError: On every member, if one dies or leaves. These three break the group.
-    """
-    return resolve_group(group).reduce_scatter_single(
-        output, input, op, async_op=async_op, timeout=timeout
-    )
+# The names that c10d gives to these two since it has others with "tensor" in them.
+all_gather_single = all_gather_into_tensor
+reduce_scatter_single = reduce_scatter_tensor
