@@ -15,6 +15,9 @@ from meshlib.rpc.wire.frames import Kind
 if TYPE_CHECKING:
     from meshlib.rpc.agent import Agent
 
+ANSWER_SECONDS = 0.5
+"""What a callee may take to say what a call that is late does."""
+
 
 class Lateness:
     """Ends one worker's calls at their deadlines. For its clock."""
@@ -40,7 +43,7 @@ class Lateness:
         elif call.to == agent.rank:
             self._end(call, agent.server.describe((agent.rank, call.number)))
         else:
-            asked = agent.ask(call.to, "where", call.number)
+            asked = agent.ask(call.to, "where", call.number, seconds=ANSWER_SECONDS)
             asked.at_once(lambda done: self._on_answer(call, done))
 
     def _on_answer(self, call: Outgoing, done: Future[Any]) -> None:
