@@ -145,7 +145,9 @@ def test_a_call_under_way_is_not_driven_out_by_others(tmp_path, monkeypatch):
         return slow
 
     dumps = dumps_of(tmp_path, 2, program)
-    assert [call.function for call in remote_calls(dumps) if call.is_open({0, 1})] == [f"{HERE}.last"]
+    assert [call.function for call in remote_calls(dumps) if call.is_open({0, 1})] == [
+        f"{HERE}.last"
+    ]
     # Nor are collectives.
     assert all(any(call.collective for call in one.calls) for one in dumps)
 
