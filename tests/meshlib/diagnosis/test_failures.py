@@ -256,8 +256,11 @@ def test_a_rank_that_met_a_limit_says_so_itself_where_another_reports_first(
         assert group is not None
         if dist.get_rank() == 1:
             aborted.wait(WAIT)
-            with pytest.raises(dist.RankFailedError) as lost:
+            with pytest.raises(dist.DistError) as lost:
                 dist.all_reduce(np.ones(1 << 20))
+            if busy and not isinstance(lost.value, dist.RankFailedError):
+                assert limit in str(lost.value)  # rank 0 was first after all
+                return 0
             return lost.value.rank
         communicator = group.communicator("cpu")
         if busy:
