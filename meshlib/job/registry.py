@@ -80,9 +80,7 @@ class GroupRegistry:
                 count += 1
             told = f"{options}{self._epoch}" + (f" after {count}" if count else "")
             group_id = _group_id("mesh", members, told)
-            group = self._group(
-                group_id, members, chosen, seconds, desc, compression=compression
-            )
+            group = self._group(group_id, members, chosen, seconds, desc, compression=compression)
             self._interned[key] = count, group
         return group
 

@@ -69,8 +69,9 @@ class DeviceMesh(MeshValue, Collectives):
         device whose arrays the mesh is for; ``mesh_dim_names`` has a name for each dim.
         ``backend`` and ``timeout`` (seconds, a timedelta or ``"30s"``) are what groups are made
         with, ``backend_override`` and ``timeout_override`` the same by dim (name or number); where
-        nothing is said, the job's hold. ``compress`` says by dim how large sums and averages along it travel between hosts:
-        ``"bf16"``, ``"fp8"``, ``"int8"`` or a ``Compression`` (default: as they are).
+        nothing is said, the job's hold. ``compress`` says by dim how large sums and averages along
+        it travel between hosts: ``"bf16"``, ``"fp8"``, ``"int8"`` or a ``Compression`` (default: as
+        they are).
 
         Raises ValueError for a ragged or empty ``mesh``, for ranks that are negative, there
         twice, not integers or (in a job) beyond its world size, and for wrong names or options.
@@ -106,9 +107,9 @@ class DeviceMesh(MeshValue, Collectives):
         whose arrays the mesh is for; ``mesh_dim_names`` has a name for each dim. ``backend`` and
         ``timeout`` (seconds, a timedelta or ``"30s"``) are what groups are made with,
         ``backend_override`` and ``timeout_override`` the same by dim (name or number); where
-        nothing is said, the job's hold. ``compress`` says by dim how large sums and averages along it travel between hosts:
-        ``"bf16"``, ``"fp8"``, ``"int8"`` or a ``Compression`` (default: as they are). Raises
-        ValueError for sizes below 1, and for wrong names or options.
+        nothing is said, the job's hold. ``compress`` says by dim how large sums and averages along
+        it travel between hosts: ``"bf16"``, ``"fp8"``, ``"int8"`` or a ``Compression`` (default: as
+        they are). Raises ValueError for sizes below 1, and for wrong names or options.
         """
         shape = check_shape(mesh_shape)
         check_product(shape)

@@ -104,12 +104,12 @@ class Bucket:
         """Keep what reductions round away; ``known`` has the parts of it that there are already, by
         the numbers of the parameters.
         """
-        self.residual = np.zeros(self.buffer.size, np.float32)
+        kept = self.residual = np.zeros(self.buffer.size, np.float32)
         for number, (begin, end) in zip(
             self.numbers, itertools.pairwise(self.offsets), strict=True
         ):
             if number in known:
-                self.residual[begin:end] = known[number]
+                kept[begin:end] = known[number]
 
     def residuals(self) -> dict[int, Array]:
         """Return the parts of ``residual`` by the parameters' numbers."""

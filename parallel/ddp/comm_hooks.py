@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-import meshlib as dist
 from meshlib import Future
 from parallel.ddp.buckets import GradBucket
 from parallel.groups import Ranks, resolve

@@ -55,76 +55,14 @@ def all_reduce(
     team: Team, call: Call, buffer: Flat, op: ReduceOp, compression: Compression
 ) -> None:
     """Reduce ``buffer`` in place, by SUM or AVG."""
-    work = _Work(team, call, op, compression)
-    laps = laps_of(4 * buffer.size, team.table.segment * team.size)
-    pieces = [cut(buffer, laps, lap, team.size) for lap in range(laps)]
-    residual, rank, size = op.residual, team.rank, team.size
-    averages = op.kind is RedOpType.AVG
-
-    def encoded(lap: int, peer: int) -> Flat:
-        _, start, stop = pieces[lap][0][peer]
-        left = None if residual is None else residual[start:stop]
-        return work.coder.encode(buffer[start:stop], left)
-
-    def own(lap: int) -> Floats:
-        _, start, stop = pieces[lap][0][rank]
-        total = work.total(buffer[start:stop])
-        if residual is not None:
-            total += residual[start:stop]
-        return total
-
-    def settle(lap: int, total: Floats) -> Flat:
-        _, start, stop = pieces[lap][0][rank]
-        if averages:
-            total /= np.float32(size)
-        left = None if residual is None else residual[start:stop]
-        scale = float(size) if averages else 1.0  # residuals are parts of the sum
-        return work.coder.encode_sum(total, buffer[start:stop], left, scale)
-
-    frame = work.coder.nbytes(-(-buffer.size // (laps * size)))
+    work = _AllReduce(team, call, buffer, op, compression)
+    frame = work.coder.nbytes(-(-buffer.size // (work.laps * team.size)))
+    # In each lap there is an input and a result on a link.
     ahead = _laps_ahead(team, call, 2 * frame)
-    if not ahead:
-        for lap in range(laps):
-            total = own(lap)
-            for onward, to, behind, _ in work.steps:
-                arrived = work.arriving(total.size)
-                sent = as_bytes(encoded(lap, to))
-                onward.exchange(call, sent, behind, as_bytes(arrived))
-                work.coder.add(arrived, total)
-            result = as_bytes(settle(lap, total))
-            for onward, _, behind, source in work.steps:
-                into = pieces[lap][1][source]
-                arrived = work.arriving(into.size)
-                onward.exchange(call, result, behind, as_bytes(arrived))
-                work.coder.decode(arrived, into)
-        return
-    with work.outbox() as outbox:
-
-        def send_inputs(lap: int) -> None:
-            if lap < laps:
-                for onward, to, _, _ in work.steps:
-                    outbox.post(onward, as_bytes(encoded(lap, to)))
-
-        def take_results(lap: int) -> None:
-            for _, _, behind, source in work.steps:
-                into = pieces[lap][1][source]
-                arrived = work.arriving(into.size)
-                outbox.receive(behind, as_bytes(arrived))
-                work.coder.decode(arrived, into)
-
-        for lap in range(ahead + 1):
-            send_inputs(lap)
-        for lap in range(laps):
-            if lap > ahead:
-                take_results(lap - ahead - 1)
-            total = own(lap)
-            work.add_all(outbox, total)
-            result = as_bytes(settle(lap, total))
-            for onward, _, _, _ in work.steps:
-                outbox.post(onward, result)
-            send_inputs(lap + ahead + 1)
-        for lap in range(max(0, laps - ahead - 1), laps):
-            take_results(lap)
+    if ahead:
+        work.run_ahead(ahead)
+    else:
+        work.run_in_step()
 
 
 def reduce_scatter(
@@ -193,12 +131,12 @@ class _Work:
             (team.link(to, call), to, team.link(source, call), source) for to, source in pairs
         ]
         self._scratch = team.scratch
-        self._call = call
+        self.call = call
 
     def outbox(self) -> Outbox:
         link = self.steps[0][0]
         assert isinstance(link, PacedLink)
-        return link.outbox(self._call)
+        return link.outbox(self.call)
 
     def arriving(self, count: int) -> Flat:
         """Return where ``count`` encoded numbers are to be received; valid until the next."""
@@ -216,6 +154,90 @@ class _Work:
             arrived = self.arriving(total.size)
             outbox.receive(behind, as_bytes(arrived))
             self.coder.add(arrived, total)
+
+
+class _AllReduce(_Work):
+    """One all_reduce of ``buffer``, which is cut into ``laps``, and these into parts."""
+
+    def __init__(
+        self, team: Team, call: Call, buffer: Flat, op: ReduceOp, compression: Compression
+    ) -> None:
+        super().__init__(team, call, op, compression)
+        self.laps = laps_of(4 * buffer.size, team.table.segment * team.size)
+        self._buffer = buffer
+        self._residual = op.residual
+        self._rank = team.rank
+        self._divisor = float(team.size) if op.kind is RedOpType.AVG else 1.0
+        self._parts = [cut(buffer, self.laps, lap, team.size)[0] for lap in range(self.laps)]
+
+    def run_in_step(self) -> None:
+        """Send and receive a frame at a time."""
+        for lap in range(self.laps):
+            total = self._own(lap)
+            for onward, to, behind, _ in self.steps:
+                arrived = self.arriving(total.size)
+                sent = as_bytes(self._encoded(lap, to))
+                onward.exchange(self.call, sent, behind, as_bytes(arrived))
+                self.coder.add(arrived, total)
+            result = as_bytes(self._settle(lap, total))
+            for onward, _, behind, source in self.steps:
+                into, _ = self._part(lap, source)
+                arrived = self.arriving(into.size)
+                onward.exchange(self.call, result, behind, as_bytes(arrived))
+                self.coder.decode(arrived, into)
+
+    def run_ahead(self, ahead: int) -> None:
+        """Send inputs ``ahead`` laps before those that are reduced, results as they are ready."""
+        with self.outbox() as outbox:
+            for lap in range(ahead + 1):
+                self._send_inputs(outbox, lap)
+            for lap in range(self.laps):
+                if lap > ahead:
+                    self._take_results(outbox, lap - ahead - 1)
+                total = self._own(lap)
+                self.add_all(outbox, total)
+                result = as_bytes(self._settle(lap, total))
+                for onward, _, _, _ in self.steps:
+                    outbox.post(onward, result)
+                self._send_inputs(outbox, lap + ahead + 1)
+            for lap in range(max(0, self.laps - ahead - 1), self.laps):
+                self._take_results(outbox, lap)
+
+    def _part(self, lap: int, member: int) -> tuple[Flat, Floats | None]:
+        """Return what a member reduces in a lap, and what has been rounded away of it."""
+        buffer, start, stop = self._parts[lap][member]
+        residual = self._residual
+        return buffer[start:stop], None if residual is None else residual[start:stop]
+
+    def _encoded(self, lap: int, peer: int) -> Flat:
+        return self.coder.encode(*self._part(lap, peer))
+
+    def _own(self, lap: int) -> Floats:
+        part, residual = self._part(lap, self._rank)
+        total = self.total(part)
+        if residual is not None:
+            total += residual
+        return total
+
+    def _settle(self, lap: int, total: Floats) -> Flat:
+        """Return the encoded result of this rank's part, which is in its place then."""
+        part, residual = self._part(lap, self._rank)
+        if self._divisor != 1.0:
+            total /= np.float32(self._divisor)
+        # What is kept is a part of the sum.
+        return self.coder.encode_sum(total, part, residual, self._divisor)
+
+    def _send_inputs(self, outbox: Outbox, lap: int) -> None:
+        if lap < self.laps:
+            for onward, to, _, _ in self.steps:
+                outbox.post(onward, as_bytes(self._encoded(lap, to)))
+
+    def _take_results(self, outbox: Outbox, lap: int) -> None:
+        for _, _, behind, source in self.steps:
+            into, _ = self._part(lap, source)
+            arrived = self.arriving(into.size)
+            outbox.receive(behind, as_bytes(arrived))
+            self.coder.decode(arrived, into)
 
 
 def _laps_ahead(team: Team, call: Call, nbytes: int) -> int:

@@ -184,9 +184,7 @@ class Coder:
         """
         return self._encode(source, residual, residual, None, 1.0)
 
-    def encode_sum(
-        self, total: Floats, into: Flat, residual: Floats | None, scale: float
-    ) -> Flat:
+    def encode_sum(self, total: Floats, into: Flat, residual: Floats | None, scale: float) -> Flat:
         """Return ``total`` as bytes in new memory, and write what they stand for to ``into``.
 
         What was rounded away, times ``scale``, is left in ``residual``.

@@ -74,6 +74,7 @@ def _measure(options: argparse.Namespace, round_trip: float, cells: list[list[ob
                 "round_trip": round_trip, "rounds": options.rounds, "warm": options.warm,
                 "cells": cells, "backend": options.backend, "wire": True,
                 "verbose": options.verbose,
+                "compress": options.compress.split(",") if options.compress else [],
                 "gloo": importlib.util.find_spec("torch") is not None,
             }  # fmt: skip
             environment = {**os.environ, "PYTHONPATH": str(options.code or _ROOT)}
@@ -109,6 +110,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--warm", type=int, default=2, help="rounds that do not count")
     parser.add_argument("--backend", default="tcp")
+    parser.add_argument("--compress", default="", help="also in these forms: bf16,fp8,int8")
     parser.add_argument("--code", help="measure the meshlib in this folder instead")
     parser.add_argument("--verbose", action="store_true", help="each round, and what was lost")
     options = parser.parse_args()

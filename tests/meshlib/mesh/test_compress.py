@@ -111,7 +111,7 @@ def test_error_feedback_is_for_all_reduce_of_as_many_elements() -> None:
         mesh = dist.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",), compress={"dp": "int8"})
         mesh.all_reduce(values(dist.get_rank()), op)
         assert residual.any()
-        with pytest.raises(ValueError, match="residual .* has 20000 elements; expected 5"):
+        with pytest.raises(ValueError, match=r"residual .* has 20000 elements; expected 5"):
             mesh.all_reduce(np.zeros(5, np.float32), op)
         with pytest.raises(ValueError, match="error feedback, which is for all_reduce"):
             mesh.reduce_scatter_tensor(np.zeros(SIZE // 2, np.float32), values(0), op)

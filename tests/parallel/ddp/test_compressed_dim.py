@@ -17,8 +17,9 @@ SHAPES = (160, 120), (120, 150)  # each more than what is sent as it is
 def make_model():
     rng = np.random.default_rng(7)
     (a, b), (_, c) = SHAPES
-    layers = nn.Linear(a, b, bias=False, rng=rng, dtype="f4"), nn.Linear(
-        b, c, bias=False, rng=rng, dtype="f4"
+    layers = (
+        nn.Linear(a, b, bias=False, rng=rng, dtype="f4"),
+        nn.Linear(b, c, bias=False, rng=rng, dtype="f4"),
     )
     return nn.Sequential(*layers)
 
