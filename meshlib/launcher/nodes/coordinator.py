@@ -148,8 +148,8 @@ class Coordinator(ABC):
     def ended(self, exits: Sequence[RankExit], interrupted: bool, well: int = 0) -> None:
         """Tell that all ranks here have ended: a ``Verdict`` will follow.
 
-        ``exits`` are those that failed or were stopped, ``well`` how many others there are. ``interrupted``: by the user's wish, so
-        nothing is tried again.
+        ``exits`` are those that failed or were stopped, ``well`` how many others there are.
+        ``interrupted``: by the user's wish, so nothing is tried again.
         """
 
     @abstractmethod
