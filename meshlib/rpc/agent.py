@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
+from meshlib.diagnosis.recorder import Record
 from meshlib.job.current import adopt_thread, current_world
 from meshlib.job.world import World
 from meshlib.rpc.calls import Callbacks, Clock, Numbers, Outgoing, RpcFuture
@@ -18,6 +19,7 @@ from meshlib.rpc.errors import RpcTimeoutError
 from meshlib.rpc.late import Lateness
 from meshlib.rpc.leaving import Leaving
 from meshlib.rpc.peers import Peers
+from meshlib.rpc.recording import CallRecorder
 from meshlib.rpc.references.holdings import Holdings
 from meshlib.rpc.references.ownership import ObjectId
 from meshlib.rpc.serving import CREATES, Server, with_cause
@@ -76,6 +78,9 @@ class Agent:
         self._next_deadline = math.inf
         self._deadlines = threading.Lock()
         self.numbers: Numbers = Numbers()
+        self.recorder: CallRecorder = CallRecorder(
+            membership.group, membership.ranks, world.recorded_calls
+        )
         self.carriers: Carriers = Carriers()
         self.recycler: Recycler = Recycler()
         self._cycles = Cycles(self)
@@ -90,6 +95,8 @@ class Agent:
         self.clock: Clock = Clock(f"clock-{self.rank}", self._tick)
         self.peers: Peers = Peers(self, self, membership)
         self.holdings.ways = self.peers
+        self.recorder.under_way = self._under_way
+        world.calls = self.recorder
 
     # ------------------------------------------------------------------ who
 
@@ -97,6 +104,7 @@ class Agent:
         """Note the names of all workers, by rank, and begin to hear who is lost."""
         self.workers = tuple(WorkerInfo(name, rank) for rank, name in enumerate(names))
         self.by_name = {worker.name: worker for worker in self.workers}
+        self.recorder.workers = tuple(names)
         self._met.set()
         self.world.on_end(self._on_news)
 
@@ -149,19 +157,26 @@ class Agent:
         creates: bool = False,
         kept: object = None,
         number: int = 0,
+        what: str = "",
     ) -> Outgoing:
         """Send a request and return its future. With ``creates``, its value stays there as the
-        object ``(rank, number)``. ``kept`` lives until the reply.
+        object ``(rank, number)``. ``kept`` lives until the reply. ``what`` is the function's name
+        in messages.
 
         Raises what pickling the arguments raises, ``WorkerLostError``, ``DistNetworkError``.
         """
         if self.closed:
             raise DistBackendError("RPC was shut down on this worker")
         seconds = self.timeout if timeout is None else timeout
-        call = Outgoing(self, number or self.numbers.next(), to, func, seconds, kept)
+        call = Outgoing(self, number or self.numbers.next(), to, func, seconds, kept, what)
         self._last_number = call.number
         sent = self.carriers.send(to) if self.carriers else None
-        payload = self.holdings.dump((func, args, kwargs, sent), to)
+        serving = self.server.current
+        parent = None if serving is None else serving.key
+        payload = self.holdings.dump((func, args, kwargs, sent, parent), to)
+        call.record = self.recorder.made(
+            call.number, to, call.what, payload.nbytes, seconds, parent
+        )
         if sent is not None:
             call.sent = sent
         flags = CREATES if creates else 0
@@ -224,6 +239,11 @@ class Agent:
     def pending(self) -> list[Outgoing]:
         """Return the calls of this worker that have not ended."""
         return [*self.peers.pending(), *list(self._local.values())]
+
+    def _under_way(self) -> list[Record]:
+        served = list(self.server.under_way.values())
+        made = [call.record for call in self.pending() if call.record is not None]
+        return [*map(self.recorder.being_served, served), *made]
 
     def on_frames(self, connection: Connection, frames: Sequence[Frame]) -> bool:
         """Act on frames that came; False: no more are to be read for now."""
@@ -332,6 +352,7 @@ class Agent:
         match load(frame.data):
             case ("where", number):
                 answer = self.server.describe((connection.peer, number))
+                self._lateness.want_record()
             case ("waits", key):
                 answer = self._cycles.step(key)
                 answer = None if answer is None else tuple(answer)
@@ -365,6 +386,7 @@ class Agent:
 
     def _tick(self) -> float:
         self.holdings.release_dropped()
+        self._lateness.write_record()
         now = time.monotonic()
         if now >= self._next_deadline:
             # Who registers a call meanwhile has put it there before, or is heard of afterwards.
@@ -417,6 +439,9 @@ class Agent:
         self.closed: bool = True
         error = DistBackendError("RPC was shut down on this worker")
         pending = self.pending()
+        self.recorder.close()
+        for call in pending:
+            call.record = None
         self.peers.close(flush)
         for call in pending:
             call.end(None, error)

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from meshlib.calls.work import Future
 from meshlib.rpc.calls import Outgoing, RpcFuture, name_of
 from meshlib.rpc.errors import WaitCycleError
-from meshlib.rpc.serving import Key, Serving
+from meshlib.rpc.recording import Key
+from meshlib.rpc.serving import Serving
 from transport.errors import DistError
 
 if TYPE_CHECKING:
