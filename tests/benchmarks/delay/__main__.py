@@ -46,8 +46,9 @@ class Network:
         assert self.wire.stdout is not None
         self.wire.stdout.readline()
         for i, (name, address) in enumerate(zip(self.names, self.addresses, strict=True)):
-            mac = f"02:00:00:00:00:{i:02x}"
-            _ip("-n", name, "link", "set", "eth0", "address", mac, "mtu", "9000", "txqueuelen", "10000", "up")
+            device = ["-n", name, "link", "set", "eth0"]
+            _ip(*device, "address", f"02:00:00:00:00:{i:02x}", "mtu", "9000")
+            _ip(*device, "txqueuelen", "10000", "up")
             _ip("-n", name, "addr", "add", f"{address}/24", "dev", "eth0")
             _ip("-n", name, "link", "set", "lo", "up")
 
