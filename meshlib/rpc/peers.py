@@ -24,7 +24,13 @@ from transport.call import NO_ROOT, Call, CallHeader
 from transport.call import Kind as CallKind
 from transport.condition import Condition
 from transport.deadline import Deadline
-from transport.errors import CommunicatorTimeoutError, DistError, DistNetworkError, PeerLostError
+from transport.errors import (
+    AuthenticationError,
+    CommunicatorTimeoutError,
+    DistError,
+    DistNetworkError,
+    PeerLostError,
+)
 from transport.place import this_machine
 from transport.runtime import Membership
 from transport.shm.messages.single_copy import ProcessMemory, is_possible
@@ -135,6 +141,8 @@ class Peers:
             self._await_news(rank)
             self.lose(rank, f"is gone: {error}")
             raise self.lost_error(rank) from error
+        except AuthenticationError as error:
+            raise AuthenticationError(f"{who} is not talked to: {error}") from error
         except CommunicatorTimeoutError as error:
             text = f"{who} could not be reached before a call passed its deadline"
             raise RpcTimeoutError(f"{text} of {deadline.seconds:g} s: {error}") from error
