@@ -35,8 +35,6 @@ from transport.runtime import Membership
 BACKLOG_CALLS = 4096
 BACKLOG_BYTES = 64 << 20
 """A worker that has more to do than this reads no more requests until it is half."""
-ANSWER_SECONDS = 0.5
-"""What a callee may take to say what a call that is late does."""
 
 
 class WorkerInfo(NamedTuple):
@@ -180,15 +178,19 @@ class Agent:
         if sent is not None:
             call.sent = sent
         flags = CREATES if creates else 0
-        if to == self.rank:
-            self._call_here(call, payload, flags)
-        else:
-            self._send_request(call, payload, flags)
+        try:
+            if to == self.rank:
+                self._call_here(call, payload, flags)
+            else:
+                self._send_request(call, payload, flags)
+        except BaseException as error:
+            call.record.end(f"{type(error).__name__}: {error}")
+            raise
         return call
 
     def _call_here(self, call: Outgoing, payload: Payload, flags: int) -> None:
         self._local[call.number] = call
-        self._watch_deadline(call.due)
+        self.watch_deadline(call.due)
         buffers = [Buffer(b.nbytes, 0, memoryview(bytearray(b))) for b in payload.buffers]
         frame = Frame(Kind.REQUEST, flags, call.number, payload.data, buffers)
         self.server.accept(None, self.rank, frame)
@@ -198,13 +200,13 @@ class Agent:
         again = False
         while True:
             try:
-                connection = self.peers.connection(call.to, call.seconds)
+                connection = self.peers.connection(call.to, call.seconds, call.what)
             except RpcTimeoutError as error:
                 call.end(None, error)
                 return
             call.connection = connection
             connection.calls[call.number] = call
-            self._watch_deadline(call.due)
+            self.watch_deadline(call.due)
             try:
                 connection.send(Kind.REQUEST, call.number, payload, flags)
             except OSError:
@@ -336,15 +338,15 @@ class Agent:
 
     # ------------------------------------------------------------------ questions
 
-    def ask(self, to: int, *question: Any, seconds: float = ANSWER_SECONDS) -> Outgoing:
-        """Ask the worker ``to`` itself, on the connection that there is."""
+    def ask(self, to: int, *question: Any, seconds: float) -> Outgoing:
+        """Ask the worker ``to`` itself, on the connection that there is; 0 seconds: for ever."""
         call = Outgoing(self, self.numbers.next(), to, question[0], seconds, None)
         connection = self.peers.existing(to)
         if connection is None:
             call.end(None, DistBackendError("there is no connection"))
             return call
         connection.calls[call.number] = call
-        self._watch_deadline(call.due)
+        self.watch_deadline(call.due)
         try:
             connection.send(Kind.ASK, call.number, self.holdings.dump(question, None))
             connection.poll()
@@ -403,7 +405,8 @@ class Agent:
         pauses = [pause for pause in looks if pause is not None]
         return min(self._next_deadline, *(now + pause for pause in pauses), math.inf)
 
-    def _watch_deadline(self, due: float) -> None:
+    def watch_deadline(self, due: float) -> None:
+        """Have calls that are late ended at ``due`` (monotonic seconds)."""
         if due < self._next_deadline:
             with self._deadlines:
                 self._next_deadline = min(self._next_deadline, due)

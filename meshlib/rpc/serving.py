@@ -116,9 +116,11 @@ class Server:
         if serving is None:
             return "it has ended there, or has not arrived"
         if serving.thread is None:
+            threads = self._agent.threads
+            if threads.running < threads.limit:
+                return "it has arrived, and is about to begin"
             return (
-                "it has not begun: all"
-                f" {self._agent.threads.limit} threads are busy, {self._agent.threads.backlog}"
+                f"it has not begun: all {threads.limit} threads are busy, {threads.backlog}"
                 " calls wait for one"
             )
         seconds = time.monotonic() - serving.begun

@@ -303,6 +303,7 @@ def test_a_worker_with_a_wrong_certificate_is_not_talked_to(tmp_path, which):
         with pytest.raises(DistError) as caught:
             rpc.rpc_sync(1, explode)
         assert "worker 'w1' (rank 1)" in str(caught.value)
+        assert [record.state for record in current_world().calls.records()] == ["failed"]
         assert not exploded.is_set()
         assert rpc.rpc_sync(0, abs, (-3,)) == 3
         assert rpc.rpc_sync(2, abs, (-3,)) == 3
