@@ -29,7 +29,7 @@ from meshlib.rpc.wire.payload import Payload, load
 from meshlib.rpc.wire.recycling import Recycler
 from meshlib.rpc.wire.threads import Threads
 from transport.checks import to_whole_number
-from transport.errors import DistBackendError
+from transport.errors import DistBackendError, DistError, DistNetworkError
 from transport.runtime import Membership
 
 BACKLOG_CALLS = 4096
@@ -178,10 +178,14 @@ class Agent:
         if sent is not None:
             call.sent = sent
         flags = CREATES if creates else 0
-        if to == self.rank:
-            self._call_here(call, payload, flags)
-        else:
-            self._send_request(call, payload, flags)
+        try:
+            if to == self.rank:
+                self._call_here(call, payload, flags)
+            else:
+                self._send_request(call, payload, flags)
+        except BaseException as error:
+            call.record.end(f"{type(error).__name__}: {error}")
+            raise
         return call
 
     def _call_here(self, call: Outgoing, payload: Payload, flags: int) -> None:
@@ -249,6 +253,11 @@ class Agent:
         self._acting.add(me)
         try:
             self._act_on(connection, frames)
+        except (DistError, OSError):
+            raise
+        except Exception as error:
+            text = f"{self.who(connection.peer)} sent what cannot be understood: {error!r}"
+            raise DistNetworkError(text) from error
         finally:
             self._acting.discard(me)
         if connection.outgoing:
