@@ -39,6 +39,7 @@ class Serving:
         "func",
         "kept",
         "key",
+        "sent",
         "thread",
         "waits_for",
         "waits_since",
@@ -48,6 +49,8 @@ class Serving:
         self.key: Key = key
         self.connection: Connection | None = connection
         self.func: object = None
+        self.sent: dict[str, Any] | None = None
+        """What it brought along, by carrier."""
         self.thread: int | None = None
         self.begun: float = time.monotonic()
         self.cancelled: str | None = None
@@ -132,7 +135,7 @@ class Server:
         buffers = _memories(frame) if connection is None else connection.fetch(frame)
         func, args, kwargs, sent = load(frame.data, buffers)
         del frame, buffers
-        serving.func = func
+        serving.func, serving.sent = func, sent
         if serving.cancelled is not None:
             raise RemoteError(f"the call was not begun: {serving.cancelled}")
         if sent is None:
@@ -175,7 +178,8 @@ class Server:
             _settle(made.value, result, None)
             result = None
         brought = {name: it for name, back in (backs or {}).items() if (it := back()) is not None}
-        payload = self._agent.holdings.dump((result, brought or None), serving.key[0])
+        with self._agent.carriers.answering(serving.sent):
+            payload = self._agent.holdings.dump((result, brought or None), serving.key[0])
         self._send(serving, Kind.REPLY, payload)
 
     def _fail(self, serving: Serving, error: BaseException) -> None:
