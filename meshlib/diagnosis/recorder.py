@@ -16,6 +16,7 @@ from threading import get_ident
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
+from meshlib.diagnosis.sampling.steps import StepMarks
 from transport.call import Call, Kind
 from transport.deadline import Deadline
 from transport.native import core
@@ -224,6 +225,10 @@ class FlightRecorder(Ring):
 
     def __init__(self, capacity: int = CAPACITY) -> None:
         super().__init__(capacity, Record, _OwnFiles())
+        self.capacity: int = capacity
+        """How many calls it keeps."""
+        self.steps: StepMarks = StepMarks()
+        """When steps have ended, where the program's loop says so."""
 
     @contextmanager
     def named(self, label: str) -> Generator[None]:

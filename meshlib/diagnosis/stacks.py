@@ -31,6 +31,20 @@ def user_stack(thread_id: int | None) -> list[str]:
     return [line for entry in summary.format() for line in entry.rstrip().splitlines()]
 
 
+def all_stacks() -> dict[str, list[str]]:
+    """Return the whole Python stack of each of this process's threads, by its name.
+
+    Outermost frame first, as lines to print.
+    """
+    found: dict[str, list[str]] = {}
+    for thread in threading.enumerate():
+        frames = frames_of(thread.ident) if thread.ident else []
+        lines = traceback.StackSummary.extract(iter(frames)).format()
+        name = thread.name if thread.name not in found else f"{thread.name} ({thread.ident})"
+        found[name] = [line for entry in lines for line in entry.rstrip().splitlines()]
+    return found
+
+
 def frames_of(thread_id: int) -> list[tuple[FrameType, int]]:
     """Return the frames of a thread, which runs on meanwhile, and their lines, outermost first."""
     with _uncollected:

@@ -51,7 +51,8 @@ class LaunchOptions:
     ``on_failure``: whether the other ranks are ended when one has failed.
     ``replace``: the loss of a rank does not end the others, and so many are replaced (None: it
     does); ``spares`` are ranks beyond the job's that wait for a place. ``start``: whether ranks are
-    forked from one process that has imported for them, or each begins with ``exec``.
+    forked from one process that has imported for them, or each begins with ``exec``. ``monitor``:
+    the host and the port (0: any) of the job's page, if there is to be one.
     """
 
     program: Program
@@ -61,6 +62,7 @@ class LaunchOptions:
     nodes: NodeOptions = field(default_factory=NodeOptions)
     output: OutputOptions = field(default_factory=OutputOptions)
     trace_dir: Path | None = None
+    monitor: tuple[str, int] | None = None
     max_restarts: int = 0
     on_failure: Literal["stop", "continue"] = "stop"
     replace: int | None = None
