@@ -64,6 +64,11 @@ def announce(store: Store, event: Event) -> None:
     publish(store.with_patience(STORE_SECONDS), event)
 
 
+def answer_key(ticket: str, rank: int) -> str:
+    """Return where ``rank`` answers the query ``ticket``."""
+    return f"answer/{ticket}/{rank}"
+
+
 # ------------------------------------------------------------------ between a job and its launcher
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
+from meshlib.diagnosis.event_log import answer_key
 from meshlib.diagnosis.events import Query
 from meshlib.diagnosis.recorder import COLLECTIVE, Record
 from meshlib.diagnosis.stacks import all_stacks, user_stack
@@ -127,11 +128,6 @@ class Statement:
             if call.sequence == sequence and call.peer == COLLECTIVE:
                 return call
         return None
-
-
-def answer_key(ticket: str, rank: int) -> str:
-    """Return where ``rank`` answers the query ``ticket``."""
-    return f"answer/{ticket}/{rank}"
 
 
 def put_stacks(store: Store, rank: int, main_thread: int, ticket: str) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from meshlib.calls.context import RankContext
-from meshlib.diagnosis.event_log import publish
+from meshlib.diagnosis.event_log import answer_key, publish
 from meshlib.diagnosis.events import (
     Abort,
     Agreed,
@@ -35,7 +35,7 @@ from meshlib.diagnosis.sampling.posting import Posting
 from meshlib.diagnosis.sampling.sample import Coordinate
 from meshlib.diagnosis.sampling.sampler import Sampler, Standpoint
 from meshlib.diagnosis.stalls import StallDetector
-from meshlib.diagnosis.statements import Statement, answer_key, put_stacks
+from meshlib.diagnosis.statements import Statement, put_stacks
 from meshlib.diagnosis.watcher import News, Watcher
 from meshlib.groups.communicators import STAGED, make_device_communicator
 from meshlib.groups.process_group import DRAIN_SECONDS, ProcessGroup

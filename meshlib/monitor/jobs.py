@@ -76,30 +76,26 @@ def find(text: str | None) -> Job:
 
     Raises ValueError when that is none, or several.
     """
-    jobs = running()
-    if text is None:
-        return _only(jobs, "")
-    if address := _ADDRESS.fullmatch(text):
+    if text is not None and (address := _ADDRESS.fullmatch(text)):
         host, port = address[1].removeprefix("[").removesuffix("]"), int(address[2])
         secret = secret_from_environment()
         return Job(text, host, port, secret.hex() if secret is not None else "")
-    chosen = [
-        job
-        for job in jobs
-        if text == str(job.pid) or job.name.startswith(text) or job.program.startswith(text)
-    ]
-    return _only(chosen, f" called {text!r}" if chosen or not jobs else f" among {_list(jobs)}")
-
-
-def _only(jobs: list[Job], which: str) -> Job:
+    jobs = running()
+    chosen = [job for job in jobs if text is None or _means(text, job)]
+    if len(chosen) == 1:
+        return chosen[0]
     if not jobs:
         raise ValueError(
-            f"no job of this user's runs on this machine{which}; expected JOB to be what meshrun"
-            " runs here, or HOST:PORT of a job's store"
+            "no job of this user's runs on this machine; expected HOST:PORT of a job's store"
         )
-    if len(jobs) > 1:
-        raise ValueError(f"several jobs run here; expected JOB to be one of {_list(jobs)}")
-    return jobs[0]
+    if not chosen:
+        raise ValueError(f"no job that runs here is called {text!r}; expected one of {_list(jobs)}")
+    raise ValueError(f"several jobs run here; expected JOB to be one of {_list(chosen)}")
+
+
+def _means(text: str, job: Job) -> bool:
+    names = (job.name, job.program, os.path.basename(job.program))
+    return text == str(job.pid) or any(name.startswith(text) for name in names)
 
 
 def _list(jobs: list[Job]) -> str:

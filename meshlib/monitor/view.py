@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from meshlib.diagnosis.events import (
     Abort,
@@ -73,6 +73,9 @@ class RankView:
         """``lost`` or ``left``, once it is gone."""
         self.how: str = ""
         """How it was lost: completes "rank 1 …"."""
+        self.vague: bool = False
+        """Whether somebody may know better how."""
+        self.lost_at: float = 0.0
         self.spare: bool = False
 
     def take(self, sample: Sample, at: float) -> None:
@@ -146,8 +149,8 @@ class JobView:
     def hear(self, event: Event, at: float) -> None:
         """Note what the job's log has said."""
         match event:
-            case RankLost(rank, how):
-                self._gone(rank, LOST, how, at)
+            case RankLost(rank, how, vague):
+                self._lose(rank, how, vague, at)
             case RankEnded(rank, how):
                 self._gone(rank, LEFT, how, at)
             case Leave(rank=rank):
@@ -218,6 +221,17 @@ class JobView:
         if view.ended is None:
             view.ended, view.how = ended, how
             self._note(at, ended, f"rank {rank} {how}")
+
+    def _lose(self, rank: int, how: str, vague: bool, at: float) -> None:
+        view = self._rank(rank)
+        if view.ended == LOST and view.vague and not vague:  # somebody knows better why
+            worse = Note(view.lost_at, LOST, f"rank {rank} {view.how}")
+            if worse in self.notes:
+                self.notes[self.notes.index(worse)] = replace(worse, text=f"rank {rank} {how}")
+            view.how, view.vague = how, False
+        elif view.ended is None:
+            view.vague, view.lost_at = vague, at
+            self._gone(rank, LOST, how, at)
 
     def _begin_epoch(self, number: int, agreed: dict[str, list[int]], at: float) -> None:
         if number <= self.epoch:

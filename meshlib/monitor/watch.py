@@ -15,10 +15,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from meshlib.diagnosis.event_log import EVENTS, LOGS, LogReader, publish
+from meshlib.diagnosis.event_log import EVENTS, LOGS, LogReader, answer_key, publish
 from meshlib.diagnosis.events import StackAsked, Watched, parse
 from meshlib.diagnosis.sampling.sample import SAMPLED, Sample, sample_key
-from meshlib.diagnosis.statements import answer_key
 from meshlib.monitor.view import JobView
 from transport.errors import DistError, DistStoreError, StoreTimeoutError
 from transport.store.base import Store

@@ -34,8 +34,10 @@ def test_ranks_have_states():
         sample(2, open_calls=[open_call(STUCK_SECONDS + 1, waiting_for=1)]),
         size=5,
     )
-    view.hear(RankLost(3, "was killed by SIGKILL"), NOW)
     view.hear(RankLost(3, "was lost: its connection to the store broke", vague=True), NOW)
+    view.hear(RankLost(3, "was killed by SIGKILL"), NOW)
+    view.hear(RankLost(3, "was lost: it broke", vague=True), NOW)
+    view.hear(RankLost(3, "is gone"), NOW)
     assert states(view) == {0: "computing", 1: "in a call", 2: "waiting", 3: "lost", 4: "absent"}
     assert [note.text for note in view.notes] == ["rank 3 was killed by SIGKILL"]
     assert "rank 4 has not come" in headline(view, NOW)
