@@ -11,6 +11,7 @@ import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from io import TextIOWrapper
+from types import FrameType
 
 from meshlib.command_line import OneLineParser, end_quietly, print_result
 from meshlib.monitor.jobs import find, open_store
@@ -97,7 +98,7 @@ def _live(parser: OneLineParser, name: str | None) -> int:
     except ValueError as error:
         parser.error(str(error))
     # The terminal is to be as it was, whoever ends this.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    signal.signal(signal.SIGTERM, _end)
     with _page() as keys:
         try:
             watch.start()
@@ -117,6 +118,11 @@ def _live(parser: OneLineParser, name: str | None) -> int:
     over = watch.read(lambda view: view.over)
     sys.stdout.write(f"{over}\n")
     return 0
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    del frame
+    sys.exit(128 + number)
 
 
 class _Keys:
