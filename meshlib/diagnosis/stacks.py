@@ -11,6 +11,8 @@ from types import FrameType
 
 from meshlib.diagnosis.recorder import OWN_FOLDERS, is_between
 
+_LIBRARY = (sysconfig.get_path("stdlib"), "<frozen")
+_CALLS = OWN_FOLDERS[:2]  # meshlib and transport: what is above them computes as well
 _STDLIB = sysconfig.get_path("stdlib")
 # The collector is the process's, where ranks may be threads.
 _uncollected = threading.Lock()
@@ -43,6 +45,17 @@ def all_stacks() -> dict[str, list[str]]:
         name = thread.name if thread.name not in found else f"{thread.name} ({thread.ident})"
         found[name] = [line for entry in lines for line in entry.rstrip().splitlines()]
     return found
+
+
+def is_in_call(thread_id: int) -> bool:
+    """Whether a thread is inside of a call of meshlib's: in one, or waiting for one's end."""
+    for frame, _ in reversed(frames_of(thread_id)):
+        name = frame.f_code.co_filename
+        if name.startswith(_CALLS):
+            return True
+        if not name.startswith(_LIBRARY):
+            return False
+    return False
 
 
 def frames_of(thread_id: int) -> list[tuple[FrameType, int]]:

@@ -157,7 +157,9 @@ class World:
         self._bad_news = threading.Event()
         self._server: int | None = None  # the rank that serves the store, if one does
         self._refusal: DistBackendError | None = None  # in a fork of this rank's process
-        self._posting = Posting(rank, store, Sampler(rank, self.recorder, self._standpoint).take)
+        self._posting = Posting(
+            rank, store, Sampler(rank, self.recorder, self.thread_id, self._standpoint).take
+        )
         in_forked_children(self, World._leave_behind)
         self._watcher = Watcher(store, rank, self._on_event, self._on_silence)
         try:

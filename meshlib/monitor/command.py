@@ -76,7 +76,9 @@ def _once(name: str | None, rank: int | None) -> str:
 
 
 def _look_until_told(watch: JobWatch) -> None:
-    """Look until all ranks have told of two samples' time, or some seconds have passed."""
+    """Look until all ranks have told something new, or some seconds have passed: a sample that is
+    there from the start may be old.
+    """
     until = time.monotonic() + _FIRST_SECONDS
     while True:
         watch.look()
@@ -87,9 +89,9 @@ def _look_until_told(watch: JobWatch) -> None:
 
 def _is_complete(view: JobView) -> bool:
     now = time.time()
-    told = [one.sample for one in view.there(now) if one.sample is not None]
+    there = view.there(now)
     absent = any(one.state(now) == ABSENT for one in view.ordered())
-    return bool(told) and not absent and all(sample.number > 1 for sample in told)
+    return bool(there) and not absent and all(one.taken > 1 for one in there)
 
 
 def _live(parser: OneLineParser, name: str | None) -> int:

@@ -59,7 +59,7 @@ class Smooth:
 
 
 def _is_over(rates: Rates) -> bool:
-    return rates.inside < 1e-6 and rates.calls < 1e-3
+    return rates.inside < 1e-4 and rates.calls < 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +90,14 @@ class Straggler:
     others: float
 
 
-def dim_shares(ranks: Sequence[tuple[int, Smooth]]) -> list[DimShare]:
-    """Return what the job does on each dim, where it is longest in calls first."""
-    least: dict[str, float] = {}
+def dim_shares(
+    ranks: Sequence[tuple[int, Smooth]], silent: Sequence[Smooth] = ()
+) -> list[DimShare]:
+    """Return what the job does on each dim, where it is longest in calls first.
+
+    Whoever is in a call with a rank that is ``silent`` does nothing but wait for it.
+    """
+    least = {group: 0.0 for smooth in silent for group in smooth.groups}
     for _, smooth in ranks:
         for group, rates in smooth.groups.items():
             least[group] = min(least.get(group, 1.0), rates.inside)

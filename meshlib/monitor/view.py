@@ -68,6 +68,8 @@ class RankView:
         self.rank = rank
         self.sample: Sample | None = None
         self.heard: float = 0.0
+        self.taken: int = 0
+        """How many samples that were."""
         self.smooth: Smooth = Smooth()
         self.ended: str | None = None
         """``lost`` or ``left``, once it is gone."""
@@ -86,6 +88,7 @@ class RankView:
         ):
             return
         self.sample, self.heard = sample, at
+        self.taken += 1
         self.smooth.take(sample)
 
     def state(self, now: float) -> str:
@@ -99,7 +102,7 @@ class RankView:
             return SILENT
         if sample.place < 0 and self.spare:
             return SPARE
-        blocking = [call.seconds for call in sample.open_calls if call.sync]
+        blocking = [call.seconds for call in sample.open_calls if call.blocking]
         if not blocking:
             return COMPUTING
         return WAITING if max(blocking) > STUCK_SECONDS else CALLING
@@ -130,6 +133,7 @@ class JobView:
         """Whom the others wait for, the slowest first."""
         self.over: str | None = None
         """How the job has ended, once it has."""
+        self._members: frozenset[int] = frozenset()
         self._expect(size)
 
     def begin(self, why: str, at: float) -> None:
@@ -138,6 +142,7 @@ class JobView:
             self._note(at, "begin", why)
         self.ranks = {}
         self.epoch, self.committed = 0, -1
+        self._members = frozenset()
         self._expect(self.size)
 
     def end(self, how: str, at: float) -> None:
@@ -156,8 +161,7 @@ class JobView:
             case Leave(rank=rank):
                 self._gone(rank, LEFT, "has left in good order", at)
             case Ready(rank):
-                self._rank(rank).spare = True
-                self._note(at, "ready", f"rank {rank} waits for a place")
+                self._wait_for_place(self._rank(rank), at)
             case Agreed(name, text) if name.startswith("epoch/") and text != "null":
                 self._begin_epoch(int(name.removeprefix("epoch/")), json.loads(text), at)
             case Abort(message=message):
@@ -182,7 +186,8 @@ class JobView:
     def tick(self, now: float) -> None:
         """Compare the ranks, once all samples that there are have been taken."""
         there = self.there(now)
-        self.dims = dim_shares([(v.rank, v.smooth) for v in there])
+        silent = [v.smooth for v in self.ranks.values() if v.state(now) == SILENT]
+        self.dims = dim_shares([(v.rank, v.smooth) for v in there], silent)
         self.stragglers = stragglers([(v.rank, v.smooth) for v in there])
         steps = sorted(view.step for view in there if view.step)
         if there:
@@ -233,11 +238,17 @@ class JobView:
             view.vague, view.lost_at = vague, at
             self._gone(rank, LOST, how, at)
 
+    def _wait_for_place(self, view: RankView, at: float) -> None:
+        if not view.spare and view.rank not in self._members:
+            view.spare = True
+            self._note(at, "ready", f"rank {view.rank} waits for a place")
+
     def _begin_epoch(self, number: int, agreed: dict[str, list[int]], at: float) -> None:
         if number <= self.epoch:
             return
         self.epoch = number
         members = agreed["members"]
+        self._members = frozenset(members)
         for rank in members:
             self._rank(rank).spare = False
         shown = ", ".join(map(str, members[:16])) + (", …" if len(members) > 16 else "")

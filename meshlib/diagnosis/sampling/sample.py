@@ -36,13 +36,16 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class OpenCall:
-    """A call under way for ``seconds``. ``waiting_for``: the global rank, where it is known."""
+    """A call under way for ``seconds``. ``waiting_for``: the global rank, where it is known.
+
+    ``blocking``: a thread stands still for it.
+    """
 
     call: str
     group: str
     site: str
     state: str
-    sync: bool
+    blocking: bool
     seconds: float
     waiting_for: int | None
 

@@ -13,8 +13,10 @@ from meshlib.diagnosis.members import Members
 from meshlib.diagnosis.recorder import CAPACITY, FlightRecorder, Record
 from meshlib.diagnosis.sampling.sample import Coordinate, OpenCall, Sample, StepTime, Traffic
 from meshlib.diagnosis.sampling.steps import period_of
+from meshlib.diagnosis.stacks import is_in_call
 
 OPEN_CALLS = 4
+_MOST_NAMES = 1000
 _STEPS = 10
 """A step's time is the mean over at most so many."""
 
@@ -33,20 +35,28 @@ class Standpoint:
 class Sampler:
     """Looks at the calls of ``rank`` in ``recorder``. One thread at a time.
 
-    A look costs some microseconds for each call since the last one, and for at most ``CAPACITY`` of
-    them: where a rank makes more, the time that a sample is about begins with the oldest of these.
+    A look costs a few microseconds for each call since the last one, and for at most ``CAPACITY``
+    of them: where a rank makes more, the time that a sample is about begins with the oldest of
+    these. ``main_thread`` is the number of the rank's own thread.
     """
 
     def __init__(
-        self, rank: int, recorder: FlightRecorder, standpoint: Callable[[], Standpoint]
+        self,
+        rank: int,
+        recorder: FlightRecorder,
+        main_thread: int,
+        standpoint: Callable[[], Standpoint],
     ) -> None:
         self._rank = rank
         self._recorder = recorder
+        self._main_thread = main_thread
         self._standpoint = standpoint
         self._number = 0
         self._total = 0
         self._since = 0.0
+        self._newest: Record | None = None
         self._open: list[Record] = []
+        self._names: dict[str, str] = {}
         # What was called, by thread, for the period of the calls: the place in the program, the
         # group and the bytes.
         self._history: dict[int, deque[tuple[int, int, str, int]]] = {}
@@ -56,14 +66,58 @@ class Sampler:
         """Return what this rank has done since the last call of this."""
         now = time.monotonic()
         news, begin = self._news(now)
-        looked_at = [*self._open, *news]
-        traffic: dict[str, list[float]] = {}
+        at = self._standpoint()
+        self._learn_names(at)
+        traffic, inside = self._count([*self._open, *news], begin, now)
+        self._since = now
+        self._number += 1
+        self._total += len(news)
+        return Sample(
+            rank=self._rank,
+            number=self._number,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            epoch=at.epoch,
+            place=at.place,
+            size=at.size,
+            seconds=max(now - begin, 1e-9),
+            inside=inside,
+            total=self._total,
+            step=self._step(news),
+            mesh=list(at.mesh),
+            traffic=traffic,
+            open_calls=self._under_way(at.groups, now),
+        )
+
+    def _news(self, now: float) -> tuple[list[Record], float]:
+        """Return the records that are new, oldest first, and when the time they are of began."""
+        news: list[Record] = []
+        records = list(self._recorder.copy())[-CAPACITY:]
+        known = self._newest
+        forgotten = known is not None
+        for record in reversed(records):
+            if record is known:
+                forgotten = False
+                break
+            news.append(record)
+        news.reverse()
+        if news:
+            self._newest = news[-1]
+        if news and (forgotten or not self._since):
+            return news, news[0].issued
+        return news, self._since or now
+
+    def _count(
+        self, records: Iterable[Record], begin: float, now: float
+    ) -> tuple[list[Traffic], float]:
+        """Return what was done on each group, and the time in calls; keep those under way."""
+        counts: dict[str, list[float]] = {}
         spans: list[tuple[float, float]] = []
         self._open = []
-        for record in looked_at:
-            counted = traffic.get(record.group)
+        for record in records:
+            counted = counts.get(record.group)
             if counted is None:
-                counted = traffic[record.group] = [0, 0, 0.0]
+                counted = counts[record.group] = [0, 0, 0.0]
             ended = record.ended
             if ended:
                 counted[0] += 1
@@ -77,46 +131,44 @@ class Sampler:
                 if ended > started:
                     counted[2] += ended - started
                     spans.append((started, ended))
-        self._since = now
-        self._number += 1
-        self._total += len(news)
-        at = self._standpoint()
-        names = _names(at)
-        return Sample(
-            rank=self._rank,
-            number=self._number,
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            epoch=at.epoch,
-            place=at.place,
-            size=at.size,
-            seconds=max(now - begin, 1e-9),
-            inside=covered(spans),
-            total=self._total,
-            step=self._step(news),
-            mesh=list(at.mesh),
-            traffic=[
-                Traffic(group, names.get(group, group), int(calls), int(nbytes), seconds)
-                for group, (calls, nbytes, seconds) in traffic.items()
-            ],
-            open_calls=[_under_way(r, at.groups, names, now) for r in self._open if not r.ended][
-                :OPEN_CALLS
-            ],
-        )
+        traffic = [
+            Traffic(group, self._names.get(group, group), int(calls), int(nbytes), seconds)
+            for group, (calls, nbytes, seconds) in counts.items()
+        ]
+        return traffic, covered(spans)
 
-    def _news(self, now: float) -> tuple[list[Record], float]:
-        """Return the records that are new, oldest first, and when the time they are of began."""
-        news: list[Record] = []
-        records = list(self._recorder.copy())[-CAPACITY:]
-        full = len(records) == min(CAPACITY, self._recorder.capacity)
-        for record in reversed(records):
-            if record.issued <= self._since:
-                break
-            news.append(record)
-        news.reverse()
-        if news and (not self._since or (full and len(news) == len(records))):
-            return news, news[0].issued  # those before it are forgotten
-        return news, self._since or now
+    def _learn_names(self, at: Standpoint) -> None:
+        """Note what groups are called. The group of all ranks is also that of a dim over all."""
+        whole = next((one.name for one in at.mesh if one.size == at.size > 1), "")
+        if len(self._names) > _MOST_NAMES:  # groups that are gone had names, too
+            self._names.clear()
+        for group, members in at.groups.items():
+            name = whole if whole and len(members.ranks) == at.size else members.group_desc
+            self._names[group] = name or group
+
+    def _under_way(self, groups: Mapping[str, Members], now: float) -> list[OpenCall]:
+        records = [record for record in self._open if not record.ended][:OPEN_CALLS]
+        # A thread may wait for a call that it has issued before, and does so for the oldest first.
+        waits = bool(records) and not any(record.sync for record in records)
+        waits = waits and is_in_call(self._main_thread)
+        found: list[OpenCall] = []
+        for i, record in enumerate(records):
+            members, peer = groups.get(record.group), record.waiting_for
+            awaited = None
+            if members is not None and peer is not None and peer >= 0:
+                awaited = members.ranks[peer]
+            found.append(
+                OpenCall(
+                    call=str(record.header),
+                    group=self._names.get(record.group, record.group),
+                    site=record.site,
+                    state="running" if record.started else "queued",
+                    blocking=record.sync or (waits and i == 0),
+                    seconds=now - record.issued,
+                    waiting_for=awaited,
+                )
+            )
+        return found
 
     def _step(self, news: Iterable[Record]) -> StepTime | None:
         for record in news:
@@ -152,27 +204,3 @@ def covered(spans: list[tuple[float, float]]) -> float:
             total += end - max(begin, until)
             until = end
     return total
-
-
-def _under_way(
-    record: Record, groups: Mapping[str, Members], names: Mapping[str, str], now: float
-) -> OpenCall:
-    members, peer = groups.get(record.group), record.waiting_for
-    return OpenCall(
-        call=str(record.header),
-        group=names.get(record.group, record.group),
-        site=record.site,
-        state="running" if record.started else "queued",
-        sync=record.sync,
-        seconds=now - record.issued,
-        waiting_for=members.ranks[peer] if members and peer is not None and peer >= 0 else None,
-    )
-
-
-def _names(at: Standpoint) -> dict[str, str]:
-    """Return what groups are called. The group of all ranks is also that of a dim over all."""
-    whole = next((one.name for one in at.mesh if one.size == at.size > 1), "")
-    return {
-        group: (whole if whole and len(members.ranks) == at.size else members.group_desc) or group
-        for group, members in at.groups.items()
-    }

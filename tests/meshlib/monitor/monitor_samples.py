@@ -24,7 +24,7 @@ def sample(rank, number=1, *, inside=0.5, size=4, **other):
     return Sample(**values | other)
 
 
-def open_call(seconds, waiting_for=None, *, sync=True):
+def open_call(seconds, waiting_for=None, *, blocking=True):
     return OpenCall(
-        "call #7 all_reduce", "dp", "train.py:3 in f", "running", sync, seconds, waiting_for
+        "call #7 all_reduce", "dp", "train.py:3 in f", "running", blocking, seconds, waiting_for
     )

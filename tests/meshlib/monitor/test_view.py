@@ -50,7 +50,9 @@ def test_ranks_have_states():
 
 
 def test_a_call_that_nobody_waits_for_blocks_no_rank():
-    assert states(job(sample(0, open_calls=[open_call(9, sync=False)]), size=1)) == {0: "computing"}
+    assert states(job(sample(0, open_calls=[open_call(9, blocking=False)]), size=1)) == {
+        0: "computing"
+    }
 
 
 def test_a_sample_that_is_read_twice_is_one():
@@ -65,6 +67,7 @@ def test_ranks_leave_and_others_come():
     view = job(*map(sample, range(4)))
     view.hear(RankLost(2, "was killed"), NOW + 1)
     view.hear(Ready(4), NOW + 2)
+    view.hear(Ready(4), NOW + 2)
     view.take(sample(4, place=-1, size=1), NOW + 2)
     assert states(view)[4] == "spare"
     members = json.dumps({"members": [0, 1, 4, 3]})
@@ -72,6 +75,7 @@ def test_ranks_leave_and_others_come():
     view.hear(Agreed("epoch/1", members), NOW + 3)  # by another rank
     view.hear(Agreed("epoch/2", "null"), NOW + 3)
     view.hear(Agreed("vote/1", "null"), NOW + 3)
+    view.hear(Ready(4), NOW + 3)  # as it said before it knew
     view.take(sample(4, 2, place=2, epoch=1), NOW + 3)
     assert states(view)[4] == "computing"
     assert (view.epoch, view.size) == (1, 4)
@@ -108,6 +112,15 @@ def test_waiting_is_what_others_did_not_need():
     assert dp.by_rank == {0: pytest.approx(0.3), 1: pytest.approx(0.0)}
     assert (dp.bandwidth, dp.calls) == (pytest.approx(2000), pytest.approx(10))
     assert dim_shares([]) == []
+
+
+def test_who_is_in_a_call_with_a_silent_rank_waits():
+    view = job(sample(0, inside=0.5), sample(1, inside=0.5), size=2)
+    assert view.dims[0].waiting == pytest.approx(0.0)
+    later = NOW + SILENT_SECONDS + 1
+    view.take(sample(0, 2, inside=1.0), later)
+    view.tick(later)
+    assert view.dims[0].waiting == view.dims[0].inside > 0.5
 
 
 @pytest.mark.parametrize(
