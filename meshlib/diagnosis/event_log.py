@@ -115,6 +115,12 @@ def announce_ends(store: Store, attempt: int, ranks: Sequence[int]) -> None:
             store.append(log, _lines([RankEnded(rank) for rank in absent]))
 
 
+def last_log(store: Store, attempt: int) -> str | None:
+    """Return the log, at the launcher's ``store``, of the last World of ``attempt``, if any."""
+    logs = [log for log in _logs(store) if log.startswith(f"restart{attempt}/")]
+    return logs[-1] if logs else None
+
+
 def _logs(store: Store) -> list[str]:
     if not store.check([LOGS]):
         return []

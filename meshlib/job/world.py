@@ -29,7 +29,7 @@ from meshlib.diagnosis.events import (
 )
 from meshlib.diagnosis.log import RankLog
 from meshlib.diagnosis.members import Members
-from meshlib.diagnosis.recorder import CAPACITY, FlightRecorder
+from meshlib.diagnosis.recorder import CAPACITY, FlightRecorder, Record
 from meshlib.diagnosis.reporter import NEWS_SECONDS
 from meshlib.diagnosis.sampling.posting import Posting
 from meshlib.diagnosis.sampling.sample import Coordinate
@@ -96,6 +96,23 @@ class Service(Protocol):
         ...
 
 
+class Recorded(Protocol):
+    """What keeps records of its own: like a group's, in a dump."""
+
+    id: str
+    ranks: tuple[int, ...]
+    workers: Sequence[str]
+
+    @property
+    def group_desc(self) -> str:
+        """What the group is for."""
+        ...
+
+    def records(self) -> list[Record]:
+        """Return the records, oldest first."""
+        ...
+
+
 class World:
     """One rank's view of the job. Made by ``init_process_group``, closed by its counterpart."""
 
@@ -119,7 +136,10 @@ class World:
         self.cuda_device: int | None = None
         """The GPU that this rank was bound to from the start, if it was."""
         self.log: RankLog = RankLog(rank)
-        self.recorder: FlightRecorder = FlightRecorder(_recorder_capacity())
+        self.recorded_calls: int = _recorder_capacity()
+        self.recorder: FlightRecorder = FlightRecorder(self.recorded_calls)
+        self.calls: Recorded | None = None
+        """The records of remote calls, once there were such."""
         self.context: RankContext = RankContext(
             rank,
             store,
@@ -387,19 +407,23 @@ class World:
         """Write the flight record where the launcher said: a group broke with ``error``."""
         if self._trouble is None:
             self._trouble = str(error)
-            self._dump_if_asked()
+            self.dump_if_asked()
 
     def dump(self, directory: str | Path) -> Path:
         """Write this rank's flight record into ``directory`` and return the file's path.
 
         ``meshlib trace DIRECTORY`` merges the ranks' files. Raises OSError.
         """
-        everything = dump.as_dict(
-            self.rank, self.size, self.recorder.records(), self.groups(), self._trouble
-        )
+        records, groups = self.recorder.records(), [*self.groups()]
+        calls, workers = self.calls, ()
+        if calls is not None:
+            records += calls.records()
+            groups, workers = [*groups, calls], calls.workers
+        everything = dump.as_dict(self.rank, self.size, records, groups, self._trouble, workers)
         return dump.write(directory, everything)
 
-    def _dump_if_asked(self) -> None:
+    def dump_if_asked(self) -> None:
+        """Write this rank's flight record where the launcher said, if it did."""
         directory = os.environ.get(environment.TRACE_DIR)
         if directory:
             try:
@@ -469,7 +493,7 @@ class World:
             group.close(drain)
         mismatch = self._take_leave(groups, told)
         if self._trouble is not None:
-            self._dump_if_asked()
+            self.dump_if_asked()
         lost = len(self.membership.lost)
         self.registry.clear()
         self._stalls.close()

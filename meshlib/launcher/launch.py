@@ -82,8 +82,11 @@ def _mend(error: Exception, options: LaunchOptions) -> str:
 
 def _coordinator(options: LaunchOptions, run_id: str, signals: SignalPipe) -> Coordinator:
     nodes = options.nodes
+    continues = options.on_failure == "continue"
     if not nodes.many:
-        return OneNode(options.ranks, options.max_restarts, nodes.port)
+        return OneNode(options.ranks, options.max_restarts, nodes.port, continues=continues)
     from meshlib.launcher.nodes.many_nodes import ManyNodes  # one node does not pay for it
 
-    return ManyNodes(nodes, options.ranks, options.max_restarts, run_id, signals.knock)
+    return ManyNodes(
+        nodes, options.ranks, options.max_restarts, run_id, signals.knock, continues=continues
+    )

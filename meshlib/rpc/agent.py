@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
+from meshlib.diagnosis.recorder import Record
 from meshlib.job.current import adopt_thread, current_world
 from meshlib.job.world import World
 from meshlib.rpc.calls import Callbacks, Clock, Numbers, Outgoing, RpcFuture
@@ -18,6 +19,7 @@ from meshlib.rpc.errors import RpcTimeoutError
 from meshlib.rpc.late import Lateness
 from meshlib.rpc.leaving import Leaving
 from meshlib.rpc.peers import Peers
+from meshlib.rpc.recording import CallRecorder
 from meshlib.rpc.references.holdings import Holdings
 from meshlib.rpc.references.ownership import ObjectId
 from meshlib.rpc.serving import CREATES, Server, with_cause
@@ -33,8 +35,6 @@ from transport.runtime import Membership
 BACKLOG_CALLS = 4096
 BACKLOG_BYTES = 64 << 20
 """A worker that has more to do than this reads no more requests until it is half."""
-ANSWER_SECONDS = 0.5
-"""What a callee may take to say what a call that is late does."""
 
 
 class WorkerInfo(NamedTuple):
@@ -76,6 +76,9 @@ class Agent:
         self._next_deadline = math.inf
         self._deadlines = threading.Lock()
         self.numbers: Numbers = Numbers()
+        self.recorder: CallRecorder = CallRecorder(
+            membership.group, membership.ranks, world.recorded_calls
+        )
         self.carriers: Carriers = Carriers()
         self.recycler: Recycler = Recycler()
         self._cycles = Cycles(self)
@@ -90,6 +93,8 @@ class Agent:
         self.clock: Clock = Clock(f"clock-{self.rank}", self._tick)
         self.peers: Peers = Peers(self, self, membership)
         self.holdings.ways = self.peers
+        self.recorder.under_way = self._under_way
+        world.calls = self.recorder
 
     # ------------------------------------------------------------------ who
 
@@ -97,6 +102,7 @@ class Agent:
         """Note the names of all workers, by rank, and begin to hear who is lost."""
         self.workers = tuple(WorkerInfo(name, rank) for rank, name in enumerate(names))
         self.by_name = {worker.name: worker for worker in self.workers}
+        self.recorder.workers = tuple(names)
         self._met.set()
         self.world.on_end(self._on_news)
 
@@ -149,19 +155,26 @@ class Agent:
         creates: bool = False,
         kept: object = None,
         number: int = 0,
+        what: str = "",
     ) -> Outgoing:
         """Send a request and return its future. With ``creates``, its value stays there as the
-        object ``(rank, number)``. ``kept`` lives until the reply.
+        object ``(rank, number)``. ``kept`` lives until the reply. ``what`` is the function's name
+        in messages.
 
         Raises what pickling the arguments raises, ``WorkerLostError``, ``DistNetworkError``.
         """
         if self.closed:
             raise DistBackendError("RPC was shut down on this worker")
         seconds = self.timeout if timeout is None else timeout
-        call = Outgoing(self, number or self.numbers.next(), to, func, seconds, kept)
+        call = Outgoing(self, number or self.numbers.next(), to, func, seconds, kept, what)
         self._last_number = call.number
         sent = self.carriers.send(to) if self.carriers else None
-        payload = self.holdings.dump((func, args, kwargs, sent), to)
+        serving = self.server.current
+        parent = None if serving is None else serving.key
+        payload = self.holdings.dump((func, args, kwargs, sent, parent), to)
+        call.record = self.recorder.made(
+            call.number, to, call.what, payload.nbytes, seconds, parent
+        )
         if sent is not None:
             call.sent = sent
         flags = CREATES if creates else 0
@@ -173,7 +186,7 @@ class Agent:
 
     def _call_here(self, call: Outgoing, payload: Payload, flags: int) -> None:
         self._local[call.number] = call
-        self._watch_deadline(call.due)
+        self.watch_deadline(call.due)
         buffers = [Buffer(b.nbytes, 0, memoryview(bytearray(b))) for b in payload.buffers]
         frame = Frame(Kind.REQUEST, flags, call.number, payload.data, buffers)
         self.server.accept(None, self.rank, frame)
@@ -183,13 +196,13 @@ class Agent:
         again = False
         while True:
             try:
-                connection = self.peers.connection(call.to, call.seconds)
+                connection = self.peers.connection(call.to, call.seconds, call.what)
             except RpcTimeoutError as error:
                 call.end(None, error)
                 return
             call.connection = connection
             connection.calls[call.number] = call
-            self._watch_deadline(call.due)
+            self.watch_deadline(call.due)
             try:
                 connection.send(Kind.REQUEST, call.number, payload, flags)
             except OSError:
@@ -224,6 +237,11 @@ class Agent:
     def pending(self) -> list[Outgoing]:
         """Return the calls of this worker that have not ended."""
         return [*self.peers.pending(), *list(self._local.values())]
+
+    def _under_way(self) -> list[Record]:
+        served = list(self.server.under_way.values())
+        made = [call.record for call in self.pending() if call.record is not None]
+        return [*map(self.recorder.being_served, served), *made]
 
     def on_frames(self, connection: Connection, frames: Sequence[Frame]) -> bool:
         """Act on frames that came; False: no more are to be read for now."""
@@ -311,15 +329,15 @@ class Agent:
 
     # ------------------------------------------------------------------ questions
 
-    def ask(self, to: int, *question: Any, seconds: float = ANSWER_SECONDS) -> Outgoing:
-        """Ask the worker ``to`` itself, on the connection that there is."""
+    def ask(self, to: int, *question: Any, seconds: float) -> Outgoing:
+        """Ask the worker ``to`` itself, on the connection that there is; 0 seconds: for ever."""
         call = Outgoing(self, self.numbers.next(), to, question[0], seconds, None)
         connection = self.peers.existing(to)
         if connection is None:
             call.end(None, DistBackendError("there is no connection"))
             return call
         connection.calls[call.number] = call
-        self._watch_deadline(call.due)
+        self.watch_deadline(call.due)
         try:
             connection.send(Kind.ASK, call.number, self.holdings.dump(question, None))
             connection.poll()
@@ -332,6 +350,7 @@ class Agent:
         match load(frame.data):
             case ("where", number):
                 answer = self.server.describe((connection.peer, number))
+                self._lateness.want_record()
             case ("waits", key):
                 answer = self._cycles.step(key)
                 answer = None if answer is None else tuple(answer)
@@ -365,6 +384,7 @@ class Agent:
 
     def _tick(self) -> float:
         self.holdings.release_dropped()
+        self._lateness.write_record()
         now = time.monotonic()
         if now >= self._next_deadline:
             # Who registers a call meanwhile has put it there before, or is heard of afterwards.
@@ -376,7 +396,8 @@ class Agent:
         pauses = [pause for pause in looks if pause is not None]
         return min(self._next_deadline, *(now + pause for pause in pauses), math.inf)
 
-    def _watch_deadline(self, due: float) -> None:
+    def watch_deadline(self, due: float) -> None:
+        """Have calls that are late ended at ``due`` (monotonic seconds)."""
         if due < self._next_deadline:
             with self._deadlines:
                 self._next_deadline = min(self._next_deadline, due)
@@ -417,6 +438,9 @@ class Agent:
         self.closed: bool = True
         error = DistBackendError("RPC was shut down on this worker")
         pending = self.pending()
+        self.recorder.close()
+        for call in pending:
+            call.record = None
         self.peers.close(flush)
         for call in pending:
             call.end(None, error)

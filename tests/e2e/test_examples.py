@@ -15,7 +15,7 @@ from meshlib.checkpoint import latest_step
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MESHRUN = Path(sys.executable).with_name("meshrun")
-DEADLINE = 50
+DEADLINE = 100.0
 
 pytestmark = pytest.mark.processes
 

@@ -83,24 +83,25 @@ def make_parser() -> argparse.ArgumentParser:
         parser,
         "--on-failure",
         choices=("stop", "continue"),
-        default="stop",
-        help="whether a rank's failure ends the others (default), or they go on: for remote calls"
-        " to workers that may die. Then rank 0 says how the job ended",
+        help="whether a rank's failure ends the others (default), or they go on: for programs that"
+        " can do without it (parallel.elastic, remote calls). The job then ends as its first rank"
+        " does that is left",
     )
     _add(
         parser,
         "--replace",
-        type=_number(int, "a number of replacements >= 0"),
+        type=_number(int, "a number of replacements >= 1"),
         metavar="N",
-        help="a lost rank does not end the others: it is replaced, up to N times, by a new one that"
-        " joins them (parallel.elastic); with 0 they go on without it",
+        help="start another rank for a lost one, on its node, up to N times there: it joins the"
+        " others (parallel.elastic); implies --on-failure continue",
     )
     _add(
         parser,
         "--spares",
         type=_number(int, "a number of ranks >= 0"),
         metavar="N",
-        help="start N more ranks, which wait to take the places of lost ones; implies --replace 0",
+        help="start N more ranks on each node, which wait to take the places of lost ones; implies"
+        " --on-failure continue",
     )
     _add(
         parser,
@@ -267,8 +268,8 @@ def _launch_options(given: argparse.Namespace) -> LaunchOptions:
         trace_dir=given.trace_dir,
         monitor=given.monitor,
         max_restarts=given.max_restarts or 0,
-        on_failure=_on_failure(given, nodes),
-        replace=_replacements(given, nodes),
+        on_failure=_on_failure(given),
+        replace=given.replace or 0,
         spares=given.spares or 0,
         verbose=given.verbose,
         notes=notes,
@@ -280,27 +281,21 @@ def _launch_options(given: argparse.Namespace) -> LaunchOptions:
     return replace(options, failure_grace=grace, signal_grace=grace)
 
 
-def _on_failure(given: argparse.Namespace, nodes: NodeOptions) -> Literal["stop", "continue"]:
-    if given.on_failure == "continue":
-        if given.max_restarts:
-            raise ValueError(
-                f"--on-failure continue and --max-restarts {given.max_restarts} were both given:"
-                " after a failure either the others go on, or all are started again"
-            )
-        if nodes.many:
-            raise ValueError("--on-failure continue was given for several nodes; expected one node")
-    return given.on_failure
-
-
-def _replacements(given: argparse.Namespace, nodes: NodeOptions) -> int | None:
-    if given.replace is None and not given.spares:
-        return None
-    if nodes.many:
+def _on_failure(given: argparse.Namespace) -> Literal["stop", "continue"]:
+    if given.replace == 0:
         raise ValueError(
-            f"--replace and --spares are for one node; got --nnodes {given.nnodes}. Several nodes"
-            " start all ranks again: expected --max-restarts"
+            "--replace 0 replaces nobody: expected a number from 1 on, or --on-failure continue,"
+            " with which the others go on without a lost rank"
         )
-    return given.replace or 0
+    others = f"--replace {given.replace}" if given.replace else f"--spares {given.spares}"
+    if not given.replace and not given.spares:
+        return given.on_failure or "stop"
+    if given.on_failure == "stop":
+        raise ValueError(
+            f"{others} and --on-failure stop were both given: ranks come for lost ones only where"
+            " the others go on; expected --on-failure continue, or neither"
+        )
+    return "continue"
 
 
 def _program(given: argparse.Namespace) -> Program:

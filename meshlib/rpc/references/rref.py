@@ -94,7 +94,9 @@ class RRef(Generic[T]):
         if self.is_owner():
             return _value_of(self._agent, self._oid).wait(_bound(self._agent, timeout))
         seconds = None if timeout is None else to_seconds(timeout)
-        call = self._agent.call(self._owner, _fetch, (self._oid,), {}, seconds, kept=self)
+        call = self._agent.call(
+            self._owner, _fetch, (self._oid,), {}, seconds, kept=self, what="RRef.to_here"
+        )
         return call.wait()
 
     def rpc_sync(self, timeout: Timeout | None = None) -> Any:
@@ -142,7 +144,10 @@ class _Proxy:
             rref._check_made()  # pyright: ignore[reportPrivateUsage]
             agent, owner, oid = rref._agent, rref._owner, rref._oid  # pyright: ignore[reportPrivateUsage]
             sent = (oid, name, args, kwargs)
-            return self._ends(agent.call(owner, _invoke, sent, {}, self._seconds, kept=rref))
+            what = f"RRef.{name}"
+            return self._ends(
+                agent.call(owner, _invoke, sent, {}, self._seconds, kept=rref, what=what)
+            )
 
         return method
 
@@ -160,7 +165,8 @@ class _RemoteProxy:
         def method(*args: Any, **kwargs: Any) -> RRef[Any]:
             agent, owner, oid = rref._agent, rref._owner, rref._oid  # pyright: ignore[reportPrivateUsage]
             sent = (oid, name, args, kwargs)
-            return create(agent, owner, _invoke, sent, {}, self._seconds, kept=rref)
+            what = f"RRef.{name}"
+            return create(agent, owner, _invoke, sent, {}, self._seconds, kept=rref, what=what)
 
         return method
 
@@ -173,12 +179,15 @@ def create(
     kwargs: dict[str, Any],
     seconds: float | None,
     kept: object = None,
+    what: str = "",
 ) -> RRef[Any]:
     """Have ``owner`` call a function, and return a reference to what that returns."""
     oid = ObjectId(agent.rank, agent.numbers.next())
     rref: RRef[Any] = RRef.__new__(RRef)
     number = oid.number
-    made = agent.call(owner, func, args, kwargs, seconds, creates=True, kept=kept, number=number)
+    made = agent.call(
+        *(owner, func, args, kwargs, seconds), creates=True, kept=kept, number=number, what=what
+    )
     rref._set(agent, owner, oid, agent.rank)  # pyright: ignore[reportPrivateUsage]
     rref._made = made  # pyright: ignore[reportPrivateUsage]
     _polled(made)
@@ -223,6 +232,8 @@ def _fetch(oid: ObjectId) -> Later:
 
 def _invoke(oid: ObjectId, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """On the owner: call a method of the object when it is made."""
-    method = getattr(_value_of(current_agent(), oid).wait(), name)
+    agent = current_agent()
+    method = getattr(_value_of(agent, oid).wait(), name)
+    agent.server.note_function(method)
     result = method(*args, **kwargs)
     return Later(future_of(method, result)) if is_async(method) else result

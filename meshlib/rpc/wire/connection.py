@@ -96,13 +96,19 @@ class Connection:
             self._threads.register(self, self._events())
 
     def receive_one(self, deadline: Deadline) -> Frame:
-        """Return the first frame that comes, before ``begin``. Raises OSError, TimeoutError."""
+        """Return the first frame that comes, before ``begin``.
+
+        Raises TimeoutError past ``deadline``, OSError when the connection ends or has an ``error``.
+        """
         while True:
+            if self.error is not None:
+                raise ConnectionAbortedError(errno.ECONNABORTED, str(self.error))
             try:
                 frames = self._frames.receive(self._sock)
             except (BlockingIOError, InterruptedError):
                 if deadline.expired:
-                    raise TimeoutError(errno.ETIMEDOUT, "it says nothing") from None
+                    text = f"nothing came for {deadline.seconds:g} s"
+                    raise TimeoutError(errno.ETIMEDOUT, text) from None
                 continue
             if frames:
                 return frames[0]

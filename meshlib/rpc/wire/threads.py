@@ -155,6 +155,11 @@ class Threads:
         return len(self._backlog)
 
     @property
+    def running(self) -> int:
+        """How many jobs have begun and not ended, without those that wait."""
+        return self._running
+
+    @property
     def busy(self) -> int:
         """How many jobs have begun and not ended, those that wait included, or not begun."""
         with self._lock:

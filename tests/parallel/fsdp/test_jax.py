@@ -199,7 +199,7 @@ def test_equal_to_one_process(name, n, keep):
         params = train(fsdp.value_and_grad(loss), fsdp.params, batches, dist.get_rank(), n)
         return jax.tree_util.tree_map(np.asarray, fsdp.unshard(params))
 
-    for got in run_ranks(program, n, timeout=55):
+    for got in run_ranks(program, n, timeout=120):
         assert_close(got, alone(name))
 
 
@@ -212,7 +212,7 @@ def test_eight_ranks_two_replicas_of_four_parts():
         params = train(fsdp.value_and_grad(loss), fsdp.params, batches, dist.get_rank(), 8)
         return jax.tree_util.tree_map(np.asarray, fsdp.unshard(params))
 
-    for got in run_ranks(program, 8, timeout=55):
+    for got in run_ranks(program, 8, timeout=120):
         assert_close(got, alone("mlp"))
 
 
@@ -236,7 +236,7 @@ def test_with_tensor_parallel():
                 p[name] = np.concatenate(both, axis)
         return whole
 
-    for got in run_ranks(program, 4, timeout=55):
+    for got in run_ranks(program, 4, timeout=120):
         assert_close(got, alone("transformer"))
 
 
@@ -350,7 +350,7 @@ def test_optax_on_parts_and_states_as_global_arrays():
         norm = float(optax.tree.norm(grads))
         updates, state = optimizer.update(grads, state, params)
         params = optax.apply_updates(params, updates)
-    for got_norm, got in run_ranks(program, 2, timeout=55):
+    for got_norm, got in run_ranks(program, 2, timeout=120):
         assert got_norm == pytest.approx(norm, rel=1e-9)
         assert_close(got, jax.tree_util.tree_leaves(params))
 
@@ -410,7 +410,7 @@ def test_gradients_of_microbatches_are_reduced_once_or_each_time():
 
     grads = [jax.grad(loss)(make(), batch(rank, m)) for rank in range(2) for m in range(2)]
     whole = jax.tree_util.tree_map(lambda *each: np.asarray(sum(each) / 2), *grads)
-    for rank, results in enumerate(run_ranks(program, 2, timeout=55)):
+    for rank, results in enumerate(run_ranks(program, 2, timeout=120)):
         rows = {"b": [slice(0, 2), slice(2, 3)], "w": [slice(0, 3), slice(3, 5)]}
         mine = {name: x[rows[name][rank]] if name in rows else x for name, x in whole.items()}
         for result in results:

@@ -87,7 +87,7 @@ dist.destroy_process_group()
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_four_processes_of_jax(tmp_path):
     pytest.importorskip("jax", reason="JAX is not installed (the extra 'jax')")
     here = Path(__file__).parent

@@ -130,7 +130,7 @@ def test_every_kind_of_schedule_equals_one_program(name, ranks, dp):
         return losses, dict(zip(own, trained([s.params for s in stages]), strict=True))
 
     losses, expected = train_whole()
-    results = run_ranks(job, ranks * dp, timeout=60)
+    results = run_ranks(job, ranks * dp, timeout=120)
     found = {}
     for _, parts in results:
         for number, params in parts.items():

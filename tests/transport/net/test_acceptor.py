@@ -20,7 +20,7 @@ from transport.net.acceptor import Acceptor
 from transport.net.auth import Handshake, authenticate
 from transport.net.sockets import listen, recv_exact
 
-SOON = 10.0
+SOON = 30.0
 
 
 class Loop:

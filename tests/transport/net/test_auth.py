@@ -21,7 +21,7 @@ from transport.net.auth import (
 )
 from transport.net.sockets import recv_exact
 
-SOON = 10.0
+SOON = 30.0
 Outcome = str | None
 
 

@@ -20,7 +20,7 @@ from transport.net.sockets import (
     send_all,
 )
 
-SOON = 10.0
+SOON = 30.0
 
 
 @pytest.mark.parametrize(

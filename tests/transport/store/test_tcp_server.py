@@ -31,7 +31,7 @@ from transport.store.tcp.client import _Request
 from transport.store.tcp.wire import pack_request
 
 Connect = Callable[[], TCPStore]
-SOON = 10.0
+SOON = 30.0
 
 
 def raw(server: TCPStoreServer) -> socket.socket:

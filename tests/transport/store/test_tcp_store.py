@@ -26,7 +26,7 @@ from transport.store import TCPStore, TCPStoreServer
 from transport.store.tcp.serving import listen_host
 
 Connect = Callable[[], TCPStore]
-SOON = 10.0
+SOON = 30.0
 
 
 class TestMaking:
