@@ -118,8 +118,8 @@ class JobView:
     """What is known of a job that is called ``name``. One thread at a time."""
 
     def __init__(self, name: str = "", size: int = 0) -> None:
-        self.name = name
-        self.size = size
+        self.name: str = name
+        self.size: int = size
         """How many ranks it has begun with, if that is known."""
         self.epoch: int = 0
         self.committed: int = -1

@@ -36,7 +36,7 @@ PROGRAM = """
 
 def test_a_job_is_seen(meshrun):
     script = meshrun.script(PROGRAM)
-    job = meshrun.start("--monitor", "--replace", "0", "-n", "2", script)
+    job = meshrun.start("--monitor", "--on-failure", "continue", "-n", "2", script)
     line = job.stderr.readline()
     found = re.fullmatch(r"meshrun: this job can be seen at (http://127.0.0.1:\d+/)#(\S+)\n", line)
     assert found, line
