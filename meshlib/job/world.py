@@ -48,6 +48,7 @@ from meshlib.job.thread_rank import ALL_HERE
 from meshlib.trace import dump
 from transport import backends, environment
 from transport.communicator import Communicator
+from transport.compression import Compression
 from transport.deadline import Deadline, Timeout
 from transport.errors import DistBackendError, DistError, DistStoreError, RankFailedError
 from transport.net.fork import in_forked_children, refusal
@@ -208,9 +209,12 @@ class World:
         backend: str | None = None,
         timeout: Timeout | None = None,
         desc: str = "",
+        compression: Compression | None = None,
     ) -> ProcessGroup:
         """Return the one group of ``ranks``; see ``GroupRegistry.group_for``."""
-        return self.registry.group_for(ranks, backend=backend, timeout=timeout, desc=desc)
+        return self.registry.group_for(
+            ranks, backend=backend, timeout=timeout, desc=desc, compression=compression
+        )
 
     def new_group(
         self,
@@ -266,6 +270,7 @@ class World:
             ranks=group.ranks,
             store=PrefixStore(f"group/{group.id}/{device}", self.store),
             runtime=self.runtime,
+            compression=group.compression if device == "cpu" else None,
         )
         if device == "cpu":
             return backends.lookup(name).load()(membership)

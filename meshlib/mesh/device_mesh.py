@@ -25,7 +25,7 @@ from meshlib.groups.process_group import ProcessGroup
 from meshlib.job.current import current_world, find_world
 from meshlib.job.world import World
 from meshlib.mesh.layout import IndexArray, Layout
-from meshlib.mesh.names import DimKey, MeshNames, make_dims
+from meshlib.mesh.names import Compress, DimKey, MeshNames, make_dims
 from meshlib.mesh.rank_layout import RankLayout, RankNumbering
 from meshlib.mesh.spec import (
     DimOptions,
@@ -63,6 +63,7 @@ class DeviceMesh(MeshValue, Collectives):
         timeout: Timeout | None = None,
         backend_override: Mapping[DimKey, str] | None = None,
         timeout_override: Mapping[DimKey, Timeout] | None = None,
+        compress: Mapping[DimKey, Compress] | None = None,
     ) -> None:
         """Arrange the global ranks in ``mesh``: nested lists or an integer array, at least 1-D.
 
@@ -70,7 +71,9 @@ class DeviceMesh(MeshValue, Collectives):
         device whose arrays the mesh is for; ``mesh_dim_names`` has a name for each dim.
         ``backend`` and ``timeout`` (seconds, a timedelta or ``"30s"``) are what groups are made
         with, ``backend_override`` and ``timeout_override`` the same by dim (name or number); where
-        nothing is said, the job's hold.
+        nothing is said, the job's hold. ``compress`` says by dim how large sums and averages along
+        it travel between hosts: ``"bf16"``, ``"fp8"``, ``"int8"`` or a ``Compression`` (default: as
+        they are).
 
         Raises ValueError for a ragged or empty ``mesh``, for ranks that are negative, there
         twice, not integers or (in a job) beyond its world size, and for wrong names or options.
@@ -78,9 +81,8 @@ class DeviceMesh(MeshValue, Collectives):
         ranks = RankLayout.of(mesh)
         names = check_dim_names(mesh_dim_names, ranks.layout.ndim)
         options = DimOptions(check_backend(backend, "mesh"), check_timeout(timeout, "mesh"))
-        self._init(
-            device_type, ranks, make_dims(names, backend_override, timeout_override), options
-        )
+        dims = make_dims(names, backend_override, timeout_override, compress)
+        self._init(device_type, ranks, dims, options)
         world = find_world()
         if world is not None:
             self._check_world(world)
@@ -99,6 +101,7 @@ class DeviceMesh(MeshValue, Collectives):
         timeout: Timeout | None = None,
         backend_override: Mapping[DimKey, str] | None = None,
         timeout_override: Mapping[DimKey, Timeout] | None = None,
+        compress: Mapping[DimKey, Compress] | None = None,
     ) -> Self:
         """Arrange ranks 0 to n-1 in C order, n the product of ``mesh_shape``; needs no job.
 
@@ -106,14 +109,15 @@ class DeviceMesh(MeshValue, Collectives):
         whose arrays the mesh is for; ``mesh_dim_names`` has a name for each dim. ``backend`` and
         ``timeout`` (seconds, a timedelta or ``"30s"``) are what groups are made with,
         ``backend_override`` and ``timeout_override`` the same by dim (name or number); where
-        nothing is said, the job's hold. Raises ValueError for sizes below 1, and for wrong names or
-        options.
+        nothing is said, the job's hold. ``compress`` says by dim how large sums and averages along
+        it travel between hosts: ``"bf16"``, ``"fp8"``, ``"int8"`` or a ``Compression`` (default: as
+        they are). Raises ValueError for sizes below 1, and for wrong names or options.
         """
         shape = check_shape(mesh_shape)
         check_product(shape)
         names = check_dim_names(mesh_dim_names, len(shape))
         options = DimOptions(check_backend(backend, "mesh"), check_timeout(timeout, "mesh"))
-        dims = make_dims(names, backend_override, timeout_override)
+        dims = make_dims(names, backend_override, timeout_override, compress)
         return cls._make(device_type, RankLayout.row_major(shape), dims, options)
 
     @classmethod
@@ -218,7 +222,12 @@ class DeviceMesh(MeshValue, Collectives):
             flattened = names.find(name) is None and self._flattened(name)
             if flattened:
                 positions, options = flattened
-                moved[positions].flatten(name, backend=options.backend, timeout=options.timeout)
+                moved[positions].flatten(
+                    name,
+                    backend=options.backend,
+                    timeout=options.timeout,
+                    compress=options.compress,
+                )
         if world is not None:
             moved._check_world(world)
         return moved

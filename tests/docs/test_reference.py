@@ -60,7 +60,17 @@ def test_each_name_of_meshlib_has_one_entry():
     assert sorted(name for name in entries if "." not in name) == meshlib.__all__
 
 
-@pytest.mark.parametrize("package", [*PACKAGES, "meshlib.jit", "meshlib.checkpoint", "meshlib.rpc"])
+@pytest.mark.parametrize(
+    "package",
+    [
+        *PACKAGES,
+        "meshlib.jit",
+        "meshlib.checkpoint",
+        "meshlib.rpc",
+        "parallel.rpc",
+        "parallel.rpc.dist_autograd",
+    ],
+)
 def test_each_name_of_a_package_has_an_entry(package):
     shown = [value_of(entry) for entry in ENTRIES]
     missing = [
