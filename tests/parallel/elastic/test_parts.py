@@ -229,3 +229,19 @@ def test_a_mesh_of_some_ranks_and_a_slice_are_refused():
             ElasticMesh(whole.without([0], "dp"), "dp")
 
     run_ranks(rank, 4)
+
+
+def test_shares_that_were_looked_up_ahead_are_those_of_each_step():
+    batches = ElasticBatches(1000, 12, seed=3)
+    cursor = 0
+    for place, ranks, steps in ((1, 4, 200), (1, 3, 3), (0, 3, 2), (1, 4, 40)):
+        for _ in range(steps):
+            share = batches.share(cursor, place, ranks, 4)
+            fresh = ElasticBatches(1000, 12, seed=3).share(cursor, place, ranks, 4)
+            np.testing.assert_array_equal(share.samples, fresh.samples)
+            begin, end = (cursor + 12 * i // ranks for i in (place, place + 1))
+            np.testing.assert_array_equal(fresh.samples, batches.at(np.arange(begin, end)))
+            again = batches.share(cursor, place, ranks, 4).samples  # the step is tried once more
+            again[:] = -1
+            cursor += 12
+    assert batches.share(5, 1, 4, 4).samples.tolist() == batches.at(np.arange(8, 11)).tolist()
