@@ -1,6 +1,6 @@
-"""A rank of ``recovery``: steps of a few milliseconds with ``MIB`` of state, noted with their times.
+"""A rank of ``recovery``: short steps of a loop with some state, and when what has happened.
 
-meshrun -n 4 --replace 1 tests/benchmarks/elastic/recovery_program.py OUT MIB SECONDS
+meshrun -n 4 --replace 1 tests/benchmarks/elastic/recovery_program.py OUT MIB STEPS
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def main(out: Path, mib: int, until: int) -> None:
         dist.init_process_group(timeout=60)
         note("joined")
         mesh = dist.init_device_mesh("cpu", (-1,), mesh_dim_names=("dp",))
-        state = {"weights": np.zeros(mib << 17), "gradient": np.zeros(1024)}
+        state = {"weights": np.full(mib << 17, float(rank)), "gradient": np.zeros(1024)}
         with ElasticMesh(mesh, "dp", timeout=10, join_timeout=60) as elastic:
             note("ready")
             for step in elastic.steps(state, until):
