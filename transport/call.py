@@ -53,6 +53,10 @@ class Kind(enum.IntEnum):
     ALLOCATE = 12
     SPLIT = 13
     MONITORED_BARRIER = 14
+    CALL = 15
+    """A remote call, by its caller; such headers are only recorded."""
+    SERVE = 16
+    """A remote call, by its callee."""
 
 
 class CallHeader(NamedTuple):

@@ -16,6 +16,7 @@ from threading import get_ident
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
+from meshlib.diagnosis.sampling.steps import StepMarks
 from transport.call import Call, Kind
 from transport.deadline import Deadline
 from transport.native import core
@@ -217,13 +218,15 @@ Ring: type[_Ring] = _Ring if core is None else core.Ring
 
 
 class FlightRecorder(Ring):
-    """The last ``capacity`` calls of one rank, over all its groups.
+    """The last ``capacity`` calls of one rank, over all its groups, as records of ``type_``.
 
     ``annotate`` is None, or set while somebody profiles: calls then run inside such ranges.
     """
 
-    def __init__(self, capacity: int = CAPACITY) -> None:
-        super().__init__(capacity, Record, _OwnFiles())
+    def __init__(self, capacity: int = CAPACITY, type_: type[Record] = Record) -> None:
+        super().__init__(capacity, type_, _OwnFiles())
+        self.steps: StepMarks = StepMarks()
+        """When steps have ended, where the program's loop says so."""
 
     @contextmanager
     def named(self, label: str) -> Generator[None]:

@@ -7,11 +7,19 @@ import shlex
 import signal
 import sys
 import time
+from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
 
 from meshlib.command_line import reader_is_gone
-from meshlib.launcher.nodes.coordinator import Coordinator, Placed, Placement, Stop, Verdict
+from meshlib.launcher.nodes.coordinator import (
+    Come,
+    Coordinator,
+    Placed,
+    Placement,
+    Stop,
+    Verdict,
+)
 from meshlib.launcher.options.launch import LaunchOptions
 from meshlib.launcher.ranks.ending import (
     SETTLE_AFTER_ECHO_SECONDS,
@@ -23,6 +31,7 @@ from meshlib.launcher.ranks.failure import RankExit, Report, rank_list
 from meshlib.launcher.ranks.fork_server import ForkServer
 from meshlib.launcher.ranks.sweep import end_strays
 from meshlib.launcher.ranks.workers import Worker, WorkerGroup
+from meshlib.launcher.shown import Shown
 from meshlib.launcher.signals import SignalPipe
 from meshlib.trace import RECORDS
 from transport import environment
@@ -40,7 +49,7 @@ class Agent:
     """Runs this node's part of a job; ``run`` returns the exit code of the launcher.
 
     ``directory`` takes a folder for each attempt; ``spare`` are children of this process that are
-    none of its ranks. ``server`` is what ranks are forked from.
+    none of its ranks. ``shown`` lets the job be seen. ``server`` is what ranks are forked from.
     """
 
     def __init__(
@@ -51,6 +60,7 @@ class Agent:
         run_id: str,
         directory: Path,
         spare: Iterable[int],
+        shown: Shown,
         server: ForkServer | None = None,
     ) -> None:
         self._options = options
@@ -59,7 +69,9 @@ class Agent:
         self._run_id = run_id
         self._directory = directory
         self._server = server
+        self._shown = shown
         self._spare = {*spare, server.pid} if server is not None else set(spare)
+        self._continues: bool = options.on_failure == "continue"
         self._group: WorkerGroup | None = None
         self._ending: Ending | None = None
         self._announced: set[int] = set()
@@ -69,6 +81,7 @@ class Agent:
         self._stopped_elsewhere = False
         self._replaced = 0
         self._leaving: list[Ending] = []
+        self._vacant: deque[tuple[int, str]] = deque()  # local ranks, and whom each comes for
 
     def run(self) -> int:
         """Run the job to its end, whatever that is, and leave nothing behind."""
@@ -93,6 +106,8 @@ class Agent:
             match event:
                 case Placed(placement):
                     self._start(placement)
+                case Come(ranks):
+                    self._add(ranks)
                 case Stop(reason):
                     self._stop(reason)
                 case Verdict():
@@ -111,6 +126,7 @@ class Agent:
             self._coordinator.ended([], interrupted=True)
             return
         self._attempts += 1
+        self._shown.begin(placement)
         folder = self._directory / f"attempt_{placement.attempt}"
         self._announced.clear()
         self._ending = None
@@ -122,8 +138,22 @@ class Agent:
             f" {placement.world_size}; store at {placement.store_host}:{placement.store_port};"
             f" files in {folder}"
         )
+        spares = self._options.spares
+        if spares:
+            self._vacant.extend((placement.ranks + number, "") for number in range(spares))
+            self._coordinator.want(spares)
         if placement.ranks > 1 and "OMP_NUM_THREADS" not in os.environ:
             self._note("OMP_NUM_THREADS is 1 in each rank; set it to choose another number")
+
+    def _add(self, ranks: range) -> None:
+        """Start ``ranks``, for which there are vacancies unless all are ended."""
+        for rank in ranks:
+            if self._group is None or not self._vacant:
+                return
+            local_rank, lost = self._vacant.popleft()
+            self._group.add(rank, local_rank)
+            if lost:
+                _say(f"{lost}; rank {rank} comes for it")
 
     def _handle(self, number: int) -> None:
         group = self._group
@@ -140,8 +170,10 @@ class Agent:
 
     def _interrupted(self, number: signal.Signals) -> None:
         first, self._interrupt = self._interrupt is None, self._interrupt or number
+        self._vacant.clear()
         if first:
-            self._coordinator.interrupted()
+            leaves = self._continues and number != signal.SIGINT
+            self._coordinator.interrupted(leaves=leaves)
         if self._group is None:
             if first:
                 self._coordinator.ended([], interrupted=True)
@@ -182,7 +214,7 @@ class Agent:
         self._leaving = [one for one in self._leaving if one.ranks.running]
         for one in self._leaving:
             one.advance()
-        if not group.running:
+        if not group.running and not self._vacant:
             self._group = None
             self._ending = None
             self._leaving = []
@@ -192,9 +224,8 @@ class Agent:
             group.close(_DRAIN_SECONDS)
             results = group.results()
             exits = [item for item in results if not item.ok or item.stopped]
-            if self._options.replace is not None and len(exits) < len(results):
-                exits = []  # some have come to the end, without those that were lost
-            self._coordinator.ended(exits, interrupted=self._interrupt is not None)
+            well = len(results) - len(exits)
+            self._coordinator.ended(exits, self._interrupt is not None, well)
 
     def _hear_same_signal(self) -> None:
         """Wait a moment for the signal by which an engine ended a rank: it is sent to this process
@@ -212,9 +243,7 @@ class Agent:
         self._coordinator.failed(result)
         if self._go_on_without(group, worker, result):
             return
-        if self._options.on_failure == "continue":
-            _say(f"rank {result.rank}: {result.what_happened()}; the others go on")
-        elif self._ending is None:
+        if self._ending is None:
             settle = SETTLE_SECONDS if result.is_cause else SETTLE_AFTER_ECHO_SECONDS
             grace = self._options.failure_grace
             self._ending = Ending(group, settle, grace, signal.SIGTERM)
@@ -224,8 +253,10 @@ class Agent:
     def _go_on_without(self, group: WorkerGroup, worker: Worker, result: RankExit) -> bool:
         """Return whether the others go on, with another rank in the place of ``worker`` or not."""
         limit = self._options.replace
+        if not self._continues or self._ending is not None or self._interrupt is not None:
+            return False
         left = [one for one in group.running if not one.has_failed()]
-        if limit is None or self._ending is not None or self._interrupt is not None or not left:
+        if not left and not self._vacant and self._coordinator.alone:
             return False
         lost = f"rank {result.rank} {result.loss.how}"
         if worker.running:  # it has said why it fails, and may take long to end
@@ -233,14 +264,15 @@ class Agent:
             self._leaving.append(Ending(Only(worker), SETTLE_SECONDS, grace, signal.SIGTERM))
         if self._replaced < limit:
             self._replaced += 1
-            other = group.add(worker.local_rank)
-            _say(f"{lost}; rank {other.rank} comes for it")
+            self._vacant.append((worker.local_rank, lost))
+            self._coordinator.want(1)
         else:
             _say(f"{lost}; the others go on")
         return True
 
     def _stop(self, reason: str) -> None:
         self._note(reason)
+        self._vacant.clear()
         if self._group is not None and self._ending is None:
             self._stopped_elsewhere = True
             grace = self._options.failure_grace
@@ -257,10 +289,6 @@ class Agent:
 
     def _finish(self, verdict: Verdict) -> int:
         report = Report(verdict.exits, verdict.error, self._attempts)
-        if self._options.on_failure == "continue" and self._interrupt is None:
-            failed = [item.rank for item in verdict.exits if not item.ok]
-            if failed and 0 not in failed:  # each was told of when it failed
-                return 0
         cause = report.cause
         if cause is not None and cause.wrote_in_vain and reader_is_gone(STDOUT):
             return 128 + signal.SIGPIPE  # | head has seen enough

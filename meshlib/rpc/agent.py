@@ -7,9 +7,11 @@ import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, NamedTuple
 
-from meshlib.job.current import adopt_thread, current_world
+from meshlib.diagnosis.recorder import Record
+from meshlib.job.current import adopt_thread, current_world, find_world
 from meshlib.job.world import World
 from meshlib.rpc.calls import Callbacks, Clock, Numbers, Outgoing, RpcFuture
 from meshlib.rpc.carriers import Carriers
@@ -18,6 +20,7 @@ from meshlib.rpc.errors import RpcTimeoutError
 from meshlib.rpc.late import Lateness
 from meshlib.rpc.leaving import Leaving
 from meshlib.rpc.peers import Peers
+from meshlib.rpc.recording import CallRecorder
 from meshlib.rpc.references.holdings import Holdings
 from meshlib.rpc.references.ownership import ObjectId
 from meshlib.rpc.serving import CREATES, Server, with_cause
@@ -27,14 +30,12 @@ from meshlib.rpc.wire.payload import Payload, load
 from meshlib.rpc.wire.recycling import Recycler
 from meshlib.rpc.wire.threads import Threads
 from transport.checks import to_whole_number
-from transport.errors import DistBackendError
+from transport.errors import DistBackendError, DistError, DistNetworkError
 from transport.runtime import Membership
 
 BACKLOG_CALLS = 4096
 BACKLOG_BYTES = 64 << 20
 """A worker that has more to do than this reads no more requests until it is half."""
-ANSWER_SECONDS = 0.5
-"""What a callee may take to say what a call that is late does."""
 
 
 class WorkerInfo(NamedTuple):
@@ -76,6 +77,9 @@ class Agent:
         self._next_deadline = math.inf
         self._deadlines = threading.Lock()
         self.numbers: Numbers = Numbers()
+        self.recorder: CallRecorder = CallRecorder(
+            membership.group, membership.ranks, world.recorded_calls
+        )
         self.carriers: Carriers = Carriers()
         self.recycler: Recycler = Recycler()
         self._cycles = Cycles(self)
@@ -90,6 +94,8 @@ class Agent:
         self.clock: Clock = Clock(f"clock-{self.rank}", self._tick)
         self.peers: Peers = Peers(self, self, membership)
         self.holdings.ways = self.peers
+        self.recorder.under_way = self._under_way
+        world.calls = self.recorder
 
     # ------------------------------------------------------------------ who
 
@@ -97,6 +103,7 @@ class Agent:
         """Note the names of all workers, by rank, and begin to hear who is lost."""
         self.workers = tuple(WorkerInfo(name, rank) for rank, name in enumerate(names))
         self.by_name = {worker.name: worker for worker in self.workers}
+        self.recorder.workers = tuple(names)
         self._met.set()
         self.world.on_end(self._on_news)
 
@@ -149,31 +156,48 @@ class Agent:
         creates: bool = False,
         kept: object = None,
         number: int = 0,
+        what: str = "",
     ) -> Outgoing:
         """Send a request and return its future. With ``creates``, its value stays there as the
-        object ``(rank, number)``. ``kept`` lives until the reply.
+        object ``(rank, number)``. ``kept`` lives until the reply. ``what`` is the function's name
+        in messages.
 
         Raises what pickling the arguments raises, ``WorkerLostError``, ``DistNetworkError``.
         """
         if self.closed:
             raise DistBackendError("RPC was shut down on this worker")
+        gradients = self.carriers.gradients
+        if gradients is not None:
+            again = partial(self.call, to, func, timeout=timeout, kept=kept, what=what)
+            replaced = gradients.replace(again, args, kwargs, creates)
+            if replaced is not None:
+                return replaced
         seconds = self.timeout if timeout is None else timeout
-        call = Outgoing(self, number or self.numbers.next(), to, func, seconds, kept)
+        call = Outgoing(self, number or self.numbers.next(), to, func, seconds, kept, what)
         self._last_number = call.number
         sent = self.carriers.send(to) if self.carriers else None
-        payload = self.holdings.dump((func, args, kwargs, sent), to)
+        serving = self.server.current
+        parent = None if serving is None else serving.key
+        payload = self.holdings.dump((func, args, kwargs, sent, parent), to)
+        call.record = self.recorder.made(
+            call.number, to, call.what, payload.nbytes, seconds, parent
+        )
         if sent is not None:
             call.sent = sent
         flags = CREATES if creates else 0
-        if to == self.rank:
-            self._call_here(call, payload, flags)
-        else:
-            self._send_request(call, payload, flags)
+        try:
+            if to == self.rank:
+                self._call_here(call, payload, flags)
+            else:
+                self._send_request(call, payload, flags)
+        except BaseException as error:
+            call.record.end(f"{type(error).__name__}: {error}")
+            raise
         return call
 
     def _call_here(self, call: Outgoing, payload: Payload, flags: int) -> None:
         self._local[call.number] = call
-        self._watch_deadline(call.due)
+        self.watch_deadline(call.due)
         buffers = [Buffer(b.nbytes, 0, memoryview(bytearray(b))) for b in payload.buffers]
         frame = Frame(Kind.REQUEST, flags, call.number, payload.data, buffers)
         self.server.accept(None, self.rank, frame)
@@ -183,13 +207,13 @@ class Agent:
         again = False
         while True:
             try:
-                connection = self.peers.connection(call.to, call.seconds)
+                connection = self.peers.connection(call.to, call.seconds, call.what)
             except RpcTimeoutError as error:
                 call.end(None, error)
                 return
             call.connection = connection
             connection.calls[call.number] = call
-            self._watch_deadline(call.due)
+            self.watch_deadline(call.due)
             try:
                 connection.send(Kind.REQUEST, call.number, payload, flags)
             except OSError:
@@ -225,12 +249,22 @@ class Agent:
         """Return the calls of this worker that have not ended."""
         return [*self.peers.pending(), *list(self._local.values())]
 
+    def _under_way(self) -> list[Record]:
+        served = list(self.server.under_way.values())
+        made = [call.record for call in self.pending() if call.record is not None]
+        return [*map(self.recorder.being_served, served), *made]
+
     def on_frames(self, connection: Connection, frames: Sequence[Frame]) -> bool:
         """Act on frames that came; False: no more are to be read for now."""
         me = threading.get_ident()
         self._acting.add(me)
         try:
             self._act_on(connection, frames)
+        except (DistError, OSError):
+            raise
+        except Exception as error:
+            text = f"{self.who(connection.peer)} sent what cannot be understood: {error!r}"
+            raise DistNetworkError(text) from error
         finally:
             self._acting.discard(me)
         if connection.outgoing:
@@ -272,15 +306,17 @@ class Agent:
     def _on_reply(self, connection: Connection, frame: Frame) -> None:
         connection.lent.pop(frame.call, None)
         call = connection.calls.pop(frame.call, None)
-        try:
-            buffers = connection.fetch(frame)
-        except OSError:
-            if call is not None:  # it ends as all that are pending on this connection
-                connection.calls[frame.call] = call
-            raise
-        if any(buffer.memory is None for buffer in frame.buffers):
-            with suppress(OSError):
-                connection.send(Kind.TAKEN, frame.call)
+        buffers = ()
+        if frame.buffers:
+            try:
+                buffers = connection.fetch(frame)
+            except OSError:
+                if call is not None:  # it ends as all that are pending on this connection
+                    connection.calls[frame.call] = call
+                raise
+            if any(buffer.memory is None for buffer in frame.buffers):
+                with suppress(OSError):
+                    connection.send(Kind.TAKEN, frame.call)
         self._settle(call, frame.kind, frame.data, buffers)
 
     def on_local_reply(
@@ -311,15 +347,15 @@ class Agent:
 
     # ------------------------------------------------------------------ questions
 
-    def ask(self, to: int, *question: Any, seconds: float = ANSWER_SECONDS) -> Outgoing:
-        """Ask the worker ``to`` itself, on the connection that there is."""
+    def ask(self, to: int, *question: Any, seconds: float) -> Outgoing:
+        """Ask the worker ``to`` itself, on the connection that there is; 0 seconds: for ever."""
         call = Outgoing(self, self.numbers.next(), to, question[0], seconds, None)
         connection = self.peers.existing(to)
         if connection is None:
             call.end(None, DistBackendError("there is no connection"))
             return call
         connection.calls[call.number] = call
-        self._watch_deadline(call.due)
+        self.watch_deadline(call.due)
         try:
             connection.send(Kind.ASK, call.number, self.holdings.dump(question, None))
             connection.poll()
@@ -332,6 +368,7 @@ class Agent:
         match load(frame.data):
             case ("where", number):
                 answer = self.server.describe((connection.peer, number))
+                self._lateness.want_record()
             case ("waits", key):
                 answer = self._cycles.step(key)
                 answer = None if answer is None else tuple(answer)
@@ -365,6 +402,7 @@ class Agent:
 
     def _tick(self) -> float:
         self.holdings.release_dropped()
+        self._lateness.write_record()
         now = time.monotonic()
         if now >= self._next_deadline:
             # Who registers a call meanwhile has put it there before, or is heard of afterwards.
@@ -376,7 +414,8 @@ class Agent:
         pauses = [pause for pause in looks if pause is not None]
         return min(self._next_deadline, *(now + pause for pause in pauses), math.inf)
 
-    def _watch_deadline(self, due: float) -> None:
+    def watch_deadline(self, due: float) -> None:
+        """Have calls that are late ended at ``due`` (monotonic seconds)."""
         if due < self._next_deadline:
             with self._deadlines:
                 self._next_deadline = min(self._next_deadline, due)
@@ -409,6 +448,8 @@ class Agent:
         why = f"its caller, {self.who(rank)}, {how}"
         self.server.cancel_all(lambda serving: serving.key[0] == rank, why)
         self.holdings.bury(rank, how, self.who(rank))
+        if self.carriers.gradients is not None:
+            self.carriers.gradients.lose(rank)
 
     def close(self, flush: float = 0.0) -> None:
         """End this worker's part, at once; calls under way fail. Idempotent."""
@@ -417,6 +458,9 @@ class Agent:
         self.closed: bool = True
         error = DistBackendError("RPC was shut down on this worker")
         pending = self.pending()
+        self.recorder.close()
+        for call in pending:
+            call.record = None
         self.peers.close(flush)
         for call in pending:
             call.end(None, error)
@@ -425,6 +469,13 @@ class Agent:
         self.threads.close()
         if self.world.rpc is self:
             self.world.rpc = None
+
+
+def find_agent() -> Agent | None:
+    """Return the agent of the calling thread's World, if there is one."""
+    world = find_world()
+    agent = None if world is None else world.rpc
+    return agent if isinstance(agent, Agent) else None
 
 
 def current_agent() -> Agent:

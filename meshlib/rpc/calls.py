@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshlib.calls.lane import Continuations
 from meshlib.calls.work import Future
+from meshlib.diagnosis.recorder import Record
 from meshlib.rpc.wire.connection import Connection
 from meshlib.rpc.wire.threads import Threads
 from transport.deadline import Deadline, Timeout
@@ -69,12 +70,22 @@ class Outgoing(RpcFuture):
     """A call to another worker, or to this one: its number, function, callee and deadline."""
 
     def __init__(
-        self, agent: Agent, number: int, to: int, func: object, seconds: float, kept: object
+        self,
+        agent: Agent,
+        number: int,
+        to: int,
+        func: object,
+        seconds: float,
+        kept: object,
+        what: str = "",
     ) -> None:
         super().__init__(agent)
         self.number = number
         self.to = to
-        self.func = func
+        self._func = func
+        self.what: str = what or name_of(func)
+        """The function's name, for messages."""
+        self.record: Record | None = None
         self.seconds = seconds
         self.begun: float = time.monotonic()
         self.due: float = self.begun + seconds if seconds else math.inf
@@ -89,12 +100,7 @@ class Outgoing(RpcFuture):
     @property
     def is_question(self) -> bool:
         """Whether the worker itself was asked, not a function called."""
-        return isinstance(self.func, str)
-
-    @property
-    def what(self) -> str:
-        """The function's name, for messages."""
-        return name_of(self.func)
+        return isinstance(self._func, str)
 
     def block(self, timeout: Timeout | None, what: Callable[[], str]) -> None:
         """Wait for the reply; read it here if no other thread reads from that worker."""
@@ -125,11 +131,15 @@ class Outgoing(RpcFuture):
     def end(self, value: Any, error: BaseException | None) -> None:
         """Make this the outcome, unless there is one."""
         self.kept = None
-        with suppress(RuntimeError):
+        if self.record is not None and not self.record.ended:
+            self.record.end(None if error is None else f"{type(error).__name__}: {error}")
+        try:
             if error is not None:
                 self.set_exception(error)
             else:
                 self.set_result(value)
+        except RuntimeError:  # there is one
+            pass
 
 
 def name_of(func: object) -> str:

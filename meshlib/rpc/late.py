@@ -15,12 +15,21 @@ from meshlib.rpc.wire.frames import Kind
 if TYPE_CHECKING:
     from meshlib.rpc.agent import Agent
 
+ANSWER_SECONDS = 0.5
+"""What a callee may take to say what a call that is late does."""
+
+
+_WRITE_SECONDS = 1.0
+"""Flight records are written no more often than this."""
+
 
 class Lateness:
     """Ends one worker's calls at their deadlines. For its clock."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
+        self._written = -math.inf
+        self._to_write = False
 
     def look(self) -> float:
         """End what is late; return the moment of the next deadline (monotonic seconds)."""
@@ -33,14 +42,27 @@ class Lateness:
                 self._find_out_why(call)
         return due
 
+    def want_record(self) -> None:
+        """Have the clock write this worker's flight record: it makes or serves a late call."""
+        self._to_write = True
+        self._agent.clock.ring()
+
+    def write_record(self) -> None:
+        """Write it if it is wanted, and was not written a moment ago."""
+        if self._to_write and time.monotonic() - self._written >= _WRITE_SECONDS:
+            self._to_write, self._written = False, time.monotonic()
+            self._agent.world.dump_if_asked()
+
     def _find_out_why(self, call: Outgoing) -> None:
         agent = self._agent
         if call.is_question:
             self._end(call, "")
-        elif call.to == agent.rank:
+            return
+        self.want_record()
+        if call.to == agent.rank:
             self._end(call, agent.server.describe((agent.rank, call.number)))
         else:
-            asked = agent.ask(call.to, "where", call.number)
+            asked = agent.ask(call.to, "where", call.number, seconds=ANSWER_SECONDS)
             asked.at_once(lambda done: self._on_answer(call, done))
 
     def _on_answer(self, call: Outgoing, done: Future[Any]) -> None:

@@ -15,6 +15,7 @@ from meshlib.diagnosis.stacks import frames_of
 from meshlib.rpc.calls import name_of
 from meshlib.rpc.errors import RemoteError, RemoteTraceback
 from meshlib.rpc.functions import future_of, is_async
+from meshlib.rpc.recording import Key
 from meshlib.rpc.references.ownership import ObjectId, Owned
 from meshlib.rpc.wire.connection import Connection
 from meshlib.rpc.wire.frames import Frame, Kind
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 
 CREATES = 1
 """The flag of a request whose value becomes an object of this worker."""
-Key = tuple[int, int]
-"""The caller's rank, and its number for the call."""
 
 
 class Serving:
@@ -34,22 +33,32 @@ class Serving:
 
     __slots__ = (
         "begun",
+        "came",
         "cancelled",
         "connection",
         "func",
         "kept",
         "key",
+        "nbytes",
+        "parent",
+        "sent",
         "thread",
         "waits_for",
         "waits_since",
     )
 
-    def __init__(self, key: Key, connection: Connection | None) -> None:
+    def __init__(self, key: Key, connection: Connection | None, nbytes: int) -> None:
         self.key: Key = key
+        self.nbytes: int = nbytes
+        self.parent: Key | None = None
+        """The call whose function made this one."""
         self.connection: Connection | None = connection
         self.func: object = None
+        self.sent: dict[str, Any] | None = None
+        """What it brought along, by carrier."""
         self.thread: int | None = None
-        self.begun: float = time.monotonic()
+        self.came: float = time.monotonic()
+        self.begun: float = self.came
         self.cancelled: str | None = None
         self.waits_for: Future[Any] | None = None
         """The future that its thread waits for, or that it is to answer with."""
@@ -78,13 +87,19 @@ class Server:
 
     def accept(self, connection: Connection | None, caller: int, frame: Frame) -> None:
         """Have a thread run a request; the calling thread may."""
-        serving = Serving((caller, frame.call), connection)
+        serving = Serving((caller, frame.call), connection, frame.nbytes)
         self.under_way[serving.key] = serving
         agent = self._agent
         if frame.flags & CREATES:
             # Whoever holds references, it must not go before it was made.
             serving.kept = agent.holdings.create(ObjectId(caller, frame.call))
-        agent.threads.add(lambda: self._run(serving, frame), frame.nbytes)
+        agent.threads.add(lambda: self._run(serving, frame), serving.nbytes)
+
+    def note_function(self, func: object) -> None:
+        """Note that the call which the calling thread serves runs ``func``, found by its name."""
+        serving = self.current
+        if serving is not None:
+            serving.func = func
 
     def cancel(self, key: Key, why: str) -> None:
         """Note that nobody waits for a call any more."""
@@ -104,9 +119,11 @@ class Server:
         if serving is None:
             return "it has ended there, or has not arrived"
         if serving.thread is None:
+            threads = self._agent.threads
+            if threads.running < threads.limit:
+                return "it has arrived, and is about to begin"
             return (
-                "it has not begun: all"
-                f" {self._agent.threads.limit} threads are busy, {self._agent.threads.backlog}"
+                f"it has not begun: all {threads.limit} threads are busy, {threads.backlog}"
                 " calls wait for one"
             )
         seconds = time.monotonic() - serving.begun
@@ -130,9 +147,9 @@ class Server:
     def _run_it(self, serving: Serving, frame: Frame) -> None:
         agent, connection = self._agent, serving.connection
         buffers = _memories(frame) if connection is None else connection.fetch(frame)
-        func, args, kwargs, sent = load(frame.data, buffers)
+        func, args, kwargs, sent, parent = load(frame.data, buffers)
         del frame, buffers
-        serving.func = func
+        serving.func, serving.parent, serving.sent = func, parent, sent
         if serving.cancelled is not None:
             raise RemoteError(f"the call was not begun: {serving.cancelled}")
         if sent is None:
@@ -175,8 +192,9 @@ class Server:
             _settle(made.value, result, None)
             result = None
         brought = {name: it for name, back in (backs or {}).items() if (it := back()) is not None}
-        payload = self._agent.holdings.dump((result, brought or None), serving.key[0])
-        self._send(serving, Kind.REPLY, payload)
+        with self._agent.carriers.answering(serving.sent):
+            payload = self._agent.holdings.dump((result, brought or None), serving.key[0])
+        self._send(serving, Kind.REPLY, payload, None)
 
     def _fail(self, serving: Serving, error: BaseException) -> None:
         name = name_of(serving.func) if serving.func is not None else "a call"
@@ -191,18 +209,21 @@ class Server:
         except Exception:  # noqa: BLE001 (whatever a class's own pickling may raise)
             stand_in = RemoteError(f"{type(error).__qualname__}: {error}")
             payload = self._agent.holdings.dump((stand_in, text), serving.key[0])
-        self._send(serving, Kind.ERROR, payload)
+        self._send(serving, Kind.ERROR, payload, f"{type(error).__name__}: {error}")
 
-    def _send(self, serving: Serving, kind: int, payload: Payload) -> None:
+    def _send(self, serving: Serving, kind: int, payload: Payload, error: str | None) -> None:
         self.under_way.pop(serving.key, None)
+        self._agent.recorder.served(serving, error or serving.cancelled)
         serving.kept = None
         number, connection = serving.key[1], serving.connection
         if connection is None:
             buffers = [memoryview(bytearray(buffer)) for buffer in payload.buffers]
             self._agent.on_local_reply(kind, number, payload.data, buffers)
             return
-        # Whoever waits for the reply runs at once if this thread sleeps at once.
-        self._agent.threads.end_waiting()
+        threads = self._agent.threads
+        if not threads.may_stay(connection):
+            # Whoever waits for the reply runs at once if this thread sleeps at once.
+            threads.end_waiting()
         with suppress(OSError):  # the caller is gone, and has been told, or cannot be
             connection.send(kind, number, payload)
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from meshlib.command_line import OneLineParser, print_result
+from meshlib.trace.chains import describe
 from meshlib.trace.dump import find, read
 from meshlib.trace.merge import verdict
 from meshlib.trace.perfetto import trace
@@ -37,6 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         html.write_text(page(dumps), encoding="utf-8")
         perfetto.write_text(json.dumps(trace(dumps)), encoding="utf-8")
         found = "" if records == Path(options.directory) else f"records: {records}\n"
-        return f"{found}{verdict(dumps)}\ntimeline: {html}\ntrace for ui.perfetto.dev: {perfetto}\n"
+        calls = describe(dumps)
+        said = f"{verdict(dumps)}\n{calls}\n" if calls else f"{verdict(dumps)}\n"
+        return f"{found}{said}timeline: {html}\ntrace for ui.perfetto.dev: {perfetto}\n"
 
     return print_result(parser.prog, make)

@@ -78,6 +78,8 @@ class RankDump:
     groups: Mapping[str, tuple[str, tuple[int, ...]]]
     """By id: description and global ranks."""
     calls: tuple[CallDump, ...]
+    workers: tuple[str, ...] = ()
+    """The names that the ranks have in remote calls, by rank."""
 
 
 def as_dict(
@@ -86,8 +88,9 @@ def as_dict(
     records: Sequence[Record],
     groups: Iterable[GroupInfo],
     error: str | None,
+    workers: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Return the dump of one rank, as it is written."""
+    """Return the dump of one rank, as it is written; ``workers`` are names in remote calls."""
     offset = time.time() - time.monotonic()
     calls: list[dict[str, Any]] = []
     for record in records:
@@ -104,6 +107,7 @@ def as_dict(
         "written": time.time(),
         "error": error,
         "groups": {g.id: [g.group_desc, list(g.ranks)] for g in groups},
+        "workers": list(workers),
         "calls": calls,
     }
 
@@ -161,6 +165,7 @@ def parse(data: Mapping[str, Any]) -> RankDump:
             error=data["error"],
             groups=groups,
             calls=calls,
+            workers=tuple(data.get("workers", ())),
         )
         _check(found)
         return found
@@ -187,6 +192,7 @@ def _check(found: RankDump) -> None:
     for desc, ranks in found.groups.values():
         _check_values("groups", (desc,), str)
         _check_values("groups", ranks, int)
+    _check_values("workers", found.workers, str)
     for call in found.calls:
         _check_fields(call, dict.fromkeys(("group", "call", "site", "state"), text))
         _check_fields(call, dict.fromkeys(("sequence", "nbytes", "peer"), (int,)))

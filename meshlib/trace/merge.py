@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from meshlib.trace.chains import describe, key_of
 from meshlib.trace.dump import CallDump, RankDump
 
 # How a rank's end is told: by itself, and by the others (see ``rank_exit_event``).
@@ -119,7 +120,9 @@ def verdict(dumps: Sequence[RankDump]) -> str:
         one = stuck[0]
         call = next(call for call in one.calls.values() if call.state != "done")
         return f"{call.call} on {one.description} began on all members and did not end.{silent}"
-    return f"All {len(merged)} collectives in the records ended well.{silent}"
+    calls = {key for dump in dumps for call in dump.calls if (key := key_of(call)) is not None}
+    also = f" and {len(calls)} remote calls" if calls and not describe(dumps) else ""
+    return f"All {len(merged)} collectives{also} in the records ended well.{silent}"
 
 
 def _ended(dumps: Sequence[RankDump]) -> tuple[int, str] | None:

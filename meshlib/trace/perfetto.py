@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from meshlib.trace.chains import key_of
 from meshlib.trace.dump import CallDump, RankDump
 from meshlib.trace.merge import collectives
 
@@ -42,15 +43,16 @@ def trace(dumps: Sequence[RankDump]) -> dict[str, Any]:
             events.append({**waiting, "ph": "X", **_span(begin, moving, origin)})
         if stop > moving:
             events.append({**base, "name": call.kind, "ph": "X", **_span(moving, stop, origin)})
-        if one is not None and len(one.calls) > 1:
-            first = min(one.calls)
+        remote = key_of(call)
+        if remote is not None or (one is not None and len(one.calls) > 1):
+            first = remote[1] if remote is not None else min(one.calls if one else ())
             events.append(
                 {
                     "ph": "s" if call.rank == first else "f",
                     "bp": "e",
-                    "id": f"{call.group}#{call.sequence}",
+                    "id": "#".join(map(str, remote or (call.group, call.sequence))),
                     "name": call.kind,
-                    "cat": "collective",
+                    "cat": "collective" if remote is None else "call",
                     "pid": call.rank,
                     "tid": lane,
                     "ts": _micros(begin, origin),

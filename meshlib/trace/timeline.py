@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
 
-from meshlib.trace.dump import RankDump
+from meshlib.trace.chains import key_of
+from meshlib.trace.dump import CallDump, RankDump
 from meshlib.trace.merge import collectives, verdict
 
 _PLACE = "/*DATA*/"
@@ -21,6 +22,12 @@ def page(dumps: Sequence[RankDump]) -> str:
     return template.replace(_PLACE, data)
 
 
+def _id(call: CallDump) -> str:
+    """Return what the views of one collective, or of one remote call, have in common."""
+    key = key_of(call)
+    return f"{call.group}#{call.sequence}" if key is None else "#".join(map(str, key))
+
+
 def page_data(dumps: Sequence[RankDump]) -> dict[str, Any]:
     """Return what the page draws: times in seconds from the first call on."""
     everything = [call for dump in dumps for call in dump.calls]
@@ -31,6 +38,7 @@ def page_data(dumps: Sequence[RankDump]) -> dict[str, Any]:
     calls: list[dict[str, Any]] = []
     for i, call in enumerate(everything):
         one = together[call.group, call.sequence] if call.collective else None
+        remote = key_of(call)
         begin = (call.started or call.issued) - origin
         stop = call.ended - origin if call.ended else end
         if one is None:
@@ -41,12 +49,14 @@ def page_data(dumps: Sequence[RankDump]) -> dict[str, Any]:
             ready = stop
         calls.append(
             {
-                "id": f"{call.group}#{call.sequence}" if one is not None else f"message {i}",
+                "id": _id(call) if one is not None or remote is not None else f"message {i}",
                 "rank": call.rank,
                 "kind": call.kind,
                 "call": call.call,
                 "group": names.get(call.group, call.group),
-                "members": list(one.ranks) if one is not None else [call.rank],
+                "members": list(one.ranks)
+                if one is not None
+                else sorted({call.rank, *([] if remote is None else [call.peer])}),
                 "begin": begin,
                 "ready": ready,
                 "end": stop,

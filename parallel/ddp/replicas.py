@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager
 
-from meshlib import ProcessGroup, ReduceOp
+from meshlib import ProcessGroup, ReduceOp, error_feedback
 from parallel.arrays import Array, namespace, placement
 from parallel.ddp.buckets import MIB
 from parallel.nn.module import Module
@@ -112,13 +112,18 @@ def broadcast_coalesced(arrays: Sequence[Array], group: ProcessGroup, group_src:
 
 
 def average_coalesced(
-    arrays: Sequence[Array], group: ProcessGroup, counting: Collection[int] | None = None
+    arrays: Sequence[Array],
+    group: ProcessGroup,
+    counting: Collection[int] | None = None,
+    residuals: Sequence[Array] | None = None,
 ) -> None:
     """Replace ``arrays`` by their averages over the group, in few large messages.
 
     ``counting``: the group ranks whose arrays count, the same on all; None: all. With none of them
-    arrays are left as they are, and no call is made.
+    arrays are left as they are, and no call is made. ``residuals``: one for each array, for error
+    feedback: NumPy arrays of float32, added to and written to.
     """
+    left = {} if residuals is None else dict(zip(map(id, arrays), residuals, strict=True))
     count = group.size() if counting is None else len(counting)
     if group.size() == 1 or not count:
         return
@@ -126,7 +131,12 @@ def average_coalesced(
         flat = _flattened(pile)
         if counting is not None and group.rank() not in counting:
             flat.fill(0)
-        group.all_reduce(flat, op=ReduceOp.AVG)
+        parts = [left[id(array)] for array in pile if left]
+        residual = _flattened(parts) if parts else None
+        op = ReduceOp.AVG if residual is None else error_feedback(ReduceOp.AVG, residual)
+        group.all_reduce(flat, op=op)
+        if residual is not None:
+            _unflatten(residual, parts)
         if count != group.size():
             flat *= group.size() / count
         _unflatten(flat, pile)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from meshlib.trace.chains import describe
+from meshlib.trace.dump import read
+
 pytestmark = pytest.mark.processes
 
 PROGRAM = """
@@ -16,9 +19,7 @@ class Thing:
     def get(self): return self.value
 
 def whoami(): return os.getpid()
-def forever(path):
-    with open(path, "w"): pass
-    while True: time.sleep(3600)
+def pass_on(*paths): rpc.rpc_sync(1, until_cancelled, paths, timeout=0)
 def until_cancelled(begun, told):
     with open(begun, "w"): pass
     while not rpc.cancelled(): time.sleep(0.005)
@@ -41,7 +42,7 @@ if me == 0:
     rref = rpc.remote(2, Thing)
     assert rpc.rpc_sync(1, use, (rref,)) == 1
     pid = rpc.rpc_sync(2, whoami)
-    call = rpc.rpc_async(2, forever, ("begun",), timeout=0)
+    call = rpc.rpc_async(2, pass_on, ("begun", "told"), timeout=0)
     await_file("begun")
     os.kill(pid, signal.SIGKILL)
     for use_it in (call.wait, rref.to_here, lambda: rpc.rpc_sync(2, whoami),
@@ -55,14 +56,20 @@ rpc.shutdown()
 print("done", me)
 """
     )
-    result = meshrun.run("-n", "3", "--on-failure", "continue", script)
+    result = meshrun.run("-n", "3", "--on-failure", "continue", "--trace-dir", "trace", script)
     assert result.code == 0, result.err
     lines = [line for line in result.out.splitlines() if "worker2" in line]
     assert len(lines) == 4
     assert all("worker2 2 worker 'worker2' (rank 2) was killed by SIGKILL" in x for x in lines)
-    assert "s after __main__.forever was called there" in lines[0]
+    assert "s after __main__.pass_on was called there" in lines[0]
     assert sum("done" in line for line in result.out.splitlines()) == 2
-    assert "meshrun: rank 2: killed by SIGKILL; the others go on" in result.err
+    assert "meshrun: rank 2 was killed by SIGKILL; the others go on" in result.err
+    chain = describe(read(meshrun.folder / "trace"))
+    for told in (
+        "(worker2), at",
+        "rank 2 (worker2) has left no record, and had called __main__.until_cancelled on rank 1",
+    ):
+        assert told in chain, chain
 
 
 def test_a_callers_death_cancels_and_frees_what_it_held(meshrun):
@@ -91,10 +98,3 @@ print("done", me)
 def test_rank_0_says_how_such_a_job_ended(meshrun):
     script = meshrun.script("import os; raise SystemExit(3 * (os.environ['RANK'] == '0'))")
     assert meshrun.run("-n", "2", "--on-failure", "continue", script).code == 3
-    for options, words in (
-        (("--max-restarts", "1"), "were both given"),
-        (("--nnodes", "2", "--node-rank", "0", "--master-addr", "localhost"), "expected one node"),
-    ):
-        refused = meshrun.run("-n", "2", "--on-failure", "continue", *options, script)
-        assert refused.code == 2
-        assert words in refused.err

@@ -252,6 +252,65 @@ def test_told_to_end_ranks_hear_it_once_and_save(
     assert saved == [f"1 {int(how == 'signals')}"] * 4, out
 
 
+def wait_for(
+    slurm: SlurmCluster, job: str, output: Path, text: str, *, requeued: bool = False
+) -> None:
+    """Wait until ``job`` has written ``text`` to ``output``.
+
+    Slurm would let one that it requeues begin after two minutes only.
+    """
+    until = time.monotonic() + 150
+    while not (output.exists() and text in output.read_text()):
+        assert time.monotonic() < until, slurm.run("scontrol", "show", "job", job)[1]
+        # Not while what it was before still ends: it would begin, and fail, at that moment.
+        if requeued and "PENDING" in slurm.run("squeue", "-h", "-j", job, "-o", "%T")[1]:
+            slurm.run("scontrol", "update", f"job={job}", "StartTime=now")
+        time.sleep(0.3)
+
+
+ELASTIC = """
+    import os, time
+    import numpy as np
+    import meshlib as dist
+    from parallel.elastic import ElasticMesh
+
+    dist.init_process_group(timeout=100)
+    mesh = dist.init_device_mesh("cpu", (-1,), mesh_dim_names=("dp",))
+    me = int(os.environ["RANK"])
+    with ElasticMesh(mesh, "dp", min_size=2) as elastic:
+        state = {"sum": np.zeros(1)}
+        for step in elastic.steps(state, 6):
+            with step as mesh:
+                if (me, step.number) == (1, 3):
+                    print("lose me", flush=True)
+                    time.sleep(100)
+                gradient = mesh.all_reduce(np.full(1, step.number + 1.0))
+                step.on_commit(lambda: np.add(state["sum"], gradient, out=state["sum"]))
+        print(f"rank {me} of {elastic.mesh.mesh.tolist()}: {state['sum'][0]:g}", flush=True)
+"""
+
+
+def test_a_requeued_node_comes_to_the_others(slurm: SlurmCluster) -> None:
+    """Each node is a job of its own, and one of them is requeued."""
+    (slurm.folder / "elastic.py").write_text(textwrap.dedent(ELASTIC))
+    jobs = []
+    for node, host in enumerate(slurm.hosts):
+        script = f"""
+            srun -n1 {MESHRUN} --nnodes 2 --rdzv-endpoint {slurm.hosts[0]}:29613 \\
+                --rdzv-id mine --replace 1 elastic.py
+        """
+        (slurm.folder / "node.sh").write_text(f"#!/bin/sh\n{textwrap.dedent(script)}")
+        flags = ("--requeue", "--open-mode=append", "-N1", "-n1", "-w", host)
+        submit = ("sbatch", "--parsable", *flags, "-o", f"elastic.{node}", "node.sh")
+        jobs.append(slurm.run(*submit)[1].strip())
+    outputs = [slurm.folder / f"elastic.{node}" for node in range(2)]
+    wait_for(slurm, jobs[1], outputs[1], "lose me")
+    assert slurm.run("scontrol", "requeue", jobs[1])[0] == 0
+    wait_for(slurm, jobs[1], outputs[1], "rank 2 of [0, 2]: 42", requeued=True)
+    slurm.wait_until_empty()
+    assert "rank 0 of [0, 2]: 42" in outputs[0].read_text()
+
+
 def test_a_requeued_job_meets_again_under_another_name(slurm: SlurmCluster) -> None:
     script = f"""
         if [ -z "$SLURM_RESTART_COUNT" ]; then echo first; sleep 60; exit 1; fi
@@ -261,20 +320,9 @@ def test_a_requeued_job_meets_again_under_another_name(slurm: SlurmCluster) -> N
     flags = ("--requeue", "--open-mode=append", "-N2", "-n4", "-o", "requeue.out")
     job = slurm.run("sbatch", "--parsable", *flags, "batch.sh")[1].strip()
     output = slurm.folder / "requeue.out"
-
-    def wait_for(text: str, *hurry: str) -> None:
-        until = time.monotonic() + 150
-        while not (output.exists() and text in output.read_text()):
-            assert time.monotonic() < until, slurm.run("scontrol", "show", "job", job)[1]
-            # Not while what it was before still ends: it would begin, and fail, at that moment.
-            if hurry and "PENDING" in slurm.run("squeue", "-h", "-j", job, "-o", "%T")[1]:
-                slurm.run(*hurry)
-            time.sleep(0.3)
-
-    wait_for("first")
+    wait_for(slurm, job, output, "first")
     assert slurm.run("scontrol", "requeue", job)[0] == 0
-    # Slurm lets a job that it requeues begin after two minutes only.
-    wait_for("rank 1/2", "scontrol", "update", f"job={job}", "StartTime=now")
+    wait_for(slurm, job, output, "rank 1/2", requeued=True)
     out = output.read_text()
     check_world(out, 2)
     assert f"the engine has restarted this job 1 times: it is slurm-{job}.0~1" in out

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from meshlib.diagnosis.event_log import announce_ends, announce_lost
+from meshlib.launcher.nodes.outcome import exits_of_first, last_members
 from meshlib.launcher.ranks.failure import RankExit
 from transport import environment
 from transport.errors import DistError
@@ -77,6 +78,13 @@ class Placed:
 
 
 @dataclass(frozen=True, slots=True)
+class Come:
+    """Start the ``ranks`` that were asked for (``want``): they come to those that run."""
+
+    ranks: range
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """End the ranks: something happened elsewhere."""
 
@@ -96,7 +104,7 @@ class Verdict:
     error: str | None = None
 
 
-Decision = Placed | Stop | Verdict
+Decision = Placed | Come | Stop | Verdict
 
 
 class Coordinator(ABC):
@@ -110,6 +118,15 @@ class Coordinator(ABC):
     def poll(self) -> list[Decision]:
         """Return what is new, in order."""
 
+    @property
+    @abstractmethod
+    def alone(self) -> bool:
+        """Whether there are no ranks but this node's."""
+
+    @abstractmethod
+    def want(self, count: int) -> None:
+        """Ask for the numbers of so many more ranks, which come later: ``Come`` will follow."""
+
     @abstractmethod
     def failed(self, exit_: RankExit) -> None:
         """Tell the job's ranks, and the other nodes, that a rank here has failed."""
@@ -119,19 +136,20 @@ class Coordinator(ABC):
         """Tell the job's ranks that the programs of ``ranks``, here, have ended well."""
 
     @abstractmethod
-    def interrupted(self) -> None:
-        """Tell that the user wants the job to end, before the ranks here are told.
+    def interrupted(self, *, leaves: bool = False) -> None:
+        """Tell that the user wants the job to end, before the ranks here are told; ``leaves``: this
+        node alone is to end, where the others can go on without it.
 
         Returns when it is said, or after a moment: the ranks of other nodes fail when those here
         end, and what comes first is taken for the cause.
         """
 
     @abstractmethod
-    def ended(self, exits: Sequence[RankExit], interrupted: bool) -> None:
+    def ended(self, exits: Sequence[RankExit], interrupted: bool, well: int = 0) -> None:
         """Tell that all ranks here have ended: a ``Verdict`` will follow.
 
-        ``exits`` are those that failed or were stopped. ``interrupted``: by the user's wish, so
-        nothing is tried again.
+        ``exits`` are those that failed or were stopped, ``well`` how many others there are.
+        ``interrupted``: by the user's wish, so nothing is tried again.
         """
 
     @abstractmethod
@@ -146,12 +164,17 @@ _TELL_SECONDS = 2.0
 class OneNode(Coordinator):
     """A job of ``ranks`` ranks, tried again up to ``max_restarts`` times.
 
-    ``port`` 0 takes any free one, so that jobs on one machine never meet.
+    ``port`` 0 takes any free one, so that jobs on one machine never meet. ``continues``: the job
+    goes on when a rank is lost, and has ended as its first member has.
     """
 
-    def __init__(self, ranks: int, max_restarts: int, port: int = 0) -> None:
+    def __init__(
+        self, ranks: int, max_restarts: int, port: int = 0, *, continues: bool = False
+    ) -> None:
         self._ranks = ranks
+        self._next = ranks
         self._restarts_left = max_restarts
+        self._continues = continues
         self._attempt = -1
         self._running = 0
         self._events: list[Decision] = []
@@ -166,7 +189,7 @@ class OneNode(Coordinator):
     def place(self) -> Placement:
         """Begin an attempt, and return the place of all ranks in it, which is here."""
         self._attempt += 1
-        self._running = self._ranks
+        self._running = self._next = self._ranks
         return Placement(
             attempt=self._attempt,
             node=0,
@@ -184,6 +207,17 @@ class OneNode(Coordinator):
         events, self._events = self._events, []
         return events
 
+    @property
+    def alone(self) -> bool:
+        """There is no other node."""
+        return True
+
+    def want(self, count: int) -> None:
+        """Number so many more ranks, after all that there are."""
+        ranks = range(self._next, self._next + count)
+        self._next, self._running = ranks.stop, self._running + count
+        self._events.append(Come(ranks))
+
     def failed(self, exit_: RankExit) -> None:
         """Tell the other ranks, who may be waiting for this one."""
         self._tell(lambda store: announce_lost(store, [exit_.loss]))
@@ -194,11 +228,13 @@ class OneNode(Coordinator):
         if self._running:
             self._tell(lambda store: announce_ends(store, self._attempt, ranks))
 
-    def interrupted(self) -> None:
+    def interrupted(self, *, leaves: bool = False) -> None:
         """There is nobody to tell."""
 
-    def ended(self, exits: Sequence[RankExit], interrupted: bool) -> None:
+    def ended(self, exits: Sequence[RankExit], interrupted: bool, well: int = 0) -> None:
         """Decide whether to try again."""
+        if self._continues and not interrupted:
+            exits = self._exits_that_count(exits)
         failed = any(not item.ok for item in exits)
         again = failed and not interrupted and self._restarts_left > 0
         if again:
@@ -209,11 +245,17 @@ class OneNode(Coordinator):
         """Stop serving the store."""
         self._server.close()
 
+    def _exits_that_count(self, exits: Sequence[RankExit]) -> Sequence[RankExit]:
+        members: Sequence[int] = range(self._ranks)
+        with contextlib.suppress(DistError), self._open_store() as store:
+            members = last_members(store, self._attempt) or members
+        return exits_of_first(members, exits)
+
     def _tell(self, news: Callable[[Store], None]) -> None:
         """Call ``news`` with the store, if it can be reached."""
-        secret = bytes.fromhex(self._secret)
-        with (
-            contextlib.suppress(DistError),
-            TCPStore(HOST, self._server.port, timeout=_TELL_SECONDS, secret=secret) as store,
-        ):
+        with contextlib.suppress(DistError), self._open_store() as store:
             news(store)
+
+    def _open_store(self) -> TCPStore:
+        secret = bytes.fromhex(self._secret)
+        return TCPStore(HOST, self._server.port, timeout=_TELL_SECONDS, secret=secret)

@@ -5,8 +5,11 @@ Pure: records and the time go in, records come out. ``many_nodes`` connects it t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from meshlib.diagnosis.events import RankLost
 from meshlib.launcher.nodes.records import (
     Ended,
     Failed,
@@ -19,12 +22,18 @@ from meshlib.launcher.nodes.records import (
     Result,
     Round,
     StopAll,
+    Wanted,
 )
+
+Outcome = tuple[bool, list[dict[str, Any]], str | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What the job allows; ``agent`` is the leader's own, which becomes node 0. In seconds."""
+    """What the job allows; ``agent`` is the leader's own, which becomes node 0. In seconds.
+
+    ``continues``: ranks go on when others are lost (``continuing``).
+    """
 
     agent: str
     job: str
@@ -33,10 +42,11 @@ class Rules:
     max_restarts: int = 0
     join_timeout: float = 600.0
     last_call: float = 30.0
+    continues: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class _Reason:
+class Reason:
     """Why an attempt is ended. ``echo``: because of something else, which is yet to be heard of."""
 
     text: str
@@ -45,15 +55,21 @@ class _Reason:
 
 
 @dataclass(slots=True)
-class _Attempt:
-    """An attempt that runs: what is known of each of its members."""
+class Attempt:
+    """An attempt that runs: what is known of each of its members. ``ranks`` are all that a member
+    was given, ``size`` how many there were at the beginning, ``next`` the first that nobody has.
+    """
 
     members: dict[str, Member]
+    ranks: dict[str, list[int]]
+    size: int
+    next: int
     ended: dict[str, Ended] = field(default_factory=dict[str, Ended])
     lost: dict[str, str] = field(default_factory=dict[str, str])
-    reason: _Reason | None = None
+    reason: Reason | None = None
     interrupted: bool = False
     makes_room: bool = False
+    late: int = 0
 
     @property
     def over(self) -> bool:
@@ -76,7 +92,7 @@ class Leader:
         self._candidates: dict[str, Hello] = {}
         self._expected: set[str] = set()
         self._present: set[str] = set()
-        self._attempt: _Attempt | None = None
+        self._attempt: Attempt | None = None
         self._gathering_since = now
         self._enough_since: float | None = None
         self._done = False
@@ -91,27 +107,31 @@ class Leader:
         """Whether there will be no further attempt."""
         return self._done
 
-    def ranks_of(self, agent: str) -> range:
-        """Return the ranks that run on ``agent`` in the attempt under way."""
-        first = 0
-        for member in self._attempt.members.values() if self._attempt else ():
-            if member.agent == agent:
-                return range(first, first + member.ranks)
-            first += member.ranks
-        return range(0)
+    def ranks_of(self, agent: str) -> Sequence[int]:
+        """Return the ranks that ``agent`` was given in the attempt under way."""
+        return self._attempt.ranks.get(agent, ()) if self._attempt else ()
+
+    def losses(self, record: Record) -> list[RankLost]:
+        """Return the ranks that are lost by what ``record`` tells, for those who wait for them."""
+        if not isinstance(record, Gone) or record.lost is None:
+            return []
+        how = f"was lost: its node {record.lost}"
+        return [RankLost(rank, how) for rank in self.ranks_of(record.agent)]
 
     def receive(self, record: Record, now: float) -> list[Record]:
         """Take note of a record of the log; return decisions that follow."""
         match record:
             case Hello():
                 return self._hello(record, now)
-            case Failed(attempt=attempt, rank=rank, agent=agent, cause=cause, echo=echo):
+            case Failed(attempt=attempt):
                 if attempt == self._number and self._attempt is not None:
-                    text = f"rank {rank} on {self._name(agent)} {cause}"
-                    return self._stop(self._attempt, _Reason(text, blames_rank=True, echo=echo))
-            case Interrupted(attempt=attempt, agent=agent):
+                    return self._failed(self._attempt, record)
+            case Interrupted(attempt=attempt):
                 if attempt == self._number and self._attempt is not None:
-                    return self._interrupted(self._attempt, agent)
+                    return self._interrupted(self._attempt, record)
+            case Wanted(attempt=attempt):
+                if attempt == self._number and self._attempt is not None:
+                    return self._wanted(self._attempt, record)
             case Ended(attempt=attempt):
                 if attempt == self._number and self._attempt is not None:
                     return self._ended(self._attempt, record, now)
@@ -144,13 +164,16 @@ class Leader:
         self._candidates[hello.agent] = hello
         if self._attempt is None:
             return self._gather(now)
-        if self._attempt.ended or self._attempt.reason is not None:
+        return self._comes_late(self._attempt, hello)
+
+    def _comes_late(self, attempt: Attempt, hello: Hello) -> list[Record]:
+        if attempt.ended or attempt.reason is not None:
             return []  # the job is about to end, or to begin again
-        if len(self._attempt.members) >= self._rules.most:
+        if len(attempt.members) >= self._rules.most:
             del self._candidates[hello.agent]
             return [Refused(hello.agent, f"the job has its {self._rules.most} nodes already")]
-        self._attempt.makes_room = True
-        return self._stop(self._attempt, _Reason(f"another node ({hello.host}) joins"))
+        attempt.makes_room = True
+        return self._stop(attempt, Reason(f"another node ({hello.host}) joins"))
 
     def _problem(self, hello: Hello) -> str | None:
         rules = self._rules
@@ -163,6 +186,9 @@ class Leader:
                 f"--nnodes is {hello.least}:{hello.most} there,"
                 f" but {rules.least}:{rules.most} on the node that leads"
             )
+        if hello.continues != rules.continues:
+            there, here = map(_on_failure, (hello.continues, rules.continues))
+            return f"--on-failure is {there} there, but {here} on the node that leads"
         for other in self._candidates.values():
             if other.agent != hello.agent and hello.node is not None and other.node == hello.node:
                 return f"--node-rank {hello.node} is taken by {other.host}"
@@ -183,20 +209,32 @@ class Leader:
     def _begin(self) -> list[Record]:
         ordered = _in_order(list(self._candidates.values()), self._rules.agent)
         members = [Member(hello.agent, hello.host, hello.ranks) for hello in ordered]
-        self._attempt = _Attempt({member.agent: member for member in members})
+        ranks, first = dict[str, list[int]](), 0
+        for member in members:
+            ranks[member.agent] = list(range(first, first := first + member.ranks))
+        self._attempt = Attempt({one.agent: one for one in members}, ranks, first, first)
         self._candidates.clear()
         self._enough_since = None
         return [Round(self._number, members)]
 
-    def _ended(self, attempt: _Attempt, record: Ended, now: float) -> list[Record]:
+    def _failed(self, attempt: Attempt, record: Failed) -> list[Record]:
+        text = f"rank {record.rank} on {self._name(record.agent)} {record.cause}"
+        return self._stop(attempt, Reason(text, blames_rank=True, echo=record.echo))
+
+    def _wanted(self, attempt: Attempt, record: Wanted) -> list[Record]:
+        """Return the answer: here there is none, the number of ranks is fixed."""
+        del attempt, record
+        return []
+
+    def _ended(self, attempt: Attempt, record: Ended, now: float) -> list[Record]:
         if record.agent not in attempt.members or record.agent in attempt.lost:
             return []
         attempt.ended[record.agent] = record
         return self._settle(attempt, now)
 
-    def _interrupted(self, attempt: _Attempt, agent: str) -> list[Record]:
+    def _interrupted(self, attempt: Attempt, record: Interrupted) -> list[Record]:
         attempt.interrupted = True
-        return self._stop(attempt, _Reason(f"{self._name(agent)} was told to end"))
+        return self._stop(attempt, Reason(f"{self._name(record.agent)} was told to end"))
 
     def _gone(self, record: Gone, now: float) -> list[Record]:
         self._present.discard(record.agent)
@@ -207,31 +245,28 @@ class Leader:
             return self._gather(now) if self._candidates and not self._done else []
         if record.agent not in attempt.members or record.agent in attempt.lost:
             return []
+        return self._without(attempt, record) + self._settle(attempt, now)
+
+    def _without(self, attempt: Attempt, record: Gone) -> list[Record]:
         if record.lost is None:
             # It has left before the job's end, but knowing so: as if it had been told to.
             attempt.ended.setdefault(record.agent, Ended(record.agent, self._number))
-            decisions = self._interrupted(attempt, record.agent)
-        else:
-            attempt.lost[record.agent] = record.lost
-            reason = _Reason(f"{self._name(record.agent)} {record.lost}")
-            decisions = self._stop(attempt, reason)
-        return decisions + self._settle(attempt, now)
+            return self._interrupted(attempt, Interrupted(record.agent, self._number))
+        attempt.lost[record.agent] = record.lost
+        return self._stop(attempt, Reason(f"{self._name(record.agent)} {record.lost}"))
 
-    def _stop(self, attempt: _Attempt, reason: _Reason) -> list[Record]:
+    def _stop(self, attempt: Attempt, reason: Reason) -> list[Record]:
         """End the attempt for ``reason``, unless it is ended already for one that is no echo."""
         known = attempt.reason
         if known is None or (known.echo and not reason.echo):
             attempt.reason = reason
         return [StopAll(self._number, reason.text)] if known is None else []
 
-    def _settle(self, attempt: _Attempt, now: float) -> list[Record]:
+    def _settle(self, attempt: Attempt, now: float) -> list[Record]:
         """Decide what is next once no rank runs anywhere."""
         if not attempt.over:
             return []
-        exits = [item for ended in attempt.ended.values() for item in ended.exits]
-        reason = attempt.reason
-        error = None if reason is None or reason.blames_rank else reason.text
-        failed = bool(attempt.lost) or (bool(exits) and not attempt.makes_room)
+        failed, exits, error = self._outcome(attempt)
         if attempt.interrupted or (failed and self._restarts_left == 0):
             return self._finish(error, exits)
         if not exits and not failed:
@@ -243,9 +278,14 @@ class Leader:
         self._number += 1
         return [Result(self._number - 1, again=True, exits=exits, error=error)]
 
-    def _finish(
-        self, error: str | None, exits: list[dict[str, object]] | None = None
-    ) -> list[Record]:
+    def _outcome(self, attempt: Attempt) -> Outcome:
+        """Return whether an attempt has failed, whose exits say how, and what else does."""
+        exits = [item for ended in attempt.ended.values() for item in ended.exits]
+        reason = attempt.reason
+        error = None if reason is None or reason.blames_rank else reason.text
+        return bool(attempt.lost) or (bool(exits) and not attempt.makes_room), exits, error
+
+    def _finish(self, error: str | None, exits: list[dict[str, Any]] | None = None) -> list[Record]:
         self._done = True
         self._attempt = None
         return [Result(self._number, again=False, exits=exits or [], error=error)]
@@ -256,6 +296,10 @@ class Leader:
         if self._attempt is None or agent not in members:
             return f"node {agent}"
         return f"node {members.index(agent)} ({self._attempt.members[agent].host})"
+
+
+def _on_failure(continues: bool) -> str:
+    return "continue" if continues else "stop"
 
 
 def _in_order(hellos: list[Hello], leader: str) -> list[Hello]:

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 
 from meshlib.diagnosis.event_log import LogReader, announce_lost
-from meshlib.diagnosis.events import RankLost
 from meshlib.launcher.nodes.leader import Leader
 from meshlib.launcher.nodes.records import LOG, Gone, Record, alive_key, parse
 from meshlib.launcher.options.launch import NodeOptions
@@ -101,11 +100,9 @@ class Leading:
                 self._look_for_silence()
 
     def _take(self, record: Record) -> None:
-        if isinstance(record, Gone) and record.lost is not None:
-            # Its ranks may be waited for: their peers hear it before they are stopped.
-            how = f"was lost: its node {record.lost}"
-            ranks = self._leader.ranks_of(record.agent)
-            announce_lost(self._store, [RankLost(rank, how) for rank in ranks])
+        losses = self._leader.losses(record)
+        if losses:  # they may be waited for: their peers hear it before they are stopped
+            announce_lost(self._store, losses)
         self._decide(self._leader.receive(record, time.monotonic()))
 
     def _decide(self, decisions: list[Record]) -> None:

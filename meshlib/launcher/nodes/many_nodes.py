@@ -18,7 +18,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from meshlib.diagnosis.event_log import LogReader, announce_ends, announce_lost
+from meshlib.launcher.nodes.continuing import ContinuingLeader
 from meshlib.launcher.nodes.coordinator import (
+    Come,
     Coordinator,
     Decision,
     Placed,
@@ -28,11 +30,14 @@ from meshlib.launcher.nodes.coordinator import (
 )
 from meshlib.launcher.nodes.leader import Leader, Rules
 from meshlib.launcher.nodes.leading import Leading, serve_if_ours
+from meshlib.launcher.nodes.outcome import last_members
 from meshlib.launcher.nodes.records import (
     LOG,
+    Admitted,
     Ended,
     Failed,
     Gone,
+    Granted,
     Hello,
     Interrupted,
     Record,
@@ -40,6 +45,7 @@ from meshlib.launcher.nodes.records import (
     Result,
     Round,
     StopAll,
+    Wanted,
     alive_key,
     parse,
 )
@@ -72,7 +78,7 @@ class ManyNodes(Coordinator):
     """This node's part in a job of ``options.least`` to ``options.most`` nodes.
 
     ``agent`` names this launch, ``knock`` wakes the agent's loop. Raises DistNetworkError when
-    this node is to serve the store and cannot.
+    this node is to serve the store and cannot. ``continues``: ranks go on when others are lost.
     """
 
     def __init__(
@@ -82,6 +88,8 @@ class ManyNodes(Coordinator):
         max_restarts: int,
         agent: str,
         knock: Callable[[], None],
+        *,
+        continues: bool = False,
     ) -> None:
         self._options = options
         self._ranks = ranks
@@ -107,6 +115,7 @@ class ManyNodes(Coordinator):
             max_restarts=max_restarts,
             join_timeout=options.config["join_timeout"],
             last_call=options.config["last_call_timeout"],
+            continues=continues,
         )
         self._waiting = Waiting(self._rules, format_address(options.host, options.port))
         self._server: TCPStoreServer | None = None
@@ -119,9 +128,16 @@ class ManyNodes(Coordinator):
     def _lead_if_ours(self) -> None:
         self._server = serve_if_ours(self._options, self._secret)
         if self._server is not None:
-            leader = Leader(self._rules, time.monotonic())
             store = self._open_store(_CONNECT_SECONDS)
+            leader = self._make_leader(store)
             self._leading = Leading(leader, store, self._agent, self._silence, self._give_up)
+
+    def _make_leader(self, store: Store) -> Leader:
+        if not self._rules.continues:
+            return Leader(self._rules, time.monotonic())
+        return ContinuingLeader(
+            self._rules, time.monotonic(), lambda attempt: last_members(store, attempt)
+        )
 
     # ------------------------------------------------------------------ the agent's side
 
@@ -140,8 +156,19 @@ class ManyNodes(Coordinator):
                 least=options.least,
                 most=options.most,
                 job=options.job,
+                continues=self._rules.continues,
             )
         )
+
+    @property
+    def alone(self) -> bool:
+        """See ``Coordinator``."""
+        return False
+
+    def want(self, count: int) -> None:
+        """See ``Coordinator``."""
+        if self._placement is not None:
+            self._say(Wanted(self._agent, self._placement.attempt, count))
 
     def poll(self) -> list[Decision]:
         """See ``Coordinator``."""
@@ -165,16 +192,16 @@ class ManyNodes(Coordinator):
             attempt = self._placement.attempt
             self._outbox.put(lambda store: announce_ends(store, attempt, ranks))
 
-    def interrupted(self) -> None:
+    def interrupted(self, *, leaves: bool = False) -> None:
         """See ``Coordinator``."""
         if self._placement is None:
             return
         said = threading.Event()
-        self._say(Interrupted(self._agent, self._placement.attempt))
+        self._say(Interrupted(self._agent, self._placement.attempt, leaves))
         self._outbox.put(lambda _: said.set())
         said.wait(_MOMENT_SECONDS)
 
-    def ended(self, exits: Sequence[RankExit], interrupted: bool) -> None:
+    def ended(self, exits: Sequence[RankExit], interrupted: bool, well: int = 0) -> None:
         """See ``Coordinator``."""
         first = self._ended is None
         self._ended = exits if self._ended is None else self._ended
@@ -183,8 +210,10 @@ class ManyNodes(Coordinator):
             return
         if self._placement is not None and first:
             said = [item.to_dict() for item in exits]
-            self._say(Ended(self._agent, self._placement.attempt, said))
-        if interrupted:
+            self._say(Ended(self._agent, self._placement.attempt, said, well))
+        all_lost = self._rules.continues and not well
+        if interrupted or (all_lost and self._leading is None):
+            # The others may go on; who started this launcher may start it again.
             self._events.append(Verdict(False, self._ended))
 
     def close(self) -> None:
@@ -217,6 +246,13 @@ class ManyNodes(Coordinator):
                     self._events.append(Stop(reason))
             case Result():
                 self._conclude(record)
+            case Admitted(agent=self._agent):
+                self._begin(
+                    record.attempt, record.node, record.nodes, record.first, record.world_size
+                )
+            case Granted(agent=self._agent, attempt=attempt):
+                if placement is not None and placement.attempt == attempt:
+                    self._events.append(Come(range(record.first, record.first + record.count)))
             case Refused(agent=self._agent, reason=reason):
                 self._events.append(Verdict(False, (), reason))
             case Gone(agent=self._agent, lost=str() as why):
@@ -232,13 +268,16 @@ class ManyNodes(Coordinator):
             return
         node = agents.index(self._agent)
         ranks = [member.ranks for member in record.members]
+        self._begin(record.attempt, node, len(agents), sum(ranks[:node]), sum(ranks))
+
+    def _begin(self, attempt: int, node: int, nodes: int, first: int, size: int) -> None:
         self._placement = Placement(
-            attempt=record.attempt,
+            attempt=attempt,
             node=node,
-            nodes=len(agents),
-            first_rank=sum(ranks[:node]),
+            nodes=nodes,
+            first_rank=first,
             ranks=self._ranks,
-            world_size=sum(ranks),
+            world_size=size,
             store_host=self._options.host,
             store_port=self._options.port,
             secret=self._options.secret or "",
@@ -250,6 +289,9 @@ class ManyNodes(Coordinator):
         if self._placement is not None and self._placement.attempt == result.attempt:
             self._events.append(Verdict(result.again, exits, result.error))
         elif self._placement is None and not result.again:
+            if self._rules.continues and not exits and result.error is None:
+                self._events.append(Verdict(False))  # it was needed by nobody
+                return
             error = result.error or "the job ended before this node could join it"
             self._events.append(Verdict(False, (), error))
 

@@ -23,7 +23,9 @@ class Record(Entry):
 
 @dataclass(frozen=True, slots=True)
 class Hello(Record):
-    """An agent asks for a place in the next attempt. ``node`` is the rank that it wants, if any."""
+    """An agent asks for a place in the next attempt. ``node`` is the rank that it wants, if any;
+    ``continues``: whether its ranks go on when others are lost.
+    """
 
     kind: ClassVar[str] = "hello"
     agent: str
@@ -33,6 +35,7 @@ class Hello(Record):
     least: int
     most: int
     job: str
+    continues: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,21 +54,37 @@ class Failed(Record):
 
 @dataclass(frozen=True, slots=True)
 class Interrupted(Record):
-    """An agent was told to end, by Ctrl-C or a signal: so is the job."""
+    """An agent was told to end, by Ctrl-C or a signal: so is the job. ``leaves``: unless the others
+    can go on without this node.
+    """
 
     kind: ClassVar[str] = "interrupted"
     agent: str
     attempt: int
+    leaves: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted(Record):
+    """An agent asks for the numbers of ``count`` more ranks, for lost ones or as spares."""
+
+    kind: ClassVar[str] = "wanted"
+    agent: str
+    attempt: int
+    count: int
 
 
 @dataclass(frozen=True, slots=True)
 class Ended(Record):
-    """All ranks of an agent have ended; ``exits`` are those that failed or were stopped."""
+    """All ranks of an agent have ended: ``well`` of them well, ``exits`` are those that failed or
+    were stopped.
+    """
 
     kind: ClassVar[str] = "ended"
     agent: str
     attempt: int
     exits: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    well: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +130,42 @@ class Refused(Record):
 
 
 @dataclass(frozen=True, slots=True)
+class Granted(Record):
+    """The leader's answer to ``Wanted``: the ranks from ``first`` on."""
+
+    kind: ClassVar[str] = "granted"
+    agent: str
+    attempt: int
+    first: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted(Record):
+    """The leader's answer to a ``Hello`` while an attempt runs: the agent's ranks, from ``first``
+    on, come to those that run; ``node`` is its number. ``nodes`` and ``world_size`` are what the
+    attempt began with.
+    """
+
+    kind: ClassVar[str] = "admitted"
+    agent: str
+    attempt: int
+    node: int
+    nodes: int
+    first: int
+    world_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Held(Record):
+    """The leader's answer to a ``Hello`` for which there is no place so far: the agent waits."""
+
+    kind: ClassVar[str] = "held"
+    agent: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class StopAll(Record):
     """The leader's decision that an attempt is to end."""
 
@@ -134,7 +189,19 @@ class Result(Record):
 
 
 parse: Parse[Record] = reader_of(
-    Hello, Failed, Interrupted, Ended, Gone, Round, Refused, StopAll, Result
+    Hello,
+    Failed,
+    Interrupted,
+    Wanted,
+    Ended,
+    Gone,
+    Round,
+    Refused,
+    Granted,
+    Admitted,
+    Held,
+    StopAll,
+    Result,
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from meshlib.launcher.nodes.leader import Rules
-from meshlib.launcher.nodes.records import Gone, Hello, Record, Refused, Round
+from meshlib.launcher.nodes.records import Gone, Held, Hello, Record, Refused, Round
 
 FIRST_SECONDS = 5.0
 """After how long the first line comes: nodes that start together need none."""
@@ -20,6 +20,7 @@ class Waiting:
 
     def __init__(self, rules: Rules, where: str) -> None:
         self._rules = rules
+        self._agent = rules.agent
         self._where = where
         self._hosts: dict[str, str] = {}
         self._came: set[str] = set()
@@ -41,6 +42,8 @@ class Waiting:
                 self._came.discard(agent)
                 if leads:
                     _say(f"refused node {self._hosts.get(agent, agent)}: {reason}")
+            case Held(agent=self._agent, reason=reason):
+                _say(reason)
             case Gone(agent=agent):
                 self._came.discard(agent)
             case Round():

@@ -6,6 +6,7 @@ import argparse
 import os
 import re
 import shutil
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any, Literal
 from meshlib import __version__
 from meshlib.command_line import OneLineParser, told
 from meshlib.launcher.options.launch import LaunchOptions, NodeOptions, Program
+from meshlib.launcher.options.monitor import OPTION, page_address, with_address
 from meshlib.launcher.options.nodes import ask_engine, node_options, patience_under_engine
 from meshlib.launcher.options.notes import hidden_packages, stray_options
 from meshlib.launcher.ranks.output import OutputOptions, parse_streams
@@ -36,7 +38,8 @@ def parse(argv: Sequence[str] | None = None) -> LaunchOptions:
     Ends the process with a message and exit code 2 when it makes no sense.
     """
     parser = make_parser()
-    given = parser.parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    given = parser.parse_args(with_address(parser, words))
     try:
         options = _launch_options(given)
         strays = stray_options(given, parser.get_default)
@@ -80,24 +83,25 @@ def make_parser() -> argparse.ArgumentParser:
         parser,
         "--on-failure",
         choices=("stop", "continue"),
-        default="stop",
-        help="whether a rank's failure ends the others (default), or they go on: for remote calls"
-        " to workers that may die. Then rank 0 says how the job ended",
+        help="whether a rank's failure ends the others (default), or they go on: for programs that"
+        " can do without it (parallel.elastic, remote calls). The job then ends as its first rank"
+        " does that is left",
     )
     _add(
         parser,
         "--replace",
-        type=_number(int, "a number of replacements >= 0"),
+        type=_number(int, "a number of replacements >= 1"),
         metavar="N",
-        help="a lost rank does not end the others: it is replaced, up to N times, by a new one that"
-        " joins them (parallel.elastic); with 0 they go on without it",
+        help="start another rank for a lost one, on its node, up to N times there: it joins the"
+        " others (parallel.elastic); implies --on-failure continue",
     )
     _add(
         parser,
         "--spares",
         type=_number(int, "a number of ranks >= 0"),
         metavar="N",
-        help="start N more ranks, which wait to take the places of lost ones; implies --replace 0",
+        help="start N more ranks on each node, which wait to take the places of lost ones; implies"
+        " --on-failure continue",
     )
     _add(
         parser,
@@ -113,6 +117,16 @@ def make_parser() -> argparse.ArgumentParser:
         choices=("fork", "exec"),
         help="fork: ranks come out of one process that has imported NumPy and meshlib for them;"
         " exec: each is a Python of its own; default: fork, for a program that is alone exec",
+    )
+    _add(
+        parser,
+        OPTION,
+        nargs="?",
+        const=page_address(""),
+        type=page_address,
+        metavar="[HOST:]PORT",
+        help="serve a page on which the running job can be seen, for whoever knows the token that"
+        " is printed; default: any port of the loopback",
     )
     _add(parser, "-v", "--verbose", action="store_true", help="say what the launcher does")
     _add(parser, "--version", action="version", version=f"meshrun {__version__}")
@@ -252,9 +266,10 @@ def _launch_options(given: argparse.Namespace) -> LaunchOptions:
         nodes=nodes,
         output=_output(given, ranks),
         trace_dir=given.trace_dir,
+        monitor=given.monitor,
         max_restarts=given.max_restarts or 0,
-        on_failure=_on_failure(given, nodes),
-        replace=_replacements(given, nodes),
+        on_failure=_on_failure(given),
+        replace=given.replace or 0,
         spares=given.spares or 0,
         verbose=given.verbose,
         notes=notes,
@@ -266,27 +281,21 @@ def _launch_options(given: argparse.Namespace) -> LaunchOptions:
     return replace(options, failure_grace=grace, signal_grace=grace)
 
 
-def _on_failure(given: argparse.Namespace, nodes: NodeOptions) -> Literal["stop", "continue"]:
-    if given.on_failure == "continue":
-        if given.max_restarts:
-            raise ValueError(
-                f"--on-failure continue and --max-restarts {given.max_restarts} were both given:"
-                " after a failure either the others go on, or all are started again"
-            )
-        if nodes.many:
-            raise ValueError("--on-failure continue was given for several nodes; expected one node")
-    return given.on_failure
-
-
-def _replacements(given: argparse.Namespace, nodes: NodeOptions) -> int | None:
-    if given.replace is None and not given.spares:
-        return None
-    if nodes.many:
+def _on_failure(given: argparse.Namespace) -> Literal["stop", "continue"]:
+    if given.replace == 0:
         raise ValueError(
-            f"--replace and --spares are for one node; got --nnodes {given.nnodes}. Several nodes"
-            " start all ranks again: expected --max-restarts"
+            "--replace 0 replaces nobody: expected a number from 1 on, or --on-failure continue,"
+            " with which the others go on without a lost rank"
         )
-    return given.replace or 0
+    others = f"--replace {given.replace}" if given.replace else f"--spares {given.spares}"
+    if not given.replace and not given.spares:
+        return given.on_failure or "stop"
+    if given.on_failure == "stop":
+        raise ValueError(
+            f"{others} and --on-failure stop were both given: ranks come for lost ones only where"
+            " the others go on; expected --on-failure continue, or neither"
+        )
+    return "continue"
 
 
 def _program(given: argparse.Namespace) -> Program:

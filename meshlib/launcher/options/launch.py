@@ -48,10 +48,11 @@ class LaunchOptions:
     ``signal_grace`` what all get when the launcher itself is told to end. ``engine_signals``: what
     signals the launcher has signalled its ranks too. ``notes`` say where options come from that
     were not on the command line; ``warnings`` what the user is told before anything starts.
-    ``on_failure``: whether the other ranks are ended when one has failed.
-    ``replace``: the loss of a rank does not end the others, and so many are replaced (None: it
-    does); ``spares`` are ranks beyond the job's that wait for a place. ``start``: whether ranks are
-    forked from one process that has imported for them, or each begins with ``exec``.
+    ``on_failure``: whether the other ranks are ended when one has failed, or go on; then so many as
+    ``replace`` says are replaced, and ``spares`` are ranks beyond the job's that wait for a place.
+    ``start``: whether ranks are forked from one process that has imported for them, or each begins
+    with ``exec``. ``monitor``: the host and the port (0: any) of the job's page, if there is to be
+    one.
     """
 
     program: Program
@@ -61,9 +62,10 @@ class LaunchOptions:
     nodes: NodeOptions = field(default_factory=NodeOptions)
     output: OutputOptions = field(default_factory=OutputOptions)
     trace_dir: Path | None = None
+    monitor: tuple[str, int] | None = None
     max_restarts: int = 0
     on_failure: Literal["stop", "continue"] = "stop"
-    replace: int | None = None
+    replace: int = 0
     spares: int = 0
     failure_grace: float = FAILURE_GRACE_SECONDS
     signal_grace: float = SIGNAL_GRACE_SECONDS

@@ -190,7 +190,9 @@ def ask_engine(given: argparse.Namespace, variables: Mapping[str, str]) -> tuple
                 if _complete(given):
                     break
     given.nnodes = given.nnodes or "1"
-    restarts = 0 if inside else engine_restarts(variables)
+    # Where ranks go on without a lost node, the node that the engine starts again comes to them.
+    alone = inside or given.on_failure == "continue" or given.replace or given.spares
+    restarts = 0 if alone else engine_restarts(variables)
     given.rdzv_id = given.rdzv_id or NO_JOB
     if restarts and given.nnodes != "1":
         given.rdzv_id += f"~{restarts}"

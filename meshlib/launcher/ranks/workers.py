@@ -119,12 +119,9 @@ class WorkerGroup:
         self._directory, self._server = directory, server
         self._pump = OutputPump()
         self._base = common_environment(os.environ, options, placement, run_id)
-        self._next = placement.world_size
         try:
             for local_rank in range(placement.ranks):
                 self._begin(placement.first_rank + local_rank, local_rank)
-            for number in range(options.spares):
-                self.add(placement.ranks + number)
         except BaseException:
             self.signal(signal.SIGKILL)
             for worker in self.workers:
@@ -133,9 +130,8 @@ class WorkerGroup:
             raise
         self._pump.start()
 
-    def add(self, local_rank: int) -> Worker:
-        """Start one more rank, which comes to the others; it is the next after all there are."""
-        rank, self._next = self._next, self._next + 1
+    def add(self, rank: int, local_rank: int) -> Worker:
+        """Start one more rank, which comes to the others."""
         return self._begin(rank, local_rank)
 
     def _begin(self, rank: int, local_rank: int) -> Worker:

@@ -94,7 +94,9 @@ class RRef(Generic[T]):
         if self.is_owner():
             return _value_of(self._agent, self._oid).wait(_bound(self._agent, timeout))
         seconds = None if timeout is None else to_seconds(timeout)
-        call = self._agent.call(self._owner, _fetch, (self._oid,), {}, seconds, kept=self)
+        call = self._agent.call(
+            self._owner, _fetch, (self._oid,), {}, seconds, kept=self, what="RRef.to_here"
+        )
         return call.wait()
 
     def rpc_sync(self, timeout: Timeout | None = None) -> Any:
@@ -110,6 +112,31 @@ class RRef(Generic[T]):
     def remote(self, timeout: Timeout | None = None) -> Any:
         """Return a proxy whose methods are called on the owner, and return RRefs to the results."""
         return _RemoteProxy(self, timeout)
+
+    def backward(self, dist_autograd_ctx_id: int = -1, retain_graph: bool = False) -> None:
+        """Compute gradients from the object, the result of recorded calls, on its owner.
+
+        As ``dist_autograd.backward(context_id, [value], retain_graph)`` does there; see
+        ``parallel.rpc``. -1 is the calling thread's context. With ``retain_graph``, another pass
+        may follow.
+
+        Raises RuntimeError where there is no context, ValueError for one that there is not, what
+        making the object failed with, and what ``backward`` raises.
+        """
+        gradients = self._agent.carriers.gradients
+        current = None if gradients is None else gradients.current()
+        context_id = current if dist_autograd_ctx_id == -1 else dist_autograd_ctx_id
+        if gradients is None or context_id is None:
+            raise RuntimeError(
+                f"backward() of {self!r} was called outside of any autograd context; expected it"
+                " inside of `with dist_autograd.context()` (parallel.rpc), or with that one's id"
+            )
+        if self.is_owner():
+            gradients.backward(context_id, self.local_value(), retain_graph)
+            return
+        self._check_made()
+        sent = (self._oid, context_id, retain_graph)
+        self._agent.call(self._owner, _backward, sent, {}, kept=self, what="RRef.backward").wait()
 
     def creation(self) -> Future[Any]:
         """Return the future of the call that makes the object, done at once elsewhere."""
@@ -142,7 +169,10 @@ class _Proxy:
             rref._check_made()  # pyright: ignore[reportPrivateUsage]
             agent, owner, oid = rref._agent, rref._owner, rref._oid  # pyright: ignore[reportPrivateUsage]
             sent = (oid, name, args, kwargs)
-            return self._ends(agent.call(owner, _invoke, sent, {}, self._seconds, kept=rref))
+            what = f"RRef.{name}"
+            return self._ends(
+                agent.call(owner, _invoke, sent, {}, self._seconds, kept=rref, what=what)
+            )
 
         return method
 
@@ -160,7 +190,8 @@ class _RemoteProxy:
         def method(*args: Any, **kwargs: Any) -> RRef[Any]:
             agent, owner, oid = rref._agent, rref._owner, rref._oid  # pyright: ignore[reportPrivateUsage]
             sent = (oid, name, args, kwargs)
-            return create(agent, owner, _invoke, sent, {}, self._seconds, kept=rref)
+            what = f"RRef.{name}"
+            return create(agent, owner, _invoke, sent, {}, self._seconds, kept=rref, what=what)
 
         return method
 
@@ -173,12 +204,15 @@ def create(
     kwargs: dict[str, Any],
     seconds: float | None,
     kept: object = None,
+    what: str = "",
 ) -> RRef[Any]:
     """Have ``owner`` call a function, and return a reference to what that returns."""
     oid = ObjectId(agent.rank, agent.numbers.next())
     rref: RRef[Any] = RRef.__new__(RRef)
     number = oid.number
-    made = agent.call(owner, func, args, kwargs, seconds, creates=True, kept=kept, number=number)
+    made = agent.call(
+        *(owner, func, args, kwargs, seconds), creates=True, kept=kept, number=number, what=what
+    )
     rref._set(agent, owner, oid, agent.rank)  # pyright: ignore[reportPrivateUsage]
     rref._made = made  # pyright: ignore[reportPrivateUsage]
     _polled(made)
@@ -221,8 +255,19 @@ def _fetch(oid: ObjectId) -> Later:
     return Later(_value_of(current_agent(), oid))
 
 
+def _backward(oid: ObjectId, context_id: int, retain_graph: bool) -> None:
+    """On the owner: compute gradients from the object when it is made."""
+    agent = current_agent()
+    value = _value_of(agent, oid).wait()
+    if agent.carriers.gradients is None:
+        raise ValueError(f"there is no autograd context {context_id} on this worker")
+    agent.carriers.gradients.backward(context_id, value, retain_graph)
+
+
 def _invoke(oid: ObjectId, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """On the owner: call a method of the object when it is made."""
-    method = getattr(_value_of(current_agent(), oid).wait(), name)
+    agent = current_agent()
+    method = getattr(_value_of(agent, oid).wait(), name)
+    agent.server.note_function(method)
     result = method(*args, **kwargs)
     return Later(future_of(method, result)) if is_async(method) else result

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import signal
+import socket
 import subprocess
 import sys
 
@@ -64,7 +66,7 @@ def test_another_comes_for_a_lost_rank(tmp_path, options):
 
 
 def test_the_others_go_on_without_a_rank_whose_program_fails(tmp_path):
-    done = run(tmp_path, "--replace", "0", arguments=["none"])
+    done = run(tmp_path, "--on-failure", "continue", arguments=["none"])
     assert done.returncode == 0, done.stderr
     ends = ENDS.findall(done.stdout)
     assert sorted(rank for rank, *_ in ends) == ["0", "2"]
@@ -80,16 +82,82 @@ def test_when_all_fail_the_job_has_failed(tmp_path):
     assert "ValueError: of rank" in done.stderr
 
 
-def test_several_nodes_are_refused(tmp_path):
-    program = tmp_path / "program.py"
-    program.write_text("")
-    command = [sys.executable, "-m", "meshlib.launcher", "--replace", "1", "--nnodes", "2"]
-    done = subprocess.run(
-        [*command, "--master-addr", "127.0.0.1", str(program)],
-        capture_output=True,
-        text=True,
-        timeout=55,
-        check=False,
-    )
+NODES_PROGRAM = """
+import os, signal
+import numpy as np
+import meshlib as dist
+from parallel.elastic import ElasticMesh
+
+dist.init_process_group(timeout=50)
+mesh = dist.init_device_mesh("cpu", (-1,), mesh_dim_names=("dp",))
+me = int(os.environ["RANK"])
+with ElasticMesh(mesh, "dp", min_size=3) as elastic:
+    state = {"sum": np.zeros(3)}
+    for step in elastic.steps(state, 8):
+        with step as mesh:
+            if (me, step.number) == (2, 2):
+                os.kill(os.getpid(), signal.SIGKILL)
+            if (me, step.number) == (1, 4):
+                os.kill(os.getppid(), signal.SIGKILL)  # its launcher: the node is gone
+                signal.pause()
+            gradient = mesh.all_reduce(np.full(3, step.number + 1.0))
+            step.on_commit(lambda: np.add(state["sum"], gradient, out=state["sum"]))
+    node = os.environ["GROUP_RANK"], os.environ["LOCAL_RANK"]
+    print(me, *node, elastic.mesh.mesh.tolist(), *state["sum"].astype(int), flush=True)
+"""
+
+
+def test_ranks_and_nodes_come_for_lost_ones_over_several_nodes(meshrun):
+    # Node 2 replaces its rank, 2, by rank 3; node 1 is lost with rank 1, and comes again: rank 4.
+    program = meshrun.script(NODES_PROGRAM)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = ("--rdzv-endpoint", f"127.0.0.1:{probe.getsockname()[1]}")
+    options = (*address, "--nnodes=3", "--replace", "1")
+    nodes = [meshrun.start(*options, "--node-rank", str(node), program) for node in range(3)]
+    lost = meshrun.finish(nodes[1], 50.0)
+    nodes[1] = meshrun.start(*options, "--node-rank", "1", program)
+    done = [meshrun.finish(node, 50.0) for node in nodes]
+    assert lost.code == -signal.SIGKILL
+    assert [one.code for one in done] == [0, 0, 0], [one.err for one in done]
+    total = f"{3 * 36} {3 * 36} {3 * 36}"
+    assert [one.out for one in done] == [
+        f"0 0 0 [0, 4, 3] {total}\n",
+        f"4 3 0 [0, 4, 3] {total}\n",
+        f"3 2 0 [0, 4, 3] {total}\n",
+    ]
+    assert "meshrun: rank 2 was killed by SIGKILL; rank 3 comes for it" in done[2].err
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--replace", "0"), "--replace 0 replaces nobody: expected a number from 1 on, or --on-f"),
+        (("--spares", "1", "--on-failure", "stop"), "--spares 1 and --on-failure stop were both"),
+    ],
+)
+def test_options_that_contradict_each_other(tmp_path, options, words):
+    done = run(tmp_path, *options, arguments=[])
     assert done.returncode == 2
-    assert "--replace and --spares are for one node" in done.stderr
+    assert words in done.stderr
+
+
+def test_the_job_ends_as_the_first_rank_does_that_is_left(meshrun):
+    script = meshrun.script(
+        """
+        import os
+        import meshlib as dist
+        dist.init_process_group()
+        rank = dist.get_rank()
+        if rank == 0:
+            raise SystemExit(3)
+        try:
+            dist.barrier()
+        except dist.RankFailedError:
+            dist.shrink_group([])
+        raise SystemExit(int(os.environ["CODE"]) if rank == 1 else 5)
+        """
+    )
+    for code in (0, 4):
+        done = meshrun.run("-n3", "--on-failure=continue", script, env={"CODE": str(code)})
+        assert done.code == code

@@ -53,8 +53,8 @@ def test_a_round_begins_when_all_have_come():
     assert boss.receive(hello("b", ranks=3), 2.0) == [
         Round(0, [Member("a", "host-a", 2), Member("b", "host-b", 3)])
     ]
-    assert boss.ranks_of("a") == range(2)
-    assert boss.ranks_of("b") == range(2, 5)
+    assert boss.ranks_of("a") == [0, 1]
+    assert boss.ranks_of("b") == [2, 3, 4]
     assert list(boss.ranks_of("c")) == []
 
 

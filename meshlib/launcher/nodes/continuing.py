@@ -1,0 +1,114 @@
+"""The decisions of the agent that leads, where ranks go on when others are lost.
+
+A rank's loss concerns its node, which may start another; a node's loss, or its leaving, takes its
+ranks along. A node that comes while the others run (its engine has started it again, or somebody
+has) brings ranks that come to them. All new ranks get numbers that nobody had: here, so that no two
+nodes give the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from meshlib.diagnosis.events import RankLost
+from meshlib.launcher.nodes.leader import Attempt, Leader, Outcome, Rules
+from meshlib.launcher.nodes.outcome import exits_of_first
+from meshlib.launcher.nodes.records import (
+    Admitted,
+    Ended,
+    Failed,
+    Gone,
+    Granted,
+    Held,
+    Hello,
+    Interrupted,
+    Member,
+    Record,
+    Wanted,
+)
+from meshlib.launcher.ranks.failure import RankExit
+
+LastMembers = Callable[[int], Sequence[int] | None]
+"""Says of an attempt who the members of its last epoch are, by place; None: who they were first."""
+
+
+class ContinuingLeader(Leader):
+    """A ``Leader`` that ends an attempt only when all ranks have ended, or the user wants it to.
+
+    The attempt has then ended as its first member has (``outcome``).
+    """
+
+    def __init__(self, rules: Rules, now: float, last_members: LastMembers) -> None:
+        super().__init__(rules, now)
+        self._last_members = last_members
+
+    def losses(self, record: Record) -> list[RankLost]:
+        """Return the ranks that are lost by what ``record`` tells: also those of a node that was
+        told to end, alone.
+        """
+        if isinstance(record, Ended) and self._attempt is not None and not self._attempt.reason:
+            ranks = [item["rank"] for item in record.exits if item["stopped"]]
+            return [RankLost(rank, "was ended with its node") for rank in ranks]
+        return super().losses(record)
+
+    def _comes_late(self, attempt: Attempt, hello: Hello) -> list[Record]:
+        if attempt.reason is not None or self._is_ending(attempt):
+            return []
+        if len(self._running(attempt)) >= self._rules.most:
+            reason = f"the job runs on {self._rules.most} nodes: waiting until one of them is lost"
+            return [Held(hello.agent, reason)]
+        del self._candidates[hello.agent]
+        first, attempt.next = attempt.next, attempt.next + hello.ranks
+        node, nodes = len(attempt.members), len(attempt.members) - attempt.late
+        attempt.late += 1
+        attempt.members[hello.agent] = Member(hello.agent, hello.host, hello.ranks)
+        attempt.ranks[hello.agent] = list(range(first, attempt.next))
+        return [Admitted(hello.agent, self._number, node, nodes, first, attempt.size)]
+
+    def _running(self, attempt: Attempt) -> list[str]:
+        """Return the members that have ranks running."""
+        gone = attempt.ended.keys() | attempt.lost.keys()
+        return [agent for agent in attempt.members if agent not in gone]
+
+    def _is_ending(self, attempt: Attempt) -> bool:
+        """Whether ranks have come to the end of their program."""
+        return any(one.well for one in attempt.ended.values())
+
+    def _failed(self, attempt: Attempt, record: Failed) -> list[Record]:
+        del attempt, record
+        return []
+
+    def _wanted(self, attempt: Attempt, record: Wanted) -> list[Record]:
+        if record.agent not in self._running(attempt) or attempt.reason is not None:
+            return []
+        first, attempt.next = attempt.next, attempt.next + record.count
+        attempt.ranks[record.agent] += range(first, attempt.next)
+        return [Granted(record.agent, self._number, first, record.count)]
+
+    def _interrupted(self, attempt: Attempt, record: Interrupted) -> list[Record]:
+        if record.leaves and record.agent != self._rules.agent:
+            return []  # its ranks are lost when they have ended
+        return super()._interrupted(attempt, record)
+
+    def _without(self, attempt: Attempt, record: Gone) -> list[Record]:
+        if record.agent == self._rules.agent:
+            return super()._without(attempt, record)
+        attempt.lost[record.agent] = record.lost or "has left"
+        decisions: list[Record] = []
+        for hello in list(self._candidates.values()):
+            if len(self._running(attempt)) < self._rules.most:
+                decisions += self._comes_late(attempt, hello)
+        return decisions
+
+    def _outcome(self, attempt: Attempt) -> Outcome:
+        if attempt.reason is not None:
+            return super()._outcome(attempt)
+        members = self._last_members(self._number) or range(attempt.size)
+        for agent, how in attempt.lost.items():
+            if members[0] in attempt.ranks[agent] and agent not in attempt.ended:
+                return True, [], f"{self._name(agent)} {how}"
+        exits = [
+            RankExit.from_dict(item) for ended in attempt.ended.values() for item in ended.exits
+        ]
+        found = [item.to_dict() for item in exits_of_first(members, exits)]
+        return bool(found), found, None

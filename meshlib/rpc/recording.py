@@ -1,0 +1,134 @@
+"""Calls in the flight recorder: those that this worker makes, and those that it serves.
+
+Their ring is one of their own, of the recorder that collectives have: thousands of calls must not
+drive out the collective that somebody waits in. A call is known by its caller and the caller's
+number for it, on both sides; made while another one is served, it says which (``parent``). So
+``meshlib.trace.chains`` finds who waits for whom, past workers that left no record as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import CodeType
+from typing import Any, Protocol
+
+from meshlib.diagnosis.recorder import FlightRecorder, Record
+from meshlib.rpc.calls import name_of
+from transport.call import NO_ROOT, Kind, pack_header
+
+Key = tuple[int, int]
+"""The caller's rank, and its number for the call."""
+_NOWHERE = -1
+"""The instruction of a record whose function is not written in Python, or not known yet."""
+
+
+class Served(Protocol):
+    """A call that is served: ``came`` and ``begun`` are monotonic seconds, ``thread`` None until it
+    has begun.
+    """
+
+    key: Key
+    parent: Key | None
+    func: object
+    nbytes: int
+    came: float
+    begun: float
+    thread: int | None
+
+
+class CallRecord(Record):
+    """A remote call. ``label`` is the function's name, ``peer`` the rank at the other end.
+
+    The header has the call's number as ``sequence``, and which call's function made it, if one did:
+    its caller's rank as ``root``, its number as ``elements``. The site of a call that is served is
+    the function itself.
+    """
+
+    __slots__ = ()
+
+    @property
+    def kind(self) -> str:
+        """The function's name."""
+        return self.label or "?"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the record for reports and dumps."""
+        found, header = super().as_json(), self.header
+        way = "on" if header.kind == Kind.CALL else "for"
+        found["call"] = f"call #{header.sequence} {self.kind} {way} rank {self.peer}"
+        if self.instruction == _NOWHERE:
+            found["site"] = ""
+        return found
+
+
+class CallRecorder:
+    """The last ``capacity`` calls of one worker, and all that are under way.
+
+    Flight records have them in a group of their own, called ``group``.
+    """
+
+    group_desc = "rpc"
+
+    def __init__(self, group: str, ranks: Sequence[int], capacity: int) -> None:
+        self.id = group
+        self.ranks: tuple[int, ...] = tuple(ranks)
+        self.workers: Sequence[str] = ()
+        """Their names, by rank."""
+        self.under_way: Callable[[], list[Record]] = list[Record]
+        self._recorder = FlightRecorder(capacity, CallRecord)
+        self._open = self._recorder.open
+
+    def made(
+        self, number: int, to: int, name: str, nbytes: int, seconds: float, parent: Key | None
+    ) -> Record:
+        """Note that this worker calls ``name`` on worker ``to``, in the call ``parent``."""
+        root, elements = parent or (NO_ROOT, 0)
+        packed = pack_header(number, elements, root, Kind.CALL, 0, 0, 0, 0, 0)
+        record = self._open(self.id, packed, nbytes, to, False, seconds)
+        record.label, record.started = name, record.issued
+        return record
+
+    def served(self, call: Served, error: str | None) -> None:
+        """Note that a call has been served, well or with ``error``."""
+        packed = _packed_served(call)
+        record = self._open(self.id, packed, call.nbytes, call.key[0], False, 0.0)
+        _fill(record, call)
+        record.end(error)
+
+    def being_served(self, call: Served) -> Record:
+        """Return the record of a call that has not ended: made when somebody asks, only."""
+        key, code = call.key, self.being_served.__code__
+        record = CallRecord(
+            *(_packed_served(call), False, self.id, call.nbytes, key[0], 0.0, None), 0, code, 0
+        )
+        _fill(record, call)
+        return record
+
+    def records(self) -> list[Record]:
+        """Return the records, oldest first; those under way even if many came after them."""
+        found = {id(record): record for record in self._recorder.records()}
+        found |= {id(record): record for record in self.under_way()}
+        return sorted(found.values(), key=lambda record: record.issued)
+
+    def close(self) -> None:
+        """Keep what is under way as it is: the worker ends."""
+        left = self.under_way()
+        self.under_way = lambda: left
+
+
+def _packed_served(call: Served) -> bytes:
+    root, elements = call.parent or (NO_ROOT, 0)
+    return pack_header(call.key[1], elements, root, Kind.SERVE, 0, 0, 0, 0, 0)
+
+
+def _fill(record: Record, call: Served) -> None:
+    func = call.func
+    record.issued = call.came
+    if call.thread is not None:
+        record.started, record.thread = call.begun, call.thread
+    if func is not None:
+        record.label = name_of(func)
+    code = getattr(func, "__code__", None)
+    record.instruction = 0 if isinstance(code, CodeType) else _NOWHERE
+    if isinstance(code, CodeType):
+        record.code = code
