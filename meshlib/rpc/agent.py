@@ -30,7 +30,7 @@ from meshlib.rpc.wire.payload import Payload, load
 from meshlib.rpc.wire.recycling import Recycler
 from meshlib.rpc.wire.threads import Threads
 from transport.checks import to_whole_number
-from transport.errors import DistBackendError
+from transport.errors import DistBackendError, DistError, DistNetworkError
 from transport.runtime import Membership
 
 BACKLOG_CALLS = 4096
@@ -185,10 +185,14 @@ class Agent:
         if sent is not None:
             call.sent = sent
         flags = CREATES if creates else 0
-        if to == self.rank:
-            self._call_here(call, payload, flags)
-        else:
-            self._send_request(call, payload, flags)
+        try:
+            if to == self.rank:
+                self._call_here(call, payload, flags)
+            else:
+                self._send_request(call, payload, flags)
+        except BaseException as error:
+            call.record.end(f"{type(error).__name__}: {error}")
+            raise
         return call
 
     def _call_here(self, call: Outgoing, payload: Payload, flags: int) -> None:
@@ -256,6 +260,11 @@ class Agent:
         self._acting.add(me)
         try:
             self._act_on(connection, frames)
+        except (DistError, OSError):
+            raise
+        except Exception as error:
+            text = f"{self.who(connection.peer)} sent what cannot be understood: {error!r}"
+            raise DistNetworkError(text) from error
         finally:
             self._acting.discard(me)
         if connection.outgoing:
@@ -297,15 +306,17 @@ class Agent:
     def _on_reply(self, connection: Connection, frame: Frame) -> None:
         connection.lent.pop(frame.call, None)
         call = connection.calls.pop(frame.call, None)
-        try:
-            buffers = connection.fetch(frame)
-        except OSError:
-            if call is not None:  # it ends as all that are pending on this connection
-                connection.calls[frame.call] = call
-            raise
-        if any(buffer.memory is None for buffer in frame.buffers):
-            with suppress(OSError):
-                connection.send(Kind.TAKEN, frame.call)
+        buffers = ()
+        if frame.buffers:
+            try:
+                buffers = connection.fetch(frame)
+            except OSError:
+                if call is not None:  # it ends as all that are pending on this connection
+                    connection.calls[frame.call] = call
+                raise
+            if any(buffer.memory is None for buffer in frame.buffers):
+                with suppress(OSError):
+                    connection.send(Kind.TAKEN, frame.call)
         self._settle(call, frame.kind, frame.data, buffers)
 
     def on_local_reply(

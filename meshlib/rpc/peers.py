@@ -28,6 +28,7 @@ from transport.call import Kind as CallKind
 from transport.condition import Condition
 from transport.deadline import Deadline
 from transport.errors import (
+    AuthenticationError,
     CommunicatorAbortedError,
     CommunicatorTimeoutError,
     DistError,
@@ -177,6 +178,8 @@ class Peers:
             self._await_news(rank)
             self.lose(rank, f"is gone: {error}")
             raise self.lost_error(rank) from error
+        except AuthenticationError as error:
+            raise AuthenticationError(f"{who} is not talked to: {error}") from error
         connection = Connection(sock, rank, True, self._owner)
         try:
             with self._changed.lock:

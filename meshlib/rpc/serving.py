@@ -149,7 +149,7 @@ class Server:
         buffers = _memories(frame) if connection is None else connection.fetch(frame)
         func, args, kwargs, sent, parent = load(frame.data, buffers)
         del frame, buffers
-        serving.func, serving.sent, serving.parent = func, sent, parent
+        serving.func, serving.parent, serving.sent = func, parent, sent
         if serving.cancelled is not None:
             raise RemoteError(f"the call was not begun: {serving.cancelled}")
         if sent is None:
@@ -220,8 +220,10 @@ class Server:
             buffers = [memoryview(bytearray(buffer)) for buffer in payload.buffers]
             self._agent.on_local_reply(kind, number, payload.data, buffers)
             return
-        # Whoever waits for the reply runs at once if this thread sleeps at once.
-        self._agent.threads.end_waiting()
+        threads = self._agent.threads
+        if not threads.may_stay(connection):
+            # Whoever waits for the reply runs at once if this thread sleeps at once.
+            threads.end_waiting()
         with suppress(OSError):  # the caller is gone, and has been told, or cannot be
             connection.send(kind, number, payload)
 
