@@ -26,7 +26,7 @@ from transport.runtime import Runtime
 from transport.store.hash_store import HashStore
 
 T = TypeVar("T")
-DEFAULT_RUN_TIMEOUT = 30.0
+DEFAULT_RUN_TIMEOUT = 60.0
 # How long threads that were told to stop may take to do so.
 GRACE_SECONDS = 5.0
 

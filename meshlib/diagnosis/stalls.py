@@ -82,7 +82,10 @@ class StallDetector:
         if before is not None and (before.group, before.sequence) != place:
             before = None
         if before is None or again:
-            self.posted = self._standing(record, 0 if before is None else before.beat + 1)
+            standing = self._standing(record, 0 if before is None else before.beat + 1)
+            if standing is None:
+                return None
+            self.posted = standing
             store.set(standing_key(self.rank), self.posted.pack())
         if before is None:
             store.add(_POSTED, 1)  # only now: who sees this sees the standing
@@ -100,9 +103,12 @@ class StallDetector:
         # Calls of one group run in order: the first that has not ended is the one that waits.
         return next(r for r in open_calls if r.group == last.group and r.peer == COLLECTIVE)
 
-    def _standing(self, record: Record, beat: int) -> Standing:
+    def _standing(self, record: Record, beat: int) -> Standing | None:
+        """Return what to post of a call; None if it has ended meanwhile, and its group as well."""
         groups = self._groups()
-        group = next(members for members, _ in groups if members.id == record.group)
+        group = next((members for members, _ in groups if members.id == record.group), None)
+        if group is None:
+            return None
         return Standing(
             rank=self.rank,
             group=record.group,

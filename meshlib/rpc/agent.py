@@ -7,10 +7,11 @@ import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 from meshlib.diagnosis.recorder import Record
-from meshlib.job.current import adopt_thread, current_world
+from meshlib.job.current import adopt_thread, current_world, find_world
 from meshlib.job.world import World
 from meshlib.rpc.calls import Callbacks, Clock, Numbers, Outgoing, RpcFuture
 from meshlib.rpc.carriers import Carriers
@@ -29,14 +30,12 @@ from meshlib.rpc.wire.payload import Payload, load
 from meshlib.rpc.wire.recycling import Recycler
 from meshlib.rpc.wire.threads import Threads
 from transport.checks import to_whole_number
-from transport.errors import DistBackendError
+from transport.errors import DistBackendError, DistError, DistNetworkError
 from transport.runtime import Membership
 
 BACKLOG_CALLS = 4096
 BACKLOG_BYTES = 64 << 20
 """A worker that has more to do than this reads no more requests until it is half."""
-ANSWER_SECONDS = 0.5
-"""What a callee may take to say what a call that is late does."""
 
 
 class WorkerInfo(NamedTuple):
@@ -167,6 +166,12 @@ class Agent:
         """
         if self.closed:
             raise DistBackendError("RPC was shut down on this worker")
+        gradients = self.carriers.gradients
+        if gradients is not None:
+            again = partial(self.call, to, func, timeout=timeout, kept=kept, what=what)
+            replaced = gradients.replace(again, args, kwargs, creates)
+            if replaced is not None:
+                return replaced
         seconds = self.timeout if timeout is None else timeout
         call = Outgoing(self, number or self.numbers.next(), to, func, seconds, kept, what)
         self._last_number = call.number
@@ -180,15 +185,19 @@ class Agent:
         if sent is not None:
             call.sent = sent
         flags = CREATES if creates else 0
-        if to == self.rank:
-            self._call_here(call, payload, flags)
-        else:
-            self._send_request(call, payload, flags)
+        try:
+            if to == self.rank:
+                self._call_here(call, payload, flags)
+            else:
+                self._send_request(call, payload, flags)
+        except BaseException as error:
+            call.record.end(f"{type(error).__name__}: {error}")
+            raise
         return call
 
     def _call_here(self, call: Outgoing, payload: Payload, flags: int) -> None:
         self._local[call.number] = call
-        self._watch_deadline(call.due)
+        self.watch_deadline(call.due)
         buffers = [Buffer(b.nbytes, 0, memoryview(bytearray(b))) for b in payload.buffers]
         frame = Frame(Kind.REQUEST, flags, call.number, payload.data, buffers)
         self.server.accept(None, self.rank, frame)
@@ -198,13 +207,13 @@ class Agent:
         again = False
         while True:
             try:
-                connection = self.peers.connection(call.to, call.seconds)
+                connection = self.peers.connection(call.to, call.seconds, call.what)
             except RpcTimeoutError as error:
                 call.end(None, error)
                 return
             call.connection = connection
             connection.calls[call.number] = call
-            self._watch_deadline(call.due)
+            self.watch_deadline(call.due)
             try:
                 connection.send(Kind.REQUEST, call.number, payload, flags)
             except OSError:
@@ -251,6 +260,11 @@ class Agent:
         self._acting.add(me)
         try:
             self._act_on(connection, frames)
+        except (DistError, OSError):
+            raise
+        except Exception as error:
+            text = f"{self.who(connection.peer)} sent what cannot be understood: {error!r}"
+            raise DistNetworkError(text) from error
         finally:
             self._acting.discard(me)
         if connection.outgoing:
@@ -292,15 +306,17 @@ class Agent:
     def _on_reply(self, connection: Connection, frame: Frame) -> None:
         connection.lent.pop(frame.call, None)
         call = connection.calls.pop(frame.call, None)
-        try:
-            buffers = connection.fetch(frame)
-        except OSError:
-            if call is not None:  # it ends as all that are pending on this connection
-                connection.calls[frame.call] = call
-            raise
-        if any(buffer.memory is None for buffer in frame.buffers):
-            with suppress(OSError):
-                connection.send(Kind.TAKEN, frame.call)
+        buffers = ()
+        if frame.buffers:
+            try:
+                buffers = connection.fetch(frame)
+            except OSError:
+                if call is not None:  # it ends as all that are pending on this connection
+                    connection.calls[frame.call] = call
+                raise
+            if any(buffer.memory is None for buffer in frame.buffers):
+                with suppress(OSError):
+                    connection.send(Kind.TAKEN, frame.call)
         self._settle(call, frame.kind, frame.data, buffers)
 
     def on_local_reply(
@@ -331,15 +347,15 @@ class Agent:
 
     # ------------------------------------------------------------------ questions
 
-    def ask(self, to: int, *question: Any, seconds: float = ANSWER_SECONDS) -> Outgoing:
-        """Ask the worker ``to`` itself, on the connection that there is."""
+    def ask(self, to: int, *question: Any, seconds: float) -> Outgoing:
+        """Ask the worker ``to`` itself, on the connection that there is; 0 seconds: for ever."""
         call = Outgoing(self, self.numbers.next(), to, question[0], seconds, None)
         connection = self.peers.existing(to)
         if connection is None:
             call.end(None, DistBackendError("there is no connection"))
             return call
         connection.calls[call.number] = call
-        self._watch_deadline(call.due)
+        self.watch_deadline(call.due)
         try:
             connection.send(Kind.ASK, call.number, self.holdings.dump(question, None))
             connection.poll()
@@ -398,7 +414,8 @@ class Agent:
         pauses = [pause for pause in looks if pause is not None]
         return min(self._next_deadline, *(now + pause for pause in pauses), math.inf)
 
-    def _watch_deadline(self, due: float) -> None:
+    def watch_deadline(self, due: float) -> None:
+        """Have calls that are late ended at ``due`` (monotonic seconds)."""
         if due < self._next_deadline:
             with self._deadlines:
                 self._next_deadline = min(self._next_deadline, due)
@@ -431,6 +448,8 @@ class Agent:
         why = f"its caller, {self.who(rank)}, {how}"
         self.server.cancel_all(lambda serving: serving.key[0] == rank, why)
         self.holdings.bury(rank, how, self.who(rank))
+        if self.carriers.gradients is not None:
+            self.carriers.gradients.lose(rank)
 
     def close(self, flush: float = 0.0) -> None:
         """End this worker's part, at once; calls under way fail. Idempotent."""
@@ -450,6 +469,13 @@ class Agent:
         self.threads.close()
         if self.world.rpc is self:
             self.world.rpc = None
+
+
+def find_agent() -> Agent | None:
+    """Return the agent of the calling thread's World, if there is one."""
+    world = find_world()
+    agent = None if world is None else world.rpc
+    return agent if isinstance(agent, Agent) else None
 
 
 def current_agent() -> Agent:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 PATIENCE = 1.0
 _AGAIN_SECONDS = 2.0
+_ANSWER_SECONDS = 1.0
 _MOST_STEPS = 1000
 
 
@@ -105,8 +106,9 @@ class Cycles:
         return None
 
     def _ask(self, worker: int, key: Key) -> Step | None:
-        self._agent.peers.connection(worker, 1.0)
-        said: Any = self._agent.ask(worker, "waits", key).wait()
+        self._agent.peers.connection(worker, _ANSWER_SECONDS)
+        asked = self._agent.ask(worker, "waits", key, seconds=_ANSWER_SECONDS)
+        said: Any = asked.wait()
         return None if said is None else Step(*said)
 
     def _break(self, awaited: Future[Any] | None, steps: list[Step]) -> None:

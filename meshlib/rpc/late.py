@@ -15,6 +15,9 @@ from meshlib.rpc.wire.frames import Kind
 if TYPE_CHECKING:
     from meshlib.rpc.agent import Agent
 
+ANSWER_SECONDS = 0.5
+"""What a callee may take to say what a call that is late does."""
+
 
 _WRITE_SECONDS = 1.0
 """Flight records are written no more often than this."""
@@ -59,7 +62,7 @@ class Lateness:
         if call.to == agent.rank:
             self._end(call, agent.server.describe((agent.rank, call.number)))
         else:
-            asked = agent.ask(call.to, "where", call.number)
+            asked = agent.ask(call.to, "where", call.number, seconds=ANSWER_SECONDS)
             asked.at_once(lambda done: self._on_answer(call, done))
 
     def _on_answer(self, call: Outgoing, done: Future[Any]) -> None:

@@ -106,6 +106,11 @@ class Leaving:
         for rank in others:
             try:
                 agent.peers.connection(rank, max(_left(until), 0.1))
+            except RpcTimeoutError as error:
+                raise RpcTimeoutError(
+                    f"shutdown() was not done after {seconds:g} s: {agent.who(rank)} was not"
+                    " reached in time"
+                ) from error
             except DistError:
                 continue  # lost: nobody waits for it
             asked[rank] = agent.ask(rank, what, seconds=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import secrets
@@ -15,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from meshlib.job.current import adopt_thread
+from meshlib.rpc.attempt import Attempt
 from meshlib.rpc.calls import Outgoing
 from meshlib.rpc.errors import RpcConnectionError, RpcTimeoutError, WorkerLostError
 from meshlib.rpc.wire.connection import Connection, Owner
@@ -24,7 +27,14 @@ from transport.call import NO_ROOT, Call, CallHeader
 from transport.call import Kind as CallKind
 from transport.condition import Condition
 from transport.deadline import Deadline
-from transport.errors import CommunicatorTimeoutError, DistError, DistNetworkError, PeerLostError
+from transport.errors import (
+    AuthenticationError,
+    CommunicatorAbortedError,
+    CommunicatorTimeoutError,
+    DistError,
+    DistNetworkError,
+    PeerLostError,
+)
 from transport.place import this_machine
 from transport.runtime import Membership
 from transport.shm.messages.single_copy import ProcessMemory, is_possible
@@ -39,6 +49,7 @@ if TYPE_CHECKING:
 NEWS_SECONDS = 0.6
 """For the news of how a worker ended whose connection broke."""
 GREETING_SECONDS = 10.0
+"""For one attempt to connect; calls with later deadlines make another."""
 _ACKNOWLEDGED_EVERY = 64
 # The flags of the three HELLO frames.
 _FIRST, _READABLE, _NOT_READABLE = 0, 1, 2
@@ -49,6 +60,10 @@ class _Peer:
 
     def __init__(self) -> None:
         self.dialing = threading.Lock()
+        self.attempt: Attempt | None = None
+        self.dial: Dial | None = None
+        """What the attempt waits for: first this, then the greeting on the new connection."""
+        self.greeting: Connection | None = None
         # Of what follows, whoever tells the worker something about references.
         self.telling = threading.Lock()
         self.connection: Connection | None = None
@@ -88,23 +103,48 @@ class Peers:
 
     # ------------------------------------------------------------------ connections
 
-    def connection(self, rank: int, seconds: float) -> Connection:
+    def connection(self, rank: int, seconds: float, what: str = "") -> Connection:
         """Return the connection for calls to ``rank``, made within ``seconds`` if there is none.
 
-        Raises ``WorkerLostError`` if the worker is gone, ``DistNetworkError`` if it cannot be
-        reached.
+        It goes on being made when one call, of ``what``, waits for it no longer. 0 seconds stand
+        for the World's deadline. Raises ``WorkerLostError`` if the worker is gone,
+        ``DistNetworkError`` if it cannot be reached, ``RpcTimeoutError`` past ``seconds``.
         """
         peer = self._peers[rank]
         connection = peer.connection
         if connection is not None and connection.error is None:
             return connection
-        with self._agent.threads.slot_given_up(), peer.dialing:
-            if rank in self.lost:
-                raise self.lost_error(rank)
-            connection = peer.connection
-            if connection is None or connection.error is not None:
-                connection = self._dial(rank, peer, Deadline.after(seconds or GREETING_SECONDS))
-        return connection
+        deadline = Deadline.after(seconds or self._agent.world.timeout)
+        with self._agent.threads.slot_given_up():
+            while True:
+                if rank in self.lost:
+                    raise self.lost_error(rank)
+                said = "the connection to it is being made"
+                try:
+                    connection = self._attempt(rank, peer).result(deadline)
+                except CommunicatorTimeoutError as error:  # the attempt's, not the call's
+                    connection, said = None, str(error)
+                except (CommunicatorAbortedError, DistNetworkError):
+                    if rank not in self.lost:
+                        raise
+                    continue
+                if connection is not None:
+                    return connection
+                if deadline.expired:
+                    who = self._agent.who(rank)
+                    whose = f"{what} on {who}" if what else f"a call to {who}"
+                    text = f"{whose} passed its deadline of {deadline.seconds:g} s: {said}"
+                    raise RpcTimeoutError(text)
+
+    def _attempt(self, rank: int, peer: _Peer) -> Attempt:
+        """Return the attempt to connect that is under way, or a new one."""
+        with peer.dialing:
+            attempt = peer.attempt
+            made = peer.connection
+            if attempt is None or (attempt.is_over and (made is None or made.error is not None)):
+                name = f"meshlib-rpc-dial-{self._agent.rank}-{rank}"
+                attempt = peer.attempt = Attempt(name, lambda: self._dial(rank, peer))
+            return attempt
 
     def existing(self, rank: int) -> Connection | None:
         """Return the connection for calls to ``rank``, if there is one."""
@@ -124,26 +164,56 @@ class Peers:
         text = f"{who} {self.lost.get(rank, 'is gone')}{since}"
         return WorkerLostError(text, rank, self._agent.name_of(rank))
 
-    def _dial(self, rank: int, peer: _Peer, deadline: Deadline) -> Connection:
-        if self._closed:
-            raise DistNetworkError("RPC was shut down on this worker")
+    def _dial(self, rank: int, peer: _Peer) -> Connection:
+        adopt_thread(self._agent.world)
+        deadline = Deadline.after(GREETING_SECONDS)
         call = Call(CallHeader(0, 0, NO_ROOT, CallKind.SEND, 0, 0), deadline)
         who = self._agent.who(rank)
+        with self._changed.lock:
+            self._check_open()
+            dial = peer.dial = Dial(self._membership, rank, Channel.RPC)
         try:
-            sock = Dial(self._membership, rank, Channel.RPC).connect(call)
+            sock = dial.connect(call)
         except PeerLostError as error:
             self._await_news(rank)
             self.lose(rank, f"is gone: {error}")
             raise self.lost_error(rank) from error
-        except CommunicatorTimeoutError as error:
-            text = f"{who} could not be reached before a call passed its deadline"
-            raise RpcTimeoutError(f"{text} of {deadline.seconds:g} s: {error}") from error
+        except AuthenticationError as error:
+            raise AuthenticationError(f"{who} is not talked to: {error}") from error
         connection = Connection(sock, rank, True, self._owner)
         try:
+            with self._changed.lock:
+                self._check_open()
+                peer.greeting = connection
             heard = self._greet(connection, deadline)
+        except TimeoutError as error:
+            sock.close()
+            text = f"{who} was reached, but has not answered the greeting"
+            raise CommunicatorTimeoutError(text, rank) from error
         except OSError as error:
             sock.close()
             raise DistNetworkError(f"{who} could not be reached: {error}") from error
+        except DistError:
+            sock.close()
+            raise
+        finally:
+            peer.dial = peer.greeting = None
+        return self._take_up(peer, connection, heard)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise DistNetworkError("RPC was shut down on this worker")
+
+    def _break_off(self, peer: _Peer, reason: str) -> None:
+        """End the attempt to connect, if there is one."""
+        dial, greeting = peer.dial, peer.greeting
+        if dial is not None:
+            dial.cancel(reason)
+        if greeting is not None:
+            greeting.error = ConnectionAbortedError(errno.ECONNABORTED, reason)
+
+    def _take_up(self, peer: _Peer, connection: Connection, heard: int) -> Connection:
+        """Use a new connection; ``heard`` is the number of our last notice that came there."""
         with peer.telling:
             while peer.notices and peer.notices[0][0] <= heard:
                 peer.notices.popleft()
@@ -315,6 +385,7 @@ class Peers:
             if connection is not None:
                 peer.orphans.update(connection.calls)
                 connection.calls.clear()
+        self._break_off(peer, f"the worker {how}")
         error = ConnectionResetError(f"the worker {how}")
         for one in [c for c in (*self._incoming, connection) if c and c.peer == rank]:
             one.shut(error)
@@ -341,10 +412,15 @@ class Peers:
         until = time.monotonic() + flush
         while any(c.queued for c in self.connections()) and time.monotonic() < until:
             time.sleep(0.001)
-        self._closed = True
-        self._endpoint.unregister(self._membership.group)
         with self._changed.lock:
+            self._closed = True
             self._changed.notify_all()
+        self._endpoint.unregister(self._membership.group)
+        for peer in self._peers:
+            self._break_off(peer, "RPC was shut down on this worker")
+        for peer in self._peers:
+            if peer.attempt is not None:
+                peer.attempt.join(1.0)
         for connection in self.connections():
             connection.shut(ConnectionAbortedError("RPC was shut down on this worker"))
         # Their ends are noticed by the threads.

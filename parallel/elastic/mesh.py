@@ -229,6 +229,7 @@ class ElasticMesh:
         self.committed += 1
         self.cursor += self._batch()
         self._fruitless = 0
+        self._world.recorder.steps.mark(time.monotonic(), self.committed)
         step.commit()
 
     def _batch(self) -> int:

@@ -68,7 +68,7 @@ def test_python_compiles(block):
     block.compiled()
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("page", FRAGMENTS, ids=lambda page: page.name)
 def test_the_fragments_of_a_page_run_in_their_order(page, tmp_path, monkeypatch):
     runnable = [block for block in FRAGMENTS[page] if all(map(is_here, block.needs))]

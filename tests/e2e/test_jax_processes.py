@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("jax", reason="JAX is not installed (the extra 'jax')")
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 DEADLINE = 90
 
 

@@ -18,7 +18,7 @@ _LOOKS = {
     for name in ("CALL", "CALL_KW", "CALL_FUNCTION_EX", "JUMP_BACKWARD", "RESUME")
     if name in dis.opmap
 }
-SOON = 10.0
+SOON = 30.0
 
 
 class Interrupter:

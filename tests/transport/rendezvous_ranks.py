@@ -14,7 +14,7 @@ from transport.net.sockets import listen
 from transport.rendezvous import rendezvous
 from transport.store import Store
 
-SOON = 20.0
+SOON = 30.0
 Met = tuple[Store, int, int]
 
 

@@ -11,7 +11,7 @@ from transport.deadline import Deadline
 from transport.net.tls import TlsSocket
 from transport.tcp.link import TcpLink
 
-LONG = 30.0
+LONG = 60.0
 
 
 def call(sequence: int = 1, seconds: float = LONG, kind: Kind = Kind.ALL_REDUCE) -> Call:

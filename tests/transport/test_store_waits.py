@@ -16,7 +16,7 @@ from transport.net.sockets import listen
 from transport.store import TCPStore
 from transport.store_waits import StoreWaits
 
-SOON = 10.0
+SOON = 30.0
 WAITS = 3
 
 

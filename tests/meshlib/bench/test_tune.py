@@ -114,7 +114,7 @@ def test_ranks_measure_and_decide_alike(monkeypatch: pytest.MonkeyPatch) -> None
         bench = Bench("inproc")
         return Found(bench.cost(), bench.thresholds())
 
-    found = run_ranks(measure, 4, timeout=50)
+    found = run_ranks(measure, 4, timeout=120)
     assert len({result.thresholds for result in found}) == 1
     cost, table = found[0].cost, found[0].thresholds
     assert cost is not None

@@ -235,7 +235,7 @@ def test_the_argument_is_named_and_the_group_is_still_usable(case, backend):
         # The wrong calls took no turn: this one is the first on both ranks.
         return dist.all_reduce(ones(1))[0]
 
-    assert run_ranks(program, 2, backend=backend, timeout=20) == [2.0, 2.0]
+    assert run_ranks(program, 2, backend=backend, timeout=120) == [2.0, 2.0]
 
 
 def test_objects_of_another_number_are_refused_by_the_receiver():

@@ -103,7 +103,7 @@ def judge(program: Program, results) -> None:
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 def test_random_programs_over_inproc(program):
-    judge(program, run_ranks(execute, program.size, program, timeout=20))
+    judge(program, run_ranks(execute, program.size, program, timeout=120))
 
 
 @given(programs())
@@ -114,7 +114,7 @@ def test_random_programs_over_inproc(program):
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 def test_random_programs_over_tcp(program):
-    judge(program, run_ranks(execute, program.size, program, backend="tcp", timeout=20))
+    judge(program, run_ranks(execute, program.size, program, backend="tcp", timeout=120))
 
 
 @given(programs())
@@ -125,7 +125,7 @@ def test_random_programs_over_tcp(program):
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 def test_random_programs_over_shared_memory(program):
-    judge(program, run_ranks(execute, program.size, program, backend="shm", timeout=20))
+    judge(program, run_ranks(execute, program.size, program, backend="shm", timeout=120))
 
 
 def test_the_judge_notices_a_wrong_value_a_wrong_dtype_and_a_wrong_shape():

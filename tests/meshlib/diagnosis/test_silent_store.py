@@ -26,7 +26,9 @@ from transport.errors import (
 from transport.store import PrefixStore, TCPStore, TCPStoreServer
 from transport.store.commands import Op
 
-SOON = 10.0
+SOON = 30.0
+
+pytestmark = pytest.mark.usefixtures("impatient")
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from meshlib.calls.lane import Continuations
 from meshlib.calls.work import Future, Work
 from meshlib.testing import run_ranks
 
-WAIT = 10.0
+WAIT = 60.0
 BACKENDS = ["inproc", "shm", "tcp"]
 
 

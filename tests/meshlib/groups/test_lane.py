@@ -4,7 +4,7 @@ import threading
 
 from meshlib.calls.lane import Lane
 
-WAIT = 10.0
+WAIT = 60.0
 
 
 def test_tasks_run_in_the_order_of_issue():

@@ -18,7 +18,7 @@ from transport.store.hash_store import HashStore
 from transport.store.prefix_store import PrefixStore
 from transport.store.tcp.store import TCPStore
 
-WAIT = 20.0
+WAIT = 60.0
 
 
 def in_threads(count, program):
@@ -160,7 +160,7 @@ def test_a_rank_that_ended_under_a_launcher_is_not_waited_for(monkeypatch, befor
     monkeypatch.setenv(environment.WORLD_SIZE, "2")
     root = HashStore()
     part = PrefixStore("restart0/turn1", root)
-    ends = threading.Timer(0 if before else 0.05, announce_ends, [root, 0, [0]])
+    ends = threading.Timer(0 if before else 0.05, announce_ends, [root.clone(), 0, [0]])
     ends.start()
     if before:
         ends.join()
@@ -176,7 +176,7 @@ def test_ranks_with_numbers_of_their_own_wait_for_their_own(monkeypatch):
     root = HashStore()
     part = PrefixStore("restart0/turn1", root)
     announce_ends(root, 0, [0])
-    ends = threading.Timer(0.05, announce_ends, [root, 0, [0]])
+    ends = threading.Timer(0.05, announce_ends, [root.clone(), 0, [0]])
     ends.start()
     with pytest.raises(DistStoreError, match=r"\[0\] have not come"):
         World(part, 1, 2, runtime=Runtime(None), backends={"cpu": "inproc"}, timeout=0.2)

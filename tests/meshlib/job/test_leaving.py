@@ -21,7 +21,7 @@ from transport.call import Kind
 from transport.runtime import Runtime
 from transport.store.hash_store import HashStore
 
-WAIT = 20.0
+WAIT = 60.0
 BACKENDS = ["inproc", "shm", "tcp"]
 
 

@@ -15,7 +15,7 @@ from meshlib.job import agreement
 from meshlib.job.current import current_world
 from meshlib.testing import RankError, run_ranks
 
-WAIT = 20.0
+WAIT = 60.0
 BACKENDS = ["inproc", "shm", "tcp"]
 
 

@@ -1,16 +1,52 @@
 """Workers that are threads of the test's process."""
 
+import threading
+import time
+
 import meshlib as dist
 from meshlib import rpc
+from meshlib.job.current import adopt_thread, current_world
+from meshlib.rpc.agent import current_agent
 from meshlib.testing import run_ranks
 
+agents = {}
+"""Those of the workers, by rank."""
 
-def workers(count, fn, *args, threads=4, timeout=60.0):
+
+def until(condition):
+    """Wait until ``condition()`` holds."""
+    end = time.monotonic() + 90
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def start_thread(fn):
+    """Call ``fn()`` in another thread of the calling worker."""
+    world = current_world()
+
+    def body():
+        adopt_thread(world)
+        fn()
+
+    thread = threading.Thread(target=body, daemon=True)
+    thread.start()
+    return thread
+
+
+def expire(call):
+    """Have the deadline of ``call`` pass now."""
+    call.due = 0.0
+    current_agent().watch_deadline(call.due)
+
+
+def workers(count, fn, *args, threads=4, timeout=120.0):
     """Have ``fn(*args)`` called by worker 0 of ``count``; the others serve. Returns its result."""
 
     def rank():
         options = rpc.RpcBackendOptions(num_worker_threads=threads, rpc_timeout=timeout)
         rpc.init_rpc(f"w{dist.get_rank()}", rpc_backend_options=options)
+        agents[dist.get_rank()] = current_agent()
         try:
             result = fn(*args) if dist.get_rank() == 0 else None
         except BaseException:
@@ -19,4 +55,4 @@ def workers(count, fn, *args, threads=4, timeout=60.0):
         rpc.shutdown()
         return result
 
-    return run_ranks(rank, count, timeout=50)[0]
+    return run_ranks(rank, count, timeout=100)[0]

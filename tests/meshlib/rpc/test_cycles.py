@@ -20,7 +20,7 @@ def _nothing_yet():
 
 def wait_for_itself():
     """Make an object out of that very object."""
-    assert there.wait(40)
+    assert there.wait(90)
     return mine[0].to_here(timeout=0)
 
 
@@ -30,7 +30,7 @@ def fetch(rref):
 
 def make_through(to):
     """Make an object out of what another worker has, which asks for this very object."""
-    assert there.wait(40)
+    assert there.wait(90)
     return rpc.rpc_sync(to, fetch, (mine[0],), timeout=0)
 
 

@@ -6,12 +6,14 @@ import time
 
 import numpy as np
 import pytest
-from rpc_workers import workers
+from rpc_workers import agents, expire, start_thread, until, workers
 
 import meshlib as dist
 from meshlib import rpc
-from meshlib.rpc.agent import BACKLOG_CALLS, current_agent
+from meshlib.rpc import late, peers
+from meshlib.rpc.agent import BACKLOG_BYTES, BACKLOG_CALLS, current_agent
 from meshlib.testing import run_ranks
+from transport.tcp.dial import Dial
 
 gate = threading.Event()
 begun = threading.Semaphore(0)
@@ -19,14 +21,18 @@ seen = []
 
 
 @pytest.fixture(autouse=True)
-def _closed_gate():
+def _closed_gate(monkeypatch):
     gate.clear()
     seen.clear()
+    while begun.acquire(blocking=False):
+        pass
+    # A callee that the scheduler has stopped is asked all the same.
+    monkeypatch.setattr(late, "ANSWER_SECONDS", 60.0)
 
 
 def wait_for_gate():
     begun.release()
-    assert gate.wait(40)
+    assert gate.wait(90)
     seen.append(rpc.cancelled())
 
 
@@ -34,19 +40,29 @@ def size_of(array):
     return array.nbytes
 
 
-def call_back(to, seconds):
-    return rpc.rpc_sync(to, wait_for_gate, timeout=seconds)
+def call_back(to):
+    call = rpc.rpc_async(to, wait_for_gate)
+    begun.acquire()
+    expire(call)
+    return call.wait()
 
 
 def test_a_late_call_says_what_the_callee_does_and_goes_on_cancelled():
     def program():
-        with pytest.raises(rpc.RpcTimeoutError) as late:
-            rpc.rpc_sync(1, wait_for_gate, timeout=0.1)
-        text = str(late.value)
-        assert "wait_for_gate on worker 'w1' (rank 1) passed its deadline of 0.1 s" in text
-        assert "assert gate.wait(40)" in text
+        blocker = rpc.rpc_async(1, wait_for_gate, timeout=77)
+        begun.acquire()
+        waiting = rpc.rpc_async(1, size_of, (np.zeros(3),))
+        expire(blocker)
+        with pytest.raises(rpc.RpcTimeoutError) as caught:
+            blocker.wait()
+        text = str(caught.value)
+        assert "wait_for_gate on worker 'w1' (rank 1) passed its deadline of 77 s" in text
+        assert "assert gate.wait(90)" in text
+        until(lambda: agents[1].threads.backlog == 1)
+        expire(waiting)
         with pytest.raises(rpc.RpcTimeoutError, match="it has not begun: all 1 threads are busy"):
-            rpc.rpc_sync(1, size_of, (np.zeros(3),), timeout=0.1)
+            waiting.wait()
+        until(lambda: all(call.cancelled for call in agents[1].server.under_way.values()))
         gate.set()
         # Both are over there when what came after them is: there is one thread.
         assert rpc.rpc_sync(1, size_of, (np.zeros(3),)) == 24
@@ -59,10 +75,37 @@ def test_a_late_call_says_what_the_callee_does_and_goes_on_cancelled():
     workers(2, program, threads=1)
 
 
+def test_a_deadline_that_passes_while_the_connection_is_made(monkeypatch):
+    """The call ends; the attempt goes on, and calls with later deadlines use its connection."""
+    way, dials = threading.Event(), []
+    monkeypatch.setattr(peers, "GREETING_SECONDS", 90.0)
+
+    def connect(dial, call):
+        dials.append(dial)
+        assert way.wait(90)
+        return really_connect(dial, call)
+
+    really_connect = Dial.connect
+    monkeypatch.setattr(Dial, "connect", connect)
+    answers = []
+
+    def program():
+        patient = start_thread(lambda: answers.append(rpc.rpc_sync(1, size_of, (np.zeros(3),))))
+        until(lambda: dials)
+        with pytest.raises(rpc.RpcTimeoutError, match=r"deadline of 0.05 s: the connection to it"):
+            rpc.rpc_sync(1, wait_for_gate, timeout=0.05)
+        way.set()
+        patient.join(90)
+        assert answers == [24]
+        assert len(dials) == 1
+
+    workers(2, program)
+
+
 def test_a_deadline_in_a_nested_call_is_the_callers_error():
     def program():
         with pytest.raises(rpc.RpcTimeoutError, match="on worker 'w0'"):
-            rpc.rpc_sync(1, call_back, (0, 0.1))
+            rpc.rpc_sync(1, call_back, (0,))
         gate.set()
 
     workers(2, program)
@@ -86,9 +129,7 @@ def test_a_broken_connection_fails_what_is_pending_and_is_made_anew():
         assert held.to_here() == [1, 2]
         gate.set()
         del held
-        until = time.monotonic() + 20
-        while rpc.rpc_sync(1, objects):
-            assert time.monotonic() < until
+        until(lambda: rpc.rpc_sync(1, objects) == 0)
         assert seen == [True]
 
     workers(2, program)
@@ -112,10 +153,7 @@ def test_references_are_counted_right_though_connections_break():
             rpc.rpc_sync(2, break_connection, (1,))
             assert rpc.rpc_sync(2, kept) == [turn]
             del rref
-        until = time.monotonic() + 20
-        while rpc.rpc_sync(1, objects):
-            assert time.monotonic() < until
-            time.sleep(0.005)
+        until(lambda: rpc.rpc_sync(1, objects) == 0)
 
     workers(3, program)
 
@@ -137,7 +175,7 @@ def test_calls_to_a_worker_that_has_left_say_so():
             dist.destroy_process_group()
             left.set()
             return None
-        assert left.wait(40)
+        assert left.wait(90)
         said = []
         while not said:
             try:
@@ -162,21 +200,21 @@ def test_a_flood_is_kept_with_its_sender():
         agent.peers.existing(1).lends = False  # as between hosts: all goes through the socket
         blocker = rpc.rpc_async(1, wait_for_gate)
         begun.acquire()
-        sent = threading.Semaphore(0)
-        futures = []
+        connection, futures = agent.peers.existing(1), []
 
-        def flood(_):
+        def flood():
             for _ in range(calls):
                 futures.append(rpc.rpc_async(1, size_of, (array,)))
-                sent.release()
 
-        flooding = rpc.rpc_async(0, int).then(flood)
-        taken = 0
-        while sent.acquire(timeout=2):  # it stops, as its callee does nothing
-            taken += 1
+        flooding = start_thread(flood)
+        there = agents[1].threads  # which does nothing, and takes no more than so much
+        until(lambda: connection.is_choked and there.backlog_bytes >= BACKLOG_BYTES)
+        time.sleep(0.5)
+        assert connection.is_choked
+        taken = len(futures)
         assert taken < calls
         gate.set()
-        flooding.wait()
+        flooding.join(90)
         assert rpc.wait_all(futures) == [nbytes] * calls
         blocker.wait()
         return taken * nbytes
@@ -198,6 +236,7 @@ def test_shutdown_names_who_is_missing():
         rpc.init_rpc(f"w{me}")
         dist.barrier()
         if me == 0:
+            rpc.rpc_sync(1, int)  # they are connected
             with pytest.raises(rpc.RpcTimeoutError, match=r"worker 'w1' \(rank 1\) have not"):
                 rpc.shutdown(timeout=0.2)
         dist.barrier()

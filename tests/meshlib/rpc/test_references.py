@@ -35,7 +35,7 @@ class Slow:
     go = threading.Event()
 
     def __init__(self):
-        assert Slow.go.wait(30)
+        assert Slow.go.wait(90)
         self.made = True
 
 
@@ -80,7 +80,7 @@ held = []
 
 def until_freed(counts):
     """Wait until the workers have no more objects than these."""
-    until = time.monotonic() + 20
+    until = time.monotonic() + 90
     while [rpc.rpc_sync(to, objects) for to in range(len(counts))] != counts:
         gc.collect()
         assert time.monotonic() < until, [rpc.rpc_sync(to, objects) for to in range(len(counts))]

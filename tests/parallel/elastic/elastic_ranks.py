@@ -16,7 +16,7 @@ from transport.rendezvous.seats import take_turn
 from transport.runtime import Runtime
 from transport.store.hash_store import HashStore
 
-WAIT = 30.0
+WAIT = 60.0
 
 
 class KilledError(BaseException):

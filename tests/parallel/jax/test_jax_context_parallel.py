@@ -22,7 +22,7 @@ LENGTH, WIDTH, HEADS, KV_HEADS = 12, 8, 4, 2
 
 @pytest.fixture(autouse=True)
 def _settings():
-    with jax_settings(jax_enable_x64=True, jax_disable_most_optimizations=True):
+    with jax_settings(jax_enable_x64=True):
         yield
 
 
@@ -67,7 +67,7 @@ def alone():
         return train(step, make_params())
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("n", "method"), [(3, "ring"), (2, "all_to_all")])
 def test_training_equals_one_process(n, method, alone):
     def rank():
@@ -88,7 +88,7 @@ def test_training_equals_one_process(n, method, alone):
         losses, params = train(step, make_params())
         return losses, params
 
-    for losses, params in run_ranks(rank, n, timeout=100):  # programs take long to compile
+    for losses, params in run_ranks(rank, n, timeout=200):  # programs take long to compile
         np.testing.assert_allclose(losses, alone[0], rtol=0, atol=1e-9)
         for name, array in alone[1].items():
             np.testing.assert_allclose(params[name], array, rtol=0, atol=1e-9, err_msg=name)

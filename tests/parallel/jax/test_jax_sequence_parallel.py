@@ -27,7 +27,7 @@ VOCABULARY, WIDTH = 12, 6
 
 @pytest.fixture(autouse=True)
 def _settings():
-    with jax_settings(jax_enable_x64=True, jax_disable_most_optimizations=True):
+    with jax_settings(jax_enable_x64=True):
         yield
 
 
@@ -70,7 +70,7 @@ def split_loss(params, tokens, tp):
     return vocab_parallel_cross_entropy(logits, tokens[:, 1:], tp).mean()
 
 
-@pytest.mark.timeout(120)  # programs take long to compile
+@pytest.mark.timeout(300)  # programs take long to compile
 def test_equal_to_the_whole_model():
     n, params, lr = 2, make_params(), 0.3
     reference, losses = params, []
@@ -90,7 +90,7 @@ def test_equal_to_the_whole_model():
             mine = jax.tree.map(lambda p, g: p - lr * g, mine, grads)
         return mine, seen
 
-    for number, (got, seen) in enumerate(run_ranks(rank, n, timeout=100)):
+    for number, (got, seen) in enumerate(run_ranks(rank, n, timeout=200)):
         np.testing.assert_allclose(seen, losses, rtol=0, atol=1e-9)
         expected = shard(jax.tree.map(np.asarray, reference), number, n)
         for name, array in got.items():

@@ -18,7 +18,7 @@ from transport.mpi.communicator import MpiCommunicator
 from transport.runtime import Membership, Runtime
 from transport.store.hash_store import HashStore
 
-SOON = 10.0
+SOON = 30.0
 
 
 class FakeMpi:

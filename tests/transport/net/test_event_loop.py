@@ -16,7 +16,7 @@ from transport.net.event_loop import EventLoop
 from transport.store import TCPStore, TCPStoreServer
 from transport.store.commands import Op
 
-SOON = 10.0
+SOON = 30.0
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from transport.store import FileStore, HashStore, PrefixStore, Store, TCPStore, TCPStoreServer
 
 MakeStore = Callable[[], Store]
-TIMEOUT = 20.0
+TIMEOUT = 60.0
 _KINDS = ("hash", "tcp", "file")
 
 

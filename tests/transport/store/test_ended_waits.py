@@ -14,7 +14,7 @@ from transport.store import Store
 
 MakeStore = Callable[[], Store]
 Later = Callable[[float, Callable[[], object]], threading.Timer]
-SOON = 10.0
+SOON = 30.0
 
 
 class TestEndedWaits:

@@ -20,7 +20,7 @@ from transport.errors import DistStoreError, StoreTimeoutError
 from transport.store import FileStore
 from transport.store.file.log import FileLog, _pack
 
-SOON = 10.0
+SOON = 30.0
 
 
 @pytest.fixture

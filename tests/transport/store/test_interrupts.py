@@ -13,7 +13,7 @@ from transport.errors import StoreTimeoutError
 from transport.store import TCPStore, TCPStoreServer
 from transport.store.tcp import client
 
-SOON = 10.0
+SOON = 30.0
 _CODE = {client.__file__, threading.__file__}
 
 

@@ -18,7 +18,7 @@ from transport.store.prefix_store import PrefixStore
 
 MakeStore = Callable[[], Store]
 Later = Callable[[float, Callable[[], object]], threading.Timer]
-SOON = 10.0
+SOON = 30.0
 
 
 class TestValues:

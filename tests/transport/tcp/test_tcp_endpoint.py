@@ -23,7 +23,7 @@ from transport.tcp import endpoint as endpoint_module
 from transport.tcp.endpoint import Endpoint
 from transport.tcp.hello import HELLO_BYTES, WELCOME, Channel, Hello, digest_of
 
-LONG = 30.0
+LONG = 60.0
 SECRET = b"the secret of the job"
 
 

@@ -141,7 +141,7 @@ def _unwelcoming(store: HashStore) -> Iterator[None]:
 
     def serve(listener: socket.socket) -> None:
         sock, _ = listener.accept()
-        with sock:
+        with sock, contextlib.suppress(AuthenticationError, OSError):  # the other may give up
             authenticate(sock, SECRET, Deadline.after(LONG), initiator=False)
             sock.settimeout(LONG)
             while sock.recv(100):
