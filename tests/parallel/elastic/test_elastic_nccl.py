@@ -1,4 +1,4 @@
-"""Going on without lost ranks where arrays travel by NCCL: over a fake one that hangs as it does."""
+"""Going on without lost ranks where arrays travel by NCCL: a fake one, that hangs as it does."""
 
 from __future__ import annotations
 
