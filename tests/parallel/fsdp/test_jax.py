@@ -262,7 +262,7 @@ def test_with_tensor_parallel():
 
 
 def live_bytes(n, keep):
-    """Return what XLA gives a rank's step, in layers of 12: parts and Adam's states, and the rest."""
+    """Return what XLA gives a rank's step, in layers of 12: parts and states, and the rest."""
     optax = pytest.importorskip("optax")
     width, layers = 64, 12
 
