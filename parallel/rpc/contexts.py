@@ -51,16 +51,34 @@ class Context:
 
         Raises RuntimeError where the context has ended.
         """
-        self.check()
+        self.bring_to(to)
         with self.lock:
-            self.known.add(to)
             number = next(self._numbers)
             self._sent[number] = Sent(edge)
         return received, (self.id, self._rank, number, value)
 
+    def bring_to(self, rank: int) -> None:
+        """Note that a worker gets to know the context.
+
+        Raises RuntimeError where the context has ended.
+        """
+        # In this order: who ends the context either finds the worker, or has been noticed here.
+        self.known.add(rank)
+        self.check()
+
     def sent(self, number: int) -> Sent:
-        """Return the message of that number."""
-        return self._sent[number]
+        """Return the message of that number. Raises RuntimeError where the context has ended."""
+        found = self._sent.get(number)
+        if found is None:
+            raise RuntimeError(_ended(self.id))
+        return found
+
+    def pass_of(self, key: PassKey) -> Pass:
+        """Return a backward pass. Raises RuntimeError where the context has ended."""
+        found = self.passes.get(key)
+        if found is None:
+            raise RuntimeError(_ended(self.id))
+        return found
 
     def leaf(self, parameter: object, make: Callable[[], Node]) -> Node:
         """Return the node in which a parameter's gradients end: ``make()``, at its first use."""
@@ -215,8 +233,7 @@ class Keeper:
         context = self.here.context
         if context is None:
             return None
-        context.check()
-        context.known.add(to)
+        context.bring_to(to)
         return _Ticket(context.id)
 
     @contextmanager

@@ -19,7 +19,7 @@ def _double():
 
 
 def draw(seed, *shape):
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape))
+    return np.random.default_rng(seed).standard_normal(shape)
 
 
 @dist_autograd.function
@@ -58,6 +58,7 @@ def test_a_chain_over_workers_has_the_gradients_of_one_process():
         with dist_autograd.context() as context_id:
             hidden = rpc.rpc_sync("w1", layer, (w1, x))
             assert hidden.shape == (6, 4)
+            assert hidden.dtype == np.float64
             loss = loss_of(rpc.rpc_async("w2", layer, (w2, hidden)).wait(), T)
             dist_autograd.backward(context_id, [loss])
             value, (g1, g2, gx) = in_one_process(W1, W2, X)
@@ -104,7 +105,7 @@ def test_calls_in_a_function_that_jax_differentiates():
         def loss(x, scale):
             first = rpc.rpc_async(2, traced_through, (0, w0, x))
             second = rpc.rpc_async(0, layer, (w0, scale * x))
-            hidden = first.wait() + second.wait()
+            hidden = sum(rpc.wait_all([first, second]))
             return jnp.sum(rpc.rpc_sync(1, layer, (w1, hidden)) ** 2)
 
         @jax.jit
@@ -153,3 +154,7 @@ def test_the_optimizer_steps_where_the_weights_live():
         same(w2.to_here(), values[1])
 
     over_workers(3, program)
+
+
+def test_without_rpc_a_recorded_function_is_only_called():
+    same(layer(Weights(W1), X), np.tanh(X @ W1))
