@@ -8,7 +8,7 @@ import sys
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol, cast
 
@@ -155,8 +155,11 @@ class Keeper:
 
     def enter(self, id: int) -> Context:
         """Return a context, made at its first call here. Raises RuntimeError if it has ended."""
-        left, self._left = self._left, []
-        self._left += [context for context in left if not context.end(wait=True)]
+        if self._left:
+            # Without a wait: a module that is in use may be waiting for this very call.
+            with self._lock:
+                left, self._left = self._left, []
+            self._keep(context for context in left if not context.end(wait=False))
         with self._lock:
             context = self._contexts.get(id)
             if context is None:
@@ -292,7 +295,12 @@ class Keeper:
             self._lost.add(rank)
             gone = [id for id in self._contexts if id >> _RANK_BITS == rank]
             contexts = [self._contexts.pop(id) for id in gone]
-        self._left += [context for context in contexts if not context.end(wait=False)]
+        self._keep(context for context in contexts if not context.end(wait=False))
+
+    def _keep(self, left: Iterable[Context]) -> None:
+        kept = list(left)
+        with self._lock:
+            self._left += kept
 
 
 class _Ticket:

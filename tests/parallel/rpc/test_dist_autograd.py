@@ -76,6 +76,14 @@ def through(to, w, x):
     return rpc.rpc_sync(to, layer, (w, x))
 
 
+def along(path, ws, x):
+    """Compute on the last worker of a path, called from each by the one before."""
+    if not path:
+        return x
+    here = rpc.get_worker_info().id
+    return rpc.rpc_sync(path[0], along, (path[1:], ws, layer(ws[here], x)))
+
+
 @dist_autograd.function
 def traced_through(to, w, x):
     return 2 * rpc.rpc_sync(to, layer, (w, x * 3))
@@ -94,6 +102,26 @@ def test_nested_calls_and_the_same_worker_again():
             same(gradient(w0, context_id), g0)
             same(gradient(w1, context_id), g1)
             same(dist_autograd.get_gradients(context_id)[x], gx)
+
+    over_workers(3, program)
+
+
+def test_calls_nested_four_deep():
+    def program():
+        ws = [rpc.RRef(Weights(W1)), rpc.remote(1, Weights, (W2,)), rpc.remote(2, Weights, (W1,))]
+        with dist_autograd.context() as context_id:
+            y = along((1, 2, 0, 1), ws, X)
+            dist_autograd.backward(context_id, [loss_of(y, T)])
+            found = [gradient(w, context_id) for w in ws]
+
+        def alone(ws):
+            y = X
+            for here in (0, 1, 2, 0):
+                y = jnp.tanh(y @ ws[here])
+            return jnp.mean((y - T) ** 2)
+
+        for actual, expected in zip(found, jax.grad(alone)([W1, W2, W1]), strict=True):
+            same(actual, expected)
 
     over_workers(3, program)
 
