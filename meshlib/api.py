@@ -91,6 +91,7 @@ from meshlib.sharding import (
     ShardingError,
     distribute_array,
 )
+from transport.compression import Compression
 from transport.errors import (
     CollectiveMismatchError,
     CollectiveTimeoutError,
@@ -101,7 +102,7 @@ from transport.errors import (
     QueueEmptyError,
     RankFailedError,
 )
-from transport.reduce_op import ReduceOp, premul_sum
+from transport.reduce_op import ReduceOp, error_feedback, premul_sum
 from transport.rendezvous import register_rendezvous_handler, rendezvous
 from transport.store import FileStore, HashStore, PrefixStore, Store, TCPStore
 
@@ -109,6 +110,7 @@ __all__ = [
     "Backend",
     "CollectiveMismatchError",
     "CollectiveTimeoutError",
+    "Compression",
     "DArray",
     "DebugLevel",
     "DeviceMesh",
@@ -163,6 +165,7 @@ __all__ = [
     "current_mesh",
     "destroy_process_group",
     "distribute_array",
+    "error_feedback",
     "gather",
     "gather_object",
     "get_backend",

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 
 from hypothesis import settings
 
 # Ranks that are threads share XLA's threads, and a rank that waits holds one of them: there have
 # to be more than ranks. XLA reads this when JAX is first used; ranks that are processes need none.
 os.environ.setdefault("NPROC", "16")
+
+# Most time of a small JAX program is its compilation, and what is tested is what it calls, not how
+# fast its loops are. XLA ends the process at a flag that it does not know: these, of its CPU
+# compiler, are known to the releases named here (a later one compiles as it does by default).
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+QUICK_TO_COMPILE = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+with suppress(PackageNotFoundError):
+    if (0, 7) <= tuple(map(int, version("jaxlib").split(".")[:2])) <= (0, 10):
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK_TO_COMPILE}".strip()
 
 # No test asserts a time, and none depends on luck: the same examples come on each run.
 settings.register_profile("meshlib", deadline=None, derandomize=True)

@@ -69,15 +69,17 @@ class ReduceOp(metaclass=_Constants):
     ``BXOR``, or ``PREMUL_SUM`` as made by ``premul_sum(factor)``. Immutable, equal by value.
 
     ``kind`` says which. Raises TypeError for another kind, ValueError for a ``factor`` without
-    PREMUL_SUM or PREMUL_SUM without one.
+    PREMUL_SUM or PREMUL_SUM without one. ``residual`` is what ``error_feedback`` was given.
     """
 
-    __slots__ = ("_takes", "code", "codes", "factor", "kind", "ufunc")
+    __slots__ = ("_takes", "code", "codes", "factor", "kind", "residual", "ufunc")
     RedOpType = RedOpType
     PREMUL_SUM = RedOpType.PREMUL_SUM
 
     kind: RedOpType
     factor: Any
+    residual: npt.NDArray[np.float32] | None
+    """What earlier calls rounded away, flat: the next one adds it, and leaves its own there."""
     ufunc: np.ufunc
     """What combines two contributions, for those who call it very often; see ``combine``."""
     code: int
@@ -86,7 +88,12 @@ class ReduceOp(metaclass=_Constants):
     """The wire codes of those dtypes that it was found to apply to already; see ``code_of``."""
     _takes: str
 
-    def __init__(self, kind: RedOpType, factor: Any = None) -> None:
+    def __init__(
+        self,
+        kind: RedOpType,
+        factor: Any = None,
+        residual: npt.NDArray[np.float32] | None = None,
+    ) -> None:
         if not isinstance(kind, RedOpType):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(
                 f"kind must be a RedOpType, got {kind!r}; expected ReduceOp.SUM and its like, which"
@@ -98,6 +105,7 @@ class ReduceOp(metaclass=_Constants):
             raise ValueError(f"factor belongs to PREMUL_SUM and to nothing else, got {kind.name}")
         object.__setattr__(self, "kind", kind)
         object.__setattr__(self, "factor", factor)
+        object.__setattr__(self, "residual", residual)
         object.__setattr__(self, "ufunc", _UFUNCS[kind])
         object.__setattr__(self, "code", OP_CODES[kind.name])
         object.__setattr__(self, "codes", {})
@@ -115,6 +123,7 @@ class ReduceOp(metaclass=_Constants):
         return (
             isinstance(other, ReduceOp)
             and self.kind is other.kind
+            and self.residual is other.residual
             and bool(np.array_equal(self.factor, other.factor))
         )
 
@@ -134,16 +143,22 @@ class ReduceOp(metaclass=_Constants):
         if code is None:
             code = dtype_code(dtype)
             self.check(dtype)
-            if np.ndim(self.factor) == 0:  # an array must fit the number of elements each time
+            # Arrays must fit the number of elements each time.
+            if np.ndim(self.factor) == 0 and self.residual is None:
                 self.codes[dtype] = code
         return code
 
     def check(self, dtype: np.dtype[np.generic], count: int | None = None) -> None:
         """Raise TypeError when this op has no meaning for ``dtype``.
 
-        Raises ValueError when its factor does not fit a flat buffer of ``count`` elements (None:
-        not known).
+        Raises ValueError when its factor or residual does not fit a flat buffer of ``count``
+        elements (None: not known).
         """
+        if self.residual is not None and count not in (None, self.residual.size):
+            raise ValueError(
+                f"the residual of op {self!r} has {self.residual.size} elements; expected {count},"
+                " as the array has"
+            )
         if dtype.kind in self._takes:
             if self.factor is not None:
                 self._check_factor(dtype, count)
@@ -183,8 +198,10 @@ class ReduceOp(metaclass=_Constants):
 
     def part(self, start: int, stop: int, count: int) -> ReduceOp:
         """Return this op for elements ``start`` to ``stop`` of a flat buffer of ``count``: the same
-        unless ``factor`` is an array, of which it then has the matching part.
+        unless it has an array (``factor``, ``residual``), of which it then has the matching part.
         """
+        if self.residual is not None:
+            return ReduceOp(self.kind, None, self.residual[start:stop])
         if self.factor is None or np.ndim(self.factor) == 0:
             return self
         return ReduceOp(self.kind, np.broadcast_to(self.factor, count)[start:stop])
@@ -192,6 +209,8 @@ class ReduceOp(metaclass=_Constants):
     @property
     def plain(self) -> ReduceOp:
         """What is left of this op between ``prepare`` and ``finish``: the one that combines."""
+        if self.residual is not None:
+            return ReduceOp(RedOpType.SUM, None, self.residual)
         return ReduceOp.SUM if self.kind in _SCALED else self
 
     def finish(self, buffer: Flat, size: int) -> None:
@@ -217,6 +236,36 @@ def premul_sum(factor: Any) -> ReduceOp:
     if np.asarray(factor).dtype.kind not in "biufcV":
         raise TypeError(f"factor must be a number or an array of numbers, got {factor!r}")
     return ReduceOp(RedOpType.PREMUL_SUM, factor)
+
+
+def error_feedback(op: ReduceOp, residual: npt.NDArray[np.float32]) -> ReduceOp:
+    """Return ``op`` for an all_reduce over a dim that compresses, so that no rounding is lost.
+
+    What compressed calls round away is left in ``residual`` and added by the next call with it: an
+    array for each array that is reduced again and again, on each rank its own, zeros at first.
+    Where nothing is compressed it stays as it is.
+
+    Args:
+        op: ``ReduceOp.SUM`` or ``ReduceOp.AVG``.
+        residual: A C-contiguous NumPy array, float32, with as many elements as the array that is
+            reduced. Calls write to it.
+
+    Returns:
+        The op, for ``all_reduce`` alone.
+
+    Raises:
+        ValueError: For another op.
+        TypeError: For a residual that is no such array.
+    """
+    if not isinstance(op, ReduceOp) or op.kind not in (RedOpType.SUM, RedOpType.AVG):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(f"op is {op!r}; expected ReduceOp.SUM or ReduceOp.AVG for error feedback")
+    fits = isinstance(residual, np.ndarray) and residual.dtype == np.float32  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not fits or not residual.flags.c_contiguous or not residual.flags.writeable:
+        raise TypeError(
+            f"residual is {type(residual).__name__} {getattr(residual, 'dtype', '')}; expected a"
+            " C-contiguous NumPy array of float32 that can be written to"
+        )
+    return ReduceOp(op.kind, None, residual.reshape(-1))
 
 
 def reduction_dtype(dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:

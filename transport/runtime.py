@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
 from transport.algorithms.tuning import Tuning, shipped
+from transport.compression import Compression
 from transport.store.base import Store
 
 if TYPE_CHECKING:
@@ -73,7 +74,8 @@ class Membership:
     """One rank's place in one group: all that a transport needs to make a communicator.
 
     ``group`` is unique in the job and equal on all members; ``store`` is already prefixed with
-    it. ``ranks`` are the members' global ranks, by group rank, for messages.
+    it. ``ranks`` are the members' global ranks, by group rank, for messages. ``compression`` is how
+    large reductions travel between hosts (None: as they are), the same on all members.
     """
 
     group: str
@@ -81,6 +83,7 @@ class Membership:
     ranks: tuple[int, ...]
     store: Store
     runtime: Runtime
+    compression: Compression | None = None
 
     @property
     def size(self) -> int:

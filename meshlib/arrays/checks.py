@@ -16,31 +16,37 @@ from transport.cuda.flat import DeviceFlat
 from transport.reduce_op import Flat, RedOpType, ReduceOp
 
 
-def check_op(op: object, dtype: np.dtype[Any], count: int | None = None) -> ReduceOp:
+def check_op(
+    op: object, dtype: np.dtype[Any], count: int | None = None, feedback: bool = False
+) -> ReduceOp:
     """Return ``op`` as a ReduceOp that applies to ``dtype``; raise TypeError otherwise.
 
-    Raises ValueError when it does not apply to ``count`` elements (None: not known).
+    Raises ValueError when it does not apply to ``count`` elements (None: not known), and for one
+    with error feedback unless the call takes ``feedback``.
     """
     if isinstance(op, RedOpType):
         op = ReduceOp(op)
     if not isinstance(op, ReduceOp):
         raise TypeError(f"op must be a ReduceOp such as ReduceOp.SUM, got {op!r}")
+    if op.residual is not None and not feedback:
+        raise ValueError(f"op {op!r} has error feedback, which is for all_reduce of one array")
     op.check(dtype, count)
     return op
 
 
 def check_reduction(
-    op: object, x: Adapted, name: str, count: int | None = None
+    op: object, x: Adapted, name: str, count: int | None = None, feedback: bool = False
 ) -> tuple[ReduceOp, int]:
     """Return ``op`` as a ReduceOp that applies to ``x``, and the wire code of the dtype of ``x``.
 
-    ``count`` is the number of elements, where it is not that of ``x``. Raises TypeError and
+    ``count`` is the number of elements, where it is not that of ``x``; ``feedback``: whether the
+    call takes an op with error feedback. Raises TypeError and
     ValueError as ``check_dtype`` and ``check_op`` do.
     """
     if type(op) is ReduceOp and (code := op.codes.get(x.flat.dtype)) is not None:
         return op, code
     check_dtype(x, name)
-    checked = check_op(op, x.flat.dtype, x.flat.size if count is None else count)
+    checked = check_op(op, x.flat.dtype, x.flat.size if count is None else count, feedback)
     return checked, checked.code_of(x.flat.dtype)
 
 

@@ -52,7 +52,7 @@ def _spelled_out(array: np.ndarray[Any, Any], op: ReduceOp) -> CallSpec:
 
 def _all_reduction(tensor: Any, op: Any) -> CallSpec:
     x = arrays.in_out(tensor, "tensor")
-    op, code = check_reduction(op, x, "tensor")
+    op, code = check_reduction(op, x, "tensor", feedback=True)
     flat = x.flat
 
     def run(communicator: Communicator, call: Call) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Set
 
+from transport.compression import Compression
 from transport.deadline import Timeout, to_seconds
 
 
@@ -11,7 +12,8 @@ class Members:
     """The members ``ranks`` (global ranks; the position is the rank in the group).
 
     ``global_rank`` is the rank that asks, which need not be one of them. ``backends`` has a name
-    for each device; ``timeout`` is in seconds.
+    for each device; ``timeout`` is in seconds; ``compression`` is how large reductions of arrays in
+    host memory travel between hosts (None: as they are).
     """
 
     def __init__(
@@ -22,6 +24,7 @@ class Members:
         backends: dict[str, str],
         timeout: float,
         desc: str,
+        compression: Compression | None = None,
     ) -> None:
         self.id = group_id
         self.ranks = ranks
@@ -29,6 +32,7 @@ class Members:
         self.backends = backends
         self.group_desc = desc
         self.seconds = timeout
+        self.compression: Compression | None = compression
         self._places = _places(ranks)
         place = self.place_of(global_rank)
         self._rank = -1 if place is None else place
@@ -81,7 +85,8 @@ class Members:
     def __repr__(self) -> str:
         name = self.group_desc or self.id
         shown = ", ".join(map(str, self.ranks[:8])) + (", …" if len(self.ranks) > 8 else "")
-        return f"group {name!r} of {len(self.ranks)} ranks [{shown}]"
+        sent = "" if self.compression is None else f" (reductions as {self.compression})"
+        return f"group {name!r} of {len(self.ranks)} ranks [{shown}]{sent}"
 
 
 def _places(ranks: tuple[int, ...]) -> range | dict[int, int]:

@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
+from meshlib.diagnosis.event_log import answer_key
 from meshlib.diagnosis.events import Query
 from meshlib.diagnosis.recorder import COLLECTIVE, Record
-from meshlib.diagnosis.stacks import user_stack
+from meshlib.diagnosis.stacks import all_stacks, user_stack
 from transport.call import CallHeader
 from transport.store.base import Store
 
@@ -129,9 +130,16 @@ class Statement:
         return None
 
 
-def answer_key(ticket: str, rank: int) -> str:
-    """Return where ``rank`` answers the query ``ticket``."""
-    return f"answer/{ticket}/{rank}"
+def put_stacks(store: Store, rank: int, main_thread: int, ticket: str) -> None:
+    """Answer ``StackAsked``: the user's part of the main thread's stack, and all threads whole."""
+    said = {
+        "rank": rank,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "main": user_stack(main_thread),
+        "threads": all_stacks(),
+    }
+    store.set(answer_key(ticket, rank), json.dumps(said))
 
 
 def put_last_calls(

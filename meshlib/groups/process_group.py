@@ -21,6 +21,7 @@ from meshlib.diagnosis.members import Members
 from meshlib.groups.companions import Companions
 from meshlib.groups.users_store import UsersStore
 from transport.communicator import Communicator
+from transport.compression import Compression
 from transport.deadline import Timeout
 from transport.errors import DistBackendError, DistError
 from transport.store.base import Store
@@ -93,6 +94,11 @@ class ProcessGroup(Collectives):
     def backend(self) -> str:
         """The backends by device: ``cpu:tcp``, or ``cpu:tcp,cuda:nccl``."""
         return self.members.backend
+
+    @property
+    def compression(self) -> Compression | None:
+        """How large sums and averages travel between hosts; None: as they are. A mesh says it."""
+        return self.members.compression
 
     @property
     def group_desc(self) -> str:

@@ -13,6 +13,7 @@ from meshlib.groups.process_group import ProcessGroup
 from meshlib.job.meeting import short
 from meshlib.job.membership import JobMembership
 from transport.checks import to_whole_numbers
+from transport.compression import Compression
 from transport.deadline import Timeout, to_seconds
 
 
@@ -51,8 +52,9 @@ class GroupRegistry:
         backend: str | None = None,
         timeout: Timeout | None = None,
         desc: str = "",
+        compression: Compression | None = None,
     ) -> ProcessGroup:
-        """Return the one group of ``ranks`` (in this order) with ``backend`` and ``timeout``.
+        """Return the one group of ``ranks`` (in this order) with these options.
 
         One that has retired is followed by another, with an id of its own: when this rank's
         program was told that it broke, or destroyed it. So are the members' programs, each in its
@@ -66,7 +68,7 @@ class GroupRegistry:
             raise ValueError(f"rank {self._context.rank} is not among the ranks {short(members)}")
         chosen = self._backends if backend is None else parse_backend(backend)
         seconds = self._timeout if timeout is None else to_seconds(timeout)
-        options = f"{sorted(chosen.items())} {seconds}"
+        options = f"{sorted(chosen.items())} {seconds}" + (f" {compression}" if compression else "")
         key = _group_id("mesh", members, options)
         with self._interning:
             count, last = self._interned.get(key, (0, None))
@@ -78,14 +80,16 @@ class GroupRegistry:
                 count += 1
             told = f"{options}{self._epoch}" + (f" after {count}" if count else "")
             group_id = _group_id("mesh", members, told)
-            group = self._group(group_id, members, chosen, seconds, desc)
+            group = self._group(group_id, members, chosen, seconds, desc, compression=compression)
             self._interned[key] = count, group
         return group
 
     def make_companion(self, base: ProcessGroup, purpose: str, desc: str) -> ProcessGroup:
         """Make what ``base.companion(purpose, desc)`` returns."""
         group_id = _group_id(purpose, base.ranks, base.id)
-        return self._group(group_id, base.ranks, base.backends, base.seconds, desc, base)
+        return self._group(
+            group_id, base.ranks, base.backends, base.seconds, desc, base, base.compression
+        )
 
     def new_group(
         self,
@@ -120,7 +124,9 @@ class GroupRegistry:
         """
         ranks = tuple(members)
         group_id = _group_id("agreed", ranks, name)
-        return self._group(group_id, ranks, like.backends, like.seconds, desc)
+        return self._group(
+            group_id, ranks, like.backends, like.seconds, desc, compression=like.compression
+        )
 
     def next_name(self, stem: str) -> str:
         """Return ``stem`` with a number that rises with each call: equal on all that call alike."""
@@ -213,8 +219,10 @@ class GroupRegistry:
         seconds: float,
         desc: str,
         beside: ProcessGroup | None = None,
+        compression: Compression | None = None,
     ) -> ProcessGroup:
-        who = Members(group_id, members, self._context.rank, dict(chosen), seconds, desc)
+        rank = self._context.rank
+        who = Members(group_id, members, rank, dict(chosen), seconds, desc, compression)
         group = ProcessGroup(self._context, who, beside, self.make_companion)
         with self._lock:
             self._groups[group_id] = group

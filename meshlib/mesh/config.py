@@ -20,6 +20,7 @@ from meshlib.mesh.spec import (
     INFER,
     DimOptions,
     check_backend,
+    check_compress,
     check_degree,
     check_name,
     check_one_inferred,
@@ -203,10 +204,13 @@ class MeshConfig:
             timeout=self.options.timeout,
             backend_override={n: o.backend for n, o in own if o.backend is not None},
             timeout_override={n: o.timeout for n, o in own if o.timeout is not None},
+            compress={n: o.compress for n, o in own if o.compress is not None},
         )
         for name, parts in self.flattened:
             options = self.options_for(name)
-            mesh[parts].flatten(name, backend=options.backend, timeout=options.timeout)
+            mesh[parts].flatten(
+                name, backend=options.backend, timeout=options.timeout, compress=options.compress
+            )
         return mesh
 
     def build(self, device_type: str = "cpu") -> DeviceMesh:
@@ -300,7 +304,7 @@ def _overrides(value: object, names: list[str], where: str) -> dict[str, DimOpti
     for name, options in _table(value, where).items():
         if name not in names:
             near = did_you_mean(str(name), names)
-            if name in ("backend", "timeout"):
+            if name in ("backend", "timeout"):  # no compress: that is a dim's
                 near = "; what holds for the whole mesh stands in [mesh] itself"
             raise ValueError(
                 f"{where}: {name!r} is neither a dim nor a flattened name; expected some of"
@@ -311,17 +315,21 @@ def _overrides(value: object, names: list[str], where: str) -> dict[str, DimOpti
 
 
 def _options(table: Mapping[str, object], where: str) -> DimOptions:
+    known = ("backend", "timeout", "compress")
     for key in table:
-        if key not in ("backend", "timeout"):
-            hint = did_you_mean(str(key), ("backend", "timeout"))
-            raise ValueError(f"{where}: {key!r} is unknown; expected backend or timeout{hint}")
+        if key not in known:
+            hint = did_you_mean(str(key), known)
+            raise ValueError(f"{where}: {key!r} is unknown; expected {', '.join(known)}{hint}")
     return DimOptions(
-        check_backend(table.get("backend"), where), check_timeout(table.get("timeout"), where)
+        check_backend(table.get("backend"), where),
+        check_timeout(table.get("timeout"), where),
+        check_compress(table.get("compress"), where),
     )
 
 
 def _said(options: DimOptions) -> dict[str, object]:
-    said = {"backend": options.backend, "timeout": options.timeout}
+    compress = options.compress and options.compress.to_value()
+    said = {"backend": options.backend, "timeout": options.timeout, "compress": compress}
     return {key: value for key, value in said.items() if value is not None}
 
 

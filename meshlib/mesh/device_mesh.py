@@ -8,6 +8,7 @@ each rank sees the one that it is in.
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -19,11 +20,12 @@ import numpy.typing as npt
 from meshlib.calls.door import Door
 from meshlib.collectives.collectives import Collectives
 from meshlib.diagnosis.members import Members
+from meshlib.diagnosis.sampling.sample import Coordinate
 from meshlib.groups.process_group import ProcessGroup
 from meshlib.job.current import current_world, find_world
 from meshlib.job.world import World
 from meshlib.mesh.layout import IndexArray, Layout
-from meshlib.mesh.names import DimKey, MeshNames, make_dims
+from meshlib.mesh.names import Compress, DimKey, MeshNames, make_dims
 from meshlib.mesh.rank_layout import RankLayout, RankNumbering
 from meshlib.mesh.spec import (
     DimOptions,
@@ -61,6 +63,7 @@ class DeviceMesh(MeshValue, Collectives):
         timeout: Timeout | None = None,
         backend_override: Mapping[DimKey, str] | None = None,
         timeout_override: Mapping[DimKey, Timeout] | None = None,
+        compress: Mapping[DimKey, Compress] | None = None,
     ) -> None:
         """Arrange the global ranks in ``mesh``: nested lists or an integer array, at least 1-D.
 
@@ -68,7 +71,9 @@ class DeviceMesh(MeshValue, Collectives):
         device whose arrays the mesh is for; ``mesh_dim_names`` has a name for each dim.
         ``backend`` and ``timeout`` (seconds, a timedelta or ``"30s"``) are what groups are made
         with, ``backend_override`` and ``timeout_override`` the same by dim (name or number); where
-        nothing is said, the job's hold.
+        nothing is said, the job's hold. ``compress`` says by dim how large sums and averages along
+        it travel between hosts: ``"bf16"``, ``"fp8"``, ``"int8"`` or a ``Compression`` (default: as
+        they are).
 
         Raises ValueError for a ragged or empty ``mesh``, for ranks that are negative, there
         twice, not integers or (in a job) beyond its world size, and for wrong names or options.
@@ -76,9 +81,8 @@ class DeviceMesh(MeshValue, Collectives):
         ranks = RankLayout.of(mesh)
         names = check_dim_names(mesh_dim_names, ranks.layout.ndim)
         options = DimOptions(check_backend(backend, "mesh"), check_timeout(timeout, "mesh"))
-        self._init(
-            device_type, ranks, make_dims(names, backend_override, timeout_override), options
-        )
+        dims = make_dims(names, backend_override, timeout_override, compress)
+        self._init(device_type, ranks, dims, options)
         world = find_world()
         if world is not None:
             self._check_world(world)
@@ -97,6 +101,7 @@ class DeviceMesh(MeshValue, Collectives):
         timeout: Timeout | None = None,
         backend_override: Mapping[DimKey, str] | None = None,
         timeout_override: Mapping[DimKey, Timeout] | None = None,
+        compress: Mapping[DimKey, Compress] | None = None,
     ) -> Self:
         """Arrange ranks 0 to n-1 in C order, n the product of ``mesh_shape``; needs no job.
 
@@ -104,14 +109,15 @@ class DeviceMesh(MeshValue, Collectives):
         whose arrays the mesh is for; ``mesh_dim_names`` has a name for each dim. ``backend`` and
         ``timeout`` (seconds, a timedelta or ``"30s"``) are what groups are made with,
         ``backend_override`` and ``timeout_override`` the same by dim (name or number); where
-        nothing is said, the job's hold. Raises ValueError for sizes below 1, and for wrong names or
-        options.
+        nothing is said, the job's hold. ``compress`` says by dim how large sums and averages along
+        it travel between hosts: ``"bf16"``, ``"fp8"``, ``"int8"`` or a ``Compression`` (default: as
+        they are). Raises ValueError for sizes below 1, and for wrong names or options.
         """
         shape = check_shape(mesh_shape)
         check_product(shape)
         names = check_dim_names(mesh_dim_names, len(shape))
         options = DimOptions(check_backend(backend, "mesh"), check_timeout(timeout, "mesh"))
-        dims = make_dims(names, backend_override, timeout_override)
+        dims = make_dims(names, backend_override, timeout_override, compress)
         return cls._make(device_type, RankLayout.row_major(shape), dims, options)
 
     @classmethod
@@ -216,7 +222,12 @@ class DeviceMesh(MeshValue, Collectives):
             flattened = names.find(name) is None and self._flattened(name)
             if flattened:
                 positions, options = flattened
-                moved[positions].flatten(name, backend=options.backend, timeout=options.timeout)
+                moved[positions].flatten(
+                    name,
+                    backend=options.backend,
+                    timeout=options.timeout,
+                    compress=options.compress,
+                )
         if world is not None:
             moved._check_world(world)
         return moved
@@ -355,6 +366,22 @@ class DeviceMesh(MeshValue, Collectives):
                 f"mesh has rank {largest}, but the world size is {known}:"
                 f" expected ranks from 0 to {known - 1}"
             )
+        self.show_place(world)
+
+    def show_place(self, world: World) -> None:
+        """Let who watches the job see where this rank is, if this is the job's mesh: no slice of
+        another one, and at least as large as those before.
+        """
+        if self._ranks.slices != 1:
+            return
+        before = [one.size for one in world.coordinates]
+        if (self.size(), self.ndim) < (math.prod(before) if before else 0, len(before)):
+            return
+        place = self.coordinate_of(world.rank)
+        if place is not None:
+            names = self.mesh_dim_names or [f"dim_{i}" for i in range(self.ndim)]
+            sizes = zip(names, place, self.shape, strict=True)
+            world.coordinates = tuple(Coordinate(*one) for one in sizes)
 
     # ------------------------------------------------------------------ remote calls
 

@@ -87,6 +87,8 @@ def _options(options: DimOptions) -> str:
         parts.append(f"backend {options.backend}")
     if options.timeout is not None:
         parts.append(f"timeout {options.timeout:g} s")
+    if options.compress is not None:
+        parts.append(f"reductions as {options.compress}")
     return ", ".join(parts)
 
 

@@ -13,7 +13,7 @@ from meshlib.job.gpu import choose_cuda_device
 from meshlib.job.init import ensure_world
 from meshlib.mesh.config import MeshConfig
 from meshlib.mesh.device_mesh import DeviceMesh
-from meshlib.mesh.names import DimKey
+from meshlib.mesh.names import Compress, DimKey
 from meshlib.mesh.spec import check_dim_names, check_shape, describe_dims, infer_sizes
 from meshlib.mesh.value import check_device_type
 from transport import environment
@@ -30,6 +30,7 @@ def init_device_mesh(
     timeout: Timeout | None = None,
     backend_override: Mapping[DimKey, str] | None = None,
     timeout_override: Mapping[DimKey, Timeout] | None = None,
+    compress: Mapping[DimKey, Compress] | None = None,
 ) -> DeviceMesh:
     """Return the mesh over all ranks of the job, in C order; every rank calls it.
 
@@ -39,6 +40,8 @@ def init_device_mesh(
     group from the environment unless that was done. ``backend`` and ``timeout`` (seconds,
     a timedelta or ``"30s"``) are what its groups are made with, ``backend_override`` and
     ``timeout_override`` the same by dim (name or number); where nothing is said, the job's hold.
+    ``compress`` says by dim how large sums and averages along it travel between hosts: ``"bf16"``,
+    ``"fp8"``, ``"int8"``, or a ``Compression`` for error feedback (default: as they are).
 
     With ``device_type="cuda"`` the GPU number ``LOCAL_RANK`` becomes the current one of the
     calling thread. Where there are fewer GPUs than ranks on a host, ranks share them, with a
@@ -60,6 +63,7 @@ def init_device_mesh(
         "timeout": timeout,
         "backend_override": backend_override,
         "timeout_override": timeout_override,
+        "compress": compress,
     }
     if mesh_shape is None:
         for argument, value in options.items():
@@ -78,6 +82,7 @@ def init_device_mesh(
         timeout=timeout,
         backend_override=backend_override,
         timeout_override=timeout_override,
+        compress=compress,
     )
     if ranks != range(len(ranks)):
         mesh = mesh.with_ranks(np.reshape(ranks, sizes))
@@ -86,7 +91,9 @@ def init_device_mesh(
 
 def _bound(mesh: DeviceMesh) -> DeviceMesh:
     """Return ``mesh``; where ranks are bound to their GPUs, its groups are connected at once."""
-    device = current_world().cuda_device
+    world = current_world()
+    mesh.show_place(world)
+    device = world.cuda_device
     inside = mesh.get_coordinate() is not None
     if mesh.device_type == "cuda" and device is not None and inside:
         _connect(mesh, load_driver(), device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
 
 from meshlib.did_you_mean import did_you_mean
@@ -13,9 +13,11 @@ from meshlib.mesh.spec import (
     DimOptions,
     MeshDimError,
     check_backend,
+    check_compress,
     check_timeout,
     integer,
 )
+from transport.compression import Compression
 from transport.deadline import Timeout
 
 if TYPE_CHECKING:
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
 
 DimKey = str | int
 """A dim's name (also a flattened one) or its number; negative ones count from the last."""
+
+Compress = str | Mapping[str, Any] | Compression
+"""How large reductions travel: ``"bf16"``, ``"fp8"``, ``"int8"``, or with more to say."""
 
 GroupKey = tuple[tuple[int, ...], DimOptions]
 """The ranks of a group, and how it is made."""
@@ -104,7 +109,13 @@ class MeshNames:
         known = found[key]() if key in found else None
         if known is not None and not known.destroyed:
             return known
-        group = world.group_for(ranks, backend=options.backend, timeout=options.timeout, desc=desc)
+        group = world.group_for(
+            ranks,
+            backend=options.backend,
+            timeout=options.timeout,
+            desc=desc,
+            compression=options.compress,
+        )
         found[key] = ref(group)
         return group
 
@@ -121,11 +132,13 @@ def make_dims(
     names: Sequence[str | None],
     backend_override: Mapping[DimKey, str] | None = None,
     timeout_override: Mapping[DimKey, Timeout] | None = None,
+    compress: Mapping[DimKey, Compress] | None = None,
 ) -> tuple[MeshDim, ...]:
     """Return the dims of a new mesh; raise MeshDimError for an override of an unknown dim.
 
-    Raises ValueError for overrides that are no dict, and for wrong backends and timeouts in them.
+    Raises ValueError for overrides that are no dict, and for wrong options in them.
     """
+    compressed = _by_position(names, compress, "compress")
     backends = _by_position(names, backend_override, "backend_override")
     timeouts = _by_position(names, timeout_override, "timeout_override")
     return tuple(
@@ -134,6 +147,7 @@ def make_dims(
             DimOptions(
                 check_backend(backends.get(i), "backend_override"),
                 check_timeout(timeouts.get(i), "timeout_override"),
+                check_compress(compressed.get(i), "compress"),
             ),
         )
         for i, name in enumerate(names)

@@ -14,6 +14,7 @@ from operator import index as to_int
 from typing import SupportsIndex, cast
 
 from meshlib.did_you_mean import did_you_mean
+from transport.compression import Compression
 from transport.deadline import read_duration
 
 CONVENTIONAL_NAMES = ("pp", "dp_replicate", "dp_shard", "dp", "cp", "tp", "ep")
@@ -41,17 +42,19 @@ class DimOptions:
     """What the group of a dim is made with; None: as the mesh, the group or the job says.
 
     ``backend`` is a registered backend's name, or c10d's ``cpu:tcp,cuda:nccl``; ``timeout`` the
-    deadline of a call, in seconds.
+    deadline of a call, in seconds; ``compress`` how large reductions travel between hosts.
     """
 
     backend: str | None = None
     timeout: float | None = None
+    compress: Compression | None = None
 
     def over(self, default: DimOptions) -> DimOptions:
         """Return these options, with ``default``'s where these say nothing."""
         return DimOptions(
             default.backend if self.backend is None else self.backend,
             default.timeout if self.timeout is None else self.timeout,
+            default.compress if self.compress is None else self.compress,
         )
 
 
@@ -130,6 +133,17 @@ def check_timeout(timeout: object, where: str) -> float | None:
             " a timedelta or a string such as '30s', '10m' or '500ms'"
         )
     return seconds
+
+
+def check_compress(compress: object, where: str) -> Compression | None:
+    """Return how reductions travel: ``"int8"`` or its like, a table, a ``Compression``, None.
+
+    Raises ValueError for anything else.
+    """
+    try:
+        return Compression.parse(compress)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
 
 
 def check_backend(backend: object, where: str) -> str | None:

@@ -10,13 +10,14 @@ from typing import Any, Self, cast
 
 from meshlib.did_you_mean import did_you_mean
 from meshlib.mesh.layout import IndexArray, Layout, join
-from meshlib.mesh.names import DimKey, MeshDim, MeshNames, NamedDim
+from meshlib.mesh.names import Compress, DimKey, MeshDim, MeshNames, NamedDim
 from meshlib.mesh.rank_layout import RankLayout
 from meshlib.mesh.spec import (
     INFER,
     DimOptions,
     MeshDimError,
     check_backend,
+    check_compress,
     check_dim_names,
     check_shape,
     check_timeout,
@@ -54,6 +55,11 @@ class MeshValue:
         options: DimOptions,
         names: MeshNames | None = None,
     ) -> None:
+        if check_device_type(device_type) != "cpu" and any(dim.options.compress for dim in dims):
+            raise ValueError(
+                f"compress is given for a mesh of device_type {device_type!r}; expected 'cpu':"
+                " arrays on GPUs travel as they are"
+            )
         # Into __dict__, because __setattr__ refuses.
         vars(self).update(
             _device_type=check_device_type(device_type),
@@ -239,6 +245,7 @@ class MeshValue:
         *,
         backend: str | None = None,
         timeout: Timeout | None = None,
+        compress: Compress | None = None,
     ) -> Self:
         """Return the 1-D mesh over all dims of this one, the last dim's ranks next to each other.
 
@@ -246,7 +253,8 @@ class MeshValue:
         ``mesh["dp", "cp"].flatten("dp_cp")``. The name (default: the dims' names with ``_``
         between) is known from then on to every mesh that this one was made from or with, as in
         ``mesh["dp_cp"]`` and ``mesh.get_group("dp_cp")``. ``backend`` and ``timeout`` (seconds,
-        a timedelta or ``"30s"``) are what its groups are made with, by default what the mesh's are.
+        a timedelta or ``"30s"``) are what its groups are made with, by default what the mesh's are;
+        ``compress`` is how large sums and averages travel between hosts (``"int8"`` and its like).
         Raises MeshDimError when ``mesh_dim_name`` stands for other ranks already, ValueError for
         wrong options and for a name that is no string.
         """
@@ -255,7 +263,11 @@ class MeshValue:
             name = "_".join(self.mesh_dim_names)
         if name is not None and (not isinstance(name, str) or not name):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ValueError(f"mesh_dim_name {name!r} is not a non-empty string")
-        options = DimOptions(check_backend(backend, "flatten"), check_timeout(timeout, "flatten"))
+        options = DimOptions(
+            check_backend(backend, "flatten"),
+            check_timeout(timeout, "flatten"),
+            check_compress(compress, "flatten"),
+        )
         if self.ndim == 1:
             # The same ranks, so the same options unless others are given.
             options = options.over(self._dims[0].options)

@@ -7,10 +7,11 @@ import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 from meshlib.diagnosis.recorder import Record
-from meshlib.job.current import adopt_thread, current_world
+from meshlib.job.current import adopt_thread, current_world, find_world
 from meshlib.job.world import World
 from meshlib.rpc.calls import Callbacks, Clock, Numbers, Outgoing, RpcFuture
 from meshlib.rpc.carriers import Carriers
@@ -165,6 +166,12 @@ class Agent:
         """
         if self.closed:
             raise DistBackendError("RPC was shut down on this worker")
+        gradients = self.carriers.gradients
+        if gradients is not None:
+            again = partial(self.call, to, func, timeout=timeout, kept=kept, what=what)
+            replaced = gradients.replace(again, args, kwargs, creates)
+            if replaced is not None:
+                return replaced
         seconds = self.timeout if timeout is None else timeout
         call = Outgoing(self, number or self.numbers.next(), to, func, seconds, kept, what)
         self._last_number = call.number
@@ -441,6 +448,8 @@ class Agent:
         why = f"its caller, {self.who(rank)}, {how}"
         self.server.cancel_all(lambda serving: serving.key[0] == rank, why)
         self.holdings.bury(rank, how, self.who(rank))
+        if self.carriers.gradients is not None:
+            self.carriers.gradients.lose(rank)
 
     def close(self, flush: float = 0.0) -> None:
         """End this worker's part, at once; calls under way fail. Idempotent."""
@@ -460,6 +469,13 @@ class Agent:
         self.threads.close()
         if self.world.rpc is self:
             self.world.rpc = None
+
+
+def find_agent() -> Agent | None:
+    """Return the agent of the calling thread's World, if there is one."""
+    world = find_world()
+    agent = None if world is None else world.rpc
+    return agent if isinstance(agent, Agent) else None
 
 
 def current_agent() -> Agent:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from numbers import Real
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 import meshlib
-from meshlib import ProcessGroup
+from meshlib import ProcessGroup, ReduceOp, error_feedback
 from parallel.arrays import Array, namespace, placement
 from parallel.nn.parameter import Parameter
 
@@ -73,7 +74,8 @@ class Bucket:
     ``numbers`` are the parameters' numbers in the reducer, ``paths`` their names in the model,
     ``views`` the parts of ``buffer`` in their shapes. ``pending`` counts the gradients that have
     not come in this backward pass. With a ``group`` the buffer is in its symmetric memory: all
-    members make equal buckets then.
+    members make equal buckets then. ``residual`` is what reductions have rounded away, where that
+    is kept.
     """
 
     def __init__(
@@ -96,6 +98,28 @@ class Bucket:
         self.buffer.fill(0)
         self.views: list[Array] = self.split(self.buffer)
         self.pending: int = len(self.numbers)
+        self.residual: npt.NDArray[np.float32] | None = None
+
+    def keep_residual(self, known: Mapping[int, Array]) -> None:
+        """Keep what reductions round away; ``known`` has the parts of it that there are already, by
+        the numbers of the parameters.
+        """
+        kept = self.residual = np.zeros(self.buffer.size, np.float32)
+        for number, (begin, end) in zip(
+            self.numbers, itertools.pairwise(self.offsets), strict=True
+        ):
+            if number in known:
+                kept[begin:end] = known[number]
+
+    def residuals(self) -> dict[int, Array]:
+        """Return the parts of ``residual`` by the parameters' numbers."""
+        if self.residual is None:
+            return {}
+        ends = itertools.pairwise(self.offsets)
+        return {
+            number: self.residual[begin:end]
+            for number, (begin, end) in zip(self.numbers, ends, strict=True)
+        }
 
     def split(self, buffer: Array) -> list[Array]:
         """Return the parts of ``buffer`` (flat, this bucket's size) in the parameters' shapes."""
@@ -149,6 +173,11 @@ class GradBucket(meshlib.GradBucket):
     def gradients(self) -> list[Array]:
         """Return the gradients: views of the buffer in the parameters' shapes."""
         return self._bucket.split(self._buffer)
+
+    def reduction(self) -> ReduceOp:
+        """Return the op that averages the buffer: AVG, with error feedback where the dim asks."""
+        residual = self._bucket.residual
+        return ReduceOp.AVG if residual is None else error_feedback(ReduceOp.AVG, residual)
 
     def parameters(self) -> list[Parameter]:
         """Return the parameters, in the buffer's order."""

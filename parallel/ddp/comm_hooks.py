@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-import meshlib as dist
 from meshlib import Future
 from parallel.ddp.buckets import GradBucket
 from parallel.groups import Ranks, resolve
@@ -31,7 +30,7 @@ def allreduce_hook(process_group: Ranks | None, bucket: GradBucket) -> Future[An
     """
     ranks = bucket.group if process_group is None else process_group
     group = resolve(ranks, "the hook's process_group")
-    work = group.all_reduce(bucket.buffer(), op=dist.ReduceOp.AVG, async_op=True)
+    work = group.all_reduce(bucket.buffer(), op=bucket.reduction(), async_op=True)
     return work.get_future()
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from meshlib import Future, ProcessGroup
 from parallel.arrays import Array, namespace
 from parallel.ddp.buckets import Bucket, GradBucket, assign_buckets, bucket_key, check_like
@@ -90,6 +92,7 @@ class Reducer:
             find=options.find_unused_parameters,
             static=options.static_graph,
         )
+        self._buckets: list[Bucket] = []
         self._live = self._trained()
         self._start_over()
         self._handles = [
@@ -171,6 +174,8 @@ class Reducer:
     def _build(self, order: Sequence[int]) -> None:
         groups = self._assign(order)
         group = self._group if self._options.symmetric_memory else None
+        compression = self._group.compression
+        known = {n: part for bucket in self._buckets for n, part in bucket.residuals().items()}
         self._buckets = [
             Bucket(
                 i,
@@ -181,6 +186,10 @@ class Reducer:
             )
             for i, numbers in enumerate(groups)
         ]
+        if compression is not None and compression.error_feedback:
+            for bucket in self._buckets:
+                if isinstance(bucket.buffer, np.ndarray):
+                    bucket.keep_residual(known)
         self._where = {
             number: (bucket, slot)
             for bucket in self._buckets

@@ -13,6 +13,8 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+
 from meshlib import DeviceMesh
 from parallel.checks import check_instance
 from parallel.ddp.replicas import average_coalesced
@@ -64,6 +66,7 @@ class DiLoCo:
         self._inner = optimizer
         self._ranks = ranks
         self._group = resolve(ranks, "ranks")
+        self._residuals: list[Any] | None = None
         self.optimizer: Optimizer = outer or SGD(
             model.parameters(), lr=0.7, momentum=0.9, nesterov=True
         )
@@ -73,6 +76,7 @@ class DiLoCo:
         """Go on with other replicas: those of ``mesh``, along the dims that it has had."""
         self._ranks = same_dims(self._ranks, mesh, type(self).__name__)
         self._group = resolve(self._ranks, "mesh")
+        self._residuals = None
 
     @contextmanager
     def round(self, step: Step) -> Generator[None]:
@@ -93,9 +97,11 @@ class DiLoCo:
                 parameter.master[...] = old
                 parameter.zero_grad()
             self._inner.load_state_dict(before)
-        average_coalesced(moved, self._group)
+        residuals = self._feedback(moved)
+        average_coalesced(moved, self._group, residuals=residuals)
 
         def commit() -> None:
+            self._residuals = residuals
             self._inner.load_state_dict(after)
             for parameter, distance in zip(parameters, moved, strict=True):
                 parameter.grad = distance
@@ -103,6 +109,17 @@ class DiLoCo:
             self.optimizer.zero_grad()
 
         step.on_commit(commit)
+
+    def _feedback(self, moved: list[Any]) -> list[Any] | None:
+        """Return what earlier rounds rounded away, to be changed; None where nothing is kept."""
+        compression = self._group.compression
+        if compression is None or not compression.error_feedback:
+            return None
+        if not all(isinstance(array, np.ndarray) for array in moved):
+            return None
+        if self._residuals is None:
+            return [np.zeros(array.shape, np.float32) for array in moved]
+        return [residual.copy() for residual in self._residuals]
 
 
 class LocalSGD(DiLoCo):

@@ -22,6 +22,7 @@ import os
 import shutil
 import sys
 import tempfile
+import threading
 import time
 import traceback
 import unittest
@@ -108,6 +109,19 @@ def run_rank(rank: int, folder: str, environment: dict[str, str], orders) -> Non
         orders.send(result)
 
 
+def run_below_parent(target, folder: str, *arguments) -> None:
+    """Run ``target`` in this process, which ends when its parent is killed, and leaves nothing."""
+    parent = multiprocessing.parent_process()
+
+    def follow() -> None:
+        parent.join()
+        shutil.rmtree(Path(folder).parent, ignore_errors=True)
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
+    target(*arguments)
+
+
 class Ranks:
     """The processes of one set of ranks."""
 
@@ -122,7 +136,9 @@ class Ranks:
         for rank in range(count):
             ours, theirs = spawn.Pipe()
             process = spawn.Process(
-                target=target, args=(rank, folder, {"BACKEND": guise}, theirs), daemon=True
+                target=run_below_parent,
+                args=(target, folder, rank, folder, {"BACKEND": guise}, theirs),
+                daemon=True,
             )
             process.start()
             theirs.close()

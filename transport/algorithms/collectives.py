@@ -11,6 +11,7 @@ from transport.algorithms import (
     alone,
     bruck,
     chain,
+    compressed,
     direct,
     dissemination,
     pairwise,
@@ -25,6 +26,7 @@ from transport.algorithms.peers import peers_of
 from transport.algorithms.team import Team
 from transport.call import Call
 from transport.communicator import Collectives
+from transport.compression import Compression
 from transport.flat import Scratch
 from transport.link import Link
 from transport.operands.operand import WHOLE, Operand, store
@@ -47,6 +49,8 @@ class LinkCollectives(Collectives):
     size: int
     table: Thresholds
     scratch: Scratch
+    compression: Compression | None = None
+    """How large reductions travel; None: as they are."""
     _ahead: Ahead | None = None
     _reached: frozenset[Algorithm] = frozenset()
 
@@ -71,6 +75,14 @@ class LinkCollectives(Collectives):
         peers = peers_of(algorithm, self.rank, self.size)
         if len(peers) > 1:
             self.reach(peers, call)
+
+    def _prepare_once(self, algorithm: Algorithm, call: Call) -> None:
+        if algorithm not in self._reached:
+            self._prepare(algorithm, call)
+
+    def _compresses(self, nbytes: int, dtype: np.dtype[np.generic], op: ReduceOp) -> bool:
+        chosen = self.compression
+        return chosen is not None and compressed.compresses(chosen, nbytes, dtype, op)
 
     def ahead(self, call: Call) -> int:
         """See ``Team``."""
@@ -98,6 +110,11 @@ class LinkCollectives(Collectives):
         with quiet(buffer):
             if self.size == 1:
                 alone.reduce(self.scratch, buffer, op, self.table.segment)
+                return
+            if self._compresses(buffer.nbytes, buffer.dtype, op):
+                assert self.compression is not None
+                self._prepare_once(Algorithm.PAIRWISE, call)
+                compressed.all_reduce(self, call, buffer, op, self.compression)
                 return
             algorithm = self.table.all_reduce(buffer.nbytes, self.size, narrow)
             if algorithm not in self._reached:
@@ -176,6 +193,11 @@ class LinkCollectives(Collectives):
             if self.size == 1:
                 _copy(output, inputs[0])
                 alone.reduce(self.scratch, output, op, self.table.segment)
+                return
+            if self._compresses(total, output.dtype, op):
+                assert self.compression is not None
+                self._prepare_once(Algorithm.PAIRWISE, call)
+                compressed.reduce_scatter(self, call, output, inputs, op, self.compression)
                 return
             algorithm = self.table.reduce_scatter(total, self.size, narrow)
             if algorithm not in self._reached:

@@ -26,7 +26,7 @@ from transport.store.prefix_store import PrefixStore
 class PartMembership(Membership):
     """The place of a rank among some members of a group, who are ``whole_ranks`` of the whole."""
 
-    whole_ranks: tuple[int, ...]
+    whole_ranks: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, whole: Membership, name: str, members: tuple[int, ...]) -> PartMembership:
@@ -37,7 +37,7 @@ class PartMembership(Membership):
             tuple(whole.ranks[member] for member in members),
             PrefixStore(name, whole.store),
             whole.runtime,
-            members,
+            whole_ranks=members,
         )
 
     def describe(self, peer: int) -> str:

@@ -58,7 +58,9 @@ class Levels:
 
         This rank must be one of them. A member's place among them is the number of its host.
         """
-        return self.select(tuple(ranks[number] for ranks in self.hosts))
+        across = self.select(tuple(ranks[number] for ranks in self.hosts))
+        across.compression = self.whole.compression
+        return across
 
     def across_with(self, root: int) -> Selection:
         """Return the same for the only slice of a call that has a root: it speaks for its host."""

@@ -32,7 +32,8 @@ def all_reduce(levels: Levels, call: Call, buffer: Flat, op: ReduceOp) -> None:
         return
     operand = Operand(levels.scratch, op, buffer.dtype, _LOADED)
     for start, stop in _laps(levels, buffer.size, operand.dtype.itemsize):
-        _all_reduce(levels, call, operand.load(buffer, start, stop), buffer[start:stop], op)
+        part = op.part(start, stop, buffer.size) if op.residual is not None else op
+        _all_reduce(levels, call, operand.load(buffer, start, stop), buffer[start:stop], part)
 
 
 def _all_reduce(levels: Levels, call: Call, total: Flat, result: Flat, op: ReduceOp) -> None:
@@ -50,6 +51,8 @@ def _all_reduce(levels: Levels, call: Call, total: Flat, result: Flat, op: Reduc
     own = levels.index
     inside.reduce_scatter(call, totals[own], totals, op.plain)
     if own < slices:
+        if op.residual is not None:
+            op = op.part(*part_bounds(total.size, slices, own), total.size)
         _all_reduce_across(levels.across(own), call, totals[own], results[own], op, levels.size)
     inside.all_gather(call, results, results[own])
 
@@ -57,7 +60,8 @@ def _all_reduce(levels: Levels, call: Call, total: Flat, result: Flat, op: Reduc
 def _all_reduce_across(
     across: Selection, call: Call, total: Flat, result: Flat, op: ReduceOp, size: int
 ) -> None:
-    if result is total or total.nbytes <= across.table.all_reduce_doubling:
+    small = total.nbytes <= across.table.all_reduce_doubling
+    if result is total or small or across.compression is not None:
         across.all_reduce(call, total, op.plain)
         op.finish(total, size)
         if result is not total:

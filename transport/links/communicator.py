@@ -37,6 +37,7 @@ class LinkCommunicator(LinkCollectives, Communicator):
         super().__init__(membership)
         self.table = table or membership.runtime.tuning.thresholds(self.tuned_as, self.size)
         self.scratch = Scratch()
+        self.compression = membership.compression
         self.mailbox = Mailbox(membership) if mailbox is None else mailbox
         self.abort_reason: str | None = None
 

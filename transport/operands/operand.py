@@ -16,6 +16,9 @@ ARRIVING_NEXT = 1
 LOADED = 2
 TOTAL = 3
 WHOLE = 4
+CODED = 5
+WIDENED = 6
+ENCODED = 7
 
 
 class Operand:

@@ -46,8 +46,9 @@ class Network:
         assert self.wire.stdout is not None
         self.wire.stdout.readline()
         for i, (name, address) in enumerate(zip(self.names, self.addresses, strict=True)):
-            mac = f"02:00:00:00:00:{i:02x}"
-            _ip("-n", name, "link", "set", "eth0", "address", mac, "mtu", "9000", "up")
+            device = ["-n", name, "link", "set", "eth0"]
+            _ip(*device, "address", f"02:00:00:00:00:{i:02x}", "mtu", "9000")
+            _ip(*device, "txqueuelen", "10000", "up")
             _ip("-n", name, "addr", "add", f"{address}/24", "dev", "eth0")
             _ip("-n", name, "link", "set", "lo", "up")
 
@@ -74,6 +75,7 @@ def _measure(options: argparse.Namespace, round_trip: float, cells: list[list[ob
                 "round_trip": round_trip, "rounds": options.rounds, "warm": options.warm,
                 "cells": cells, "backend": options.backend, "wire": True,
                 "verbose": options.verbose,
+                "compress": options.compress.split(",") if options.compress else [],
                 "gloo": importlib.util.find_spec("torch") is not None,
             }  # fmt: skip
             environment = {**os.environ, "PYTHONPATH": str(options.code or _ROOT)}
@@ -109,6 +111,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--warm", type=int, default=2, help="rounds that do not count")
     parser.add_argument("--backend", default="tcp")
+    parser.add_argument("--compress", default="", help="also in these forms: bf16,fp8,int8")
     parser.add_argument("--code", help="measure the meshlib in this folder instead")
     parser.add_argument("--verbose", action="store_true", help="each round, and what was lost")
     options = parser.parse_args()

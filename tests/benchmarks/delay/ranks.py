@@ -27,33 +27,38 @@ def pinned(nbytes):
 
 
 class Meshlib:
+    compress = None
+
     def __init__(self):
         os.environ.update(
             RANK=str(rank), WORLD_SIZE=str(size), MASTER_ADDR=addresses[0], MASTER_PORT="29400",
             MESHLIB_HOST=addresses[rank], MESHLIB_SECRET="0123456789abcdef" * 4,
         )  # fmt: skip
-        dist.init_process_group(plan["backend"], timeout=timedelta(seconds=60))
+        if not dist.is_initialized():
+            dist.init_process_group(plan["backend"], timeout=timedelta(seconds=60))
+        compress = {0: self.compress} if self.compress else None
+        self.group = dist.init_device_mesh("cpu", (size,), compress=compress).process_group
 
     def call(self, name, nbytes):
         x = pinned(nbytes)
         part = x.size // size
         match name:
             case "all_reduce":
-                return lambda: dist.all_reduce(x)
+                return lambda: self.group.all_reduce(x)
             case "broadcast":
-                return lambda: dist.broadcast(x, 0)
+                return lambda: self.group.broadcast(x, 0)
             case "all_gather":
                 own = np.ones(part, np.float32)
                 out = np.ones(part * size, np.float32)
-                return lambda: dist.all_gather_into_tensor(out, own)
+                return lambda: self.group.all_gather_into_tensor(out, own)
             case "reduce_scatter":
                 own = np.ones(part, np.float32)
-                return lambda: dist.reduce_scatter_tensor(own, x[: part * size])
+                return lambda: self.group.reduce_scatter_tensor(own, x[: part * size])
             case "all_to_all":
                 out, inputs = np.ones(part * size, np.float32), x[: part * size]
-                return lambda: dist.all_to_all_single(out, inputs)
+                return lambda: self.group.all_to_all_single(out, inputs)
             case "barrier":
-                return dist.barrier
+                return self.group.barrier
         raise ValueError(name)
 
 
@@ -130,7 +135,12 @@ class Wire:
         return both
 
 
+def compressing(form):
+    return type(form, (Meshlib,), {"compress": form})()
+
+
 libraries = {"meshlib": Meshlib()}
+libraries |= {form: compressing(form) for form in plan["compress"]}
 x = pinned(4 << 20)
 dist.monitored_barrier()
 begin = time.monotonic()

@@ -280,7 +280,7 @@ def test_files_that_are_no_text(tmp_path):
         ({"dp": 2, "options": {"dq": {}}}, "'dq' is neither a dim nor a flattened name; expected"),
         ({"dp_in": 2, "options": {"dp_ni": {}}}, "expected some of dp_in; did you mean 'dp_in'?"),
         ({"dp": 2, "options": {"timeout": 5}}, "what holds for the whole mesh stands in [mesh]"),
-        ({"dp": 2, "options": {"dp": {"time": 5}}}, "'time' is unknown; expected backend or"),
+        ({"dp": 2, "options": {"dp": {"time": 5}}}, "'time' is unknown; expected backend, timeout"),
         ({"dp": 2, "options": {"dp": {"timeout": 0}}}, "options: dp: timeout 0"),
         ({"dp": 2, "options": {"dp": 5}}, "options: dp is 5; expected a table"),
         ({}, "there is no dim"),

@@ -1,0 +1,106 @@
+/* The loop of wire.py: passes frames between TAP devices, each held back.
+ *
+ *     wire ONE_WAY_NANOSECONDS SECONDS DESCRIPTOR DESCRIPTOR ...
+ *
+ * The last byte of a destination's address is its number; a frame for all goes to all others.
+ * SIGUSR1 cuts the network, or mends it. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <time.h>
+#include <unistd.h>
+
+#define MOST 64
+#define FRAME 9216
+#define SLOTS (1 << 14)
+#define BATCH 64
+
+typedef struct {
+    int64_t leaves;
+    uint32_t size;
+    char data[FRAME];
+} Slot;
+
+typedef struct {
+    int device;
+    uint64_t head, tail;
+    Slot *slots;
+} Queue;
+
+static volatile sig_atomic_t cut;
+static void toggle(int signal) { (void)signal; cut = !cut; }
+
+static int64_t now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * 1000000000LL + t.tv_nsec;
+}
+
+static void put(Queue *q, int64_t leaves, const char *data, uint32_t size) {
+    if (q->tail - q->head == SLOTS) return; /* as any network: what there is no room for is lost */
+    Slot *s = &q->slots[q->tail++ % SLOTS];
+    s->leaves = leaves;
+    s->size = size;
+    memcpy(s->data, data, size);
+}
+
+int main(int argc, char **argv) {
+    static Queue queues[MOST];
+    static char frame[FRAME];
+    int count = argc - 3;
+    if (count < 2 || count > MOST) return 2;
+    int64_t delay = atoll(argv[1]), end = now() + (int64_t)(atof(argv[2]) * 1e9);
+    struct pollfd polled[MOST];
+    for (int i = 0; i < count; i++) {
+        void *memory = mmap(NULL, SLOTS * sizeof(Slot), PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (memory == MAP_FAILED) return 3;
+        queues[i] = (Queue){atoi(argv[i + 3]), 0, 0, memory};
+        polled[i] = (struct pollfd){queues[i].device, POLLIN, 0};
+    }
+    struct sigaction action = {.sa_handler = toggle};
+    sigaction(SIGUSR1, &action, NULL);
+    prctl(PR_SET_TIMERSLACK, 1);
+    puts("up");
+    fflush(stdout);
+    for (int64_t t = now(); t < end; t = now()) {
+        int64_t wait = 50000000;
+        for (int i = 0; i < count; i++) {
+            Queue *q = &queues[i];
+            while (q->head < q->tail && q->slots[q->head % SLOTS].leaves <= t) {
+                Slot *s = &q->slots[q->head % SLOTS];
+                if (write(q->device, s->data, s->size) < 0 && errno == EAGAIN) break;
+                q->head++; /* also where the device is not up yet, or no more */
+            }
+            if (q->head < q->tail) {
+                int64_t left = q->slots[q->head % SLOTS].leaves - now();
+                if (left < wait) wait = left < 0 ? 0 : left;
+            }
+        }
+        struct timespec timeout = {0, wait};
+        if (ppoll(polled, count, &timeout, NULL) <= 0) continue;
+        for (int i = 0; i < count; i++) {
+            if (!(polled[i].revents & POLLIN)) continue;
+            for (int n = 0; n < BATCH; n++) {
+                ssize_t size = read(polled[i].fd, frame, FRAME);
+                if (size < 14) break;
+                if (cut) continue;
+                int64_t leaves = now() + delay;
+                if (frame[0] & 1) {
+                    for (int j = 0; j < count; j++)
+                        if (j != i) put(&queues[j], leaves, frame, size);
+                } else if ((unsigned char)frame[5] < count) {
+                    put(&queues[(unsigned char)frame[5]], leaves, frame, size);
+                }
+            }
+        }
+    }
+    return 0;
+}

@@ -1,0 +1,246 @@
+"""Reductions whose frames are encoded: fewer bytes for less precision, the same bits everywhere.
+
+As ``pairwise``: each member reduces one part. It gets the others' contributions encoded, adds them
+in float32 to its own, which nobody has rounded, encodes the sum once and sends that to all; what it
+keeps itself is what they decode. So each contribution is rounded once, the result once more, and
+all have the same bits. On the wire are (n - 1) / n of the encoded array each way, twice.
+
+With error feedback (``error_feedback``) a member keeps, for each element, what its roundings took
+away: of its contributions to others' parts, and of the sum of its own part, of which it is the one
+who knows. All that is added to its contributions of the next call, so nothing is lost but delayed:
+the results of all calls and the residuals of all members add up to the inputs. After Tang et al.,
+"DoubleSqueeze", arXiv:1905.05957, with one residual in the place of their two.
+
+On links with delay frames leave ahead of what has been received, as in ``pairwise_ahead``. Encoded
+frames are memory of their own: as much as is under way, at most what the array takes encoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from transport.algorithms.pairwise_ahead import cut
+from transport.algorithms.team import Team
+from transport.call import Call
+from transport.compression import Compression
+from transport.flat import as_bytes, laps_of, part_bounds
+from transport.link import Link, Outbox, PacedLink
+from transport.operands.encoding import ENCODINGS, Coder, Floats
+from transport.operands.operand import ENCODED, TOTAL, store
+from transport.reduce_op import Flat, RedOpType, ReduceOp
+
+LEAST_BYTES = 64 << 10
+"""Arrays of fewer bytes travel as they are: they cost round trips, and hardly any bytes."""
+
+_F32 = np.dtype(np.float32)
+_U8 = np.dtype(np.uint8)
+_SUMS = (RedOpType.SUM, RedOpType.AVG)
+
+
+def compresses(
+    compression: Compression, nbytes: int, dtype: np.dtype[np.generic], op: ReduceOp
+) -> bool:
+    """Return whether a reduction of ``nbytes`` of ``dtype`` is sent encoded: SUM and AVG of floats
+    that are wider than what they are encoded as. The same on all members.
+    """
+    if op.kind not in _SUMS or nbytes < LEAST_BYTES:
+        return False
+    floating = dtype.kind in "fV" and dtype.itemsize <= 8
+    return floating and dtype.itemsize > ENCODINGS[compression.format].dtype.itemsize
+
+
+def all_reduce(
+    team: Team, call: Call, buffer: Flat, op: ReduceOp, compression: Compression
+) -> None:
+    """Reduce ``buffer`` in place, by SUM or AVG."""
+    work = _AllReduce(team, call, buffer, op, compression)
+    frame = work.coder.nbytes(-(-buffer.size // (work.laps * team.size)))
+    # In each lap there is an input and a result on a link.
+    ahead = _laps_ahead(team, call, 2 * frame)
+    if ahead:
+        work.run_ahead(ahead)
+    else:
+        work.run_in_step()
+
+
+def reduce_scatter(
+    team: Team,
+    call: Call,
+    output: Flat,
+    inputs: Sequence[Flat],
+    op: ReduceOp,
+    compression: Compression,
+) -> None:
+    """Reduce ``inputs[i]`` to member i's ``output``, by SUM or AVG. Sizes may differ; inputs stay
+    as they were. Each contribution is rounded once, the result not at all.
+    """
+    work = _Work(team, call, op, compression)
+    rank, size = team.rank, team.size
+    longest = max(part.size for part in inputs)
+    laps = laps_of(4 * longest, team.table.segment)
+
+    def encoded(lap: int, peer: int) -> Flat:
+        part = inputs[peer]
+        return work.coder.encode(part[slice(*part_bounds(part.size, laps, lap))])
+
+    def own(lap: int) -> Floats:
+        part = inputs[rank]
+        return work.total(part[slice(*part_bounds(part.size, laps, lap))])
+
+    def settle(lap: int, total: Floats) -> None:
+        op.finish(total, size)
+        store(output[slice(*part_bounds(output.size, laps, lap))], total)
+
+    ahead = _laps_ahead(team, call, work.coder.nbytes(-(-longest // laps)))
+    if not ahead:
+        for lap in range(laps):
+            total = own(lap)
+            for onward, to, behind, _ in work.steps:
+                arrived = work.arriving(total.size)
+                sent = as_bytes(encoded(lap, to))
+                onward.exchange(call, sent, behind, as_bytes(arrived))
+                work.coder.add(arrived, total)
+            settle(lap, total)
+        return
+    with work.outbox() as outbox:
+
+        def send_inputs(lap: int) -> None:
+            if lap < laps:
+                for onward, to, _, _ in work.steps:
+                    outbox.post(onward, as_bytes(encoded(lap, to)))
+
+        for lap in range(ahead):
+            send_inputs(lap)
+        for lap in range(laps):
+            send_inputs(lap + ahead)
+            total = own(lap)
+            work.add_all(outbox, total)
+            settle(lap, total)
+
+
+class _Work:
+    """What one reduction works with: ``steps`` has the link to whom, and from whom, in each."""
+
+    def __init__(self, team: Team, call: Call, op: ReduceOp, compression: Compression) -> None:
+        rank, size = team.rank, team.size
+        self.coder = Coder(ENCODINGS[compression.format], team.scratch)
+        pairs = [((rank + step) % size, (rank - step) % size) for step in range(1, size)]
+        self.steps: list[tuple[Link, int, Link, int]] = [
+            (team.link(to, call), to, team.link(source, call), source) for to, source in pairs
+        ]
+        self._scratch = team.scratch
+        self.call = call
+
+    def outbox(self) -> Outbox:
+        link = self.steps[0][0]
+        assert isinstance(link, PacedLink)
+        return link.outbox(self.call)
+
+    def arriving(self, count: int) -> Flat:
+        """Return where ``count`` encoded numbers are to be received; valid until the next."""
+        return self._scratch.flat(ENCODED, _U8, self.coder.nbytes(count))
+
+    def total(self, own: Flat) -> Floats:
+        """Return ``own`` as the beginning of a sum."""
+        total = self._scratch.flat(TOTAL, _F32, own.size)
+        np.copyto(total, own, casting="unsafe")
+        return total
+
+    def add_all(self, outbox: Outbox, total: Floats) -> None:
+        """Receive the others' contributions to ``total``, in the order of the steps."""
+        for _, _, behind, _ in self.steps:
+            arrived = self.arriving(total.size)
+            outbox.receive(behind, as_bytes(arrived))
+            self.coder.add(arrived, total)
+
+
+class _AllReduce(_Work):
+    """One all_reduce of ``buffer``, which is cut into ``laps``, and these into parts."""
+
+    def __init__(
+        self, team: Team, call: Call, buffer: Flat, op: ReduceOp, compression: Compression
+    ) -> None:
+        super().__init__(team, call, op, compression)
+        self.laps = laps_of(4 * buffer.size, team.table.segment * team.size)
+        self._buffer = buffer
+        self._residual = op.residual
+        self._rank = team.rank
+        self._divisor = float(team.size) if op.kind is RedOpType.AVG else 1.0
+        self._parts = [cut(buffer, self.laps, lap, team.size)[0] for lap in range(self.laps)]
+
+    def run_in_step(self) -> None:
+        """Send and receive a frame at a time."""
+        for lap in range(self.laps):
+            total = self._own(lap)
+            for onward, to, behind, _ in self.steps:
+                arrived = self.arriving(total.size)
+                sent = as_bytes(self._encoded(lap, to))
+                onward.exchange(self.call, sent, behind, as_bytes(arrived))
+                self.coder.add(arrived, total)
+            result = as_bytes(self._settle(lap, total))
+            for onward, _, behind, source in self.steps:
+                into, _ = self._part(lap, source)
+                arrived = self.arriving(into.size)
+                onward.exchange(self.call, result, behind, as_bytes(arrived))
+                self.coder.decode(arrived, into)
+
+    def run_ahead(self, ahead: int) -> None:
+        """Send inputs ``ahead`` laps before those that are reduced, results as they are ready."""
+        with self.outbox() as outbox:
+            for lap in range(ahead + 1):
+                self._send_inputs(outbox, lap)
+            for lap in range(self.laps):
+                if lap > ahead:
+                    self._take_results(outbox, lap - ahead - 1)
+                total = self._own(lap)
+                self.add_all(outbox, total)
+                result = as_bytes(self._settle(lap, total))
+                for onward, _, _, _ in self.steps:
+                    outbox.post(onward, result)
+                self._send_inputs(outbox, lap + ahead + 1)
+            for lap in range(max(0, self.laps - ahead - 1), self.laps):
+                self._take_results(outbox, lap)
+
+    def _part(self, lap: int, member: int) -> tuple[Flat, Floats | None]:
+        """Return what a member reduces in a lap, and what has been rounded away of it."""
+        buffer, start, stop = self._parts[lap][member]
+        residual = self._residual
+        return buffer[start:stop], None if residual is None else residual[start:stop]
+
+    def _encoded(self, lap: int, peer: int) -> Flat:
+        return self.coder.encode(*self._part(lap, peer))
+
+    def _own(self, lap: int) -> Floats:
+        part, residual = self._part(lap, self._rank)
+        total = self.total(part)
+        if residual is not None:
+            total += residual
+        return total
+
+    def _settle(self, lap: int, total: Floats) -> Flat:
+        """Return the encoded result of this rank's part, which is in its place then."""
+        part, residual = self._part(lap, self._rank)
+        if self._divisor != 1.0:
+            total /= np.float32(self._divisor)
+        # What is kept is a part of the sum.
+        return self.coder.encode_sum(total, part, residual, self._divisor)
+
+    def _send_inputs(self, outbox: Outbox, lap: int) -> None:
+        if lap < self.laps:
+            for onward, to, _, _ in self.steps:
+                outbox.post(onward, as_bytes(self._encoded(lap, to)))
+
+    def _take_results(self, outbox: Outbox, lap: int) -> None:
+        for _, _, behind, source in self.steps:
+            into, _ = self._part(lap, source)
+            arrived = self.arriving(into.size)
+            outbox.receive(behind, as_bytes(arrived))
+            self.coder.decode(arrived, into)
+
+
+def _laps_ahead(team: Team, call: Call, nbytes: int) -> int:
+    """Return by how many laps, with ``nbytes`` each on a link, inputs are to be sent ahead."""
+    under_way = team.ahead(call)
+    return -(-under_way // nbytes) if under_way >= team.table.segment else 0
