@@ -207,7 +207,7 @@ class Agent:
         again = False
         while True:
             try:
-                connection = self.peers.connection(call.to, call.seconds, call.what)
+                connection = self.peers.connection(call.to, call.seconds, call)
             except RpcTimeoutError as error:
                 call.end(None, error)
                 return
@@ -306,15 +306,17 @@ class Agent:
     def _on_reply(self, connection: Connection, frame: Frame) -> None:
         connection.lent.pop(frame.call, None)
         call = connection.calls.pop(frame.call, None)
-        try:
-            buffers = connection.fetch(frame)
-        except OSError:
-            if call is not None:  # it ends as all that are pending on this connection
-                connection.calls[frame.call] = call
-            raise
-        if any(buffer.memory is None for buffer in frame.buffers):
-            with suppress(OSError):
-                connection.send(Kind.TAKEN, frame.call)
+        buffers = ()
+        if frame.buffers:
+            try:
+                buffers = connection.fetch(frame)
+            except OSError:
+                if call is not None:  # it ends as all that are pending on this connection
+                    connection.calls[frame.call] = call
+                raise
+            if any(buffer.memory is None for buffer in frame.buffers):
+                with suppress(OSError):
+                    connection.send(Kind.TAKEN, frame.call)
         self._settle(call, frame.kind, frame.data, buffers)
 
     def on_local_reply(

@@ -41,8 +41,8 @@ def told_to_all(group: ProcessGroup | None) -> Generator[None]:
         raise
 
 
-def check_same(own: Sequence[str] | Wrong, group: ProcessGroup) -> None:
-    """Raise ValueError, on every rank, when a rank's description of its model is not rank 0's.
+def check_same(own: Sequence[str] | Wrong, group: ProcessGroup, what: str = "the model") -> None:
+    """Raise ValueError, on every rank, when a rank's description of ``what`` is not rank 0's.
 
     A rank that has none, as something is wrong with its arguments, gives the error: all raise it.
     """
@@ -65,7 +65,7 @@ def check_same(own: Sequence[str] | Wrong, group: ProcessGroup) -> None:
     differences = [text for _, text in answers]
     rows = [f"  rank {rank}: {text}" for rank, text in enumerate(differences) if text]
     if rows:
-        raise ValueError(f"the model is not the same on all ranks of {group}:\n" + "\n".join(rows))
+        raise ValueError(f"{what} is not the same on all ranks of {group}:\n" + "\n".join(rows))
 
 
 def describe(module: Module) -> list[str]:

@@ -171,11 +171,11 @@ class Keeper:
             self._tell(rank, id, told)
 
     def _tell(self, rank: int, id: int, told: frozenset[int]) -> None:
-        """Have a worker end a context; if it is gone, all: who else it brought it to, it knew."""
+        """Have a worker end a context; if that fails, all: whom it brought it to, it knew."""
 
         def note(done: rpc.Future[Any]) -> None:
             if done.exception() is not None:
-                self._tell_all(id, told)
+                self._tell_all(id, told - {rank})
 
         try:
             rpc.rpc_async(rank, _release, (id, told)).add_done_callback(note)

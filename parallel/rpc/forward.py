@@ -77,8 +77,7 @@ class Applied(Node):
     def __init__(
         self, what: str, vjp: Any, inputs: Sequence[Edge | None], results: Sequence[Any]
     ) -> None:
-        self.inputs = inputs
-        self.outputs = len(results)
+        super().__init__(inputs, len(results))
         self._what = what
         self._vjp = vjp
         self._specs = [(result.shape, result.dtype) for result in results]
@@ -90,7 +89,7 @@ class Applied(Node):
         vjp: Any = self._vjp
         if not retain:
             self._vjp = None
-            self.spent = (
+            self.spend(
                 f"backward() has gone through {self._what} before, which kept nothing; expected"
                 " backward(..., retain_graph=True) the first time"
             )

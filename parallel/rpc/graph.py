@@ -30,10 +30,19 @@ class Node:
     ``inputs`` are where the gradients go, None: nowhere. ``outputs`` is the number of its values.
     """
 
-    inputs: Sequence[Edge | None] = ()
-    outputs: int = 1
-    spent: str = ""
-    """Why it cannot be gone through again."""
+    def __init__(self, inputs: Sequence[Edge | None] = (), outputs: int = 1) -> None:
+        self.inputs: Sequence[Edge | None] = inputs
+        self.outputs: int = outputs
+        self._spent: str = ""
+
+    def spend(self, why: str) -> None:
+        """Note that it cannot be gone through again."""
+        self._spent = why
+
+    def check(self) -> None:
+        """Raise RuntimeError where it cannot be gone through again."""
+        if self._spent:
+            raise RuntimeError(self._spent)
 
     def backward(self, grads: list[Any], retain: bool) -> Sequence[Any]:
         """Return the gradients of the inputs, given those of its values (None: zeros).
@@ -54,7 +63,7 @@ class Sent(Node):
     """A value that was sent to another worker."""
 
     def __init__(self, edge: Edge) -> None:
-        self.inputs = (edge,)
+        super().__init__((edge,))
 
     def backward(self, grads: list[Any], retain: bool) -> Sequence[Any]:
         """Return the gradient that has come back."""
@@ -69,24 +78,27 @@ class Received(Node):
     """
 
     def __init__(self, origin: int, number: int) -> None:
-        self.origin = origin
-        self.number = number
+        super().__init__()
+        self.origin: int = origin
+        self.number: int = number
 
 
 class Sink(Node):
     """A value of a function that JAX differentiates: its gradient goes on there."""
 
-    grad: Any = None
+    def __init__(self) -> None:
+        super().__init__()
+        self._grad: Any = None
 
     def backward(self, grads: list[Any], retain: bool) -> Sequence[Any]:
         """Keep it for ``take``."""
         del retain
-        (self.grad,) = grads
+        (self._grad,) = grads
         return ()
 
     def take(self) -> Any:
         """Return the gradient of the last pass, None if there was none."""
-        grad, self.grad = self.grad, None
+        grad, self._grad = self._grad, None
         return grad
 
 

@@ -68,8 +68,7 @@ class ModuleCall(Node):
         inputs: Sequence[Edge | None],
         outputs: Sequence[Any],
     ) -> None:
-        self.inputs = inputs
-        self.outputs = len(outputs)
+        super().__init__(inputs, len(outputs))
         self._here = here
         self._context = context
         self._module = module
@@ -80,7 +79,7 @@ class ModuleCall(Node):
         """Call the module's backward; its parameters' gradients go to the context."""
         del retain
         name = type(self._module).__qualname__
-        self.spent = (
+        self.spend(
             f"backward() has gone through a forward pass of {name} before: a module's backward"
             " consumes what forward has saved, so retain_graph has no effect on it; expected"
             " another forward pass"

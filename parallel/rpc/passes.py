@@ -35,8 +35,7 @@ class Pass:
         new = [node for node in nodes if self._expect(node)]
         while new:
             node = new.pop()
-            if node.spent:
-                raise RuntimeError(node.spent)
+            node.check()
             if isinstance(node, Received):
                 found.append(node)
             new += [

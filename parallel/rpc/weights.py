@@ -54,9 +54,9 @@ class Leaf(Node):
     """Trained weights: their gradients stay in the context."""
 
     def __init__(self, context: Context, weights: Weights, outputs: int) -> None:
+        super().__init__((), outputs)
         self._context = context
         self._weights = weights
-        self.outputs = outputs
 
     def backward(self, grads: list[Any], retain: bool) -> Sequence[Any]:
         """Add to the context's gradients."""

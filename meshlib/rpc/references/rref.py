@@ -136,7 +136,7 @@ class RRef(Generic[T]):
             return
         self._check_made()
         sent = (self._oid, context_id, retain_graph)
-        self._agent.call(self._owner, _backward, sent, {}, kept=self).wait()
+        self._agent.call(self._owner, _backward, sent, {}, kept=self, what="RRef.backward").wait()
 
     def creation(self) -> Future[Any]:
         """Return the future of the call that makes the object, done at once elsewhere."""

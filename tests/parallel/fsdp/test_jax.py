@@ -461,6 +461,22 @@ def test_aux_and_wrong_arguments():
     run_ranks(program, 2)
 
 
+@pytest.mark.parametrize("bad", [0, 1])
+def test_a_bad_argument_of_one_rank_is_named_on_all(bad):
+    def program():
+        mesh = dist.init_device_mesh("cpu", (2,), mesh_dim_names=("dp_shard",))
+        for change, kind, text in [
+            ({"params": {"w": 3}}, ValueError, f"rank {bad}: params has no array of floating"),
+            ({"keep_gathered": 2}, TypeError, f"rank {bad}: keep_gathered must be a bool, got 2"),
+        ]:
+            own = change if dist.get_rank() == bad else {}
+            with pytest.raises(kind) as error:
+                FullyShardedDataParallel(**({"params": {"w": np.ones(4)}, "mesh": mesh} | own))
+            assert text in str(error.value)
+
+    run_ranks(program, 2)
+
+
 def test_trees_that_differ_are_named_on_every_rank():
     def program():
         mesh = dist.init_device_mesh("cpu", (2,), mesh_dim_names=("dp_shard",))
