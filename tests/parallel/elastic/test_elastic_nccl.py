@@ -1,4 +1,4 @@
-"""Going on without lost ranks where arrays travel by NCCL: over a fake one, which hangs as it does."""
+"""Going on without lost ranks where arrays travel by NCCL: over a fake one, which hangs as well.
 
 from __future__ import annotations
 
