@@ -1,4 +1,4 @@
-"""Going on without lost ranks where arrays travel by NCCL: over a fake one, which hangs as well.
+"""Going on without lost ranks where arrays travel by NCCL: over a fake one, which hangs, too."""
 
 from __future__ import annotations
 
