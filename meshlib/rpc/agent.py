@@ -207,7 +207,7 @@ class Agent:
         again = False
         while True:
             try:
-                connection = self.peers.connection(call.to, call.seconds, call.what)
+                connection = self.peers.connection(call.to, call.seconds, call)
             except RpcTimeoutError as error:
                 call.end(None, error)
                 return
