@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 
 import numpy as np
-from sklearn.datasets import load_digits
+from support.digits import load_digits
 
 import meshlib as dist
 from parallel import DistributedDataParallel, DistributedSampler, nn, optim
@@ -26,7 +26,7 @@ def main() -> None:
 
     mesh = dist.init_device_mesh()  # the one that `meshrun --mesh` was given
     rng = np.random.default_rng(0)
-    images, labels = load_digits(return_X_y=True)
+    images, labels = load_digits()
     images = (images / 16).astype(np.float32)
     train, test = np.split(rng.permutation(len(labels)), [1437])
 

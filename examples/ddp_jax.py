@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from sklearn.datasets import load_digits
+from support.digits import load_digits
 
 import meshlib as dist
 from parallel import DistributedBatchSampler, DistributedSampler
@@ -52,7 +52,7 @@ def main() -> None:
     args = parser.parse_args()
 
     mesh = dist.init_device_mesh()  # the one that `meshrun --mesh` was given
-    images, labels = load_digits(return_X_y=True)
+    images, labels = load_digits()
     images = (images / 16).astype(np.float32)
     train, test = np.split(np.random.default_rng(0).permutation(len(labels)), [1437])
 

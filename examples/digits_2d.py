@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from support import digits
 from support.any_mesh import replicas_and_tp
 from support.progress import Progress
 from support.settings import SettingsFile
@@ -69,9 +70,7 @@ class Digits(NamedTuple):
 
 def load_digits(seed: int) -> tuple[Digits, Digits]:
     """Return a training and a test set, 4 to 1, split the same way on every rank."""
-    from sklearn.datasets import load_digits
-
-    images, labels = load_digits(return_X_y=True)
+    images, labels = digits.load_digits()
     order = np.random.default_rng(seed).permutation(len(labels))
     train, test = np.split(order, [len(order) * 4 // 5])
     return Digits(images[train] / 16, labels[train]), Digits(images[test] / 16, labels[test])

@@ -13,7 +13,7 @@ import os
 import signal
 
 import numpy as np
-from sklearn.datasets import load_digits
+from support.digits import load_digits
 
 import meshlib as dist
 from parallel import DistributedDataParallel, nn, optim
@@ -31,7 +31,7 @@ def main() -> None:
 
     dist.init_process_group(timeout=30)
     mesh = dist.init_device_mesh()  # the one that `meshrun --mesh` was given
-    images, labels = load_digits(return_X_y=True)
+    images, labels = load_digits()
     images = (images / 16).astype(np.float32)
     train, test = np.split(np.random.default_rng(0).permutation(len(labels)), [1437])
     print(f"rank {rank} is process {os.getpid()}", flush=True)

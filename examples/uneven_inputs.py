@@ -14,7 +14,7 @@ import argparse
 from contextlib import nullcontext
 
 import numpy as np
-from sklearn.datasets import load_digits
+from support.digits import load_digits
 
 import meshlib as dist
 from parallel import DistributedDataParallel, ZeroRedundancyOptimizer, nn, optim
@@ -25,7 +25,7 @@ ACCUMULATE = 2  # microbatches a step
 
 def own_images(rank: int, ranks: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Return this rank's training images and labels, and everybody's test images and labels."""
-    images, labels = load_digits(return_X_y=True)
+    images, labels = load_digits()
     images = (images / 16).astype(np.float32)
     train, test = np.split(np.random.default_rng(0).permutation(len(labels)), [1437])
     # Rank r has r + 1 parts of the 1 + 2 + … parts.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 
 from hypothesis import settings
 
@@ -11,11 +13,22 @@ from hypothesis import settings
 # to be more than ranks. XLA reads this when JAX is first used; ranks that are processes need none.
 os.environ.setdefault("NPROC", "16")
 
+# Most time of a small JAX program is its compilation, and what is tested is what it calls, not how
+# fast its loops are. XLA ends the process at a flag that it does not know: these, of its CPU
+# compiler, are known to the releases named here (a later one compiles as it does by default).
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+QUICK_TO_COMPILE = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+with suppress(PackageNotFoundError):
+    if (0, 7) <= tuple(map(int, version("jaxlib").split(".")[:2])) <= (0, 10):
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK_TO_COMPILE}".strip()
+
 # No test asserts a time, and none depends on luck: the same examples come on each run.
 settings.register_profile("meshlib", deadline=None, derandomize=True)
 settings.load_profile("meshlib")
 
-# A shell that starts the tests in the background has SIGINT ignored, which the programs that the
-# tests start and interrupt would inherit.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A shell that starts the tests in the background has SIGINT ignored, and ``nohup`` SIGHUP: the
+# programs that the tests start and interrupt would inherit it.
+ENDINGS = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
+for number, handler in ENDINGS.items():
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)

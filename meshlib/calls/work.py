@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import logging
-import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, NoReturn, Protocol, TypeVar
@@ -13,7 +12,7 @@ from meshlib.calls.lane import Continuations
 from transport.condition import Condition, let_go
 from transport.deadline import Deadline, Timeout, to_seconds
 from transport.errors import DistBackendError, DistError
-from transport.net.fork import refusal
+from transport.net.fork import own_pid, refusal
 
 _LOGGER = logging.getLogger("meshlib")
 
@@ -64,7 +63,7 @@ class Future(Generic[T]):
     ) -> None:
         self._told = told
         self._continuations = continuations
-        self._pid = os.getpid()
+        self._pid = own_pid()
         # What this one waits for, and whether its callback runs already: until there is an outcome.
         self._source: Future[Any] | None = None
         self._under_way = False

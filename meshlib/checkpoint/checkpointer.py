@@ -11,7 +11,7 @@ from meshlib.checkpoint.agreement import Party, Ranks
 from meshlib.checkpoint.errors import CheckpointError
 from meshlib.checkpoint.folder import entries_of, latest_step, read_description
 from meshlib.checkpoint.loading import find_together, load_like
-from meshlib.checkpoint.pieces import Room
+from meshlib.checkpoint.pieces import Room, Shares
 from meshlib.checkpoint.saving import Save
 from meshlib.checkpoint.storage import Storage, open_storage
 from meshlib.checkpoint.zarr import DOCUMENT
@@ -157,6 +157,7 @@ class Checkpointer:
         self._keep_last, self._keep_best, self._better = keep_last, keep_best, better
         self._metrics: dict[str, float | None] = {}
         self._room: Room | None = None
+        self._shares: Shares | None = None
         self._thread: threading.Thread | None = None
         self._outcome: str | BaseException | None = None
         self._closed = False
@@ -170,8 +171,7 @@ class Checkpointer:
         raises what went wrong with it.
         """
         self.wait()
-        begun = Save(self._party, lambda: self._storage, state, step, metric)
-        return begun.write(self._clean)
+        return self._begin(state, step, metric, detached=False).write(self._clean)
 
     def async_save(self, state: Any, *, step: int, metric: float | None = None) -> None:
         """Copy what this rank writes of ``state``, and write it while the program goes on.
@@ -181,27 +181,40 @@ class Checkpointer:
         goes wrong, a bad argument as well, is raised by the next call of any method, on all ranks.
         """
         self.wait()
-        begun = Save(
-            self._party,
-            lambda: self._storage,
-            state,
-            step,
-            metric,
-            detached=True,
-            room=self._room,
-        )
-        self._room = begun.own.room if begun.own.room is not None else self._room
+        begun = self._begin(state, step, metric, detached=True)
+        copied = threading.Event()
 
         def run() -> None:
+            copied.wait()
             try:
                 self._outcome = begun.write(self._clean)
             except BaseException as error:  # noqa: BLE001 (raised by the next call)
                 self._outcome = error
 
         self._outcome = None
-        # Not a daemon: a program that ends right away still gets its checkpoint.
+        # Not a daemon: a program that ends right away still gets its checkpoint. It is started
+        # before the copy, as whoever starts a thread waits until that lets go of the interpreter.
         self._thread = threading.Thread(target=run, name=f"checkpoint-{step}")
         self._thread.start()
+        try:
+            self._room = begun.detach(self._room)
+        finally:
+            copied.set()
+
+    def _begin(self, state: Any, step: int, metric: float | None, *, detached: bool) -> Save:
+        """Return a save to be written; which chunks are whose is worked out when that changes."""
+        storage = self._storage
+        begun = Save(
+            self._party,
+            lambda: storage,
+            state,
+            step,
+            metric,
+            detached=detached,
+            known=self._shares,
+        )
+        self._shares = begun.shares
+        return begun
 
     def wait(self) -> str | None:
         """Wait for the save under way; return its path, or None if there was none since.
@@ -252,7 +265,7 @@ class Checkpointer:
         try:
             self.wait()
         finally:
-            self._room = None
+            self._room = self._shares = None
             self._closed = True
             self._party.leave()
 

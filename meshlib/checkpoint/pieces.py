@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from meshlib.checkpoint.agreement import Party
-from meshlib.checkpoint.layout import Index, Writers, aligned, chunked
-from meshlib.checkpoint.leaves import Box, Host, to_host
+from meshlib.checkpoint.errors import CheckpointError
+from meshlib.checkpoint.layout import Index, Writers, aligned, chunked, members_outside
+from meshlib.checkpoint.leaves import Box, Host, check_saved, sharding_of, to_host
 from meshlib.checkpoint.storage import BLOCK, Storage
 from meshlib.checkpoint.zarr import (
     CHECKSUM_BYTES,
@@ -24,7 +26,6 @@ from meshlib.checkpoint.zarr import (
     groups_above,
     little_endian,
 )
-from meshlib.sharding.darray import DArray
 from meshlib.sharding.local import relative
 from meshlib.sharding.sharding import Sharding
 from transport.crc32c import crc32c
@@ -63,94 +64,145 @@ def _with_checksum(octets: memoryview) -> Iterator[memoryview]:
     yield memoryview(crc.to_bytes(CHECKSUM_BYTES, "little"))
 
 
-def needs_messages(leaf: Any) -> bool:
-    """Whether an array has to be laid out anew before: partial values, parts that make no grid."""
-    return isinstance(leaf, DArray) and aligned(leaf.sharding, leaf.shape) != leaf.sharding
+class Kept(NamedTuple):
+    """An array of a state as it is kept: all of it but the values."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    sharding: Sharding | None
+
+    @classmethod
+    def of(cls, name: str, leaf: Any) -> Kept:
+        """Describe an array. Raises TypeError, naming it, for one that cannot be saved."""
+        check_saved(name, leaf)
+        return cls(name, tuple(leaf.shape), np.dtype(leaf.dtype), sharding_of(leaf))
+
+    def line(self) -> str:
+        """Return what must be the same on all ranks."""
+        line = f"an array of {self.dtype.name}{list(self.shape)}"
+        if self.sharding is None:
+            return line
+        mesh = self.sharding.mesh
+        ranks = mesh.described_ranks() if mesh.slice_count == 1 else f"{mesh.slices().tolist()}"
+        return f"{line}, {self.sharding.described()} on {mesh.described()} of ranks {ranks}"
 
 
-class OwnPart:
-    """The ``pieces`` that this rank writes of the arrays that were laid out, all ranks the same.
+class _Own(NamedTuple):
+    """A chunk that this rank writes, and where it lies in its part of the array."""
 
-    ``documents`` are those of all arrays; ``first_chunks`` names the arrays of which this rank has
-    the first chunk, and so writes the document. ``room`` is the memory of copies.
+    chunk: Index
+    box: tuple[Any, ...]
+
+
+class Shares:
+    """In which chunks arrays are kept, and which of them are this rank's.
+
+    It knows no values: it holds for all states whose arrays are ``arrays``, so that a
+    ``Checkpointer`` works it out once. ``documents`` are those of all arrays; ``first_chunks``
+    names the arrays of which this rank has the first chunk, and so writes the document; ``moved``
+    is how those are to lie, by name, that have to be laid out anew before: partial values, parts
+    that make no grid. Raises CheckpointError for arrays on ranks that do not take part.
     """
 
-    def __init__(self, party: Party) -> None:
-        self._party = party
-        self._writers = Writers(party.ranks, party.rank)
+    def __init__(self, party: Party, arrays: tuple[Kept, ...]) -> None:
+        outside = members_outside((kept.sharding for kept in arrays), party.ranks)
+        if outside:
+            raise CheckpointError(
+                f"the state has arrays on ranks {outside}, which do not take part; expected"
+                f" them to be among the group's {list(party.ranks)}"
+            )
+        self.arrays = arrays
         self.documents: dict[str, Any] = {}
-        self.pieces: list[Piece] = []
         self.first_chunks: list[str] = []
-        self.room: Room | None = None
+        self.moved: dict[str, Sharding] = {}
+        self._chunks: dict[str, tuple[ChunkGrid, list[_Own]]] = {}
+        writers = Writers(party.ranks, party.rank)
+        for kept in arrays:
+            self._deal(writers, party, kept)
 
-    def lay_out(self, name: str, leaf: Any) -> None:
-        """Find out in which chunks an array is kept, and which of them are this rank's.
-
-        Called by all ranks, which communicate where ``needs_messages`` says so.
-        """
-        sharding: Sharding | None = None
-        if isinstance(leaf, DArray):
-            sharding = aligned(leaf.sharding, leaf.shape)
-            if sharding != leaf.sharding:
-                leaf = leaf.redistribute(sharding)
-        shape, dtype = tuple(leaf.shape), np.dtype(leaf.dtype)
-        count = len(self._party.ranks)
+    def _deal(self, writers: Writers, party: Party, kept: Kept) -> None:
+        name, shape, dtype, sharding = kept
+        count = len(party.ranks)
         if sharding is not None:
+            landed = aligned(sharding, shape)
+            if landed != sharding:
+                self.moved[name] = landed
+            sharding = landed
             count = sharding.replica_count * sharding.mesh.slice_count
         grid = chunked(shape, dtype, sharding, count)
         self.documents[name] = array_document(grid, name)
-        indices = list(self._writers.deal(grid, sharding))
+        indices = list(writers.deal(grid, sharding))
         if not indices:
             return
-        host = to_host(leaf)
-        assert host is not None
-        origin = sharding.slices(shape, self._party.rank) if sharding is not None else _whole(shape)
-        for index in indices:
-            part = host[relative(grid.box(index), origin)]
-            self.pieces.append(Piece(name, index, grid, part))
+        origin = sharding.slices(shape, party.rank) if sharding is not None else _whole(shape)
+        own = [_Own(index, relative(grid.box(index), origin)) for index in indices]
+        self._chunks[name] = grid, own
         if not any(indices[0]):
             self.first_chunks.append(name)
 
-    @property
-    def nbytes(self) -> int:
-        """The bytes that this rank writes."""
-        return sum(piece.data.nbytes for piece in self.pieces)
+    @cached_property
+    def lines(self) -> dict[str, str]:
+        """What must be the same on all ranks of each array, by its name."""
+        return {kept.name: kept.line() for kept in self.arrays}
 
-    def write(self, storage: Storage, folder: str) -> str | None:
-        """Write what is this rank's; return the name of one of its chunks, None if it has none."""
-        for piece in self.pieces:
+    def pieces(self, leaves: Mapping[str, Any]) -> list[Piece]:
+        """Return what this rank writes of the arrays, given by name, as views.
+
+        Called by all ranks, which communicate where arrays are ``moved``.
+        """
+        pieces: list[Piece] = []
+        for name, leaf in leaves.items():
+            moved = self.moved.get(name)
+            landed = leaf if moved is None else leaf.redistribute(moved)
+            if name in self._chunks:
+                grid, chunks = self._chunks[name]
+                host = to_host(landed)
+                assert host is not None
+                pieces += [Piece(name, index, grid, host[box]) for index, box in chunks]
+        return pieces
+
+    def write(
+        self, pieces: Sequence[Piece], storage: Storage, folder: str, *, first: bool
+    ) -> str | None:
+        """Write what is this rank's; return the name of one of its chunks, None if it has none.
+
+        The ``first`` rank also writes what belongs to no chunk.
+        """
+        for piece in pieces:
             piece.write(storage, folder)
         for name in self.first_chunks:
             _write_document(storage, f"{folder}/{name}", self.documents[name])
-        if self._party.is_first:
+        if first:
             for name, document in self.documents.items():
                 if 0 in document["shape"]:  # has no first chunk
                     _write_document(storage, f"{folder}/{name}", document)
             for group in groups_above(list(self.documents)):
                 _write_document(storage, f"{folder}/{group}", group_document({}, None))
-        if not self.pieces:
+        if not pieces:
             return None
-        last = self.pieces[-1]
+        last = pieces[-1]
         return f"{folder}/{chunk_file(last.array, last.index)}"
 
-    def detach(self, room: Room | None = None) -> None:
-        """Copy what is to be written, so that the state may change, into ``room``.
 
-        What an earlier call used is used again if it is large enough: fresh memory costs more than
-        the copy.
-        """
-        # Each at a multiple of 64, at which any dtype may begin.
-        sizes = [-(-piece.data.nbytes // 64) * 64 for piece in self.pieces]
-        if room is None or room.size < sum(sizes):
-            room = np.empty(sum(sizes), np.uint8)
-        begin = 0
-        for piece, size in zip(self.pieces, sizes, strict=True):
-            flat = room[begin : begin + piece.data.nbytes].view(piece.data.dtype)
-            copy = flat.reshape(piece.data.shape)
-            copy[...] = piece.data
-            piece.data = copy
-            begin += size
-        self.room = room
+def detach(pieces: Sequence[Piece], room: Room | None = None) -> Room:
+    """Copy what is to be written, so that the state may change, into ``room``, and return that.
+
+    What an earlier call used is used again if it is large enough: fresh memory costs more than
+    the copy.
+    """
+    # Each at a multiple of 64, at which any dtype may begin.
+    sizes = [-(-piece.data.nbytes // 64) * 64 for piece in pieces]
+    if room is None or room.size < sum(sizes):
+        room = np.empty(sum(sizes), np.uint8)
+    begin = 0
+    for piece, size in zip(pieces, sizes, strict=True):
+        flat = room[begin : begin + piece.data.nbytes].view(piece.data.dtype)
+        copy = flat.reshape(piece.data.shape)
+        copy[...] = piece.data
+        piece.data = copy
+        begin += size
+    return room
 
 
 def _whole(shape: tuple[int, ...]) -> Box:

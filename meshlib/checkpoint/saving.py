@@ -15,35 +15,30 @@ from collections.abc import Callable, Sequence
 from hashlib import sha256
 from typing import Any
 
-import numpy as np
-
 from meshlib.checkpoint.agreement import Party, first_difference
 from meshlib.checkpoint.errors import CheckpointError
 from meshlib.checkpoint.folder import Entry, check_step, entries_of, make_document
-from meshlib.checkpoint.layout import members_outside
-from meshlib.checkpoint.leaves import check_saved, is_array, sharding_of
-from meshlib.checkpoint.pieces import OwnPart, Room, needs_messages
+from meshlib.checkpoint.leaves import is_array
+from meshlib.checkpoint.pieces import Kept, Piece, Room, Shares, detach
 from meshlib.checkpoint.storage import Storage
 from meshlib.checkpoint.tree import array_of, encode, leaves_of, shown
-from meshlib.checkpoint.zarr import (
-    DOCUMENT,
-    groups_above,
-)
+from meshlib.checkpoint.zarr import DOCUMENT, groups_above
 from transport.errors import DistError
 
 
 class Save:
     """One checkpoint on its way. Made and written by all ranks of ``party`` together.
 
-    Raises what ``meshlib.checkpoint.save`` says. With ``detached`` what is to be written is copied,
-    into ``room`` if that is large enough, so that the state may change; the ranks tell each other
+    Raises what ``meshlib.checkpoint.save`` says. One that is to be ``detached`` tells the others
     nothing before ``write``, unless there are arrays that have to be laid out anew, and all that is
-    wrong is raised by that.
+    wrong is raised by that. ``known`` are the ``shares`` of an earlier one, which hold for this if
+    its arrays are the same but for their values.
     """
 
     _storage: Storage
     _tree: Any
-    _lines: dict[str, str]
+    shares: Shares | None = None
+    """Which chunks this rank writes; None as long as that cannot be said."""
 
     def __init__(
         self,
@@ -54,7 +49,7 @@ class Save:
         metric: float | None,
         *,
         detached: bool = False,
-        room: Room | None = None,
+        known: Shares | None = None,
     ) -> None:
         self._party = party
         self._step, self._metric = -1, metric
@@ -62,31 +57,41 @@ class Save:
         # What is wrong here is raised on all ranks when they next tell each other something.
         self._wrong: Exception | None = None
         self._failed: Exception | None = None
-        self.own: OwnPart = OwnPart(party)
+        self._pieces: list[Piece] = []
         arrays: dict[str, Any] = {}
         try:
-            arrays = self._flatten(storage, state, step)
+            arrays = self._flatten(storage, state, step, known)
         except Exception as error:  # noqa: BLE001
             self._wrong = error
         if not detached:
             self._agree()
-        elif any(map(needs_messages, arrays.values())):
+        elif self.shares is not None and self.shares.moved:
             try:
                 self._agree()
             except Exception as error:  # noqa: BLE001 (raised by ``write``, as on ranks without such)
                 self._failed = error
                 return
         try:
-            for name, leaf in arrays.items():
-                # Partial values are reduced here, and shards that make no grid gathered: all ranks
-                # have the same arrays in the same order.
-                self.own.lay_out(name, leaf)
-            if detached:
-                self.own.detach(room)
+            if self.shares is not None:
+                self._pieces = self.shares.pieces(arrays)
         except DistError:
             raise
         except Exception as error:  # noqa: BLE001
             self._wrong = self._wrong or error
+
+    def detach(self, room: Room | None) -> Room | None:
+        """Copy what is to be written, so that the state may change; return the memory of it.
+
+        That is ``room`` if it is large enough. What goes wrong ``write`` raises.
+        """
+        before = self._wrong
+        self._wrong = before or CheckpointError("the copy of the state was broken off")
+        try:
+            room = detach(self._pieces, room)
+            self._wrong = before
+        except Exception as error:  # noqa: BLE001
+            self._wrong = before or error
+        return room
 
     @property
     def entry(self) -> Entry:
@@ -96,20 +101,16 @@ class Save:
 
     # ------------------------------------------------------------------ agreeing
 
-    def _flatten(self, storage: Callable[[], Storage], state: Any, step: int) -> dict[str, Any]:
+    def _flatten(
+        self, storage: Callable[[], Storage], state: Any, step: int, known: Shares | None
+    ) -> dict[str, Any]:
         """Take the state apart; return its arrays by name."""
         self._storage = storage()
         self._step, self._metric = check_step(step), check_metric(self._metric)
         self._tree, arrays = encode(state, is_array)
-        for name, leaf in arrays.items():
-            check_saved(name, leaf)
-        self._lines = _lines(self._tree, arrays)
-        outside = members_outside(map(sharding_of, arrays.values()), self._party.ranks)
-        if outside:
-            raise CheckpointError(
-                f"the state has arrays on ranks {outside}, which do not take part; expected"
-                f" them to be among the group's {list(self._party.ranks)}"
-            )
+        kept = tuple(Kept.of(name, leaf) for name, leaf in arrays.items())
+        same = known is not None and known.arrays == kept
+        self.shares = known if same else Shares(self._party, kept)
         return arrays
 
     def _agree(self) -> None:
@@ -118,19 +119,28 @@ class Save:
         def tell() -> tuple[str, Entry | None]:
             if self._wrong is not None:
                 raise self._wrong
-            digest = sha256(json.dumps(self._lines).encode()).hexdigest()
+            digest = sha256(json.dumps(self._lines()).encode()).hexdigest()
             entry = self._new_entry() if party.is_first else None
             return f"{digest} step {self._step} metric {self._metric}", entry
 
         told = party.gather(tell)
         self._entry = told[0][1]
         if any(digest != told[0][0] for digest, _ in told):
-            own = {"'s step": str(self._step), "'s metric": str(self._metric), **self._lines}
+            own = {"'s step": str(self._step), "'s metric": str(self._metric), **self._lines()}
             difference = first_difference(party.ranks, party.gather(lambda: own))
             raise CheckpointError(
                 f"{difference}; expected the same tree on all ranks (what differs by rank is a"
                 " DArray, or not in it)"
             )
+
+    def _lines(self) -> dict[str, str]:
+        """Return what must be the same on all ranks: a line for each leaf, by its path."""
+        assert self.shares is not None
+        lines: dict[str, str] = {}
+        for path, leaf in leaves_of(self._tree):
+            name = array_of(leaf)
+            lines[shown(path)] = json.dumps(leaf) if name is None else self.shares.lines[name]
+        return lines
 
     def _new_entry(self) -> Entry:
         """Return a folder that is not there yet, after removing what others left unfinished."""
@@ -151,19 +161,20 @@ class Save:
             raise self._failed
         if self._entry is None:
             self._agree()
-        storage, folder, own = self._storage, self.entry.name, self.own
+        storage, folder, shares = self._storage, self.entry.name, self.shares
+        assert shares is not None
 
         def write_own() -> tuple[str, str | None]:
             if self._wrong is not None:
                 raise self._wrong
-            last = own.write(storage, folder)
+            last = shares.write(self._pieces, storage, folder, first=self._party.is_first)
             storage.sync()
             return storage.place, last
 
         def commit() -> None:
             self._check_seen(written)
-            groups = groups_above(list(own.documents))
-            document = make_document(self._step, self._metric, self._tree, own.documents, groups)
+            groups = groups_above(list(shares.documents))
+            document = make_document(self._step, self._metric, self._tree, shares.documents, groups)
             try:
                 storage.publish(self.entry.document, document)
             except Exception:
@@ -211,25 +222,6 @@ class Save:
                     f"rank {rank} has written {file}, but rank {ranks[0]} finds no"
                     f" {storage.path(file)}; expected a path that leads to one folder on all ranks"
                 )
-
-
-def _lines(tree: Any, arrays: dict[str, Any]) -> dict[str, str]:
-    """Return what must be the same on all ranks: a line for each leaf, by its path."""
-    lines: dict[str, str] = {}
-    for path, leaf in leaves_of(tree):
-        name = array_of(leaf)
-        lines[shown(path)] = json.dumps(leaf) if name is None else _array_line(arrays[name])
-    return lines
-
-
-def _array_line(leaf: Any) -> str:
-    sharding = sharding_of(leaf)
-    line = f"an array of {np.dtype(leaf.dtype).name}{list(leaf.shape)}"
-    if sharding is None:
-        return line
-    mesh = sharding.mesh
-    ranks = mesh.described_ranks() if mesh.slice_count == 1 else f"{mesh.slices().tolist()}"
-    return f"{line}, {sharding.described()} on {mesh.described()} of ranks {ranks}"
 
 
 def check_metric(metric: Any) -> float | None:

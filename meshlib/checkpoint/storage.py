@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, Protocol
 
 from transport.place import this_machine
@@ -108,8 +109,7 @@ class LocalStorage(Storage):
         self.location = location
         self._root = Path(location)
         self._sync = sync
-        self._syncing: list[Future[None]] = []
-        self._pool: ThreadPoolExecutor | None = None
+        self._syncing: _Syncing | None = None  # where something is being written
         self._folders: set[Path] = set()
 
     @property
@@ -133,14 +133,9 @@ class LocalStorage(Storage):
             os.close(file)
             raise
         if self._sync:
-            self._later(_sync_and_close, file)
+            self._later(file)
         else:
             os.close(file)
-
-    def _later(self, call: Callable[[int], None], file: int) -> None:
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(_SYNCING, thread_name_prefix="sync")
-        self._syncing.append(self._pool.submit(call, file))
 
     def publish(self, name: str, data: bytes) -> None:
         """Write to another name, make it last, rename it, and make that last."""
@@ -191,25 +186,64 @@ class LocalStorage(Storage):
         above = {parent for folder in folders for parent in folder.parents if self._within(parent)}
         try:
             for folder in (*folders, *above):
-                self._later(_sync_and_close, os.open(folder, os.O_RDONLY | os.O_CLOEXEC))
+                self._later(os.open(folder, os.O_RDONLY | os.O_CLOEXEC))
         finally:
-            syncing, self._syncing = self._syncing, []
-            if self._pool is not None:
-                self._pool.shutdown()
-                self._pool = None
-        for one in syncing:
-            one.result()
+            errors = self._end()
+        if errors:
+            raise errors[0]
 
     def forget(self) -> None:
         """Wait until nothing is under way, and forget the folders: they may be removed."""
         self._folders.clear()
-        self._syncing.clear()
-        if self._pool is not None:
-            self._pool.shutdown()
-            self._pool = None
+        self._end()
+
+    def _later(self, file: int) -> None:
+        self._syncing = self._syncing or _Syncing()
+        self._syncing.add(file)
+
+    def _end(self) -> list[OSError]:
+        syncing, self._syncing = self._syncing, None
+        return [] if syncing is None else syncing.end()
 
     def _within(self, path: Path) -> bool:
         return path == self._root or self._root in path.parents
+
+
+class _Syncing:
+    """Waits for the disk, for several files at once.
+
+    By threads of its own: an executor takes nothing any more when the program has ended, whose last
+    checkpoint is still being written then.
+    """
+
+    def __init__(self) -> None:
+        self._files: SimpleQueue[int | None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._errors: list[OSError] = []
+
+    def add(self, file: int) -> None:
+        """Begin with an open file, which is closed then."""
+        if len(self._threads) < _SYNCING:
+            # ``end`` waits for it; where a program is broken off before, nobody need.
+            thread = threading.Thread(target=self._run, name="sync", daemon=True)
+            thread.start()
+            self._threads.append(thread)
+        self._files.put(file)
+
+    def end(self) -> list[OSError]:
+        """Wait for all of them; return what went wrong."""
+        for _ in self._threads:
+            self._files.put(None)
+        for thread in self._threads:
+            thread.join()
+        return self._errors
+
+    def _run(self) -> None:
+        while (file := self._files.get()) is not None:
+            try:
+                _sync_and_close(file)
+            except OSError as error:
+                self._errors.append(error)
 
 
 def _sync_and_close(file: int) -> None:

@@ -6,13 +6,15 @@ several nodes keep one of their own in the same way (``meshlib.launcher.nodes.re
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Generic
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
 
-from meshlib.diagnosis.events import E, Event, Parse, RankEnded, RankLost
+from meshlib.diagnosis.events import Event, RankEnded, RankLost
 from transport.errors import StoreTimeoutError
 from transport.store.base import Store
 from transport.store.prefix_store import PrefixStore
+
+T = TypeVar("T")
 
 EVENTS = "events"
 """The job's log, in the job's store."""
@@ -27,17 +29,19 @@ STORE_SECONDS = 1.5
 """What the store may take for an answer when a call has failed: its deadline has passed already."""
 
 
-class LogReader(Generic[E]):
+class LogReader(Generic[T]):
     """Follows the log ``key`` in ``store`` from ``offset``; ``parse`` returns a line's entry."""
 
-    def __init__(self, store: Store, key: str, parse: Parse[E], offset: int = 0) -> None:
+    def __init__(
+        self, store: Store, key: str, parse: Callable[[bytes], T], offset: int = 0
+    ) -> None:
         self._store = store
         self._key = key
         self._parse = parse
         self.offset: int = offset
         """How many bytes have been read."""
 
-    def read(self, timeout: float) -> list[E]:
+    def read(self, timeout: float) -> list[T]:
         """Return the entries that are new, having waited for one up to ``timeout`` seconds."""
         try:
             news = self._store.tail(self._key, self.offset, timeout=timeout)
@@ -58,6 +62,11 @@ def announce(store: Store, event: Event) -> None:
     Raises DistStoreError then, after ``STORE_SECONDS``.
     """
     publish(store.with_patience(STORE_SECONDS), event)
+
+
+def answer_key(ticket: str, rank: int) -> str:
+    """Return where ``rank`` answers the query ``ticket``."""
+    return f"answer/{ticket}/{rank}"
 
 
 # ------------------------------------------------------------------ between a job and its launcher

@@ -166,6 +166,24 @@ class Ready(Event):
     rank: int
 
 
+@dataclass(frozen=True, slots=True)
+class Watched(Event):
+    """``by`` wants a sample (``sampling``) of each rank in every ``every`` seconds; 0: no more."""
+
+    kind: ClassVar[str] = "watched"
+    by: str
+    every: float
+
+
+@dataclass(frozen=True, slots=True)
+class StackAsked(Event):
+    """``rank`` is asked for the stacks of its threads; ``ticket`` tells where the answer goes."""
+
+    kind: ClassVar[str] = "stack asked"
+    rank: int
+    ticket: str
+
+
 class Departures:
     """Ranks have left in good order: no line, but what a watcher makes of successive ``Leave``.
 
@@ -193,6 +211,6 @@ class Departures:
         return self._strangers.get(group, self.ranks)
 
 
-parse: Parse[RankLost | RankEnded | Leave | Query | Abort | Agreed | Ready] = reader_of(
-    RankLost, RankEnded, Leave, Query, Abort, Agreed, Ready
-)
+parse: Parse[
+    RankLost | RankEnded | Leave | Query | Abort | Agreed | Ready | Watched | StackAsked
+] = reader_of(RankLost, RankEnded, Leave, Query, Abort, Agreed, Ready, Watched, StackAsked)

@@ -16,6 +16,7 @@ from threading import get_ident
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
+from meshlib.diagnosis.sampling.steps import StepMarks
 from transport.call import Call, Kind
 from transport.deadline import Deadline
 from transport.native import core
@@ -224,6 +225,8 @@ class FlightRecorder(Ring):
 
     def __init__(self, capacity: int = CAPACITY, type_: type[Record] = Record) -> None:
         super().__init__(capacity, type_, _OwnFiles())
+        self.steps: StepMarks = StepMarks()
+        """When steps have ended, where the program's loop says so."""
 
     @contextmanager
     def named(self, label: str) -> Generator[None]:

@@ -22,7 +22,7 @@ from __future__ import annotations
 import secrets
 import time
 
-from meshlib.diagnosis.event_log import STORE_SECONDS, publish
+from meshlib.diagnosis.event_log import STORE_SECONDS, answer_key, publish
 from meshlib.diagnosis.events import Abort, Query
 from meshlib.diagnosis.fate import Fate
 from meshlib.diagnosis.messages import (
@@ -32,7 +32,7 @@ from meshlib.diagnosis.messages import (
     timeout_message,
 )
 from meshlib.diagnosis.recorder import Record
-from meshlib.diagnosis.statements import Statement, answer_key, last_calls
+from meshlib.diagnosis.statements import Statement, last_calls
 from transport.deadline import Deadline
 from transport.errors import (
     CollectiveMismatchError,

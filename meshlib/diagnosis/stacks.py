@@ -11,6 +11,8 @@ from types import FrameType
 
 from meshlib.diagnosis.recorder import OWN_FOLDERS, is_between
 
+_LIBRARY = (sysconfig.get_path("stdlib"), "<frozen")
+_CALLS = OWN_FOLDERS[:2]  # meshlib and transport: what is above them computes as well
 _STDLIB = sysconfig.get_path("stdlib")
 # The collector is the process's, where ranks may be threads.
 _uncollected = threading.Lock()
@@ -29,6 +31,31 @@ def user_stack(thread_id: int | None) -> list[str]:
         last = len(frames) - 1
     summary = traceback.StackSummary.extract(iter(frames[first : last + 1]))
     return [line for entry in summary.format() for line in entry.rstrip().splitlines()]
+
+
+def all_stacks() -> dict[str, list[str]]:
+    """Return the whole Python stack of each of this process's threads, by its name.
+
+    Outermost frame first, as lines to print.
+    """
+    found: dict[str, list[str]] = {}
+    for thread in threading.enumerate():
+        frames = frames_of(thread.ident) if thread.ident else []
+        lines = traceback.StackSummary.extract(iter(frames)).format()
+        name = thread.name if thread.name not in found else f"{thread.name} ({thread.ident})"
+        found[name] = [line for entry in lines for line in entry.rstrip().splitlines()]
+    return found
+
+
+def is_in_call(thread_id: int) -> bool:
+    """Whether a thread is inside of a call of meshlib's: in one, or waiting for one's end."""
+    for frame, _ in reversed(frames_of(thread_id)):
+        name = frame.f_code.co_filename
+        if name.startswith(_CALLS):
+            return True
+        if not name.startswith(_LIBRARY):
+            return False
+    return False
 
 
 def frames_of(thread_id: int) -> list[tuple[FrameType, int]]:

@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
+from meshlib.diagnosis.event_log import answer_key
 from meshlib.diagnosis.events import Query
 from meshlib.diagnosis.recorder import COLLECTIVE, Record
-from meshlib.diagnosis.stacks import user_stack
+from meshlib.diagnosis.stacks import all_stacks, user_stack
 from transport.call import CallHeader
 from transport.store.base import Store
 
@@ -82,12 +83,11 @@ class Statement:
     ) -> Self:
         """Return what ``rank``, whose main thread is ``thread_id``, answers to ``query``."""
         mine = [r for r in records if r.group == query.group]
-        recent = mine[-CALLS_IN_STATEMENT:]
         # Behind many asynchronous calls, the one that was asked about is not among the last.
         before = range(query.sequence - CALLS_BEFORE, query.sequence + 1)
-        recent = [
-            r for r in mine if r in recent or (r.peer == COLLECTIVE and r.header.sequence in before)
-        ]
+        earlier = mine[:-CALLS_IN_STATEMENT]
+        recent = [r for r in earlier if r.peer == COLLECTIVE and r.header.sequence in before]
+        recent += mine[-CALLS_IN_STATEMENT:]
         elsewhere = [r for r in records if r.group != query.group and not r.ended]
         return cls(
             rank=rank,
@@ -129,9 +129,16 @@ class Statement:
         return None
 
 
-def answer_key(ticket: str, rank: int) -> str:
-    """Return where ``rank`` answers the query ``ticket``."""
-    return f"answer/{ticket}/{rank}"
+def put_stacks(store: Store, rank: int, main_thread: int, ticket: str) -> None:
+    """Answer ``StackAsked``: the user's part of the main thread's stack, and all threads whole."""
+    said = {
+        "rank": rank,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "main": user_stack(main_thread),
+        "threads": all_stacks(),
+    }
+    store.set(answer_key(ticket, rank), json.dumps(said))
 
 
 def put_last_calls(

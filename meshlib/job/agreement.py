@@ -27,9 +27,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from meshlib.diagnosis.event_log import STORE_SECONDS, publish
+from meshlib.diagnosis.event_log import STORE_SECONDS, answer_key, publish
 from meshlib.diagnosis.events import Agreed, Query
-from meshlib.diagnosis.statements import answer_key
 from meshlib.job.meeting import short
 from meshlib.job.membership import JobMembership
 from transport.deadline import Deadline

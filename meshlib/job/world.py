@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from meshlib.calls.context import RankContext
-from meshlib.diagnosis.event_log import publish
+from meshlib.diagnosis.event_log import answer_key, publish
 from meshlib.diagnosis.events import (
     Abort,
     Agreed,
@@ -24,13 +24,18 @@ from meshlib.diagnosis.events import (
     RankEnded,
     RankLost,
     Ready,
+    StackAsked,
+    Watched,
 )
 from meshlib.diagnosis.log import RankLog
 from meshlib.diagnosis.members import Members
 from meshlib.diagnosis.recorder import CAPACITY, FlightRecorder, Record
 from meshlib.diagnosis.reporter import NEWS_SECONDS
+from meshlib.diagnosis.sampling.posting import Posting
+from meshlib.diagnosis.sampling.sample import Coordinate
+from meshlib.diagnosis.sampling.sampler import Sampler, Standpoint
 from meshlib.diagnosis.stalls import StallDetector
-from meshlib.diagnosis.statements import Statement, answer_key
+from meshlib.diagnosis.statements import Statement, put_stacks
 from meshlib.diagnosis.watcher import News, Watcher
 from meshlib.groups.communicators import STAGED, make_device_communicator
 from meshlib.groups.process_group import DRAIN_SECONDS, ProcessGroup
@@ -146,6 +151,8 @@ class World:
             self.note_failure,
         )
         self.entered: _Entered = _Entered()
+        self.coordinates: tuple[Coordinate, ...] = ()
+        """Where this rank is on the largest mesh, for people to see."""
         self.thread_id: int = threading.get_ident()
         self.breakpoints: dict[tuple[str, int], int] = {}
         # Ranks that were started by a launcher may have numbers of their own.
@@ -171,11 +178,15 @@ class World:
         self._bad_news = threading.Event()
         self._server: int | None = None  # the rank that serves the store, if one does
         self._refusal: DistBackendError | None = None  # in a fork of this rank's process
+        self._posting = Posting(
+            rank, store, Sampler(rank, self.recorder, self.thread_id, self._standpoint).take
+        )
         in_forked_children(self, World._leave_behind)
         self._watcher = Watcher(store, rank, self._on_event, self._on_silence)
         try:
             self._meet(Deadline.after(timeout))
         except BaseException:
+            self._posting.close()
             self._watcher.close()
             store.close()
             raise
@@ -234,6 +245,7 @@ class World:
         """
         ended = self.registry.begin_epoch(epoch.number, kept)
         self.membership.begin(epoch, joining=joining)
+        self.coordinates = ()
         why = f"epoch {epoch.number} of the job has begun, with {epoch.size} ranks"
         for group in ended:
             group.fail(DistBackendError(f"{group} has ended: {why}"))
@@ -316,6 +328,8 @@ class World:
                     self._end_calls(f"rank {self.rank} was left out of {name} of the job")
             case Ready(rank):
                 self.membership.note_waiting(rank)
+            case Watched() | StackAsked():
+                self._let_see(event)
             case _:
                 pass
 
@@ -373,12 +387,24 @@ class World:
         ends.pop(self.rank, None)
         return ends
 
+    def _let_see(self, wish: Watched | StackAsked) -> None:
+        if isinstance(wish, Watched):
+            self._posting.hear(wish)
+        elif wish.rank == self.rank:
+            with suppress(DistStoreError):
+                put_stacks(self.store, self.rank, self.thread_id, wish.ticket)
+
     def _answer(self, query: Query) -> None:
         group = self.registry.get(query.group)
         reached = group.reached() if group is not None else 0
         said = Statement.of(self.rank, self.recorder.records(), self.thread_id, query, reached)
         with suppress(DistStoreError):
             self.store.set(answer_key(query.ticket, self.rank), said.pack())
+
+    def _standpoint(self) -> Standpoint:
+        groups = {group.id: group.members for group in self.groups()}
+        epoch = self.membership.epoch
+        return Standpoint(groups, epoch.number, self.membership.place, epoch.size, self.coordinates)
 
     # ------------------------------------------------------------------ flight record
 
@@ -476,6 +502,7 @@ class World:
         lost = len(self.membership.lost)
         self.registry.clear()
         self._stalls.close()
+        self._posting.close()
         self._watcher.close()
         for store in self._users_stores:
             store.end_waits(None, self)

@@ -31,6 +31,7 @@ from meshlib.launcher.ranks.failure import RankExit, Report, rank_list
 from meshlib.launcher.ranks.fork_server import ForkServer
 from meshlib.launcher.ranks.sweep import end_strays
 from meshlib.launcher.ranks.workers import Worker, WorkerGroup
+from meshlib.launcher.shown import Shown
 from meshlib.launcher.signals import SignalPipe
 from meshlib.trace import RECORDS
 from transport import environment
@@ -48,7 +49,7 @@ class Agent:
     """Runs this node's part of a job; ``run`` returns the exit code of the launcher.
 
     ``directory`` takes a folder for each attempt; ``spare`` are children of this process that are
-    none of its ranks. ``server`` is what ranks are forked from.
+    none of its ranks. ``shown`` lets the job be seen. ``server`` is what ranks are forked from.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Agent:
         run_id: str,
         directory: Path,
         spare: Iterable[int],
+        shown: Shown,
         server: ForkServer | None = None,
     ) -> None:
         self._options = options
@@ -67,6 +69,7 @@ class Agent:
         self._run_id = run_id
         self._directory = directory
         self._server = server
+        self._shown = shown
         self._spare = {*spare, server.pid} if server is not None else set(spare)
         self._continues: bool = options.on_failure == "continue"
         self._group: WorkerGroup | None = None
@@ -123,6 +126,7 @@ class Agent:
             self._coordinator.ended([], interrupted=True)
             return
         self._attempts += 1
+        self._shown.begin(placement)
         folder = self._directory / f"attempt_{placement.attempt}"
         self._announced.clear()
         self._ending = None

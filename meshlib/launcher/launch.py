@@ -15,7 +15,9 @@ from meshlib.launcher.nodes.coordinator import Coordinator, OneNode
 from meshlib.launcher.options.launch import LaunchOptions
 from meshlib.launcher.ranks.sweep import Guardian, adopt_orphans, children
 from meshlib.launcher.ranks.workers import start_server
+from meshlib.launcher.shown import Shown
 from meshlib.launcher.signals import SignalPipe
+from meshlib.monitor.jobs import FOLDERS
 from transport.errors import DistError
 from transport.net.sockets import is_in_use
 
@@ -34,7 +36,7 @@ def launch(options: LaunchOptions) -> int:
 def _launch(options: LaunchOptions, signals: SignalPipe) -> int:
     run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(4).hex()}"
     strangers = children(os.getpid())  # of a shell that became this process by exec
-    temporary = Path(tempfile.mkdtemp(prefix="meshrun-"))
+    temporary = Path(tempfile.mkdtemp(prefix=FOLDERS))
     directory = temporary
     if options.output.log_dir is not None:
         directory = options.output.log_dir / run_id
@@ -49,8 +51,14 @@ def _launch(options: LaunchOptions, signals: SignalPipe) -> int:
             coordinator = _coordinator(options, run_id, signals)
             try:
                 spare = {guardian.pid, *strangers}
-                agent = Agent(options, coordinator, signals, run_id, directory, spare, server)
-                return agent.run()
+                shown = Shown(options, run_id, temporary)
+                agent = Agent(
+                    options, coordinator, signals, run_id, directory, spare, shown, server
+                )
+                try:
+                    return agent.run()
+                finally:
+                    shown.close()
             finally:
                 coordinator.close()
         finally:

@@ -8,6 +8,7 @@ each rank sees the one that it is in.
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -19,6 +20,7 @@ import numpy.typing as npt
 from meshlib.calls.door import Door
 from meshlib.collectives.collectives import Collectives
 from meshlib.diagnosis.members import Members
+from meshlib.diagnosis.sampling.sample import Coordinate
 from meshlib.groups.process_group import ProcessGroup
 from meshlib.job.current import current_world, find_world
 from meshlib.job.world import World
@@ -364,6 +366,22 @@ class DeviceMesh(MeshValue, Collectives):
                 f"mesh has rank {largest}, but the world size is {known}:"
                 f" expected ranks from 0 to {known - 1}"
             )
+        self.show_place(world)
+
+    def show_place(self, world: World) -> None:
+        """Let who watches the job see where this rank is, if this is the job's mesh: no slice of
+        another one, and at least as large as those before.
+        """
+        if self._ranks.slices != 1:
+            return
+        before = [one.size for one in world.coordinates]
+        if (self.size(), self.ndim) < (math.prod(before) if before else 0, len(before)):
+            return
+        place = self.coordinate_of(world.rank)
+        if place is not None:
+            names = self.mesh_dim_names or [f"dim_{i}" for i in range(self.ndim)]
+            sizes = zip(names, place, self.shape, strict=True)
+            world.coordinates = tuple(Coordinate(*one) for one in sizes)
 
     # ------------------------------------------------------------------ remote calls
 

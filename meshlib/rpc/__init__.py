@@ -10,17 +10,19 @@ from meshlib.rpc.api import (
     Worker,
     add_carrier,
     cancelled,
+    differentiate,
     get_rpc_timeout,
     get_worker_info,
     get_worker_infos,
     init_rpc,
+    pickled_for,
     remote,
     rpc_async,
     rpc_sync,
     shutdown,
 )
 from meshlib.rpc.calls import collect_all, wait_all
-from meshlib.rpc.carriers import Carrier
+from meshlib.rpc.carriers import Carrier, Differentiating
 from meshlib.rpc.errors import (
     RemoteError,
     RpcConnectionError,
@@ -33,6 +35,7 @@ from meshlib.rpc.references.rref import RRef
 
 __all__ = [
     "Carrier",
+    "Differentiating",
     "Future",
     "RRef",
     "RRefLostError",
@@ -47,11 +50,13 @@ __all__ = [
     "add_carrier",
     "cancelled",
     "collect_all",
+    "differentiate",
     "functions",
     "get_rpc_timeout",
     "get_worker_info",
     "get_worker_infos",
     "init_rpc",
+    "pickled_for",
     "remote",
     "rpc_async",
     "rpc_sync",

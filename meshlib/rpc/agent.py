@@ -7,10 +7,11 @@ import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 from meshlib.diagnosis.recorder import Record
-from meshlib.job.current import adopt_thread, current_world
+from meshlib.job.current import adopt_thread, current_world, find_world
 from meshlib.job.world import World
 from meshlib.rpc.calls import Callbacks, Clock, Numbers, Outgoing, RpcFuture
 from meshlib.rpc.carriers import Carriers
@@ -29,7 +30,7 @@ from meshlib.rpc.wire.payload import Payload, load
 from meshlib.rpc.wire.recycling import Recycler
 from meshlib.rpc.wire.threads import Threads
 from transport.checks import to_whole_number
-from transport.errors import DistBackendError
+from transport.errors import DistBackendError, DistError, DistNetworkError
 from transport.runtime import Membership
 
 BACKLOG_CALLS = 4096
@@ -165,6 +166,12 @@ class Agent:
         """
         if self.closed:
             raise DistBackendError("RPC was shut down on this worker")
+        gradients = self.carriers.gradients
+        if gradients is not None:
+            again = partial(self.call, to, func, timeout=timeout, kept=kept, what=what)
+            replaced = gradients.replace(again, args, kwargs, creates)
+            if replaced is not None:
+                return replaced
         seconds = self.timeout if timeout is None else timeout
         call = Outgoing(self, number or self.numbers.next(), to, func, seconds, kept, what)
         self._last_number = call.number
@@ -178,10 +185,14 @@ class Agent:
         if sent is not None:
             call.sent = sent
         flags = CREATES if creates else 0
-        if to == self.rank:
-            self._call_here(call, payload, flags)
-        else:
-            self._send_request(call, payload, flags)
+        try:
+            if to == self.rank:
+                self._call_here(call, payload, flags)
+            else:
+                self._send_request(call, payload, flags)
+        except BaseException as error:
+            call.record.end(f"{type(error).__name__}: {error}")
+            raise
         return call
 
     def _call_here(self, call: Outgoing, payload: Payload, flags: int) -> None:
@@ -196,7 +207,7 @@ class Agent:
         again = False
         while True:
             try:
-                connection = self.peers.connection(call.to, call.seconds, call.what)
+                connection = self.peers.connection(call.to, call.seconds, call)
             except RpcTimeoutError as error:
                 call.end(None, error)
                 return
@@ -249,6 +260,11 @@ class Agent:
         self._acting.add(me)
         try:
             self._act_on(connection, frames)
+        except (DistError, OSError):
+            raise
+        except Exception as error:
+            text = f"{self.who(connection.peer)} sent what cannot be understood: {error!r}"
+            raise DistNetworkError(text) from error
         finally:
             self._acting.discard(me)
         if connection.outgoing:
@@ -290,15 +306,17 @@ class Agent:
     def _on_reply(self, connection: Connection, frame: Frame) -> None:
         connection.lent.pop(frame.call, None)
         call = connection.calls.pop(frame.call, None)
-        try:
-            buffers = connection.fetch(frame)
-        except OSError:
-            if call is not None:  # it ends as all that are pending on this connection
-                connection.calls[frame.call] = call
-            raise
-        if any(buffer.memory is None for buffer in frame.buffers):
-            with suppress(OSError):
-                connection.send(Kind.TAKEN, frame.call)
+        buffers = ()
+        if frame.buffers:
+            try:
+                buffers = connection.fetch(frame)
+            except OSError:
+                if call is not None:  # it ends as all that are pending on this connection
+                    connection.calls[frame.call] = call
+                raise
+            if any(buffer.memory is None for buffer in frame.buffers):
+                with suppress(OSError):
+                    connection.send(Kind.TAKEN, frame.call)
         self._settle(call, frame.kind, frame.data, buffers)
 
     def on_local_reply(
@@ -430,6 +448,8 @@ class Agent:
         why = f"its caller, {self.who(rank)}, {how}"
         self.server.cancel_all(lambda serving: serving.key[0] == rank, why)
         self.holdings.bury(rank, how, self.who(rank))
+        if self.carriers.gradients is not None:
+            self.carriers.gradients.lose(rank)
 
     def close(self, flush: float = 0.0) -> None:
         """End this worker's part, at once; calls under way fail. Idempotent."""
@@ -449,6 +469,13 @@ class Agent:
         self.threads.close()
         if self.world.rpc is self:
             self.world.rpc = None
+
+
+def find_agent() -> Agent | None:
+    """Return the agent of the calling thread's World, if there is one."""
+    world = find_world()
+    agent = None if world is None else world.rpc
+    return agent if isinstance(agent, Agent) else None
 
 
 def current_agent() -> Agent:

@@ -11,8 +11,8 @@ from meshlib.calls.work import Future
 from meshlib.job.current import current_world, find_world
 from meshlib.job.init import destroy_process_group, init_process_group
 from meshlib.job.world import World
-from meshlib.rpc.agent import Agent, WorkerInfo, current_agent
-from meshlib.rpc.carriers import Carrier
+from meshlib.rpc.agent import Agent, WorkerInfo, current_agent, find_agent
+from meshlib.rpc.carriers import Carrier, Differentiating
 from meshlib.rpc.errors import WorkerLostError
 from meshlib.rpc.references.rref import RRef, create
 from transport.checks import to_whole_number
@@ -311,3 +311,24 @@ def add_carrier(name: str, carrier: Carrier) -> None:
     name that there is.
     """
     current_agent().carriers.add(name, carrier)
+
+
+def pickled_for() -> int | None:
+    """Return the rank of the worker for which the calling thread pickles a call's arguments or
+    result, None if it does not: for the ``__reduce__`` of what only means something there.
+    """
+    agent = find_agent()
+    return None if agent is None else agent.holdings.pickled_for
+
+
+def differentiate(make: Callable[[], Differentiating]) -> Differentiating:
+    """Return this worker's keeper of gradients, which goes with all calls: ``make()``, where there
+    is none yet. See ``parallel.rpc.dist_autograd``, which is the one.
+
+    Raises RuntimeError where RPC is not initialised.
+    """
+    agent = current_agent()
+    found = agent.carriers.differentiate(make)
+    for rank in list(agent.peers.lost):
+        found.lose(rank)
+    return found

@@ -133,11 +133,13 @@ class Outgoing(RpcFuture):
         self.kept = None
         if self.record is not None and not self.record.ended:
             self.record.end(None if error is None else f"{type(error).__name__}: {error}")
-        with suppress(RuntimeError):
+        try:
             if error is not None:
                 self.set_exception(error)
             else:
                 self.set_result(value)
+        except RuntimeError:  # there is one
+            pass
 
 
 def name_of(func: object) -> str:

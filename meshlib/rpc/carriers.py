@@ -6,10 +6,15 @@ a span of a tracer) goes with each of them without the program's doing.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, Protocol
 
+from meshlib.calls.work import Future
+
+GRADIENTS = "gradients"
+"""The name of the carrier of gradients."""
 Back = Callable[[], Any]
 """Called in the callee's thread once the function has returned, with its result on the way: returns
 what goes back, which is pickled; None: nothing.
@@ -41,20 +46,67 @@ class Carrier(Protocol):
         ...
 
 
+class Differentiating(Carrier, Protocol):
+    """A carrier that knows of gradients: what calls, RRefs and news of ends ask it beside."""
+
+    def replace(
+        self,
+        call: Callable[[tuple[Any, ...], dict[str, Any]], Future[Any]],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        creates: bool,
+    ) -> Any:
+        """Return the call that is made in place of ``call(args, kwargs)``, None: that one itself.
+
+        The arguments are those of the program, not pickled yet; with ``creates``, the value is to
+        stay there. What is returned has ``Future``'s methods, and a ``connection`` of None.
+        """
+        ...
+
+    def backward(self, context_id: int, value: object, retain_graph: bool) -> None:
+        """Compute gradients from ``value``, an object of this worker (``RRef.backward``)."""
+        ...
+
+    def answering(self, sent: Any) -> AbstractContextManager[None]:
+        """Return the block in which the result is pickled of a call that took ``sent`` along."""
+        ...
+
+    def current(self) -> int | None:
+        """Return the context of the calling thread, None if it has none."""
+        ...
+
+    def lose(self, rank: int) -> None:
+        """Note that the worker of ``rank`` is gone. Neither waits nor raises."""
+        ...
+
+
 class Carriers:
     """The carriers of one worker, by name."""
 
     def __init__(self) -> None:
+        # Replaced as a whole: calls go through it while a carrier is added.
         self._by_name: dict[str, Carrier] = {}
+        self._adding = threading.Lock()
+        self.gradients: Differentiating | None = None
 
     def __bool__(self) -> bool:
         return bool(self._by_name)
 
     def add(self, name: str, carrier: Carrier) -> None:
         """Have every call take along what ``carrier`` sends. Raises ValueError for a name twice."""
-        if name in self._by_name:
-            raise ValueError(f"there is a carrier {name!r} already")
-        self._by_name[name] = carrier
+        with self._adding:
+            if name in self._by_name:
+                raise ValueError(f"there is a carrier {name!r} already")
+            self._by_name = {**self._by_name, name: carrier}
+
+    def differentiate(self, make: Callable[[], Differentiating]) -> Differentiating:
+        """Return the carrier of gradients; add it first, where it is not there yet."""
+        with self._adding:
+            if self.gradients is None:
+                made = make()
+                self._by_name = {**self._by_name, GRADIENTS: made}
+                self.gradients = made
+            return self.gradients
 
     def send(self, to: int) -> dict[str, Any] | None:
         """Return what a call takes along, by carrier."""
@@ -71,6 +123,12 @@ class Carriers:
             name: stack.enter_context(self._by_name[name].serve(it, caller))
             for name, it in sent.items()
         }
+
+    def answering(self, sent: dict[str, Any] | None) -> AbstractContextManager[None]:
+        """Return the block in which a call's result is pickled."""
+        if sent is None or self.gradients is None or GRADIENTS not in sent:
+            return nullcontext()
+        return self.gradients.answering(sent[GRADIENTS])
 
     def receive(self, sent: dict[str, Any], back: dict[str, Any], callee: int) -> None:
         """Give each carrier what came back."""

@@ -28,6 +28,7 @@ from transport.call import Kind as CallKind
 from transport.condition import Condition
 from transport.deadline import Deadline
 from transport.errors import (
+    AuthenticationError,
     CommunicatorAbortedError,
     CommunicatorTimeoutError,
     DistError,
@@ -102,11 +103,11 @@ class Peers:
 
     # ------------------------------------------------------------------ connections
 
-    def connection(self, rank: int, seconds: float, what: str = "") -> Connection:
+    def connection(self, rank: int, seconds: float, call: Outgoing | None = None) -> Connection:
         """Return the connection for calls to ``rank``, made within ``seconds`` if there is none.
 
-        It goes on being made when one call, of ``what``, waits for it no longer. 0 seconds stand
-        for the World's deadline. Raises ``WorkerLostError`` if the worker is gone,
+        It goes on being made when ``call``, whom it is for, waits for it no longer. 0 seconds
+        stand for the World's deadline. Raises ``WorkerLostError`` if the worker is gone,
         ``DistNetworkError`` if it cannot be reached, ``RpcTimeoutError`` past ``seconds``.
         """
         peer = self._peers[rank]
@@ -131,7 +132,7 @@ class Peers:
                     return connection
                 if deadline.expired:
                     who = self._agent.who(rank)
-                    whose = f"{what} on {who}" if what else f"a call to {who}"
+                    whose = f"a call to {who}" if call is None else f"{call.what} on {who}"
                     text = f"{whose} passed its deadline of {deadline.seconds:g} s: {said}"
                     raise RpcTimeoutError(text)
 
@@ -177,6 +178,8 @@ class Peers:
             self._await_news(rank)
             self.lose(rank, f"is gone: {error}")
             raise self.lost_error(rank) from error
+        except AuthenticationError as error:
+            raise AuthenticationError(f"{who} is not talked to: {error}") from error
         connection = Connection(sock, rank, True, self._owner)
         try:
             with self._changed.lock:

@@ -41,6 +41,7 @@ class Serving:
         "key",
         "nbytes",
         "parent",
+        "sent",
         "thread",
         "waits_for",
         "waits_since",
@@ -53,6 +54,8 @@ class Serving:
         """The call whose function made this one."""
         self.connection: Connection | None = connection
         self.func: object = None
+        self.sent: dict[str, Any] | None = None
+        """What it brought along, by carrier."""
         self.thread: int | None = None
         self.came: float = time.monotonic()
         self.begun: float = self.came
@@ -146,7 +149,7 @@ class Server:
         buffers = _memories(frame) if connection is None else connection.fetch(frame)
         func, args, kwargs, sent, parent = load(frame.data, buffers)
         del frame, buffers
-        serving.func, serving.parent = func, parent
+        serving.func, serving.parent, serving.sent = func, parent, sent
         if serving.cancelled is not None:
             raise RemoteError(f"the call was not begun: {serving.cancelled}")
         if sent is None:
@@ -189,7 +192,8 @@ class Server:
             _settle(made.value, result, None)
             result = None
         brought = {name: it for name, back in (backs or {}).items() if (it := back()) is not None}
-        payload = self._agent.holdings.dump((result, brought or None), serving.key[0])
+        with self._agent.carriers.answering(serving.sent):
+            payload = self._agent.holdings.dump((result, brought or None), serving.key[0])
         self._send(serving, Kind.REPLY, payload, None)
 
     def _fail(self, serving: Serving, error: BaseException) -> None:
@@ -216,8 +220,10 @@ class Server:
             buffers = [memoryview(bytearray(buffer)) for buffer in payload.buffers]
             self._agent.on_local_reply(kind, number, payload.data, buffers)
             return
-        # Whoever waits for the reply runs at once if this thread sleeps at once.
-        self._agent.threads.end_waiting()
+        threads = self._agent.threads
+        if not threads.may_stay(connection):
+            # Whoever waits for the reply runs at once if this thread sleeps at once.
+            threads.end_waiting()
         with suppress(OSError):  # the caller is gone, and has been told, or cannot be
             connection.send(kind, number, payload)
 

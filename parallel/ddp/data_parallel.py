@@ -13,7 +13,7 @@ from parallel.ddp.buckets import FIRST_BUCKET_BYTES, MIB, cap_in_bytes
 from parallel.ddp.comm_hooks import CommHook, allreduce_hook, compress_wrapper
 from parallel.ddp.precision import MixedPrecision
 from parallel.ddp.reducer import WHAT_TO_DO, Reducer, ReducerOptions
-from parallel.ddp.replicas import broadcast_coalesced, check_same_model
+from parallel.ddp.replicas import broadcast_coalesced, check_same_model, told_to_all
 from parallel.ddp.statistics import PassStatistics
 from parallel.ddp.uneven import Phase, WrapperHook
 from parallel.groups import Ranks, resolve, same_dims
@@ -86,25 +86,27 @@ class DistributedDataParallel(Module, Joinable):
         mixed_precision: MixedPrecision | None = None,
     ) -> None:
         super().__init__()
-        if not isinstance(module, Module):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(
-                f"module must be a parallel.nn.Module, got {describe(module)}; a pytree of JAX"
-                " arrays is wrapped by parallel.jax.DistributedDataParallel"
-            )
-        cap = cap_in_bytes(bucket_cap_mb)
-        if not isinstance(mixed_precision, MixedPrecision | None):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(
-                "mixed_precision must be a MixedPrecision, such as MixedPrecision('float16'), got "
-                f"{mixed_precision!r}"
-            )
-        self._precision = mixed_precision or MixedPrecision()
-        named = list(module.named_parameters())
-        if not any(parameter.requires_grad for _, parameter in named):
-            raise RuntimeError("the module has no parameter that requires a gradient")
+        self.process_group: ProcessGroup = resolve(process_group, "process_group")
+        with told_to_all(self.process_group if init_sync else None):
+            if not isinstance(module, Module):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise TypeError(
+                    f"module must be a parallel.nn.Module, got {describe(module)}; a pytree of JAX"
+                    " arrays is wrapped by parallel.jax.DistributedDataParallel"
+                )
+            cap = cap_in_bytes(bucket_cap_mb)
+            if not isinstance(mixed_precision, MixedPrecision | None):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise TypeError(
+                    "mixed_precision must be a MixedPrecision, such as MixedPrecision('float16'),"
+                    f" got {mixed_precision!r}"
+                )
+            precision = mixed_precision or MixedPrecision()
+            named = list(module.named_parameters())
+            if not any(parameter.requires_grad for _, parameter in named):
+                raise RuntimeError("the module has no parameter that requires a gradient")
+        self._precision = precision
         self.module = module
         self.training: bool = module.training
         self._ranks = process_group
-        self.process_group: ProcessGroup = resolve(process_group, "process_group")
         self.broadcast_buffers = broadcast_buffers
         self._sync = True
         self._custom_hook = False

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Sequence
+from contextlib import contextmanager
 
 from meshlib import ProcessGroup, ReduceOp, error_feedback
 from parallel.arrays import Array, namespace, placement
@@ -20,8 +21,28 @@ def check_same_model(module: Module, group: ProcessGroup, **options: object) -> 
     check_same([*describe_options(**options), *describe(module)], group)
 
 
-def check_same(own: Sequence[str] | TypeError | ValueError, group: ProcessGroup) -> None:
-    """Raise ValueError, on every rank, when a rank's description of its model is not rank 0's.
+Wrong = TypeError | ValueError | RuntimeError
+"""What is raised for arguments."""
+
+_KINDS = (TypeError, ValueError, RuntimeError)
+
+
+@contextmanager
+def told_to_all(group: ProcessGroup | None) -> Generator[None]:
+    """Raise on all members what a rank raises in here for its arguments.
+
+    The others have to call ``check_same`` next. None: nobody is told.
+    """
+    try:
+        yield
+    except _KINDS as error:
+        if group is not None:
+            check_same(error, group)
+        raise
+
+
+def check_same(own: Sequence[str] | Wrong, group: ProcessGroup, what: str = "the model") -> None:
+    """Raise ValueError, on every rank, when a rank's description of ``what`` is not rank 0's.
 
     A rank that has none, as something is wrong with its arguments, gives the error: all raise it.
     """
@@ -33,18 +54,18 @@ def check_same(own: Sequence[str] | TypeError | ValueError, group: ProcessGroup)
         told = str(own)
     elif reference[0] is not None:
         told = first_difference(own, reference[0])
-    answers: list[tuple[bool | None, str | None]] = [(None, None)] * group.size()
-    is_type = isinstance(own, TypeError) if isinstance(own, Exception) else None
-    group.all_gather_object(answers, (is_type, told))
+    answers: list[tuple[type[Wrong] | None, str | None]] = [(None, None)] * group.size()
+    kinds = (kind for kind in _KINDS if isinstance(own, kind))
+    group.all_gather_object(answers, (next(kinds, None), told))
     if isinstance(own, Exception):
         raise own
-    for rank, (is_type, text) in enumerate(answers):
-        if is_type is not None:
-            raise (TypeError if is_type else ValueError)(f"rank {rank} of {group}: {text}")
+    for rank, (kind, text) in enumerate(answers):
+        if kind is not None:
+            raise kind(f"rank {rank} of {group}: {text}")
     differences = [text for _, text in answers]
     rows = [f"  rank {rank}: {text}" for rank, text in enumerate(differences) if text]
     if rows:
-        raise ValueError(f"the model is not the same on all ranks of {group}:\n" + "\n".join(rows))
+        raise ValueError(f"{what} is not the same on all ranks of {group}:\n" + "\n".join(rows))
 
 
 def describe(module: Module) -> list[str]:

@@ -40,6 +40,28 @@ class Share:
         yield from np.array_split(self.samples, pieces)
 
 
+@dataclass(frozen=True, slots=True)
+class _Ahead:
+    """The samples of one rank's shares of some steps, the first of which begins at ``cursor``."""
+
+    place: int
+    ranks: int
+    cursor: int
+    batch: int
+    samples: list[Positions]
+
+    def at(self, cursor: int, place: int, ranks: int) -> Positions | None:
+        """Return those of the step that begins at ``cursor``, None if that is not among them."""
+        step, rest = divmod(cursor - self.cursor, self.batch)
+        if (place, ranks, rest) != (self.place, self.ranks, 0) or not 0 <= step < len(self.samples):
+            return None
+        return self.samples[step].copy()
+
+
+_AHEAD = 1024
+"""So many samples are looked up at once, where a share has fewer: that takes little longer."""
+
+
 class ElasticBatches:
     """Cuts an endless order of samples into the batches of steps, and those into ranks' shares.
 
@@ -78,6 +100,7 @@ class ElasticBatches:
         self.policy: Policy = policy
         self.shuffle = shuffle
         self.seed: int = to_whole_number(seed, "seed")
+        self._ahead: _Ahead | None = None
 
     def batch(self, ranks: int) -> int:
         """Return the samples of a step with so many ``ranks`` that read data of their own."""
@@ -89,9 +112,18 @@ class ElasticBatches:
         ``full`` is the number of ranks of a full mesh.
         """
         batch = self.batch(ranks)
-        begin, end = (cursor + batch * i // ranks for i in (place, place + 1))
+        begin, end = (batch * i // ranks for i in (place, place + 1))
+        ahead = self._ahead
+        samples = None if ahead is None else ahead.at(cursor, place, ranks)
+        if samples is None:
+            count = max(1, min(_AHEAD // max(1, end - begin), self.length // batch))
+            steps = cursor + batch * np.arange(count)
+            found = self.at((steps[:, None] + np.arange(begin, end)).ravel())
+            rows = list(found.reshape(len(steps), end - begin))
+            self._ahead = _Ahead(place, ranks, cursor, batch, rows)
+            samples = rows[0].copy()
         return Share(
-            samples=self.at(np.arange(begin, end)),
+            samples=samples,
             batch=batch,
             weight=(end - begin) * ranks / batch,
             scale=batch / self.batch(full),

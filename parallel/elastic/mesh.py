@@ -115,6 +115,8 @@ class ElasticMesh:
         self._change_due = False
         self._fruitless = 0
         self._over = False
+        self._readers = 0, 1
+        """This rank's place among those that read data of their own, and their number."""
 
     # ------------------------------------------------------------------ asked
 
@@ -214,32 +216,29 @@ class ElasticMesh:
         return True
 
     def _vote(self, step: Step) -> None:
-        """One small message: whether all have come to the end of the step, and nobody waits."""
+        """One small message: all have come to the end of the step, and whether nobody waits."""
         assert self._votes is not None
         quiet = not self._has_candidates()
         step.voted = self._batch() or 1
-        ballot = np.array([1, quiet], np.int8)
+        ballot = np.array([quiet], np.int32)  # a dtype that the compiled core folds
         self._votes.all_reduce(ballot, ReduceOp.MIN, timeout=self._timeout)
         self._commit(step)
-        self._change_due = not ballot[1]
+        self._change_due = not ballot[0]
 
     def _commit(self, step: Step) -> None:
         self.committed += 1
         self.cursor += self._batch()
         self._fruitless = 0
+        self._world.recorder.steps.mark(time.monotonic(), self.committed)
         step.commit()
 
     def _batch(self) -> int:
-        return (
-            0 if self._batches is None else self._batches.batch(self._mesh[self._data_dims].size())
-        )
+        return 0 if self._batches is None else self._batches.batch(self._readers[1])
 
     def _share(self) -> Any:
         if self._batches is None:
             return None
-        readers = self._mesh[self._data_dims]
-        place = readers.process_group.rank()
-        return self._batches.share(self.cursor, place, readers.size(), self._full_readers)
+        return self._batches.share(self.cursor, *self._readers, self._full_readers)
 
     def _enough(self, until: Until) -> bool:
         if until is None:
@@ -353,6 +352,8 @@ class ElasticMesh:
             world.membership.epoch.members, timeout=self._timeout, desc="votes", sort=False
         )
         self._interrupter = Interrupter(world, self._votes)
+        readers = self._mesh[self._data_dims]
+        self._readers = readers.process_group.rank(), readers.size()
         self._managed.move_to(self._mesh)
 
     def _begin(self, change: Change, choice: Choice) -> None:

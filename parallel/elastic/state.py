@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from meshlib import DeviceMesh
 from meshlib.sharding import DArray, Sharding
@@ -67,6 +68,21 @@ class ManagedState:
         }
         return _mapped(told, lambda leaf: _leaf_of(leaf, arrays)), arrays
 
+    def room_for(self, tree: Mapping[str, Any]) -> list[npt.NDArray[Any]]:
+        """Return an array of NumPy for each leaf of a ``tree`` that another rank has taken apart.
+
+        Where this rank has an array of the same shape and dtype in its place, it is that one: what
+        is written to it is there, and needs no memory of its own.
+        """
+        own = {
+            name: value.state_dict() if _has_state_dict(value) else value
+            for name, value in self._state.items()
+            if name in tree
+        }
+        room: list[npt.NDArray[Any]] = []
+        _make_room(tree, own, room)
+        return room
+
     def put_together(self, tree: Mapping[str, Any], arrays: list[Any]) -> None:
         """Take over what another rank has taken apart; ``arrays`` are NumPy's."""
         left = iter(arrays)
@@ -76,22 +92,30 @@ class ManagedState:
             if _has_state_dict(own):
                 cast(Any, own).load_state_dict(value)
             elif isinstance(own, np.ndarray) and _fits(own, value):
-                own[...] = value
+                if own is not value:
+                    own[...] = value
             else:
                 self._state[name] = value
 
 
-def leaves_of(tree: Any) -> list[Leaf]:
-    """Return the leaves of a tree that was taken apart, in the order of its arrays."""
-    found: list[Leaf] = []
-
-    def note(leaf: Any) -> Any:
-        if isinstance(leaf, Leaf):
-            found.append(leaf)
-        return leaf
-
-    _mapped(tree, note)
-    return found
+def _make_room(tree: Any, own: Any, room: list[npt.NDArray[Any]]) -> None:
+    """Walk through ``tree`` as ``_mapped`` does, and through ``own`` as far as it is alike."""
+    if isinstance(tree, Mapping):
+        for key, value in cast(Any, tree).items():
+            _make_room(value, own.get(key) if isinstance(own, Mapping) else None, room)
+    elif isinstance(tree, (list, tuple)):
+        alike = isinstance(own, (list, tuple)) and len(own) == len(cast(Any, tree))
+        for i, value in enumerate(cast(Any, tree)):
+            _make_room(value, cast(Any, own)[i] if alike else None, room)
+    elif isinstance(tree, Leaf):
+        here = own.local if isinstance(own, DArray) else own
+        usable = (
+            isinstance(here, np.ndarray)
+            and (here.shape, here.dtype) == (tree.shape, tree.dtype)
+            and here.flags.writeable
+            and here.flags.c_contiguous
+        )
+        room.append(cast(Any, here) if usable else np.empty(tree.shape, tree.dtype))
 
 
 def _has_state_dict(value: Any) -> bool:
@@ -99,7 +123,8 @@ def _has_state_dict(value: Any) -> bool:
 
 
 def _fits(own: Any, value: Any) -> bool:
-    return isinstance(value, np.ndarray) and own.shape == value.shape and own.dtype == value.dtype
+    alike = isinstance(value, np.ndarray) and own.shape == value.shape
+    return alike and own.dtype == value.dtype and own.flags.writeable
 
 
 def _mapped(tree: Any, change: Callable[[Any], Any]) -> Any:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from meshlib import DistBackendError, ProcessGroup
-from parallel.elastic.state import ManagedState, leaves_of
+from parallel.elastic.state import ManagedState
 
 _PIECE_BYTES = 8 << 20
 _DIGEST_BYTES = 32
@@ -53,7 +53,7 @@ def _receive(
     told: list[Any] = [None]
     group.recv_object_list(told, group_src=holders[0])
     (tree,) = told
-    arrays = [np.empty(leaf.shape, leaf.dtype) for leaf in leaves_of(tree)]
+    arrays = state.room_for(tree)
     shares = _shares(arrays, len(holders))
     readers = [
         _Reader(lambda place=place, share=share: _take(group, place, share, compress))

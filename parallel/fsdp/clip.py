@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 
 from meshlib import ProcessGroup, ReduceOp
 from parallel.arrays import Array, namespace
 from parallel.checks import check_instance, check_nonnegative, describe
+from parallel.ddp.replicas import check_same, describe_options
 from parallel.groups import Ranks, resolve
 from parallel.nn.parameter import Parameter
 
@@ -43,25 +45,40 @@ def clip_grad_norm_(
 
     Raises:
         TypeError: for what is no parameter or number.
-        ValueError: for a negative ``max_norm``, a ``norm_type`` that is not positive.
+        ValueError: for a negative ``max_norm``, a ``norm_type`` that is not positive. These, and
+            ValueError for options that differ, on all ranks that have parts of the same parameters.
         RuntimeError: see ``error_if_nonfinite``.
     """
-    listed = [parameters] if isinstance(parameters, Parameter) else list(parameters)
-    for i, parameter in enumerate(listed):
-        check_instance(parameter, Parameter, f"parameters[{i}]", "model.parameters()")
-    check_nonnegative(max_norm=max_norm, norm_type=norm_type)
-    if not norm_type > 0:
-        raise ValueError(f"norm_type must be positive, got {describe(norm_type)}")
+    wrong, listed, asked = None, [], []
+    try:
+        listed = [parameters] if isinstance(parameters, Parameter) else list(parameters)
+        for i, parameter in enumerate(listed):
+            check_instance(parameter, Parameter, f"parameters[{i}]", "model.parameters()")
+        check_nonnegative(max_norm=max_norm, norm_type=norm_type)
+        if not norm_type > 0:
+            raise ValueError(f"norm_type must be positive, got {describe(norm_type)}")
+        asked = describe_options(
+            max_norm=float(max_norm),
+            norm_type=float(norm_type),
+            error_if_nonfinite=bool(error_if_nonfinite),
+        )
+    except (TypeError, ValueError) as error:  # raised below, where the others come to know of it
+        wrong = error
     op = ReduceOp.MAX if norm_type == math.inf else ReduceOp.SUM
+    agreed = _Agreed(wrong or asked, op)
     sums: dict[ProcessGroup | None, float] = {}
     for parameter in listed:
-        ranks = _split_over(parameter)
-        sums[ranks] = _joined(op, sums.get(ranks, 0.0), _powers(parameter.grad, float(norm_type)))
+        if isinstance(parameter, Parameter):  # pyright: ignore[reportUnnecessaryIsInstance]
+            ranks = _split_over(parameter)
+            own = 0.0 if wrong is not None else _powers(parameter.grad, float(norm_type))
+            sums[ranks] = _joined(op, sums.get(ranks, 0.0), own)
     total = 0.0
     for ranks, own in sums.items():
-        total = _joined(op, total, own if ranks is None else _reduced(own, op, ranks))
+        total = _joined(op, total, own if ranks is None else agreed.reduced(own, ranks))
     if mesh is not None:
-        total = _reduced(total, op, resolve(mesh, "mesh"))
+        total = agreed.reduced(total, resolve(mesh, "mesh"))
+    if wrong is not None:
+        raise wrong
     norm = total if norm_type == math.inf else total ** (1 / norm_type)
     if error_if_nonfinite and not math.isfinite(norm):
         raise RuntimeError(f"the norm of the gradients is {norm}; expected a finite one")
@@ -104,5 +121,30 @@ def _joined(op: ReduceOp, a: float, b: float) -> float:
     return float(np.maximum(a, b)) if op is ReduceOp.MAX else a + b
 
 
-def _reduced(value: float, op: ReduceOp, group: ProcessGroup) -> float:
-    return value if group.size() == 1 else float(group.all_reduce(np.array([value]), op)[0])
+class _Agreed:
+    """Reduces numbers, and finds out in the same call whether all ranks were asked for the same.
+
+    ``asked`` are a line for each option, or what is wrong with this rank's arguments.
+    """
+
+    def __init__(self, asked: Sequence[str] | TypeError | ValueError, op: ReduceOp) -> None:
+        self._asked, self._op = asked, op
+        # Small enough for the sum of its squares to be exact; 0: something is wrong.
+        self._mark = 0 if isinstance(asked, Exception) else crc32(repr(asked).encode()) % 0xFFFF + 1
+
+    def reduced(self, value: float, group: ProcessGroup) -> float:
+        """Return ``value``, reduced over the group.
+
+        Raises on all its ranks what is wrong with the arguments of one, and ValueError where they
+        differ.
+        """
+        size, mark = group.size(), self._mark
+        if size == 1:
+            return value
+        other = -mark if self._op is ReduceOp.MAX else mark * mark
+        numbers = group.all_reduce(np.array([value, mark, other], np.float64), self._op).tolist()
+        marks, others = int(numbers[1]), int(numbers[2])
+        same = marks == -others if self._op is ReduceOp.MAX else marks * marks == others * size
+        if not same:
+            check_same(self._asked, group, "what clip_grad_norm_ was asked for")
+        return numbers[0]

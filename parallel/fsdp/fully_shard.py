@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 
 from meshlib import DeviceMesh
 from parallel.checks import check_instance, describe
-from parallel.ddp.replicas import check_same, describe_options
+from parallel.ddp.replicas import check_same, describe_options, told_to_all
 from parallel.fsdp.group import ParameterGroup
 from parallel.fsdp.module import FSDPModule
 from parallel.fsdp.policy import MixedPrecisionPolicy
@@ -75,7 +75,7 @@ def fully_shard(
     """
     where = _check_mesh(mesh)
     shards = mesh.shape[-1]
-    try:
+    with told_to_all(mesh.process_group):
         _check_module(module, where)
         policy = _check_policy(mp_policy, where)
         resharding = _check_resharding(reshard_after_forward, shards, where)
@@ -83,9 +83,6 @@ def fully_shard(
         for i, parameter in enumerate(ignored):
             check_instance(parameter, Parameter, f"{where}: ignored_params[{i}]", "layer.weight")
         own, borrowed = _managed(module, where, set(ignored))
-    except (TypeError, ValueError) as error:
-        check_same(error, mesh.process_group)  # raises it here, and on the others
-        raise
     check_same(
         [
             *describe_options(reshard_after_forward=resharding, mp_policy=policy),

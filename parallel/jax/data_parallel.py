@@ -17,6 +17,7 @@ from meshlib.jit import host_call, untransformed
 from parallel.ddp.buckets import FIRST_BUCKET_BYTES, cap_in_bytes
 from parallel.ddp.comm_hooks import CommHook
 from parallel.ddp.reducer import ReducerOptions
+from parallel.ddp.replicas import told_to_all
 from parallel.ddp.statistics import PassStatistics
 from parallel.groups import Ranks, resolve, same_dims
 from parallel.jax.gradients import GradientExchange, XlaReducer
@@ -71,17 +72,18 @@ class DistributedDataParallel:
         bucket_cap_mb: float = 25.0,
         init_sync: bool = True,
     ) -> None:
-        cap = self._cap = cap_in_bytes(bucket_cap_mb)
         group = resolve(process_group, "process_group")
-        self._tree = TreeOfParameters.of(params)
+        with told_to_all(group if init_sync else None):
+            cap = self._cap = cap_in_bytes(bucket_cap_mb)
+            self._tree = TreeOfParameters.of(params)
+            named = list(self._tree.trained().items())
+            if not named:
+                raise ValueError(
+                    "params has no leaf that is an array of floating point numbers; expected a"
+                    f" pytree of parameters (or a Module), got {type(params).__qualname__}"
+                )
         if init_sync:
             check_same_tree(self._tree, group, bucket_cap_mb=float(bucket_cap_mb))
-        named = list(self._tree.trained().items())
-        if not named:
-            raise ValueError(
-                "params has no leaf that is an array of floating point numbers; expected a pytree "
-                f"of parameters (or a Module), got {type(params).__qualname__}"
-            )
         self._specs = [spec for _, spec in named]
         self.process_group: ProcessGroup = _own_group(group)
         self._ranks = process_group

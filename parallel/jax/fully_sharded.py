@@ -13,7 +13,8 @@ import numpy as np
 from meshlib import DeviceMesh, ReduceOp, jit
 from meshlib.jit import untransformed
 from meshlib.sharding import DArray, Sharding
-from parallel.checks import describe
+from parallel.checks import check_instance, describe
+from parallel.ddp.replicas import told_to_all
 from parallel.fsdp.layout import rows_of
 from parallel.jax.program import Program, backward_begins
 from parallel.jax.trees import TreeOfParameters, check_same_tree
@@ -51,12 +52,13 @@ class FullyShardedDataParallel:
             over the first and sharded over the second.
         keep_gathered: gather each parameter once a step, and keep it from forward to backward:
             fewer bytes on the wire, and all of the parameters in memory (about stage 2).
-        init_sync: compare the ranks' trees (paths, shapes, dtypes).
+        init_sync: compare the ranks' trees (paths, shapes, dtypes). Without it nothing is raised on
+            every rank.
 
     Raises:
-        TypeError: for what is no mesh.
-        ValueError: for a mesh of more dims or without this rank, a tree without floating point
-            arrays; and, on every rank, when the ranks' trees differ, naming the first leaf.
+        TypeError: for what is no mesh; on every rank, for a ``keep_gathered`` that is no bool.
+        ValueError: for a mesh of more dims or without this rank; on every rank, for a tree without
+            floating point arrays, and when the ranks' trees differ, naming the first leaf.
     """
 
     params: Tree
@@ -84,18 +86,23 @@ class FullyShardedDataParallel:
             raise ValueError(
                 f"{where}: mesh: this rank is not in {mesh}; expected one of its ranks"
             )
+        with told_to_all(mesh.process_group if init_sync else None):
+            check_instance(keep_gathered, bool, f"{where}: keep_gathered")
+            self._whole = TreeOfParameters.of(params)
+            self._specs = list(self._whole.trained().values())
+            if not self._specs:
+                raise ValueError(
+                    f"{where}: params has no array of floating point numbers to train; expected a"
+                    f" pytree of parameters, got {type(params).__qualname__}"
+                )
+        if init_sync:
+            check_same_tree(self._whole, mesh.process_group, keep_gathered=keep_gathered)
         self.mesh = mesh
         self.keep_gathered = keep_gathered
         self._sync = True
         self._shards = mesh[mesh.ndim - 1]
         self._size = self._shards.size()
         self._place = self._shards.get_local_rank()
-        self._whole = TreeOfParameters.of(params)
-        if init_sync:
-            check_same_tree(self._whole, mesh.process_group, keep_gathered=keep_gathered)
-        self._specs = list(self._whole.trained().values())
-        if not self._specs:
-            raise ValueError(f"{where}: params has no array of floating point numbers to train")
         self._others = len(self._whole.split(params)[1])
         self.params = self.shard(params)
         self._parts = TreeOfParameters.of(self.params)

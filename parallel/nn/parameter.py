@@ -290,6 +290,11 @@ class Parameter:
                 self.grad = home
         self._home = home
 
+    @property
+    def grad_home(self) -> Array | None:
+        """Where gradients live (``set_grad_home``), None: in arrays of their own."""
+        return self._home
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradient, or fill it with zeros in place."""
         if set_to_none:

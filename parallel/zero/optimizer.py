@@ -10,7 +10,7 @@ import numpy as np
 from meshlib import ProcessGroup
 from meshlib.sharding import Sharding
 from parallel.checks import describe
-from parallel.ddp.replicas import check_same
+from parallel.ddp.replicas import check_same, told_to_all
 from parallel.groups import Ranks, resolve
 from parallel.join.context import Join
 from parallel.join.joinable import Joinable, JoinHook
@@ -62,11 +62,6 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         parameters_as_bucket_view: bool = False,
         **defaults: Any,
     ) -> None:
-        if not callable(optimizer_class):
-            raise TypeError(
-                "optimizer_class must make an optimizer when called, such as optim.AdamW, got "
-                f"{describe(optimizer_class)}"
-            )
         self._group = resolve(process_group, "process_group")
         self._as_views = parameters_as_bucket_view
         self._keepers = Keepers(self._group, process_group, self.owner)
@@ -75,13 +70,19 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         self._shards: list[Shards] = []
         self._inner: Optimizer | None = None
         self._consolidated: dict[str, Any] | None = None
-        probe = optimizer_class([Parameter(np.zeros(0))], **defaults)
-        if not isinstance(probe, Optimizer):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(
-                "optimizer_class must make an optimizer when called, such as optim.AdamW, got "
-                f"{optimizer_class!r}, which makes {describe(probe)}"
-            )
-        super().__init__(params, probe.defaults)
+        with told_to_all(self._group):
+            if not callable(optimizer_class):
+                raise TypeError(
+                    "optimizer_class must make an optimizer when called, such as optim.AdamW, got "
+                    f"{describe(optimizer_class)}"
+                )
+            probe = optimizer_class([Parameter(np.zeros(0))], **defaults)
+            if not isinstance(probe, Optimizer):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise TypeError(
+                    "optimizer_class must make an optimizer when called, such as optim.AdamW, got "
+                    f"{optimizer_class!r}, which makes {describe(probe)}"
+                )
+            super().__init__(params, probe.defaults)
         self._own(self.param_groups)
         self._inner = optimizer_class([self._share(g) for g in self.param_groups], **defaults)
 
@@ -90,7 +91,9 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
 
         Raises as ``Optimizer`` does, and ValueError where the ranks' parameters differ.
         """
-        super().add_param_group(group)
+        inside = self._inner is None  # the constructor tells itself what is wrong
+        with told_to_all(None if inside else self._group):
+            super().add_param_group(group)
         if self._inner is not None:
             self._own(self.param_groups[-1:])
             self._inner.add_param_group(self._share(self.param_groups[-1]))

@@ -24,9 +24,12 @@ from parallel import (
     tensor_parallel,
     zero,
 )
+from parallel import rpc as parallel_rpc
+from parallel.rpc import dist_autograd
 
 PARTS = [comm_hooks, context, data_parallel, ddp, join, nn, optim, samplers, tensor_parallel, zero]
 MODULES = [meshlib, checkpoint, rpc, importlib.import_module("parallel"), *PARTS]
+MODULES += [parallel_rpc, dist_autograd]
 # A name of several packages goes by the first one.
 NAMES = {
     id(value): (f"{module.__name__}.{name}", value)
@@ -45,6 +48,7 @@ NOT_MADE_BY_USERS = {
     "meshlib.Work",
     "parallel.GradBucket",
     "parallel.nn.RemovableHandle",
+    "parallel.rpc.Recorded",
 }
 POINTER = re.compile(r"^See\b|\b(as for|as in|those of) ``\w")
 

@@ -19,11 +19,28 @@ JOIN = """
     import meshlib as dist
     from transport.native import core
 
-    dist.init_process_group("shm", timeout=20)
+    dist.init_process_group("shm", timeout=90)
     rank, size = dist.get_rank(), dist.get_world_size()
     group = dist.group.WORLD
     SUM, AVG, PRODUCT, MIN, MAX = (
         getattr(dist.ReduceOp, name) for name in ("SUM", "AVG", "PRODUCT", "MIN", "MAX")
     )
+
+    def interrupt_soon():
+        # Once this program is in a call.
+        records = group.context.recorder.records
+
+        def interrupt():
+            while not any(not record.ended for record in records()):
+                time.sleep(0.005)
+            time.sleep(0.2)
+            os.kill(os.getpid(), 2)
+
+        threading.Thread(target=interrupt, daemon=True).start()
+
+    def wait_for_news(of):
+        # Until this rank knows that the group has failed.
+        while of.await_failure(1.0) is None:
+            pass
 """
 """Joins a job in shared memory; the ranks in ``PURE`` without the core."""

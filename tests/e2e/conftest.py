@@ -89,7 +89,7 @@ class Meshrun:
                 found.append(int(name))
         return found
 
-    def wait_until_gone(self, deadline: float = 10.0) -> list[int]:
+    def wait_until_gone(self, deadline: float = 60.0) -> list[int]:
         """Return the processes that are still there after ``deadline`` seconds."""
         self.wait_for(lambda: not self.processes(), deadline)
         return self.processes()
@@ -115,7 +115,7 @@ class Meshrun:
                 continue
         for process in self._launchers:
             process.kill()
-            process.wait(10)
+            process.wait(60)
             for stream in (process.stdin, process.stdout, process.stderr):
                 if stream is not None:
                     stream.close()

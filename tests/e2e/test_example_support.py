@@ -4,6 +4,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from meshlib import DeviceMesh
@@ -32,6 +33,15 @@ def read(tmp_path, text):
     path = tmp_path / "train.toml"
     path.write_text(text)
     return SettingsFile(path).read("train", Training, ["epochs"])
+
+
+def test_the_digits_are_those_of_scikit_learn():
+    from sklearn.datasets import load_digits as theirs
+    from support.digits import load_digits
+
+    for ours, expected in zip(load_digits(), theirs(return_X_y=True), strict=True):
+        assert ours.dtype == expected.dtype
+        np.testing.assert_array_equal(ours, expected)
 
 
 def test_settings_are_read(tmp_path):

@@ -20,10 +20,8 @@ DEADLINE = 100.0
 pytestmark = pytest.mark.processes
 
 
-# Ranks that are processes need no more threads than XLA takes by itself; and a program of a few
-# steps is sooner done than optimized.
+# Ranks that are processes need no more threads than XLA takes by itself.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "NPROC"}
-ENVIRONMENT["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 
 
 def meshrun(cwd, *arguments, code=0):

@@ -41,7 +41,7 @@ FORKS = (
             refused(lambda: store.get("key"))
         dist.destroy_process_group()
         assert not dist.is_initialized()
-        assert time.monotonic() - begin < 3, time.monotonic() - begin
+        assert time.monotonic() - begin < 30, time.monotonic() - begin
 
     def fork(work):
         child = os.fork()
@@ -65,7 +65,7 @@ FORKS = (
         fork(lambda: None)
         worker = multiprocessing.get_context("fork").Process(target=in_child)
         worker.start()
-        worker.join(20)
+        worker.join(60)
         assert worker.exitcode == 0, worker.exitcode
     for group in groups:
         x = dist.all_reduce(np.ones(4), group=group)

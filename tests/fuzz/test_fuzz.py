@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from targets import TARGETS
 
+from meshlib.rpc.wire.frames import pack
 from transport.store.commands import Op
 from transport.store.tcp.wire import pack_request
 from transport.tcp.frame import PREFIX_BYTES
@@ -30,7 +31,24 @@ REQUESTS = st.builds(
     st.lists(st.binary(max_size=12), max_size=4),
 )
 FRAMES = st.binary(min_size=PREFIX_BYTES, max_size=3 * PREFIX_BYTES)
-INPUTS = st.one_of(st.binary(max_size=200), FRAMES, JSON, NUMBERED_JSON, MESHES, REQUESTS)
+CALLS = st.tuples(
+    st.integers(0, 255).map(lambda step: bytes([step])),
+    st.lists(
+        st.builds(
+            lambda kind, call, body, parts, flags: b"".join(
+                pack(kind, call, body, [*map(memoryview, parts)], [0] * len(parts), flags)
+            ),
+            st.integers(1, 8),
+            st.integers(0, 2**64 - 1),
+            st.binary(max_size=40) | st.just(bytes(70_000)),
+            st.lists(st.binary(max_size=20), max_size=3),
+            st.integers(0, 255),
+        ),
+        max_size=3,
+    ).map(b"".join),
+    st.binary(max_size=30),
+).map(b"".join)
+INPUTS = st.one_of(st.binary(max_size=200), FRAMES, JSON, NUMBERED_JSON, MESHES, REQUESTS, CALLS)
 
 
 @pytest.mark.parametrize("target", TARGETS)

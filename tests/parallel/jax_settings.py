@@ -1,4 +1,4 @@
-"""JAX's settings in tests: double precision, and programs that compile fast."""
+"""JAX's settings in tests, as double precision, for a while."""
 
 from __future__ import annotations
 

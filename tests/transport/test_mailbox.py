@@ -111,7 +111,7 @@ def test_who_slept_while_another_thread_took_in_a_loss_becomes_the_carrier(
             taken_in.set()
 
         monkeypatch.setattr(Mailbox, "_sleep", counted)
-        run_threads([receive, take_in], LONG / 2)
+        run_threads([receive, take_in], LONG)
 
     run_group(
         Transport("shm", lambda membership, _: ShmCommunicator(membership), has_links=False),
@@ -137,9 +137,12 @@ class TestABufferThatWasTakenBack:
                 incoming[0].buffer[:8] = payload[:8]
             if end == "abort":
                 mailbox.abort("the test wants it")
+            else:
+                _expire(deadline, mailbox)
+
+        deadline = Deadline.after(LONG)
 
         def receive() -> None:
-            deadline = Deadline.after(LONG if end == "abort" else 0.2)
             with pytest.raises((CommunicatorTimeoutError, CommunicatorAbortedError)):
                 mailbox.recv(Call(HEADER, deadline), buffer, 1, 0)
 
@@ -168,10 +171,15 @@ class TestABufferThatWasTakenBack:
                 while not mailbox.awaits(1):
                     time.sleep(0.001)
                 theirs.sendall(wire[: len(wire) // 2])
+                while not first.any():
+                    time.sleep(0.001)
+                _expire(deadline, mailbox)
+
+            deadline = Deadline.after(LONG)
 
             def receive() -> None:
                 with pytest.raises(CommunicatorTimeoutError):
-                    mailbox.recv(Call(header, Deadline.after(0.5)), first, src, 0)
+                    mailbox.recv(Call(header, deadline), first, src, 0)
 
             run_threads([send_half, receive])
             kept = first.copy()
@@ -182,6 +190,14 @@ class TestABufferThatWasTakenBack:
             assert np.array_equal(first, kept)
             conversation.close()
             conversation.join()
+
+
+def _expire(deadline: Deadline, mailbox: Mailbox) -> None:
+    """Have the deadline of a receive that waits pass now."""
+    deadline.at = 0.0
+    with mailbox._lock:
+        for wake in mailbox._asleep:
+            wake.notify_all()
 
 
 def _ignore(*_: object) -> None:

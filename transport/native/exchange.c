@@ -41,11 +41,35 @@ static char *kept_at(const Passage *p) {
     return own == p->in.views[p->same ? 0 : rank].buf ? NULL : own;
 }
 
+/* Parts with gaps lie side by side: a run of each in turn is the order of the memory, in which the processor
+ * foresees what is read next. */
+static void stage_by_turns(Passage *p, uint64_t lap, int slot) {
+    Board *b = p->run.board;
+    Cursor to[MOST], from[MOST];
+    uint64_t left[MOST], total = 0;
+    for (int peer = 0; peer < b->size; peer++) {
+        left[peer] = peer == b->rank ? 0 : part_of(sent_to(p, peer), p->share, lap);
+        total += left[peer];
+        to[peer] = cursor_at(block_at(b, b->rank, slot) + share_of(p, peer, b->rank), NULL, 0);
+        from[peer] = cursor_at(p->in.views[peer].buf, gaps_in(p, peer), lap * p->share);
+    }
+    Way way = way_to_stage(&p->laps->staging, total);
+    for (int peer = 0; total; peer = (peer + 1) % b->size) {
+        uint64_t part = least(left[peer], from[peer].left);
+        move_bytes(way, &to[peer], &from[peer], part);
+        left[peer] -= part;
+        total -= part;
+    }
+    if (way == stream_past) end_stream();
+}
+
 static int stage(Passage *p, uint64_t lap, uint64_t step) {
     Board *b = p->run.board;
     int slot = run_claim(&p->run, (int)lap);
     if (slot < 0) return -1;
-    for (int peer = 0; peer < b->size; peer++) {
+    int by_turns = p->gaps && !p->same && lap; /* the first one is staged as what it is learned from */
+    if (by_turns) stage_by_turns(p, lap, slot);
+    for (int peer = 0; peer < b->size && !by_turns; peer++) {
         if (p->same ? peer != b->rank : peer == b->rank) continue;
         uint64_t size = part_of(sent_to(p, peer), p->share, lap), start = lap * p->share;
         /* What all get is near now: no better time to copy it for oneself. */

@@ -114,6 +114,10 @@ static void copy_twice(Way way, char *into, Source from, size_t begin, size_t si
     }
 }
 
+Way way_to_stage(const Staging *s, size_t size) {
+    return size >= LEAST_STAGED && s->gain > WORTH_IT ? stream_past : copy_bytes;
+}
+
 void stage_bytes(Staging *s, char *into, Source from, size_t size, Also also) {
     size_t done = 0;
     if (size >= LEAST_STAGED && s->pieces++ % PIECES_PER_TRY == 0) {
@@ -121,7 +125,7 @@ void stage_bytes(Staging *s, char *into, Source from, size_t size, Also also) {
         done = 2 * TRIED_BYTES;
         if (also.into) fetch(also.way, also.into, from, 0, done);
     }
-    Way way = size >= LEAST_STAGED && s->gain > WORTH_IT ? stream_past : copy_bytes;
+    Way way = way_to_stage(s, size);
     if (also.into)
         copy_twice(way, into, from, done, size, also);
     else

@@ -38,3 +38,6 @@ typedef struct {
 
 /* Copy into a block, and elsewhere. */
 void stage_bytes(Staging *staging, char *into, Source from, size_t size, Also also);
+
+/* How so many bytes are best written into a block; after stream_past comes end_stream. */
+Way way_to_stage(const Staging *staging, size_t size);

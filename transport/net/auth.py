@@ -34,7 +34,7 @@ from transport.net.secret_file import SECRET_BYTES, find_secret
 from transport.net.sockets import recv_exact, send_all
 from transport.net.tls import TlsSocket
 
-HANDSHAKE_SECONDS = 5.0
+HANDSHAKE_SECONDS = 20.0
 """What an acceptor grants a connection that has not proved anything."""
 
 _MAGIC = b"meshlib\x00"

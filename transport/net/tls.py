@@ -201,6 +201,11 @@ class TlsSocket(ssl.SSLSocket):
 
     # Moving bytes.
 
+    def pending(self) -> int:
+        """Return how many bytes of a record are left that was received, and read in part."""
+        with self._ssl_lock:
+            return super().pending() if self.fileno() >= 0 else 0
+
     def recv(self, buflen: int = _RECORD_BYTES, flags: int = 0) -> bytes:
         size = min(buflen, _RECORD_BYTES)
         return self._retry(partial(super().recv, size), flags, self._receive_seconds)

@@ -6,6 +6,7 @@ import argparse
 import os
 import re
 import shutil
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any, Literal
 from meshlib import __version__
 from meshlib.command_line import OneLineParser, told
 from meshlib.launcher.options.launch import LaunchOptions, NodeOptions, Program
+from meshlib.launcher.options.monitor import OPTION, page_address, with_address
 from meshlib.launcher.options.nodes import ask_engine, node_options, patience_under_engine
 from meshlib.launcher.options.notes import hidden_packages, stray_options
 from meshlib.launcher.ranks.output import OutputOptions, parse_streams
@@ -36,7 +38,8 @@ def parse(argv: Sequence[str] | None = None) -> LaunchOptions:
     Ends the process with a message and exit code 2 when it makes no sense.
     """
     parser = make_parser()
-    given = parser.parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    given = parser.parse_args(with_address(parser, words))
     try:
         options = _launch_options(given)
         strays = stray_options(given, parser.get_default)
@@ -114,6 +117,16 @@ def make_parser() -> argparse.ArgumentParser:
         choices=("fork", "exec"),
         help="fork: ranks come out of one process that has imported NumPy and meshlib for them;"
         " exec: each is a Python of its own; default: fork, for a program that is alone exec",
+    )
+    _add(
+        parser,
+        OPTION,
+        nargs="?",
+        const=page_address(""),
+        type=page_address,
+        metavar="[HOST:]PORT",
+        help="serve a page on which the running job can be seen, for whoever knows the token that"
+        " is printed; default: any port of the loopback",
     )
     _add(parser, "-v", "--verbose", action="store_true", help="say what the launcher does")
     _add(parser, "--version", action="version", version=f"meshrun {__version__}")
@@ -253,6 +266,7 @@ def _launch_options(given: argparse.Namespace) -> LaunchOptions:
         nodes=nodes,
         output=_output(given, ranks),
         trace_dir=given.trace_dir,
+        monitor=given.monitor,
         max_restarts=given.max_restarts or 0,
         on_failure=_on_failure(given),
         replace=given.replace or 0,

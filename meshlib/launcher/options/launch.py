@@ -50,8 +50,9 @@ class LaunchOptions:
     were not on the command line; ``warnings`` what the user is told before anything starts.
     ``on_failure``: whether the other ranks are ended when one has failed, or go on; then so many as
     ``replace`` says are replaced, and ``spares`` are ranks beyond the job's that wait for a place.
-    ``start``: whether ranks are
-    forked from one process that has imported for them, or each begins with ``exec``.
+    ``start``: whether ranks are forked from one process that has imported for them, or each begins
+    with ``exec``. ``monitor``: the host and the port (0: any) of the job's page, if there is to be
+    one.
     """
 
     program: Program
@@ -61,6 +62,7 @@ class LaunchOptions:
     nodes: NodeOptions = field(default_factory=NodeOptions)
     output: OutputOptions = field(default_factory=OutputOptions)
     trace_dir: Path | None = None
+    monitor: tuple[str, int] | None = None
     max_restarts: int = 0
     on_failure: Literal["stop", "continue"] = "stop"
     replace: int = 0

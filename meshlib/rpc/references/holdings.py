@@ -68,6 +68,11 @@ class Holdings:
             self._tell(owner, ("grant", tuple(oid), to))
         return payload
 
+    @property
+    def pickled_for(self) -> int | None:
+        """The rank of the worker for which the calling thread pickles; None: it does not."""
+        return self._here.to
+
     def pass_on(self, owner: int, oid: ObjectId) -> int:
         """Note that a reference is being pickled; return the rank that gives it.
 

@@ -113,6 +113,31 @@ class RRef(Generic[T]):
         """Return a proxy whose methods are called on the owner, and return RRefs to the results."""
         return _RemoteProxy(self, timeout)
 
+    def backward(self, dist_autograd_ctx_id: int = -1, retain_graph: bool = False) -> None:
+        """Compute gradients from the object, the result of recorded calls, on its owner.
+
+        As ``dist_autograd.backward(context_id, [value], retain_graph)`` does there; see
+        ``parallel.rpc``. -1 is the calling thread's context. With ``retain_graph``, another pass
+        may follow.
+
+        Raises RuntimeError where there is no context, ValueError for one that there is not, what
+        making the object failed with, and what ``backward`` raises.
+        """
+        gradients = self._agent.carriers.gradients
+        current = None if gradients is None else gradients.current()
+        context_id = current if dist_autograd_ctx_id == -1 else dist_autograd_ctx_id
+        if gradients is None or context_id is None:
+            raise RuntimeError(
+                f"backward() of {self!r} was called outside of any autograd context; expected it"
+                " inside of `with dist_autograd.context()` (parallel.rpc), or with that one's id"
+            )
+        if self.is_owner():
+            gradients.backward(context_id, self.local_value(), retain_graph)
+            return
+        self._check_made()
+        sent = (self._oid, context_id, retain_graph)
+        self._agent.call(self._owner, _backward, sent, {}, kept=self, what="RRef.backward").wait()
+
     def creation(self) -> Future[Any]:
         """Return the future of the call that makes the object, done at once elsewhere."""
         if self._made is not None:
@@ -228,6 +253,15 @@ def _value_of(agent: Agent, oid: ObjectId) -> Future[Any]:
 def _fetch(oid: ObjectId) -> Later:
     """On the owner: answer with the object when it is made."""
     return Later(_value_of(current_agent(), oid))
+
+
+def _backward(oid: ObjectId, context_id: int, retain_graph: bool) -> None:
+    """On the owner: compute gradients from the object when it is made."""
+    agent = current_agent()
+    value = _value_of(agent, oid).wait()
+    if agent.carriers.gradients is None:
+        raise ValueError(f"there is no autograd context {context_id} on this worker")
+    agent.carriers.gradients.backward(context_id, value, retain_graph)
 
 
 def _invoke(oid: ObjectId, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -26,6 +26,7 @@ from meshlib.rpc.wire.threads import Threads
 from transport.condition import Condition
 from transport.deadline import Deadline
 from transport.errors import DistError
+from transport.net.tls import TlsSocket
 from transport.shm.messages.single_copy import ProcessMemory
 
 QUEUE_BYTES = 1 << 20
@@ -84,6 +85,8 @@ class Connection:
         self._reader = _NOBODY
         self._armed = self._resumed = False
         self._room = Condition()
+        # What TLS has received and nobody has read, of which the poll does not tell.
+        self._pending = sock.pending if isinstance(sock, TlsSocket) else None
         sock.settimeout(None)
         limit = _TIMEVAL.pack(0, int(WAIT_SECONDS * 1e6))
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
@@ -254,18 +257,29 @@ class Connection:
         with self._state:
             self._armed = False
             mine = self._reader != _TURN and bool(events & ~select.EPOLLOUT)
+            if not mine and self._pending is not None:
+                mine = self._reader == _POLL and self._pending() > 0
             if mine:
                 self._reader = _TURN
             elif self.fd >= 0 and self.queued and not events & select.EPOLLOUT:
                 self._arm()
-        if events & select.EPOLLOUT:
+        if events & select.EPOLLOUT and self.queued:
             self._go_on_sending()
         if not mine:
             with self._state:
                 self._arm_again()
             return
+        self._read_on(_AT_ONCE)
+
+    def stay(self) -> None:
+        """Wait for a moment for what comes next and act on it, after the request that came has run:
+        in the calling thread, whose turn it still is.
+        """
+        self._read_on(0)
+
+    def _read_on(self, flags: int) -> None:
         try:
-            goes_on = self._owner.on_frames(self, self._receive_now())
+            goes_on = self._owner.on_frames(self, self._frames.receive(self._sock, flags))
             while goes_on and self._frames.may_have_more:
                 goes_on = self._owner.on_frames(self, self._receive_now())
         except (BlockingIOError, InterruptedError):
@@ -315,6 +329,8 @@ class Connection:
         events = 0 if self._reader in (_TURN, _PAUSED) else select.EPOLLRDHUP
         if self._reader == _POLL:
             events |= select.EPOLLIN
+            if self._pending is not None and self._pending():
+                events |= select.EPOLLOUT  # which there is at once
         if self.queued:
             events |= select.EPOLLOUT
         return events

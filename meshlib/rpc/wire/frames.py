@@ -154,6 +154,8 @@ class FrameReader:
         frames: list[Frame] = []
         while (frame := self._next()) is not None:
             frames.append(frame)
+            if self._begin == self._end and self._whole is None:
+                break
         return frames
 
     def _check_end(self, count: int) -> None:

@@ -27,7 +27,7 @@ COUNTS = """
     signal.signal(signal.SIGTERM, told)
     signal.signal(signal.SIGUSR1, told)
     open(f"ready{os.environ['RANK']}", "w").close()
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while signal.SIGTERM not in counts and time.monotonic() < until:
         time.sleep(0.02)
     time.sleep(1)

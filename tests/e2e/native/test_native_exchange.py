@@ -164,14 +164,14 @@ WRONG = (
     for group, count in zip(groups, (5, 300_000)):
         text, took = fails(lambda: exchange(count, group, count - (rank == 0)))
         assert "rank 1" in text or "rank 0" in text, text
-        assert "bytes" in text and took < 2, (text, took)
+        assert "bytes" in text and took < 30, (text, took)
     # Another call than the root's, whose data is there before anybody has compared it.
     def differ():
         dist.broadcast(np.ones(3, ("f4", "f8")[rank]), 0, group=groups[2])
         dist.barrier(groups[2])
 
     text, took = fails(differ)
-    assert "float32" in text and "float64" in text and took < 2, text
+    assert "float32" in text and "float64" in text and took < 30, text
     # Somebody comes late, and then not at all.
     for make in (lambda: exchange(300_000, groups[3]),
                  lambda: dist.broadcast(np.ones(600_000, "f4"), 0, group=groups[3])):
@@ -182,11 +182,12 @@ WRONG = (
     groups[4].set_timeout(0.5)
     if rank == 0:
         text, took = fails(lambda: exchange(300_000, groups[3]))
-        assert "rank 1" in text and 0.4 < took < 3, (text, took)
+        assert "rank 1" in text and 0.4 < took < 30, (text, took)
         text, took = fails(lambda: dist.broadcast(np.ones(600_000, "f4"), 0, group=groups[4]))
-        assert "rank 1" in text and 0.4 < took < 3, (text, took)
+        assert "rank 1" in text and 0.4 < took < 30, (text, took)
     else:
-        time.sleep(1.5)
+        wait_for_news(groups[3])
+        wait_for_news(groups[4])
     print("raised", flush=True)
     os._exit(0)
 """
@@ -202,17 +203,16 @@ def test_what_goes_wrong_is_raised_as_ever(meshrun):
 INTERRUPTED = (
     START
     + """
-    import signal, threading
     dist.barrier()
     x = np.ones(600_000)
     if rank == 0:
-        threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        interrupt_soon()
         try:
             dist.broadcast(x, 0)
         except KeyboardInterrupt:
             print("interrupted", flush=True)
     else:
-        time.sleep(0.6)
+        wait_for_news(group)
         try:
             dist.broadcast(x, 0)
         except dist.RankFailedError as error:

@@ -135,23 +135,22 @@ WRONG = (
         dist.all_reduce(large.copy(), group=each)
     assert made == [True] * 3, made
     kind, said, took = fails(lambda: dist.all_reduce(large, (SUM, PRODUCT)[rank], group=groups[0]))
-    assert kind == "CollectiveMismatchError" and "PRODUCT" in said and took < 2, said
+    assert kind == "CollectiveMismatchError" and "PRODUCT" in said and took < 30, said
     groups[1].set_timeout(0.4)
     if rank:
-        time.sleep(1)
+        wait_for_news(groups[1])
     kind, said, took = fails(lambda: dist.all_reduce(large, group=groups[1]))
-    assert kind == "CollectiveTimeoutError" and "rank 1" in said and took < 2, (said, took)
+    assert kind == "CollectiveTimeoutError" and "rank 1" in said and took < 30, (said, took)
 
     # What Python is asked for while others come late: it waits, and may be interrupted.
     if rank == 0:
-        import signal
-        threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        interrupt_soon()
         try:
             dist.all_reduce(large, group=groups[2])
         except KeyboardInterrupt:
             print("interrupted", flush=True)
     else:
-        time.sleep(0.6)
+        wait_for_news(groups[2])
         kind, said, _ = fails(lambda: dist.all_reduce(large, group=groups[2]))
         assert "KeyboardInterrupt" in said, said
         print("told", flush=True)

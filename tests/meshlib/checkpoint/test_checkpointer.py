@@ -1,5 +1,7 @@
 """``Checkpointer``: saving in the background, errors that surface, keeping the newest and best."""
 
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -8,7 +10,8 @@ from sharding_cases import named_mesh
 
 import meshlib as dist
 from meshlib.checkpoint import Checkpointer, CheckpointError, load
-from meshlib.checkpoint.pieces import OwnPart, Piece
+from meshlib.checkpoint.pieces import Piece, Shares
+from meshlib.checkpoint.saving import detach
 from meshlib.sharding import DArray, P, Sharding, ones
 from meshlib.testing import run_ranks
 
@@ -63,6 +66,60 @@ def test_one_is_under_way_at_most_and_memory_is_used_again(tmp_path, gate):
     assert checkpoints._room is first
     checkpoints.close()
     assert [load(tmp_path, step=step)["x"][0] for step in (1, 2)] == [0, 1]
+
+
+def test_who_writes_what_is_worked_out_when_the_arrays_change(tmp_path, monkeypatch):
+    made = []
+    make = Shares.__init__
+
+    def noted(self, party, arrays):
+        made.append([tuple(kept) for kept in arrays])
+        make(self, party, arrays)
+
+    monkeypatch.setattr(Shares, "__init__", noted)
+    checkpoints = Checkpointer(tmp_path, sync=False)
+    states = [
+        {"x": np.zeros(3), "step": 1},
+        {"x": np.ones(3), "step": 2},
+        {"y": np.ones(3), "step": 3},
+        {"y": np.ones(3, np.float32), "step": 4},
+        {"y": np.ones((1, 3), np.float32), "step": 5},
+        {"y": np.zeros((1, 3), np.float32), "step": 6},
+    ]
+    for step, state in enumerate(states):
+        checkpoints.async_save(state, step=step)
+    checkpoints.async_save({"x": object()}, step=9)
+    with pytest.raises(TypeError, match="state"):
+        checkpoints.wait()
+    for step, state in enumerate(states):
+        np.testing.assert_equal(checkpoints.load(step=step), state)
+    checkpoints.close()
+    assert [names[0][0] for names in made] == ["x", "y", "y", "y"]
+
+
+def test_a_copy_that_was_broken_off_is_no_checkpoint(tmp_path, monkeypatch):
+    def interrupted(pieces, room):
+        raise KeyboardInterrupt
+
+    checkpoints = Checkpointer(tmp_path, sync=False)
+    with monkeypatch.context() as patch:
+        patch.setattr("meshlib.checkpoint.saving.detach", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            checkpoints.async_save({"x": np.ones(3)}, step=1)
+    with pytest.raises(CheckpointError, match="the copy of the state was broken off"):
+        checkpoints.wait()
+    checkpoints.save({"x": np.ones(3)}, step=2)
+    assert checkpoints.steps() == [2]
+    checkpoints.close()
+
+
+def test_a_program_that_ends_at_once_still_gets_its_checkpoint(tmp_path):
+    program = (
+        "import numpy as np, sys; from meshlib.checkpoint import Checkpointer;"
+        " Checkpointer(sys.argv[1]).async_save([np.ones(9 << 20), np.ones(3)], step=1)"
+    )
+    subprocess.run([sys.executable, "-c", program, tmp_path], check=True, timeout=60)
+    assert [x.sum() for x in load(tmp_path, step=1)] == [9 << 20, 3]
 
 
 def test_an_error_surfaces_at_the_next_call_on_all_ranks(tmp_path, monkeypatch):
@@ -198,14 +255,12 @@ def test_what_is_wrong_with_a_state_is_raised_by_the_next_call_on_all_ranks(
 
 
 def test_a_rank_without_memory_for_the_copy_is_told_to_all(tmp_path, monkeypatch):
-    copy = OwnPart.detach
-
-    def detach(self, room):
+    def without_memory(pieces, room):
         if dist.get_rank() == 1 and not tmp_path.joinpath("step-1").exists():
             raise MemoryError("no memory")
-        return copy(self, room)
+        return detach(pieces, room)
 
-    monkeypatch.setattr(OwnPart, "detach", detach)
+    monkeypatch.setattr("meshlib.checkpoint.saving.detach", without_memory)
 
     def program():
         with Checkpointer(tmp_path, sync=False) as checkpoints:

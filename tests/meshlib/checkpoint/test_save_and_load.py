@@ -90,9 +90,7 @@ def test_each_chunk_is_written_once_and_replicas_share_the_work(
     write = checkpointer.Save.write
 
     def noted(self, committed=None):
-        written[dist.get_rank()] += [
-            (p.array, p.index, p.grid.chunk_bytes) for p in self.own.pieces
-        ]
+        written[dist.get_rank()] += [(p.array, p.index, p.grid.chunk_bytes) for p in self._pieces]
         return write(self, committed)
 
     monkeypatch.setattr(checkpointer.Save, "write", noted)

@@ -1,6 +1,7 @@
 """Setting the machine's clock changes nothing: every wait goes by the steady one."""
 
 import random
+import threading
 import time
 
 import numpy as np
@@ -18,8 +19,15 @@ def mad_clock(monkeypatch):
     monkeypatch.setattr(time, "time_ns", lambda: int(time.time() * 1e9))
 
 
+def call_in_vain():
+    dist.barrier(timeout=0.5)
+    dist.barrier()  # who comes late may find its own part of the first done
+
+
 @pytest.mark.parametrize("backend", ["inproc", "shm", "tcp"])
 def test_calls_end_and_time_out_as_ever(mad_clock, backend):
+    over = threading.Event()
+
     def program():
         for _ in range(20):
             dist.all_reduce(np.ones(3))
@@ -31,9 +39,10 @@ def test_calls_end_and_time_out_as_ever(mad_clock, backend):
             dist.recv(np.empty(2), 0)
         began = time.monotonic()
         if rank == 2:
-            time.sleep(1.5)
-        with pytest.raises(dist.CollectiveTimeoutError, match="rank 2 has not come"):
-            dist.barrier(timeout=0.5)
+            assert over.wait(60)
+        with pytest.raises(dist.CollectiveTimeoutError, match=r"([01], )*2 ha(s|ve) not come"):
+            call_in_vain()
+        over.set()
         return time.monotonic() - began
 
-    assert min(run_ranks(program, 3, backend=backend)) >= 0.4
+    assert max(run_ranks(program, 3, backend=backend)[:2]) >= 0.4

@@ -14,9 +14,12 @@ import time
 
 import numpy as np
 import pytest
+from growing import with_growing_deadlines
 
 import meshlib as dist
 from meshlib.testing import RankError, run_ranks
+
+WAIT = 60.0
 
 
 @pytest.fixture(autouse=True)
@@ -114,26 +117,30 @@ def test_record_comm_names_the_calls_of_this_thread():
 
 def test_monitored_barrier_names_all_ranks_that_are_missing():
     errors = {}
+    there, over = threading.Semaphore(0), threading.Barrier(4, timeout=WAIT)
 
     def program():
         rank = dist.get_rank()
         if rank in (1, 3):
-            time.sleep(1.0)
+            there.release() or over.wait()  # the line that the others are told about
             return
+        there.acquire(timeout=WAIT)
         try:
             dist.monitored_barrier(timeout=0.2)
         except dist.CollectiveTimeoutError as error:
             errors[rank] = str(error)
+        finally:
+            over.wait()
 
     run_ranks(program, 4)
     assert sorted(errors) == [0, 2]
     for text in errors.values():
-        assert "ranks 1, 3 have not come" in text
-        assert "time.sleep(1.0)" in text
+        assert re.search(r"ranks (0, )?1(, 2)?, 3 have not come", text)
+        assert "there.release() or over.wait()" in text
 
 
 def test_monitored_barrier_passes_when_all_come():
-    run_ranks(lambda: dist.monitored_barrier(timeout=10, wait_all_ranks=True), 3)
+    run_ranks(lambda: dist.monitored_barrier(timeout=WAIT, wait_all_ranks=True), 3)
 
 
 def test_breakpoint_stops_one_rank_and_the_others_wait(monkeypatch):
@@ -149,7 +156,7 @@ def test_breakpoint_stops_one_rank_and_the_others_wait(monkeypatch):
             passed[dist.get_rank(), turn] = time.monotonic()
         return secret
 
-    assert run_ranks(program, 3, call_timeout=5) == [100, 101, 102]
+    assert run_ranks(program, 3, call_timeout=WAIT) == [100, 101, 102]
     text = out.getvalue()
     assert "rank 1 stops here" in text
     assert "('found', 101)" in text
@@ -166,10 +173,11 @@ def test_the_wait_at_a_breakpoint_outlasts_the_deadline_of_the_group(monkeypatch
     monkeypatch.setattr(sys, "stdout", io.StringIO())
 
     def program():
+        dist.group.WORLD.set_timeout(0.3)
         dist.breakpoint(0)
-        return dist.all_reduce(np.ones(1))[0]
+        return dist.all_reduce(np.ones(1), timeout=WAIT)[0]
 
-    assert run_ranks(program, 2, call_timeout=0.3) == [2.0, 2.0]
+    assert run_ranks(program, 2) == [2.0, 2.0]
 
 
 def test_a_breakpoint_on_no_rank_is_refused():
@@ -195,7 +203,7 @@ def test_a_breakpoint_under_the_launcher_talks_to_the_terminal(tmp_path):
         said = read_until(here, b"(Pdb)")
         os.write(here, b"p 'it is', mine + 1\nc\n")
         said += read_until(here, b"('it is', 42)")
-        assert launcher.wait(20) == 0
+        assert launcher.wait(WAIT) == 0
     finally:
         launcher.kill()
         launcher.wait()
@@ -205,8 +213,8 @@ def test_a_breakpoint_under_the_launcher_talks_to_the_terminal(tmp_path):
 
 
 def read_until(descriptor, wanted):
-    """Return what a terminal says up to ``wanted``, within 20 seconds."""
-    deadline, said = time.monotonic() + 20, b""
+    """Return what a terminal says up to ``wanted``, within a minute."""
+    deadline, said = time.monotonic() + WAIT, b""
     while wanted not in said:
         assert select.select([descriptor], [], [], deadline - time.monotonic())[0], said
         said += os.read(descriptor, 4096)
@@ -228,22 +236,28 @@ def test_monitored_barrier_has_its_own_name_in_a_mismatch():
 @pytest.mark.parametrize("backend", ["inproc", "shm", "tcp"])
 def test_each_line_names_the_rank_that_is_missed(backend):
     """Also where a rank waits for one that waits itself."""
-    gone = threading.Event()
 
     def program():
-        group = dist.new_group([3, 2, 1, 0], timeout=0.5)
-        if dist.get_rank() == 2:
-            gone.wait(10)
-            return ""
+        group = dist.new_group([3, 2, 1, 0])
         try:
-            dist.all_reduce(np.ones(100_000), group=group)
+            if dist.get_rank() != 2:
+                dist.all_reduce(np.ones(100_000), group=group, timeout=seconds)
         except dist.CollectiveTimeoutError as error:
             return str(error)
         finally:
-            gone.set()
-        raise AssertionError
+            over.wait()
+        return ""
 
-    for text in filter(None, run_ranks(program, 4, backend=backend)):
+    seconds, over = 0.0, threading.Barrier(4, timeout=WAIT)
+
+    def attempt(given):
+        nonlocal seconds
+        seconds = given
+        texts = list(filter(None, run_ranks(program, 4, backend=backend)))
+        assert len(texts) == 3
+        return texts if all("rank 2 has not come" in text for text in texts) else None
+
+    for text in with_growing_deadlines(attempt):
         waiting = [line for line in text.splitlines() if "(running" in line]
         assert len(waiting) == 3
         for line in waiting:
@@ -273,7 +287,7 @@ def test_a_function_takes_the_deadline_of_its_call(name):
                 TIMED[name](0.1)
             gone.set()
         else:
-            gone.wait(10)
+            assert gone.wait(WAIT)
 
     run_ranks(program, 2)
 

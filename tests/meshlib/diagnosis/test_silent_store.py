@@ -28,6 +28,8 @@ from transport.store.commands import Op
 
 SOON = 30.0
 
+pytestmark = pytest.mark.usefixtures("impatient")
+
 
 @pytest.fixture
 def stopped() -> Iterator[TCPStore]:

@@ -4,11 +4,13 @@ import contextlib
 import errno
 import json
 import os
+import threading
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from growing import with_growing_deadlines
 
 import meshlib as dist
 from meshlib.c10d.profiler import profile
@@ -20,6 +22,16 @@ from meshlib.trace.merge import collectives, verdict
 from meshlib.trace.perfetto import trace
 from meshlib.trace.timeline import page, page_data
 from transport import environment
+
+WAIT = 60.0
+
+
+def until(condition):
+    """Wait until ``condition()`` holds."""
+    end = time.monotonic() + WAIT
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.001)
 
 
 def records(program, size, folder):
@@ -35,8 +47,14 @@ def records(program, size, folder):
 
 
 def test_a_good_run_matches_calls_across_ranks(tmp_path):
+    recorders = {}
+    there = threading.Barrier(2, timeout=WAIT)
+
     def program():
+        recorders[dist.get_rank()] = current_world().recorder
+        there.wait()
         if dist.get_rank() == 1:
+            until(recorders[0].records)  # it has begun
             time.sleep(0.2)
         dist.all_reduce(np.ones(1000))
         dist.barrier()
@@ -72,27 +90,37 @@ def test_a_mismatch_is_told_in_a_sentence(tmp_path):
 
 
 def test_the_rank_that_never_came_is_named(tmp_path):
-    def program():
-        dist.barrier()
-        if dist.get_rank() == 1:
-            time.sleep(0.8)
-            return
-        dist.group.WORLD.all_reduce(np.ones(3), timeout=0.2)
+    def attempt(seconds):
+        over = threading.Barrier(3, timeout=WAIT)
 
-    text = verdict(records(program, 3, tmp_path))
-    assert text.startswith("Rank 1 never came to call #2 all_reduce")
+        def program():
+            dist.barrier()
+            try:
+                if dist.get_rank() != 1:
+                    dist.group.WORLD.all_reduce(np.ones(3), timeout=seconds)
+            finally:
+                over.wait()
+
+        text = verdict(records(program, 3, tmp_path))
+        return text if text.startswith("Rank 1 never came to call #2 all_reduce") else None
+
+    text = with_growing_deadlines(attempt)
     assert "Rank 1's last call was call #1 barrier on default (done)" in text
 
 
 def test_ranks_in_calls_of_different_groups_are_told_together(tmp_path):
-    def program():
-        other = dist.new_group(group_desc="other")
-        group = other if dist.get_rank() == 2 else dist.group.WORLD
-        group.all_reduce(np.ones(3), timeout=0.1)
+    def attempt(seconds):
+        def program():
+            other = dist.new_group(group_desc="other")
+            group = other if dist.get_rank() == 2 else dist.group.WORLD
+            group.all_reduce(np.ones(3), timeout=seconds)
 
-    text = verdict(records(program, 3, tmp_path))
-    assert text.startswith("Ranks waited for each other in different calls: ")
-    assert "ranks 0, 1 in call #1 all_reduce dtype=float64 count=3 op=SUM on default at " in text
+        text = verdict(records(program, 3, tmp_path))
+        told = text.startswith("Ranks waited for each other in different calls: ")
+        return text if told and ranks in text else None
+
+    ranks = "ranks 0, 1 in call #1 all_reduce dtype=float64 count=3 op=SUM on default at "
+    text = with_growing_deadlines(attempt)
     assert "rank 2 in call #1 all_reduce dtype=float64 count=3 op=SUM on other at " in text
 
 
@@ -151,9 +179,7 @@ def test_records_are_written_when_a_rank_raises(tmp_path, monkeypatch):
         recorders[dist.get_rank()] = current_world().recorder
         dist.barrier()
         if dist.get_rank() == 1:
-            deadline = time.monotonic() + 10
-            while len(recorders[0].records()) < 2 and time.monotonic() < deadline:
-                time.sleep(0.001)
+            until(lambda: len(recorders[0].records()) == 2)
             raise KeyError("x")
         dist.barrier()
 

@@ -71,7 +71,7 @@ def mismatch_of(run: Callable[..., Any], call: Callable[[HostDriver], Any]) -> l
     def body(driver: HostDriver) -> str:
         dist.all_reduce(array(driver, np.ones(4, np.float32)))
         with pytest.raises(dist.CollectiveMismatchError) as told:
-            call(driver).wait(20.0)  # issuing it may go well: who waits for its end is told
+            call(driver).wait(60.0)  # issuing it may go well: who waits for its end is told
         with pytest.raises(dist.CollectiveMismatchError):
             dist.all_reduce(array(driver, np.ones(4, np.float32)))
         together.wait()
@@ -137,20 +137,20 @@ def test_many_calls_ahead_are_compared_in_the_end(run: Callable[..., Any]) -> No
         x = array(driver, np.ones(4, np.float32))
         dist.all_reduce(x)
         if rank == 0:
-            assert first.wait(20)
+            assert first.wait(60)
         works = [dist.all_reduce(x, async_op=True) for _ in range(40)]
         odd = dist.ReduceOp.MAX if rank == 0 else dist.ReduceOp.SUM
         works.append(dist.all_reduce(x, odd, async_op=True))
         if rank == 1:
             first.set()
         with pytest.raises(dist.CollectiveMismatchError, match="#42 of this group"):
-            works[-1].wait(20.0)
+            works[-1].wait(60.0)
 
     run(body, 2)
 
 
 def test_a_member_that_does_not_come_is_named(run: Callable[..., Any]) -> None:
-    gate = threading.Barrier(2, timeout=30)
+    gate = threading.Barrier(2, timeout=60)
 
     def body(driver: HostDriver) -> None:
         x = array(driver, np.ones(4, np.float32))
@@ -158,7 +158,7 @@ def test_a_member_that_does_not_come_is_named(run: Callable[..., Any]) -> None:
         if dist.get_rank() == 0:
             work = dist.new_group(timeout=30).all_reduce(x, async_op=True, timeout=0.5)
             with pytest.raises(dist.CollectiveTimeoutError, match="rank 1 has not come"):
-                work.wait(20.0)
+                work.wait(60.0)
         gate.wait()
 
     run(body, 2)

@@ -18,7 +18,7 @@ from meshlib import jit as mj  # noqa: E402
 
 @pytest.fixture(autouse=True)
 def _settings():
-    with jax_settings(jax_enable_x64=True, jax_disable_most_optimizations=True):
+    with jax_settings(jax_enable_x64=True):
         yield
 
 

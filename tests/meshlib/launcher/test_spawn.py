@@ -110,7 +110,7 @@ def test_the_error_of_the_failing_rank_is_raised():
     begin = time.monotonic()
     with pytest.raises(ProcessRaisedException, match="rank 1 ") as caught:
         spawn(_fail, (_raise,), nprocs=3)
-    assert time.monotonic() - begin < 8
+    assert time.monotonic() - begin < 30
     assert caught.value.error_index == 1
     assert isinstance(caught.value, dist.DistError)
     text = str(caught.value)
@@ -161,7 +161,7 @@ def test_join_may_be_tried(tmp_path):
     assert context.join(timeout=0.05) is False
     assert all(process.is_alive() for process in context.processes)
     (tmp_path / "go").touch()
-    assert context.join(timeout=30) is True
+    assert context.join(timeout=60) is True
     assert [process.exitcode for process in context.processes] == [0, 0]
 
 
@@ -200,7 +200,7 @@ def _start_parent(tmp_path, start, work=SLEEP):
 
 
 def _ranks(tmp_path):
-    end = time.monotonic() + 30
+    end = time.monotonic() + 60
     paths = [tmp_path / f"rank{rank}" for rank in range(2)]
     while not all(path.exists() and path.read_text() for path in paths):
         assert time.monotonic() < end
@@ -209,7 +209,7 @@ def _ranks(tmp_path):
 
 
 def _gone(pids):
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while any(Path("/proc", str(pid)).exists() for pid in pids):
         if time.monotonic() > end:
             return False
@@ -237,7 +237,7 @@ def test_ranks_that_nobody_joins_end_before_the_program(tmp_path):
     start = "spawn(work, (sys.argv[1],), nprocs=2, join=False)"
     work = "time.sleep(0.5); dist.barrier(); dist.destroy_process_group()"
     with _start_parent(tmp_path, start, work) as parent:
-        assert parent.communicate(timeout=30)[1] == ""
+        assert parent.communicate(timeout=60)[1] == ""
         assert parent.returncode == 0
         assert _gone(_ranks(tmp_path))
 
@@ -246,7 +246,7 @@ def test_ctrl_c_ends_the_ranks(tmp_path):
     with _start_parent(tmp_path, "spawn(work, (sys.argv[1],), nprocs=2)") as parent:
         ranks = _ranks(tmp_path)
         os.killpg(parent.pid, signal.SIGINT)
-        error = parent.communicate(timeout=20)[1]
+        error = parent.communicate(timeout=60)[1]
         assert parent.returncode == -signal.SIGINT
         assert error.count("Traceback") == 1
         assert _gone(ranks)

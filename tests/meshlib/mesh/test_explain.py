@@ -181,4 +181,4 @@ def test_a_reader_that_leaves_early_is_no_error():
     ) as process:
         process.stdout.close()
         assert process.stderr.read() == b""
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0

@@ -6,7 +6,7 @@ from training import assert_close, make_model, parameters, train
 
 import meshlib as dist
 from meshlib.testing import RankError, run_ranks
-from parallel import DistributedDataParallel, nn
+from parallel import DistributedDataParallel, ZeroRedundancyOptimizer, nn, optim
 from parallel.ddp.buckets import assign_buckets
 from parallel.ddp.comm_hooks import allreduce_hook, noop_hook
 
@@ -472,6 +472,31 @@ def test_options_that_differ_are_refused_on_all_ranks(option):
             ValueError, match=f"rank 1: has option {option}=True where rank 0 has .*=False"
         ):
             DistributedDataParallel(nn.Linear(2, 2, rng=np.random.default_rng(0)), **given)
+
+    run_ranks(job, 3)
+
+
+@pytest.mark.parametrize("bad", [0, 2])
+def test_a_bad_argument_of_one_rank_is_named_on_all(bad):
+    def job():
+        def model():
+            return nn.Linear(2, 2, rng=np.random.default_rng(0))
+
+        for change, kind, text in [
+            ({"module": 3}, TypeError, "module must be a parallel.nn.Module, got 3"),
+            ({"module": nn.ReLU()}, RuntimeError, "the module has no parameter that requires"),
+            ({"bucket_cap_mb": 0}, ValueError, "bucket_cap_mb must be positive and finite, got 0"),
+        ]:
+            own = dist.get_rank() == bad
+            with pytest.raises(kind) as error:
+                DistributedDataParallel(**({"module": model()} | (change if own else {})))
+            assert text in str(error.value)
+            assert own or f"rank {bad} of" in str(error.value)
+        for options in ({"optimizer_class": 5}, {"optimizer_class": optim.SGD, "lr": -1}):
+            given = options if dist.get_rank() == bad else {"optimizer_class": optim.SGD}
+            with pytest.raises((TypeError, ValueError), match=r"optimizer_class must|lr must"):
+                ZeroRedundancyOptimizer(model().parameters(), **given)
+        assert dist.all_reduce(np.ones(1))[0] == 3
 
     run_ranks(job, 3)
 

@@ -111,7 +111,7 @@ def test_a_vote_that_broke_off_for_some(counted, monkeypatch):
         broken.append(step)
         step.voted = self._batch()
         if counted:  # the others have got its voice, and it has not heard so
-            self._votes.all_reduce(np.array([1, 1], np.int8), dist.ReduceOp.MIN)
+            self._votes.all_reduce(np.array([1], np.int32), dist.ReduceOp.MIN)
         raise dist.DistBackendError("the connection broke")
 
     monkeypatch.setattr(ElasticMesh, "_vote", break_off)

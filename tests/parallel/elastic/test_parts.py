@@ -229,3 +229,42 @@ def test_a_mesh_of_some_ranks_and_a_slice_are_refused():
             ElasticMesh(whole.without([0], "dp"), "dp")
 
     run_ranks(rank, 4)
+
+
+def test_shares_that_were_looked_up_ahead_are_those_of_each_step():
+    batches = ElasticBatches(1000, 12, seed=3)
+    cursor = 0
+    for place, ranks, steps in ((1, 4, 200), (1, 3, 3), (0, 3, 2), (1, 4, 40)):
+        for _ in range(steps):
+            share = batches.share(cursor, place, ranks, 4)
+            fresh = ElasticBatches(1000, 12, seed=3).share(cursor, place, ranks, 4)
+            np.testing.assert_array_equal(share.samples, fresh.samples)
+            begin, end = (cursor + 12 * i // ranks for i in (place, place + 1))
+            np.testing.assert_array_equal(fresh.samples, batches.at(np.arange(begin, end)))
+            again = batches.share(cursor, place, ranks, 4).samples  # the step is tried once more
+            again[:] = -1
+            cursor += 12
+    assert batches.share(5, 1, 4, 4).samples.tolist() == batches.at(np.arange(8, 11)).tolist()
+
+
+def test_state_is_received_where_it_lies():
+    def program():
+        own = {"a": np.zeros(5), "tree": [np.zeros((2, 3)), np.zeros(2, np.float32)], "none": None}
+        read_only = np.zeros(3)
+        read_only.flags.writeable = False
+        state = {**own, "fixed": read_only, "other": np.zeros(3 + dist.get_rank())}
+        if dist.get_rank():
+            state = {"a": np.arange(5.0), "tree": [np.ones((2, 3)), np.ones(2, np.float32)]}
+            state |= {"none": None, "fixed": np.ones(3), "other": np.ones(4)}
+
+        def arrays():
+            return state["a"], *state["tree"], state["fixed"]
+
+        before = arrays()
+        transfer(ManagedState(state), dist.group.WORLD, [0])
+        kept = [one is two for one, two in zip(arrays(), before, strict=True)]
+        return kept, [array.tolist() for array in (state["a"], *state["tree"], state["other"])]
+
+    (kept, values), (_, expected) = run_ranks(program, 2)
+    assert kept == [True, True, True, False]
+    assert values == expected

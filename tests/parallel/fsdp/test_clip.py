@@ -8,6 +8,7 @@ from fsdp_training import (
     assert_equal,
     backward,
     gradients,
+    make_mlp,
     make_transformer,
     on_mesh,
     shard,
@@ -51,6 +52,43 @@ def test_clipping_by_the_norm_of_all_parts(names, shape, norm_type):
     for total, got in results:
         assert total == pytest.approx(norm, rel=1e-12)
         assert_equal(got, expected)
+
+
+@pytest.mark.parametrize("norm_type", [2, math.inf])
+@pytest.mark.parametrize(
+    ("change", "kind", "text"),
+    [
+        ({"max_norm": -1.0}, ValueError, "max_norm must be at least 0, got -1"),
+        ({"max_norm": "1"}, TypeError, "max_norm must be a number, got '1'"),
+        ({"max_norm": 2.0}, ValueError, "has option max_norm=2.0 where rank 0 has option max_norm"),
+        ({"error_if_nonfinite": True}, ValueError, "has option error_if_nonfinite=True where"),
+    ],
+)
+def test_what_one_rank_asks_for_is_told_to_all(norm_type, change, kind, text):
+    def program(mesh):
+        model = shard(make_mlp(), mesh)
+        backward(model, mesh.get_local_rank(), 2)
+        before = gradients(model)
+        arguments = {"max_norm": 0.1, "norm_type": norm_type}
+        own = change if mesh.get_local_rank() == 1 else {}
+        with pytest.raises(kind) as error:
+            clip_grad_norm_(model.parameters(), **(arguments | own))
+        assert text in str(error.value)
+        assert_equal(gradients(model), before, 0)
+        return clip_grad_norm_(model.parameters(), **arguments)  # nothing is broken
+
+    results = on_mesh(program, 2)
+    assert results[0] == results[1] > 0
+
+
+def test_a_wrong_parameter_of_one_rank_is_told_to_all():
+    def program(mesh):
+        model = shard(make_mlp(), mesh)
+        listed = [*model.parameters(), *([3] if mesh.get_local_rank() else [])]
+        with pytest.raises(TypeError, match=r"parameters\[8\] must be a Parameter, such as"):
+            clip_grad_norm_(listed, 1.0)
+
+    on_mesh(program, 2)
 
 
 def test_a_norm_that_is_not_finite():

@@ -22,7 +22,7 @@ from parallel.jax import (  # noqa: E402
 
 @pytest.fixture(autouse=True)
 def _settings():
-    with jax_settings(jax_enable_x64=True, jax_disable_most_optimizations=True):
+    with jax_settings(jax_enable_x64=True):
         yield
 
 
@@ -107,7 +107,8 @@ MODELS = {
 
 
 def adam(params):
-    return jax.tree_util.tree_map(lambda x: (jnp.zeros_like(x), jnp.zeros_like(x)), floats(params))
+    zeros = lambda x: np.zeros(x.shape, x.dtype)  # noqa: E731
+    return jax.tree_util.tree_map(lambda x: (zeros(x), zeros(x)), floats(params))
 
 
 def floats(tree):
@@ -155,10 +156,30 @@ def train(value_and_grad, params, batches, rank=0, world=1, steps=3):
     return jax.tree_util.tree_unflatten(tree, merged(arrays))
 
 
+def in_jit(function, tree):
+    """Return ``function(tree)`` with NumPy arrays, from one program: op by op it would be many.
+
+    Leaves that are no arrays stay as they are.
+    """
+    leaves, structure = jax.tree_util.tree_flatten(tree)
+
+    def merged(arrays):
+        rest = iter(arrays)
+        whole = [next(rest) if hasattr(x, "dtype") else x for x in leaves]
+        return jax.tree_util.tree_unflatten(structure, whole)
+
+    @jax.jit
+    def of(arrays):
+        result = jax.tree_util.tree_leaves(function(merged(arrays)))
+        return [x for x in result if hasattr(x, "dtype")]
+
+    return merged(map(np.asarray, of([x for x in leaves if hasattr(x, "dtype")])))
+
+
 @functools.cache
 def alone(name):
     make, loss, batches = MODELS[name]
-    with jax_settings(jax_enable_x64=True, jax_disable_most_optimizations=True):
+    with jax_settings(jax_enable_x64=True):
         params = make(np.random.default_rng(0))
 
         def value_and_grad(params, batch):
@@ -197,7 +218,7 @@ def test_equal_to_one_process(name, n, keep):
         mesh = dist.init_device_mesh("cpu", (n,), mesh_dim_names=("dp_shard",))
         fsdp = FullyShardedDataParallel(make(np.random.default_rng(0)), mesh, keep_gathered=keep)
         params = train(fsdp.value_and_grad(loss), fsdp.params, batches, dist.get_rank(), n)
-        return jax.tree_util.tree_map(np.asarray, fsdp.unshard(params))
+        return in_jit(fsdp.unshard, params)
 
     for got in run_ranks(program, n, timeout=120):
         assert_close(got, alone(name))
@@ -210,7 +231,7 @@ def test_eight_ranks_two_replicas_of_four_parts():
         mesh = dist.init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp_replicate", "dp_shard"))
         fsdp = FullyShardedDataParallel(make(np.random.default_rng(0)), mesh)
         params = train(fsdp.value_and_grad(loss), fsdp.params, batches, dist.get_rank(), 8)
-        return jax.tree_util.tree_map(np.asarray, fsdp.unshard(params))
+        return in_jit(fsdp.unshard, params)
 
     for got in run_ranks(program, 8, timeout=120):
         assert_close(got, alone("mlp"))
@@ -228,7 +249,7 @@ def test_with_tensor_parallel():
         loss = functools.partial(transformer_loss, tp=tp)
         place = mesh.get_local_rank("dp_shard")
         params = train(fsdp.value_and_grad(loss), fsdp.params, tokens_batch, place, 2)
-        whole = jax.tree_util.tree_map(np.asarray, fsdp.unshard(params))
+        whole = in_jit(fsdp.unshard, params)
         for p in whole["blocks"]:
             for name, axis in (("up", 1), ("down", 0)):
                 both = [np.empty_like(p[name]) for _ in range(2)]
@@ -261,9 +282,8 @@ def temporary_bytes(n, keep):
 
 
 def test_whole_parameters_and_gradients_do_not_stay():
-    with jax_settings(jax_disable_most_optimizations=False):
-        kept, layers, one = temporary_bytes(4, keep=True)
-        dropped, _, _ = temporary_bytes(4, keep=False)
+    kept, layers, one = temporary_bytes(4, keep=True)
+    dropped, _, _ = temporary_bytes(4, keep=False)
     assert kept >= layers * one
     # This layer's and the next one's, in their layouts, and gradients under way.
     assert dropped <= 5 * one
@@ -437,6 +457,22 @@ def test_aux_and_wrong_arguments():
             FullyShardedDataParallel({"w": np.ones(4)}, "dp_shard")
         with pytest.raises(ValueError, match=r"rank \d: params has no array of floating point"):
             FullyShardedDataParallel({"w": 3}, mesh)
+
+    run_ranks(program, 2)
+
+
+@pytest.mark.parametrize("bad", [0, 1])
+def test_a_bad_argument_of_one_rank_is_named_on_all(bad):
+    def program():
+        mesh = dist.init_device_mesh("cpu", (2,), mesh_dim_names=("dp_shard",))
+        for change, kind, text in [
+            ({"params": {"w": 3}}, ValueError, f"rank {bad}: params has no array of floating"),
+            ({"keep_gathered": 2}, TypeError, f"rank {bad}: keep_gathered must be a bool, got 2"),
+        ]:
+            own = change if dist.get_rank() == bad else {}
+            with pytest.raises(kind) as error:
+                FullyShardedDataParallel(**({"params": {"w": np.ones(4)}, "mesh": mesh} | own))
+            assert text in str(error.value)
 
     run_ranks(program, 2)
 

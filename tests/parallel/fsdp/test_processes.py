@@ -64,7 +64,6 @@ import sys
 sys.path[:0] = {here!r}
 import jax
 jax.config.update("jax_enable_x64", True)
-jax.config.update("jax_disable_most_optimizations", True)
 import numpy as np
 import meshlib as dist
 from parallel.jax import FullyShardedDataParallel

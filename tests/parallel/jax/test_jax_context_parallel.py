@@ -22,7 +22,7 @@ LENGTH, WIDTH, HEADS, KV_HEADS = 12, 8, 4, 2
 
 @pytest.fixture(autouse=True)
 def _settings():
-    with jax_settings(jax_enable_x64=True, jax_disable_most_optimizations=True):
+    with jax_settings(jax_enable_x64=True):
         yield
 
 

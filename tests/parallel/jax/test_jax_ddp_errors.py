@@ -25,8 +25,7 @@ KIB = 1 / 1024  # in MiB
 
 @pytest.fixture(autouse=True)
 def _settings():
-    # Without most optimizations programs compile faster; what they call is the same.
-    with jax_settings(jax_enable_x64=True, jax_disable_most_optimizations=True):
+    with jax_settings(jax_enable_x64=True):
         yield
 
 

@@ -19,7 +19,7 @@ WHAT = "DistributedDataParallel.value_and_grad"
 
 @pytest.fixture(autouse=True)
 def _settings():
-    with jax_settings(jax_enable_x64=True, jax_disable_most_optimizations=True):
+    with jax_settings(jax_enable_x64=True):
         yield
 
 

@@ -26,7 +26,7 @@ TOLERANCE = {"f8": 1e-12, "f4": 1e-5}
 
 @pytest.fixture(autouse=True)
 def _settings():
-    with jax_settings(jax_enable_x64=True, jax_disable_most_optimizations=True):
+    with jax_settings(jax_enable_x64=True):
         yield
 
 

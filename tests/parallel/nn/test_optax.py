@@ -14,16 +14,7 @@ from parallel.zero import ZeroRedundancyOptax
 jax = pytest.importorskip("jax")
 optax = pytest.importorskip("optax")
 
-from jax_settings import jax_settings  # noqa: E402
-
 jnp = jax.numpy
-
-
-@pytest.fixture(autouse=True)
-def _settings():
-    # Programs compile faster, and what they compute is the same.
-    with jax_settings(jax_disable_most_optimizations=True):
-        yield
 
 
 TRANSFORMATIONS = {

@@ -20,7 +20,7 @@ from parallel.jax import DistributedDataParallel, PipelineStage  # noqa: E402
 
 @pytest.fixture(autouse=True)
 def _settings():
-    with jax_settings(jax_enable_x64=True, jax_disable_most_optimizations=True):
+    with jax_settings(jax_enable_x64=True):
         yield
 
 

@@ -10,6 +10,7 @@ import pytest
 from rank_threads import LONG, Member, Transport, run_group, run_threads
 
 from transport.call import Kind
+from transport.deadline import Deadline
 from transport.errors import CommunicatorTimeoutError, HeaderMismatchError, PeerLostError
 from transport.reduce_op import ReduceOp
 
@@ -199,7 +200,8 @@ def test_unclaimed_messages_are_bounded(transport: Transport) -> None:
         def flood() -> None:
             nonlocal sent
             for _ in range(200):
-                member.send(np.zeros(1 << 20, np.uint8), 1, timeout=1.0)
+                seconds = 1.0 if sent else LONG  # the first one finds the way
+                member.send(np.zeros(1 << 20, np.uint8), 1, timeout=seconds)
                 sent += 1
 
         try:
@@ -251,7 +253,7 @@ def test_a_source_that_left_is_lost_once_its_messages_are_taken(transport: Trans
 
         def send_on() -> None:
             for _ in range(20):  # a network may take a few before it knows
-                member.send(np.zeros(1 << 20, np.uint8), 1, timeout=5.0)
+                member.send(np.zeros(1 << 20, np.uint8), 1, timeout=LONG)
 
         with pytest.raises(PeerLostError, match="rank 1"):
             send_on()
@@ -299,9 +301,11 @@ def test_a_receive_that_timed_out_takes_no_later_message(transport: Transport) -
 
 
 def test_the_call_says_whom_it_waits_for(transport: Transport) -> None:
+    waits = threading.Event()
+
     def body(member: Member) -> None:
         if member.rank == 0:
-            time.sleep(0.2)
+            assert waits.wait(LONG)
             member.send(number(1), 1)
             return
         got = number(0)
@@ -309,11 +313,11 @@ def test_the_call_says_whom_it_waits_for(transport: Transport) -> None:
         assert call.waiting_for is None
         thread = threading.Thread(target=member.comm.recv, args=(call, got, 0, 0))
         thread.start()
-        seen: set[int | None] = set()
-        while thread.is_alive():
-            seen.add(call.waiting_for)
+        deadline = Deadline.after(LONG)
+        while call.waiting_for != 0:
+            assert not deadline.expired
             time.sleep(0.01)
+        waits.set()
         thread.join(LONG)
-        assert 0 in seen
 
     run_group(transport, 2, body)

@@ -133,10 +133,12 @@ def test_strangers_are_dropped(loop: Loop, data: bytes) -> None:
 
 
 def test_the_silent_are_dropped_in_time(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(acceptor_module, "HANDSHAKE_SECONDS", 0.1)
     half = Handshake(b"s", initiator=True).start()
-    with stranger(loop) as silent, stranger(loop, half[:10]) as slow, stranger(loop, half) as late:
-        assert all(map(is_dropped, (silent, slow, late)))
+    with monkeypatch.context() as patch:
+        patch.setattr(acceptor_module, "HANDSHAKE_SECONDS", 0.1)
+        silent, slow, late = (stranger(loop, said) for said in (b"", half[:10], half))
+        with silent, slow, late:
+            assert all(map(is_dropped, (silent, slow, late)))
     assert loop.acceptor.pending == 0
     friend(loop)
 

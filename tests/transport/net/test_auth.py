@@ -131,6 +131,9 @@ def test_bytes_that_trickle() -> None:
                         raise ConnectionError
                 except TimeoutError:
                     pass
+            sock.settimeout(SOON)
+            if not sock.recv(1):
+                raise ConnectionError
 
     found = against(trickle, seconds=0.15)
     assert found is not None

@@ -268,7 +268,8 @@ class TestFile:
 
 
 def test_a_rank_that_does_not_come() -> None:
-    store, _, _ = meet(f"tcp://127.0.0.1:{free_port()}", 0, 2, timeout=0.1)
+    store, _, _ = meet(f"tcp://127.0.0.1:{free_port()}", 0, 2)
+    store.set_timeout(0.1)
     with pytest.raises(StoreTimeoutError, match=r"rank 1.*TCPStore|TCPStore.*rank 1"):
         store.wait(["rank 1"])
     store.close()

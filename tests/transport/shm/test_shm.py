@@ -139,7 +139,7 @@ def test_a_peer_that_leaves_in_the_middle_of_a_transfer_is_missed(leave: str, ki
             with pytest.raises(PeerLostError):
                 endless(member)
             member.comm.abort("a member left")
-        assert time.monotonic() - started < LONG / 2
+        assert time.monotonic() - started < LONG
 
     run_group(SHM, n, body)
 
@@ -204,7 +204,7 @@ def _pair(secrets: tuple[bytes | None, bytes | None], namespaces: tuple[Any, Any
         runtime = Runtime(secrets[rank])
         membership = Membership(group, rank, (0, 1), store.clone(), runtime)
         comm = ShmCommunicator(membership, SMALL, namespaces[rank])
-        call = Call(CallHeader(1, 0, -1, Kind.BARRIER, 0, 0), Deadline.after(3.0))
+        call = Call(CallHeader(1, 0, -1, Kind.BARRIER, 0, 0), Deadline.after(LONG))
         try:
             comm.barrier(call)
         except DistError as error:

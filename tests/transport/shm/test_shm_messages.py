@@ -253,7 +253,7 @@ def test_a_receiver_that_goes_to_sleep_as_its_sender_gives_up_learns_it() -> Non
         member.recv(np.ones(1), 0)
         mailbox._carry = carry
         with pytest.raises(PeerLostError, match="rank 0 broke off"):
-            member.recv(np.ones(1), 0, timeout=5.0)
+            member.recv(np.ones(1), 0, timeout=LONG)
         gate.wait()
 
     run_group(SHM, 2, body)

@@ -57,13 +57,13 @@ class TestWills:
         code = f"""
 import os, sys
 from transport.store import TCPStore
-store = TCPStore("127.0.0.1", {store.port}, timeout=10, secret=b"s")
+store = TCPStore("127.0.0.1", {store.port}, timeout=60, secret=b"s")
 assert store.set_will("log", "first will")
 assert store.set_will("log", "dead")
 child = os.fork()  # a child that lives on must not hide its parent's end
 if child == 0:
     import time
-    time.sleep(1.5)
+    time.sleep(60)
     os._exit(0)
 store.set("armed", str(child))
 store.get("go")
@@ -72,7 +72,7 @@ store.get("go")
         process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
         child = int(store.get("armed"))
         store.set("go", "")
-        assert store.tail("log", 6, timeout=1.4) == b"dead"
+        assert store.tail("log", 6, timeout=SOON) == b"dead"
         with contextlib.suppress(ProcessLookupError):
             os.kill(child, signal.SIGKILL)
         process.wait(SOON)
@@ -119,7 +119,7 @@ class TestServer:
                 begin = time.monotonic()
                 other.set(f"k{i}", "")
                 delays.append(wait.result(SOON) - begin)
-        assert sorted(delays)[10] < 0.1
+        assert sorted(delays)[10] < 0.5
 
     def test_ten_thousand_keys(self, connect: Connect) -> None:
         store, other = connect(), connect()

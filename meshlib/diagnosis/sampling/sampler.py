@@ -1,0 +1,206 @@
+"""``Sampler``: makes samples of one rank from its flight record, which is there anyway."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from meshlib.diagnosis.members import Members
+from meshlib.diagnosis.recorder import CAPACITY, FlightRecorder, Record
+from meshlib.diagnosis.sampling.sample import Coordinate, OpenCall, Sample, StepTime, Traffic
+from meshlib.diagnosis.sampling.steps import period_of
+from meshlib.diagnosis.stacks import is_in_call
+
+OPEN_CALLS = 4
+_MOST_NAMES = 1000
+_STEPS = 10
+"""A step's time is the mean over at most so many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standpoint:
+    """Where a rank is, for its sample: its groups by id, and its place in the job and on a mesh."""
+
+    groups: Mapping[str, Members]
+    epoch: int
+    place: int
+    size: int
+    mesh: Sequence[Coordinate]
+
+
+class Sampler:
+    """Looks at the calls of ``rank`` in ``recorder``. One thread at a time.
+
+    A look costs a few microseconds for each call since the last one, and for at most ``CAPACITY``
+    of them: where a rank makes more, the time that a sample is about begins with the oldest of
+    these. ``main_thread`` is the number of the rank's own thread.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        recorder: FlightRecorder,
+        main_thread: int,
+        standpoint: Callable[[], Standpoint],
+    ) -> None:
+        self._rank = rank
+        self._recorder = recorder
+        self._main_thread = main_thread
+        self._standpoint = standpoint
+        self._number = 0
+        self._total = 0
+        self._since = 0.0
+        self._newest: Record | None = None
+        self._open: list[Record] = []
+        self._names: dict[str, str] = {}
+        # What was called, by thread, for the period of the calls: the place in the program, the
+        # group and the bytes.
+        self._history: dict[int, deque[tuple[int, int, str, int]]] = {}
+        self._issued: dict[int, deque[float]] = {}
+
+    def take(self) -> Sample:
+        """Return what this rank has done since the last call of this."""
+        now = time.monotonic()
+        news, begin = self._news(now)
+        at = self._standpoint()
+        self._learn_names(at)
+        traffic, inside = self._count([*self._open, *news], begin, now)
+        self._since = now
+        self._number += 1
+        self._total += len(news)
+        return Sample(
+            rank=self._rank,
+            number=self._number,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            epoch=at.epoch,
+            place=at.place,
+            size=at.size,
+            seconds=max(now - begin, 1e-9),
+            inside=inside,
+            total=self._total,
+            step=self._step(news),
+            mesh=list(at.mesh),
+            traffic=traffic,
+            open_calls=self._under_way(at.groups, now),
+        )
+
+    def _news(self, now: float) -> tuple[list[Record], float]:
+        """Return the records that are new, oldest first, and when the time they are of began."""
+        news: list[Record] = []
+        records = list(self._recorder.copy())[-CAPACITY:]
+        known = self._newest
+        forgotten = known is not None
+        for record in reversed(records):
+            if record is known:
+                forgotten = False
+                break
+            news.append(record)
+        news.reverse()
+        if news:
+            self._newest = news[-1]
+        if news and (forgotten or not self._since):
+            return news, news[0].issued
+        return news, self._since or now
+
+    def _count(
+        self, records: Iterable[Record], begin: float, now: float
+    ) -> tuple[list[Traffic], float]:
+        """Return what was done on each group, and the time in calls; keep those under way."""
+        counts: dict[str, list[float]] = {}
+        spans: list[tuple[float, float]] = []
+        self._open = []
+        for record in records:
+            counted = counts.get(record.group)
+            if counted is None:
+                counted = counts[record.group] = [0, 0, 0.0]
+            ended = record.ended
+            if ended:
+                counted[0] += 1
+                counted[1] += record.nbytes
+            else:
+                self._open.append(record)
+                ended = now
+            started = record.started
+            if started:
+                started = max(started, begin)
+                if ended > started:
+                    counted[2] += ended - started
+                    spans.append((started, ended))
+        traffic = [
+            Traffic(group, self._names.get(group, group), int(calls), int(nbytes), seconds)
+            for group, (calls, nbytes, seconds) in counts.items()
+        ]
+        return traffic, covered(spans)
+
+    def _learn_names(self, at: Standpoint) -> None:
+        """Note what groups are called. The group of all ranks is also that of a dim over all."""
+        whole = next((one.name for one in at.mesh if one.size == at.size > 1), "")
+        if len(self._names) > _MOST_NAMES:  # groups that are gone had names, too
+            self._names.clear()
+        for group, members in at.groups.items():
+            name = whole if whole and len(members.ranks) == at.size else members.group_desc
+            self._names[group] = name or group
+
+    def _under_way(self, groups: Mapping[str, Members], now: float) -> list[OpenCall]:
+        records = [record for record in self._open if not record.ended][:OPEN_CALLS]
+        # A thread may wait for a call that it has issued before, and does so for the oldest first.
+        waits = bool(records) and not any(record.sync for record in records)
+        waits = waits and is_in_call(self._main_thread)
+        found: list[OpenCall] = []
+        for i, record in enumerate(records):
+            members, peer = groups.get(record.group), record.waiting_for
+            awaited = None
+            if members is not None and peer is not None and peer >= 0:
+                awaited = members.ranks[peer]
+            found.append(
+                OpenCall(
+                    call=str(record.header),
+                    group=self._names.get(record.group, record.group),
+                    site=record.site,
+                    state="running" if record.started else "queued",
+                    blocking=record.sync or (waits and i == 0),
+                    seconds=now - record.issued,
+                    waiting_for=awaited,
+                )
+            )
+        return found
+
+    def _step(self, news: Iterable[Record]) -> StepTime | None:
+        for record in news:
+            calls = self._history.get(record.thread)
+            if calls is None:
+                calls = self._history[record.thread] = deque(maxlen=CAPACITY)
+                self._issued[record.thread] = deque(maxlen=CAPACITY)
+            calls.append((id(record.code), record.instruction, record.group, record.nbytes))
+            self._issued[record.thread].append(record.issued)
+        marks = self._recorder.steps
+        if marks.count:
+            moments = list(marks.moments)[-_STEPS - 1 :]
+            if len(moments) < 2:
+                return None
+            seconds = (moments[-1] - moments[0]) / (len(moments) - 1)
+            return StepTime(seconds, marks.count, True)
+        if not self._history:
+            return None
+        thread = max(self._history, key=lambda thread: len(self._history[thread]))
+        period = period_of(self._history[thread])
+        if not period:
+            return None
+        issued = self._issued[thread]
+        steps = min(_STEPS, (len(issued) - 1) // period)
+        return StepTime((issued[-1] - issued[-1 - steps * period]) / steps, -1, False)
+
+
+def covered(spans: list[tuple[float, float]]) -> float:
+    """Return how much time ``spans``, each from a beginning to an end, cover together."""
+    total, until = 0.0, 0.0
+    for begin, end in sorted(spans):
+        if end > until:
+            total += end - max(begin, until)
+            until = end
+    return total

@@ -1,0 +1,258 @@
+"""``JobView``: what is known of a running job, behind the terminal, the page and the metrics.
+
+It is told of the job's events and of its ranks' samples, with the time at which each was read
+(seconds since 1970), and knows nothing of where they come from.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from meshlib.diagnosis.events import (
+    Abort,
+    Agreed,
+    Event,
+    Leave,
+    RankEnded,
+    RankLost,
+    Ready,
+)
+from meshlib.diagnosis.sampling.sample import Sample
+from meshlib.monitor.shares import DimShare, Smooth, Straggler, dim_shares, stragglers
+
+SILENT_SECONDS = 4.0
+"""A rank whose last sample is older, where others come once a second, says nothing."""
+STUCK_SECONDS = 3.0
+"""A rank that has been in one call for longer waits, whatever it waits for."""
+_HISTORY = 600
+_NOTES = 200
+
+COMPUTING, CALLING, WAITING = "computing", "in a call", "waiting"
+ABSENT, SILENT, SPARE, LOST, LEFT = "absent", "silent", "spare", "lost", "left"
+STATES = (COMPUTING, CALLING, WAITING, SPARE, ABSENT, SILENT, LOST, LEFT)
+"""Of a rank: outside of calls, in one, in one for ``STUCK_SECONDS``; it waits for a place in the
+job; it has not come; it says nothing; it is gone, or gone in good order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something that happened at ``time``: ``kind`` is a word such as ``lost``."""
+
+    time: float
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """The job at ``time``, for its history.
+
+    ``ranks`` are there; a step takes ``step`` seconds (0: unknown), of which ranks wait ``waiting``
+    on average, from 0 to 1; ``bandwidth`` is that of all ranks' calls, in bytes a second.
+    """
+
+    time: float
+    ranks: int
+    step: float
+    waiting: float
+    bandwidth: float
+
+
+class RankView:
+    """One rank: its last ``sample``, read at ``heard``, and its ``smooth`` shares."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.sample: Sample | None = None
+        self.heard: float = 0.0
+        self.taken: int = 0
+        """How many samples that were."""
+        self.smooth: Smooth = Smooth()
+        self.ended: str | None = None
+        """``lost`` or ``left``, once it is gone."""
+        self.how: str = ""
+        """How it was lost: completes "rank 1 …"."""
+        self.vague: bool = False
+        """Whether somebody may know better how."""
+        self.lost_at: float = 0.0
+        self.spare: bool = False
+
+    def take(self, sample: Sample, at: float) -> None:
+        """Note its next sample."""
+        if self.sample is not None and (sample.number, sample.pid) == (
+            self.sample.number,
+            self.sample.pid,
+        ):
+            return
+        self.sample, self.heard = sample, at
+        self.taken += 1
+        self.smooth.take(sample)
+
+    def state(self, now: float) -> str:
+        """Return one of ``STATES``."""
+        sample = self.sample
+        if self.ended is not None:
+            return self.ended
+        if sample is None:
+            return SPARE if self.spare else ABSENT
+        if now - self.heard > SILENT_SECONDS:
+            return SILENT
+        if sample.place < 0 and self.spare:
+            return SPARE
+        blocking = [call.seconds for call in sample.open_calls if call.blocking]
+        if not blocking:
+            return COMPUTING
+        return WAITING if max(blocking) > STUCK_SECONDS else CALLING
+
+    @property
+    def step(self) -> float:
+        """How long a step takes, in seconds; 0: unknown."""
+        sample = self.sample
+        return sample.step.seconds if sample is not None and sample.step is not None else 0.0
+
+
+class JobView:
+    """What is known of a job that is called ``name``. One thread at a time."""
+
+    def __init__(self, name: str = "", size: int = 0) -> None:
+        self.name: str = name
+        self.size: int = size
+        """How many ranks it has begun with, if that is known."""
+        self.epoch: int = 0
+        self.committed: int = -1
+        """How many steps the ranks' loops have ended, -1 where they do not say."""
+        self.ranks: dict[int, RankView] = {}
+        self.notes: deque[Note] = deque(maxlen=_NOTES)
+        self.history: deque[Moment] = deque(maxlen=_HISTORY)
+        self.dims: Sequence[DimShare] = ()
+        """How ranks wait and how many bytes they move, by mesh dim or other group."""
+        self.stragglers: Sequence[Straggler] = ()
+        """Whom the others wait for, the slowest first."""
+        self.over: str | None = None
+        """How the job has ended, once it has."""
+        self._members: frozenset[int] = frozenset()
+        self._expect(size)
+
+    def begin(self, why: str, at: float) -> None:
+        """Note that the ranks begin anew: after a restart, or with another process group."""
+        if self.ranks and any(view.sample for view in self.ranks.values()):
+            self._note(at, "begin", why)
+        self.ranks = {}
+        self.epoch, self.committed = 0, -1
+        self._members = frozenset()
+        self._expect(self.size)
+
+    def end(self, how: str, at: float) -> None:
+        """Note that the job is over, or cannot be seen any more."""
+        if self.over is None:
+            self.over = how
+            self._note(at, "end", how)
+
+    def hear(self, event: Event, at: float) -> None:
+        """Note what the job's log has said."""
+        match event:
+            case RankLost(rank, how, vague):
+                self._lose(rank, how, vague, at)
+            case RankEnded(rank, how):
+                self._gone(rank, LEFT, how, at)
+            case Leave(rank=rank):
+                self._gone(rank, LEFT, "has left in good order", at)
+            case Ready(rank):
+                self._wait_for_place(self._rank(rank), at)
+            case Agreed(name, text) if name.startswith("epoch/") and text != "null":
+                self._begin_epoch(int(name.removeprefix("epoch/")), json.loads(text), at)
+            case Abort(message=message):
+                first, _, _ = message.partition("\n")
+                self._note(at, "failure", first)
+            case _:
+                pass
+
+    def take(self, sample: Sample, at: float) -> None:
+        """Note what a rank says of itself."""
+        view = self._rank(sample.rank)
+        first = view.sample is None
+        view.take(sample, at)
+        if first:
+            self._expect(sample.size if sample.place >= 0 else 0)
+            if len([v for v in self.ranks.values() if v.sample]) > self.size:
+                self._note(at, "join", f"rank {sample.rank} has come, on {sample.host}")
+        self.epoch = max(self.epoch, sample.epoch)
+        if sample.step is not None:
+            self.committed = max(self.committed, sample.step.committed)
+
+    def tick(self, now: float) -> None:
+        """Compare the ranks, once all samples that there are have been taken."""
+        there = self.there(now)
+        silent = [v.smooth for v in self.ranks.values() if v.state(now) == SILENT]
+        self.dims = dim_shares([(v.rank, v.smooth) for v in there], silent)
+        self.stragglers = stragglers([(v.rank, v.smooth) for v in there])
+        steps = sorted(view.step for view in there if view.step)
+        if there:
+            self.history.append(
+                Moment(
+                    time=now,
+                    ranks=len(there),
+                    step=steps[len(steps) // 2] if steps else 0.0,
+                    waiting=sum(dim.waiting for dim in self.dims),
+                    bandwidth=sum(dim.bandwidth for dim in self.dims),
+                )
+            )
+
+    def there(self, now: float) -> list[RankView]:
+        """Return the ranks that have a place in the job and say something, by rank."""
+        gone = (ABSENT, SILENT, SPARE, LOST, LEFT)
+        return [view for view in self.ordered() if view.state(now) not in gone]
+
+    def ordered(self) -> list[RankView]:
+        """Return all ranks that are known of, by rank."""
+        return [self.ranks[rank] for rank in sorted(self.ranks)]
+
+    # ------------------------------------------------------------------ told
+
+    def _expect(self, size: int) -> None:
+        if not any(view.ended for view in self.ranks.values()):
+            for rank in range(size):
+                self._rank(rank)
+        self.size = max(self.size, size)
+
+    def _rank(self, rank: int) -> RankView:
+        return self.ranks.setdefault(rank, RankView(rank))
+
+    def _gone(self, rank: int, ended: str, how: str, at: float) -> None:
+        view = self._rank(rank)
+        if view.ended is None:
+            view.ended, view.how = ended, how
+            self._note(at, ended, f"rank {rank} {how}")
+
+    def _lose(self, rank: int, how: str, vague: bool, at: float) -> None:
+        view = self._rank(rank)
+        if view.ended == LOST and view.vague and not vague:  # somebody knows better why
+            worse = Note(view.lost_at, LOST, f"rank {rank} {view.how}")
+            if worse in self.notes:
+                self.notes[self.notes.index(worse)] = replace(worse, text=f"rank {rank} {how}")
+            view.how, view.vague = how, False
+        elif view.ended is None:
+            view.vague, view.lost_at = vague, at
+            self._gone(rank, LOST, how, at)
+
+    def _wait_for_place(self, view: RankView, at: float) -> None:
+        if not view.spare and view.rank not in self._members:
+            view.spare = True
+            self._note(at, "ready", f"rank {view.rank} waits for a place")
+
+    def _begin_epoch(self, number: int, agreed: dict[str, list[int]], at: float) -> None:
+        if number <= self.epoch:
+            return
+        self.epoch = number
+        members = agreed["members"]
+        self._members = frozenset(members)
+        for rank in members:
+            self._rank(rank).spare = False
+        shown = ", ".join(map(str, members[:16])) + (", …" if len(members) > 16 else "")
+        self._note(at, "epoch", f"epoch {number} has begun, with {len(members)} ranks: {shown}")
+
+    def _note(self, at: float, kind: str, text: str) -> None:
+        self.notes.append(Note(at, kind, text))

@@ -1,0 +1,160 @@
+"""A job in words and plain values: one sentence, and what pages and terminals draw."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from meshlib.monitor.view import (
+    ABSENT,
+    LEFT,
+    LOST,
+    SILENT,
+    SPARE,
+    WAITING,
+    JobView,
+    RankView,
+)
+
+_SHOWN = 8
+_PREFIXES = ("", "k", "M", "G", "T", "P")
+
+
+def headline(view: JobView, now: float) -> str:
+    """Return, in a sentence or two, how the job is and whose fault that is."""
+    if view.over is not None:
+        return f"Over: {view.over}."
+    by_state: dict[str, list[int]] = {}
+    for one in view.ordered():
+        by_state.setdefault(one.state(now), []).append(one.rank)
+    if not by_state:
+        return "No rank has come so far."
+    if by_state.keys() == {LEFT}:
+        return "All ranks have left in good order."
+    said: list[str] = []
+    if absent := by_state.get(ABSENT):
+        said.append(f"{named(absent)} {_have(absent)} not come")
+    if silent := by_state.get(SILENT):
+        said.append(f"{named(silent)} {'say' if len(silent) > 1 else 'says'} nothing")
+    if lost := by_state.get(LOST):
+        said.append(f"{named(lost)} {_were(lost)} lost")
+    waiting = by_state.get(WAITING)
+    if waiting:
+        awaited = _awaited(view, waiting)
+        for_whom = f" for {named(awaited)}" if awaited else ""
+        said.append(f"{named(waiting)} {'wait' if len(waiting) > 1 else 'waits'}{for_whom}")
+    slow = view.stragglers
+    if slow and not waiting:
+        first = slow[0]
+        said.append(
+            f"{named([one.rank for one in slow])} {'keep' if len(slow) > 1 else 'keeps'} the others"
+            f" waiting: {percent(first.own)} of the time outside of calls, the others"
+            f" {percent(first.others)}"
+        )
+    there = len(view.there(now))
+    spares = by_state.get(SPARE, [])
+    ready = f", {len(spares)} ready to come" if spares else ""
+    running = f"{there} {'rank is' if there == 1 else 'ranks are'} there{ready}"
+    text = "; ".join([running, *said])
+    return text[0].upper() + text[1:] + "."
+
+
+def _awaited(view: JobView, waiting: Sequence[int]) -> list[int]:
+    """Return whom those who wait, wait for, and who does not wait."""
+    found: set[int] = set()
+    for rank in waiting:
+        sample = view.ranks[rank].sample
+        for call in sample.open_calls if sample is not None else ():
+            if call.waiting_for is not None:
+                found.add(call.waiting_for)
+    return sorted(found - set(waiting))
+
+
+def named(ranks: Sequence[int]) -> str:
+    """Return ``ranks 1, 2``, the first of them where they are many."""
+    shown = ", ".join(map(str, ranks[:_SHOWN]))
+    more = f" and {len(ranks) - _SHOWN} more" if len(ranks) > _SHOWN else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown}{more}"
+
+
+def _have(ranks: Sequence[int]) -> str:
+    return "have" if len(ranks) > 1 else "has"
+
+
+def _were(ranks: Sequence[int]) -> str:
+    return "were" if len(ranks) > 1 else "was"
+
+
+def percent(share: float) -> str:
+    """Return ``45 %``."""
+    return f"{100 * share:.0f} %"
+
+
+def duration(seconds: float) -> str:
+    """Return ``1.5 ms``, or a dash for no time at all."""
+    if seconds <= 0:
+        return "–"
+    if seconds >= 60:
+        return f"{int(seconds // 60)} min {seconds % 60:.0f} s"
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds / 1e-6:.3g} µs"
+
+
+def rate(nbytes: float) -> str:
+    """Return ``1.2 MB/s``, a thousand bytes being a kB."""
+    for prefix in _PREFIXES:
+        if nbytes < 999.5 or prefix == _PREFIXES[-1]:
+            return f"{nbytes:.3g} {prefix}B/s"
+        nbytes /= 1000
+    raise AssertionError
+
+
+def as_values(view: JobView, now: float) -> dict[str, Any]:
+    """Return all that a page draws, as values of JSON."""
+    slow = {one.rank for one in view.stragglers}
+    return {
+        "name": view.name,
+        "now": now,
+        "headline": headline(view, now),
+        "over": view.over is not None,
+        "epoch": view.epoch,
+        "committed": view.committed,
+        "dims": [asdict(dim) for dim in view.dims],
+        "ranks": [_rank(one, now, one.rank in slow) for one in view.ordered()],
+        "notes": [asdict(note) for note in view.notes],
+        "history": [asdict(moment) for moment in view.history],
+    }
+
+
+def _rank(view: RankView, now: float, slow: bool) -> dict[str, Any]:
+    sample = view.sample
+    values: dict[str, Any] = {
+        "rank": view.rank,
+        "state": view.state(now),
+        "slow": slow,
+        "how": view.how,
+        "step": view.step,
+        "inside": view.smooth.inside,
+        "heard": view.heard,
+        "host": "",
+        "pid": 0,
+        "total": 0,
+        "place": -1,
+        "epoch": -1,
+        "mesh": [],
+        "calls": [],
+    }
+    if sample is not None:
+        values |= {
+            "host": sample.host,
+            "pid": sample.pid,
+            "total": sample.total,
+            "place": sample.place,
+            "epoch": sample.epoch,
+            "mesh": [asdict(one) for one in sample.mesh],
+            "calls": [asdict(call) for call in sample.open_calls],
+        }
+    return values

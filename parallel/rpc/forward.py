@@ -1,0 +1,203 @@
+"""Computing in an autograd context: JAX functions by ``jax.vjp``, modules by their backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, TypeVar
+
+from meshlib import rpc
+from parallel.nn.module import Module
+from parallel.rpc.contexts import Context, Keeper, keeper
+from parallel.rpc.graph import Edge, Node, Recorded
+from parallel.rpc.modules import apply_module
+from parallel.rpc.weights import Weights, record
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def forward(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Compute ``fn(*args, **kwargs)``, and record it in the context, for ``backward``.
+
+    In an autograd context ``fn``'s arrays of floating point or complex numbers come back as
+    ``Recorded`` values. Outside of any, and without recorded arguments, it is only called.
+
+    Args:
+        fn: a function of JAX arrays (also one of ``jax.jit``), or a ``parallel.nn`` module. The
+            function may make remote calls, which are differentiated, too
+        args: arrays, recorded values, ``Weights``, RRefs to either on this worker, or tuples, lists
+            and dicts of them, in whose place ``fn`` gets arrays; and anything else. A module's are
+            arrays and recorded values
+        kwargs: the same
+
+    Returns:
+        What ``fn`` returns, a pytree.
+
+    Raises RuntimeError where the context has ended, ValueError for values of different contexts,
+    NotImplementedError for a module in evaluation mode with recorded arguments, and what ``fn``
+    raises.
+    """
+    args, kwargs = _localized(args), {name: _localized(it) for name, it in kwargs.items()}
+    here = keeper()
+    context = _context_of(here, (args, kwargs))
+    if context is not None:
+        context.check()
+    if isinstance(fn, Module):
+        return apply_module(here, context, fn, args, kwargs)
+    if context is None:
+        args, kwargs = _values((args, kwargs))
+        return fn(*args, **kwargs)
+    from parallel.rpc.traced import is_traced, through_here
+
+    if here.here.token is None and not is_traced((args, kwargs)):
+        with here.within(context):
+            return _apply(here, context, fn, args, kwargs)
+    if any(isinstance(leaf, Recorded | Weights) for leaf in _leaves((args, kwargs))):
+        return through_here(here, context, lambda a, k: forward(fn, *a, **k), args, kwargs)
+    return fn(*args, **kwargs)
+
+
+def function(fn: F) -> F:
+    """Have calls of ``fn``, local and remote, go through ``forward``.
+
+    A decorator for functions of JAX arrays: ``rpc_sync("worker1", fn, (weights_rref, x))``, with
+    an RRef to ``Weights`` on that worker, is differentiated there.
+    """
+
+    @wraps(fn)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return forward(fn, *args, **kwargs)
+
+    return wrapper  # pyright: ignore[reportReturnType]
+
+
+class Applied(Node):
+    """A JAX function of recorded values: ``vjp`` makes their gradients of those of its results."""
+
+    def __init__(
+        self, what: str, vjp: Any, inputs: Sequence[Edge | None], results: Sequence[Any]
+    ) -> None:
+        super().__init__(inputs, len(results))
+        self._what = what
+        self._vjp = vjp
+        self._specs = [(result.shape, result.dtype) for result in results]
+
+    def backward(self, grads: list[Any], retain: bool) -> Sequence[Any]:
+        """Call ``vjp``."""
+        import jax.numpy as jnp
+
+        vjp: Any = self._vjp
+        if not retain:
+            self._vjp = None
+            self.spend(
+                f"backward() has gone through {self._what} before, which kept nothing; expected"
+                " backward(..., retain_graph=True) the first time"
+            )
+        cotangents = [
+            jnp.zeros(shape, dtype) if grad is None else jnp.asarray(grad, dtype)
+            for grad, (shape, dtype) in zip(grads, self._specs, strict=True)
+        ]
+        _, found = vjp(cotangents)
+        return found
+
+
+def _apply(here: Keeper, context: Context, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    import jax
+    import jax.numpy as jnp
+
+    def recorded(leaf: Any) -> Any:
+        return record(context, leaf) if isinstance(leaf, Weights) else leaf
+
+    args, kwargs = jax.tree.map(recorded, (args, kwargs), is_leaf=_is_ours)
+    leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=_is_ours)
+    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Recorded)]
+    inputs = [leaves[i].edge for i in places]
+    structure: list[Any] = []
+
+    def call(token: Any, primals: list[Any]) -> tuple[list[Any], list[Any]]:
+        filled = list(leaves)
+        for i, primal in zip(places, primals, strict=True):
+            filled[i] = primal
+        args, kwargs = jax.tree.unflatten(tree, filled)
+        with here.within(context, token):
+            result = fn(*args, **kwargs)
+        out, out_tree = jax.tree.flatten(result, is_leaf=_is_ours)
+        kinds = [_is_array(it) and jnp.issubdtype(it.dtype, jnp.inexact) for it in out]
+        arrays = [it for it, kind in zip(out, kinds, strict=True) if kind]
+        numbers = [it for it, kind in zip(out, kinds, strict=True) if not kind and _is_array(it)]
+        rest = [None if kind or _is_array(it) else it for it, kind in zip(out, kinds, strict=True)]
+        structure[:] = out_tree, kinds, [_is_array(it) for it in out], rest
+        return arrays, numbers
+
+    primals = [jnp.asarray(leaves[i].value) for i in places]
+    values, vjp, numbers = jax.vjp(call, jnp.zeros(()), primals, has_aux=True)
+    out_tree, kinds, arrays, rest = structure
+    name = getattr(fn, "__qualname__", repr(fn))
+    node = Applied(name, vjp, inputs, values)
+    made = iter([Recorded(value, context, Edge(node, i)) for i, value in enumerate(values)])
+    others = iter(numbers)
+    out = [
+        next(made) if kind else next(others) if array else it
+        for kind, array, it in zip(kinds, arrays, rest, strict=True)
+    ]
+    return jax.tree.unflatten(out_tree, out)
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "dtype") and hasattr(value, "shape") and not isinstance(value, Recorded)
+
+
+def _is_ours(value: Any) -> bool:
+    return isinstance(value, Recorded | Weights)
+
+
+def _leaves(tree: Any) -> list[Any]:
+    import jax
+
+    return jax.tree.leaves(tree, is_leaf=_is_ours)
+
+
+def _localized(tree: Any) -> Any:
+    """Return ``tree`` with weights and recorded values of this worker in place of RRefs to them."""
+    if isinstance(tree, rpc.RRef):
+        rref: rpc.RRef[Any] = tree
+        found = rref.local_value() if rref.is_owner() else None
+        return found if _is_ours(found) else rref
+    if type(tree) in (tuple, list):
+        return type(tree)(_localized(it) for it in tree)
+    if type(tree) is dict:
+        return {name: _localized(it) for name, it in tree.items()}
+    return tree
+
+
+def _values(tree: Any) -> Any:
+    """Return ``tree`` with the arrays in place of weights."""
+    if isinstance(tree, Weights):
+        return tree.value
+    if type(tree) in (tuple, list):
+        return type(tree)(_values(it) for it in tree)
+    if type(tree) is dict:
+        return {name: _values(it) for name, it in tree.items()}
+    return tree
+
+
+def _context_of(here: Keeper, tree: Any) -> Context | None:
+    """Return the context of the calling thread, or else that of the values in ``tree``."""
+    found = here.here.context
+    for leaf in _flat(tree):
+        if isinstance(leaf, Recorded):
+            if found is not None and leaf.context is not found:
+                raise ValueError(
+                    f"a value was recorded in the context {leaf.context.id}, and is used in"
+                    f" {found.id}; expected values of one context"
+                )
+            found = here.enter(leaf.context.id)
+    return found
+
+
+def _flat(tree: Any) -> list[Any]:
+    if isinstance(tree, tuple | list):
+        return [leaf for it in tree for leaf in _flat(it)]
+    if isinstance(tree, dict):
+        return [leaf for it in tree.values() for leaf in _flat(it)]
+    return [tree]

@@ -1,0 +1,158 @@
+"""What a context records: values, the functions that made them, and messages between workers.
+
+Each worker has its part of the graph. A value that is sent becomes a ``Sent`` on the worker that
+sends it and a ``Received``, which names that one, on the worker that gets it: the gradient goes the
+same way back. (As the send and recv functions of ``torch.distributed.autograd``.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, NoReturn, Protocol
+
+from meshlib import rpc
+from parallel.checks import describe
+
+
+class Recording(Protocol):
+    """The context that a value was recorded in, on this worker."""
+
+    id: int
+
+    def send(self, edge: Edge, value: Any, to: int) -> tuple[Any, ...]:
+        """Note that a value is sent to a worker; return what ``__reduce__`` does."""
+        ...
+
+
+class Node:
+    """Something that made values: it makes gradients of what it was given of theirs.
+
+    ``inputs`` are where the gradients go, None: nowhere. ``outputs`` is the number of its values.
+    """
+
+    def __init__(self, inputs: Sequence[Edge | None] = (), outputs: int = 1) -> None:
+        self.inputs: Sequence[Edge | None] = inputs
+        self.outputs: int = outputs
+        self._spent: str = ""
+
+    def spend(self, why: str) -> None:
+        """Note that it cannot be gone through again."""
+        self._spent = why
+
+    def check(self) -> None:
+        """Raise RuntimeError where it cannot be gone through again."""
+        if self._spent:
+            raise RuntimeError(self._spent)
+
+    def backward(self, grads: list[Any], retain: bool) -> Sequence[Any]:
+        """Return the gradients of the inputs, given those of its values (None: zeros).
+
+        Without ``retain`` it is not called again, and keeps nothing.
+        """
+        raise NotImplementedError
+
+
+class Edge(NamedTuple):
+    """A value: that of a node, by number."""
+
+    node: Node
+    slot: int
+
+
+class Sent(Node):
+    """A value that was sent to another worker."""
+
+    def __init__(self, edge: Edge) -> None:
+        super().__init__((edge,))
+
+    def backward(self, grads: list[Any], retain: bool) -> Sequence[Any]:
+        """Return the gradient that has come back."""
+        del retain
+        return grads
+
+
+class Received(Node):
+    """A value that came from the worker ``origin``, which keeps it as its ``Sent`` of ``number``.
+
+    The engine sends its gradient there.
+    """
+
+    def __init__(self, origin: int, number: int) -> None:
+        super().__init__()
+        self.origin: int = origin
+        self.number: int = number
+
+
+class Sink(Node):
+    """A value of a function that JAX differentiates: its gradient goes on there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._grad: Any = None
+
+    def backward(self, grads: list[Any], retain: bool) -> Sequence[Any]:
+        """Keep it for ``take``."""
+        del retain
+        (self._grad,) = grads
+        return ()
+
+    def take(self) -> Any:
+        """Return the gradient of the last pass, None if there was none."""
+        grad, self._grad = self._grad, None
+        return grad
+
+
+class Recorded:
+    """An array that was computed in an autograd context, on this worker or another one.
+
+    What ``dist_autograd.forward`` returns, and recorded calls bring. ``value`` is the array itself,
+    without its history. It may be passed to ``forward`` (``function``s among them), in remote calls
+    and their results, and to ``backward``; ``float`` gives the number that a loss is. As an array
+    it would lose its gradient unseen, so it is none: JAX and NumPy raise TypeError.
+    """
+
+    __slots__ = ("context", "edge", "value")
+
+    def __init__(self, value: Any, context: Recording, edge: Edge) -> None:
+        self.value: Any = value
+        self.context: Recording = context
+        self.edge: Edge = edge
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The array's shape."""
+        return tuple(getattr(self.value, "shape", ()))
+
+    @property
+    def dtype(self) -> Any:
+        """The array's dtype."""
+        return getattr(self.value, "dtype", float)
+
+    def __float__(self) -> float:
+        return float(self.value)
+
+    def __repr__(self) -> str:
+        return f"Recorded({self.value!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        to = rpc.pickled_for()
+        if to is None:
+            raise RuntimeError(
+                "a recorded value can only be pickled as part of a remote call's arguments or"
+                " result: its gradient has to come back; expected its .value"
+            )
+        return self.context.send(self.edge, self.value, to)
+
+    def _refuse(self) -> NoReturn:
+        raise TypeError(
+            f"a recorded value ({describe(self.value)}) was used as an array, which would lose its"
+            " gradient; expected dist_autograd.forward(function, value, ...), or its .value where"
+            " no gradient is wanted"
+        )
+
+    @property
+    def __jax_array__(self) -> NoReturn:
+        self._refuse()
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> NoReturn:
+        self._refuse()

@@ -1,0 +1,30 @@
+"""Samples as ranks would post them."""
+
+from meshlib.diagnosis.sampling.sample import Coordinate, OpenCall, Sample, StepTime, Traffic
+
+
+def sample(rank, number=1, *, inside=0.5, size=4, **other):
+    """Return a sample of one second on a mesh of dp=2, tp=2 with a group of all and one of "dp"."""
+    values = {
+        "rank": rank,
+        "number": number,
+        "host": "here",
+        "pid": 100 + rank,
+        "epoch": 0,
+        "place": rank,
+        "size": size,
+        "seconds": 1.0,
+        "inside": inside,
+        "total": 10 * number,
+        "step": StepTime(0.1, -1, False),
+        "mesh": [Coordinate("dp", rank // 2, 2), Coordinate("tp", rank % 2, 2)],
+        "traffic": [Traffic("all", "default", 10, 80, 0.0), Traffic("d", "dp", 5, 1000, inside)],
+        "open_calls": [],
+    }
+    return Sample(**values | other)
+
+
+def open_call(seconds, waiting_for=None, *, blocking=True):
+    return OpenCall(
+        "call #7 all_reduce", "dp", "train.py:3 in f", "running", blocking, seconds, waiting_for
+    )
