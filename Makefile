@@ -10,7 +10,7 @@ SOURCES := pyproject.toml hatch_build.py $(wildcard transport/native/*.[ch])
 GPU_PYTHON ?= $(PYTHON)
 CUDA   ?= cuda13
 
-.PHONY: demo demo-4d test test-meshes test-all coverage wheels test-mpi test-torch test-slurm test-ray test-dask test-kubernetes check docs gpu-check bench chaos format clean
+.PHONY: demo demo-4d test test-meshes test-all coverage wheels test-mpi test-torch test-slurm test-ray test-dask test-kubernetes test-browser check docs gpu-check bench chaos format clean
 
 $(STAMP): $(SOURCES)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -102,6 +102,18 @@ test-ray test-dask test-kubernetes: test-%:  ## test what is for an engine, in a
 		.engines/$*/bin/python -m pip install --quiet --disable-pip-version-check \
 			$(patsubst .%,'.%',$(NEEDS_$*)) hypothesis pytest pytest-timeout; }
 	PYTHONPATH=. .engines/$*/bin/python -m pytest -W default --durations=5 tests/engines/test_$*.py
+
+test-browser:  ## the page of a job in Debian's chromium, driven by Playwright; pictures in out/
+	@if ! command -v chromium >/dev/null && { [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; }; then \
+		echo "test-browser: skipped, there is no chromium, and to install it needs root and apt-get"; \
+	else \
+		command -v chromium >/dev/null || { apt-get update -q && \
+			apt-get install -qy --no-install-recommends chromium fonts-dejavu-core; } || exit 1; \
+		test -x .engines/browser/bin/pytest || { $(PYTHON) -m venv .engines/browser && \
+			.engines/browser/bin/python -m pip install --quiet --disable-pip-version-check \
+				. hypothesis playwright pytest pytest-timeout; } || exit 1; \
+		PYTHONPATH=. .engines/browser/bin/python -m pytest -W default tests/e2e/test_browser.py; \
+	fi
 
 gpu-check:  ## on a machine with a GPU: tests, then benchmarks, then out/gpu-report.md
 	@if ! ls /dev/nvidia[0-9]* >/dev/null 2>&1 && ! nvidia-smi -L >/dev/null 2>&1; then \

@@ -26,7 +26,9 @@ with suppress(PackageNotFoundError):
 settings.register_profile("meshlib", deadline=None, derandomize=True)
 settings.load_profile("meshlib")
 
-# A shell that starts the tests in the background has SIGINT ignored, which the programs that the
-# tests start and interrupt would inherit.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A shell that starts the tests in the background has SIGINT ignored, and ``nohup`` SIGHUP: the
+# programs that the tests start and interrupt would inherit it.
+ENDINGS = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
+for number, handler in ENDINGS.items():
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from meshlib.bench.between import main_between
 from meshlib.bench.cases import CASES, COLLECTIVES
 from meshlib.bench.job import BenchmarkError
 from meshlib.bench.libraries import LIBRARIES, OWN
@@ -29,6 +30,8 @@ _BACKENDS = {"auto": "meshlib", "shm": "meshlib-shm", "tcp": "meshlib-tcp"}
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure what ``argv`` says, print a table, and return an exit code."""
     args = _parse(sys.argv[1:] if argv is None else argv)
+    if args.between:
+        return main_between(args)
     settings = {key: str(value) for key, value in vars(args).items()}
     try:
         tuning = _tuning() if args.predict else None
@@ -117,6 +120,12 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         "--predict",
         action="store_true",
         help="show what the cost model says: beside what was measured, and of many hosts",
+    )
+    parser.add_argument(
+        "--between",
+        action="store_true",
+        help="measure between the hosts of a job, as one of its ranks: meshrun --nnodes N ..."
+        " -m meshlib.bench --between (--ranks, --json, --plot, --predict do not count)",
     )
     model = parser.add_argument_group("many hosts, with --predict")
     model.add_argument("--hosts", type=_positive, default=1000, metavar="N", help="(1000)")

@@ -77,7 +77,10 @@ class Members:
 
     def places_of(self, global_ranks: Iterable[int]) -> Set[int]:
         """Return the places of those of ``global_ranks`` that are members."""
-        members = frozenset(global_ranks).intersection(self._places)
+        wanted = frozenset(global_ranks)
+        if not wanted:
+            return wanted
+        members = wanted.intersection(self._places)
         if self._places == range(len(self.ranks)):  # each at the place of its number
             return members
         return {self.group_rank(rank) for rank in members}

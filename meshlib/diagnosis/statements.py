@@ -83,12 +83,11 @@ class Statement:
     ) -> Self:
         """Return what ``rank``, whose main thread is ``thread_id``, answers to ``query``."""
         mine = [r for r in records if r.group == query.group]
-        recent = mine[-CALLS_IN_STATEMENT:]
         # Behind many asynchronous calls, the one that was asked about is not among the last.
         before = range(query.sequence - CALLS_BEFORE, query.sequence + 1)
-        recent = [
-            r for r in mine if r in recent or (r.peer == COLLECTIVE and r.header.sequence in before)
-        ]
+        earlier = mine[:-CALLS_IN_STATEMENT]
+        recent = [r for r in earlier if r.peer == COLLECTIVE and r.header.sequence in before]
+        recent += mine[-CALLS_IN_STATEMENT:]
         elsewhere = [r for r in records if r.group != query.group and not r.ended]
         return cls(
             rank=rank,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import lru_cache
 
 from meshlib.calls.context import RankContext
 from meshlib.diagnosis.members import Members
@@ -168,6 +169,8 @@ class GroupRegistry:
 
         Raises TypeError for what is no list of whole numbers.
         """
+        if ranks is self._membership.epoch.members:
+            return tuple(ranks)
         members = tuple(to_whole_numbers(ranks, "ranks"))
         known = self._membership.known
         if members and not 0 <= min(members) <= max(members) < known:
@@ -230,6 +233,7 @@ class GroupRegistry:
         return group
 
 
+@lru_cache(maxsize=64)  # a thousand ranks that are threads ask for the same
 def _group_id(kind: str, members: tuple[int, ...], rest: str) -> str:
     digest = hashlib.sha256(f"{members} {rest}".encode()).hexdigest()[:16]
     return f"{kind}-{digest}"

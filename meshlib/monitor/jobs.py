@@ -67,7 +67,9 @@ def running() -> list[Job]:
             job = Job(**json.loads(path.read_text(encoding="utf-8")))
             os.kill(job.pid, 0)
             found.append((about.st_mtime, job))
-    return [job for _, job in sorted(found, key=lambda pair: pair[0])]
+    # The launchers of a job's nodes may all be here.
+    by_store = {(job.host, job.port): job for _, job in sorted(found, key=lambda pair: pair[0])}
+    return list(by_store.values())
 
 
 def find(text: str | None) -> Job:

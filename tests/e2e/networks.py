@@ -43,6 +43,10 @@ class Network:
         """Unplug a host: packets vanish, nobody is told."""
         _ip("-n", self.hub, "link", "set", "dev", f"p{index}", "nomaster")
 
+    def plug_in(self, index):
+        """Undo ``cut_off``."""
+        _ip("-n", self.hub, "link", "set", "dev", f"p{index}", "master", "switch")
+
     def close(self):
         for name in (*self.names, self.hub):
             _ip("netns", "delete", name)

@@ -3,7 +3,8 @@
 The model is Hockney's ("The communication challenge for MPP", 1994) with a term for arithmetic:
 a frame takes ``alpha`` seconds and ``beta`` a byte, a byte reduced ``gamma``. Along the longest
 path these add up; where ranks share processors, nothing is faster than all work together over what
-can be done at a time either (Brent's bound).
+can be done at a time either (Brent's bound). Between hosts the wire's delay is apart from what a
+frame costs the processors: frames that leave one behind the other are delayed together.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from transport.flat import laps_of
 class Work:
     """What one collective takes. ``frames``, ``nbytes`` (sent) and ``reduced`` (bytes) are totals
     over all ranks; ``steps``, ``path_bytes`` and ``path_reduced`` lie one after the other on the
-    longest path.
+    longest path. ``delays`` is how often that path crosses from one rank to another where links
+    have delay, and frames are sent ahead of what is received.
     """
 
     algorithm: Algorithm
@@ -30,6 +32,7 @@ class Work:
     nbytes: float
     path_reduced: float = 0.0
     reduced: float = 0.0
+    delays: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +46,10 @@ class Cost:
     gamma: float
     lanes: float
 
-    def seconds(self, work: Work) -> float:
-        """Return how long ``work`` takes at least."""
+    def seconds(self, work: Work, delay: float = 0.0) -> float:
+        """Return how long ``work`` takes at least; a frame is ``delay`` seconds on its way."""
         together = self._add(work.frames, work.nbytes, work.reduced)
-        return max(self.path_seconds(work), together / self.lanes)
+        return max(self.path_seconds(work) + delay * work.delays, together / self.lanes)
 
     def path_seconds(self, work: Work, turns: int = 1) -> float:
         """Return how long the longest path takes, each of whose frames goes in ``turns``."""
@@ -72,17 +75,19 @@ def _barrier(nbytes: int, n: int, table: Thresholds, widening: int) -> Work:
     if table.barrier(n) is Algorithm.STAR:
         return _star(0, 0, n)
     steps = _ceil_log2(n)
-    return Work(Algorithm.DISSEMINATION, steps, n * steps, 0, 0)
+    return Work(Algorithm.DISSEMINATION, steps, n * steps, 0, 0, delays=steps)
 
 
 def _broadcast(nbytes: int, n: int, table: Thresholds, widening: int) -> Work:
     algorithm = table.broadcast(nbytes, n)
     if algorithm is Algorithm.TREE:
         levels = _ceil_log2(n)
-        return Work(algorithm, levels, n - 1, levels * nbytes, (n - 1) * nbytes)
+        total = (n - 1) * nbytes
+        return Work(algorithm, levels, n - 1, levels * nbytes, total, delays=_floor_log2(n))
     laps = 1 if n == 2 else laps_of(nbytes, table.segment)
     steps = laps + n - 2
-    return Work(algorithm, steps, (n - 1) * laps, steps * nbytes / laps, (n - 1) * nbytes)
+    path, total = steps * nbytes / laps, (n - 1) * nbytes
+    return Work(algorithm, steps, (n - 1) * laps, path, total, delays=n - 1)
 
 
 def _reduce(nbytes: int, n: int, table: Thresholds, widening: int) -> Work:
@@ -91,7 +96,8 @@ def _reduce(nbytes: int, n: int, table: Thresholds, widening: int) -> Work:
     laps = laps_of(wide, table.segment)
     steps = laps * _ceil_log2(n) if algorithm is Algorithm.TREE else laps + n - 2
     path, total = steps * wide / laps, (n - 1) * wide
-    return Work(algorithm, steps, (n - 1) * laps, path, total, path, total)
+    delays = _floor_log2(n) if algorithm is Algorithm.TREE else n - 1
+    return Work(algorithm, steps, (n - 1) * laps, path, total, path, total, delays)
 
 
 def _all_reduce(nbytes: int, n: int, table: Thresholds, widening: int) -> Work:
@@ -104,7 +110,8 @@ def _all_reduce(nbytes: int, n: int, table: Thresholds, widening: int) -> Work:
     laps = laps_of(wide, table.segment * n)
     steps, total = 2 * (n - 1) * laps, 2 * (n - 1) * nbytes
     reduced = (n - 1) * wide
-    return Work(algorithm, steps, n * steps, total / n, total, reduced / n, reduced)
+    delays = 2 if algorithm is Algorithm.PAIRWISE else steps
+    return Work(algorithm, steps, n * steps, total / n, total, reduced / n, reduced, delays)
 
 
 def _reduce_scatter(nbytes: int, n: int, table: Thresholds, widening: int) -> Work:
@@ -116,7 +123,8 @@ def _reduce_scatter(nbytes: int, n: int, table: Thresholds, widening: int) -> Wo
         return _doubling(wide, n)
     steps = (n - 1) * laps_of(-(-wide // n), table.segment)
     total, reduced = (n - 1) * nbytes, (n - 1) * wide
-    return Work(algorithm, steps, n * steps, total / n, total, reduced / n, reduced)
+    delays = 1 if algorithm is Algorithm.PAIRWISE else steps
+    return Work(algorithm, steps, n * steps, total / n, total, reduced / n, reduced, delays)
 
 
 def _all_gather(nbytes: int, n: int, table: Thresholds, widening: int) -> Work:
@@ -124,29 +132,32 @@ def _all_gather(nbytes: int, n: int, table: Thresholds, widening: int) -> Work:
     if algorithm is Algorithm.STAR:
         return _star(nbytes, nbytes * n, n)
     steps = _ceil_log2(n) if algorithm is Algorithm.BRUCK else n - 1
-    return Work(algorithm, steps, n * steps, (n - 1) * nbytes, n * (n - 1) * nbytes)
+    total = n * (n - 1) * nbytes
+    # Where there is delay, pairs take the place of a ring: ``LinkCollectives.all_gather``.
+    delays = steps if algorithm is Algorithm.BRUCK else 1
+    return Work(algorithm, steps, n * steps, (n - 1) * nbytes, total, delays=delays)
 
 
 def _gather(nbytes: int, n: int, table: Thresholds, widening: int) -> Work:
     total = (n - 1) * nbytes
-    return Work(Algorithm.DIRECT, n - 1, n - 1, total, total)
+    return Work(Algorithm.DIRECT, n - 1, n - 1, total, total, delays=1)
 
 
 def _scatter(nbytes: int, n: int, table: Thresholds, widening: int) -> Work:
     total = (n - 1) * nbytes / n
-    return Work(Algorithm.DIRECT, n - 1, n - 1, total, total)
+    return Work(Algorithm.DIRECT, n - 1, n - 1, total, total, delays=1)
 
 
 def _all_to_all(nbytes: int, n: int, table: Thresholds, widening: int) -> Work:
     total = (n - 1) * nbytes
-    return Work(Algorithm.PAIRWISE, n - 1, n * (n - 1), total / n, total)
+    return Work(Algorithm.PAIRWISE, n - 1, n * (n - 1), total / n, total, delays=1)
 
 
 def _star(asked: float, answered: float, n: int, reduced: float = 0.0) -> Work:
     """``asked`` bytes from each member, ``answered`` ones to each; all pass the centre."""
     frames, nbytes = 2 * (n - 1), (n - 1) * (asked + answered)
     arithmetic = (n - 1) * reduced
-    return Work(Algorithm.STAR, frames, frames, nbytes, nbytes, arithmetic, arithmetic)
+    return Work(Algorithm.STAR, frames, frames, nbytes, nbytes, arithmetic, arithmetic, 2)
 
 
 def _doubling(wide: int, n: int) -> Work:
@@ -157,8 +168,12 @@ def _doubling(wide: int, n: int) -> Work:
     path_reduced = (levels + (1 if extra else 0)) * wide
     reduced = (levels * power + extra) * wide
     return Work(
-        Algorithm.DOUBLING, steps, frames, steps * wide, frames * wide, path_reduced, reduced
+        Algorithm.DOUBLING, steps, frames, steps * wide, frames * wide, path_reduced, reduced, steps
     )
+
+
+def _floor_log2(n: int) -> int:
+    return n.bit_length() - 1
 
 
 def _ceil_log2(n: int) -> int:

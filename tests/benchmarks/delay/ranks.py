@@ -11,6 +11,7 @@ import statistics
 import sys
 import threading
 import time
+from collections import Counter
 from datetime import timedelta
 
 import numpy as np
@@ -166,29 +167,39 @@ def measure(call):
     return float(end[0] - begin[0])
 
 
-def resent():
-    """Return how many segments this rank's kernel has sent again."""
-    with open("/proc/net/snmp") as file:
-        names, values = (line.split() for line in file if line.startswith("Tcp:"))
-    return int(values[names.index("RetransSegs")])
+COUNTERS = (
+    "RetransSegs", "TCPTimeouts", "TCPLossProbes", "TCPBacklogDrop", "TCPRcvQDrop",
+    "RcvPruned", "TCPOFODrop", "TCPDSACKRecv",
+)  # fmt: skip
+
+
+def counted():
+    """Return what this rank's kernel has had to do over again, and why."""
+    found = Counter()
+    for path in ("/proc/net/snmp", "/proc/net/netstat"):
+        with open(path) as file:
+            lines = [line.split() for line in file if line.startswith(("Tcp:", "TcpExt:"))]
+        for names, values in zip(lines[::2], lines[1::2], strict=True):
+            found.update({n: int(v) for n, v in zip(names, values, strict=True) if n in COUNTERS})
+    return found
 
 
 results = []
 for name, nbytes in plan["cells"]:
     calls = {library: made.call(name, nbytes) for library, made in libraries.items()}
     times = {library: [] for library in calls}
-    lost = dict.fromkeys(calls, 0)
+    lost = {library: Counter() for library in calls}
     for turn in range(plan["rounds"] + plan["warm"]):
         for library, call in calls.items():
-            before = resent()
+            before = counted()
             seconds = measure(call)
             if turn >= plan["warm"]:
                 times[library].append(seconds)
-                lost[library] += resent() - before
+                lost[library] += counted() - before
     if plan["verbose"] and rank == 0:
         print(
             "sent again",
-            lost,
+            {library: dict(found) for library, found in lost.items()},
             {k: [round(1e3 * x) for x in v] for k, v in times.items()},
             flush=True,
         )

@@ -94,7 +94,8 @@ def torchrun(python: str, mib: int, folder: Path, started: list) -> Job:
     """Start torchrun."""
     command = [python, "-m", "torch.distributed.run", "--standalone", "--max-restarts", "3"]
     program = [str(HERE / "recovery_torch.py"), str(folder), str(mib)]
-    started.append(start([*command, "--nproc-per-node", str(RANKS), *program], folder))
+    lo = {"GLOO_SOCKET_IFNAME": "lo"}
+    started.append(start([*command, "--nproc-per-node", str(RANKS), *program], folder, **lo))
     return Job(folder, lambda: None)
 
 
@@ -104,7 +105,7 @@ def torchft(python: str, mib: int, folder: Path, started: list) -> Job:
     lighthouse = [str(Path(python).with_name("torchft_lighthouse"))]
     options = ["--min_replicas", "1", "--join_timeout_ms", "500", "--quorum_tick_ms", "20"]
     options += ["--heartbeat_timeout_ms", "1000", "--bind", f"127.0.0.1:{port}"]
-    started.append(start([*lighthouse, *options], folder))
+    started.append(start([*lighthouse, *options], folder, RUST_LOG="warn"))
     time.sleep(1.0)
 
     def replica(rank: int) -> None:

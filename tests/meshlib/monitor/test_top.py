@@ -87,7 +87,7 @@ def jobs(tmp_path, monkeypatch):
     def job(name, program, **other):
         folder = tmp_path / f"meshrun-{name}"
         folder.mkdir(mode=0o700)
-        made = Job(name, "127.0.0.1", 1234, "00", program, os.getpid(), 4)
+        made = Job(name, "127.0.0.1", len(name), "00", program, os.getpid(), 4)
         write(folder, replace(made, **other))
         return folder / "job.json"
 
@@ -105,13 +105,19 @@ def test_the_only_job_is_meant(jobs):
 
 def test_a_job_is_meant_by_its_name_program_or_process(jobs):
     jobs("20260101-a", "train.py")
-    jobs("20260102-b", "/some/where/other.py", pid=os.getppid())
+    jobs("20260102-bc", "/some/where/other.py", pid=os.getppid())
     assert find("20260102").program == "/some/where/other.py"
     assert find("train").name == "20260101-a"
-    assert find("other.py").name == "20260102-b"
-    assert find(str(os.getppid())).name == "20260102-b"
+    assert find("other.py").name == "20260102-bc"
+    assert find(str(os.getppid())).name == "20260102-bc"
     with pytest.raises(ValueError, match="several jobs run here"):
         find(None)
+
+
+def test_launchers_of_the_same_store_run_one_job(jobs):
+    jobs("20260101-a", "train.py")
+    jobs("20260101-b", "train.py")
+    assert len(running()) == 1
 
 
 def test_only_what_a_launcher_of_this_user_has_left_counts(jobs):

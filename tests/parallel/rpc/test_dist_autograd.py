@@ -19,7 +19,7 @@ def _double():
 
 
 def draw(seed, *shape):
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape))
+    return np.random.default_rng(seed).standard_normal(shape)
 
 
 @dist_autograd.function
@@ -42,8 +42,13 @@ W1, W2, X, T = draw(1, 4, 4), draw(2, 4, 4), draw(3, 6, 4), draw(4, 6, 4)
 
 
 @jax.jit
-def one_process(w1, w2, x):
-    return jnp.mean((jnp.tanh(jnp.tanh(x @ w1) @ w2) - T) ** 2)
+def in_one_process(w1, w2, x):
+    """The loss, and its gradients by all three."""
+
+    def loss(w1, w2, x):
+        return jnp.mean((jnp.tanh(jnp.tanh(x @ w1) @ w2) - T) ** 2)
+
+    return jax.value_and_grad(loss, (0, 1, 2))(w1, w2, x)
 
 
 def test_a_chain_over_workers_has_the_gradients_of_one_process():
@@ -53,9 +58,10 @@ def test_a_chain_over_workers_has_the_gradients_of_one_process():
         with dist_autograd.context() as context_id:
             hidden = rpc.rpc_sync("w1", layer, (w1, x))
             assert hidden.shape == (6, 4)
+            assert hidden.dtype == np.float64
             loss = loss_of(rpc.rpc_async("w2", layer, (w2, hidden)).wait(), T)
             dist_autograd.backward(context_id, [loss])
-            value, (g1, g2, gx) = jax.value_and_grad(one_process, (0, 1, 2))(W1, W2, X)
+            value, (g1, g2, gx) = in_one_process(W1, W2, X)
             same(float(loss), value)
             same(gradient(w1, context_id), g1)
             same(gradient(w2, context_id), g2)
@@ -68,6 +74,14 @@ def test_a_chain_over_workers_has_the_gradients_of_one_process():
 def through(to, w, x):
     """Called on one worker: what another one computes."""
     return rpc.rpc_sync(to, layer, (w, x))
+
+
+def along(path, ws, x):
+    """Compute on the last worker of a path, called from each by the one before."""
+    if not path:
+        return x
+    here = rpc.get_worker_info().id
+    return rpc.rpc_sync(path[0], along, (path[1:], ws, layer(ws[here], x)))
 
 
 @dist_autograd.function
@@ -84,10 +98,30 @@ def test_nested_calls_and_the_same_worker_again():
             hidden = rpc.rpc_sync(1, through, (0, w0, x))
             y = rpc.rpc_sync(2, through, (1, w1, hidden))
             dist_autograd.backward(context_id, [loss_of(y, T)])
-            g0, g1, gx = jax.grad(one_process, (0, 1, 2))(W1, W2, X)
+            _, (g0, g1, gx) = in_one_process(W1, W2, X)
             same(gradient(w0, context_id), g0)
             same(gradient(w1, context_id), g1)
             same(dist_autograd.get_gradients(context_id)[x], gx)
+
+    over_workers(3, program)
+
+
+def test_calls_nested_four_deep():
+    def program():
+        ws = [rpc.RRef(Weights(W1)), rpc.remote(1, Weights, (W2,)), rpc.remote(2, Weights, (W1,))]
+        with dist_autograd.context() as context_id:
+            y = along((1, 2, 0, 1), ws, X)
+            dist_autograd.backward(context_id, [loss_of(y, T)])
+            found = [gradient(w, context_id) for w in ws]
+
+        def alone(ws):
+            y = X
+            for here in (0, 1, 2, 0):
+                y = jnp.tanh(y @ ws[here])
+            return jnp.mean((y - T) ** 2)
+
+        for actual, expected in zip(found, jax.grad(alone)([W1, W2, W1]), strict=True):
+            same(actual, expected)
 
     over_workers(3, program)
 
@@ -99,15 +133,18 @@ def test_calls_in_a_function_that_jax_differentiates():
         def loss(x, scale):
             first = rpc.rpc_async(2, traced_through, (0, w0, x))
             second = rpc.rpc_async(0, layer, (w0, scale * x))
-            hidden = first.wait() + second.wait()
+            hidden = sum(rpc.wait_all([first, second]))
             return jnp.sum(rpc.rpc_sync(1, layer, (w1, hidden)) ** 2)
 
         @jax.jit
-        def local(x, scale, w0, w1):
-            hidden = 2 * jnp.tanh(x * 3 @ w0) + jnp.tanh(scale * x @ w0)
-            return jnp.sum(jnp.tanh(hidden @ w1) ** 2)
+        def alone(x, scale, w0, w1):
+            def loss(x, scale, w0, w1):
+                hidden = 2 * jnp.tanh(x * 3 @ w0) + jnp.tanh(scale * x @ w0)
+                return jnp.sum(jnp.tanh(hidden @ w1) ** 2)
 
-        value, grads = jax.value_and_grad(local, (0, 1, 2, 3))(X, 1.5, W1, W2)
+            return jax.value_and_grad(loss, (0, 1, 2, 3))(x, scale, w0, w1)
+
+        value, grads = alone(X, 1.5, W1, W2)
         with dist_autograd.context() as context_id:
             found, (gx, gs) = jax.value_and_grad(loss, (0, 1))(X, 1.5)
             same(found, value)
@@ -131,19 +168,21 @@ def test_calls_in_a_function_that_jax_differentiates():
 def test_the_optimizer_steps_where_the_weights_live():
     def program():
         w1, w2 = rpc.remote(1, Weights, (W1,)), rpc.remote(2, Weights, (W2,))
-        optimizer = DistributedOptimizer(optax.adam, [w1, w2], 1e-2)
-        tx = optax.adam(1e-2)
-        values = [W1, W2]
-        state = tx.init(values)
+        optimizer = DistributedOptimizer(optax.sgd, [w1, w2], 0.5, momentum=0.9)
+        values, traces = [np.asarray(W1), np.asarray(W2)], [0.0, 0.0]
         for _ in range(3):
             with dist_autograd.context() as context_id:
                 y = rpc.rpc_sync(2, layer, (w2, rpc.rpc_sync(1, layer, (w1, X))))
                 dist_autograd.backward(context_id, [loss_of(y, T)])
                 optimizer.step(context_id)
-            grads = jax.grad(lambda v: one_process(*v, X))(values)
-            updates, state = tx.update(grads, state, values)
-            values = optax.apply_updates(values, updates)
+            _, grads = in_one_process(*values, X)
+            traces = [0.9 * t + np.asarray(g) for t, g in zip(traces, grads, strict=False)]
+            values = [value - 0.5 * t for value, t in zip(values, traces, strict=True)]
         same(w1.to_here(), values[0])
         same(w2.to_here(), values[1])
 
     over_workers(3, program)
+
+
+def test_without_rpc_a_recorded_function_is_only_called():
+    same(layer(Weights(W1), X), np.tanh(X @ W1))

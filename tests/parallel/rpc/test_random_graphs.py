@@ -120,6 +120,6 @@ def check(steps):
 
 def test_random_programs_have_the_gradients_of_one_process():
     programs = st.lists(step, min_size=1, max_size=8)
-    random_programs = settings(max_examples=20)(given(programs)(check))
+    random_programs = settings(max_examples=12)(given(programs)(check))
     with jax_settings(jax_enable_x64=True, jax_disable_most_optimizations=True):
         gradient_workers.over_workers(RANKS, random_programs)
