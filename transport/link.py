@@ -122,14 +122,6 @@ class PacedLink(Link):
         """Have so many connections to the peer soon, if possible. Never blocks."""
 
     @abstractmethod
-    def make_room(self, nbytes: int) -> None:
-        """Have so many bytes wait here until they are received, if possible. Never blocks.
-
-        Who receives from several links in turn keeps the others waiting. If these had no room, what
-        leaves for them would come to a halt, and their pace be taken for a slow one.
-        """
-
-    @abstractmethod
     def outbox(self, call: Call) -> Outbox:
         """Return an outbox for links of the same communicator."""
 

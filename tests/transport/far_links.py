@@ -66,16 +66,12 @@ class FarLink(InprocLink, PacedLink):
 
     given: Pace
     log: list[Any]
-    room: int = 0
 
     def pace(self) -> Pace:
         return self.given
 
     def widen(self, connections: int) -> None:
         self.log.append(("widen", self.peer, connections))
-
-    def make_room(self, nbytes: int) -> None:
-        self.room = nbytes
 
     def lend(self, call: Call, data: memoryview) -> Any:
         return self._offer(call, data)

@@ -84,9 +84,6 @@ class Ahead:
         )
         bruck.all_gather(team, call, list(found))
         self.nbytes = int(found[:, 0].max())
-        if self.nbytes:
-            for link in paced:
-                link.make_room(self.nbytes)
         if found[:, 1].any():
             self.connections = min(2 * self.connections, _MOST_CONNECTIONS)
         if self.connections > 1:

@@ -36,7 +36,7 @@ from transport.tcp.frame import (
 )
 from transport.tcp.look_out import LookOut
 from transport.tcp.outbox import TcpOutbox
-from transport.tcp.pace import make_room, pace_of
+from transport.tcp.pace import pace_of
 from transport.tcp.striping import STRIPED_BYTES
 from transport.tcp.waiting import poll
 
@@ -83,7 +83,6 @@ class TcpLink(PacedLink):
         # Connections beside the first, in the same order at both ends. The peer may know of fewer.
         self._more: tuple[socket.socket, ...] = ()
         self._usable = 0
-        self._room = 0
         self._look_out = LookOut()
         self.staging = memoryview(bytearray(STAGING_BYTES))
         sock.settimeout(None)
@@ -140,14 +139,6 @@ class TcpLink(PacedLink):
         """See ``PacedLink``. On one machine nothing is far enough to matter."""
         return UNKNOWN if self._on_this_machine else pace_of((self.first, *self._more))
 
-    def make_room(self, nbytes: int) -> None:
-        """See ``PacedLink``: each connection has its share."""
-        if nbytes > self._room and not self._on_this_machine:
-            self._room = nbytes
-            sockets = (self.first, *self._more)
-            for sock in sockets:
-                make_room(sock, -(-nbytes // len(sockets)))
-
     def widen(self, connections: int) -> None:
         if self._on_widen is not None:
             self._on_widen(self, connections)
@@ -163,8 +154,6 @@ class TcpLink(PacedLink):
         """
         sock.settimeout(None)
         self._more = (*self._more, sock)
-        if self._room:
-            make_room(sock, -(-self._room // (len(self._more) + 1)))
         if known:
             self._usable = len(self._more)
         if self._ended is not None:

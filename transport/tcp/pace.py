@@ -23,7 +23,6 @@ _NEVER = 0xFFFFFFFF
 
 # Less than so many microseconds with something to send tell nothing.
 _TELLING = 50_000
-_MOST_ROOM = 1 << 30
 
 
 def pace_of(sockets: Sequence[socket.socket]) -> Pace:
@@ -57,19 +56,6 @@ def _read(sock: socket.socket) -> Pace:
     if micros in (0, _NEVER) and len(info) >= _SMOOTHED.size:
         (micros,) = _SMOOTHED.unpack_from(info)
     return Pace(micros / 1e6, rate, 1, held_back)
-
-
-def make_room(sock: socket.socket, nbytes: int) -> None:
-    """Let ``nbytes`` wait in the kernel for whoever receives from ``sock``, as far as the second
-    half of ``tcp_rmem``'s maximum goes. By itself the kernel gives a connection room as it is read.
-    """
-    # To say from how many bytes on a receiver is to be woken has this effect on Linux, and stays
-    # below what the kernel may still give; SO_RCVBUF would end that.
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, min(nbytes, _MOST_ROOM))
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
-    except OSError:  # gone: the next call finds out
-        return
 
 
 @functools.cache

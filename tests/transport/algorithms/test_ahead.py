@@ -193,16 +193,6 @@ def test_members_agree_now_and_then() -> None:
         assert found == [SEGMENT] * 3 + [8 * SEGMENT] * 6
 
 
-@pytest.mark.parametrize("pace_of", [everywhere(0), one_far_link])
-def test_links_have_room_for_what_is_under_way_on_any(pace_of: PaceOf) -> None:
-    def body(m: Member) -> list[int]:
-        m.all_reduce(np.ones(4 * SEGMENT, np.float32), ReduceOp.SUM)
-        return [link.room for link in m.comm._links.values()]  # pyright: ignore
-
-    expected = 3 * SEGMENT if pace_of is one_far_link else 0
-    assert run_group(transport(pace_of), 3, body, TABLE) == [[expected] * 2] * 3
-
-
 def test_no_memory_is_kept_for_what_is_ahead() -> None:
     size = 64 * 2 * SEGMENT // 4
 
