@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import Any, Self
 
 from meshlib.diagnosis.event_log import answer_key
@@ -92,7 +93,7 @@ class Statement:
         return cls(
             rank=rank,
             pid=os.getpid(),
-            host=socket.gethostname(),
+            host=_host(),
             reached=reached,
             calls=[CallSaid.of(r) for r in recent],
             elsewhere=[CallSaid.of(r) for r in elsewhere[-1:]],
@@ -133,7 +134,7 @@ def put_stacks(store: Store, rank: int, main_thread: int, ticket: str) -> None:
     """Answer ``StackAsked``: the user's part of the main thread's stack, and all threads whole."""
     said = {
         "rank": rank,
-        "host": socket.gethostname(),
+        "host": _host(),
         "pid": os.getpid(),
         "main": user_stack(main_thread),
         "threads": all_stacks(),
@@ -168,3 +169,9 @@ def _values(said: CallSaid | Statement) -> dict[str, Any]:
 
 def _left_key(rank: int) -> str:
     return f"left/{rank}"
+
+
+@cache
+def _host() -> str:
+    """Return the host's name: asked for once, as each time lets other threads go first."""
+    return socket.gethostname()
