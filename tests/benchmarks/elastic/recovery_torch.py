@@ -32,7 +32,11 @@ def main(out: Path, mib: int) -> None:
 
         note(f"pid {os.getpid()}", BEGUN)
         note("imported", IMPORTED)
-        dist.init_process_group("gloo")
+        # Under keys of their own: those of the attempt before name ports that nobody listens at.
+        store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+        store = dist.PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], store)
+        size = int(os.environ["WORLD_SIZE"])
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
         note("joined")
         again = saved.exists()
         dist.barrier()
