@@ -118,6 +118,19 @@ def torchft(python: str, mib: int, folder: Path, started: list) -> Job:
     return Job(folder, lambda: replica(VICTIM))
 
 
+def _commits_since(notes: list[tuple[str, float]], killed: float) -> float:
+    """Return when a rank first committed a step that was not under way at ``killed``.
+
+    It has noted something else before: the next agreement, another size, its own new start.
+    """
+    changed = False
+    for what, at in notes:
+        if at > killed and changed and what == "commit":
+            return at
+        changed |= at > killed and what not in ("commit", f"size {RANKS}")
+    return float("inf")
+
+
 def measure(job: Job, spare: bool) -> tuple[float, float, dict[str, float]]:
     """Return the two times, and the stations of the rank that came."""
 
@@ -138,11 +151,7 @@ def measure(job: Job, spare: bool) -> tuple[float, float, dict[str, float]]:
 
     notes = job.wait(whole)
     new = notes.get(RANKS) or [one for one in notes[VICTIM] if one[1] > killed + 0.01]
-    # What a survivor was about to commit at that moment counts for nothing.
-    commits = [
-        at for rank in notes if rank != VICTIM for what, at in notes[rank] if what == "commit"
-    ]
-    after = min(at for at in commits if at > killed + 0.03)
+    after = min(_commits_since(own, killed) for own in notes.values())
     again = next(at for what, at in new if what == f"size {RANKS}")
     stations: dict[str, float] = {}
     for what, at in new:
