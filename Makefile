@@ -10,7 +10,7 @@ SOURCES := pyproject.toml hatch_build.py $(wildcard transport/native/*.[ch])
 GPU_PYTHON ?= $(PYTHON)
 CUDA   ?= cuda13
 
-.PHONY: demo demo-4d test test-meshes test-all coverage wheels test-mpi test-torch test-slurm test-ray test-dask test-kubernetes test-browser check docs gpu-check bench chaos format clean
+.PHONY: demo demo-4d test test-meshes test-all coverage wheels test-mpi test-torch test-slurm test-ray test-dask test-kubernetes test-browser check lint types docs gpu-check bench chaos format clean
 
 $(STAMP): $(SOURCES)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -125,10 +125,14 @@ gpu-check:  ## on a machine with a GPU: tests, then benchmarks, then out/gpu-rep
 			--editable '.[dev,$(CUDA)]' 'jax[$(CUDA)]' && $(BIN)/python tests/gpu/check.py out; \
 	fi
 
-check: $(STAMP) docs  ## lint, format, types, import floors and rooms, and the pages as a site
+check: lint types docs  ## lint, format, types, import floors and rooms, and the pages as a site
+
+lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
+
+types: $(STAMP)
 	$(BIN)/pyright
 	$(BIN)/python tests/docs/type_completeness.py
 

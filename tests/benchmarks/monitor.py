@@ -1,130 +1,157 @@
-"""What a watched job costs: ``python -m tests.benchmarks.monitor [--ranks N] [--rounds N]``.
+"""What watching a job costs its ranks: ``python -m tests.benchmarks.monitor [--ranks N]``.
 
-Jobs of ``meshrun`` whose steps are fixed work, by turns with ``--monitor``, with a reader who asks
-for the page's values and the metrics once a second, and without. Compared is processor time: of
-the ranks for a step, and of the launcher for a second.
+One job of ``meshrun``, whose steps are fixed work, is watched and not watched by turns, with a page
+whose values and metrics somebody asks for once a second. Compared is processor time, which depends
+less on what else the machine does: of the ranks' main threads for a step, and of their other
+threads for a second. The first second of each turn does not count.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import re
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import urllib.request
-from contextlib import suppress
 from pathlib import Path
+
+from meshlib.command_line import USAGE_ERROR
+from meshlib.monitor.jobs import Job, running
+from meshlib.monitor.server import PageServer
+from meshlib.monitor.view import JobView
+from meshlib.monitor.watch import JobWatch
 
 _PROGRAM = """
 import os, sys, time
 import numpy as np
 import meshlib as dist
 
-steps, calls, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+calls, folder = int(sys.argv[1]), sys.argv[2]
 mesh = dist.init_device_mesh("cpu", (int(os.environ["WORLD_SIZE"]),), mesh_dim_names=("dp",))
 matrix = np.random.default_rng(0).standard_normal((160, 160))
 gradient = np.ones(1000, np.float32)
-
-def step():
+file = open(os.path.join(folder, os.environ["RANK"]), "w")
+done = np.zeros(1, np.int8)
+while not done[0]:
     product = matrix
     for _ in range(60):
         product = matrix @ product
         product /= np.abs(product).max()
     for _ in range(calls):
         mesh.all_reduce(gradient, dist.ReduceOp.MAX)
-
-for _ in range(20):
-    step()
-begin, clock = time.process_time(), time.monotonic()
-for _ in range(steps):
-    step()
-with open(os.path.join(folder, os.environ["RANK"]), "w") as file:
-    file.write(f"{time.process_time() - begin} {time.monotonic() - clock}")
+    done[0] = os.path.exists(os.path.join(folder, "end"))
+    mesh.all_reduce(done, dist.ReduceOp.MAX)
+    print(time.monotonic(), time.thread_time(), time.process_time(), file=file)
+file.close()
 """
+Turn = tuple[float, float, bool]
+"""From when to when (monotonic seconds), and whether the job was watched."""
 
 
 def main() -> int:
-    """Print what each round took, and the medians."""
+    """Print what each turn took, and the medians."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--calls", type=int, default=20)
+    parser.add_argument("--turns", type=int, default=12)
+    parser.add_argument("--seconds", type=float, default=6.0)
+    parser.add_argument("--calls", type=int, default=20, help="a step")
     options = parser.parse_args()
-    ratios: list[float] = []
-    launchers: list[float] = []
-    for i in range(options.rounds):
-        found: dict[bool, tuple[float, float, float]] = {}
-        for watched in (False, True) if i % 2 else (True, False):
-            found[watched] = _run(watched, options.ranks, options.steps, options.calls)
-        (plain, clock, idle), (seen, _, busy) = found[False], found[True]
-        ratios.append(seen / plain)
-        launchers.append(busy - idle)
-        print(
-            f"round {i}: ms of processor time a step of all ranks: {plain:.3f} plain, {seen:.3f}"
-            f" watched ({seen / plain:.4f}); {clock:.1f} ms by the clock; ms a second of the"
-            f" launcher: {idle:.2f} plain, {busy:.2f} watched",
-            flush=True,
-        )
-    print(
-        f"medians: a step takes {statistics.median(ratios):.4f} of the processor time; the launcher"
-        f" takes {statistics.median(launchers):.2f} ms a second more"
-    )
-    return 0
-
-
-def _run(watched: bool, ranks: int, steps: int, calls: int) -> tuple[float, float, float]:
-    """Return milliseconds: of processor time a step, by the clock, of the launcher a second."""
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        script = folder / "program.py"
+        script = Path(name, "program.py")
         script.write_text(_PROGRAM)
-        begin = time.monotonic()
         process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "meshlib.launcher.cli", "--start", "exec"),
-                *(("--monitor",) if watched else ()),
-                *("-n", str(ranks), str(script), str(steps), str(calls), name),
+                *("-n", str(options.ranks), str(script), str(options.calls), name),
             ],
-            stderr=subprocess.PIPE,
-            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
-        ended = threading.Event()
-        reader = threading.Thread(target=_read, args=(process, ended), daemon=True)
-        reader.start()
-        launcher = 0.0
-        while process.poll() is None:
-            with suppress(OSError, IndexError):
-                fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
-                launcher = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-            time.sleep(0.1)
-        seconds = time.monotonic() - begin
-        ended.set()
-        reader.join()
-        told = [(folder / str(rank)).read_text().split() for rank in range(ranks)]
-    spent = sum(float(one[0]) for one in told)
-    clock = max(float(one[1]) for one in told)
-    return spent / steps * 1e3, clock / steps * 1e3, launcher / seconds * 1e3
+        try:
+            turns = _take_turns(process, options.turns, options.seconds)
+        finally:
+            Path(name, "end").touch()
+            process.wait(60)
+        files = [Path(name, str(rank)).read_text().splitlines() for rank in range(options.ranks)]
+    if not turns:
+        return USAGE_ERROR
+    steps = [[tuple(map(float, line.split())) for line in lines] for lines in files]
+    _report(turns, steps)
+    return 0
 
 
-def _read(process: subprocess.Popen[str], ended: threading.Event) -> None:
-    """Ask for what the page and Prometheus ask for, once a second."""
-    assert process.stderr is not None
-    found = re.search(r"(http://\S+/)#(\S+)", process.stderr.readline())
-    if found is None:
-        return
-    while not ended.wait(1.0):
-        for path in ("job", "metrics"):
-            request = urllib.request.Request(found[1] + path)
-            request.add_header("Authorization", f"Bearer {found[2]}")
-            with suppress(OSError), urllib.request.urlopen(request, timeout=10) as answer:
-                json.loads(answer.read()) if path == "job" else answer.read()
+def _take_turns(process: subprocess.Popen[bytes], count: int, seconds: float) -> list[Turn]:
+    job = None
+    while job is None and process.poll() is None:
+        time.sleep(0.1)
+        job = next((one for one in running() if one.pid == process.pid), None)
+    turns: list[Turn] = []
+    if job is not None:
+        time.sleep(3.0)  # the ranks begin
+        for i in range(count):
+            begin = time.monotonic()
+            if i % 2:
+                _look(job, seconds)
+            else:
+                time.sleep(seconds)
+            turns.append((begin + 1.0, time.monotonic() - 0.2, bool(i % 2)))
+    return turns
+
+
+def _look(job: Job, seconds: float) -> None:
+    """Watch the job, and ask for what the page and Prometheus ask for, once a second."""
+    watch = JobWatch(job.connect(), JobView(job.name, job.ranks))
+    page = PageServer(watch)
+    url, _, token = page.url.partition("#")
+    end = time.monotonic() + seconds
+    try:
+        watch.start()
+        while time.monotonic() < end:
+            for path in ("job", "metrics"):
+                request = urllib.request.Request(url + path)
+                request.add_header("Authorization", f"Bearer {token}")
+                with urllib.request.urlopen(request, timeout=10) as answer:
+                    answer.read()
+            time.sleep(1.0)
+    finally:
+        page.close()
+        watch.close()
+
+
+def _report(turns: list[Turn], ranks: list[list[tuple[float, ...]]]) -> None:
+    mains: dict[bool, list[float]] = {False: [], True: []}
+    others: dict[bool, list[float]] = {False: [], True: []}
+    for begin, end, watched in turns:
+        main = other = clock = 0.0
+        for steps in ranks:
+            inside = [step for step in steps if begin <= step[0] <= end]
+            if len(inside) < 2:
+                continue
+            (t0, m0, p0), (t1, m1, p1) = inside[0], inside[-1]
+            main += (m1 - m0) / (len(inside) - 1) / len(ranks)
+            other += ((p1 - p0) - (m1 - m0)) / (t1 - t0) / len(ranks)
+            clock = (t1 - t0) / (len(inside) - 1)
+        mains[watched].append(main)
+        others[watched].append(other)
+        print(
+            f"{'watched' if watched else 'plain  '}: main thread {main * 1e3:.3f} ms a step of"
+            f" {clock * 1e3:.0f} ms, other threads {other * 1e3:.2f} ms a second"
+        )
+    # Each watched turn beside the one before it: what else the machine does changes slowly.
+    ratios = [seen / plain for plain, seen in zip(mains[False], mains[True], strict=False)]
+    more = statistics.median(others[True]) - statistics.median(others[False])
+    print(
+        f"main thread: watched / plain {statistics.median(ratios):.4f} (median of {len(ratios)}"
+        f" pairs, quartiles {_quartiles(ratios)}); other threads take {more * 1e3:.2f} ms a second"
+        " more"
+    )
+
+
+def _quartiles(values: list[float]) -> str:
+    low, _, high = statistics.quantiles(values, n=4)
+    return f"{low:.4f} and {high:.4f}"
 
 
 if __name__ == "__main__":

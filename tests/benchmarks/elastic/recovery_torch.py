@@ -32,11 +32,18 @@ def main(out: Path, mib: int) -> None:
 
         note(f"pid {os.getpid()}", BEGUN)
         note("imported", IMPORTED)
-        dist.init_process_group("gloo")
+        # Under keys of their own: those of the attempt before name ports that nobody listens at.
+        store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+        store = dist.PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], store)
+        size = int(os.environ["WORLD_SIZE"])
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
         note("joined")
-        weights = torch.load(saved) if saved.exists() else torch.full((mib << 17,), float(rank))
-        if rank == 0 and not saved.exists():
-            torch.save(weights, saved)
+        again = saved.exists()
+        dist.barrier()
+        if again:
+            torch.load(saved)
+        elif rank == 0:
+            torch.save(torch.full((mib << 17,), 1.0, dtype=torch.float64), saved)
         dist.barrier()
         gradient = torch.zeros(1024)
         while True:

@@ -33,6 +33,8 @@ SAME = (
             if (op is AVG and dtype[0] in "iu?") or (dtype in ("?", "c8") and op is not SUM):
                 continue
             for count in (1, 2, 3, 1000, 4096, 5000, 200_000):
+                if count == 200_000 and op is not SUM:
+                    continue  # what is so long is cut up before anyone looks at the op
                 number += 1
                 x = values(number, rank, dtype, count)
                 parts = [values(number, of, dtype, count) for of in range(size)]

@@ -163,6 +163,7 @@ def train(job, shape, until, *, kind="ddp", event=None, policy="keep", log=None,
                 step.on_commit(optimizer.step)
                 step.on_commit(optimizer.zero_grad)
             event(elastic, step, "ended")
+        assert current_world().recorder.steps.count in (0, elastic.committed)
         return (
             values_of(model) if elastic.placed else [],
             elastic.committed,

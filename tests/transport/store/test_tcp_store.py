@@ -21,8 +21,8 @@ from transport.errors import (
     DistStoreError,
     StoreTimeoutError,
 )
-from transport.net.auth import authenticate
-from transport.net.sockets import listen
+from transport.net.auth import Handshake, authenticate
+from transport.net.sockets import listen, recv_exact
 from transport.store import TCPStore, TCPStoreServer
 from transport.store.tcp.serving import listen_host
 
@@ -246,6 +246,25 @@ class TestConnection:
                 pytest.raises(DistStoreError, match="no reply"),
             ):
                 store.get("k")
+            done.result(SOON)
+
+    def test_a_server_that_closes_in_the_handshake_is_not_taken_for_one_that_refuses(self) -> None:
+        with listen() as listener, ThreadPoolExecutor(1) as pool:
+            listener.settimeout(SOON)
+
+            def serve() -> None:
+                sock, _ = listener.accept()
+                with sock:
+                    handshake, deadline = Handshake(b"s", initiator=False), Deadline.after(SOON)
+                    sock.sendall(handshake.receive(recv_exact(sock, handshake.wanted, deadline)))
+                    recv_exact(sock, handshake.wanted, deadline)
+                sock, _ = listener.accept()
+                with sock:
+                    authenticate(sock, b"s", Deadline.after(SOON), initiator=False)
+                    sock.recv(1000)
+
+            done = pool.submit(serve)
+            TCPStore(*listener.getsockname(), timeout=SOON, secret=b"s").close()
             done.result(SOON)
 
     def test_a_stranger_that_accepts_and_says_nothing(
