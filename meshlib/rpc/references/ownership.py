@@ -10,7 +10,9 @@ of the reference, or of the one that it came from, up to the first. No message w
 (``tests/meshlib/rpc/test_ownership.py`` has the model, with workers that die.)
 
 A dead worker's references are dropped. What it gave to others stays counted if its grant arrived;
-if not, the object may be gone when those ask for it, and they are told why.
+if not, the object may be gone when those ask for it, and they are told why. If the grant arrived
+and the reference itself was lost with its giver, nobody will release it: the object then lives
+until the end of RPC.
 """
 
 from __future__ import annotations
