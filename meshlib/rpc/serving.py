@@ -90,6 +90,8 @@ class Server:
         serving = Serving((caller, frame.call), connection, frame.nbytes)
         self.under_way[serving.key] = serving
         agent = self._agent
+        if caller in agent.peers.lost:  # told after the request was read: then nobody looked here
+            serving.cancelled = f"its caller, {agent.who(caller)}, {agent.peers.lost[caller]}"
         if frame.flags & CREATES:
             # Whoever holds references, it must not go before it was made.
             serving.kept = agent.holdings.create(ObjectId(caller, frame.call))

@@ -10,7 +10,9 @@ of the reference, or of the one that it came from, up to the first. No message w
 (``tests/meshlib/rpc/test_ownership.py`` has the model, with workers that die.)
 
 A dead worker's references are dropped. What it gave to others stays counted if its grant arrived;
-if not, the object may be gone when those ask for it, and they are told why.
+if not, the object may be gone when those ask for it, and they are told why. If the grant arrived
+and the reference itself was lost with its giver, nobody will release it: the object then lives
+until the end of RPC.
 """
 
 from __future__ import annotations
@@ -84,7 +86,9 @@ class Ownership:
         """
         found = self._objects.get(oid)
         if found is None:
-            found = self._objects[oid] = Owned(self._make(oid))
+            found = Owned(self._make(oid))
+            if oid.creator not in self._dead:  # else nobody holds it, and nobody will
+                self._objects[oid] = found
         found.created = True
         self._change(oid, oid.creator, oid.creator, 1)
         return found
@@ -98,6 +102,8 @@ class Ownership:
 
     def grant(self, oid: ObjectId, giver: int, to: int) -> Owned | None:
         """Note that ``giver`` passes a reference to ``to``. Returns the object if that frees it."""
+        if giver in self._dead:  # its release may have come, and was of nothing
+            return None
         return self._change(oid, giver, to, 1)
 
     def release(self, oid: ObjectId, giver: int, holder: int) -> Owned | None:
@@ -108,7 +114,8 @@ class Ownership:
         return self._change(oid, giver, holder, -1)
 
     def bury(self, rank: int, how: str) -> list[Owned]:
-        """Drop the references of ``rank``, which is dead. Nothing of it may come any more.
+        """Drop the references of ``rank``, which is dead. What still comes of it, read by another
+        thread when it was told dead, changes nothing.
 
         Returns the objects that it was to create: they never will be.
         """

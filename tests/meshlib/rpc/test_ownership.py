@@ -89,12 +89,15 @@ class Model:
             self.dead.add(worker)
             if any(what[0] in ("grant", "create") for what in self.to_owner[worker]):
                 self.uncertain = True
-            self.to_owner[worker].clear()  # what it had not sent
+            late = [*self.to_owner[worker]][: n // 9 % 4]  # the rest it had not sent
+            self.to_owner[worker].clear()
             self.held[worker].clear()
             for way in self.messages:
                 if way[1] == worker:
                     self.messages[way].clear()
             self.table.bury(worker, "died")
+            for what in late:  # which a thread had read
+                self.act(worker, what)
 
     def references(self):
         return sum(map(len, self.held.values())) + sum(map(len, self.messages.values()))
@@ -126,6 +129,18 @@ def test_an_object_lives_while_it_is_referred_to_and_no_longer(count, actions):
             assert not model.is_freed()
     model.end()
     assert len(model.table) == 0
+
+
+def test_what_comes_of_the_dead_changes_nothing():
+    table = Ownership(lambda oid: Future())
+    table.bury(1, "died")
+    assert table.create(OID).created  # its function is about to run
+    assert len(table) == 0
+    table.create(ObjectId(2, 1))
+    table.release(ObjectId(2, 1), 1, 3)
+    table.grant(ObjectId(2, 1), 1, 3)
+    table.release(ObjectId(2, 1), 2, 2)
+    assert len(table) == 0
 
 
 def test_a_lost_reference_says_why():
