@@ -94,7 +94,7 @@ def run(episodes: int, rate: float = 20.0) -> list[float]:
 
 def main() -> None:
     """Learn, and print how long the pole stood."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description="Balance a pole with actors and a learner.")
     parser.add_argument("--episodes", type=int, default=150, help="of each actor")
     options = parser.parse_args()
     dist.init_process_group()

@@ -127,7 +127,7 @@ def run(generations: int, lose: int | None = None) -> tuple[list[float], dict[in
 
 def main() -> None:
     """Search, and print what was found by whom."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description="Try candidates in a pool of workers.")
     parser.add_argument("--generations", type=int, default=6)
     parser.add_argument("--lose", type=int, help="the rank of an evaluator that dies")
     options = parser.parse_args()

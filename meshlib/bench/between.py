@@ -72,16 +72,19 @@ def run_between(args: argparse.Namespace) -> int:
     dist = importlib.import_module("meshlib")
     dist.init_process_group(args.backend[0] if args.backend else None)
     try:
-        _Between(dist, args).run()
+        Between(dist, args, os.environ.get(environment.GROUP_RANK) or socket.gethostname()).run()
     finally:
         dist.destroy_process_group()
     return 0
 
 
-class _Between:
-    def __init__(self, dist: Any, args: argparse.Namespace) -> None:
+class Between:
+    """One rank's part of the measurement; ``host`` is what tells its host from the others."""
+
+    def __init__(self, dist: Any, args: argparse.Namespace, host: str) -> None:
         self._dist = dist
         self._args = args
+        self._host = host
         self._rank: int = dist.get_rank()
         self._size: int = dist.get_world_size()
         self._ahead = 0.0
@@ -90,6 +93,7 @@ class _Between:
         """How long after it was set a call begins: all have heard of it by then."""
 
     def run(self) -> None:
+        """Measure and print."""
         hosts = self._hosts()
         self._say(f"{self._size} ranks on {len(hosts)} hosts, {self._dist.get_backend()}")
         paths = self._paths([ranks[0] for ranks in hosts])
@@ -118,10 +122,9 @@ class _Between:
             print(text, flush=True)
 
     def _hosts(self) -> list[list[int]]:
-        """Return the ranks of each host, by the launcher's numbers of nodes."""
-        own = os.environ.get(environment.GROUP_RANK) or socket.gethostname()
+        """Return the ranks of each host."""
         names: list[Any] = [None] * self._size
-        self._dist.all_gather_object(names, own)
+        self._dist.all_gather_object(names, self._host)
         found: dict[str, list[int]] = {}
         for rank, name in enumerate(names):
             found.setdefault(name, []).append(rank)

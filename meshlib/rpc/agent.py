@@ -209,6 +209,7 @@ class Agent:
             try:
                 connection = self.peers.connection(call.to, call.seconds, call)
             except RpcTimeoutError as error:
+                self._lateness.want_record()
                 call.end(None, error)
                 return
             call.connection = connection

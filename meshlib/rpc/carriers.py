@@ -59,7 +59,7 @@ class Differentiating(Carrier, Protocol):
         """Return the call that is made in place of ``call(args, kwargs)``, None: that one itself.
 
         The arguments are those of the program, not pickled yet; with ``creates``, the value is to
-        stay there. What is returned has ``Future``'s methods, and a ``connection`` of None.
+        stay there. What is returned has ``Future``'s methods, and the ``connection`` of its call.
         """
         ...
 

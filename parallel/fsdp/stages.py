@@ -8,6 +8,7 @@ from typing import Any
 from meshlib import DeviceMesh
 from parallel.checks import check_callable, check_instance, describe
 from parallel.ddp.data_parallel import DistributedDataParallel
+from parallel.ddp.replicas import told_to_all
 from parallel.fsdp.fully_shard import fully_shard
 from parallel.fsdp.policy import MixedPrecisionPolicy
 from parallel.nn.module import Module
@@ -48,22 +49,24 @@ def zero_redundancy(
         The model to train, and the optimizer.
 
     Raises:
-        ValueError: for another stage, and options that the stage has no use for.
-        TypeError: for arguments of another type; and what the four raise.
+        ValueError: on every rank, for another stage, and options that the stage has no use for.
+        TypeError: for what is no mesh; on every rank, for other arguments of another type; and what
+            the four raise.
     """
-    check_instance(module, Module, "module")
-    check_callable(optimizer_class, "optimizer_class")
     check_instance(mesh, DeviceMesh, "mesh", "mesh['dp']")
     where = f"rank {mesh.get_rank()}"
-    if isinstance(stage, bool) or stage not in (0, 1, 2, 3):
-        raise ValueError(f"{where}: stage must be 0, 1, 2 or 3, got {describe(stage)}")
-    if stage < 2:
+    with told_to_all(mesh.process_group):
+        check_instance(module, Module, "module")
+        check_callable(optimizer_class, "optimizer_class")
+        if isinstance(stage, bool) or stage not in (0, 1, 2, 3):
+            raise ValueError(f"{where}: stage must be 0, 1, 2 or 3, got {describe(stage)}")
         for name, value in (("layers", layers), ("mp_policy", mp_policy)):
-            if value is not None:
+            if stage < 2 and value is not None:
                 raise ValueError(
                     f"{where}: {name} is {value!r}, which stage {stage} has no use for; expected"
                     " None, or stage 2 or 3"
                 )
+    if stage < 2:
         model = DistributedDataParallel(module, mesh)
         if not stage:
             return model, optimizer_class(module.parameters(), **defaults)

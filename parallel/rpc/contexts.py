@@ -8,7 +8,7 @@ import sys
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol, cast
 
@@ -51,16 +51,34 @@ class Context:
 
         Raises RuntimeError where the context has ended.
         """
-        self.check()
+        self.bring_to(to)
         with self.lock:
-            self.known.add(to)
             number = next(self._numbers)
             self._sent[number] = Sent(edge)
         return received, (self.id, self._rank, number, value)
 
+    def bring_to(self, rank: int) -> None:
+        """Note that a worker gets to know the context.
+
+        Raises RuntimeError where the context has ended.
+        """
+        # In this order: who ends the context either finds the worker, or has been noticed here.
+        self.known.add(rank)
+        self.check()
+
     def sent(self, number: int) -> Sent:
-        """Return the message of that number."""
-        return self._sent[number]
+        """Return the message of that number. Raises RuntimeError where the context has ended."""
+        found = self._sent.get(number)
+        if found is None:
+            raise RuntimeError(_ended(self.id))
+        return found
+
+    def pass_of(self, key: PassKey) -> Pass:
+        """Return a backward pass. Raises RuntimeError where the context has ended."""
+        found = self.passes.get(key)
+        if found is None:
+            raise RuntimeError(_ended(self.id))
+        return found
 
     def leaf(self, parameter: object, make: Callable[[], Node]) -> Node:
         """Return the node in which a parameter's gradients end: ``make()``, at its first use."""
@@ -137,8 +155,11 @@ class Keeper:
 
     def enter(self, id: int) -> Context:
         """Return a context, made at its first call here. Raises RuntimeError if it has ended."""
-        left, self._left = self._left, []
-        self._left += [context for context in left if not context.end(wait=True)]
+        if self._left:
+            # Without a wait: a module that is in use may be waiting for this very call.
+            with self._lock:
+                left, self._left = self._left, []
+            self._keep(context for context in left if not context.end(wait=False))
         with self._lock:
             context = self._contexts.get(id)
             if context is None:
@@ -215,8 +236,7 @@ class Keeper:
         context = self.here.context
         if context is None:
             return None
-        context.check()
-        context.known.add(to)
+        context.bring_to(to)
         return _Ticket(context.id)
 
     @contextmanager
@@ -275,7 +295,12 @@ class Keeper:
             self._lost.add(rank)
             gone = [id for id in self._contexts if id >> _RANK_BITS == rank]
             contexts = [self._contexts.pop(id) for id in gone]
-        self._left += [context for context in contexts if not context.end(wait=False)]
+        self._keep(context for context in contexts if not context.end(wait=False))
+
+    def _keep(self, left: Iterable[Context]) -> None:
+        kept = list(left)
+        with self._lock:
+            self._left += kept
 
 
 class _Ticket:

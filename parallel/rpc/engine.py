@@ -81,7 +81,7 @@ def _propagate_from(
     """Take gradients, and run what is ready then. Returns the calls that this leads to."""
     ready: deque[Node] = deque()
     calls: list[rpc.Future[Any]] = []
-    context_pass = context.passes[key]
+    context_pass = context.pass_of(key)
 
     def take(arrivals: Iterable[Arrival]) -> None:
         with context.lock:

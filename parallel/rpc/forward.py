@@ -38,7 +38,10 @@ def forward(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     raises.
     """
     args, kwargs = _localized(args), {name: _localized(it) for name, it in kwargs.items()}
-    here = keeper()
+    try:
+        here = keeper()
+    except (RuntimeError, ValueError):  # no RPC, or no process group: there are no contexts
+        return fn(*_values(args), **_values(kwargs))
     context = _context_of(here, (args, kwargs))
     if context is not None:
         context.check()

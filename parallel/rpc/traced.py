@@ -61,8 +61,6 @@ def through_here(here: Keeper, context: Context, call: Call, args: Any, kwargs: 
 class Through(rpc.Future[Any]):
     """A call that was made in a function that JAX differentiates. ``wait`` in that function."""
 
-    connection = None
-
     def __init__(
         self,
         here: Keeper,
@@ -80,6 +78,7 @@ class Through(rpc.Future[Any]):
         self._inputs = token, traced
         self._values = values
         self._sinks = sinks
+        self._results: list[Any] = []
 
     def done(self) -> bool:
         """Whether the call has ended."""
@@ -87,6 +86,11 @@ class Through(rpc.Future[Any]):
 
     def wait(self, timeout: Any = None) -> Any:
         """Wait for the call; return its result to the function that JAX differentiates."""
+        if not self._results:
+            self._results.append(self._to_jax(timeout))
+        return self._results[0]
+
+    def _to_jax(self, timeout: Any) -> Any:
         result = self._started.wait(timeout)
         leaves, tree = jax.tree.flatten(result, is_leaf=lambda it: isinstance(it, Recorded))
         places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Recorded)]
@@ -105,6 +109,20 @@ class Through(rpc.Future[Any]):
     def exception(self) -> BaseException | None:
         """Return what the call has failed with."""
         return self._started.exception()
+
+    @property
+    def connection(self) -> Any:
+        """What the reply is read from, for whoever makes the call."""
+        return getattr(self._started, "connection", None)
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What the call has failed with."""
+        return self._started.failure
+
+    def at_once(self, callback: Any) -> None:
+        """Have ``callback(self)`` called when the call ends (``wait_all``)."""
+        self._started.at_once(lambda _: callback(self))
 
     def then(self, callback: Any) -> NoReturn:
         """Raise NotImplementedError: JAX differentiates what this thread does."""
@@ -149,7 +167,7 @@ class Through(rpc.Future[Any]):
 def _value_of(tracer: Any) -> Any:
     value = jax.lax.stop_gradient(tracer)
     _check_values(value)
-    return value
+    return jnp.asarray(value)  # of NumPy arrays JAX makes things of its own, which cannot travel
 
 
 def _check_values(tree: Any) -> None:

@@ -34,9 +34,12 @@ def main(out: Path, mib: int) -> None:
         note("imported", IMPORTED)
         dist.init_process_group("gloo")
         note("joined")
-        weights = torch.load(saved) if saved.exists() else torch.full((mib << 17,), float(rank))
-        if rank == 0 and not saved.exists():
-            torch.save(weights, saved)
+        again = saved.exists()
+        dist.barrier()
+        if again:
+            torch.load(saved)
+        elif rank == 0:
+            torch.save(torch.full((mib << 17,), 1.0, dtype=torch.float64), saved)
         dist.barrier()
         gradient = torch.zeros(1024)
         while True:

@@ -238,10 +238,13 @@ def test_a_second_ctrl_c_kills_at_once(meshrun):
 
 def test_user_signals_are_passed_on(meshrun):
     script = """
-        import os, signal
-        signal.signal(signal.SIGUSR1, lambda *_: print("got it", flush=True))
+        import os, signal, time
+        got = []
+        signal.signal(signal.SIGUSR1, lambda *_: got.append("got it"))
         open("ready-" + os.environ["RANK"], "w").close()
-        signal.pause()
+        while not got:
+            time.sleep(0.01)
+        print(*got, flush=True)
     """
     process = start_and_wait(meshrun, script)
     process.send_signal(signal.SIGUSR1)

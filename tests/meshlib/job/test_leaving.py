@@ -151,7 +151,7 @@ def test_run_ranks_raises_it():
     def program():
         dist.broadcast(np.zeros(1), 0 if dist.get_rank() == 0 else 1)
 
-    with pytest.raises(RankError, match="made different calls"):
+    with pytest.raises(RankError, match=r"(made|in) different calls"):
         run_ranks(program, 3, backend="shm")
 
 

@@ -5,7 +5,7 @@ import threading
 import time
 
 import pytest
-from rpc_workers import workers
+from rpc_workers import expire, workers
 
 import meshlib as dist
 from meshlib import rpc
@@ -200,8 +200,11 @@ def test_a_late_call_has_both_ends_write_their_records(tmp_path, monkeypatch):
     monkeypatch.setenv(environment.TRACE_DIR, str(tmp_path))
 
     def program():
+        late = rpc.rpc_async(1, last)
+        assert inside.wait(60)
+        expire(late)
         with pytest.raises(rpc.RpcTimeoutError):
-            rpc.rpc_sync(1, last, timeout=0.05)
+            late.wait()
         until = time.monotonic() + 60
         while len(list(tmp_path.glob("rank*.json"))) < 2 and time.monotonic() < until:
             time.sleep(0.001)

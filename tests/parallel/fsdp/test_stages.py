@@ -66,3 +66,16 @@ def test_bad_stages():
             zero_redundancy(make_mlp(), optim.SGD, mesh, stage=1, layers=[])
 
     on_mesh(program, 2)
+
+
+@pytest.mark.parametrize("others", [0, 1, 3])
+def test_a_stage_of_one_rank_is_told_to_all(others):
+    def program(mesh):
+        stage = others if dist.get_rank() else 4
+        with pytest.raises(ValueError, match="rank 0: stage must be 0, 1, 2 or 3, got 4"):
+            zero_redundancy(make_mlp(), optim.SGD, mesh, stage=stage, lr=0.1)
+        stage = others if dist.get_rank() else (3 if others < 2 else 0)
+        with pytest.raises(ValueError, match="not the same on all ranks"):
+            zero_redundancy(make_mlp(), optim.SGD, mesh, stage=stage, lr=0.1)
+
+    on_mesh(program, 2)

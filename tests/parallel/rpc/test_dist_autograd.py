@@ -19,7 +19,7 @@ def _double():
 
 
 def draw(seed, *shape):
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape))
+    return np.random.default_rng(seed).standard_normal(shape)
 
 
 @dist_autograd.function
@@ -58,6 +58,7 @@ def test_a_chain_over_workers_has_the_gradients_of_one_process():
         with dist_autograd.context() as context_id:
             hidden = rpc.rpc_sync("w1", layer, (w1, x))
             assert hidden.shape == (6, 4)
+            assert hidden.dtype == np.float64
             loss = loss_of(rpc.rpc_async("w2", layer, (w2, hidden)).wait(), T)
             dist_autograd.backward(context_id, [loss])
             value, (g1, g2, gx) = in_one_process(W1, W2, X)
@@ -73,6 +74,14 @@ def test_a_chain_over_workers_has_the_gradients_of_one_process():
 def through(to, w, x):
     """Called on one worker: what another one computes."""
     return rpc.rpc_sync(to, layer, (w, x))
+
+
+def along(path, ws, x):
+    """Compute on the last worker of a path, called from each by the one before."""
+    if not path:
+        return x
+    here = rpc.get_worker_info().id
+    return rpc.rpc_sync(path[0], along, (path[1:], ws, layer(ws[here], x)))
 
 
 @dist_autograd.function
@@ -97,6 +106,26 @@ def test_nested_calls_and_the_same_worker_again():
     over_workers(3, program)
 
 
+def test_calls_nested_four_deep():
+    def program():
+        ws = [rpc.RRef(Weights(W1)), rpc.remote(1, Weights, (W2,)), rpc.remote(2, Weights, (W1,))]
+        with dist_autograd.context() as context_id:
+            y = along((1, 2, 0, 1), ws, X)
+            dist_autograd.backward(context_id, [loss_of(y, T)])
+            found = [gradient(w, context_id) for w in ws]
+
+        def alone(ws):
+            y = X
+            for here in (0, 1, 2, 0):
+                y = jnp.tanh(y @ ws[here])
+            return jnp.mean((y - T) ** 2)
+
+        for actual, expected in zip(found, jax.grad(alone)([W1, W2, W1]), strict=True):
+            same(actual, expected)
+
+    over_workers(3, program)
+
+
 def test_calls_in_a_function_that_jax_differentiates():
     def program():
         w0, w1 = rpc.RRef(Weights(W1)), rpc.remote(1, Weights, (W2,))
@@ -104,7 +133,7 @@ def test_calls_in_a_function_that_jax_differentiates():
         def loss(x, scale):
             first = rpc.rpc_async(2, traced_through, (0, w0, x))
             second = rpc.rpc_async(0, layer, (w0, scale * x))
-            hidden = first.wait() + second.wait()
+            hidden = sum(rpc.wait_all([first, second]))
             return jnp.sum(rpc.rpc_sync(1, layer, (w1, hidden)) ** 2)
 
         @jax.jit
@@ -153,3 +182,7 @@ def test_the_optimizer_steps_where_the_weights_live():
         same(w2.to_here(), values[1])
 
     over_workers(3, program)
+
+
+def test_without_rpc_a_recorded_function_is_only_called():
+    same(layer(Weights(W1), X), np.tanh(X @ W1))

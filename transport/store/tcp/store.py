@@ -190,6 +190,7 @@ class TCPStore(Store):
             self._lease.close()
 
     def _connect(self, deadline: Deadline) -> StoreConnection:
+        hung_up = False
         while True:
             sock = connect(*self._address, deadline)
             # Whoever accepts and then says nothing for so long is no store.
@@ -208,9 +209,12 @@ class TCPStore(Store):
                         f" job's store has the address {where}",
                         refused=False,
                     ) from error.__cause__
-                # Strangers crowded us out, or the server before ours is just closing.
-                if not isinstance(error, HandshakeInterruptedError):
+                # Strangers crowded us out, or the server before ours is just closing: it may hang
+                # up as one does that refuses our proof. Who does so twice refuses it.
+                unclear = not hung_up and isinstance(error.__cause__, ConnectionError)
+                if not isinstance(error, HandshakeInterruptedError) and not unclear:
                     raise
+                hung_up = hung_up or unclear
                 if deadline.remaining() <= _PAUSE_SECONDS:
                     raise
                 time.sleep(_PAUSE_SECONDS)
