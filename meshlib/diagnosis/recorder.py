@@ -17,6 +17,7 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from meshlib.diagnosis.sampling.steps import StepMarks
+from transport import environment
 from transport.call import Call, Kind
 from transport.deadline import Deadline
 from transport.native import core
@@ -162,6 +163,14 @@ class Record(Call):
             "error": self.error,
             "waiting_for": None if self.ended else self.waiting_for,
         }
+
+
+def capacity_from_environment() -> int:
+    """Return how many calls a recorder is to keep. Raises ValueError for what is no number."""
+    text = os.environ.get(environment.TRACE_CALLS, str(CAPACITY))
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"{environment.TRACE_CALLS} is {text!r}; expected a number of calls >= 1")
+    return int(text)
 
 
 Annotate = Callable[[str], AbstractContextManager[object]]

@@ -29,13 +29,10 @@ from meshlib.diagnosis.events import (
 )
 from meshlib.diagnosis.log import RankLog
 from meshlib.diagnosis.members import Members
-from meshlib.diagnosis.recorder import CAPACITY, FlightRecorder, Record
+from meshlib.diagnosis.recorder import FlightRecorder, Record, capacity_from_environment
 from meshlib.diagnosis.reporter import NEWS_SECONDS
-from meshlib.diagnosis.sampling.posting import Posting
-from meshlib.diagnosis.sampling.sample import Coordinate
-from meshlib.diagnosis.sampling.sampler import Sampler, Standpoint
 from meshlib.diagnosis.stalls import StallDetector
-from meshlib.diagnosis.statements import Statement, put_stacks
+from meshlib.diagnosis.statements import Statement
 from meshlib.diagnosis.watcher import News, Watcher
 from meshlib.groups.communicators import STAGED, make_device_communicator
 from meshlib.groups.process_group import DRAIN_SECONDS, ProcessGroup
@@ -44,6 +41,7 @@ from meshlib.job.leaving import chains, count_out, find_mismatch, say_goodbye
 from meshlib.job.meeting import LOST, join, meet, server_of
 from meshlib.job.membership import Epoch, JobMembership
 from meshlib.job.registry import GroupRegistry
+from meshlib.job.seen import Seen
 from meshlib.job.thread_rank import ALL_HERE
 from meshlib.trace import dump
 from transport import backends, environment
@@ -68,13 +66,6 @@ _IN_A_FORK = (
     "the call in that process, workers started with 'spawn' or 'forkserver', or, for a job"
     " of this process's own, destroy_process_group() and then init_process_group()"
 )
-
-
-def _recorder_capacity() -> int:
-    text = os.environ.get(environment.TRACE_CALLS, str(CAPACITY))
-    if not text.isdecimal() or int(text) < 1:
-        raise ValueError(f"{environment.TRACE_CALLS} is {text!r}; expected a number of calls >= 1")
-    return int(text)
 
 
 class _Entered(threading.local):
@@ -137,7 +128,7 @@ class World:
         self.cuda_device: int | None = None
         """The GPU that this rank was bound to from the start, if it was."""
         self.log: RankLog = RankLog(rank)
-        self.recorded_calls: int = _recorder_capacity()
+        self.recorded_calls: int = capacity_from_environment()
         self.recorder: FlightRecorder = FlightRecorder(self.recorded_calls)
         self.calls: Recorded | None = None
         """The records of remote calls, once there were such."""
@@ -151,8 +142,6 @@ class World:
             self.note_failure,
         )
         self.entered: _Entered = _Entered()
-        self.coordinates: tuple[Coordinate, ...] = ()
-        """Where this rank is on the largest mesh, for people to see."""
         self.thread_id: int = threading.get_ident()
         self.breakpoints: dict[tuple[str, int], int] = {}
         # Ranks that were started by a launcher may have numbers of their own.
@@ -178,15 +167,13 @@ class World:
         self._bad_news = threading.Event()
         self._server: int | None = None  # the rank that serves the store, if one does
         self._refusal: DistBackendError | None = None  # in a fork of this rank's process
-        self._posting = Posting(
-            rank, store, Sampler(rank, self.recorder, self.thread_id, self._standpoint).take
-        )
+        self.seen: Seen = Seen(store, self.recorder, self.membership, self.groups, self.thread_id)
         in_forked_children(self, World._leave_behind)
         self._watcher = Watcher(store, rank, self._on_event, self._on_silence)
         try:
             self._meet(Deadline.after(timeout))
         except BaseException:
-            self._posting.close()
+            self.seen.close()
             self._watcher.close()
             store.close()
             raise
@@ -245,7 +232,7 @@ class World:
         """
         ended = self.registry.begin_epoch(epoch.number, kept)
         self.membership.begin(epoch, joining=joining)
-        self.coordinates = ()
+        self.seen.coordinates = ()
         why = f"epoch {epoch.number} of the job has begun, with {epoch.size} ranks"
         for group in ended:
             group.fail(DistBackendError(f"{group} has ended: {why}"))
@@ -329,7 +316,7 @@ class World:
             case Ready(rank):
                 self.membership.note_waiting(rank)
             case Watched() | StackAsked():
-                self._let_see(event)
+                self.seen.hear(event)
             case _:
                 pass
 
@@ -387,24 +374,12 @@ class World:
         ends.pop(self.rank, None)
         return ends
 
-    def _let_see(self, wish: Watched | StackAsked) -> None:
-        if isinstance(wish, Watched):
-            self._posting.hear(wish)
-        elif wish.rank == self.rank:
-            with suppress(DistStoreError):
-                put_stacks(self.store, self.rank, self.thread_id, wish.ticket)
-
     def _answer(self, query: Query) -> None:
         group = self.registry.get(query.group)
         reached = group.reached() if group is not None else 0
         said = Statement.of(self.rank, self.recorder.records(), self.thread_id, query, reached)
         with suppress(DistStoreError):
             self.store.set(answer_key(query.ticket, self.rank), said.pack())
-
-    def _standpoint(self) -> Standpoint:
-        groups = {group.id: group.members for group in self.groups()}
-        epoch = self.membership.epoch
-        return Standpoint(groups, epoch.number, self.membership.place, epoch.size, self.coordinates)
 
     # ------------------------------------------------------------------ flight record
 
@@ -502,7 +477,7 @@ class World:
         lost = len(self.membership.lost)
         self.registry.clear()
         self._stalls.close()
-        self._posting.close()
+        self.seen.close()
         self._watcher.close()
         for store in self._users_stores:
             store.end_waits(None, self)

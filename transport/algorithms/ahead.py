@@ -30,6 +30,9 @@ _LONGEST_PAUSE = 64
 # connections.
 _HELD_BACK = 0.25
 _MOST_CONNECTIONS = 16
+# Kernels allow this much to be under way without being asked: on a link that needs less, who is
+# waited for is a slow reader, and more connections would not make it read.
+_ALLOWED = 256 << 10
 
 
 def wanted(pace: Pace) -> int:
@@ -40,7 +43,7 @@ def wanted(pace: Pace) -> int:
 def is_held_back(pace: Pace, connections: int) -> bool:
     """Return whether a link of this pace needs more than ``connections``, which it has."""
     full = pace.connections >= connections and pace.held_back >= _HELD_BACK
-    return full and wanted(pace) > 0
+    return full and wanted(pace) >= _ALLOWED
 
 
 def is_far(link: Link, segment: int) -> bool:

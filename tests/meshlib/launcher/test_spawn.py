@@ -15,6 +15,7 @@ import pytest
 
 import meshlib as dist
 from meshlib import ProcessExitedException, ProcessRaisedException, spawn
+from meshlib.launcher import process_context
 
 pytestmark = pytest.mark.processes
 
@@ -144,7 +145,8 @@ def _echo_or_cause(rank):
     raise ValueError("the cause")
 
 
-def test_an_echo_is_not_taken_for_the_cause():
+def test_an_echo_is_not_taken_for_the_cause(monkeypatch):
+    monkeypatch.setattr(process_context, "SETTLE_AFTER_ECHO_SECONDS", 60.0)
     with pytest.raises(ProcessRaisedException, match="ValueError: the cause") as caught:
         spawn(_echo_or_cause, nprocs=2)
     assert caught.value.error_index == 1

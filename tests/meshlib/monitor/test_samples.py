@@ -120,7 +120,7 @@ def test_a_sample_is_read_as_it_was_written():
             mesh["tp"].all_reduce(np.ones(10))
             dist.barrier()
         world = current_world()
-        sampler = Sampler(world.rank, world.recorder, 0, world._standpoint)
+        sampler = Sampler(world.rank, world.recorder, 0, world.seen.standpoint)
         taken = sampler.take()
         assert Sample.unpack(taken.pack()) == taken
         return taken
@@ -138,7 +138,7 @@ def test_a_dim_over_all_ranks_is_called_by_its_name():
         mesh = dist.init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
         mesh["tp"].all_reduce(np.ones(10))
         world = current_world()
-        return [t.name for t in Sampler(0, world.recorder, 0, world._standpoint).take().traffic]
+        return [t.name for t in Sampler(0, world.recorder, 0, world.seen.standpoint).take().traffic]
 
     assert run_ranks(program, 2) == [["tp"]] * 2
 
@@ -156,7 +156,7 @@ def test_who_waits_for_a_call_that_was_issued_before_stands_still():
     def program():
         world = current_world()
         if dist.get_rank() == 0:
-            sampler = Sampler(0, world.recorder, world.thread_id, world._standpoint)
+            sampler = Sampler(0, world.recorder, world.thread_id, world.seen.standpoint)
             work = dist.all_reduce(np.ones(3), async_op=True)
             with ThreadPoolExecutor(1) as other:
                 told.append(other.submit(sampler.take).result().open_calls[0].blocking)

@@ -62,7 +62,7 @@ def test_a_late_call_says_what_the_callee_does_and_goes_on_cancelled():
         expire(waiting)
         with pytest.raises(rpc.RpcTimeoutError, match="it has not begun: all 1 threads are busy"):
             waiting.wait()
-        until(lambda: all(call.cancelled for call in agents[1].server.under_way.values()))
+        until(lambda: all(call.cancelled for call in list(agents[1].server.under_way.values())))
         gate.set()
         # Both are over there when what came after them is: there is one thread.
         assert rpc.rpc_sync(1, size_of, (np.zeros(3),)) == 24
@@ -127,9 +127,11 @@ def test_a_broken_connection_fails_what_is_pending_and_is_made_anew():
         with pytest.raises(rpc.RpcConnectionError, match=r"broke .* while .*wait_for_gate"):
             pending.wait()
         assert held.to_here() == [1, 2]
+        until(lambda: all(call.cancelled for call in list(agents[1].server.under_way.values())))
         gate.set()
         del held
         until(lambda: rpc.rpc_sync(1, objects) == 0)
+        until(lambda: seen)
         assert seen == [True]
 
     workers(2, program)

@@ -1,0 +1,56 @@
+"""``Seen``: what this rank shows those who watch the job, when they ask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from meshlib.diagnosis.events import StackAsked, Watched
+from meshlib.diagnosis.recorder import FlightRecorder
+from meshlib.diagnosis.sampling.posting import Posting
+from meshlib.diagnosis.sampling.sample import Coordinate
+from meshlib.diagnosis.sampling.sampler import Sampler, Standpoint
+from meshlib.diagnosis.statements import put_stacks
+from meshlib.groups.process_group import ProcessGroup
+from meshlib.job.membership import JobMembership
+from transport.errors import DistStoreError
+from transport.store.base import Store
+
+
+class Seen:
+    """Of the rank of ``membership``, whose own thread has the number ``main_thread``."""
+
+    def __init__(
+        self,
+        store: Store,
+        recorder: FlightRecorder,
+        membership: JobMembership,
+        groups: Callable[[], Sequence[ProcessGroup]],
+        main_thread: int,
+    ) -> None:
+        self.coordinates: tuple[Coordinate, ...] = ()
+        """Where the rank is on the largest mesh."""
+        self._store = store
+        self._membership = membership
+        self._groups = groups
+        self._main_thread = main_thread
+        sampler = Sampler(membership.rank, recorder, main_thread, self.standpoint)
+        self._posting = Posting(membership.rank, store, sampler.take)
+
+    def hear(self, wish: Watched | StackAsked) -> None:
+        """Do what somebody wants who watches."""
+        if isinstance(wish, Watched):
+            self._posting.hear(wish)
+        elif wish.rank == self._membership.rank:
+            with suppress(DistStoreError):
+                put_stacks(self._store, wish.rank, self._main_thread, wish.ticket)
+
+    def standpoint(self) -> Standpoint:
+        """Return where the rank is now."""
+        groups = {group.id: group.members for group in self._groups()}
+        epoch, place = self._membership.epoch, self._membership.place
+        return Standpoint(groups, epoch.number, place, epoch.size, self.coordinates)
+
+    def close(self) -> None:
+        """Show nothing any more."""
+        self._posting.close()
