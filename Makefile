@@ -10,6 +10,9 @@ SOURCES := pyproject.toml hatch_build.py $(wildcard transport/native/*.[ch])
 GPU_PYTHON ?= $(PYTHON)
 CUDA   ?= cuda13
 
+# What tests start a thousand times is compiled once, also where the environment forbids it.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo demo-4d test test-meshes test-all coverage wheels test-mpi test-torch test-slurm test-ray test-dask test-kubernetes test-browser check lint types docs gpu-check bench chaos format clean
 
 $(STAMP): $(SOURCES)
