@@ -20,6 +20,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = 20
@@ -44,7 +45,7 @@ def nothing() -> None:
     """Do nothing."""
 
 
-def same(value: object) -> object:
+def same(value: Any) -> Any:
     """Return the argument."""
     return value
 

@@ -26,7 +26,7 @@ def resident() -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--backend", default="tcp")
     parser.add_argument("--calls", type=int, default=112_500)
     parser.add_argument("--seconds", type=float, default=300)
@@ -53,7 +53,9 @@ def main() -> None:
     dist.destroy_process_group()
 
 
-def call(kind: int, groups: list, place: int, count: int, rank: int, size: int) -> None:
+def call(
+    kind: int, groups: list[dist.ProcessGroup], place: int, count: int, rank: int, size: int
+) -> None:
     group, x = groups[place], np.ones(count)
     if kind == 0:
         dist.all_reduce(x, group=group)
@@ -66,6 +68,7 @@ def call(kind: int, groups: list, place: int, count: int, rank: int, size: int) 
     elif kind == 3:
         sent = dist.isend(x, (rank + 1) % size)
         dist.recv(np.empty(count), (rank - 1) % size)
+        assert sent is not None  # this rank is a member
         sent.wait()
     elif kind == 4:
         dist.broadcast(x, 0, group=group)
