@@ -2,8 +2,9 @@
 
 The bits are those of ``pairwise``, as are the frames on each link; their order is another one. An
 input is sent as soon as the link has room for it, so many laps ahead of those that are reduced that
-the wire is never idle. Results follow as they are ready. Nothing is kept for this: inputs leave
-from the caller's memory, and what arrives is reduced at once.
+the wire is never idle. Results follow as they are ready. What is sent ahead is kept nowhere: inputs
+leave from the caller's memory. All peers are received from at the same time, a segment of each in
+memory of its own, and reduced in the order of the steps.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from transport.algorithms.team import Team
 from transport.call import Call
 from transport.flat import as_bytes, part_bounds
 from transport.link import Link, Outbox, PacedLink
+from transport.operands.operand import ARRIVING
 from transport.reduce_op import Flat, RedOpType, ReduceOp
 
 
@@ -41,29 +43,37 @@ def all_reduce(team: Team, call: Call, buffer: Flat, op: ReduceOp, laps: int, ah
     onward = [team.link(peer, call) for peer in targets]
     behind = [team.link(peer, call) for peer in sources]
     with _outbox(onward, call) as outbox:
+        inputs = _Inputs(team, outbox, behind, [chunks[rank] for _, chunks in pieces], op)
 
         def send_inputs(lap: int) -> None:
             if lap < laps:
                 for link, peer in zip(onward, targets, strict=True):
                     outbox.post(link, as_bytes(pieces[lap][1][peer]))
 
+        def expect_results(link: Link, peer: int, lap: int) -> None:
+            """Those that come between the input of ``lap`` and the next."""
+            last = lap + 1 if lap == laps - 1 else lap - ahead + 1
+            for earlier in range(max(0, lap - ahead), last):
+                outbox.expect(link, as_bytes(pieces[earlier][1][peer]))
+
+        inputs.expect_first()
         for lap in range(ahead + 1):
             send_inputs(lap)
-        for lap in range(laps + ahead + 1):
-            earlier = lap - ahead - 1
-            if earlier >= laps:
-                break
-            if earlier >= 0:
-                for link, peer in zip(behind, sources, strict=True):
-                    outbox.receive(link, as_bytes(pieces[earlier][1][peer]))
-            if lap >= laps:
-                continue
-            parts, chunks = pieces[lap]
-            _reduce(team, outbox, behind, op, parts[rank], chunks[rank])
-            result = as_bytes(chunks[rank])
+        for lap in range(laps):
+            if lap > ahead:
+                _wait_for_all(outbox, behind)
+            partial = inputs.partial(lap, pieces[lap][0][rank])
+            for step, (link, peer) in enumerate(zip(behind, sources, strict=True)):
+                inputs.add(partial, lap, step)
+                expect_results(link, peer, lap)
+                inputs.expect(lap + 1, step)
+            partial.finish()
+            result = as_bytes(pieces[lap][1][rank])
             for link in onward:
                 outbox.post(link, result)
             send_inputs(lap + ahead + 1)
+        for _ in range(min(laps, ahead + 1)):
+            _wait_for_all(outbox, behind)
 
 
 def reduce_scatter(
@@ -80,23 +90,26 @@ def reduce_scatter(
     targets, sources = _peers(team)
     onward = [team.link(peer, call) for peer in targets]
     behind = [team.link(peer, call) for peer in sources]
+    bounds = [part_bounds(output.size, laps, lap) for lap in range(laps)]
     with _outbox(onward, call) as outbox:
+        others = _Inputs(team, outbox, behind, [output[slice(*each)] for each in bounds], op)
 
         def send_inputs(lap: int) -> None:
             if lap < laps:
                 for link, peer in zip(onward, targets, strict=True):
                     part = inputs[peer]
-                    bounds = part_bounds(part.size, laps, lap)
-                    outbox.post(link, as_bytes(part[slice(*bounds)]))
+                    outbox.post(link, as_bytes(part[slice(*part_bounds(part.size, laps, lap))]))
 
+        others.expect_first()
         for lap in range(ahead):
             send_inputs(lap)
         for lap in range(laps):
             send_inputs(lap + ahead)
-            own = inputs[rank]
-            part = (own, *part_bounds(own.size, laps, lap))
-            result = output[slice(*part_bounds(output.size, laps, lap))]
-            _reduce(team, outbox, behind, op, part, result)
+            partial = others.partial(lap, (inputs[rank], *bounds[lap]))
+            for step in range(len(behind)):
+                others.add(partial, lap, step)
+                others.expect(lap + 1, step)
+            partial.finish()
 
 
 def swap(
@@ -108,10 +121,11 @@ def swap(
 ) -> None:
     """Send ``sent[i]`` on ``onward[i]`` and receive ``arriving[i]`` from ``behind[i]``."""
     with _outbox(onward, call) as outbox:
+        for link, into in zip(behind, arriving, strict=True):
+            outbox.expect(link, into)
         for link, data in zip(onward, sent, strict=True):
             outbox.post(link, data)
-        for link, into in zip(behind, arriving, strict=True):
-            outbox.receive(link, into)
+        _wait_for_all(outbox, behind)
 
 
 def cut(buffer: Flat, laps: int, lap: int, size: int) -> tuple[list[Part], list[Flat]]:
@@ -135,13 +149,52 @@ def _outbox(links: Sequence[Link], call: Call) -> Outbox:
     return link.outbox(call)
 
 
-def _reduce(
-    team: Team, outbox: Outbox, behind: Sequence[Link], op: ReduceOp, own: Part, result: Flat
-) -> None:
-    """Receive this rank's part of one lap from all, and reduce it into ``result``."""
-    partial = Partial(team, op, own, result)
-    for link in behind:
-        into, on_piece = partial.expect()
-        outbox.receive(link, into, on_piece)
+def _wait_for_all(outbox: Outbox, links: Sequence[Link]) -> None:
+    """Wait for a frame of each link."""
+    for link in links:
+        outbox.wait(link)
+
+
+class _Inputs:
+    """What the others send for this rank's parts: all of them at once, each into memory of its own,
+    a lap at a time. They are reduced in the order of the steps, into the ``results`` of the laps.
+    """
+
+    def __init__(
+        self,
+        team: Team,
+        outbox: Outbox,
+        behind: Sequence[Link],
+        results: Sequence[Flat],
+        op: ReduceOp,
+    ) -> None:
+        self._team = team
+        self._outbox = outbox
+        self._behind = behind
+        self._results = results
+        self._op = op
+        longest = max(result.size for result in results)
+        room = team.scratch.flat(ARRIVING, results[0].dtype, longest * len(behind))
+        self._places = [room[i * longest : (i + 1) * longest] for i in range(len(behind))]
+
+    def expect_first(self) -> None:
+        for step in range(len(self._behind)):
+            self.expect(0, step)
+
+    def expect(self, lap: int, step: int) -> None:
+        """Have the input of a lap received, when that of the lap before it has been added."""
+        if lap < len(self._results):
+            self._outbox.expect(self._behind[step], as_bytes(self._place(lap, step)))
+
+    def partial(self, lap: int, own: Part) -> Partial:
+        """Return this rank's ``own`` part of a lap, to which the others' are to be added."""
+        return Partial(self._team, self._op, own, self._results[lap])
+
+    def add(self, partial: Partial, lap: int, step: int) -> None:
+        """Reduce the input of a lap, while it comes or when it is there."""
+        _, on_piece = partial.expect(self._place(lap, step))
+        self._outbox.wait(self._behind[step], on_piece)
         partial.add()
-    partial.finish()
+
+    def _place(self, lap: int, step: int) -> Flat:
+        return self._places[step][: self._results[lap].size]
