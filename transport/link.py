@@ -45,14 +45,16 @@ def waited_for(call: Call, peer: int, name: str, what: str) -> CommunicatorTimeo
 
 class Pace(NamedTuple):
     """What a link is like: its least round trip (seconds); the bytes a second that it has moved
-    while it had any, all its ``connections`` together; and the share of that time in which the
-    kernel's limits held it back. 0: not known, or too little to matter.
+    while it had any, all its ``connections`` together; the share of that time in which it waited
+    for room in the kernel's memory, here or at the peer; and how many bytes the kernel's limits let
+    a connection have there. 0: not known, or too little to matter.
     """
 
     round_trip: float
     rate: float
     connections: int = 1
     held_back: float = 0.0
+    room: int = 0
 
 
 UNKNOWN = Pace(0.0, 0.0)

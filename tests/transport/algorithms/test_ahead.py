@@ -206,16 +206,18 @@ def test_no_memory_is_kept_for_what_is_ahead() -> None:
 
 
 @pytest.mark.parametrize(
-    ("round_trip", "held_back", "more"),
+    ("round_trip", "rate", "held_back", "more"),
     [
-        (0.01, 0.9, True),
-        (0.01, 0.1, False),  # the wire is what it waits for
-        (0.00003, 0.9, False),  # a reader that is slow: no window is this narrow
+        (0.05, 5e7, 0.9, True),
+        (0.05, 5e7, 0.1, False),  # the wire is what it waits for
+        (0.01, 3e7, 0.9, False),  # a slow reader, or a shared wire: a window has room for more
+        (0.00003, 2e9, 0.9, False),
     ],
 )
 def test_more_connections_are_made_where_a_window_holds_a_link_back(
-    round_trip: float, held_back: float, more: bool
+    round_trip: float, rate: float, held_back: float, more: bool
 ) -> None:
-    pace = Pace(round_trip, 2e9, 1, held_back)
+    pace = Pace(round_trip, rate, 1, held_back, 4 << 20)
     assert is_held_back(pace, 1) is more
+    assert is_held_back(pace._replace(rate=2 * rate, connections=2), 2) is more
     assert not is_held_back(pace, 2)  # those that were asked for are not there yet
