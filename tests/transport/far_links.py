@@ -46,6 +46,7 @@ class _InprocOutbox(Outbox):
 
     def expect(self, link: Link, into: memoryview) -> None:
         assert isinstance(link, FarLink)
+        self._log.append(("expect", link.peer, into.nbytes))
         self._expected[link].append(into)
 
     def wait(self, link: Link, on_piece: OnPiece | None = None) -> None:

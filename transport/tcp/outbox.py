@@ -78,19 +78,19 @@ class TcpOutbox(Outbox):
         link, call = self._hold(link), self._call
         call.waiting_for = link.peer
         incoming = self._expected[link].popleft()
+        ready = {*self._leaving, *self._coming}
         while True:
             alone = not self._leaving and self._coming.keys() == {link}
             if alone and not incoming.done:
                 link.receive(call, incoming, on_piece)
                 self._note_come(link)
                 return
-            moved = self._serve()
+            moved = self._serve(ready)
             if on_piece is not None and incoming.received:
                 on_piece(incoming.received)
             if incoming.done:
                 return
-            if not moved:
-                poll(call, _first(self._leaving), _first(self._coming), link)
+            ready = moved or poll(call, _first(self._leaving), _first(self._coming), link)
 
     def _hold(self, link: Link) -> TcpLink:
         held: TcpLink = link  # pyright: ignore[reportAssignmentType]  (of the same communicator)
@@ -99,14 +99,13 @@ class TcpOutbox(Outbox):
             held.enter(self._call)
         return held
 
-    def _serve(self) -> bool:
-        """Move a step of the first frame of each link, each way; return whether anything moved."""
-        moved = False
-        for link in list(self._leaving):
-            moved |= self._push(link)
-        for link, queue in list(self._coming.items()):
-            moved |= link.pull(queue[0], NOW, STEP_BYTES)
-            self._note_come(link)
+    def _serve(self, ready: set[TcpLink]) -> set[TcpLink]:
+        """Move a step of the first frames of these links, each way; return where one moved."""
+        moved = {link for link in ready if link in self._leaving and self._push(link)}
+        for link in ready:
+            if link in self._coming and link.pull(self._coming[link][0], NOW, STEP_BYTES):
+                self._note_come(link)
+                moved.add(link)
         return moved
 
     def _push(self, link: TcpLink) -> bool:

@@ -20,9 +20,9 @@ def poll(
     leaving: Mapping[TcpLink, Outgoing],
     coming: Mapping[TcpLink, Incoming],
     awaited: TcpLink | None,
-) -> None:
+) -> set[TcpLink]:
     """Wait until one of the links takes more of the frame that leaves there, or more comes of one
-    that is coming.
+    that is coming; return those.
 
     Raises past the deadline, which names the link that is ``awaited``, and when a peer has hung up
     that has not received everything.
@@ -37,6 +37,7 @@ def poll(
     for link, incoming in coming.items():
         for sock in incoming.waits_on(link.first):
             wanted[sock.fileno()] = wanted.get(sock.fileno(), 0) | select.POLLIN
+            links[sock.fileno()] = link
     poller = select.poll()
     for descriptor, events in wanted.items():
         poller.register(descriptor, events)
@@ -46,8 +47,8 @@ def poll(
         if ready or expired:
             break
     for descriptor, events in ready:
-        link = links.get(descriptor)
-        if link is not None and link not in coming and not events & select.POLLOUT:
+        link = links[descriptor]
+        if link not in coming and not events & select.POLLOUT:
             raise link.lost("it hung up before it had received everything")
     if not ready:
         parts = [f"{link.name} took nothing" for link in leaving]
@@ -56,3 +57,4 @@ def poll(
             f"{call.header}: within {call.deadline.seconds:g} s {' and '.join(parts)}",
             (awaited or next(iter(leaving))).peer,
         )
+    return {links[descriptor] for descriptor, _ in ready}
