@@ -15,7 +15,7 @@ from transport.algorithms.partial import Part, Partial
 from transport.algorithms.team import Team
 from transport.call import Call
 from transport.flat import as_bytes, part_bounds
-from transport.link import Link, Outbox, PacedLink
+from transport.link import Link, OnPiece, Outbox, PacedLink
 from transport.operands.operand import ARRIVING
 from transport.reduce_op import Flat, RedOpType, ReduceOp
 
@@ -30,6 +30,19 @@ def laps_ahead(team: Team, call: Call, op: ReduceOp, laps: int) -> int:
     return -(-under_way // (2 * segment)) if under_way >= segment else 0
 
 
+def order(laps: int, ahead: int) -> list[tuple[bool, int]]:
+    """Return the order of an all_reduce's frames on each link: the lap of each, and before it
+    whether it is a result. It is the order in which they are received, too.
+    """
+    found: list[tuple[bool, int]] = []
+    for lap in range(laps + ahead + 1):
+        if lap > ahead:
+            found.append((True, lap - ahead - 1))
+        if lap < laps:
+            found.append((False, lap))
+    return found
+
+
 def all_reduce(team: Team, call: Call, buffer: Flat, op: ReduceOp, laps: int, ahead: int) -> None:
     """Reduce ``buffer`` in place.
 
@@ -40,40 +53,36 @@ def all_reduce(team: Team, call: Call, buffer: Flat, op: ReduceOp, laps: int, ah
     rank, size = team.rank, team.size
     targets, sources = _peers(team)
     pieces = [cut(buffer, laps, lap, size) for lap in range(laps)]
+    results = [chunks[rank] for _, chunks in pieces]
+    frames = order(laps, ahead)
+    places = Places(team, results)
     onward = [team.link(peer, call) for peer in targets]
-    behind = [team.link(peer, call) for peer in sources]
     with _outbox(onward, call) as outbox:
-        inputs = _Inputs(team, outbox, behind, [chunks[rank] for _, chunks in pieces], op)
 
         def send_inputs(lap: int) -> None:
             if lap < laps:
                 for link, peer in zip(onward, targets, strict=True):
                     outbox.post(link, as_bytes(pieces[lap][1][peer]))
 
-        def expect_results(link: Link, peer: int, lap: int) -> None:
-            """Those that come between the input of ``lap`` and the next."""
-            last = lap + 1 if lap == laps - 1 else lap - ahead + 1
-            for earlier in range(max(0, lap - ahead), last):
-                outbox.expect(link, as_bytes(pieces[earlier][1][peer]))
-
-        inputs.expect_first()
+        coming = [
+            Coming(
+                outbox,
+                team.link(peer, call),
+                [pieces[lap][1][peer] if done else places.of(lap, step) for done, lap in frames],
+            )
+            for step, peer in enumerate(sources)
+        ]
         for lap in range(ahead + 1):
             send_inputs(lap)
-        for lap in range(laps):
-            if lap > ahead:
-                _wait_for_all(outbox, behind)
-            partial = inputs.partial(lap, pieces[lap][0][rank])
-            for step, (link, peer) in enumerate(zip(behind, sources, strict=True)):
-                inputs.add(partial, lap, step)
-                expect_results(link, peer, lap)
-                inputs.expect(lap + 1, step)
-            partial.finish()
-            result = as_bytes(pieces[lap][1][rank])
+        for done, lap in frames:
+            if done:
+                for each in coming:
+                    each.take()
+                continue
+            _reduce(team, op, coming, pieces[lap][0][rank], results[lap])
             for link in onward:
-                outbox.post(link, result)
+                outbox.post(link, as_bytes(results[lap]))
             send_inputs(lap + ahead + 1)
-        for _ in range(min(laps, ahead + 1)):
-            _wait_for_all(outbox, behind)
 
 
 def reduce_scatter(
@@ -89,10 +98,10 @@ def reduce_scatter(
     rank = team.rank
     targets, sources = _peers(team)
     onward = [team.link(peer, call) for peer in targets]
-    behind = [team.link(peer, call) for peer in sources]
     bounds = [part_bounds(output.size, laps, lap) for lap in range(laps)]
+    results = [output[slice(*each)] for each in bounds]
+    places = Places(team, results)
     with _outbox(onward, call) as outbox:
-        others = _Inputs(team, outbox, behind, [output[slice(*each)] for each in bounds], op)
 
         def send_inputs(lap: int) -> None:
             if lap < laps:
@@ -100,16 +109,15 @@ def reduce_scatter(
                     part = inputs[peer]
                     outbox.post(link, as_bytes(part[slice(*part_bounds(part.size, laps, lap))]))
 
-        others.expect_first()
+        coming = [
+            Coming(outbox, team.link(peer, call), [places.of(lap, step) for lap in range(laps)])
+            for step, peer in enumerate(sources)
+        ]
         for lap in range(ahead):
             send_inputs(lap)
         for lap in range(laps):
             send_inputs(lap + ahead)
-            partial = others.partial(lap, (inputs[rank], *bounds[lap]))
-            for step in range(len(behind)):
-                others.add(partial, lap, step)
-                others.expect(lap + 1, step)
-            partial.finish()
+            _reduce(team, op, coming, (inputs[rank], *bounds[lap]), results[lap])
 
 
 def swap(
@@ -125,7 +133,8 @@ def swap(
             outbox.expect(link, into)
         for link, data in zip(onward, sent, strict=True):
             outbox.post(link, data)
-        _wait_for_all(outbox, behind)
+        for link in behind:
+            outbox.wait(link)
 
 
 def cut(buffer: Flat, laps: int, lap: int, size: int) -> tuple[list[Part], list[Flat]]:
@@ -149,52 +158,60 @@ def _outbox(links: Sequence[Link], call: Call) -> Outbox:
     return link.outbox(call)
 
 
-def _wait_for_all(outbox: Outbox, links: Sequence[Link]) -> None:
-    """Wait for a frame of each link."""
-    for link in links:
-        outbox.wait(link)
+def _reduce(team: Team, op: ReduceOp, coming: Sequence[Coming], own: Part, result: Flat) -> None:
+    """Reduce this rank's ``own`` part of a lap and what comes for it from all into ``result``."""
+    partial = Partial(team, op, own, result)
+    for each in coming:
+        _, on_piece = partial.expect(each.next)
+        each.take(on_piece)
+        partial.add()
+    partial.finish()
 
 
-class _Inputs:
-    """What the others send for this rank's parts: all of them at once, each into memory of its own,
-    a lap at a time. They are reduced in the order of the steps, into the ``results`` of the laps.
+class Coming:
+    """The frames that come on one link, in the order of their places ``into``: a few at a time,
+    from the beginning on, whichever link is waited for.
     """
 
-    def __init__(
-        self,
-        team: Team,
-        outbox: Outbox,
-        behind: Sequence[Link],
-        results: Sequence[Flat],
-        op: ReduceOp,
-    ) -> None:
-        self._team = team
+    MOST = 2
+
+    def __init__(self, outbox: Outbox, link: Link, into: Sequence[Flat]) -> None:
         self._outbox = outbox
-        self._behind = behind
-        self._results = results
-        self._op = op
-        longest = max(result.size for result in results)
-        room = team.scratch.flat(ARRIVING, results[0].dtype, longest * len(behind))
-        self._places = [room[i * longest : (i + 1) * longest] for i in range(len(behind))]
+        self._link = link
+        self._into = into
+        self._taken = 0
+        for place in into[: self.MOST - 1]:
+            outbox.expect(link, as_bytes(place))
 
-    def expect_first(self) -> None:
-        for step in range(len(self._behind)):
-            self.expect(0, step)
+    @property
+    def next(self) -> Flat:
+        """The place of the frame that is taken next."""
+        return self._into[self._taken]
 
-    def expect(self, lap: int, step: int) -> None:
-        """Have the input of a lap received, when that of the lap before it has been added."""
-        if lap < len(self._results):
-            self._outbox.expect(self._behind[step], as_bytes(self._place(lap, step)))
+    def take(self, on_piece: OnPiece | None = None) -> Flat:
+        """Wait for the next frame, and return its place. The one before it has been used by now,
+        so its place is free.
+        """
+        place = self.next
+        for later in self._into[self._taken + self.MOST - 1 : self._taken + self.MOST]:
+            self._outbox.expect(self._link, as_bytes(later))
+        self._outbox.wait(self._link, on_piece)
+        self._taken += 1
+        return place
 
-    def partial(self, lap: int, own: Part) -> Partial:
-        """Return this rank's ``own`` part of a lap, to which the others' are to be added."""
-        return Partial(self._team, self._op, own, self._results[lap])
 
-    def add(self, partial: Partial, lap: int, step: int) -> None:
-        """Reduce the input of a lap, while it comes or when it is there."""
-        _, on_piece = partial.expect(self._place(lap, step))
-        self._outbox.wait(self._behind[step], on_piece)
-        partial.add()
+class Places:
+    """Scratch memory for what the others send for this rank's ``results``, by laps: for each step
+    as many as may come at a time.
+    """
 
-    def _place(self, lap: int, step: int) -> Flat:
-        return self._places[step][: self._results[lap].size]
+    def __init__(self, team: Team, results: Sequence[Flat]) -> None:
+        self._sizes = [result.size for result in results]
+        self._longest = max(self._sizes)
+        count = Coming.MOST * (team.size - 1) * self._longest
+        self._room = team.scratch.flat(ARRIVING, results[0].dtype, count)
+
+    def of(self, lap: int, step: int) -> Flat:
+        """Return where the input of a lap is received; valid for the next laps but one."""
+        begin = (Coming.MOST * step + lap % Coming.MOST) * self._longest
+        return self._room[begin : begin + self._sizes[lap]]
