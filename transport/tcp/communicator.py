@@ -23,9 +23,9 @@ from transport.errors import (
     DistError,
     PeerLostError,
 )
-from transport.limits import explain
 from transport.links.communicator import LinkCommunicator
 from transport.links.mailbox import Mailbox
+from transport.net.limits import explain
 from transport.operands.reduce_op import Flat
 from transport.tcp.conversation import Conversation
 from transport.tcp.inbox import Inbox
