@@ -230,10 +230,11 @@ class Agent:
 
     @contextmanager
     def waiting(self, future: RpcFuture) -> Generator[None]:
-        """Let others run in the slot of a call that waits for ``future``."""
+        """Let others run in the slot of a call or a callback that waits for ``future``."""
         serving = self.server.current
         if serving is None:
-            yield
+            with self.threads.slot_given_up():
+                yield
             return
         before = serving.waits_for, serving.waits_since
         serving.waits_for, serving.waits_since = future, time.monotonic()
