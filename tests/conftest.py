@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 
+import pytest
 from hypothesis import settings
+from ports import reserved_port
 
 # Ranks that are threads share XLA's threads, and a rank that waits holds one of them: there have
 # to be more than ranks. XLA reads this when JAX is first used; ranks that are processes need none.
@@ -32,3 +35,10 @@ ENDINGS = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_
 for number, handler in ENDINGS.items():
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, handler)
+
+
+@pytest.fixture
+def free_port() -> Iterator[int]:
+    """A port on which nobody listens but whom the test has listen."""
+    with reserved_port() as port:
+        yield port

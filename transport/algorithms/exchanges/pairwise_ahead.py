@@ -1,0 +1,168 @@
+"""Pairwise exchanges on links with delay: what is to be sent leaves before what comes is there.
+
+The bits are those of ``pairwise``, as are the frames on each link; their order is another one. An
+input is sent as soon as the link has room for it, so many laps ahead of those that are reduced that
+the wire is never idle. Results follow as they are ready. What is sent ahead is kept nowhere: inputs
+leave from the caller's memory. All peers are received from at the same time, a segment of each in
+memory of its own, and reduced in the order of the steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from transport.algorithms.exchanges.coming import Coming, Places
+from transport.algorithms.exchanges.partial import Part, Partial
+from transport.algorithms.team import Team
+from transport.call import Call
+from transport.link import Link, Outbox, PacedLink
+from transport.operands.flat import as_bytes, part_bounds
+from transport.operands.reduce_op import Flat, RedOpType, ReduceOp
+
+
+def laps_ahead(team: Team, call: Call, op: ReduceOp, laps: int) -> int:
+    """Return by how many laps inputs are to be sent ahead; 0: not at all. Every member calls."""
+    if op.kind is RedOpType.PREMUL_SUM or (laps == 1 and team.size == 2):
+        # Scaled inputs leave from scratch memory, which has room for one.
+        return 0
+    segment, under_way = team.table.segment, team.ahead(call)
+    # In each lap there is an input and a result on a link.
+    return -(-under_way // (2 * segment)) if under_way >= segment else 0
+
+
+def order(laps: int, ahead: int) -> list[tuple[bool, int]]:
+    """Return the order of an all_reduce's frames on each link: the lap of each, and before it
+    whether it is a result. It is the order in which they are received, too.
+    """
+    found: list[tuple[bool, int]] = []
+    for lap in range(laps + ahead + 1):
+        if lap > ahead:
+            found.append((True, lap - ahead - 1))
+        if lap < laps:
+            found.append((False, lap))
+    return found
+
+
+def all_reduce(team: Team, call: Call, buffer: Flat, op: ReduceOp, laps: int, ahead: int) -> None:
+    """Reduce ``buffer`` in place.
+
+    A link carries the inputs of laps 0 to ``ahead``, then by turns the result of a lap and the
+    input of the one that is as far ahead. A result comes into the place of an input only when its
+    sender has that input.
+    """
+    rank, size = team.rank, team.size
+    targets, sources = _peers(team)
+    pieces = [cut(buffer, laps, lap, size) for lap in range(laps)]
+    results = [chunks[rank] for _, chunks in pieces]
+    frames = order(laps, ahead)
+    places = Places(team, results)
+    onward = [team.link(peer, call) for peer in targets]
+    with _outbox(onward, call) as outbox:
+
+        def send_inputs(lap: int) -> None:
+            if lap < laps:
+                for link, peer in zip(onward, targets, strict=True):
+                    outbox.post(link, as_bytes(pieces[lap][1][peer]))
+
+        coming = [
+            Coming(
+                outbox,
+                team.link(peer, call),
+                [pieces[lap][1][peer] if done else places.of(lap, step) for done, lap in frames],
+            )
+            for step, peer in enumerate(sources)
+        ]
+        for lap in range(ahead + 1):
+            send_inputs(lap)
+        for done, lap in frames:
+            if done:
+                for each in coming:
+                    each.take()
+                continue
+            _reduce(team, op, coming, pieces[lap][0][rank], results[lap])
+            for link in onward:
+                outbox.post(link, as_bytes(results[lap]))
+            send_inputs(lap + ahead + 1)
+
+
+def reduce_scatter(
+    team: Team,
+    call: Call,
+    output: Flat,
+    inputs: Sequence[Flat],
+    op: ReduceOp,
+    laps: int,
+    ahead: int,
+) -> None:
+    """Reduce ``inputs[i]`` to member i's ``output``. Sizes may differ; inputs stay as they were."""
+    rank = team.rank
+    targets, sources = _peers(team)
+    onward = [team.link(peer, call) for peer in targets]
+    bounds = [part_bounds(output.size, laps, lap) for lap in range(laps)]
+    results = [output[slice(*each)] for each in bounds]
+    places = Places(team, results)
+    with _outbox(onward, call) as outbox:
+
+        def send_inputs(lap: int) -> None:
+            if lap < laps:
+                for link, peer in zip(onward, targets, strict=True):
+                    part = inputs[peer]
+                    outbox.post(link, as_bytes(part[slice(*part_bounds(part.size, laps, lap))]))
+
+        coming = [
+            Coming(outbox, team.link(peer, call), [places.of(lap, step) for lap in range(laps)])
+            for step, peer in enumerate(sources)
+        ]
+        for lap in range(ahead):
+            send_inputs(lap)
+        for lap in range(laps):
+            send_inputs(lap + ahead)
+            _reduce(team, op, coming, (inputs[rank], *bounds[lap]), results[lap])
+
+
+def swap(
+    call: Call,
+    onward: Sequence[Link],
+    sent: Sequence[memoryview],
+    behind: Sequence[Link],
+    arriving: Sequence[memoryview],
+) -> None:
+    """Send ``sent[i]`` on ``onward[i]`` and receive ``arriving[i]`` from ``behind[i]``."""
+    with _outbox(onward, call) as outbox:
+        for link, into in zip(behind, arriving, strict=True):
+            outbox.expect(link, into)
+        for link, data in zip(onward, sent, strict=True):
+            outbox.post(link, data)
+        for link in behind:
+            outbox.wait(link)
+
+
+def cut(buffer: Flat, laps: int, lap: int, size: int) -> tuple[list[Part], list[Flat]]:
+    """Return what of ``buffer`` each member reduces in one of ``laps`` laps, in both ways."""
+    start, stop = part_bounds(buffer.size, laps, lap)
+    bounds = [part_bounds(stop - start, size, member) for member in range(size)]
+    parts = [(buffer, start + low, start + high) for low, high in bounds]
+    return parts, [buffer[low:high] for _, low, high in parts]
+
+
+def _peers(team: Team) -> tuple[list[int], list[int]]:
+    """Return whom this rank sends to, and whom it receives from, in the order of the steps."""
+    rank, size = team.rank, team.size
+    steps = range(1, size)
+    return [(rank + step) % size for step in steps], [(rank - step) % size for step in steps]
+
+
+def _outbox(links: Sequence[Link], call: Call) -> Outbox:
+    link = links[0]
+    assert isinstance(link, PacedLink)
+    return link.outbox(call)
+
+
+def _reduce(team: Team, op: ReduceOp, coming: Sequence[Coming], own: Part, result: Flat) -> None:
+    """Reduce this rank's ``own`` part of a lap and what comes for it from all into ``result``."""
+    partial = Partial(team, op, own, result)
+    for each in coming:
+        _, on_piece = partial.expect(each.next)
+        each.take(on_piece)
+        partial.add()
+    partial.finish()
