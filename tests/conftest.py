@@ -7,11 +7,14 @@ import gc
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
+from ports import reserved_port
 
 # Ranks that are threads share XLA's threads, and a rank that waits holds one of them: there have
 # to be more than ranks. XLA reads this when JAX is first used; ranks that are processes need none.
@@ -60,3 +63,10 @@ def pytest_runtest_logfinish() -> None:
     gc.collect()
     with suppress(AttributeError):  # not glibc
         ctypes.CDLL(None).malloc_trim(0)
+
+
+@pytest.fixture
+def free_port() -> Iterator[int]:
+    """A port on which nobody listens but whom the test has listen."""
+    with reserved_port() as port:
+        yield port

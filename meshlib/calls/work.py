@@ -218,7 +218,8 @@ class Future(Generic[T]):
 
         The callbacks of a group's calls run one after the other, in the order in which the calls
         ended, in a thread of their own (at once in the caller's if this one is done and nothing
-        comes before it). They may make calls and wait for them, on the same group too.
+        comes before it). They may make calls and wait for them, on the same group too; ranks agree
+        on the order of those and of the program's own only if the program makes none meanwhile.
 
         Raises TypeError if it cannot be called.
         """

@@ -30,8 +30,8 @@ from meshlib.rpc.wire.payload import Payload, load
 from meshlib.rpc.wire.recycling import Recycler
 from meshlib.rpc.wire.threads import Threads
 from transport.checks import to_whole_number
+from transport.communicators.runtime import Membership
 from transport.errors import DistBackendError, DistError, DistNetworkError
-from transport.runtime import Membership
 
 BACKLOG_CALLS = 4096
 BACKLOG_BYTES = 64 << 20
@@ -230,10 +230,11 @@ class Agent:
 
     @contextmanager
     def waiting(self, future: RpcFuture) -> Generator[None]:
-        """Let others run in the slot of a call that waits for ``future``."""
+        """Let others run in the slot of a call or a callback that waits for ``future``."""
         serving = self.server.current
         if serving is None:
-            yield
+            with self.threads.slot_given_up():
+                yield
             return
         before = serving.waits_for, serving.waits_since
         serving.waits_for, serving.waits_since = future, time.monotonic()

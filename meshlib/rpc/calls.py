@@ -46,7 +46,8 @@ class Callbacks(Continuations):
 class RpcFuture(Future[Any]):
     """The outcome of a remote call, or of what follows it. ``torch.futures.Future``'s methods.
 
-    A function that runs for a remote call and waits for one of these gives up its thread's slot.
+    A function that runs for a remote call, or a callback, that waits for one of these gives up its
+    thread's slot.
     """
 
     def __init__(self, agent: Agent) -> None:
@@ -106,11 +107,11 @@ class Outgoing(RpcFuture):
         """Wait for the reply; read it here if no other thread reads from that worker."""
         if self._done:
             return
-        if self._agent.server.current is None:
-            self._read(timeout, what)
-        else:
+        if self._agent.threads.in_a_job:
             with self._agent.waiting(self):
                 self._read(timeout, what)
+        else:
+            self._read(timeout, what)
 
     def _read(self, timeout: Timeout | None, what: Callable[[], str]) -> None:
         connection = self.connection
@@ -228,9 +229,7 @@ def wait_all(futures: Sequence[Future[Any]]) -> list[Any]:
     _check(futures)
     if not futures:
         return []
-    ours = next((future for future in futures if isinstance(future, RpcFuture)), None)
-    end = Future[Any]() if ours is None else RpcFuture(ours._agent)  # pyright: ignore[reportPrivateUsage]
-    left, lock = len(futures), threading.Lock()
+    end, left, lock = _future_of(futures), len(futures), threading.Lock()
 
     def note(done: Future[Any]) -> None:
         nonlocal left
@@ -254,7 +253,7 @@ def collect_all(futures: Sequence[Future[Any]]) -> Future[Any]:
     Raises TypeError for what is no future.
     """
     _check(futures)
-    whole, left, lock = Future[Any](), len(futures), threading.Lock()
+    whole, left, lock = _future_of(futures), len(futures), threading.Lock()
 
     def note(_: Future[Any]) -> None:
         nonlocal left
@@ -269,6 +268,12 @@ def collect_all(futures: Sequence[Future[Any]]) -> Future[Any]:
     for future in futures:
         future.add_done_callback(note)
     return whole
+
+
+def _future_of(futures: Sequence[Future[Any]]) -> Future[Any]:
+    """Return the future of what comes of all ``futures``: as those of calls, if one of them is."""
+    ours = next((future for future in futures if isinstance(future, RpcFuture)), None)
+    return Future[Any]() if ours is None else RpcFuture(ours._agent)  # pyright: ignore[reportPrivateUsage]
 
 
 def _check(futures: Sequence[object]) -> None:

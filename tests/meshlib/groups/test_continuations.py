@@ -18,14 +18,32 @@ def reduced(x, group=None):
     return dist.all_reduce(np.full(2, float(x)), group=group, async_op=True).get_future()
 
 
+class Issued(threading.Event):
+    """All calls of the program itself are issued: what continues on them makes its calls after it,
+    since two threads that call on one group at once have no order that ranks agree on.
+    """
+
+    def before(self, callback):
+        """Return ``callback``, called once this has happened."""
+
+        def after_all(done):
+            assert self.wait(WAIT)
+            return callback(done)
+
+        return after_all
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_continuation_waits_for_a_later_call_of_its_group(backend):
     def program():
-        group = dist.new_group(timeout=5)
-        waited = reduced(1, group).then(lambda f: f.value() + reduced(10, group).wait(WAIT))
+        group, issued = dist.new_group(timeout=WAIT / 2), Issued()
+        waited = reduced(1, group).then(
+            issued.before(lambda f: f.value() + reduced(10, group).wait(WAIT))
+        )
         inline = reduced(2, group).then(
             lambda f: f.value() + dist.all_reduce(np.full(2, 20.0), group=group)
         )
+        issued.set()
         return waited.wait(WAIT)[0], inline.wait(WAIT)[0]
 
     assert run_ranks(program, 2, backend=backend) == [(22.0, 44.0)] * 2
@@ -57,16 +75,17 @@ def test_the_hooks_of_pytorch_s_quantization_run():
 
 def test_continuations_keep_the_order_of_their_calls():
     def program():
-        seen = []
+        seen, issued = [], Issued()
 
         def follow(i):
             def callback(done):
                 seen.append((i, done.value()[0]))
                 return reduced(100 * i).wait(WAIT)[0]
 
-            return reduced(i).then(callback)
+            return reduced(i).then(issued.before(callback))
 
         futures = [follow(i) for i in range(5)]
+        issued.set()
         return [f.wait(WAIT) for f in futures], seen
 
     for results, seen in run_ranks(program, 2):
@@ -78,14 +97,15 @@ def test_a_continuation_waits_for_another():
     """Which needs the place that it has: it runs there, and what came before it too."""
 
     def program():
-        seen = []
+        seen, issued = [], Issued()
 
         def outer(done):
             inner = reduced(10).then(lambda f: seen.append("inner") or f.value()[0])
             return done.value()[0] + inner.wait(WAIT)
 
-        first = reduced(1).then(outer)
+        first = reduced(1).then(issued.before(outer))
         second = reduced(2).then(lambda f: seen.append("second") or f.value()[0])
+        issued.set()
         return first.wait(WAIT), second.wait(WAIT), seen
 
     assert run_ranks(program, 2) == [(22.0, 4.0, ["second", "inner"])] * 2

@@ -11,6 +11,8 @@ import meshlib as dist
 from meshlib import rpc
 from meshlib.testing import RankError, run_ranks
 
+gate = threading.Event()
+
 
 def add(a, b=0):
     return a + b
@@ -34,6 +36,15 @@ def descend(depth):
     here = rpc.get_worker_info().id
     after = (here + 1) % len(rpc.get_worker_infos())
     return 1 + rpc.rpc_sync(after, descend, (depth - 1,))
+
+
+def descend_twice(to, depth):
+    both = rpc.collect_all([rpc.rpc_async(to, descend, (depth,)) for _ in range(2)])
+    return [done.wait() for done in both.wait()]
+
+
+def wait_for_gate():
+    assert gate.wait(90)
 
 
 def twice(array):
@@ -160,6 +171,24 @@ def test_calls_nest_deeper_than_there_are_threads():
         assert rpc.rpc_sync(1, descend, (40,)) == 40
 
     workers(2, program, threads=4)
+    workers(2, program, threads=1)
+
+
+def test_a_callback_that_waits_leaves_its_thread_to_calls():
+    def program():
+        gate.clear()
+        call = rpc.rpc_async(1, wait_for_gate)
+        nested = call.then(lambda _: rpc.rpc_sync(1, descend, (5,)))
+        gate.set()
+        assert nested.wait() == 5
+
+    workers(2, program, threads=1)
+
+
+def test_who_waits_for_all_of_several_leaves_its_thread_to_calls():
+    def program():
+        assert rpc.rpc_sync(1, descend_twice, (0, 5)) == [5, 5]
+
     workers(2, program, threads=1)
 
 

@@ -13,7 +13,7 @@ from meshlib import rpc
 from meshlib.rpc import late, peers
 from meshlib.rpc.agent import BACKLOG_BYTES, BACKLOG_CALLS, current_agent
 from meshlib.testing import run_ranks
-from transport.tcp.dial import Dial
+from transport.tcp.meeting.dial import Dial
 
 gate = threading.Event()
 begun = threading.Semaphore(0)
@@ -256,9 +256,6 @@ def again(left):
     rpc.rpc_async(1 - here, again, (left - 1,)).then(lambda done: rpc.rpc_sync(1 - here, int))
 
 
-@pytest.mark.xfail(
-    reason="one run in twenty hangs: each worker's only thread waits in a callback", strict=False
-)
 def test_shutdown_waits_for_callbacks_that_start_calls():
     def program():
         rpc.rpc_async(1, again, (60,))

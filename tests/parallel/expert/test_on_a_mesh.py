@@ -12,8 +12,8 @@ import meshlib as dist
 from meshlib.testing import RankError, run_ranks
 from parallel import fully_shard, nn, optim
 from parallel.state import global_state
-from transport import backends
-from transport.algorithms.choice import DEFAULT
+from transport.algorithms.choosing.choice import DEFAULT
+from transport.communicators import backends
 
 
 class Net(nn.Module):
@@ -133,7 +133,7 @@ def test_bytes_are_those_of_the_tokens_that_move(dtype, counted):
     Besides, forward sends a count (8 bytes) for each expert of another rank.
     """
     n = 4
-    gate = threading.Barrier(n, timeout=20)
+    gate = threading.Barrier(n, timeout=60)
     counts = {"forward": Count(), "backward": Count()}
 
     def program():

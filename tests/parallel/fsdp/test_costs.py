@@ -14,8 +14,8 @@ import meshlib as dist
 from meshlib.testing import run_ranks
 from parallel import nn, optim
 from parallel.fsdp import MixedPrecisionPolicy, fully_shard
-from transport import backends
-from transport.algorithms.choice import DEFAULT
+from transport.algorithms.choosing.choice import DEFAULT
+from transport.communicators import backends
 
 now = [Count()]
 
@@ -42,7 +42,7 @@ def make_layers(rows=131, width=96, layers=3, *, bias=True, dtype="f8"):
 
 def bytes_of_a_step(n, shape, names, prepare):
     """Return what all ranks send in the second step, as multiples of the parameters' bytes."""
-    gate = threading.Barrier(n, timeout=20)
+    gate = threading.Barrier(n, timeout=60)
     count = Count()
 
     def program():
@@ -130,7 +130,7 @@ def test_memory_is_a_share_of_the_parameters_gradients_and_states():
     and the next one's, and two of gradients, this one's and one that is being reduced.
     """
     n, layers, width = 4, 24, 160
-    gate = threading.Barrier(n, timeout=20)
+    gate = threading.Barrier(n, timeout=60)
     model_bytes = layers * width * width * 8
     seen = {}
 
