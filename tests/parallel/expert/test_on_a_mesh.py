@@ -118,7 +118,7 @@ class Current(Count):
         now[0].add(nbytes)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def counted():
     """A backend that counts in ``now`` what all ranks send."""
     make = counting(lambda rank, peer: Current())

@@ -25,7 +25,7 @@ class Current(Count):
         now[0].add(nbytes)
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="session", autouse=True)
 def counted():
     """A backend that counts in ``now`` what all ranks send."""
     make = counting(lambda rank, peer: Current())
