@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 DEMO   := $(VENV)/.installed-demo
-SOURCES := pyproject.toml hatch_build.py $(wildcard transport/native/*.[ch])
+SOURCES := pyproject.toml hatch_build.py $(wildcard transport/native/*.[ch] transport/native/*/*.[ch])
 # gpu-check takes this Python as it is if it has CuPy and what the tests need (as where nothing can
 # be installed); else it installs the CuPy and the JAX for cuda12 or cuda13, as the driver is.
 GPU_PYTHON ?= $(PYTHON)
@@ -79,10 +79,10 @@ test-torch:  ## beside PyTorch: its backend, DTensor, FSDP2, DCP; and who else r
 	@test -x .torch/bin/pytest || { $(PYTHON) -m venv .torch && \
 		.torch/bin/python -m pip install --quiet --disable-pip-version-check \
 			--editable '.[torch]' expecttest hypothesis pytest pytest-timeout tensorstore xarray zarr; }
-	.torch/bin/python -m pytest -p no:xdist tests/pytorch tests/e2e/test_torch_dcp.py \
+	.torch/bin/python -m pytest -p no:xdist tests/pytorch tests/e2e/checkpoints/test_torch_dcp.py \
 		tests/meshlib/checkpoint/test_files.py
-	.torch/bin/python tests/pytorch/distributed_tests.py
-	.torch/bin/python tests/pytorch/rpc_tests.py
+	.torch/bin/python tests/pytorch/own_tests/distributed_tests.py
+	.torch/bin/python tests/pytorch/own_tests/rpc_tests.py
 
 test-slurm: $(STAMP)  ## test under a real Slurm of two nodes, in network namespaces (Debian, root)
 	@if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \

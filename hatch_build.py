@@ -1,4 +1,4 @@
-"""Builds the compiled core, transport/native/*.c, into a wheel or, if editable, beside it.
+"""Builds the compiled core, the C below transport/native, into a wheel or, if editable, beside it.
 
 Everything works without it, so where it cannot be built the wheel is a pure one, and a line says
 why: here, and in ``transport.native.why_not`` of what is installed. ``MESHLIB_NATIVE=0`` asks for
@@ -107,13 +107,14 @@ def compile_core(root: Path, built: Path) -> None:
         raise NotBuilt(f"it is for CPython, not {sys.implementation.name}")
     headers = sysconfig.get_path("include")
     # Paths from the root, so that the same sources give the same bytes wherever they lie.
-    sources = sorted(f"{SOURCES}/{path.name}" for path in Path(root, SOURCES).glob("*.c"))
+    sources = sorted(str(path.relative_to(root)) for path in Path(root, SOURCES).rglob("*.c"))
     if not sources:
         raise NotBuilt(f"{root / SOURCES} has no sources")
     if not Path(headers, "Python.h").is_file():
         raise NotBuilt(f"{headers}/Python.h is missing")
     compiler = find_compiler()
-    _run("compiling", [*compiler, *FLAGS, "-I", headers, *sources, "-o", str(built)], root)
+    includes = ["-I", headers, "-I", SOURCES]
+    _run("compiling", [*compiler, *FLAGS, *includes, *sources, "-o", str(built)], root)
     _run("importing", [sys.executable, "-I", "-S", "-c", _IMPORT, str(built)], root)
 
 

@@ -91,7 +91,6 @@ from meshlib.sharding import (
     ShardingError,
     distribute_array,
 )
-from transport.compression import Compression
 from transport.errors import (
     CollectiveMismatchError,
     CollectiveTimeoutError,
@@ -102,7 +101,8 @@ from transport.errors import (
     QueueEmptyError,
     RankFailedError,
 )
-from transport.reduce_op import ReduceOp, error_feedback, premul_sum
+from transport.operands.compression import Compression
+from transport.operands.reduce_op import ReduceOp, error_feedback, premul_sum
 from transport.rendezvous import register_rendezvous_handler, rendezvous
 from transport.store import FileStore, HashStore, PrefixStore, Store, TCPStore
 

@@ -13,8 +13,9 @@ from meshlib.groups.backend import parse_backend
 from meshlib.job.current import install
 from meshlib.job.thread_rank import ThreadRank, set_thread_rank
 from meshlib.job.world import World
-from transport import backends
 from transport.checks import to_whole_number
+from transport.communicators import backends
+from transport.communicators.runtime import Runtime
 from transport.deadline import Deadline, Timeout, to_seconds
 from transport.errors import (
     CollectiveMismatchError,
@@ -22,7 +23,6 @@ from transport.errors import (
     DistBackendError,
     DistError,
 )
-from transport.runtime import Runtime
 from transport.store.hash_store import HashStore
 
 T = TypeVar("T")

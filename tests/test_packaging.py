@@ -24,7 +24,9 @@ PACKAGES = ("meshlib", "parallel", "transport")
 SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
 BINARY = f"transport/native/_core{SUFFIX}"
 REASON = "transport/native/_core.txt"
-SOURCES = {f"transport/native/{path.name}" for path in (ROOT / "transport/native").glob("*.[ch]")}
+SOURCES = {
+    path.relative_to(ROOT).as_posix() for path in (ROOT / "transport/native").rglob("*.[ch]")
+}
 HOW = "with a C compiler and Python's headers (Debian: gcc, python3-dev)"
 SMALL_CORE = """
 #include <Python.h>
@@ -69,7 +71,7 @@ def tree(unpacked, tmp_path):
     """A copy of it, with a core that compiles fast."""
     shutil.copytree(unpacked, tmp_path / "tree")
     native = tmp_path / "tree/transport/native"
-    for source in native.glob("*.[ch]"):
+    for source in native.rglob("*.[ch]"):
         source.unlink()
     (native / "core.c").write_text(SMALL_CORE)
     return tmp_path / "tree"
@@ -131,7 +133,7 @@ def assert_pure(wheel):
 
 def test_sdist_has_the_source_and_no_binary(unpacked):
     assert package_files(unpacked) == package_files(ROOT)
-    assert {*SOURCES, "transport/algorithms/tuning.json"} < package_files(unpacked)
+    assert {*SOURCES, "transport/algorithms/choosing/tuning.json"} < package_files(unpacked)
     assert all((unpacked / f"{package}/py.typed").is_file() for package in PACKAGES)
     assert (unpacked / "hatch_build.py").is_file()
     assert not list(unpacked.rglob("*.so"))
@@ -222,7 +224,7 @@ def test_editable(tree, tmp_path, monkeypatch):
         assert not wheel_files(wheel)
         with zipfile.ZipFile(wheel) as archive:
             assert Path(archive.read("_meshlib_spmd.pth").decode()).samefile(tree)
-        return {path.name for path in (tree / "transport/native").iterdir()} - {"__pycache__"}
+        return {path.name for path in (tree / "transport/native").iterdir() if path.is_file()}
 
     source = {"__init__.py", "core.c"}
     assert install("first") == source | {Path(BINARY).name}

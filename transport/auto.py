@@ -10,21 +10,21 @@ from typing import Any
 
 import numpy as np
 
-from transport.algorithms.choice import Thresholds
+from transport.algorithms.choosing.choice import Thresholds
 from transport.call import Call
-from transport.communicator import Communicator
+from transport.communicators.base import Communicator
+from transport.communicators.forwarding import Forwarding
+from transport.communicators.runtime import Membership
 from transport.errors import (
     CommunicatorAbortedError,
     CommunicatorTimeoutError,
     DistError,
     PeerLostError,
 )
-from transport.forwarding import Forwarding
 from transport.hierarchical import HierarchicalCommunicator
 from transport.links.communicator import LinkCommunicator
+from transport.operands.reduce_op import Flat, ReduceOp
 from transport.place import Place, this_place
-from transport.reduce_op import Flat, ReduceOp
-from transport.runtime import Membership
 from transport.shm import ShmCommunicator
 from transport.shm.board.futex import unsupported_reason
 from transport.shm.board.layout import DEFAULT_SIZES, Sizes

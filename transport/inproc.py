@@ -13,8 +13,9 @@ from collections import deque
 from collections.abc import Collection
 from dataclasses import replace
 
-from transport.algorithms.choice import Thresholds
+from transport.algorithms.choosing.choice import Thresholds
 from transport.call import Call, CallHeader
+from transport.communicators.runtime import Membership
 from transport.condition import Condition, let_go
 from transport.deadline import Deadline
 from transport.errors import (
@@ -24,7 +25,6 @@ from transport.errors import (
 from transport.link import Link, OnPiece, waited_for, wrong_frame
 from transport.links.communicator import LinkCommunicator
 from transport.links.mailbox import Mailbox
-from transport.runtime import Membership
 
 EAGER_BYTES = 64 << 10
 HIGH_WATER = 1 << 20

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from transport.reduce_op import Flat
+from transport.operands.reduce_op import Flat
 
 
 @dataclass(slots=True)

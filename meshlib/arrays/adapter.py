@@ -14,7 +14,7 @@ import numpy as np
 
 from meshlib.arrays.adapted import Adapted, ArrayLibrary
 from meshlib.arrays.on_gpu import CudaArrays, JaxOnGpu
-from transport.reduce_op import Flat
+from transport.operands.reduce_op import Flat
 
 
 class _NumPy:

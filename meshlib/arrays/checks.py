@@ -13,7 +13,7 @@ from meshlib.arrays.adapted import Adapted
 from transport.call import dtype_code
 from transport.checks import to_whole_numbers
 from transport.cuda.flat import DeviceFlat
-from transport.reduce_op import Flat, RedOpType, ReduceOp
+from transport.operands.reduce_op import Flat, RedOpType, ReduceOp
 
 
 def check_op(

@@ -19,7 +19,7 @@ import numpy as np
 from meshlib.arrays.adapted import Adapted
 from transport.cuda.driver import Driver, driver_of
 from transport.cuda.flat import DeviceFlat, StreamOrder
-from transport.reduce_op import Flat
+from transport.operands.reduce_op import Flat
 
 # What the interface and DLPack call CUDA's two default streams; CUDA takes these as handles.
 _LEGACY_STREAM = 1

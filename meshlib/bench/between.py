@@ -24,14 +24,14 @@ from typing import Any
 import numpy as np
 
 from meshlib.bench.cases import CASES, Bound, Case
-from meshlib.bench.job import BenchmarkError
+from meshlib.bench.jobs.job import BenchmarkError
 from meshlib.bench.libraries.c10d import TorchGloo, bind_c10d
 from meshlib.bench.libraries.library import TIMEOUT
 from meshlib.bench.predict import KINDS, cost_of
 from meshlib.bench.sizes import format_size
 from transport import environment
-from transport.algorithms.cost import Cost, work_of
-from transport.algorithms.tuning import Tuning, from_environment
+from transport.algorithms.choosing.cost import Cost, work_of
+from transport.algorithms.choosing.tuning import Tuning, from_environment
 
 _START = "meshrun --nnodes 2 ... --nproc-per-node 1 -m meshlib.bench --between"
 _MOST_HOSTS = 8

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from meshlib.bench.between import main_between
 from meshlib.bench.cases import CASES, COLLECTIVES
-from meshlib.bench.job import BenchmarkError
+from meshlib.bench.jobs.job import BenchmarkError
 from meshlib.bench.libraries import LIBRARIES, OWN
 from meshlib.bench.libraries.environments import python_of
 from meshlib.bench.plot import check_can_plot, plot
@@ -20,7 +20,7 @@ from meshlib.bench.report import as_json, copy_bandwidth, header, rows
 from meshlib.bench.run import Plan, Result, Skipped, grid, run
 from meshlib.bench.sizes import parse_size
 from meshlib.command_line import USAGE_ERROR, OneLineParser
-from transport.algorithms.tuning import Tuning, from_environment
+from transport.algorithms.choosing.tuning import Tuning, from_environment
 from transport.hierarchical.cost import Shape
 
 _DEFAULT_SIZES = "8,1K,64K,1M,16M,64M"

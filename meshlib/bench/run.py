@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from meshlib.bench.cases import CASES, COPY
-from meshlib.bench.job import BenchmarkError, Block, Job, running_job
+from meshlib.bench.jobs.job import BenchmarkError, Block, Job, running_job
 from meshlib.bench.libraries import LIBRARIES, OWN
 from meshlib.bench.sizes import format_size
 from transport.deadline import Deadline

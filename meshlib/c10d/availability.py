@@ -12,7 +12,7 @@ from meshlib.job.thread_rank import thread_rank
 from transport import environment
 from transport.checks import to_whole_number
 from transport.launch_environments import launched_local_rank
-from transport.reduce_op import ReduceOp
+from transport.operands.reduce_op import ReduceOp
 
 
 def is_available() -> bool:

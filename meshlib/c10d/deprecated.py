@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 
-from transport.reduce_op import ReduceOp
+from transport.operands.reduce_op import ReduceOp
 
 
 class _ReduceOpAlias:

@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from meshlib.groups.process_group import ProcessGroup
-from meshlib.job.agreement import Agreement, Said
+from meshlib.job.continuing.agreement import Agreement, Said
+from meshlib.job.continuing.epochs import agree_on_epoch, enter
 from meshlib.job.current import Group, current_world, resolve_process_group
-from meshlib.job.epochs import agree_on_epoch, enter
 from meshlib.job.membership import without
 from meshlib.job.world import World
 from transport.checks import to_whole_number, to_whole_numbers

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Iterable
 
 from meshlib.calls.context import RankContext
-from meshlib.diagnosis.fate import Fate
-from transport.communicator import Communicator
+from meshlib.diagnosis.failures.fate import Fate
+from transport.communicators.base import Communicator
 
 
 class Channels:

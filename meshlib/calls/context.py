@@ -10,7 +10,7 @@ from meshlib.diagnosis.log import RankLog
 from meshlib.diagnosis.members import Members
 from meshlib.diagnosis.recorder import FlightRecorder
 from transport.call import CallHeader
-from transport.communicator import Communicator
+from transport.communicators.base import Communicator
 from transport.errors import DistError
 from transport.store.base import Store
 

@@ -17,12 +17,12 @@ from meshlib.calls.lanes import Lanes
 from meshlib.calls.shortcut import SHORT, CallOrder, Order, Shortcut, open_shortcut, resume
 from meshlib.calls.spec import CallSpec, InPlace, Run
 from meshlib.calls.work import Work
-from meshlib.diagnosis.fate import Fate
+from meshlib.diagnosis.failures.fate import Fate
 from meshlib.diagnosis.members import Members
 from meshlib.diagnosis.recorder import COLLECTIVE, Record
 from transport.call import CallHeader, pack_header
 from transport.deadline import Deadline, Timeout, to_seconds
-from transport.reduce_op import ReduceOp
+from transport.operands.reduce_op import ReduceOp
 
 
 class Door:

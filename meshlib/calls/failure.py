@@ -10,9 +10,9 @@ from meshlib.calls.channels import Channels
 from meshlib.calls.context import RankContext
 from meshlib.diagnosis.event_log import announce
 from meshlib.diagnosis.events import Abort, Departures
-from meshlib.diagnosis.fate import Fate
+from meshlib.diagnosis.failures.fate import Fate
+from meshlib.diagnosis.failures.reporter import Reporter
 from meshlib.diagnosis.recorder import COLLECTIVE, Record
-from meshlib.diagnosis.reporter import Reporter
 from transport.call import CallHeader, Kind
 from transport.errors import (
     CollectiveMismatchError,

@@ -6,9 +6,9 @@ from typing import Any, Protocol
 
 from meshlib.calls.spec import CallSpec, InPlace
 from transport.call import Call, Kind, history_after, pack_header
-from transport.communicator import Communicator
+from transport.communicators.base import Communicator
 from transport.native import core
-from transport.reduce_op import ReduceOp
+from transport.operands.reduce_op import ReduceOp
 
 SHORT = frozenset(
     () if core is None else set(Kind) - {Kind.SEND, Kind.RECV, Kind.ALLOCATE, Kind.SPLIT}
@@ -68,7 +68,7 @@ def open_shortcut(
     """Have the compiled core make small calls on ``communicator``; None where it cannot.
 
     ``of_group`` and ``of_rank`` are what ``Door.issue`` works with, in the order in which
-    ``transport/native/shortcut.c`` has it.
+    ``transport/native/calls/shortcut.c`` has it.
     """
     outline = communicator.outline()
     if core is None or outline is None:

@@ -9,9 +9,9 @@ import numpy as np
 
 from meshlib.diagnosis.recorder import COLLECTIVE
 from transport.call import NO_ROOT, Call, Kind
-from transport.communicator import Communicator
+from transport.communicators.base import Communicator
 from transport.native import core
-from transport.reduce_op import ReduceOp
+from transport.operands.reduce_op import ReduceOp
 
 Run = Callable[[Communicator[Any], Call], Any]
 """What a call does at its turn; what it returns is the call's result."""

@@ -6,7 +6,7 @@ keeps the newest and the best. docs/checkpoints.md shows them.
 
 from meshlib.checkpoint.checkpointer import Checkpointer, load, save
 from meshlib.checkpoint.errors import CheckpointError, CorruptCheckpointError
-from meshlib.checkpoint.folder import latest_step
+from meshlib.checkpoint.files.folder import latest_step
 from meshlib.checkpoint.safetensors import (
     SafetensorsFiles,
     export_safetensors,

@@ -9,12 +9,12 @@ from typing import Any, Literal, Self
 
 from meshlib.checkpoint.agreement import Party, Ranks
 from meshlib.checkpoint.errors import CheckpointError
-from meshlib.checkpoint.folder import entries_of, latest_step, read_description
+from meshlib.checkpoint.files.folder import entries_of, latest_step, read_description
+from meshlib.checkpoint.files.storage import Storage, open_storage
+from meshlib.checkpoint.files.zarr import DOCUMENT
 from meshlib.checkpoint.loading import find_together, load_like
 from meshlib.checkpoint.pieces import Room, Shares
 from meshlib.checkpoint.saving import Save
-from meshlib.checkpoint.storage import Storage, open_storage
-from meshlib.checkpoint.zarr import DOCUMENT
 from transport.checks import to_whole_number
 
 Location = str | os.PathLike[str]

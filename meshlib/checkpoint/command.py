@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 
 from meshlib.checkpoint.errors import CheckpointError, CorruptCheckpointError
-from meshlib.checkpoint.folder import Description, Entry, entries_of, find, read_description
-from meshlib.checkpoint.layout import aligned, chunked
+from meshlib.checkpoint.files.folder import Description, Entry, entries_of, find, read_description
+from meshlib.checkpoint.files.layout import aligned, chunked
+from meshlib.checkpoint.files.storage import open_storage
+from meshlib.checkpoint.files.zarr import ChunkGrid, grid_of
 from meshlib.checkpoint.leaves import Host
 from meshlib.checkpoint.loading import ChunkReader
 from meshlib.checkpoint.rewriting import rewrite
-from meshlib.checkpoint.storage import open_storage
 from meshlib.checkpoint.tree import array_of, decode, leaves_of, shown
-from meshlib.checkpoint.zarr import ChunkGrid, grid_of
 from meshlib.command_line import OneLineParser, print_result
 from meshlib.mesh.config import MeshConfig
 from meshlib.sharding.sharding import Sharding

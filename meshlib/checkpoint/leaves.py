@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from meshlib.checkpoint.zarr import ChunkGrid, dtype_name
+from meshlib.checkpoint.files.zarr import ChunkGrid, dtype_name
 from meshlib.sharding.darray import DArray
 from meshlib.sharding.local import array_module, module_for
 from meshlib.sharding.sharding import Sharding

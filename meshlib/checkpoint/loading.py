@@ -10,12 +10,12 @@ import numpy as np
 
 from meshlib.checkpoint.agreement import Party
 from meshlib.checkpoint.errors import CheckpointError, CorruptCheckpointError
-from meshlib.checkpoint.folder import Description, check_step, find
-from meshlib.checkpoint.layout import Index
+from meshlib.checkpoint.files.folder import Description, check_step, find
+from meshlib.checkpoint.files.layout import Index
+from meshlib.checkpoint.files.storage import BLOCK, Reader, open_storage
+from meshlib.checkpoint.files.zarr import CHECKSUM_BYTES, ChunkGrid, chunk_file, grid_of
 from meshlib.checkpoint.leaves import Box, Host, is_wanted_array, target_like, why_not_like
-from meshlib.checkpoint.storage import BLOCK, Reader, open_storage
 from meshlib.checkpoint.tree import Maker, Matching
-from meshlib.checkpoint.zarr import CHECKSUM_BYTES, ChunkGrid, chunk_file, grid_of
 from meshlib.sharding.local import relative, shape_of
 from transport.crc32c import crc32c
 

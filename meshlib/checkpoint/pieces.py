@@ -13,10 +13,9 @@ import numpy.typing as npt
 
 from meshlib.checkpoint.agreement import Party
 from meshlib.checkpoint.errors import CheckpointError
-from meshlib.checkpoint.layout import Index, Writers, aligned, chunked, members_outside
-from meshlib.checkpoint.leaves import Box, Host, check_saved, sharding_of, to_host
-from meshlib.checkpoint.storage import BLOCK, Storage
-from meshlib.checkpoint.zarr import (
+from meshlib.checkpoint.files.layout import Index, Writers, aligned, chunked, members_outside
+from meshlib.checkpoint.files.storage import BLOCK, Storage
+from meshlib.checkpoint.files.zarr import (
     CHECKSUM_BYTES,
     DOCUMENT,
     ChunkGrid,
@@ -26,6 +25,7 @@ from meshlib.checkpoint.zarr import (
     groups_above,
     little_endian,
 )
+from meshlib.checkpoint.leaves import Box, Host, check_saved, sharding_of, to_host
 from meshlib.sharding.local import relative
 from meshlib.sharding.sharding import Sharding
 from transport.crc32c import crc32c

@@ -6,11 +6,9 @@ import json
 import math
 from collections.abc import Callable
 
-from meshlib.checkpoint.folder import Description, Entry, entries_of, make_document
-from meshlib.checkpoint.loading import ChunkReader
-from meshlib.checkpoint.pieces import Piece
-from meshlib.checkpoint.storage import Storage
-from meshlib.checkpoint.zarr import (
+from meshlib.checkpoint.files.folder import Description, Entry, entries_of, make_document
+from meshlib.checkpoint.files.storage import Storage
+from meshlib.checkpoint.files.zarr import (
     DOCUMENT,
     ChunkGrid,
     array_document,
@@ -18,6 +16,8 @@ from meshlib.checkpoint.zarr import (
     group_document,
     groups_above,
 )
+from meshlib.checkpoint.loading import ChunkReader
+from meshlib.checkpoint.pieces import Piece
 
 
 def rewrite(

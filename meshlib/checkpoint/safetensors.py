@@ -20,10 +20,10 @@ import numpy as np
 
 from meshlib.checkpoint.checkpointer import Location, save
 from meshlib.checkpoint.errors import CheckpointError, CorruptCheckpointError
-from meshlib.checkpoint.folder import find
+from meshlib.checkpoint.files.folder import find
+from meshlib.checkpoint.files.zarr import dtype_of, grid_of, little_endian
 from meshlib.checkpoint.leaves import Host
 from meshlib.checkpoint.loading import ChunkReader
-from meshlib.checkpoint.zarr import dtype_of, grid_of, little_endian
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"

@@ -2,7 +2,7 @@
 
 1. Each rank flattens its state; digests are compared, and where they differ the first difference
    is named. The first rank says which folder it will be.
-2. Each rank writes the chunks that are its own (``meshlib.checkpoint.layout``).
+2. Each rank writes the chunks that are its own (``meshlib.checkpoint.files.layout``).
 3. When all have told that theirs are on the disk, the first rank writes the ``zarr.json`` at the
    top, under another name, and renames it: that is when the checkpoint is there.
 """
@@ -17,12 +17,12 @@ from typing import Any
 
 from meshlib.checkpoint.agreement import Party, first_difference
 from meshlib.checkpoint.errors import CheckpointError
-from meshlib.checkpoint.folder import Entry, check_step, entries_of, make_document
+from meshlib.checkpoint.files.folder import Entry, check_step, entries_of, make_document
+from meshlib.checkpoint.files.storage import Storage
+from meshlib.checkpoint.files.zarr import DOCUMENT, groups_above
 from meshlib.checkpoint.leaves import is_array
 from meshlib.checkpoint.pieces import Kept, Piece, Room, Shares, detach
-from meshlib.checkpoint.storage import Storage
 from meshlib.checkpoint.tree import array_of, encode, leaves_of, shown
-from meshlib.checkpoint.zarr import DOCUMENT, groups_above
 from transport.errors import DistError
 
 

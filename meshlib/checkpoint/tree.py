@@ -21,7 +21,7 @@ from urllib.parse import quote
 import numpy as np
 
 from meshlib.checkpoint.errors import CheckpointError
-from meshlib.checkpoint.zarr import dtype_name, dtype_of
+from meshlib.checkpoint.files.zarr import dtype_name, dtype_of
 
 Node = Any
 """JSON: a value, or an object of one member."""

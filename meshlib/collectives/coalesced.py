@@ -25,10 +25,10 @@ from meshlib.arrays.checks import (
 from meshlib.calls.work import Work
 from meshlib.collectives.group_of_ranks import GroupOfRanks
 from transport.call import Call, Kind
-from transport.communicator import Communicator
+from transport.communicators.base import Communicator
 from transport.cuda.flat import DeviceFlat, end_together
 from transport.deadline import Timeout
-from transport.reduce_op import Flat, ReduceOp
+from transport.operands.reduce_op import Flat, ReduceOp
 
 A = TypeVar("A")
 

@@ -21,7 +21,7 @@ from meshlib.collectives.coalesced import CoalescedCollectives
 from meshlib.collectives.on_objects import ObjectCollectives
 from meshlib.collectives.symmetric import SymmetricMemory
 from transport.call import Call, Kind
-from transport.communicator import Communicator
+from transport.communicators.base import Communicator
 from transport.deadline import Timeout
 
 

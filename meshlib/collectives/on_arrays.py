@@ -21,9 +21,9 @@ from meshlib.calls.spec import CallSpec, InPlace
 from meshlib.calls.work import Work
 from meshlib.collectives.group_of_ranks import GroupOfRanks
 from transport.call import NO_ROOT, Call, Kind
-from transport.communicator import Communicator
+from transport.communicators.base import Communicator
 from transport.deadline import Timeout
-from transport.reduce_op import ReduceOp
+from transport.operands.reduce_op import ReduceOp
 
 A = TypeVar("A")
 

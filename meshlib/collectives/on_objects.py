@@ -20,7 +20,7 @@ from meshlib.collectives.on_arrays import ArrayCollectives
 from meshlib.collectives.personalized import PersonalizedCollectives
 from meshlib.collectives.point_to_point import PointToPoint
 from transport.deadline import Deadline, Timeout, to_seconds
-from transport.reduce_op import Flat
+from transport.operands.reduce_op import Flat
 
 _COUNT = struct.Struct("<Q")
 

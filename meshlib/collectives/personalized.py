@@ -18,7 +18,7 @@ from meshlib.arrays.checks import (
 from meshlib.calls.work import Work
 from meshlib.collectives.group_of_ranks import GroupOfRanks
 from transport.call import Call, Kind
-from transport.communicator import Communicator
+from transport.communicators.base import Communicator
 from transport.deadline import Timeout
 
 A = TypeVar("A")

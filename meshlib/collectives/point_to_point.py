@@ -13,7 +13,7 @@ from meshlib.collectives.group_of_ranks import GroupOfRanks
 from meshlib.diagnosis.recorder import ANY_SOURCE
 from transport.call import NO_ROOT, Call, Kind
 from transport.checks import to_whole_number
-from transport.communicator import Communicator
+from transport.communicators.base import Communicator
 from transport.deadline import Timeout
 
 MAX_TAG = 2**32 - 1

@@ -13,11 +13,11 @@ import numpy.typing as npt
 from meshlib.calls.spec import CallSpec
 from meshlib.collectives.group_of_ranks import GroupOfRanks
 from transport.call import Call, Kind, dtype_code, dtype_name
-from transport.communicator import Communicator
+from transport.communicators.base import Communicator
 from transport.cuda.device_communicator import DeviceCommunicator
 from transport.cuda.driver import cuda_driver
 from transport.deadline import Timeout
-from transport.reduce_op import Flat
+from transport.operands.reduce_op import Flat
 
 _MOST_DIMS = 64
 

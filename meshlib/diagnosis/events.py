@@ -151,7 +151,7 @@ class Abort(Event):
 
 @dataclass(frozen=True, slots=True)
 class Agreed(Event):
-    """Members have settled the agreement ``name`` (``meshlib.job.agreement``) on ``text``."""
+    """Members have settled the agreement ``name`` (``job.continuing.agreement``) on ``text``."""
 
     kind: ClassVar[str] = "agreed"
     name: str

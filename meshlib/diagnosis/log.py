@@ -19,7 +19,7 @@ from transport import environment
 if TYPE_CHECKING:
     from meshlib.diagnosis.recorder import Record
     from transport.call import Call
-    from transport.communicator import Communicator
+    from transport.communicators.base import Communicator
 
 LOGGER = logging.getLogger("meshlib")
 FORMAT = "%(asctime)s [rank %(rank)s] %(levelname)s: %(message)s"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Set
 
-from transport.compression import Compression
 from transport.deadline import Timeout, to_seconds
+from transport.operands.compression import Compression
 
 
 class Members:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from meshlib.diagnosis.messages import table
+from meshlib.diagnosis.failures.messages import table
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from transport import backends
+from transport.communicators import backends
 
 if TYPE_CHECKING:
-    from transport.communicator import Communicator
-    from transport.runtime import Membership
+    from transport.communicators.base import Communicator
+    from transport.communicators.runtime import Membership
 
 # What scripts written for torch.distributed ask for on the CPU.
 _ALIASES = {"gloo": "auto"}

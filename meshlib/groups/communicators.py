@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from transport import backends
-from transport.communicator import Communicator
-from transport.runtime import Membership
+from transport.communicators import backends
+from transport.communicators.base import Communicator
+from transport.communicators.runtime import Membership
 
 STAGED = "staged"
 """What carries them where a group has no backend for GPUs: always correct."""

@@ -18,9 +18,9 @@ import numpy as np
 from meshlib.calls.spec import CallSpec
 from meshlib.groups.process_group import ProcessGroup
 from transport.call import Call, Kind
-from transport.communicator import Communicator
+from transport.communicators.base import Communicator
 from transport.cuda.driver import Driver
-from transport.reduce_op import ReduceOp
+from transport.operands.reduce_op import ReduceOp
 
 if TYPE_CHECKING:
     from transport.nccl import NcclCommunicator

@@ -16,14 +16,14 @@ from meshlib.calls.shortcut import Shortcut
 from meshlib.calls.spec import CallSpec, InPlace
 from meshlib.collectives.collectives import Collectives
 from meshlib.diagnosis.events import Departures
-from meshlib.diagnosis.fate import Fate
+from meshlib.diagnosis.failures.fate import Fate
 from meshlib.diagnosis.members import Members
 from meshlib.groups.companions import Companions
 from meshlib.groups.users_store import UsersStore
-from transport.communicator import Communicator
-from transport.compression import Compression
+from transport.communicators.base import Communicator
 from transport.deadline import Timeout
 from transport.errors import DistBackendError, DistError
+from transport.operands.compression import Compression
 from transport.store.base import Store
 
 DRAIN_SECONDS = 5.0

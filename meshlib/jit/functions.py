@@ -36,7 +36,7 @@ from meshlib.job.current import (
 )
 from transport.call import dtype_code
 from transport.checks import to_whole_number
-from transport.reduce_op import RedOpType, ReduceOp
+from transport.operands.reduce_op import RedOpType, ReduceOp
 
 
 def all_reduce(x: Any, op: ReduceOp = ReduceOp.SUM, group: Group = None) -> Any:

@@ -23,8 +23,8 @@ from meshlib.groups.process_group import ProcessGroup
 from meshlib.jit.collective import HostSide, InJit, bind, front
 from meshlib.jit.host_calls import HostArray
 from transport.call import NO_ROOT, Call, Kind, dtype_code
-from transport.communicator import Communicator
-from transport.reduce_op import RedOpType, ReduceOp
+from transport.communicators.base import Communicator
+from transport.operands.reduce_op import RedOpType, ReduceOp
 
 _LINEAR = (RedOpType.SUM, RedOpType.AVG)
 

@@ -16,7 +16,7 @@ from meshlib.jit.collective import HostSide, InJit, bind, front
 from meshlib.jit.host_calls import HostArray
 from meshlib.jit.kinds import Issuing, flat_of
 from transport.call import Kind
-from transport.reduce_op import ReduceOp
+from transport.operands.reduce_op import ReduceOp
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from transport import environment
 from transport.cuda.driver import Driver, load_driver
 from transport.errors import DistBackendError
 from transport.launch_environments import launched_local_rank
-from transport.reduce_op import ReduceOp
+from transport.operands.reduce_op import ReduceOp
 
 NCCL_BACKEND = "cpu:auto,cuda:nccl"
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 from meshlib.diagnosis.event_log import publish
 from meshlib.diagnosis.events import Chain, Chains, Departures, Leave
+from meshlib.diagnosis.failures.reporter import Reporter
+from meshlib.diagnosis.failures.statements import put_last_calls
 from meshlib.diagnosis.recorder import COLLECTIVE, FlightRecorder, Record
-from meshlib.diagnosis.reporter import Reporter
-from meshlib.diagnosis.statements import put_last_calls
 from transport.errors import (
     CollectiveMismatchError,
     DistError,

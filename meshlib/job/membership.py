@@ -2,9 +2,10 @@
 
 A rank's *identity* is its global rank: given once, to one process, and never to another one. Its
 *place* is where it stands among the members of the present *epoch*. An epoch begins when the job
-does, and whenever the members have agreed (``meshlib.job.agreement``) that others are to go on:
-some are lost, some have come. Groups, meshes and messages name identities, so that what was said of
-a rank stays true of it; a rank that comes in the place of another has an identity of its own.
+does, and whenever the members have agreed (``meshlib.job.continuing.agreement``) that others are to
+go on: some are lost, some have come. Groups, meshes and messages name identities, so that what was
+said of a rank stays true of it; a rank that comes in the place of another has an identity of its
+own.
 """
 
 from __future__ import annotations

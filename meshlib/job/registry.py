@@ -14,8 +14,8 @@ from meshlib.groups.process_group import ProcessGroup
 from meshlib.job.meeting import short
 from meshlib.job.membership import JobMembership
 from transport.checks import to_whole_numbers
-from transport.compression import Compression
 from transport.deadline import Timeout, to_seconds
+from transport.operands.compression import Compression
 
 
 class GroupRegistry:

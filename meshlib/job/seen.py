@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from meshlib.diagnosis.events import StackAsked, Watched
+from meshlib.diagnosis.failures.statements import put_stacks
 from meshlib.diagnosis.recorder import FlightRecorder
 from meshlib.diagnosis.sampling.posting import Posting
 from meshlib.diagnosis.sampling.sample import Coordinate
 from meshlib.diagnosis.sampling.sampler import Sampler, Standpoint
-from meshlib.diagnosis.statements import put_stacks
 from meshlib.groups.process_group import ProcessGroup
 from meshlib.job.membership import JobMembership
 from transport.errors import DistStoreError

@@ -27,12 +27,12 @@ from meshlib.diagnosis.events import (
     StackAsked,
     Watched,
 )
+from meshlib.diagnosis.failures.reporter import NEWS_SECONDS
+from meshlib.diagnosis.failures.statements import Statement
 from meshlib.diagnosis.log import RankLog
 from meshlib.diagnosis.members import Members
 from meshlib.diagnosis.recorder import FlightRecorder, Record, capacity_from_environment
-from meshlib.diagnosis.reporter import NEWS_SECONDS
 from meshlib.diagnosis.stalls import StallDetector
-from meshlib.diagnosis.statements import Statement
 from meshlib.diagnosis.watcher import News, Watcher
 from meshlib.groups.communicators import STAGED, make_device_communicator
 from meshlib.groups.process_group import DRAIN_SECONDS, ProcessGroup
@@ -44,13 +44,14 @@ from meshlib.job.registry import GroupRegistry
 from meshlib.job.seen import Seen
 from meshlib.job.thread_rank import ALL_HERE
 from meshlib.trace import dump
-from transport import backends, environment
-from transport.communicator import Communicator
-from transport.compression import Compression
+from transport import environment
+from transport.communicators import backends
+from transport.communicators.base import Communicator
+from transport.communicators.runtime import Membership, Runtime
 from transport.deadline import Deadline, Timeout
 from transport.errors import DistBackendError, DistError, DistStoreError, RankFailedError
 from transport.net.fork import in_forked_children, refusal
-from transport.runtime import Membership, Runtime
+from transport.operands.compression import Compression
 from transport.store.base import Store
 from transport.store.prefix_store import PrefixStore
 

@@ -17,8 +17,8 @@ from meshlib.mesh.spec import (
     check_timeout,
     integer,
 )
-from transport.compression import Compression
 from transport.deadline import Timeout
+from transport.operands.compression import Compression
 
 if TYPE_CHECKING:
     from meshlib.groups.process_group import ProcessGroup

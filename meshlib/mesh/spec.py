@@ -14,8 +14,8 @@ from operator import index as to_int
 from typing import SupportsIndex, cast
 
 from meshlib.did_you_mean import did_you_mean
-from transport.compression import Compression
 from transport.deadline import read_duration
+from transport.operands.compression import Compression
 
 CONVENTIONAL_NAMES = ("pp", "dp_replicate", "dp_shard", "dp", "cp", "tp", "ep")
 """Pipeline, replicated / sharded / plain data, context, tensor and expert parallel."""

@@ -10,9 +10,9 @@ import numpy as np
 
 from meshlib.job.current import current_world, is_thread_world
 from meshlib.job.world import World
+from transport.communicators.runtime import Membership
 from transport.net.sockets import format_address
-from transport.runtime import Membership
-from transport.tcp.address import listening_host
+from transport.tcp.meeting.address import listening_host
 
 if TYPE_CHECKING:
     import jax.sharding

@@ -30,8 +30,8 @@ from meshlib.rpc.wire.payload import Payload, load
 from meshlib.rpc.wire.recycling import Recycler
 from meshlib.rpc.wire.threads import Threads
 from transport.checks import to_whole_number
+from transport.communicators.runtime import Membership
 from transport.errors import DistBackendError, DistError, DistNetworkError
-from transport.runtime import Membership
 
 BACKLOG_CALLS = 4096
 BACKLOG_BYTES = 64 << 20

@@ -16,9 +16,9 @@ from meshlib.rpc.carriers import Carrier, Differentiating
 from meshlib.rpc.errors import WorkerLostError
 from meshlib.rpc.references.rref import RRef, create
 from transport.checks import to_whole_number
+from transport.communicators.runtime import Membership
 from transport.deadline import Deadline, Timeout, to_seconds
 from transport.errors import DistStoreError, StoreTimeoutError
-from transport.runtime import Membership
 from transport.store.base import Store
 from transport.store.prefix_store import PrefixStore
 

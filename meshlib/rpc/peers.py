@@ -25,6 +25,7 @@ from meshlib.rpc.wire.frames import Frame, Kind
 from meshlib.rpc.wire.payload import Payload, load
 from transport.call import NO_ROOT, Call, CallHeader
 from transport.call import Kind as CallKind
+from transport.communicators.runtime import Membership
 from transport.condition import Condition
 from transport.deadline import Deadline
 from transport.errors import (
@@ -36,12 +37,11 @@ from transport.errors import (
     PeerLostError,
 )
 from transport.place import this_machine
-from transport.runtime import Membership
 from transport.shm.messages.single_copy import ProcessMemory, is_possible
-from transport.tcp.address import listening_host
-from transport.tcp.dial import Dial, publish
-from transport.tcp.endpoint import Endpoint
-from transport.tcp.hello import WELCOME, Channel, Hello
+from transport.tcp.meeting.address import listening_host
+from transport.tcp.meeting.dial import Dial, publish
+from transport.tcp.meeting.endpoint import Endpoint
+from transport.tcp.meeting.hello import WELCOME, Channel, Hello
 
 if TYPE_CHECKING:
     from meshlib.rpc.agent import Agent

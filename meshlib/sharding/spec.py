@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from meshlib.mesh.names import DimKey
 from transport.checks import to_whole_number
-from transport.reduce_op import RedOpType, ReduceOp
+from transport.operands.reduce_op import RedOpType, ReduceOp
 
 REDUCTIONS: dict[str, ReduceOp] = {
     "sum": ReduceOp.SUM,

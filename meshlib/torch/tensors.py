@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from transport.reduce_op import RedOpType, ReduceOp, premul_sum
+from transport.operands.reduce_op import RedOpType, ReduceOp, premul_sum
 
 torch: Any = import_module("torch")
 

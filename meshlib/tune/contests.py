@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from transport.algorithms.choice import DEFAULT, Thresholds
+from transport.algorithms.choosing.choice import DEFAULT, Thresholds
 from transport.call import Kind
 
 _NEVER, _ALWAYS = -1, 1 << 62

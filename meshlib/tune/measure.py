@@ -18,17 +18,17 @@ from meshlib.job.world import World
 from meshlib.tune.contests import CONTESTS, EXCHANGED, LARGE_BYTES, SEGMENTS, Contest
 from meshlib.tune.estimates import best_of, crossover, fit_line
 from meshlib.tune.stopwatch import Runner, interleaved
-from transport.algorithms.choice import DEFAULT, Thresholds
-from transport.algorithms.cost import Cost
+from transport.algorithms.choosing.choice import DEFAULT, Thresholds
+from transport.algorithms.choosing.cost import Cost
 from transport.call import Call, Kind
-from transport.communicator import Communicator
-from transport.flat import as_bytes
+from transport.communicators.base import Communicator
+from transport.communicators.runtime import Membership
 from transport.hierarchical import HierarchicalCommunicator
 from transport.hierarchical.cost import inside_bytes
 from transport.inproc import InprocCommunicator
 from transport.links.communicator import LinkCommunicator
+from transport.operands.flat import as_bytes
 from transport.place import Place
-from transport.runtime import Membership
 from transport.shm import ShmCommunicator
 from transport.store.prefix_store import PrefixStore
 from transport.tcp import TcpCommunicator

@@ -11,9 +11,9 @@ import numpy as np
 
 from meshlib.c10d.functions import all_reduce
 from transport.call import NO_ROOT, Call, CallHeader, Kind, dtype_code
-from transport.communicator import Communicator
+from transport.communicators.base import Communicator
 from transport.deadline import Deadline
-from transport.reduce_op import ReduceOp
+from transport.operands.reduce_op import ReduceOp
 
 _SECONDS = 120.0
 _FEWEST, _MOST = 4, 40

@@ -11,7 +11,7 @@ from meshlib import ProcessGroup
 from parallel.arrays import Array, namespace
 from parallel.context.sequence import positions_of
 from parallel.groups import Ranks, resolve
-from parallel.nn.attention import DotProductAttention
+from parallel.nn.layers.attention import DotProductAttention
 
 
 class UlyssesAttention(DotProductAttention):

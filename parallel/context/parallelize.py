@@ -8,7 +8,7 @@ from parallel.checks import check_instance
 from parallel.context.all_to_all import UlyssesAttention, check_heads
 from parallel.context.ring import RingAttention
 from parallel.groups import Ranks, resolve
-from parallel.nn.attention import DotProductAttention, MultiHeadAttention
+from parallel.nn.layers.attention import DotProductAttention, MultiHeadAttention
 from parallel.nn.module import Module
 
 _M = TypeVar("_M", bound=Module)

@@ -11,9 +11,9 @@ import numpy as np
 
 import meshlib as dist
 from meshlib import CollectiveMismatchError, DeviceMesh, DistError, ProcessGroup, ReduceOp
+from meshlib.job.continuing.epochs import Change, agree_on_epoch, enter, stand_by
+from meshlib.job.continuing.standby import announce_over, await_call
 from meshlib.job.current import current_world
-from meshlib.job.epochs import Change, agree_on_epoch, enter, stand_by
-from meshlib.job.standby import announce_over, await_call
 from parallel.checks import check_instance, to_count
 from parallel.elastic.batches import ElasticBatches
 from parallel.elastic.choice import Choice, Standing, choose

@@ -13,8 +13,8 @@ from meshlib.sharding import Sharding
 from parallel.arrays import Array, namespace
 from parallel.checks import check_generator, check_instance, to_count, to_floating
 from parallel.groups import Ranks, resolve
-from parallel.nn.activations import GELU
-from parallel.nn.linear import check_input, uniform_init
+from parallel.nn.layers.activations import GELU
+from parallel.nn.layers.linear import check_input, uniform_init
 from parallel.nn.module import Module
 from parallel.nn.parameter import Parameter
 from parallel.tensor_parallel.regions import part_size

@@ -14,7 +14,7 @@ from parallel.expert.dispatch import Dispatch
 from parallel.expert.experts import Experts
 from parallel.expert.router import Router, Score
 from parallel.groups import Ranks, resolve
-from parallel.nn.activations import GELU
+from parallel.nn.layers.activations import GELU
 from parallel.nn.module import Module
 from parallel.tensor_parallel.regions import reduce
 

@@ -13,7 +13,7 @@ from parallel.arrays import Array, namespace
 from parallel.checks import check_generator, check_nonnegative, to_count, to_floating
 from parallel.expert.balance import load_balance
 from parallel.groups import Ranks, resolve
-from parallel.nn.linear import check_input, uniform_init
+from parallel.nn.layers.linear import check_input, uniform_init
 from parallel.nn.module import Module
 from parallel.nn.parameter import Parameter
 

@@ -12,7 +12,7 @@ from meshlib.calls.spec import CallSpec, Run
 from meshlib.diagnosis.members import Members
 from parallel.arrays import is_floating
 from transport.call import Call, CallHeader, Kind, dtype_name, op_name
-from transport.communicator import Communicator
+from transport.communicators.base import Communicator
 
 _Dtype = np.dtype[Any]
 

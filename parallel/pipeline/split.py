@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from parallel.checks import check_instance, describe, to_count
-from parallel.nn.container import Sequential
+from parallel.nn.layers.container import Sequential
 from parallel.nn.module import Module
 
 Costs = Callable[[Module], float] | Sequence[float]

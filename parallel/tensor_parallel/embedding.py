@@ -11,7 +11,7 @@ from meshlib.sharding import Replicate
 from parallel.arrays import Array, namespace
 from parallel.checks import check_instance, to_count
 from parallel.groups import Ranks
-from parallel.nn.embedding import Embedding
+from parallel.nn.layers.embedding import Embedding
 from parallel.nn.module import Module
 from parallel.nn.parameter import Parameter
 from parallel.tensor_parallel.layouts import Placement, sequence_dim

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 
 from parallel.checks import check_instance, describe
 from parallel.groups import Ranks
-from parallel.nn.attention import MultiHeadAttention
+from parallel.nn.layers.attention import MultiHeadAttention
 from parallel.nn.module import Module
 from parallel.tensor_parallel.parts import Parts
 from parallel.tensor_parallel.prepare import prepares_whole_input

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import cast
 
 from meshlib.sharding import Replicate
-from parallel.nn.attention import DotProductAttention
-from parallel.nn.embedding import Embedding
-from parallel.nn.linear import Linear
+from parallel.nn.layers.attention import DotProductAttention
+from parallel.nn.layers.embedding import Embedding
+from parallel.nn.layers.linear import Linear
 from parallel.nn.module import Module
 from parallel.tensor_parallel.embedding import VocabParallelEmbedding
 from parallel.tensor_parallel.layouts import Placement, features_split, sequence_dim

@@ -31,7 +31,7 @@ import meshlib as dist
 from meshlib.job.current import current_world
 from tests.benchmarks import unchecked
 from transport import environment
-from transport.reduce_op import ReduceOp
+from transport.operands.reduce_op import ReduceOp
 
 JOBS = 4
 TURNS = 150

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from meshlib.bench.cases import CASES, COPY
 from meshlib.bench.cli import add_cells, own_libraries
-from meshlib.bench.job import Job, running_job
+from meshlib.bench.jobs.job import Job, running_job
 from meshlib.bench.libraries import OWN
 from meshlib.bench.run import Cell, grid
 from meshlib.bench.sizes import format_size

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshlib.bench.cases import COLLECTIVES
-from meshlib.bench.job import BenchmarkError
+from meshlib.bench.jobs.job import BenchmarkError
 from meshlib.bench.libraries.environments import is_set_up, python_of
 from meshlib.bench.progress import Progress
 from meshlib.bench.report import BEST_MPI, MPI, as_json, copy_bandwidth, processor, ratio

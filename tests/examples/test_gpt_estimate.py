@@ -12,8 +12,8 @@ from gpt_runs import EVERYTHING, EXAMPLE, some, write_config
 import meshlib as dist
 from meshlib.mesh.config import MeshConfig
 from meshlib.testing import run_ranks
-from transport import backends
-from transport.algorithms.choice import DEFAULT
+from transport.algorithms.choosing.choice import DEFAULT
+from transport.communicators import backends
 
 sent = {}
 
@@ -29,7 +29,7 @@ class Sent(Count):
         sent[self.key] = sent.get(self.key, 0) + nbytes
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def counted():
     def make(membership):
         ranks = membership.ranks

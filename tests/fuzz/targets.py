@@ -25,7 +25,6 @@ from transport.shm.meeting.peer_connection import Message
 from transport.store.commands import Commands
 from transport.store.fields import WireError, unpack_fields
 from transport.store.tcp.wire import REPLY, REQUEST, Frames, Status
-from transport.tcp.address import Address
 from transport.tcp.frame import (
     PREFIX_BYTES,
     SMALL_BYTES,
@@ -34,7 +33,8 @@ from transport.tcp.frame import (
     WrongFrame,
     parse_prefix,
 )
-from transport.tcp.hello import HELLO_BYTES, Hello
+from transport.tcp.meeting.address import Address
+from transport.tcp.meeting.hello import HELLO_BYTES, Hello
 
 
 def handshake(data: bytes) -> None:

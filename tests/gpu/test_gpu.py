@@ -140,7 +140,7 @@ def test_ranks(outcomes: Outcomes, backend: str, ranks: int, check: str) -> None
 @pytest.mark.parametrize("name", ["float16", "float32", "float64", "int8", "int64", "complex64"])
 def test_kernels_fold_as_numpy_does(name: str) -> None:
     from transport.cuda import load_driver
-    from transport.reduce_op import RedOpType, ReduceOp
+    from transport.operands.reduce_op import RedOpType, ReduceOp
 
     cupy = importlib.import_module("cupy")
     driver, dtype = load_driver(), np.dtype(name)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-sys.path += [str(Path(__file__).parents[1] / name) for name in ("transport", "meshlib")]
+sys.path += [str(Path(__file__).parents[1] / name) for name in ("transport/gpu", "meshlib")]
 import fake_cupy
 import training
 from host_driver import HostDriver, HostMachine

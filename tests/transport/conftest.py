@@ -8,13 +8,13 @@ from host_driver import HostDriver, HostMachine
 from on_device import OnDevice
 from rank_threads import TINY, Transport
 
-from transport.algorithms.choice import Thresholds
+from transport.algorithms.choosing.choice import Thresholds
+from transport.communicators.runtime import Membership
 from transport.cuda.staged import StagedCommunicator
 from transport.hierarchical import HierarchicalCommunicator
 from transport.inproc import InprocCommunicator
 from transport.links.communicator import LinkCommunicator
 from transport.place import Place
-from transport.runtime import Membership
 from transport.shm import ShmCommunicator
 from transport.shm.board.layout import DEFAULT_SIZES, Sizes
 from transport.tcp import TcpCommunicator

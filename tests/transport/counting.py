@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from transport.algorithms.choice import Thresholds
+from transport.algorithms.choosing.choice import Thresholds
 from transport.call import Call
+from transport.communicators.runtime import Membership
 from transport.inproc import InprocCommunicator, InprocLink
 from transport.link import Link, OnPiece
-from transport.runtime import Membership
 
 
 @dataclass

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 from certificates import tls_of_the_tests
 
-from transport.algorithms.choice import DEFAULT, Thresholds
+from transport.algorithms.choosing.choice import DEFAULT, Thresholds
 from transport.call import NO_ROOT, Call, CallHeader, Kind, dtype_code
-from transport.communicator import Communicator
+from transport.communicators.base import Communicator
+from transport.communicators.runtime import Membership, Runtime
 from transport.deadline import Deadline
 from transport.errors import CommunicatorAbortedError, CommunicatorTimeoutError, PeerLostError
-from transport.reduce_op import Flat, ReduceOp
-from transport.runtime import Membership, Runtime
+from transport.operands.reduce_op import Flat, ReduceOp
 from transport.store.hash_store import HashStore
 from transport.store.prefix_store import PrefixStore
 

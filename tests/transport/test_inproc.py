@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from rank_threads import LONG, Member, Transport, run_group, run_threads
 
-from transport.backends import lookup
 from transport.call import Call, CallHeader, Kind
+from transport.communicators.backends import lookup
+from transport.communicators.runtime import Membership, Runtime
 from transport.deadline import Deadline
 from transport.errors import CommunicatorTimeoutError, DistStoreError, PeerLostError
 from transport.inproc import HIGH_WATER, InprocCommunicator
-from transport.reduce_op import ReduceOp
-from transport.runtime import Membership, Runtime
+from transport.operands.reduce_op import ReduceOp
 from transport.store.file.store import FileStore
 from transport.store.hash_store import HashStore
 from transport.store.prefix_store import PrefixStore

@@ -18,8 +18,9 @@ from rank_threads import Member, Transport, run_group
 from tcp_pairs import links
 
 from transport import condition
-from transport.algorithms.choice import DEFAULT
+from transport.algorithms.choosing.choice import DEFAULT
 from transport.call import NO_ROOT, Call, CallHeader, Kind, dtype_code
+from transport.communicators.runtime import Membership, Runtime
 from transport.cuda import watch as watches
 from transport.cuda.watch import Watch
 from transport.deadline import Deadline
@@ -30,7 +31,6 @@ from transport.mpi import inbox as mpi_inbox
 from transport.mpi.inbox import Inbox
 from transport.nccl import ledger as ledgers
 from transport.nccl.ledger import Ledger
-from transport.runtime import Membership, Runtime
 from transport.shm import ShmCommunicator
 from transport.shm.board.layout import Sizes
 from transport.shm.messages import messages

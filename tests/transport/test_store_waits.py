@@ -9,12 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from transport.communicators.store_waits import StoreWaits
 from transport.deadline import Deadline
 from transport.errors import CommunicatorAbortedError
 from transport.net.auth import authenticate
 from transport.net.sockets import listen
 from transport.store import TCPStore
-from transport.store_waits import StoreWaits
 
 SOON = 30.0
 WAITS = 3

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from transport.call import Call
-from transport.communicator import Collectives
-from transport.flat import Scratch, laps_of, part_bounds
+from transport.communicators.base import Collectives
+from transport.operands.flat import Scratch, laps_of, part_bounds
 from transport.operands.operand import Operand, store
-from transport.reduce_op import Flat, RedOpType, ReduceOp
+from transport.operands.reduce_op import Flat, RedOpType, ReduceOp
 
 
 class Alone(Collectives):

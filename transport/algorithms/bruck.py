@@ -12,9 +12,9 @@ from itertools import accumulate
 
 from transport.algorithms.team import Team
 from transport.call import Call
-from transport.flat import as_bytes
+from transport.operands.flat import as_bytes
 from transport.operands.operand import TOTAL
-from transport.reduce_op import Flat
+from transport.operands.reduce_op import Flat
 
 
 def all_gather(team: Team, call: Call, outputs: Sequence[Flat]) -> None:

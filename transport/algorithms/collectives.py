@@ -14,24 +14,24 @@ from transport.algorithms import (
     compressed,
     direct,
     dissemination,
-    pairwise,
     recursive,
     ring,
     star,
     tree,
 )
-from transport.algorithms.ahead import Ahead
-from transport.algorithms.choice import Algorithm, Thresholds
-from transport.algorithms.peers import peers_of
+from transport.algorithms.choosing.choice import Algorithm, Thresholds
+from transport.algorithms.choosing.peers import peers_of
+from transport.algorithms.exchanges import pairwise
+from transport.algorithms.exchanges.ahead import Ahead
 from transport.algorithms.team import Team
 from transport.call import Call
-from transport.communicator import Collectives
-from transport.compression import Compression
-from transport.flat import Scratch
+from transport.communicators.base import Collectives
 from transport.link import Link
+from transport.operands.compression import Compression
+from transport.operands.flat import Scratch
 from transport.operands.operand import WHOLE, Operand, store
 from transport.operands.quiet import quiet
-from transport.reduce_op import Flat, RedOpType, ReduceOp, reduction_dtype
+from transport.operands.reduce_op import Flat, RedOpType, ReduceOp, reduction_dtype
 
 _SMALL = 16 << 10
 _MOST_PAIRS = 64

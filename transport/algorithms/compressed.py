@@ -21,15 +21,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from transport.algorithms.pairwise_ahead import cut
+from transport.algorithms.exchanges.pairwise_ahead import cut
 from transport.algorithms.team import Team
 from transport.call import Call
-from transport.compression import Compression
-from transport.flat import as_bytes, laps_of, part_bounds
 from transport.link import Link, Outbox, PacedLink
+from transport.operands.compression import Compression
 from transport.operands.encoding import ENCODINGS, Coder, Floats
+from transport.operands.flat import as_bytes, laps_of, part_bounds
 from transport.operands.operand import ENCODED, TOTAL, store
-from transport.reduce_op import Flat, RedOpType, ReduceOp
+from transport.operands.reduce_op import Flat, RedOpType, ReduceOp
 
 LEAST_BYTES = 64 << 10
 """Arrays of fewer bytes travel as they are: they cost round trips, and hardly any bytes."""

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from transport.algorithms.team import Team
 from transport.call import Call
-from transport.flat import as_bytes
+from transport.operands.flat import as_bytes
 from transport.operands.operand import store
-from transport.reduce_op import Flat
+from transport.operands.reduce_op import Flat
 
 
 def gather(team: Team, call: Call, outputs: Sequence[Flat] | None, input_: Flat, root: int) -> None:

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 
 from transport.algorithms.team import Team
 from transport.call import Call
-from transport.flat import as_bytes
+from transport.operands.flat import as_bytes
 from transport.operands.operand import ARRIVING, pack, store
-from transport.reduce_op import Flat, ReduceOp
+from transport.operands.reduce_op import Flat, ReduceOp
 
 
 def all_reduce(team: Team, call: Call, buffer: Flat, op: ReduceOp) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from transport.algorithms.team import Team
 from transport.call import Call
-from transport.flat import as_bytes, laps_of, part_bounds
+from transport.operands.flat import as_bytes, laps_of, part_bounds
 from transport.operands.operand import (
     ARRIVING,
     ARRIVING_NEXT,
@@ -22,7 +22,7 @@ from transport.operands.operand import (
     Arrival,
     Operand,
 )
-from transport.reduce_op import Flat, ReduceOp
+from transport.operands.reduce_op import Flat, ReduceOp
 
 
 def all_reduce(team: Team, call: Call, buffer: Flat, op: ReduceOp) -> None:

@@ -13,10 +13,10 @@ import numpy as np
 
 from transport.algorithms.team import Team
 from transport.call import Call
-from transport.flat import as_bytes
 from transport.link import Link
+from transport.operands.flat import as_bytes
 from transport.operands.operand import ARRIVING, TOTAL, pack, store
-from transport.reduce_op import Flat, ReduceOp
+from transport.operands.reduce_op import Flat, ReduceOp
 
 _CENTRE = 0
 

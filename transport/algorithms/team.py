@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from transport.algorithms.choice import Thresholds
+from transport.algorithms.choosing.choice import Thresholds
 from transport.call import Call
-from transport.flat import Scratch
 from transport.link import Link
+from transport.operands.flat import Scratch
 
 
 class Team(Protocol):

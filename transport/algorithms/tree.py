@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from transport.algorithms.team import Team
 from transport.call import Call
-from transport.flat import as_bytes, laps_of, part_bounds
+from transport.operands.flat import as_bytes, laps_of, part_bounds
 from transport.operands.operand import ARRIVING, TOTAL, Operand, store
-from transport.reduce_op import Flat, ReduceOp
+from transport.operands.reduce_op import Flat, ReduceOp
 
 
 def broadcast(team: Team, call: Call, buffer: Flat, root: int) -> None:

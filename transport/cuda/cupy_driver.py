@@ -18,7 +18,7 @@ import numpy as np
 from transport.cuda.kernel_source import MAX_INPUTS, knows
 from transport.cuda.kernels import Kernels
 from transport.errors import DistBackendError
-from transport.reduce_op import Flat, ReduceOp
+from transport.operands.reduce_op import Flat, ReduceOp
 
 cupy: Any = import_module("cupy")
 _runtime: Any = cupy.cuda.runtime

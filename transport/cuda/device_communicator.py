@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from transport.call import Call
-from transport.communicator import Communicator
+from transport.communicators.base import Communicator
 from transport.cuda.driver import DeviceMemory, Driver
 from transport.cuda.flat import DeviceFlat
 

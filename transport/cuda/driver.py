@@ -18,7 +18,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 
 from transport.errors import DistBackendError
-from transport.reduce_op import Flat, ReduceOp
+from transport.operands.reduce_op import Flat, ReduceOp
 
 
 class Event(Protocol):

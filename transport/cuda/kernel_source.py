@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from transport.reduce_op import RedOpType
+from transport.operands.reduce_op import RedOpType
 
 MAX_INPUTS = 16
 

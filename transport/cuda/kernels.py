@@ -17,7 +17,7 @@ from transport.cuda.kernel_source import (
     scale_name,
     source_of,
 )
-from transport.reduce_op import ReduceOp
+from transport.operands.reduce_op import ReduceOp
 
 _THREADS = 256
 _MOST_BLOCKS = 1024

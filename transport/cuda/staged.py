@@ -14,16 +14,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from transport.backends import CommunicatorFactory
 from transport.call import Call
-from transport.communicator import Communicator
+from transport.communicators.backends import CommunicatorFactory
+from transport.communicators.base import Communicator
+from transport.communicators.runtime import Membership
 from transport.cuda.device_communicator import DeviceCommunicator
 from transport.cuda.device_state import DeviceStream, DeviceStreams, check_one_device
 from transport.cuda.driver import Event
 from transport.cuda.flat import DeviceFlat, wait_for_event
 from transport.errors import CommunicatorAbortedError, CommunicatorTimeoutError
-from transport.reduce_op import Flat, ReduceOp
-from transport.runtime import Membership
+from transport.operands.reduce_op import Flat, ReduceOp
 from transport.tcp import TcpCommunicator
 
 CHUNK_BYTES = 4 << 20

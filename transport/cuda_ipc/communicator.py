@@ -13,9 +13,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from transport.backends import CommunicatorFactory
 from transport.call import Call
-from transport.communicator import Communicator
+from transport.communicators.backends import CommunicatorFactory
+from transport.communicators.base import Communicator
+from transport.communicators.runtime import Membership
 from transport.cuda.device_communicator import CLOSE_SECONDS, DeviceCommunicator
 from transport.cuda.device_state import DeviceStream, check_device_of_group, check_one_device
 from transport.cuda.driver import DeviceMemory, Driver
@@ -30,10 +31,9 @@ from transport.errors import (
     DistBackendError,
     DistError,
 )
-from transport.flat import part_bounds
+from transport.operands.flat import part_bounds
+from transport.operands.reduce_op import RedOpType, ReduceOp, reduction_dtype
 from transport.place import this_machine
-from transport.reduce_op import RedOpType, ReduceOp, reduction_dtype
-from transport.runtime import Membership
 from transport.tcp import TcpCommunicator
 
 _FLAG_BYTES = 8

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from transport.call import Call
-from transport.communicator import Communicator
+from transport.communicators.base import Communicator
 from transport.cuda.driver import Driver
 from transport.cuda.flat import DeviceFlat
 from transport.cuda_ipc.segments import Segments

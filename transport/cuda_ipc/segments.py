@@ -16,7 +16,7 @@ from contextlib import suppress
 import numpy as np
 
 from transport.call import Call
-from transport.communicator import Communicator
+from transport.communicators.base import Communicator
 from transport.cuda.driver import DeviceMemory, Driver, Event
 from transport.errors import DistBackendError
 

@@ -9,20 +9,20 @@ from typing import Any
 
 import numpy as np
 
-from transport.algorithms.choice import Thresholds
+from transport.algorithms.choosing.choice import Thresholds
 from transport.call import Call
-from transport.communicator import Collectives, Communicator
+from transport.communicators.base import Collectives, Communicator
+from transport.communicators.forwarding import Forwarding
+from transport.communicators.runtime import Membership
 from transport.errors import CommunicatorAbortedError, PeerLostError
-from transport.forwarding import Forwarding
 from transport.hierarchical.hosts import Placement
 from transport.hierarchical.inside import Inside, PartMembership
 from transport.hierarchical.levels import Levels
 from transport.hierarchical.roll_call import RollCall
 from transport.hierarchical.two_levels import TwoLevels
 from transport.links.communicator import LinkCommunicator
+from transport.operands.reduce_op import Flat
 from transport.place import Place, this_place
-from transport.reduce_op import Flat
-from transport.runtime import Membership
 from transport.shm import ShmCommunicator
 from transport.shm.board.futex import unsupported_reason
 from transport.tcp import TcpCommunicator

@@ -12,9 +12,9 @@ from itertools import accumulate, pairwise
 import numpy as np
 
 from transport.call import Call
-from transport.flat import as_bytes, laps_of, part_bounds
 from transport.hierarchical.levels import Levels
-from transport.reduce_op import Flat
+from transport.operands.flat import as_bytes, laps_of, part_bounds
+from transport.operands.reduce_op import Flat
 
 # Slots of ``Levels.scratch``.
 _ARRIVING, _SENT = range(2)

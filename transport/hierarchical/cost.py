@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from transport.algorithms.choice import Algorithm, Thresholds
-from transport.algorithms.cost import Cost, work_of
+from transport.algorithms.choosing.choice import Algorithm, Thresholds
+from transport.algorithms.choosing.cost import Cost, work_of
 from transport.call import Kind
 
 _STEPS_INSIDE = 2

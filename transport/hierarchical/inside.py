@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from transport.call import Call
-from transport.communicator import Communicator
+from transport.communicators.base import Communicator
+from transport.communicators.forwarding import Forwarding
+from transport.communicators.runtime import Membership
 from transport.errors import CommunicatorTimeoutError, HeaderMismatchError, PeerLostError
-from transport.forwarding import Forwarding
-from transport.reduce_op import Flat
-from transport.runtime import Membership
+from transport.operands.reduce_op import Flat
 from transport.store.prefix_store import PrefixStore
 
 

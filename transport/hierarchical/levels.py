@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from transport.algorithms.choice import Thresholds
-from transport.algorithms.tuning import Tuning
-from transport.communicator import Collectives
-from transport.flat import Scratch, part_bounds
+from transport.algorithms.choosing.choice import Thresholds
+from transport.algorithms.choosing.tuning import Tuning
+from transport.communicators.base import Collectives
 from transport.hierarchical.hosts import Placement
 from transport.hierarchical.selection import Selection
 from transport.links.communicator import LinkCommunicator
-from transport.reduce_op import Flat
+from transport.operands.flat import Scratch, part_bounds
+from transport.operands.reduce_op import Flat
 
 _LAP_SEGMENTS = 16
 

@@ -14,11 +14,11 @@ from itertools import accumulate, pairwise
 import numpy as np
 
 from transport.call import Call
-from transport.flat import laps_of, part_bounds
 from transport.hierarchical.levels import Levels
 from transport.hierarchical.selection import Selection
+from transport.operands.flat import laps_of, part_bounds
 from transport.operands.operand import Operand, store
-from transport.reduce_op import Flat, ReduceOp, reduction_dtype
+from transport.operands.reduce_op import Flat, ReduceOp, reduction_dtype
 
 # Slots of ``Levels.scratch``.
 _LOADED, _OWN, _PACKED, _MINE, _ROUNDED = range(5)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from transport.call import Call
+from transport.communicators.runtime import Membership
+from transport.communicators.store_waits import PeerKeys
 from transport.hierarchical.hosts import Placement
 from transport.place import Place
-from transport.runtime import Membership
-from transport.store_waits import PeerKeys
 
 _PLACEMENT = "placement"
 

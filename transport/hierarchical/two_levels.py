@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from transport.call import Call
-from transport.communicator import Collectives
-from transport.forwarding import Forwarding
+from transport.communicators.base import Collectives
+from transport.communicators.forwarding import Forwarding
 from transport.hierarchical import copies, reductions
 from transport.hierarchical.levels import Levels
 from transport.operands.quiet import quiet

@@ -5,15 +5,15 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import ClassVar
 
-from transport.algorithms.choice import Thresholds
+from transport.algorithms.choosing.choice import Thresholds
 from transport.algorithms.collectives import LinkCollectives
 from transport.call import Call
-from transport.communicator import Communicator
+from transport.communicators.base import Communicator
+from transport.communicators.runtime import Membership
 from transport.errors import CommunicatorAbortedError, PeerLostError
-from transport.flat import Scratch, as_bytes
 from transport.links.mailbox import Mailbox
-from transport.reduce_op import Flat
-from transport.runtime import Membership
+from transport.operands.flat import Scratch, as_bytes
+from transport.operands.reduce_op import Flat
 
 
 class LinkCommunicator(LinkCollectives, Communicator):

@@ -19,6 +19,7 @@ from collections.abc import Callable
 import numpy as np
 
 from transport.call import NO_ROOT, Call, CallHeader, Kind, dtype_code, dtype_name
+from transport.communicators.runtime import Membership
 from transport.condition import Condition, let_go
 from transport.deadline import Deadline
 from transport.errors import (
@@ -27,9 +28,8 @@ from transport.errors import (
     HeaderMismatchError,
     PeerLostError,
 )
-from transport.flat import as_bytes
-from transport.reduce_op import Flat
-from transport.runtime import Membership
+from transport.operands.flat import as_bytes
+from transport.operands.reduce_op import Flat
 
 DEFAULT_LIMIT = 8 << 20
 

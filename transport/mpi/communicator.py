@@ -8,16 +8,16 @@ import threading
 from collections import Counter
 from contextlib import suppress
 
-from transport.algorithms.choice import Thresholds
+from transport.algorithms.choosing.choice import Thresholds
 from transport.call import Call
+from transport.communicators.runtime import Membership
 from transport.errors import CommunicatorTimeoutError, DistStoreError, PeerLostError
 from transport.links.communicator import LinkCommunicator
 from transport.links.mailbox import Mailbox
 from transport.mpi.inbox import Inbox
 from transport.mpi.library import joined, wait
 from transport.mpi.link import Frame, MpiLink
-from transport.reduce_op import Flat
-from transport.runtime import Membership
+from transport.operands.reduce_op import Flat
 
 
 class MpiCommunicator(LinkCommunicator):

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from transport.call import CallHeader
+from transport.communicators.runtime import Membership
 from transport.condition import Condition
 from transport.deadline import Deadline
 from transport.errors import CommunicatorAbortedError, DistError, PeerLostError
 from transport.links.mailbox import Mailbox
 from transport.mpi.library import MpiProcess, wait
 from transport.mpi.link import INLINE_BYTES, PIECE_BYTES, HeadRoom
-from transport.runtime import Membership
 
 _PAUSE = 50e-6
 _LONGEST_PAUSE = 1e-3

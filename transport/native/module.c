@@ -1,6 +1,6 @@
 /* The module transport.native._core. */
 #include "core.h"
-#include "laps.h"
+#include "shm/laps.h"
 
 static PyTypeObject *add_type(PyObject *module, PyType_Spec *spec) {
     PyTypeObject *type = (PyTypeObject *)PyType_FromSpec(spec);

@@ -7,9 +7,10 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from transport.backends import CommunicatorFactory
 from transport.call import Call
-from transport.communicator import Communicator
+from transport.communicators.backends import CommunicatorFactory
+from transport.communicators.base import Communicator
+from transport.communicators.runtime import Membership
 from transport.cuda.device_communicator import CLOSE_SECONDS, DeviceCommunicator
 from transport.cuda.device_state import DeviceStream, check_one_device
 from transport.cuda.driver import Driver
@@ -22,8 +23,7 @@ from transport.nccl.connection import Connection
 from transport.nccl.dtypes import plan_copy, plan_reduction
 from transport.nccl.ledger import Entry, Ledger
 from transport.nccl.library import NcclComm, NcclLibrary, load_nccl
-from transport.reduce_op import RedOpType, ReduceOp
-from transport.runtime import Membership
+from transport.operands.reduce_op import RedOpType, ReduceOp
 from transport.store.prefix_store import PrefixStore
 from transport.tcp import TcpCommunicator
 

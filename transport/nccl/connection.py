@@ -12,6 +12,8 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 
 from transport.call import Call, CallHeader
+from transport.communicators.runtime import Membership
+from transport.communicators.store_waits import PeerKeys
 from transport.cuda.device_state import DeviceStream, check_device_of_group
 from transport.cuda.driver import Driver
 from transport.cuda.flat import Completion
@@ -24,8 +26,6 @@ from transport.errors import (
 )
 from transport.nccl.library import NcclComm, NcclLibrary
 from transport.nccl.meeting import in_time, join
-from transport.runtime import Membership
-from transport.store_waits import PeerKeys
 
 _IN_USE_SECONDS = 1.0
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from transport.nccl import library as nccl
-from transport.reduce_op import RedOpType, ReduceOp, reduction_dtype
+from transport.operands.reduce_op import RedOpType, ReduceOp, reduction_dtype
 
 _OPS = {
     RedOpType.SUM: nccl.SUM,

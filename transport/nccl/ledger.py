@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from transport.call import HEADER_BYTES, NO_ROOT, Call, CallHeader, Kind, dtype_code
-from transport.communicator import Communicator
+from transport.communicators.base import Communicator
 from transport.condition import Condition
 from transport.cuda.flat import Completion
 from transport.deadline import Deadline

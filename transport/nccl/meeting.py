@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from transport.call import Call
+from transport.communicators.runtime import Membership
+from transport.communicators.store_waits import PeerKeys
 from transport.cuda.driver import Driver
 from transport.errors import (
     CommunicatorAbortedError,
@@ -17,8 +19,6 @@ from transport.errors import (
 )
 from transport.nccl.library import NcclComm, NcclLibrary, version_text
 from transport.place import this_machine
-from transport.runtime import Membership
-from transport.store_waits import PeerKeys
 
 _SLICE_SECONDS = 0.05
 

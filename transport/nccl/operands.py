@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from transport.cuda.device_state import DeviceStream
 from transport.cuda.flat import DeviceFlat
-from transport.reduce_op import RedOpType, ReduceOp
+from transport.operands.reduce_op import RedOpType, ReduceOp
 
 
 def have_one_size(flats: Sequence[DeviceFlat]) -> bool:

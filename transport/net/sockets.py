@@ -18,8 +18,8 @@ from typing import Any
 
 from transport.deadline import Deadline
 from transport.errors import DistNetworkError
-from transport.limits import explain
 from transport.net.fork import close_in_forked_children
+from transport.net.limits import explain
 
 _LOGGER = logging.getLogger("meshlib.transport")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from transport.reduce_op import Flat
+from transport.operands.reduce_op import Flat
 
 LONG = 4 << 10
 """Bytes from which on ``copy`` is worth its call."""

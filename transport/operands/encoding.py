@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from transport.flat import Scratch
+from transport.operands.flat import Scratch
 from transport.operands.operand import CODED, WIDENED
-from transport.reduce_op import Flat
+from transport.operands.reduce_op import Flat
 
 BLOCK = 256
 """How many numbers share a scale."""

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from transport.flat import Scratch
 from transport.operands.copying import copy
+from transport.operands.flat import Scratch
 from transport.operands.operand import scale, store
-from transport.reduce_op import Flat, RedOpType, ReduceOp, reduction_dtype
+from transport.operands.reduce_op import Flat, RedOpType, ReduceOp, reduction_dtype
 
 _TOTAL, _WIDENED, _LOADED = 0, 1, 2
 

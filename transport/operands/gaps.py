@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from transport.reduce_op import Flat
+from transport.operands.reduce_op import Flat
 
 Strided = npt.NDArray[Any]
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from transport.flat import Scratch
 from transport.link import OnPiece
-from transport.reduce_op import Flat, RedOpType, ReduceOp, reduction_dtype
+from transport.operands.flat import Scratch
+from transport.operands.reduce_op import Flat, RedOpType, ReduceOp, reduction_dtype
 
 # Slots of the communicator's scratch memory.
 ARRIVING = 0

@@ -13,7 +13,7 @@ from typing import ParamSpec, Protocol, TypeVar
 
 import numpy as np
 
-from transport.reduce_op import Flat
+from transport.operands.reduce_op import Flat
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -19,7 +19,7 @@ from transport.rendezvous.seats import in_group
 from transport.rendezvous.static import Secret
 from transport.store.base import DEFAULT_STORE_TIMEOUT, Store
 from transport.store.tcp.store import TCPStore
-from transport.tcp.address import Address, this_machine
+from transport.tcp.meeting.address import Address, this_machine
 
 _KEY = "meshlib/store"
 _TURN = "meshlib/turn"

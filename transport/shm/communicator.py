@@ -13,13 +13,13 @@ import numpy as np
 
 from transport.algorithms.alone import Alone
 from transport.call import Call
-from transport.communicator import Communicator
+from transport.communicators.base import Communicator
+from transport.communicators.runtime import Membership
 from transport.errors import CommunicatorAbortedError, CommunicatorTimeoutError, PeerLostError
-from transport.flat import as_bytes
+from transport.operands.flat import as_bytes
 from transport.operands.quiet import quiet_runner
+from transport.operands.reduce_op import Flat, ReduceOp
 from transport.place import this_place
-from transport.reduce_op import Flat, ReduceOp
-from transport.runtime import Membership
 from transport.shm.board.board import Board
 from transport.shm.board.futex import unsupported_reason
 from transport.shm.board.layout import DEFAULT_SIZES, Layout, Sizes

@@ -10,8 +10,9 @@ from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
 
-from transport.algorithms.choice import Thresholds
+from transport.algorithms.choosing.choice import Thresholds
 from transport.call import NO_ROOT, Call, CallHeader, Kind
+from transport.communicators.runtime import Membership
 from transport.condition import Condition, let_go
 from transport.deadline import Deadline
 from transport.errors import (
@@ -22,18 +23,17 @@ from transport.errors import (
     DistError,
     PeerLostError,
 )
-from transport.limits import explain
 from transport.links.communicator import LinkCommunicator
 from transport.links.mailbox import Mailbox
-from transport.reduce_op import Flat
-from transport.runtime import Membership
-from transport.tcp.address import listening_host
+from transport.net.limits import explain
+from transport.operands.reduce_op import Flat
 from transport.tcp.conversation import Conversation
-from transport.tcp.dial import Dial, publish, published
-from transport.tcp.endpoint import Endpoint
-from transport.tcp.hello import WELCOME, Channel, Hello
 from transport.tcp.inbox import Inbox
 from transport.tcp.link import TcpLink
+from transport.tcp.meeting.address import listening_host
+from transport.tcp.meeting.dial import Dial, publish, published
+from transport.tcp.meeting.endpoint import Endpoint
+from transport.tcp.meeting.hello import WELCOME, Channel, Hello
 from transport.tcp.pace import narrow_windows
 
 # After so long without the connection that a peer is to make, this rank looks whether it lives.

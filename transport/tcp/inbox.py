@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from transport.call import Call
+from transport.communicators.runtime import Membership
 from transport.condition import hold
 from transport.links.mailbox import Mailbox, Receive
-from transport.runtime import Membership
 from transport.tcp.conversation import Conversation
 
 

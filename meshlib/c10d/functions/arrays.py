@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeVar, overload
 from meshlib.calls.work import Work
 from meshlib.job.current import Group, resolve_group
 from transport.deadline import Timeout
-from transport.reduce_op import ReduceOp
+from transport.operands.reduce_op import ReduceOp
 
 A = TypeVar("A")
 

@@ -28,8 +28,8 @@ from meshlib.sharding.local import (
 from meshlib.sharding.redistribution.across import intersection
 from meshlib.sharding.redistribution.plan import ALL_GATHER, Step
 from transport.call import Call
-from transport.communicator import Communicator
-from transport.reduce_op import Flat, ReduceOp
+from transport.communicators.base import Communicator
+from transport.operands.reduce_op import Flat, ReduceOp
 
 ROUND_BYTES = 4 << 20
 """What a rank sends to all others in a round, about. In smaller ones the ranks wait for each other

@@ -46,8 +46,8 @@ from meshlib.sharding.redistribution.plan import (
 from meshlib.sharding.sharding import Sharding
 from meshlib.sharding.spec import REDUCTIONS
 from transport.call import Call, Kind, dtype_code
-from transport.communicator import Communicator
-from transport.reduce_op import ReduceOp
+from transport.communicators.base import Communicator
+from transport.operands.reduce_op import ReduceOp
 
 Value = Callable[[], Array | None]
 """Gives a rank's array after a step, None on a rank that has none; may wait for it."""

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from meshlib.bench.job import BenchmarkError, Job, running_job
+from meshlib.bench.jobs.job import BenchmarkError, Job, running_job
 from meshlib.bench.libraries.environments import python_of
 from tests.benchmarks.data_parallel.trainers import TRAINERS
 

@@ -1,4 +1,4 @@
-"""One rank of one library's job; speaks as ``meshlib.bench.worker`` does.
+"""One rank of one library's job; speaks as ``meshlib.bench.jobs.worker`` does.
 
 A request ``{"build": {"width": …, "batch": …}}`` comes first, then
 ``{"synchronise": …, "repetitions": …, "warmup": …}`` as often as one likes.

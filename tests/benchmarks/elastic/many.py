@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "parallel" / "elastic"))
 
 import elastic_ranks as training
 
-from meshlib.job import agreement
+from meshlib.job.continuing import agreement
 from meshlib.job.current import current_world
 from transport.store.commands import Commands, Op
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-sys.path.append(str(Path(__file__).parents[2] / "transport"))
+sys.path.append(str(Path(__file__).parents[2] / "transport" / "gpu"))
 import fake_gpu
 from host_driver import HostDriver, HostMachine
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from meshlib.bench import job as job_module
 from meshlib.bench.cases import CASES, COLLECTIVES, ROOT, Floats
 from meshlib.bench.cli import main
-from meshlib.bench.job import BenchmarkError, Block, Job, running_job
+from meshlib.bench.jobs import job as job_module
+from meshlib.bench.jobs.job import BenchmarkError, Block, Job, running_job
 from meshlib.bench.libraries import LIBRARIES, environments
 from meshlib.bench.libraries.c10d import bind_c10d
 from meshlib.bench.libraries.environments import python_of

@@ -13,7 +13,7 @@ from typing import Any
 import fake_cupy
 import pytest
 
-sys.path.append(str(Path(__file__).parents[2] / "transport"))
+sys.path.append(str(Path(__file__).parents[2] / "transport" / "gpu"))
 sys.path.append(str(Path(__file__).parents[2] / "gpu"))
 import check
 import ended

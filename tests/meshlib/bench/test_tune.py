@@ -18,9 +18,9 @@ from meshlib.tune.contests import CONTESTS
 from meshlib.tune.estimates import best_of, crossover, fit_line
 from meshlib.tune.measure import Bench
 from meshlib.tune.worker import Found
-from transport.algorithms.choice import DEFAULT, Algorithm, Thresholds
-from transport.algorithms.cost import Cost
-from transport.algorithms.tuning import TransportTuning, Tuning
+from transport.algorithms.choosing.choice import DEFAULT, Algorithm, Thresholds
+from transport.algorithms.choosing.cost import Cost
+from transport.algorithms.choosing.tuning import TransportTuning, Tuning
 from transport.call import Kind
 from transport.hierarchical.cost import Shape
 

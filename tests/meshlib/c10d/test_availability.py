@@ -9,7 +9,7 @@ from test_launch_environments import SLURM
 
 import meshlib as dist
 from meshlib.groups.backend import parse_backend
-from transport import backends
+from transport.communicators import backends
 from transport.errors import DistError
 
 

@@ -11,12 +11,13 @@ import pytest
 from sharding_cases import draw_sharding, made_by_hand, named_mesh, value_by_hand
 
 import meshlib as dist
-from meshlib.checkpoint import CheckpointError, checkpointer, latest_step, layout, load, save
-from meshlib.checkpoint.folder import find
-from meshlib.checkpoint.layout import aligned
+from meshlib.checkpoint import CheckpointError, checkpointer, latest_step, load, save
+from meshlib.checkpoint.files import layout
+from meshlib.checkpoint.files.folder import find
+from meshlib.checkpoint.files.layout import aligned
+from meshlib.checkpoint.files.storage import LocalStorage
+from meshlib.checkpoint.files.zarr import grid_of
 from meshlib.checkpoint.loading import ChunkReader
-from meshlib.checkpoint.storage import LocalStorage
-from meshlib.checkpoint.zarr import grid_of
 from meshlib.sharding import DArray, P, Sharding, full, ones, zeros
 from meshlib.testing import RankError, run_ranks
 

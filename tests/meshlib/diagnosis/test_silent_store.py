@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from meshlib.diagnosis.fate import Fate
+from meshlib.diagnosis.failures.fate import Fate
+from meshlib.diagnosis.failures.reporter import Reporter
 from meshlib.diagnosis.members import Members
 from meshlib.diagnosis.recorder import COLLECTIVE, Record
-from meshlib.diagnosis.reporter import Reporter
 from transport.call import NO_ROOT, Call, CallHeader, Kind
 from transport.deadline import Deadline
 from transport.errors import (

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-sys.path.append(str(Path(__file__).parents[2] / "transport"))
+sys.path.append(str(Path(__file__).parents[2] / "transport" / "gpu"))
 from host_driver import HostDriver, HostMachine
 
 import meshlib as dist

@@ -12,8 +12,8 @@ from meshlib.diagnosis.event_log import announce_ends
 from meshlib.job.world import World
 from meshlib.testing import RankError, run_ranks
 from transport import environment
+from transport.communicators.runtime import Runtime
 from transport.errors import DistStoreError, RankFailedError
-from transport.runtime import Runtime
 from transport.store.hash_store import HashStore
 from transport.store.prefix_store import PrefixStore
 from transport.store.tcp.store import TCPStore

@@ -11,14 +11,14 @@ import meshlib as dist
 from meshlib.calls.shortcut import Order
 from meshlib.calls.spec import CallSpec
 from meshlib.diagnosis.events import Departures, Leave
-from meshlib.diagnosis.fate import Fate
+from meshlib.diagnosis.failures.fate import Fate
 from meshlib.diagnosis.members import Members
 from meshlib.diagnosis.recorder import COLLECTIVE, FlightRecorder
 from meshlib.job.leaving import find_mismatch
 from meshlib.job.world import World
 from meshlib.testing import RankError, run_ranks
 from transport.call import Kind
-from transport.runtime import Runtime
+from transport.communicators.runtime import Runtime
 from transport.store.hash_store import HashStore
 
 WAIT = 60.0

@@ -11,7 +11,7 @@ import pytest
 
 import meshlib as dist
 from meshlib.c10d.shrink import SHRINK_ABORT, SHRINK_DEFAULT
-from meshlib.job import agreement
+from meshlib.job.continuing import agreement
 from meshlib.job.current import current_world
 from meshlib.testing import RankError, run_ranks
 

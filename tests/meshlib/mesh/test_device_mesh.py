@@ -16,7 +16,7 @@ from meshlib.job.world import World
 from meshlib.mesh.device_mesh import DeviceMesh, current_mesh
 from meshlib.mesh.init import init_device_mesh
 from meshlib.testing import run_ranks
-from transport.runtime import Runtime
+from transport.communicators.runtime import Runtime
 from transport.store.hash_store import HashStore
 
 # ---------------------------------------------------------------------- on ranks

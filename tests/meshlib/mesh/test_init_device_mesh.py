@@ -12,7 +12,7 @@ from meshlib.mesh.device_mesh import DeviceMesh
 from meshlib.mesh.init import init_device_mesh
 from meshlib.mesh.spec import MeshDimError
 from meshlib.testing import run_ranks
-from transport.runtime import Runtime
+from transport.communicators.runtime import Runtime
 from transport.store.hash_store import HashStore
 
 # ---------------------------------------------------------------------- init_device_mesh

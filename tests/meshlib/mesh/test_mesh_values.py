@@ -19,7 +19,7 @@ from meshlib.job.world import World
 from meshlib.mesh.device_mesh import DeviceMesh
 from meshlib.mesh.init import init_device_mesh
 from meshlib.mesh.spec import MeshDimError
-from transport.runtime import Runtime
+from transport.communicators.runtime import Runtime
 from transport.store.hash_store import HashStore
 
 NAMES = ("a", "b", "c", "d")

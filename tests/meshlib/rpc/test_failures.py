@@ -13,7 +13,7 @@ from meshlib import rpc
 from meshlib.rpc import late, peers
 from meshlib.rpc.agent import BACKLOG_BYTES, BACKLOG_CALLS, current_agent
 from meshlib.testing import run_ranks
-from transport.tcp.dial import Dial
+from transport.tcp.meeting.dial import Dial
 
 gate = threading.Event()
 begun = threading.Semaphore(0)

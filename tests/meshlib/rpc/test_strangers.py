@@ -24,8 +24,8 @@ from transport.deadline import Deadline
 from transport.errors import AuthenticationError, DistError
 from transport.net.auth import Handshake, authenticate
 from transport.net.sockets import recv_exact
-from transport.tcp.endpoint import Endpoint
-from transport.tcp.hello import WELCOME, Channel, Hello, digest_of
+from transport.tcp.meeting.endpoint import Endpoint
+from transport.tcp.meeting.hello import WELCOME, Channel, Hello, digest_of
 
 SECRET = b"the job's own"
 LONG = 30.0

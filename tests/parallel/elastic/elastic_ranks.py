@@ -12,8 +12,8 @@ from meshlib.job.current import current_world, install
 from meshlib.job.world import World
 from parallel import DistributedDataParallel, fully_shard, nn, optim
 from parallel.elastic import ElasticBatches, ElasticMesh
+from transport.communicators.runtime import Runtime
 from transport.rendezvous.seats import take_turn
-from transport.runtime import Runtime
 from transport.store.hash_store import HashStore
 
 WAIT = 60.0

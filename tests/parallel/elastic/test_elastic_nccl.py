@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from elastic_ranks import ThreadJob
 
-sys.path.append(str(Path(__file__).parents[2] / "transport"))
+sys.path.append(str(Path(__file__).parents[2] / "transport" / "gpu"))
 import fake_gpu
 from fake_nccl import FakeNccl
 from host_driver import HostDriver, HostMachine

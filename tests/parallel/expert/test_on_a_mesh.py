@@ -12,8 +12,8 @@ import meshlib as dist
 from meshlib.testing import RankError, run_ranks
 from parallel import fully_shard, nn, optim
 from parallel.state import global_state
-from transport import backends
-from transport.algorithms.choice import DEFAULT
+from transport.algorithms.choosing.choice import DEFAULT
+from transport.communicators import backends
 
 
 class Net(nn.Module):
@@ -118,7 +118,7 @@ class Current(Count):
         now[0].add(nbytes)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def counted():
     """A backend that counts in ``now`` what all ranks send."""
     make = counting(lambda rank, peer: Current())

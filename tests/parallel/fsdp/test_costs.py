@@ -14,8 +14,8 @@ import meshlib as dist
 from meshlib.testing import run_ranks
 from parallel import nn, optim
 from parallel.fsdp import MixedPrecisionPolicy, fully_shard
-from transport import backends
-from transport.algorithms.choice import DEFAULT
+from transport.algorithms.choosing.choice import DEFAULT
+from transport.communicators import backends
 
 now = [Count()]
 
@@ -25,7 +25,7 @@ class Current(Count):
         now[0].add(nbytes)
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="session", autouse=True)
 def counted():
     """A backend that counts in ``now`` what all ranks send."""
     make = counting(lambda rank, peer: Current())

@@ -67,7 +67,8 @@ jax.config.update("jax_enable_x64", True)
 import numpy as np
 import meshlib as dist
 from parallel.jax import FullyShardedDataParallel
-from test_jax import alone, assert_close, tokens_batch, train, transformer_loss, transformer_params
+from jit_training import alone, assert_close, tokens_batch, train
+from jit_training import transformer_loss, transformer_params
 
 mesh = dist.init_device_mesh("cpu", (4,), mesh_dim_names=("dp_shard",))
 fsdp = FullyShardedDataParallel(transformer_params(np.random.default_rng(0)), mesh)
@@ -91,5 +92,5 @@ def test_four_processes_of_jax(tmp_path):
     pytest.importorskip("jax", reason="JAX is not installed (the extra 'jax')")
     here = Path(__file__).parent
     script = tmp_path / "train.py"
-    script.write_text(OF_JAX.format(here=[str(here), str(here.parent)]))
+    script.write_text(OF_JAX.format(here=[str(here / "in_jit"), str(here.parent)]))
     run(tmp_path, script, {}, seconds=110)

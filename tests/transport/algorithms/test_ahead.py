@@ -14,12 +14,12 @@ import pytest
 from far_links import NEAR, FarInprocCommunicator, far
 from rank_threads import Member, Transport, run_group
 
-from transport.algorithms.ahead import LIMIT, is_held_back, wanted
-from transport.algorithms.choice import Thresholds
+from transport.algorithms.choosing.choice import Thresholds
+from transport.algorithms.exchanges.ahead import LIMIT, is_held_back, wanted
 from transport.call import Kind
 from transport.inproc import InprocCommunicator
 from transport.link import Pace
-from transport.reduce_op import ReduceOp, premul_sum
+from transport.operands.reduce_op import ReduceOp, premul_sum
 
 SEGMENT = 256
 TABLE = Thresholds(

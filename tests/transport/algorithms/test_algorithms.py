@@ -18,12 +18,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rank_threads import TINY, Member, Transport, run_group
 
-from transport.algorithms.choice import DEFAULT, Thresholds
+from transport.algorithms.choosing.choice import DEFAULT, Thresholds
 from transport.call import Kind
-from transport.flat import Scratch, as_bytes, laps_of, part_bounds
 from transport.inproc import InprocCommunicator
+from transport.operands.flat import Scratch, as_bytes, laps_of, part_bounds
 from transport.operands.operand import Arrival
-from transport.reduce_op import Flat, ReduceOp, premul_sum
+from transport.operands.reduce_op import Flat, ReduceOp, premul_sum
 
 
 def counted(n: int, body: Callable[[Member], Any], table: Thresholds) -> Count:

@@ -11,12 +11,12 @@ import pytest
 from far_links import FarInprocCommunicator, far
 from rank_threads import Member, Transport, run_group
 
-from transport.algorithms.choice import Thresholds
+from transport.algorithms.choosing.choice import Thresholds
 from transport.algorithms.compressed import LEAST_BYTES
 from transport.call import Kind
-from transport.compression import Compression
 from transport.inproc import InprocCommunicator
-from transport.reduce_op import ReduceOp, error_feedback
+from transport.operands.compression import Compression
+from transport.operands.reduce_op import ReduceOp, error_feedback
 
 TABLE = Thresholds(segment=32 << 10)
 SIZE = 50_001  # several laps, whose parts differ in size

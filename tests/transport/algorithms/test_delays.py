@@ -16,11 +16,11 @@ import pytest
 from far_links import FarInprocCommunicator, FarLink, far
 from rank_threads import Member, Transport, run_group
 
-from transport.algorithms.choice import DEFAULT, Thresholds
-from transport.algorithms.cost import work_of
+from transport.algorithms.choosing.choice import DEFAULT, Thresholds
+from transport.algorithms.choosing.cost import work_of
 from transport.call import Call, Kind
 from transport.link import Link, OnPiece
-from transport.reduce_op import ReduceOp
+from transport.operands.reduce_op import ReduceOp
 
 
 class Clocks:

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from rank_threads import Member, Transport, run_group
 
-from transport.algorithms.choice import Algorithm, Thresholds
-from transport.algorithms.peers import peers_of
+from transport.algorithms.choosing.choice import Algorithm, Thresholds
+from transport.algorithms.choosing.peers import peers_of
 from transport.call import Kind
 from transport.inproc import InprocCommunicator
-from transport.reduce_op import ReduceOp
+from transport.operands.reduce_op import ReduceOp
 
 LARGE = Thresholds(
     star=0, star_ranks=0, all_reduce_doubling=0, reduce_scatter_doubling=0, segment=64

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from rank_threads import LONG, run_threads
 
 from transport import environment
-from transport.algorithms.choice import DEFAULT, Thresholds
-from transport.algorithms.cost import Cost
-from transport.algorithms.tuning import (
+from transport.algorithms.choosing.choice import DEFAULT, Thresholds
+from transport.algorithms.choosing.cost import Cost
+from transport.algorithms.choosing.tuning import (
     TransportTuning,
     Tuning,
     agree,
@@ -23,8 +23,8 @@ from transport.algorithms.tuning import (
     load,
     shipped,
 )
+from transport.communicators.runtime import Membership, Runtime
 from transport.inproc import InprocCommunicator
-from transport.runtime import Membership, Runtime
 from transport.store.hash_store import HashStore
 from transport.store.prefix_store import PrefixStore
 

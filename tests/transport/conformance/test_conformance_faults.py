@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from rank_threads import LONG, TINY, Member, Transport, run_group
 
-from transport.algorithms.choice import DEFAULT
+from transport.algorithms.choosing.choice import DEFAULT
 from transport.call import Call, CallHeader, Kind
 from transport.deadline import Deadline
 from transport.errors import (
@@ -21,9 +21,9 @@ from transport.errors import (
     HeaderMismatchError,
     PeerLostError,
 )
-from transport.flat import laps_of, part_bounds
 from transport.links.communicator import LinkCommunicator
-from transport.reduce_op import ReduceOp
+from transport.operands.flat import laps_of, part_bounds
+from transport.operands.reduce_op import ReduceOp
 
 SOON = LONG / 3
 """A wake-up that takes longer than this was a deadline, not a wake-up."""

@@ -12,7 +12,7 @@ from rank_threads import LONG, Member, Transport, run_group, run_threads
 from transport.call import Kind
 from transport.deadline import Deadline
 from transport.errors import CommunicatorTimeoutError, HeaderMismatchError, PeerLostError
-from transport.reduce_op import ReduceOp
+from transport.operands.reduce_op import ReduceOp
 
 
 def number(value: float) -> np.ndarray:

@@ -30,13 +30,13 @@ from test_conformance_p2p import (  # noqa: F401
     test_messages_match_by_tag_and_never_overtake,
 )
 
-from transport.algorithms.choice import Thresholds
+from transport.algorithms.choosing.choice import Thresholds
 from transport.call import Kind
+from transport.communicators.runtime import Membership
 from transport.cuda_ipc import CudaIpcCommunicator
 from transport.deadline import Deadline
 from transport.errors import CommunicatorAbortedError, CommunicatorTimeoutError, DistBackendError
-from transport.reduce_op import ReduceOp
-from transport.runtime import Membership
+from transport.operands.reduce_op import ReduceOp
 from transport.shm import ShmCommunicator
 
 

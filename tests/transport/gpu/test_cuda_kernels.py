@@ -64,7 +64,7 @@ def test_there_is_a_kernel_for_each_operation_that_a_dtype_has() -> None:
     import numpy as np
 
     from transport.cuda.kernel_source import fold_name
-    from transport.reduce_op import RedOpType, ReduceOp
+    from transport.operands.reduce_op import RedOpType, ReduceOp
 
     for name in dtype_names():
         dtype = np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)

@@ -23,9 +23,10 @@ from test_conformance_p2p import (  # noqa: F401
     test_messages_match_by_tag_and_never_overtake,
 )
 
-from transport.algorithms.choice import DEFAULT, Thresholds
+from transport.algorithms.choosing.choice import DEFAULT, Thresholds
 from transport.call import Kind
-from transport.communicator import Communicator
+from transport.communicators.base import Communicator
+from transport.communicators.runtime import Membership
 from transport.cuda import DeviceFlat
 from transport.deadline import Deadline
 from transport.errors import (
@@ -35,8 +36,7 @@ from transport.errors import (
 )
 from transport.nccl import NcclCommunicator, library
 from transport.nccl.library import check_version, has_provider, load_nccl, version_text
-from transport.reduce_op import ReduceOp
-from transport.runtime import Membership
+from transport.operands.reduce_op import ReduceOp
 
 NCCL = Transport("nccl", make_nccl, has_links=False, shows_links=False, on_device=True)
 

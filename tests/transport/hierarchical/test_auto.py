@@ -11,15 +11,15 @@ import pytest
 from rank_threads import LONG, Member, Transport, run_group, run_threads
 
 from transport import auto
-from transport.algorithms.choice import Thresholds
+from transport.algorithms.choosing.choice import Thresholds
 from transport.auto import AutoCommunicator
-from transport.backends import lookup
 from transport.call import Kind
+from transport.communicators.backends import lookup
+from transport.communicators.runtime import Membership
 from transport.errors import DistNetworkError
 from transport.hierarchical import HierarchicalCommunicator
+from transport.operands.reduce_op import ReduceOp
 from transport.place import Place
-from transport.reduce_op import ReduceOp
-from transport.runtime import Membership
 from transport.shm import ShmCommunicator
 from transport.shm.board.layout import DEFAULT_SIZES
 

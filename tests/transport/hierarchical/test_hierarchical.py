@@ -18,9 +18,10 @@ from counting import Count, counting
 from growing import with_growing_deadlines
 from rank_threads import LONG, TINY, Member, Transport, run_group
 
-from transport.algorithms.choice import Thresholds
+from transport.algorithms.choosing.choice import Thresholds
 from transport.call import Call, CallHeader, Kind
-from transport.communicator import Communicator
+from transport.communicators.base import Communicator
+from transport.communicators.runtime import Membership
 from transport.deadline import Deadline
 from transport.errors import (
     CommunicatorAbortedError,
@@ -32,9 +33,8 @@ from transport.hierarchical import HierarchicalCommunicator
 from transport.hierarchical.levels import Levels
 from transport.inproc import InprocCommunicator
 from transport.links.communicator import LinkCommunicator
+from transport.operands.reduce_op import Flat, ReduceOp, premul_sum
 from transport.place import Place
-from transport.reduce_op import Flat, ReduceOp, premul_sum
-from transport.runtime import Membership
 from transport.shm import ShmCommunicator
 
 SOON = LONG / 3

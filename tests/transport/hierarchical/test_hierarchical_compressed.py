@@ -10,13 +10,13 @@ import pytest
 from counting import Count, counting
 from rank_threads import Member, Transport, run_group
 
-from transport.algorithms.choice import Thresholds
+from transport.algorithms.choosing.choice import Thresholds
 from transport.call import Kind
-from transport.compression import Compression
 from transport.hierarchical import HierarchicalCommunicator
 from transport.inproc import InprocCommunicator
+from transport.operands.compression import Compression
+from transport.operands.reduce_op import ReduceOp, error_feedback
 from transport.place import Place
-from transport.reduce_op import ReduceOp, error_feedback
 
 SIZE = 1 << 17
 F32, F16 = np.dtype(np.float32), np.dtype(np.float16)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transport.algorithms.choice import DEFAULT, Algorithm
-from transport.algorithms.cost import Cost, work_of
+from transport.algorithms.choosing.choice import DEFAULT, Algorithm
+from transport.algorithms.choosing.cost import Cost, work_of
 from transport.call import Kind
 from transport.hierarchical.cost import HostsCost, Shape, inside_bytes, phases
 

@@ -16,12 +16,12 @@ from meshlib.calls import work
 from meshlib.calls.lane import Lane
 from transport import condition, inproc
 from transport.call import Call, CallHeader, Kind, dtype_code
+from transport.communicators.runtime import Membership, Runtime
 from transport.deadline import Deadline
 from transport.errors import CommunicatorTimeoutError
 from transport.inproc import _Channel, _Cut
 from transport.links import mailbox as mailboxes
 from transport.links.mailbox import Mailbox
-from transport.runtime import Membership, Runtime
 from transport.store.hash_store import HashStore
 
 HEADER = CallHeader(0, 3, -1, Kind.SEND, dtype_code(np.dtype(np.float64)), 0)

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from transport.call import NO_ROOT, Call, CallHeader, Kind, dtype_code
+from transport.communicators.runtime import Membership, Runtime
 from transport.deadline import Deadline
 from transport.errors import PeerLostError
 from transport.mpi import communicator
 from transport.mpi.communicator import MpiCommunicator
-from transport.runtime import Membership, Runtime
 from transport.store.hash_store import HashStore
 
 SOON = 30.0

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 from rank_threads import Member, Transport, run_group
 
-from transport.algorithms.choice import Thresholds
-from transport.communicator import Communicator
+from transport.algorithms.choosing.choice import Thresholds
+from transport.communicators.base import Communicator
+from transport.communicators.runtime import Membership
 from transport.deadline import Deadline
 from transport.hierarchical import HierarchicalCommunicator
 from transport.inproc import InprocCommunicator
 from transport.net.sockets import recv_exact, send_all
+from transport.operands.reduce_op import ReduceOp
 from transport.place import Place
-from transport.reduce_op import ReduceOp
-from transport.runtime import Membership
 from transport.shm import ShmCommunicator
 from transport.tcp import TcpCommunicator
 

@@ -19,6 +19,7 @@ import pytest
 from rank_threads import LONG, Member, Transport, run_group, run_threads
 
 from transport.call import Kind
+from transport.communicators.runtime import Membership, Runtime
 from transport.deadline import Deadline
 from transport.errors import (
     CommunicatorAbortedError,
@@ -27,8 +28,7 @@ from transport.errors import (
     DistNetworkError,
     PeerLostError,
 )
-from transport.reduce_op import ReduceOp
-from transport.runtime import Membership, Runtime
+from transport.operands.reduce_op import ReduceOp
 from transport.shm import ShmCommunicator
 from transport.shm.meeting.endpoint import DIED, Endpoint
 from transport.shm.meeting.peer_connection import Connection, Message

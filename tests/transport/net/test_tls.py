@@ -29,11 +29,11 @@ from transport.net import acceptor as acceptor_module
 from transport.net.auth import HANDSHAKE_SECONDS, Handshake, authenticate
 from transport.net.sockets import connect, recv_exact
 from transport.net.tls import Tls, TlsSocket, tls_from_environment
-from transport.reduce_op import ReduceOp
+from transport.operands.reduce_op import ReduceOp
 from transport.store import TCPStore, TCPStoreServer
 from transport.tcp import TcpCommunicator
-from transport.tcp.endpoint import Endpoint
-from transport.tcp.hello import WELCOME, Channel, Hello, digest_of
+from transport.tcp.meeting.endpoint import Endpoint
+from transport.tcp.meeting.hello import WELCOME, Channel, Hello, digest_of
 
 SECRET = b"the secret of the job"
 

@@ -14,7 +14,7 @@ from meshlib.testing import run_ranks
 from transport.errors import AuthenticationError, DistNetworkError, DistStoreError
 from transport.rendezvous import ForeignStore, foreign_rendezvous
 from transport.store import PrefixStore, Store, TCPStore
-from transport.tcp.address import Address
+from transport.tcp.meeting.address import Address
 
 
 class Foreign:

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from rank_threads import LONG, Member, Transport, run_group, run_threads
 
-from transport.algorithms.choice import DEFAULT
-from transport.backends import lookup
+from transport.algorithms.choosing.choice import DEFAULT
 from transport.call import Call, CallHeader, Kind
+from transport.communicators.backends import lookup
+from transport.communicators.runtime import Membership, Runtime
 from transport.deadline import Deadline
 from transport.errors import (
     AuthenticationError,
@@ -25,8 +26,7 @@ from transport.errors import (
     PeerLostError,
 )
 from transport.net.auth import authenticate
-from transport.reduce_op import ReduceOp, premul_sum
-from transport.runtime import Membership, Runtime
+from transport.operands.reduce_op import ReduceOp, premul_sum
 from transport.shm import ShmCommunicator
 from transport.shm.board.layout import BLOCKS, Layout, Sizes
 from transport.shm.meeting.endpoint import Endpoint

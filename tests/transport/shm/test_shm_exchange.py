@@ -11,9 +11,9 @@ import pytest
 from rank_threads import Member, Transport, run_group
 
 from transport.call import Kind
+from transport.communicators.runtime import Membership
 from transport.errors import HeaderMismatchError
-from transport.reduce_op import ReduceOp
-from transport.runtime import Membership
+from transport.operands.reduce_op import ReduceOp
 from transport.shm import ShmCommunicator
 from transport.shm.board.layout import Sizes
 from transport.shm.collectives.exchange import MOST_PLANS, Exchange

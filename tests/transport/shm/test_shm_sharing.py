@@ -13,8 +13,8 @@ import pytest
 from rank_threads import Member, Transport, run_group
 
 from transport.call import Kind
-from transport.reduce_op import Flat, ReduceOp, premul_sum, reduction_dtype
-from transport.runtime import Membership
+from transport.communicators.runtime import Membership
+from transport.operands.reduce_op import Flat, ReduceOp, premul_sum, reduction_dtype
 from transport.shm import ShmCommunicator
 from transport.shm.board.layout import Sizes
 from transport.shm.collectives.sharing import share_of

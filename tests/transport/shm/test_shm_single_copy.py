@@ -14,10 +14,10 @@ from rank_threads import LONG, Member, Transport, run_group
 from test_shm_symmetric import allocate, untouched
 
 from transport.call import Kind
+from transport.communicators.runtime import Membership, Runtime
 from transport.errors import CommunicatorTimeoutError, PeerLostError
 from transport.operands.copying import copy, copy_bytes
-from transport.reduce_op import Flat, ReduceOp
-from transport.runtime import Membership, Runtime
+from transport.operands.reduce_op import Flat, ReduceOp
 from transport.shm import ShmCommunicator
 from transport.shm.board.layout import Sizes
 from transport.shm.messages import single_copy

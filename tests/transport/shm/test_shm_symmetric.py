@@ -13,9 +13,9 @@ from collective_oracle import reduced
 from rank_threads import Member, Transport, run_group
 
 from transport.call import Kind
+from transport.communicators.runtime import Membership
 from transport.errors import HeaderMismatchError
-from transport.reduce_op import Flat, ReduceOp, premul_sum
-from transport.runtime import Membership
+from transport.operands.reduce_op import Flat, ReduceOp, premul_sum
 from transport.shm import ShmCommunicator
 from transport.shm.board.layout import Sizes
 

@@ -23,12 +23,12 @@ from transport.deadline import Deadline
 from transport.errors import (
     PeerLostError,
 )
-from transport.reduce_op import ReduceOp
+from transport.operands.reduce_op import ReduceOp
 from transport.store.hash_store import HashStore
 from transport.store.tcp.store import TCPStore
 from transport.tcp import TcpCommunicator
 from transport.tcp.frame import Outgoing
-from transport.tcp.hello import Channel
+from transport.tcp.meeting.hello import Channel
 
 # Point to point.
 
@@ -144,7 +144,8 @@ MEMBER_SCRIPT = """
 def test_a_killed_member_is_missed_at_once(what: str, size: int) -> None:
     master = TCPStore("127.0.0.1", 0, is_master=True, secret=None)
     script = textwrap.dedent(MEMBER_SCRIPT).replace(
-        "import numpy as np", "from transport.reduce_op import ReduceOp; member_op = ReduceOp.SUM"
+        "import numpy as np",
+        "from transport.operands.reduce_op import ReduceOp; member_op = ReduceOp.SUM",
     )
     here = os.path.dirname(__file__)
     processes = [

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from transport.deadline import Deadline
 from transport.errors import AuthenticationError
 from transport.net.auth import Handshake, authenticate
-from transport.tcp import endpoint as endpoint_module
-from transport.tcp.endpoint import Endpoint
-from transport.tcp.hello import HELLO_BYTES, WELCOME, Channel, Hello, digest_of
+from transport.tcp.meeting import endpoint as endpoint_module
+from transport.tcp.meeting.endpoint import Endpoint
+from transport.tcp.meeting.hello import HELLO_BYTES, WELCOME, Channel, Hello, digest_of
 
 LONG = 60.0
 SECRET = b"the secret of the job"

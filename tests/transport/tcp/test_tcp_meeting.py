@@ -24,8 +24,8 @@ from transport.errors import (
 from transport.net.auth import authenticate
 from transport.store.hash_store import HashStore
 from transport.store.tcp.store import TCPStore
-from transport.tcp.address import Address
-from transport.tcp.hello import Channel
+from transport.tcp.meeting.address import Address
+from transport.tcp.meeting.hello import Channel
 
 # Where ranks find each other.
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from rank_threads import LONG, Member, Transport, run_group
 
-from transport.algorithms.choice import Thresholds
+from transport.algorithms.choosing.choice import Thresholds
 from transport.call import Call, Kind
 from transport.errors import CommunicatorAbortedError, PeerLostError
-from transport.reduce_op import ReduceOp
+from transport.operands.reduce_op import ReduceOp
 from transport.tcp import TcpCommunicator
 from transport.tcp import communicator as module
-from transport.tcp.dial import Dial
+from transport.tcp.meeting.dial import Dial
 
 TABLE = Thresholds(star=0, star_ranks=0, all_reduce_doubling=0)
 TCP = Transport("tcp", TcpCommunicator)

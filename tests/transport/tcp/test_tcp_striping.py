@@ -25,7 +25,7 @@ from transport.errors import (
     PeerLostError,
 )
 from transport.link import Pace
-from transport.reduce_op import ReduceOp
+from transport.operands.reduce_op import ReduceOp
 from transport.tcp.link import TcpLink
 from transport.tcp.striping import BLOCK_BYTES, STRIPED_BYTES, Deal
 

@@ -24,10 +24,10 @@ from typing import Any
 import numpy as np
 
 from transport.call import HEADER_BYTES, Call, CallHeader
+from transport.communicators.runtime import Membership
 from transport.errors import HeaderMismatchError, PeerLostError
 from transport.native import core
-from transport.reduce_op import Flat
-from transport.runtime import Membership
+from transport.operands.reduce_op import Flat
 from transport.shm.board.futex import Fence
 from transport.shm.board.layout import BLOCKS, CARDS, WORD, Layout
 from transport.shm.board.patience import Patience

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from transport.errors import DistBackendError
-from transport.limits import explain
+from transport.net.limits import explain
 from transport.shm.board.futex import Futex
 
 LINE = 64

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from transport.operands.copying import address
-from transport.reduce_op import Flat
+from transport.operands.reduce_op import Flat
 from transport.shm.board.layout import pages
 from transport.shm.board.segment import Segment
 

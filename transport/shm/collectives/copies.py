@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from transport.call import Call
-from transport.flat import laps_of
 from transport.operands.copying import LONG, address, copy, copy_raw
+from transport.operands.flat import laps_of
 from transport.operands.gaps import copy_all, gather, scatter
-from transport.reduce_op import Flat
+from transport.operands.reduce_op import Flat
 from transport.shm.board.board import Board
 from transport.shm.board.layout import BLOCKS
 from transport.shm.collectives.exchange import Exchange

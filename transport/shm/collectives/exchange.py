@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from transport.call import Call
+from transport.communicators.runtime import Membership
 from transport.errors import HeaderMismatchError
 from transport.native import core
-from transport.reduce_op import Flat
-from transport.runtime import Membership
+from transport.operands.reduce_op import Flat
 from transport.shm.board.board import Board
 from transport.shm.board.layout import WORD
 from transport.shm.collectives.arena import Arena

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from transport.flat import laps_of
-from transport.reduce_op import Flat
+from transport.operands.flat import laps_of
+from transport.operands.reduce_op import Flat
 from transport.shm.board.board import Board
 from transport.shm.board.layout import BLOCKS, LINE
 

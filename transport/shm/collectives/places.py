@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from transport.operands.copying import address, copy
-from transport.reduce_op import Flat
+from transport.operands.reduce_op import Flat
 from transport.shm.collectives.arena import Arena
 from transport.shm.messages.single_copy import PeerMemory
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from transport.operands.copying import address
 from transport.operands.folding import Folding
-from transport.reduce_op import Flat, ReduceOp
+from transport.operands.reduce_op import Flat, ReduceOp
 from transport.shm.collectives.exchange_plan import Shape
 
 

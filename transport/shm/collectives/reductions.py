@@ -13,7 +13,7 @@ from typing import Any
 from transport.call import Call
 from transport.operands.copying import LONG, copy
 from transport.operands.folding import Folding
-from transport.reduce_op import Flat, RedOpType, ReduceOp, reduction_dtype
+from transport.operands.reduce_op import Flat, RedOpType, ReduceOp, reduction_dtype
 from transport.shm.board.board import Board
 from transport.shm.collectives.arena import Arena
 from transport.shm.collectives.exchange import Exchange

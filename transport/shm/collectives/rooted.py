@@ -9,7 +9,7 @@ What lies where others can read it is not staged: its owner stays until it is re
 from __future__ import annotations
 
 from transport.call import Call
-from transport.reduce_op import Flat
+from transport.operands.reduce_op import Flat
 from transport.shm.board.board import DONE, Board
 from transport.shm.board.layout import BLOCKS
 from transport.shm.collectives.exchange import Exchange, Parts

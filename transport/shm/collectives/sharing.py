@@ -10,7 +10,7 @@ whole call took two and a half times as long. There is one meeting for each lap,
 *In place*, where all have the array at one place of the symmetric memory: each member reduces its
 share straight from the others' arrays, and writes the result into them.
 
-The compiled core does the same with the usual dtypes (``transport/native/shares.c``); on each
+The compiled core does the same with the usual dtypes (``transport/native/shm/shares.c``); on each
 member for itself, whatever the others have.
 """
 
@@ -20,10 +20,10 @@ from collections.abc import Callable
 from typing import Any
 
 from transport.call import Call
-from transport.flat import laps_of
 from transport.operands.copying import copy
+from transport.operands.flat import laps_of
 from transport.operands.folding import Folding
-from transport.reduce_op import Flat, ReduceOp
+from transport.operands.reduce_op import Flat, ReduceOp
 from transport.shm.board.board import Board
 from transport.shm.board.layout import LINE
 from transport.shm.collectives.arena import Arena

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from transport.call import Call
+from transport.communicators.runtime import Membership
+from transport.communicators.store_waits import PeerKeys
 from transport.place import Place
-from transport.runtime import Membership
-from transport.store_waits import PeerKeys
 
 
 class Directory:

@@ -30,9 +30,9 @@ from transport.errors import (
     DistNetworkError,
     PeerLostError,
 )
-from transport.limits import explain
 from transport.net.acceptor import Acceptor
 from transport.net.event_loop import EventLoop, sooner
+from transport.net.limits import explain
 from transport.net.sockets import close_in_forked_children
 from transport.shm.meeting.peer_connection import Connection, Message, Operation, same_user
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from transport.call import Call
+from transport.communicators.runtime import Membership
 from transport.errors import CommunicatorTimeoutError, DistNetworkError
 from transport.place import Place
-from transport.runtime import Membership
 from transport.shm.board.patience import Patience
 from transport.shm.board.segment import Segment, adopt
 from transport.shm.meeting.directory import Directory

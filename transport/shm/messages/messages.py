@@ -19,14 +19,14 @@ from typing import Any, cast
 import numpy as np
 
 from transport.call import NO_ROOT, Call, CallHeader, Kind
+from transport.communicators.runtime import Membership
 from transport.condition import has, hold, let_go
 from transport.errors import CommunicatorTimeoutError, DistBackendError, PeerLostError
-from transport.flat import as_bytes
 from transport.links.mailbox import Incoming, Mailbox, Receive
 from transport.native import core
 from transport.operands.copying import address
-from transport.reduce_op import Flat
-from transport.runtime import Membership
+from transport.operands.flat import as_bytes
+from transport.operands.reduce_op import Flat
 from transport.shm.board.futex import Fence
 from transport.shm.board.layout import Sizes, lines, pages
 from transport.shm.board.patience import Patience

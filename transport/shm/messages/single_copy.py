@@ -21,10 +21,10 @@ import threading
 import numpy as np
 
 from transport.call import Call
+from transport.communicators.runtime import Membership
 from transport.errors import PeerLostError
 from transport.operands.copying import PAGE_BITS, address, copy
-from transport.reduce_op import Flat
-from transport.runtime import Membership
+from transport.operands.reduce_op import Flat
 from transport.shm.board.board import Board
 from transport.shm.board.segment import PAGE
 

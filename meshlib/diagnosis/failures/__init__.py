@@ -1,0 +1,1 @@
+"""From one rank's trouble to one message that all members raise."""

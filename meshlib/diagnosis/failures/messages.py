@@ -1,0 +1,162 @@
+"""What users read when a call of a group has failed: one text, which all its members raise."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+
+from meshlib.diagnosis.failures.statements import CALLS_BEFORE, Statement
+from meshlib.diagnosis.members import Members
+from meshlib.diagnosis.recorder import ANY_SOURCE, Record
+from transport.call import CallHeader
+from transport.errors import HeaderMismatchError, PeerLostError
+
+ANSWER_SECONDS = 0.5
+"""How long a reporter waits for statements: a rank that computes answers from its watcher thread
+within milliseconds; only a stopped, dead or wedged one stays silent."""
+STACK_LINES = 12
+
+
+def mismatch_message(
+    group: Members,
+    record: Record,
+    error: HeaderMismatchError,
+    statements: Mapping[int, Statement],
+) -> str:
+    """Return the table of what each member called."""
+    sequence = _first_difference(statements.values(), record.header.sequence)
+    received = error.received
+    noticed = f"noticed by rank {group.global_rank}: {error}"
+    same = isinstance(received, CallHeader) and received.what == record.header.what
+    if same and received != record.header:
+        noticed = (
+            f"noticed by rank {group.global_rank} in {record.header}: the members had made"
+            " different calls before it"
+        )
+    rows: list[tuple[str, str, str]] = []
+    for rank in group.ranks:
+        said = statements.get(rank)
+        call = said.call_at(sequence) if said else None
+        if call is not None:
+            rows.append((str(rank), call.call, call.site))
+        elif rank == group.ranks[error.peer] and isinstance(received, CallHeader):
+            rows.append((str(rank), str(received), "(from its message)"))
+        else:
+            rows.append((str(rank), "no such call yet" if said else "no answer", ""))
+    return (
+        f"the members of {group} made different calls (#{sequence} of this group)\n"
+        f"{table(('rank', 'call', 'where'), rows)}\n"
+        f"{noticed}"
+    )
+
+
+def timeout_message(group: Members, record: Record, statements: Mapping[int, Statement]) -> str:
+    """Return who has not come to the call, and where each member stands."""
+    sequence = record.header.sequence
+    seconds = record.deadline.seconds if record.started else time.monotonic() - record.issued
+    if record.peer >= 0:
+        receiver = group.ranks[record.peer]
+        return (
+            f"{record.header} to rank {receiver} on {group} was not done after {seconds:g} s: "
+            f"rank {receiver} did not receive it\n"
+            + _where(receiver, statements.get(receiver), None, group.ranks)
+        )
+    missing = [r for r in group.ranks if not _has_come(statements.get(r), sequence)]
+    who = (
+        f"rank{'s' if len(missing) > 1 else ''} {_join(missing)} {_have(missing)} not come"
+        if missing
+        else "all ranks have come, but it did not finish"
+    )
+    return f"{record.header} on {group} was not done after {seconds:g} s: {who}\n" + "\n".join(
+        _where(rank, statements.get(rank), sequence, group.ranks, missing) for rank in group.ranks
+    )
+
+
+def lost_message(
+    group: Members,
+    record: Record,
+    error: PeerLostError,
+    statements: Mapping[int, Statement],
+    departed: Sequence[int],
+) -> str:
+    """Return that a rank is gone (or has closed its end), and during what."""
+    lost = group.ranks[error.peer]
+    said = statements.get(lost)
+    if record.peer == ANY_SOURCE:
+        others = _join([rank for rank in group.ranks if rank != group.global_rank])
+        what = f"all that could send have left {group} (ranks {others})"
+    elif lost in departed:
+        what = f"rank {lost} has left the job"
+    elif said is None:
+        what = f"rank {lost} is gone: its connection closed and it does not answer"
+    else:
+        what = (
+            f"rank {lost} closed its connection but is alive (pid {said.pid} on {said.host}):"
+            f" it has left {group} ({error})"
+        )
+    return f"{what}; rank {group.global_rank} noticed in {record.header} on {group}, {record.site}"
+
+
+def _first_difference(statements: Iterable[Statement], sequence: int) -> int:
+    """Return the number of the first collective up to ``sequence`` that differs between ranks."""
+    for number in range(max(1, sequence - CALLS_BEFORE), sequence):
+        calls = [call for said in statements if (call := said.call_at(number)) is not None]
+        if len({call.header.what for call in calls}) > 1:
+            return number
+    return sequence
+
+
+def _has_come(said: Statement | None, sequence: int) -> bool:
+    return said is not None and said.has_come(sequence)
+
+
+def _where(
+    rank: int,
+    said: Statement | None,
+    sequence: int | None,
+    ranks: Sequence[int],
+    missing: Sequence[int] = (),
+) -> str:
+    """Return where ``rank`` stands, in or before collective ``sequence`` (None: in none).
+
+    ``ranks`` are the group's; ``missing`` those that have not come, for whom the others wait.
+    """
+    if said is None:
+        return f"  rank {rank}: silent (no answer in {ANSWER_SECONDS:g} s: stopped or gone)"
+    here = None if sequence is None else said.call_at(sequence)
+    lines = [f"  rank {rank} (pid {said.pid} on {said.host}):"]
+    if here is None:
+        if sequence is not None:
+            lines.append("    has not come")
+        lines += [
+            f"    its last call here: {c.call} ({c.state}), {c.site}" for c in said.calls[-1:]
+        ]
+        lines += [f"    now in {c.call} on {c.group}, {c.site}" for c in said.elsewhere]
+    else:
+        waits = here.waiting_for
+        suffix = "" if waits is None else f", waits for rank {ranks[waits]}"
+        # Whom it waits for may itself wait for another.
+        if missing and (waits is None or ranks[waits] not in missing):
+            suffix += f", misses rank{'s' if len(missing) > 1 else ''} {_join(missing)}"
+        lines.append(f"    {here.call} ({here.state}{suffix}), {here.site}")
+    lines += [f"    | {line}" for line in said.stack[-STACK_LINES:]]
+    return "\n".join(lines)
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return ``rows`` under ``head``, in aligned columns, indented by two."""
+    lines = [head, *rows]
+    widths = [max(len(row[i]) for row in lines) for i in range(len(head))]
+    return "\n".join(
+        "  "
+        + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in lines
+    )
+
+
+def _join(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks))
+
+
+def _have(ranks: Sequence[int]) -> str:
+    return "have" if len(ranks) > 1 else "has"

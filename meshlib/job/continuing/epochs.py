@@ -1,0 +1,113 @@
+"""From one epoch of a job to the next: its members agree on who goes on, and with which groups."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from meshlib.job.continuing.agreement import Agreement, Said
+from meshlib.job.meeting import short
+from meshlib.job.membership import Epoch, epoch_name, without
+from meshlib.job.world import World
+from transport.errors import DistBackendError, RankFailedError
+
+Choose = Callable[[Said, Mapping[int, str]], Mapping[str, Any] | None]
+"""``choose(said, missing)`` returns what is agreed on, with the ``members`` by place, or None to
+wait for more. See ``meshlib.job.continuing.agreement``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What was agreed on: the next ``epoch``, the ids of the groups ``kept``, why ranks are
+    ``missing``, and whatever else was chosen.
+    """
+
+    epoch: Epoch
+    kept: frozenset[str]
+    missing: Mapping[int, str]
+    chosen: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, number: int, agreed: Mapping[str, Any]) -> Change:
+        """Return what was ``agreed`` on for the epoch ``number``."""
+        missing = {int(rank): why for rank, why in agreed["missing"].items()}
+        epoch = Epoch(number, tuple(agreed["members"]))
+        return cls(epoch, frozenset(agreed["kept"]), missing, agreed)
+
+
+def agree_on_epoch(
+    world: World,
+    *,
+    said: Any = None,
+    choose: Choose | None = None,
+    excluded: Collection[int] = (),
+    timeout: float,
+    wait: float = 0.0,
+) -> Change:
+    """Return the next epoch, on which all members of this one agree that are left.
+
+    Every one of them calls, and no call of theirs is under way any more when this returns. By
+    default those go on that are left and not ``excluded`` (global ranks). ``said`` are values of
+    JSON, for ``choose``, which may wait for more ranks up to ``wait`` seconds. It is then for the
+    caller to ``enter`` the epoch.
+
+    Raises DistStoreError on a rank that is cut off from the store, and CollectiveTimeoutError when
+    nothing was agreed on in ``timeout`` seconds.
+    """
+    present = world.membership.epoch
+
+    def decide(told: Said, missing: Mapping[int, str]) -> dict[str, Any] | None:
+        alive = {rank: one for rank, one in told.items() if rank not in missing}
+        spoken = {rank: one["said"] for rank, one in alive.items()}
+        chosen = (choose or _all_that_are_left(present))(spoken, missing)
+        if chosen is None:
+            return None
+        kept = _kept([one["groups"] for one in alive.values()])
+        return {**chosen, "kept": kept, "missing": dict(missing)}
+
+    number = present.number + 1
+    name = epoch_name(number)
+    agreement = Agreement(world.store, world.membership, name, present.members, excluded)
+    mine = {"said": said, "groups": world.registry.quiet()}
+    agreed = agreement.reach(mine, decide, timeout, wait)
+    if agreed is None:
+        raise DistBackendError(
+            f"of the members {short(present.members)} too few are left for epoch {number}, and no"
+            f" others have come in {wait:g} s"
+        )
+    return Change.of(number, agreed)
+
+
+def enter(world: World, change: Change) -> None:
+    """Begin the epoch that was agreed on.
+
+    Raises RankFailedError on a rank that has no place in it: it is a job of its own from then on.
+    """
+    rank, epoch = world.rank, change.epoch
+    if rank in epoch.members:
+        world.begin_epoch(epoch, change.kept)
+        return
+    stand_by(world, epoch.number)
+    why = change.missing.get(rank, "has no place in it")
+    raise RankFailedError(f"rank {rank} is left out of epoch {epoch.number}: it {why}", rank)
+
+
+def stand_by(world: World, number: int) -> None:
+    """Leave the others, whose epoch is ``number``: this rank is a job of its own."""
+    world.begin_epoch(Epoch(number, (world.rank,)), joining=True)
+
+
+def _all_that_are_left(present: Epoch) -> Choose:
+    def choose(said: Said, missing: Mapping[int, str]) -> Mapping[str, Any]:
+        del said
+        return {"members": without(present.members, missing)}
+
+    return choose
+
+
+def _kept(told: list[Mapping[str, list[int]]]) -> list[str]:
+    """Return the groups that all members have, with the same calls behind them and none ahead."""
+    counted = Counter((group, *standing) for said in told for group, standing in said.items())
+    return sorted(group for (group, *standing), count in counted.items() if count == standing[-1])

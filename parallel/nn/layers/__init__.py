@@ -1,0 +1,1 @@
+"""Layers, each with its backward pass."""

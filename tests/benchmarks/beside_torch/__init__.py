@@ -1,0 +1,1 @@
+"""The same work by PyTorch in the same run."""

@@ -1,0 +1,1 @@
+"""Remote calls: their time beside peers, faults, and a million of them."""

@@ -1,0 +1,1 @@
+"""Which algorithm, by what it costs; and with whom it exchanges frames."""

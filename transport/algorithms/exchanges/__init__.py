@@ -1,0 +1,1 @@
+"""Pairwise exchanges: one step after the other, or ahead of what has come."""

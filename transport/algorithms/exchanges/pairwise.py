@@ -1,0 +1,110 @@
+"""Pairwise exchanges: in step s every rank sends to rank + s and receives from rank - s.
+
+No step waits for what another one brought, unlike a ring's, so a rank that is held up holds up
+nobody else before the end; and a reduction sends nothing but inputs, so floats of 8 and 16 bits
+travel as they are and are widened by the receiver. The price is a connection to every member.
+
+On links with delay, ``pairwise_ahead`` does the same without waiting in each step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from transport.algorithms.exchanges import pairwise_ahead
+from transport.algorithms.exchanges.ahead import is_far
+from transport.algorithms.exchanges.partial import Part, Partial
+from transport.algorithms.team import Team
+from transport.call import Call
+from transport.operands.flat import as_bytes, laps_of, part_bounds
+from transport.operands.operand import store
+from transport.operands.reduce_op import Flat, ReduceOp, reduction_dtype
+
+
+def all_to_all(team: Team, call: Call, outputs: Sequence[Flat], inputs: Sequence[Flat]) -> None:
+    """Copy ``inputs[j]`` of member i into ``outputs[i]`` of member j. Sizes may all differ."""
+    rank, size = team.rank, team.size
+    store(outputs[rank], inputs[rank])
+    _swap(
+        team,
+        call,
+        [as_bytes(inputs[(rank + step) % size]) for step in range(1, size)],
+        [as_bytes(outputs[(rank - step) % size]) for step in range(1, size)],
+    )
+
+
+def all_gather(team: Team, call: Call, outputs: Sequence[Flat]) -> None:
+    """Send ``outputs[rank]``, which is in place already, to all. Sizes may differ."""
+    rank, size = team.rank, team.size
+    own = as_bytes(outputs[rank])
+    arriving = [as_bytes(outputs[(rank - step) % size]) for step in range(1, size)]
+    _swap(team, call, [own] * (size - 1), arriving)
+
+
+def _swap(
+    team: Team, call: Call, sent: Sequence[memoryview], arriving: Sequence[memoryview]
+) -> None:
+    """Carry out steps 1, 2, …, each of which has an item in ``sent`` and one in ``arriving``."""
+    rank, size = team.rank, team.size
+    onward = [team.link((rank + step) % size, call) for step in range(1, size)]
+    behind = [team.link((rank - step) % size, call) for step in range(1, size)]
+    # On each link the same frames pass in the same order, whichever way its two ends choose.
+    if all(data.nbytes <= link.eager_bytes for data, link in zip(sent, onward, strict=True)):
+        # Nobody is waited for before the others have what they wait for.
+        for data, link in zip(sent, onward, strict=True):
+            link.send(call, data)
+        for into, link in zip(arriving, behind, strict=True):
+            link.recv_into(call, into)
+        return
+    if size > 2 and any(is_far(link, team.table.segment) for link in onward):
+        pairwise_ahead.swap(call, onward, sent, behind, arriving)
+        return
+    for data, link, into, source in zip(sent, onward, arriving, behind, strict=True):
+        link.exchange(call, data, source, into)
+
+
+def all_reduce(team: Team, call: Call, buffer: Flat, op: ReduceOp) -> None:
+    """Reduce ``buffer`` in place. Inputs that are scaled (PREMUL_SUM) must be so already, unless
+    their dtype is reduced in a wider one: scaling must not round.
+    """
+    size = team.size
+    wide = reduction_dtype(buffer.dtype).itemsize
+    laps = laps_of(buffer.size * wide, team.table.segment * size)
+    ahead = pairwise_ahead.laps_ahead(team, call, op, laps)
+    if ahead:
+        pairwise_ahead.all_reduce(team, call, buffer, op, laps, ahead)
+        return
+    for lap in range(laps):
+        parts, chunks = pairwise_ahead.cut(buffer, laps, lap, size)
+        _reduce_own(team, call, parts, chunks[team.rank], op)
+        all_gather(team, call, chunks)
+
+
+def reduce_scatter(
+    team: Team, call: Call, output: Flat, inputs: Sequence[Flat], op: ReduceOp
+) -> None:
+    """Reduce ``inputs[i]`` to member i's ``output``. Sizes may differ; inputs stay as they were."""
+    wide = reduction_dtype(output.dtype).itemsize
+    laps = laps_of(max(part.size for part in inputs) * wide, team.table.segment)
+    ahead = pairwise_ahead.laps_ahead(team, call, op, laps)
+    if ahead:
+        pairwise_ahead.reduce_scatter(team, call, output, inputs, op, laps, ahead)
+        return
+    for lap in range(laps):
+        parts = [(part, *part_bounds(part.size, laps, lap)) for part in inputs]
+        result = output[slice(*part_bounds(output.size, laps, lap))]
+        _reduce_own(team, call, parts, result, op)
+
+
+def _reduce_own(team: Team, call: Call, parts: Sequence[Part], result: Flat, op: ReduceOp) -> None:
+    """Send each member its part, reduce what comes for this rank into ``result``, finish it."""
+    rank, size = team.rank, team.size
+    partial = Partial(team, op, parts[rank], result)
+    for step in range(1, size):
+        target, source = (rank + step) % size, (rank - step) % size
+        sent = as_bytes(partial.outgoing(parts[target]))
+        onward, behind = team.link(target, call), team.link(source, call)
+        into, on_piece = partial.expect()
+        onward.exchange(call, sent, behind, into, on_piece)
+        partial.add()
+    partial.finish()

@@ -1,0 +1,1 @@
+"""What every communicator is and has: the interface, what a rank's share, their registry."""

@@ -1,0 +1,154 @@
+"""Waits for what other members write in their group's store, which any thread may break off."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from transport.call import Call
+from transport.communicators.runtime import Membership
+from transport.errors import (
+    CommunicatorAbortedError,
+    CommunicatorTimeoutError,
+    DistError,
+    StoreTimeoutError,
+)
+from transport.store.base import Store
+
+T = TypeVar("T")
+# After so long it is worth some questions to the store to know who is missing.
+_PATIENCE_SECONDS = 0.2
+
+
+class StoreWaits:
+    """One member's waits in ``store``, each on a client of its own: hanging that up ends the wait,
+    also where the server says nothing any more.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._waiting: set[Store] = set()
+        self._cancelled: str | None = None
+
+    def wait(self, wait_in: Callable[[Store], T]) -> T:
+        """Return ``wait_in(client)``, which blocks on ``client`` alone.
+
+        Raises ``CommunicatorAbortedError`` after ``cancel``, and what ``wait_in`` raises.
+        """
+        self.check()
+        client = self._store.clone()
+        try:
+            with self._lock:
+                self.check()
+                self._waiting.add(client)
+            return wait_in(client)
+        except DistError:
+            self.check()
+            raise
+        finally:
+            with self._lock:
+                self._waiting.discard(client)
+            client.close()
+
+    def check(self) -> None:
+        """Raise ``CommunicatorAbortedError`` after ``cancel``."""
+        if self._cancelled is not None:
+            raise CommunicatorAbortedError(self._cancelled)
+
+    def cancel(self, reason: str) -> None:
+        """Break off all waits, now and later. Never blocks; idempotent."""
+        with self._lock:
+            if self._cancelled is None:
+                self._cancelled = reason
+            waiting = list(self._waiting)
+        for client in waiting:
+            client.hang_up()
+
+
+class PeerKeys:
+    """What the other members write in the group's store, awaited within the deadline of a call.
+
+    All waits raise ``CommunicatorTimeoutError`` that names who has not written past the call's
+    deadline, and ``CommunicatorAbortedError`` after ``cancel``. Meanwhile ``call.waiting_for`` says
+    who is missing. Several threads.
+    """
+
+    def __init__(self, membership: Membership) -> None:
+        self._membership = membership
+        self._store = membership.store
+        self._waits = StoreWaits(membership.store)
+
+    def read(self, key: str, peer: int, call: Call) -> bytes:
+        """Return what ``peer`` writes under ``key``."""
+        self.check()
+        if not self._store.check([key]):
+            call.waiting_for = peer
+            self._await([key], call, lambda _: peer)
+        return self._store.get(key)
+
+    def read_all(
+        self, key_of: Callable[[int], str], peers: Sequence[int], call: Call
+    ) -> dict[int, bytes]:
+        """Return what each of ``peers`` writes under its key: one question for all."""
+        self.check()
+        if not peers:
+            return {}
+        keys = [key_of(peer) for peer in peers]
+        if not self._store.check(keys):
+            self._await(keys, call, lambda store: first_missing(store, key_of, peers))
+        return dict(zip(peers, self._store.multi_get(keys), strict=True))
+
+    def read_from_last(self, key: str, key_of: Callable[[int], str], call: Call) -> bytes:
+        """Return what the last member writes under ``key``, when all have written their own."""
+        self.check()
+        members = range(self._membership.size)
+        if not self._store.check([key]):
+            self._await([key], call, lambda store: first_missing(store, key_of, members))
+        return self._store.get(key)
+
+    def check(self) -> None:
+        """Raise ``CommunicatorAbortedError`` after ``cancel``."""
+        self._waits.check()
+
+    def cancel(self, reason: str) -> None:
+        """Break off all waits, now and later. Never blocks; idempotent."""
+        self._waits.cancel(reason)
+
+    def _await(
+        self, keys: Sequence[str], call: Call, missing: Callable[[Store], int | None]
+    ) -> None:
+        def wait(client: Store) -> None:
+            try:
+                client.wait(keys, min(_PATIENCE_SECONDS, call.deadline.remaining()))
+            except StoreTimeoutError:
+                call.waiting_for = missing(client)
+                client.wait(keys, call.deadline.remaining())
+
+        try:
+            self._waits.wait(wait)
+        except StoreTimeoutError as error:
+            peer = missing(self._store)
+            raise has_not_entered(call, self._membership, peer) from error
+        call.waiting_for = None
+
+
+def first_missing(store: Store, key_of: Callable[[int], str], peers: Sequence[int]) -> int | None:
+    """Return the first of ``peers`` that has not written its key; None if all have by now."""
+    return next((peer for peer in peers if not store.check([key_of(peer)])), None)
+
+
+def has_not_entered(
+    call: Call, membership: Membership, peer: int | None
+) -> CommunicatorTimeoutError:
+    """Return the error for a call whose deadline passed before ``peer`` came to the group.
+
+    ``peer`` None: it is not known which member.
+    """
+    name = "the last member" if peer is None else membership.describe(peer)
+    return CommunicatorTimeoutError(
+        f"{call.header}: {name} has not entered the group {membership.group!r} within"
+        f" {call.deadline.seconds:g} s",
+        peer,
+    )

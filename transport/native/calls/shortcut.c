@@ -1,0 +1,320 @@
+/* The door for usual small calls of a group: Door.issue and what it calls, in one step. */
+#include "core.h"
+#include "memory/staging.h"
+
+#include <string.h>
+
+typedef struct {
+    PyObject_HEAD
+    Board *board;
+    Order *order;
+    Py_ssize_t direct;
+    Staging staging;
+    char checked; /* 0: neither recorded nor compared, to measure what that costs */
+    /* What Python's way looks at, and where it keeps its records. */
+    Ring *ring;
+    PyObject *id, *resume, *run, *observers, *log_cache, *locked, *queue, *acquire, *release, *lane;
+} Shortcut;
+
+static PyObject *str_draining, *str_notify, *str_cpu, *str_code, *debug_level;
+
+/* Whether nobody looks on: 1, 0, or -1 with an exception. */
+static int is_unwatched(Shortcut *s) {
+    if (PyDict_GET_SIZE(s->observers)) return 0;
+    if (PyDict_GetItemWithError(s->log_cache, debug_level) != Py_False) return PyErr_Occurred() ? -1 : 0;
+    return PyTuple_GET_SIZE(s->ring->followers) == 0 && s->ring->annotate == Py_None;
+}
+
+/* Take the group's turn if nobody has it or waits for it: 1, 0, or -1 with an exception. Nothing
+ * between here and the record gives up the interpreter's lock, so the order of calls is kept. */
+static int take_turn(Shortcut *s) {
+    PyObject *value = PyObject_CallNoArgs(s->locked);
+    if (!value) return -1;
+    int free = value == Py_False;
+    Py_DECREF(value);
+    if (!free) return 0;
+    Py_ssize_t queued = PyObject_Size(s->queue);
+    if (queued) return queued < 0 ? -1 : 0;
+    value = PyObject_CallOneArg(s->acquire, Py_False);
+    if (!value) return -1;
+    int taken = value == Py_True;
+    Py_DECREF(value);
+    return taken;
+}
+
+static int leave_turn(Shortcut *s) {
+    PyObject *value = PyObject_CallNoArgs(s->release);
+    if (!value) return -1;
+    Py_DECREF(value);
+    value = PyObject_GetAttr(s->lane, str_draining);
+    if (!value) return -1;
+    int draining = PyObject_IsTrue(value);
+    Py_DECREF(value);
+    if (draining <= 0) return draining;
+    value = PyObject_CallMethodNoArgs(s->lane, str_notify);
+    Py_XDECREF(value);
+    return value ? 0 : -1;
+}
+
+/* Give the turn back, and return result, or NULL with the exception that there was. */
+static PyObject *leave_with(Shortcut *s, PyObject *result) {
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    if (leave_turn(s) < 0) {
+        Py_CLEAR(result);
+        if (type) PyErr_Clear();
+    }
+    if (type) PyErr_Restore(type, value, trace);
+    return result;
+}
+
+/* A call that is made here. */
+typedef struct {
+    Header header;
+    long long nbytes;
+    double seconds;
+    Opening opening;
+    Fields *record; /* NULL if not checked */
+} Short;
+
+/* Begin a call of this group if that is as usual: 1; 0: it is left to Python; -1: there is an
+ * exception. Whether its board is free is another question. */
+static int begin(Shortcut *s, Short *call) {
+    int usual = is_unwatched(s);
+    if (usual > 0) usual = take_turn(s);
+    if (usual <= 0) return usual;
+    call->header.sequence = ++s->order->sequence;
+    call->record = NULL;
+    if (!s->checked) return 1;
+    call->header.history = s->order->history;
+    s->order->history = history_after(&call->header);
+    /* Other threads may run meanwhile: their calls come after this one. */
+    if (prepare_record(s->ring, &call->opening) == 0) return 1;
+    leave_with(s, NULL);
+    return -1;
+}
+
+static void record(Shortcut *s, Short *call) {
+    call->record =
+        fill_record(&call->opening, s->id, &call->header, call->nbytes, COLLECTIVE, 1, call->seconds);
+    call->record->started = call->record->issued;
+}
+
+/* Make the call up to where all members have met in it. 1: they have, and have the same card; 0:
+ * Python goes on with the record. */
+static int meet(Shortcut *s, Short *call, const void *data) {
+    Board *b = s->board;
+    Progress *p = b->progress;
+    uint64_t base = p->base += STEP;
+    int slot = (int)(++p->number % SLOTS);
+    memcpy(bytes_at(b, b->cards[b->rank][slot]), &call->header, HEADER_BYTES);
+    if (data)
+        stage_bytes(&s->staging, part_at(b, b->rank, slot, call->nbytes), (Source){data}, (size_t)call->nbytes,
+                    (Also){0});
+    publish(b, base + FIRST);
+    /* While what was published is on its way, and as much from the others. */
+    if (s->checked) record(s, call);
+    return meet_holding(b, &call->header, s->checked);
+}
+
+/* End a call that went well, and return what it returns. */
+static PyObject *end(Shortcut *s, Short *call, PyObject *result) {
+    if (call->record) call->record->ended = monotonic();
+    Py_XDECREF(call->record);
+    return leave_with(s, Py_NewRef(result));
+}
+
+/* Let Python wait for the others, or say what went wrong. Called from here, so that the turn is given
+ * back also where a signal ends it before its first line. */
+static PyObject *resume(Shortcut *s, Short *call, PyObject *array, PyObject *op) {
+    PyObject *result =
+        PyObject_CallFunctionObjArgs(s->resume, (PyObject *)call->record, array, op, NULL);
+    Py_DECREF(call->record);
+    return leave_with(s, result);
+}
+
+static PyObject *left_to_python(int begun) {
+    if (begun < 0) return NULL;
+    Py_RETURN_NOTIMPLEMENTED;
+}
+
+/* Reduce the array where it lies; op is the code of reduce_op. */
+static PyObject *all_reduce(Shortcut *s, PyObject *array, PyObject *reduce_op, long op, double seconds) {
+    Py_buffer view;
+    if (PyObject_GetBuffer(array, &view, PyBUF_WRITABLE | PyBUF_FORMAT | PyBUF_C_CONTIGUOUS)) {
+        PyErr_Clear(); /* read-only, with gaps, no buffer at all: Python's way has words for it */
+        Py_RETURN_NOTIMPLEMENTED;
+    }
+    const Entry *entry = find_entry(view.format, op);
+    int small = view.len <= s->direct;
+    if (!entry || (!small && !s->checked) || view.len == 0 || view.itemsize != entry->size ||
+        (uintptr_t)view.buf % entry->size) {
+        PyBuffer_Release(&view);
+        Py_RETURN_NOTIMPLEMENTED;
+    }
+    Py_ssize_t n = view.len / entry->size;
+    Short call = {.nbytes = view.len, .seconds = seconds,
+                  .header = {.elements = (uint64_t)n, .root = NO_ROOT, .kind = ALL_REDUCE,
+                             .dtype = entry->dtype, .op = entry->op}};
+    int begun = small && !may_begin(s->board) ? 0 : begin(s, &call);
+    if (begun <= 0) {
+        PyBuffer_Release(&view);
+        return left_to_python(begun);
+    }
+    if (!small) {
+        /* Python has the way, and the board's beginning; what is saved is what comes before. */
+        PyBuffer_Release(&view);
+        record(s, &call);
+        return resume(s, &call, array, reduce_op);
+    }
+    if (!meet(s, &call, view.buf)) {
+        PyBuffer_Release(&view);
+        return resume(s, &call, array, reduce_op);
+    }
+    Board *b = s->board;
+    int slot = (int)(b->progress->number % SLOTS);
+    /* In the order of the ranks; what is near this core is read from the array itself. */
+    const void *left = b->rank == 0 ? view.buf : part_at(b, 0, slot, view.len);
+    const void *right = b->rank == 1 ? view.buf : part_at(b, 1, slot, view.len);
+    entry->loop(view.buf, left, right, n);
+    for (int r = 2; r < b->size; r++) entry->loop(view.buf, view.buf, part_at(b, r, slot, view.len), n);
+    finish(entry, view.buf, n, b->size);
+    PyBuffer_Release(&view);
+    return end(s, &call, array);
+}
+
+static PyObject *barrier(Shortcut *s, double seconds) {
+    Short call = {.seconds = seconds, .header = {.root = NO_ROOT, .kind = BARRIER}};
+    int begun = may_begin(s->board) ? begin(s, &call) : 0;
+    if (begun <= 0) return left_to_python(begun);
+    if (!meet(s, &call, NULL)) return resume(s, &call, Py_None, Py_None);
+    return end(s, &call, Py_None);
+}
+
+/* Have the door's run make the call. */
+static PyObject *other(Shortcut *s, CallSpec *spec, double seconds) {
+    Short call = {.seconds = seconds, .nbytes = spec->nbytes, .header = spec->header};
+    int begun = s->checked && is_collective_on_host(spec) ? begin(s, &call) : 0;
+    if (begun <= 0) return left_to_python(begun);
+    record(s, &call);
+    PyObject *result =
+        PyObject_CallFunctionObjArgs(s->run, spec->run, (PyObject *)call.record, str_cpu, NULL);
+    Py_DECREF(call.record);
+    return leave_with(s, result);
+}
+
+/* issue(what, seconds): what is a CallSpec or an InPlace. */
+static PyObject *shortcut_issue(Shortcut *s, PyObject *const *args, Py_ssize_t count) {
+    if (count != 2) {
+        PyErr_SetString(PyExc_TypeError, "expected what the call is, and seconds");
+        return NULL;
+    }
+    PyObject *what = args[0];
+    double seconds = PyFloat_AsDouble(args[1]);
+    if (seconds == -1 && PyErr_Occurred()) return NULL;
+    if (Py_IS_TYPE(what, spec_type)) {
+        CallSpec *spec = (CallSpec *)what;
+        return spec->header.kind == BARRIER ? barrier(s, seconds) : other(s, spec, seconds);
+    }
+    if (!PyTuple_CheckExact(what) || PyTuple_GET_SIZE(what) != 3) {
+        PyErr_SetString(PyExc_TypeError, "expected a CallSpec, or an array, an op and what spells them out");
+        return NULL;
+    }
+    PyObject *array = PyTuple_GET_ITEM(what, 0), *op = PyTuple_GET_ITEM(what, 1);
+    PyObject *code = PyObject_GetAttr(op, str_code);
+    long number = code ? PyLong_AsLong(code) : -1;
+    Py_XDECREF(code);
+    return number == -1 && PyErr_Occurred() ? NULL : all_reduce(s, array, op, number, seconds);
+}
+
+static PyObject *keep(PyObject *owner, const char *name) {
+    return owner ? PyObject_GetAttrString(owner, name) : NULL;
+}
+
+/* Shortcut(board, direct, group): direct is the most that is reduced here, in bytes; group is (id,
+ * resume, run, order, lock, lane, queue, turn, ring, observers, cache of the log's levels). */
+static int shortcut_init(Shortcut *s, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
+    PyObject *board, *lock, *queue, *turn, *ring, *order, *id, *resume, *run, *lane, *observers;
+    PyObject *log_cache;
+    if (s->board) {
+        PyErr_SetString(PyExc_RuntimeError, "a Shortcut is made once");
+        return -1;
+    }
+    if (!PyArg_ParseTuple(args, "O!n(UOOO!OOOOO!O!O!)", board_type, &board, &s->direct, &id, &resume,
+                          &run, order_type, &order, &lock, &lane, &queue, &turn, ring_type, &ring,
+                          &PyDict_Type, &observers, &PyDict_Type, &log_cache))
+        return -1;
+    if (s->direct < 0 || (uint64_t)s->direct > ((Board *)board)->block) {
+        PyErr_SetString(PyExc_ValueError, "expected what fits a block");
+        return -1;
+    }
+    s->checked = 1;
+    s->board = (Board *)Py_NewRef(board);
+    s->order = (Order *)Py_NewRef(order);
+    s->id = Py_NewRef(id);
+    s->resume = Py_NewRef(resume);
+    s->run = Py_NewRef(run);
+    s->lane = Py_NewRef(lane);
+    s->queue = Py_NewRef(queue);
+    s->ring = (Ring *)Py_NewRef(ring);
+    s->observers = Py_NewRef(observers);
+    s->log_cache = Py_NewRef(log_cache);
+    s->locked = keep(lock, "locked");
+    s->acquire = keep(turn, "acquire");
+    s->release = keep(turn, "release");
+    return s->locked && s->acquire && s->release ? 0 : -1;
+}
+
+#define EACH_OBJECT(DO)                                                                     \
+    DO(s->ring) DO(s->id) DO(s->resume) DO(s->run) DO(s->observers) DO(s->log_cache) DO(s->locked)     \
+    DO(s->queue) DO(s->acquire) DO(s->release) DO(s->lane)
+
+static int shortcut_traverse(Shortcut *s, visitproc visit, void *arg) {
+    Py_VISIT(Py_TYPE(s));
+#define DO(X) Py_VISIT(X);
+    EACH_OBJECT(DO)
+#undef DO
+    return 0;
+}
+
+static int shortcut_clear(Shortcut *s) {
+#define DO(X) Py_CLEAR(X);
+    EACH_OBJECT(DO)
+#undef DO
+    Py_CLEAR(s->board);
+    Py_CLEAR(s->order);
+    return 0;
+}
+
+static void shortcut_dealloc(Shortcut *s) {
+    PyTypeObject *type = Py_TYPE(s);
+    PyObject_GC_UnTrack(s);
+    shortcut_clear(s);
+    type->tp_free((PyObject *)s);
+    Py_DECREF(type);
+}
+
+static PyMethodDef shortcut_methods[] = {
+    {"issue", (PyCFunction)(void (*)(void))shortcut_issue, METH_FASTCALL, NULL},
+    {NULL}};
+static PyMemberDef shortcut_members[] = {{"checked", T_BOOL, offsetof(Shortcut, checked), 0, NULL},
+                                         {NULL}};
+static PyType_Slot shortcut_slots[] = {{Py_tp_init, shortcut_init},
+                                       {Py_tp_members, shortcut_members},
+                                       {Py_tp_new, PyType_GenericNew},
+                                       {Py_tp_dealloc, shortcut_dealloc},
+                                       {Py_tp_traverse, shortcut_traverse},
+                                       {Py_tp_clear, shortcut_clear},
+                                       {Py_tp_methods, shortcut_methods},
+                                       {0, NULL}};
+PyType_Spec shortcut_spec = {"transport.native._core.Shortcut", sizeof(Shortcut), 0,
+                                    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, shortcut_slots};
+
+int init_shortcut(void) {
+    str_draining = PyUnicode_InternFromString("_draining");
+    str_notify = PyUnicode_InternFromString("_notify");
+    str_cpu = PyUnicode_InternFromString("cpu");
+    str_code = PyUnicode_InternFromString("code");
+    debug_level = PyLong_FromLong(10);
+    return str_draining && str_notify && str_cpu && str_code && debug_level ? 0 : -1;
+}

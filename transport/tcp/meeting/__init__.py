@@ -1,0 +1,1 @@
+"""How members find and connect to each other."""

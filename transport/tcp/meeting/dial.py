@@ -1,0 +1,146 @@
+"""Reaching a member: find its address in the group's store, connect, say what for."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Sequence
+
+from transport.call import Call
+from transport.communicators.runtime import Membership
+from transport.communicators.store_waits import PeerKeys
+from transport.errors import (
+    AuthenticationError,
+    CommunicatorAbortedError,
+    CommunicatorTimeoutError,
+    DistError,
+    DistNetworkError,
+    PeerLostError,
+)
+from transport.net.auth import authenticate
+from transport.net.sockets import connect, recv_exact, send_all
+from transport.tcp.meeting.address import Address
+from transport.tcp.meeting.hello import WELCOME, Channel, Hello, digest_of
+
+
+def publish(membership: Membership, address: Address) -> None:
+    """Tell the other members where this rank listens."""
+    membership.store.set(_key(membership.rank), address.encode())
+
+
+def published(membership: Membership, peers: Sequence[int]) -> dict[int, bytes]:
+    """Return what of ``peers`` have published, by peer, where all of them have; without a wait."""
+    keys = [_key(peer) for peer in peers]
+    if not membership.store.check(keys):
+        return {}
+    return dict(zip(peers, membership.store.multi_get(keys), strict=True))
+
+
+def _key(rank: int) -> str:
+    return f"tcp/{rank}"
+
+
+class Dial:
+    """One attempt to reach the member ``peer``, who has published ``address`` (None: not known
+    yet). Any thread may ``cancel`` it.
+    """
+
+    def __init__(
+        self, membership: Membership, peer: int, channel: Channel, address: bytes | None = None
+    ) -> None:
+        self._membership = membership
+        self._peer = peer
+        self._name = membership.describe(peer)
+        self._channel = channel
+        self._address = address
+        self._lock = threading.Lock()
+        self._cancelled: str | None = None
+        self._keys = PeerKeys(membership)
+        self._waits_on: socket.socket | None = None
+
+    def connect(self, call: Call) -> socket.socket:
+        """Return a connection on which the member has been told what it is for.
+
+        Raises ``CommunicatorTimeoutError`` past the call's deadline, ``PeerLostError`` when the
+        member no longer listens, ``CommunicatorAbortedError`` after ``cancel``,
+        ``AuthenticationError`` when it has another secret, ``DistNetworkError`` when there is no
+        way to it.
+        """
+        try:
+            published = self._address or self._keys.read(_key(self._peer), self._peer, call)
+            address = Address.decode(published)
+            return self._greet(call, address, self._reach(call, address))
+        except (DistError, OSError) as error:
+            if self._cancelled is not None:
+                raise CommunicatorAbortedError(self._cancelled) from error
+            raise
+
+    def cancel(self, reason: str) -> None:
+        """Have ``connect`` raise ``CommunicatorAbortedError`` with ``reason``. Never blocks."""
+        with self._lock:
+            self._cancelled = reason
+            if self._waits_on is not None:
+                with contextlib.suppress(OSError):
+                    self._waits_on.shutdown(socket.SHUT_RDWR)
+        self._keys.cancel(reason)
+
+    def _wait_on(self, what: socket.socket | None) -> None:
+        """Note what ``cancel`` has to break off; raise when it has been called."""
+        with self._lock:
+            self._waits_on = what
+            if self._cancelled is not None:
+                raise CommunicatorAbortedError(self._cancelled)
+
+    def _reach(self, call: Call, address: Address) -> socket.socket:
+        address.check_reachable(self._name)
+        try:
+            return connect(
+                address.host,
+                address.port,
+                call.deadline,
+                before_attempt=self._wait_on,
+                refusal_is_final=True,
+            )
+        except DistNetworkError as error:
+            cause = error.__cause__
+            if isinstance(cause, ConnectionRefusedError):
+                text = f"{self._name} no longer listens: {error}"
+                raise PeerLostError(text, self._peer) from error
+            if call.deadline.expired:
+                text = f"{call.header}: {self._name} could not be reached: {error}"
+                raise CommunicatorTimeoutError(text, self._peer) from error
+            raise
+
+    def _greet(self, call: Call, address: Address, sock: socket.socket) -> socket.socket:
+        membership = self._membership
+        hello = Hello(
+            bytes.fromhex(address.token),
+            digest_of(membership.group),
+            membership.rank,
+            self._channel,
+        )
+        runtime = membership.runtime
+        try:
+            if runtime.tls is not None:
+                sock = runtime.tls.client(sock)
+                self._wait_on(sock)
+            authenticate(sock, runtime.secret, call.deadline, initiator=True)
+            send_all(sock, hello.pack(), call.deadline)
+            recv_exact(sock, len(WELCOME), call.deadline)
+            self._wait_on(None)
+        except BaseException as error:
+            with self._lock:
+                self._waits_on = None
+                sock.close()
+            if isinstance(error, AuthenticationError) and error.refused:
+                raise
+            cause = error.__cause__ if isinstance(error, AuthenticationError) else error
+            if isinstance(cause, TimeoutError):
+                text = f"{call.header}: {self._name} does not answer: {error}"
+                raise CommunicatorTimeoutError(text, self._peer) from error
+            if isinstance(cause, ConnectionError):
+                text = f"{self._name} has left the group or died: it hung up ({error})"
+                raise PeerLostError(text, self._peer) from error
+            raise
+        return sock
