@@ -118,7 +118,7 @@ def test_results_are_the_same_bits_everywhere(hosts: str, dtype: np.dtype[Any]) 
         member.comm.broadcast(member.call(Kind.BROADCAST, dtype, LARGE, root=1), values, 1)
         gathered = np.concatenate(outputs)
         everybody = [np.random.default_rng(rank).normal(size=LARGE) for rank in range(n)]
-        exact = sum(each.astype(dtype).astype(np.float64) for each in everybody)
+        exact = np.sum([each.astype(dtype).astype(np.float64) for each in everybody], axis=0)
         tolerance = 1e-2 if dtype == BF16 else 1e-5
         for found in (total, gathered):
             np.testing.assert_allclose(
