@@ -81,6 +81,16 @@ def test_bytes_are_three_times_the_parameters_but_for_the_own_part(n, bias, resh
     assert bytes_of_a_step(n, (n,), ("dp_shard",), prepare) == times * (n - 1)
 
 
+@pytest.mark.parametrize(("reshard", "times"), [(True, 3), (False, 2)])
+def test_whether_parameters_stay_for_backward_may_change(reshard, times):
+    def prepare(mesh):
+        model = shard(make_layers(rows=128, bias=False), mesh, reshard_after_forward=not reshard)
+        model.set_reshard_after_forward(reshard)
+        return model, one_step
+
+    assert bytes_of_a_step(2, (2,), ("dp_shard",), prepare) == times
+
+
 def test_bytes_of_hsdp():
     """Three times over the shards; then each rank's part, twice (n - 1)/n, over the replicas."""
 
