@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import os
 import signal
+import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
+import pytest
 from hypothesis import settings
+from ports import reserved_port
 
 # Ranks that are threads share XLA's threads, and a rank that waits holds one of them: there have
 # to be more than ranks. XLA reads this when JAX is first used; ranks that are processes need none.
@@ -32,3 +39,34 @@ ENDINGS = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_
 for number, handler in ENDINGS.items():
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, handler)
+
+# A worker that has run everything holds ten gigabytes, little of them in use: JAX keeps what it
+# compiled (some 40 MB a test; ranks that are threads each compile their own), the collector comes
+# the more rarely the more objects there are, and malloc keeps what hundreds of threads have freed.
+MUCH_MEMORY = 1 << 30
+PAGE = os.sysconf("SC_PAGE_SIZE")
+STATM = Path("/proc/self/statm")
+
+
+def pytest_collection_finish() -> None:
+    """What all tests consist of stays: the collector need not look at it again and again."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_runtest_logfinish() -> None:
+    """Give memory back after a test, once the process holds much."""
+    if not STATM.exists() or int(STATM.read_text().split()[1]) * PAGE < MUCH_MEMORY:
+        return
+    if "jax" in sys.modules:
+        sys.modules["jax"].clear_caches()
+    gc.collect()
+    with suppress(AttributeError):  # not glibc
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+@pytest.fixture
+def free_port() -> Iterator[int]:
+    """A port on which nobody listens but whom the test has listen."""
+    with reserved_port() as port:
+        yield port

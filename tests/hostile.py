@@ -2,7 +2,8 @@
 
 ``python -m pytest -p tests.hostile --timeout 300 tests/meshlib/rpc`` shows which tests, and what in
 the library, relies on timing. Threads of the tests' process are stopped where they call something,
-which hits short tests as well as long ones; the processes that they start, and their own, are
+which hits short tests as well as long ones, and most often in the tests' own code: between two
+calls of a group, say, whose order nothing fixes. The processes that they start, and their own, are
 stopped from outside (SIGSTOP). ``--pauses SEED`` chooses other points; a test gets the same ones
 when it is run alone, as far as its threads do the same. A failed test's report lists its pauses.
 """
@@ -25,44 +26,60 @@ from typing import Any
 import pytest
 
 LONGEST = 2.0
-# Seconds for which a test's threads are stopped altogether, and the one that starts the others.
-BUDGET, MAIN_BUDGET = 8.0, 1.0
+# Seconds for which a test's threads are stopped altogether, in the tests' own code too, and the one
+# that starts the others.
+BUDGET, OWN_BUDGET, MAIN_BUDGET = 8.0, 4.0, 1.0
+_TESTS = str(Path(__file__).resolve().parent)
 _CODE = str(Path(__file__).resolve().parents[1])
 _SKIPPED = (f"{_CODE}/.", __file__)  # an environment inside the checkout
 
 
+class _Points:
+    """Which of the calls in some code are stopped: a few early, then more and more rarely."""
+
+    def __init__(self, draw: random.Random, within: float, growth: float, budget: float) -> None:
+        self._random, self._within, self._growth = draw, within, growth
+        self.budget = budget
+        self._left = 0
+        self.draw()
+
+    def draw(self) -> None:
+        self._left = int(self._within ** self._random.random())
+        self._within *= self._growth
+
+    def reached(self) -> bool:
+        """Count a call: is this where to stop?"""
+        self._left -= 1
+        return self._left <= 0 and self.budget > 0
+
+
 class Pauses:
-    """Stops threads of this process: a few times early in a test, then more and more rarely."""
+    """Stops threads of this process, for times that are drawn."""
 
     def __init__(self, seed: str) -> None:
         self._random = random.Random(seed)
         self._begun = time.monotonic()
-        self._calls_left = 0
-        self._next_within = 100.0
-        self._budget, self._main_budget = BUDGET, MAIN_BUDGET
+        self._anywhere = _Points(self._random, 100.0, 1.5, BUDGET)
+        self._in_tests = _Points(self._random, 8.0, 1.2, OWN_BUDGET)
+        self._main_budget = MAIN_BUDGET
         self.made: list[str] = []
-        self._draw()
-
-    def _draw(self) -> None:
-        self._calls_left = int(self._next_within ** self._random.random())
-        self._next_within *= 1.5
 
     def profile(self, frame: FrameType, event: str, _: object) -> None:
         """Count what threads call and return from: ``sys.setprofile`` calls this."""
-        self._calls_left -= 1
-        if self._calls_left > 0:
-            return
         name = frame.f_code.co_filename
+        points = self._in_tests if name.startswith(_TESTS) else self._anywhere
+        if not points.reached():
+            return
         ours = name.startswith(_CODE) and not name.startswith(_SKIPPED)
-        if not ours or self._budget < 0 or threading.active_count() < 2:
+        if not ours or threading.active_count() < 2:
             return
         seconds = 0.01 * (LONGEST / 0.01) ** self._random.random()
         if threading.current_thread() is threading.main_thread():
             if seconds > self._main_budget:
                 return
             self._main_budget -= seconds
-        self._draw()
-        self._budget -= seconds
+        points.draw()
+        points.budget -= seconds
         place = f"{os.path.relpath(name, _CODE)}:{frame.f_lineno} {frame.f_code.co_name} ({event})"
         now = time.monotonic() - self._begun
         self.made.append(f"{now:6.2f} s: {seconds:.2f} s {threading.current_thread().name} {place}")

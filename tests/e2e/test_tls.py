@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from dataclasses import replace
 
 import pytest
@@ -49,10 +48,7 @@ def test_a_job_of_one_node(meshrun, settings):
     assert result.out.split("\n")[:3] == ["inside TLS"] * 3
 
 
-def start_two(meshrun, first, second):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+def start_two(meshrun, port, first, second):
     where = ("--nnodes=2", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-conf", "join_timeout=10")
     script = meshrun.script(MEET)
     return [
@@ -61,15 +57,15 @@ def start_two(meshrun, first, second):
     ]
 
 
-def test_a_job_of_two_nodes(meshrun, settings):
-    for node in start_two(meshrun, settings, settings):
+def test_a_job_of_two_nodes(meshrun, free_port, settings):
+    for node in start_two(meshrun, free_port, settings, settings):
         result = meshrun.finish(node)
         assert result.code == 0, result.err
         assert "inside TLS" in result.out
 
 
-def test_a_node_without_tls(meshrun, settings):
-    with_tls, without = start_two(meshrun, settings, {})
+def test_a_node_without_tls(meshrun, free_port, settings):
+    with_tls, without = start_two(meshrun, free_port, settings, {})
     result = meshrun.finish(without)
     assert result.code != 0
     assert "the other end speaks TLS and this end does not" in result.err

@@ -29,7 +29,7 @@ class Sent(Count):
         sent[self.key] = sent.get(self.key, 0) + nbytes
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def counted():
     def make(membership):
         ranks = membership.ranks

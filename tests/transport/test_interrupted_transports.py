@@ -200,6 +200,7 @@ def test_what_nccl_is_told() -> None:
 
     wait()
     assert at_every_step(wait, lambda: ledger.post(call), _CODE, as_signals=True) > 3
+    ending.set()
     ledger.close()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import sys
 from pathlib import Path
 
@@ -82,7 +81,7 @@ def test_ranks_that_slurm_ends_first_have_not_failed(meshrun):
 
 
 @pytest.mark.parametrize("way", ["endpoint", "pods"])
-def test_a_name_that_nobody_knows_yet(meshrun, tmp_path, way):
+def test_a_name_that_nobody_knows_yet(meshrun, tmp_path, free_port, way):
     """Both nodes failed, since neither took the address for its own at the beginning.
 
     Pods have numbers (Kubeflow's ``PET_`` variables); at an endpoint they go by arrival.
@@ -91,15 +90,12 @@ def test_a_name_that_nobody_knows_yet(meshrun, tmp_path, way):
         pytest.skip("needs root and unshare, to have a hosts file of its own")
     hosts = tmp_path / "hosts"
     hosts.write_text("127.0.0.1 localhost\n")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     inner = f"mount --bind {hosts} /etc/hosts && exec {sys.executable} -m meshlib.launcher.cli"
     command = ("unshare", "-m", "sh", "-c", f'{inner} "$@"', "meshrun")
-    flags = ("--nnodes", "2", "--rdzv-endpoint", f"late.test:{port}")
+    flags = ("--nnodes", "2", "--rdzv-endpoint", f"late.test:{free_port}")
     script = meshrun.script(HELLO)
     env = {"MESHLIB_SECRET": "ab" * 32}
-    pods = {"PET_NNODES": "2", "PET_MASTER_ADDR": "late.test", "PET_MASTER_PORT": str(port)}
+    pods = {"PET_NNODES": "2", "PET_MASTER_ADDR": "late.test", "PET_MASTER_PORT": str(free_port)}
     nodes = []
     for node in range(2):
         if way == "pods":

@@ -162,12 +162,9 @@ def test_two_jobs_at_once_need_no_flags(meshrun):
         assert seen[0][0][name] != seen[1][0][name]
 
 
-def test_the_port_of_the_store_can_be_chosen(meshrun):
-    script = meshrun.script(SHOW_ENVIRONMENT)
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        port = str(other.getsockname()[1])
-        other.listen()
+def test_the_port_of_the_store_can_be_chosen(meshrun, free_port):
+    script, port = meshrun.script(SHOW_ENVIRONMENT), str(free_port)
+    with socket.create_server(("127.0.0.1", free_port)):
         result = meshrun.run("--master-port", port, script)
         assert (result.code, result.out) == (1, "")
         assert result.err.startswith("meshrun: ")

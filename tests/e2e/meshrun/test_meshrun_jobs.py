@@ -101,26 +101,16 @@ def test_a_job_that_is_started_again_meets_again(meshrun):
     assert result.out == "met 2\nmet 2\n"
 
 
-def test_a_program_may_set_its_own_address(meshrun):
+def test_a_program_may_set_its_own_address(meshrun, free_port):
     script = meshrun.script("""
-        import os, socket, time
+        import os, sys
         import meshlib as dist
 
-        if os.environ["RANK"] == "0":
-            with socket.socket() as probe:
-                probe.bind(("127.0.0.1", 0))
-                port = probe.getsockname()[1]
-            with open("port.partial", "w") as file:
-                file.write(str(port))
-            os.rename("port.partial", "port")
-        while not os.path.exists("port"):
-            time.sleep(0.01)
-        os.environ["MASTER_ADDR"] = "localhost"
-        os.environ["MASTER_PORT"] = open("port").read()
+        os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "localhost", sys.argv[1]
         dist.init_process_group()
         dist.barrier()
         print("met")
     """)
-    result = meshrun.run("--nproc-per-node", "2", script)
+    result = meshrun.run("--nproc-per-node", "2", script, str(free_port))
     assert result.code == 0, result.err
     assert result.out == "met\nmet\n"

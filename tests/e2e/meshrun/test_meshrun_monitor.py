@@ -55,10 +55,13 @@ def test_a_job_is_seen(meshrun):
         calls = ranks()[0]["calls"]
         return calls and calls[0]["waiting_for"] == 1
 
+    def rank_1_waits():
+        stacks = json.loads(ask("stacks", data=b'{"rank": 1}', method="POST"))
+        return "waits_for_a_file" in "\n".join(stacks["main"])
+
     assert meshrun.wait_for(rank_0_waits)
     assert ranks()[1]["mesh"] == [{"name": "dp", "index": 1, "size": 2}]
-    stacks = json.loads(ask("stacks", data=b'{"rank": 1}', method="POST"))
-    assert "waits_for_a_file" in "\n".join(stacks["main"])
+    assert meshrun.wait_for(rank_1_waits)
     top = [str(Path(sys.executable).with_name("meshlib")), "top", str(job.pid)]
     environment = meshrun.environment()
     shown = subprocess.run(

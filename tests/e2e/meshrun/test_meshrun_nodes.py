@@ -44,19 +44,12 @@ MEET_FOREVER = """
 
 
 @pytest.fixture
-def port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-@pytest.fixture
-def start_nodes(meshrun, port):
+def start_nodes(meshrun, free_port):
     """Start launchers that meet on loopback; each gets ``flags`` and its own of ``each``."""
 
     def start(script, *flags, each=((), ()), env=None, ranks=2):
         path = meshrun.script(script)
-        address = ("--rdzv-endpoint", f"127.0.0.1:{port}", "--nproc-per-node", str(ranks))
+        address = ("--rdzv-endpoint", f"127.0.0.1:{free_port}", "--nproc-per-node", str(ranks))
         if not any(flag.startswith("--nnodes") for flag in flags):
             flags = (f"--nnodes={len(each)}", *flags)
         return [meshrun.start(*address, *flags, *own, path, env=env) for own in each]
@@ -99,7 +92,7 @@ def test_nodes_that_know_the_same_secret_meet(meshrun, start_nodes):
     assert [(result.code, result.err) for result in results] == [(0, ""), (0, "")]
 
 
-def test_a_node_with_another_secret_is_turned_away(meshrun, start_nodes, port):
+def test_a_node_with_another_secret_is_turned_away(meshrun, start_nodes, free_port):
     (first,) = start_nodes(
         MEET, "--nnodes=2", each=RANKED[:1], env={"MESHLIB_SECRET": secrets.token_hex(32)}
     )
@@ -108,7 +101,7 @@ def test_a_node_with_another_secret_is_turned_away(meshrun, start_nodes, port):
     )
     result = meshrun.finish(second)
     assert result.code == 1
-    assert f"127.0.0.1:{port}" in result.err
+    assert f"127.0.0.1:{free_port}" in result.err
     assert "another secret" in result.err
     assert first.poll() is None
     first.send_signal(signal.SIGINT)
@@ -126,15 +119,17 @@ NEWER = """
 """
 
 
-def test_a_node_with_another_version_of_the_protocol_is_turned_away(meshrun, start_nodes, port):
+def test_a_node_with_another_version_of_the_protocol_is_turned_away(
+    meshrun, start_nodes, free_port
+):
     (first,) = start_nodes(MEET, "--nnodes=2", each=RANKED[:1])
     newer = (sys.executable, meshrun.script(NEWER, "newer.py"))
-    where = ("--nnodes=2", "--rdzv-endpoint", f"127.0.0.1:{port}", "--node-rank", "1")
+    where = ("--nnodes=2", "--rdzv-endpoint", f"127.0.0.1:{free_port}", "--node-rank", "1")
     result = meshrun.run(*where, meshrun.script(MEET), command=newer)
     assert result.code == 1
     version = auth._VERSION
     assert f"the other end speaks protocol version {version}, this end {version + 1}" in result.err
-    assert f"127.0.0.1:{port}" in result.err
+    assert f"127.0.0.1:{free_port}" in result.err
     assert first.poll() is None
     first.terminate()
     meshrun.finish(first)
@@ -159,13 +154,11 @@ def test_a_node_that_stays_alone_gives_up(meshrun, start_nodes, rank):
     assert expected in result.err
 
 
-def test_a_port_in_use_is_named(meshrun, start_nodes, port):
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", port))
-        other.listen()
+def test_a_port_in_use_is_named(meshrun, start_nodes, free_port):
+    with socket.create_server(("127.0.0.1", free_port)):
         (result,) = finish(meshrun, start_nodes(MEET, "--nnodes=2", each=RANKED[:1]))
     assert result.code == 1
-    assert f"port {port}" in result.err
+    assert f"port {free_port}" in result.err
     assert "Traceback" not in result.err
 
 
@@ -236,13 +229,13 @@ def test_a_killed_launcher_is_noticed_by_the_others(meshrun, start_nodes):
     assert "RankFailedError" in result.err
 
 
-def test_a_killed_leader_is_noticed_by_the_others(meshrun, start_nodes, port):
+def test_a_killed_leader_is_noticed_by_the_others(meshrun, start_nodes, free_port):
     first, second = start_nodes(MEET_FOREVER, each=RANKED)
     wait_until_running(meshrun)
     first.kill()
     result = meshrun.finish(second)
     assert result.code == 1
-    assert f"meshrun: lost touch with the job's store at 127.0.0.1:{port}" in result.err
+    assert f"meshrun: lost touch with the job's store at 127.0.0.1:{free_port}" in result.err
 
 
 SPEAK = """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-import socket
 import subprocess
 import sys
 
@@ -107,13 +106,10 @@ with ElasticMesh(mesh, "dp", min_size=3) as elastic:
 """
 
 
-def test_ranks_and_nodes_come_for_lost_ones_over_several_nodes(meshrun):
+def test_ranks_and_nodes_come_for_lost_ones_over_several_nodes(meshrun, free_port):
     # Node 2 replaces its rank, 2, by rank 3; node 1 is lost with rank 1, and comes again: rank 4.
     program = meshrun.script(NODES_PROGRAM)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = ("--rdzv-endpoint", f"127.0.0.1:{probe.getsockname()[1]}")
-    options = (*address, "--nnodes=3", "--replace", "1")
+    options = ("--rdzv-endpoint", f"127.0.0.1:{free_port}", "--nnodes=3", "--replace", "1")
     nodes = [meshrun.start(*options, "--node-rank", str(node), program) for node in range(3)]
     lost = meshrun.finish(nodes[1], 50.0)
     nodes[1] = meshrun.start(*options, "--node-rank", "1", program)

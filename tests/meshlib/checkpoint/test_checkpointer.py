@@ -22,7 +22,7 @@ def gate(monkeypatch):
     opened, write = threading.Event(), Piece.write
 
     def waiting(self, *args):
-        assert opened.wait(20)
+        assert opened.wait(60)
         write(self, *args)
 
     monkeypatch.setattr(Piece, "write", waiting)

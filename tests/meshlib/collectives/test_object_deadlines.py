@@ -44,7 +44,7 @@ def test_what_the_first_call_has_taken_the_second_one_has_not():
             assert told.wait(60)
             return
         assert sent.wait(60)
-        with pytest.raises(dist.CollectiveTimeoutError, match=r"deadline of 0\.\d+ s"):
+        with pytest.raises(dist.CollectiveTimeoutError, match=r"deadline of 0(\.\d+)? s"):
             dist.recv_object_list([None], 1, timeout=0.2)
         told.set()
 

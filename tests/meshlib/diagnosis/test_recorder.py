@@ -165,7 +165,7 @@ def test_labels_are_a_threads_own(make):
     other = []
     thread = threading.Thread(target=lambda: other.append(open_one(1)))
     thread.start()
-    thread.join(10)
+    thread.join(60)
     assert other[0].label is None
     assert other[0].thread == thread.ident
     assert open_one(2).label == "mine"

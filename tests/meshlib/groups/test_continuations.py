@@ -18,35 +18,41 @@ def reduced(x, group=None):
     return dist.all_reduce(np.full(2, float(x)), group=group, async_op=True).get_future()
 
 
-class Issued(threading.Event):
-    """All calls of the program itself are issued: what continues on them makes its calls after it,
-    since two threads that call on one group at once have no order that ranks agree on.
+class Later:
+    """The other rank, which makes all calls itself, and none before ``ready``.
+
+    Until then no call of the first rank ends: what is to follow on them is registered in time to
+    run in a thread of its own, and calls after those of the program.
     """
 
-    def before(self, callback):
-        """Return ``callback``, called once this has happened."""
+    def __init__(self):
+        self.ready = threading.Event()
 
-        def after_all(done):
-            assert self.wait(WAIT)
-            return callback(done)
+    def is_here(self):
+        return dist.get_rank() == 1
 
-        return after_all
+    def calls(self, *values, group=None):
+        assert self.ready.wait(WAIT)
+        for x in values:
+            reduced(x, group).wait(WAIT)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_continuation_waits_for_a_later_call_of_its_group(backend):
+    later = Later()
+
     def program():
-        group, issued = dist.new_group(timeout=WAIT / 2), Issued()
-        waited = reduced(1, group).then(
-            issued.before(lambda f: f.value() + reduced(10, group).wait(WAIT))
-        )
+        group = dist.new_group(timeout=WAIT / 2)
+        if later.is_here():
+            return later.calls(1, 2, 10, 20, group=group)
+        waited = reduced(1, group).then(lambda f: f.value() + reduced(10, group).wait(WAIT))
         inline = reduced(2, group).then(
             lambda f: f.value() + dist.all_reduce(np.full(2, 20.0), group=group)
         )
-        issued.set()
+        later.ready.set()
         return waited.wait(WAIT)[0], inline.wait(WAIT)[0]
 
-    assert run_ranks(program, 2, backend=backend) == [(22.0, 44.0)] * 2
+    assert run_ranks(program, 2, backend=backend)[0] == (22.0, 44.0)
 
 
 def test_the_hooks_of_pytorch_s_quantization_run():
@@ -74,58 +80,70 @@ def test_the_hooks_of_pytorch_s_quantization_run():
 
 
 def test_continuations_keep_the_order_of_their_calls():
+    later = Later()
+
     def program():
-        seen, issued = [], Issued()
+        if later.is_here():
+            return later.calls(*range(5), *range(0, 500, 100))
+        seen = []
 
         def follow(i):
             def callback(done):
                 seen.append((i, done.value()[0]))
                 return reduced(100 * i).wait(WAIT)[0]
 
-            return reduced(i).then(issued.before(callback))
+            return reduced(i).then(callback)
 
         futures = [follow(i) for i in range(5)]
-        issued.set()
+        later.ready.set()
         return [f.wait(WAIT) for f in futures], seen
 
-    for results, seen in run_ranks(program, 2):
-        assert results == [200.0 * i for i in range(5)]
-        assert seen == [(i, 2.0 * i) for i in range(5)]
+    results, seen = run_ranks(program, 2)[0]
+    assert results == [200.0 * i for i in range(5)]
+    assert seen == [(i, 2.0 * i) for i in range(5)]
 
 
 def test_a_continuation_waits_for_another():
     """Which needs the place that it has: it runs there, and what came before it too."""
+    later = Later()
 
     def program():
-        seen, issued = [], Issued()
+        if later.is_here():
+            return later.calls(1, 2, 10)
+        seen = []
 
         def outer(done):
             inner = reduced(10).then(lambda f: seen.append("inner") or f.value()[0])
             return done.value()[0] + inner.wait(WAIT)
 
-        first = reduced(1).then(issued.before(outer))
+        first = reduced(1).then(outer)
         second = reduced(2).then(lambda f: seen.append("second") or f.value()[0])
-        issued.set()
+        later.ready.set()
         return first.wait(WAIT), second.wait(WAIT), seen
 
-    assert run_ranks(program, 2) == [(22.0, 4.0, ["second", "inner"])] * 2
+    assert run_ranks(program, 2)[0] == (22.0, 4.0, ["second", "inner"])
 
 
 def test_what_can_never_come_is_refused_at_once():
+    later = Later()
+
     def program():
-        box, ready = [], threading.Event()
+        if later.is_here():
+            return later.calls(1, 2)
+        box, registered = [], threading.Event()
 
         def itself(_):
-            ready.wait(WAIT)
+            assert registered.wait(WAIT)
             box[0].wait()
 
         box.append(reduced(1).then(itself).then(lambda f: f.value()))
-        ready.set()
+        registered.set()
+        later.ready.set()
         with pytest.raises(RuntimeError, match=r"a callback waits for the future.*expected"):
             box[0].wait(WAIT)
-        return dist.all_reduce(np.ones(1))[0]
+        return reduced(2).wait(WAIT)[0]
 
-    assert run_ranks(program, 2) == [2.0] * 2
+    assert run_ranks(program, 2)[0] == 4.0
 
 
 def test_callbacks_of_two_groups_that_wait_for_each_other_are_refused():

@@ -63,7 +63,7 @@ def test_work_can_be_waited_for_by_another_thread():
         got = []
         thread = threading.Thread(target=lambda: got.append(work.result()[0]), daemon=True)
         thread.start()
-        thread.join(10)
+        thread.join(60)
         return got
 
     assert run_ranks(program, 2) == [[2.0]] * 2
@@ -289,9 +289,9 @@ def test_run_ranks_names_the_rank_that_failed_first():
 
 
 def test_run_ranks_leaves_no_thread():
-    before = threading.active_count()
+    before = set(threading.enumerate())  # some of which may end meanwhile
     run_ranks(lambda: dist.all_reduce(np.ones(1), async_op=True).wait(), 4)
-    assert threading.active_count() == before
+    assert not set(threading.enumerate()) - before
 
 
 def test_without_init_there_is_no_group():

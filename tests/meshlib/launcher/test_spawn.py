@@ -69,13 +69,8 @@ def _own_address(rank, folder, port):
     dist.destroy_process_group()
 
 
-def test_a_program_may_choose_its_own_address(tmp_path):
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    spawn(_own_address, (tmp_path, port), nprocs=2)
+def test_a_program_may_choose_its_own_address(tmp_path, free_port):
+    spawn(_own_address, (tmp_path, free_port), nprocs=2)
     assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == ["2.0"] * 2
 
 

@@ -225,7 +225,7 @@ def test_threads_that_flatten_at_once_agree_on_one_meaning():
     for _ in range(20):
         mesh = cube()
         outcomes: list[object] = []
-        start = threading.Barrier(4, timeout=10)
+        start = threading.Barrier(4, timeout=60)
 
         def flatten(order, mesh=mesh, outcomes=outcomes, start=start):
             part = mesh[order]
@@ -240,7 +240,7 @@ def test_threads_that_flatten_at_once_agree_on_one_meaning():
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(10)
+            thread.join(60)
         won = [outcome for outcome in outcomes if outcome is not None]
         assert len({order for order, _ in won}) == 1
         assert all(flat == mesh["x"] for _, flat in won)

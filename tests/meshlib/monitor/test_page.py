@@ -71,13 +71,13 @@ class Page:
 
 
 def test_a_live_job_is_seen_and_asked():
-    done = threading.Event()
+    there, done = threading.Event(), threading.Event()
 
     def program():
         mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
         mesh["tp"].all_reduce(np.ones(100))
         if dist.get_rank() == 3:
-            waits_in_the_users_code(done)
+            waits_in_the_users_code()
             mesh["dp"].all_reduce(np.ones(10))
             return None
         if dist.get_rank() == 0:
@@ -88,7 +88,8 @@ def test_a_live_job_is_seen_and_asked():
         mesh["dp"].all_reduce(np.ones(10))
         return found
 
-    def waits_in_the_users_code(done):
+    def waits_in_the_users_code():
+        there.set()
         assert done.wait(SECONDS)
 
     def look(store):
@@ -111,6 +112,7 @@ def test_a_live_job_is_seen_and_asked():
 
             ranks = until(seen)
             until(up)
+            assert there.wait(SECONDS)
             asked = [page.ask("/stacks", "POST", json.dumps({"rank": rank})) for rank in (3, 9)]
             return ranks, *asked
         finally:

@@ -118,7 +118,7 @@ class Current(Count):
         now[0].add(nbytes)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def counted():
     """A backend that counts in ``now`` what all ranks send."""
     make = counting(lambda rank, peer: Current())
@@ -133,7 +133,7 @@ def test_bytes_are_those_of_the_tokens_that_move(dtype, counted):
     Besides, forward sends a count (8 bytes) for each expert of another rank.
     """
     n = 4
-    gate = threading.Barrier(n, timeout=20)
+    gate = threading.Barrier(n, timeout=60)
     counts = {"forward": Count(), "backward": Count()}
 
     def program():

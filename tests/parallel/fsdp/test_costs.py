@@ -25,7 +25,7 @@ class Current(Count):
         now[0].add(nbytes)
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="session", autouse=True)
 def counted():
     """A backend that counts in ``now`` what all ranks send."""
     make = counting(lambda rank, peer: Current())
@@ -42,7 +42,7 @@ def make_layers(rows=131, width=96, layers=3, *, bias=True, dtype="f8"):
 
 def bytes_of_a_step(n, shape, names, prepare):
     """Return what all ranks send in the second step, as multiples of the parameters' bytes."""
-    gate = threading.Barrier(n, timeout=20)
+    gate = threading.Barrier(n, timeout=60)
     count = Count()
 
     def program():
@@ -140,7 +140,7 @@ def test_memory_is_a_share_of_the_parameters_gradients_and_states():
     and the next one's, and two of gradients, this one's and one that is being reduced.
     """
     n, layers, width = 4, 24, 160
-    gate = threading.Barrier(n, timeout=20)
+    gate = threading.Barrier(n, timeout=60)
     model_bytes = layers * width * width * 8
     seen = {}
 

@@ -185,7 +185,7 @@ def test_memory_is_shared_from_a_thread_that_has_used_no_device(cuda: Cuda) -> N
     driver, found = load_driver(), list[tuple[bytes, int]]()
     thread = threading.Thread(target=lambda: found.append(driver.share(4096 + 24)))
     thread.start()
-    thread.join(10)
+    thread.join(60)
     assert found == [(b"handle of 4096", 24)]
 
 

@@ -66,22 +66,20 @@ def test_hosts_and_ports_that_cannot_be() -> None:
         listen("192.0.2.77")
 
 
-def test_nobody_listens() -> None:
-    with listen() as listener:
-        port = listener.getsockname()[1]
+def test_nobody_listens(free_port: int) -> None:
     begin = time.monotonic()
-    with pytest.raises(DistNetworkError, match=rf"127.0.0.1:{port}: tried for \d+\.\d s.*REFUSED"):
-        connect("127.0.0.1", port, Deadline.after(0.15))
+    with pytest.raises(
+        DistNetworkError, match=rf"127.0.0.1:{free_port}: tried for \d+\.\d s.*REFUSED"
+    ):
+        connect("127.0.0.1", free_port, Deadline.after(0.15))
     assert 0.14 < time.monotonic() - begin < SOON
 
 
-def test_a_listener_that_comes_late() -> None:
-    with listen() as first:
-        port = first.getsockname()[1]
+def test_a_listener_that_comes_late(free_port: int) -> None:
     listeners: list[socket.socket] = []
-    timer = threading.Timer(0.1, lambda: listeners.append(listen("127.0.0.1", port)))
+    timer = threading.Timer(0.1, lambda: listeners.append(listen("127.0.0.1", free_port)))
     timer.start()
-    connect("127.0.0.1", port, Deadline.after(SOON)).close()
+    connect("127.0.0.1", free_port, Deadline.after(SOON)).close()
     timer.join()
     listeners[0].close()
 
@@ -111,11 +109,8 @@ def test_an_unknown_name(monkeypatch: pytest.MonkeyPatch) -> None:
         listen("nowhere")
 
 
-def test_a_connection_to_oneself_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_to_oneself_is_none(monkeypatch: pytest.MonkeyPatch, free_port: int) -> None:
     """The kernel may give a connection the very port that it goes to, and connect it."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     real = socket.socket.connect
 
     def bind_first(sock: socket.socket, address: tuple[str, int]) -> None:
@@ -125,7 +120,7 @@ def test_a_connection_to_oneself_is_none(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(socket.socket, "connect", bind_first)
     with pytest.raises(DistNetworkError, match="ECONNREFUSED"):
-        connect("127.0.0.1", port, Deadline.after(SOON), refusal_is_final=True)
+        connect("127.0.0.1", free_port, Deadline.after(SOON), refusal_is_final=True)
 
 
 def test_deadlines_of_sending_and_receiving() -> None:

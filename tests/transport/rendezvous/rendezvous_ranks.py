@@ -10,17 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
-from transport.net.sockets import listen
 from transport.rendezvous import rendezvous
 from transport.store import Store
 
 SOON = 30.0
 Met = tuple[Store, int, int]
-
-
-def free_port() -> int:
-    with listen() as listener:
-        return listener.getsockname()[1]
 
 
 def meet(url: str, rank: int = -1, world_size: int = -1, **others: Any) -> Met:

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from rendezvous_ranks import SOON, check_together, free_port, meet, meeting, run_processes
+from rendezvous_ranks import SOON, check_together, meet, meeting, run_processes
 
 from transport.errors import (
     AuthenticationError,
@@ -120,21 +120,21 @@ class TestHandlers:
 
 class TestTcp:
     @pytest.mark.parametrize("host", ["127.0.0.1", "[::1]", "localhost"])
-    def test_ranks_meet(self, host: str) -> None:
-        with meeting(f"tcp://{host}:{free_port()}", range(4)) as met:
+    def test_ranks_meet(self, host: str, free_port: int) -> None:
+        with meeting(f"tcp://{host}:{free_port}", range(4)) as met:
             check_together(met, range(4))
             assert [rank for _, rank, _ in met] == [0, 1, 2, 3]
 
-    def test_places_in_the_query(self) -> None:
-        url = f"tcp://127.0.0.1:{free_port()}?world_size=2"
+    def test_places_in_the_query(self, free_port: int) -> None:
+        url = f"tcp://127.0.0.1:{free_port}?world_size=2"
         with ThreadPoolExecutor(2) as pool:
             met = list(pool.map(lambda rank: meet(f"{url}&rank={rank}"), range(2)))
         check_together(met, range(2))
         for store, _, _ in met[::-1]:
             store.close()
 
-    def test_groups_are_apart_on_one_port(self) -> None:
-        url = f"tcp://127.0.0.1:{free_port()}"
+    def test_groups_are_apart_on_one_port(self, free_port: int) -> None:
+        url = f"tcp://127.0.0.1:{free_port}"
         with (
             meeting(url, range(2), group_name="one") as one,
             meeting(url, range(3), group_name="two") as two,
@@ -144,9 +144,9 @@ class TestTcp:
             assert one[1][0].get("whose") == b"one's"
             assert two[1][0].get("whose") == b"two's"
 
-    def test_jobs_one_after_the_other_on_one_port(self) -> None:
+    def test_jobs_one_after_the_other_on_one_port(self, free_port: int) -> None:
         """A rank that is early for the next job does not join the former one."""
-        url = f"tcp://127.0.0.1:{free_port()}"
+        url = f"tcp://127.0.0.1:{free_port}"
         with ThreadPoolExecutor(1) as pool:
             with meeting(url, range(2)) as met:
                 met[0][0].set("job", "first")
@@ -161,9 +161,11 @@ class TestTcp:
             store.close()
             last.close()
 
-    def test_two_processes_with_one_rank(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_two_processes_with_one_rank(
+        self, monkeypatch: pytest.MonkeyPatch, free_port: int
+    ) -> None:
         monkeypatch.setattr("transport.rendezvous.seats._STRANGER_SECONDS", 0.2)
-        url = f"tcp://127.0.0.1:{free_port()}"
+        url = f"tcp://127.0.0.1:{free_port}"
         with meeting(url, range(2)):
             monkeypatch.setattr("os.getpid", lambda real=threading.get_native_id: real() + 10**6)
             with pytest.raises(
@@ -172,25 +174,25 @@ class TestTcp:
                 meet(url, 1, 2)
             monkeypatch.undo()
 
-    def test_nobody_serves(self) -> None:
+    def test_nobody_serves(self, free_port: int) -> None:
         with pytest.raises(DistNetworkError, match=r"127\.0\.0\.1:.*ECONNREFUSED"):
-            meet(f"tcp://127.0.0.1:{free_port()}", 1, 2, timeout=0.2)
+            meet(f"tcp://127.0.0.1:{free_port}", 1, 2, timeout=0.2)
 
-    def test_another_secret(self) -> None:
-        url = f"tcp://127.0.0.1:{free_port()}"
+    def test_another_secret(self, free_port: int) -> None:
+        url = f"tcp://127.0.0.1:{free_port}"
         store, _, _ = meet(url, 0, 2, secret=b"one")
         with pytest.raises(AuthenticationError, match="another secret"):
             meet(url, 1, 2, secret=b"other")
         store.close()
 
-    def test_the_stores_timeout(self) -> None:
-        store, _, _ = meet(f"tcp://127.0.0.1:{free_port()}", 0, 1, timeout=12.5)
+    def test_the_stores_timeout(self, free_port: int) -> None:
+        store, _, _ = meet(f"tcp://127.0.0.1:{free_port}", 0, 1, timeout=12.5)
         assert store.timeout.total_seconds() == 12.5
         store.close()
 
     @pytest.mark.processes
-    def test_processes(self) -> None:
-        url = f"tcp://localhost:{free_port()}"
+    def test_processes(self, free_port: int) -> None:
+        url = f"tcp://localhost:{free_port}"
         assert run_processes([(url, rank, 3) for rank in range(3)]) == ["0 3", "1 3", "2 3"]
 
 
@@ -267,8 +269,8 @@ class TestFile:
         assert not list(tmp_path.iterdir())
 
 
-def test_a_rank_that_does_not_come() -> None:
-    store, _, _ = meet(f"tcp://127.0.0.1:{free_port()}", 0, 2)
+def test_a_rank_that_does_not_come(free_port: int) -> None:
+    store, _, _ = meet(f"tcp://127.0.0.1:{free_port}", 0, 2)
     store.set_timeout(0.1)
     with pytest.raises(StoreTimeoutError, match=r"rank 1.*TCPStore|TCPStore.*rank 1"):
         store.wait(["rank 1"])

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from rendezvous_ranks import SOON, check_together, free_port, meet, meeting, run_processes
+from rendezvous_ranks import SOON, check_together, meet, meeting, run_processes
 
 from transport.launch_environments import LaunchEnvironmentError
 from transport.store import PrefixStore, TCPStore, TCPStoreServer
@@ -39,21 +39,21 @@ def agent(env: pytest.MonkeyPatch) -> Iterator[TCPStoreServer]:
     server.close()
 
 
-def test_all_from_the_environment(env: pytest.MonkeyPatch) -> None:
+def test_all_from_the_environment(env: pytest.MonkeyPatch, free_port: int) -> None:
     env.setenv("RANK", "0")
     env.setenv("WORLD_SIZE", "1")
     env.setenv("MASTER_ADDR", "localhost")
-    env.setenv("MASTER_PORT", str(free_port()))
+    env.setenv("MASTER_PORT", str(free_port))
     store, rank, world_size = meet("env://")
     assert (rank, world_size) == (0, 1)
     store.close()
 
 
-def test_arguments_are_stronger(env: pytest.MonkeyPatch) -> None:
+def test_arguments_are_stronger(env: pytest.MonkeyPatch, free_port: int) -> None:
     env.setenv("RANK", "7")
     env.setenv("WORLD_SIZE", "9")
     env.setenv("MASTER_ADDR", "127.0.0.1")
-    env.setenv("MASTER_PORT", str(free_port()))
+    env.setenv("MASTER_PORT", str(free_port))
     with meeting("env://", range(3)) as met:
         check_together(met, range(3))
 
@@ -190,10 +190,10 @@ class TestAgentsStore:
         assert run_processes(places) == ["0 3", "1 3", "2 3"]
 
     def test_a_program_with_an_address_of_its_own(
-        self, agent: TCPStoreServer, env: pytest.MonkeyPatch
+        self, agent: TCPStoreServer, env: pytest.MonkeyPatch, free_port: int
     ) -> None:
         """Its rank 0 serves there, as without a launcher."""
-        env.setenv("MASTER_PORT", str(free_port()))
+        env.setenv("MASTER_PORT", str(free_port))
         with meeting("env://", range(2)) as met:
             check_together(met, range(2))
         with TCPStore(*agent.address, timeout=SOON) as store:

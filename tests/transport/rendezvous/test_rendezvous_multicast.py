@@ -13,7 +13,7 @@ import pytest
 from growing import with_growing_deadlines
 from hypothesis import given
 from hypothesis import strategies as st
-from rendezvous_ranks import SOON, check_together, free_port, meet, meeting, run_processes
+from rendezvous_ranks import SOON, check_together, meet, meeting, run_processes
 
 from transport.errors import (
     AuthenticationError,
@@ -27,18 +27,17 @@ from transport.rendezvous.multicast import _Search
 GROUPS = ["224.66.55.44", "ff15:1e18:5d4c:4cf0:d02d:b659:53ba:b0a7"]
 
 
-def url_of(group: str) -> str:
+def url_of(group: str, port: int) -> str:
     host = f"[{group}]" if ":" in group else group
-    return f"tcp://{host}:{free_port()}"
+    return f"tcp://{host}:{port}"
 
 
 @pytest.fixture(params=GROUPS, ids=["IPv4", "IPv6"])
-def url(request: pytest.FixtureRequest) -> str:
+def url(request: pytest.FixtureRequest, free_port: int) -> str:
     """Return the URL of a group; skip where this machine does not carry its datagrams."""
-    port = free_port()
     try:
-        one = BeaconSocket(request.param, port, "probe", None, None)
-        other = BeaconSocket(request.param, port, "probe", None, None)
+        one = BeaconSocket(request.param, free_port, "probe", None, None)
+        other = BeaconSocket(request.param, free_port, "probe", None, None)
     except DistNetworkError as error:
         pytest.skip(str(error))
     heard: list[Beacon] = []
@@ -48,7 +47,7 @@ def url(request: pytest.FixtureRequest) -> str:
     other.close()
     if not heard:
         pytest.skip(f"no datagram to {request.param} comes back to this machine")
-    return url_of(request.param)
+    return url_of(request.param, free_port)
 
 
 def test_ranks_are_assigned(url: str) -> None:

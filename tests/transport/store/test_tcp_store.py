@@ -49,28 +49,24 @@ class TestMaking:
         ):
             assert client.add("n", 1) == 1
 
-    def test_clients_may_come_first(self) -> None:
-        with listen() as taken:
-            port = taken.getsockname()[1]
+    def test_clients_may_come_first(self, free_port: int) -> None:
         with ThreadPoolExecutor(1) as pool:
-            early = pool.submit(TCPStore, "127.0.0.1", port, timeout=SOON)
+            early = pool.submit(TCPStore, "127.0.0.1", free_port, timeout=SOON)
             time.sleep(0.1)
             with (
-                TCPStore("127.0.0.1", port, is_master=True, timeout=SOON) as master,
+                TCPStore("127.0.0.1", free_port, is_master=True, timeout=SOON) as master,
                 early.result(SOON) as client,
             ):
                 client.set("k", "v")
                 assert master.get("k") == b"v"
 
-    def test_the_master_waits_for_workers(self) -> None:
-        with listen() as taken:
-            port = taken.getsockname()[1]
+    def test_the_master_waits_for_workers(self, free_port: int) -> None:
         with ThreadPoolExecutor(1) as pool:
-            master = pool.submit(TCPStore, "127.0.0.1", port, 3, True, SOON)
-            clients = [TCPStore("127.0.0.1", port, 3, timeout=SOON)]
+            master = pool.submit(TCPStore, "127.0.0.1", free_port, 3, True, SOON)
+            clients = [TCPStore("127.0.0.1", free_port, 3, timeout=SOON)]
             time.sleep(0.05)
             assert not master.done()
-            clients.append(TCPStore("127.0.0.1", port, 3, timeout=SOON))
+            clients.append(TCPStore("127.0.0.1", free_port, 3, timeout=SOON))
             assert master.result(SOON).num_keys() == 0
             for store in (*clients, master.result()):
                 store.close()
@@ -94,11 +90,9 @@ class TestMaking:
             with pytest.raises(DistNetworkError, match=f"'127.0.0.1' port {port}.*EADDRINUSE"):
                 TCPStore("127.0.0.1", port, is_master=True)
 
-    def test_nobody_serves(self) -> None:
-        with listen() as taken:
-            port = taken.getsockname()[1]
-        with pytest.raises(DistNetworkError, match=rf"127.0.0.1:{port}.*ECONNREFUSED"):
-            TCPStore("127.0.0.1", port, timeout=0.1)
+    def test_nobody_serves(self, free_port: int) -> None:
+        with pytest.raises(DistNetworkError, match=rf"127.0.0.1:{free_port}.*ECONNREFUSED"):
+            TCPStore("127.0.0.1", free_port, timeout=0.1)
 
     def test_tenants_share_a_server(self) -> None:
         with TCPStore("127.0.0.1", 0, is_master=True, multi_tenant=True, timeout=SOON) as first:

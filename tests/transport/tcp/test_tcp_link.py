@@ -314,9 +314,9 @@ def test_waiting_leaves_the_core_to_others() -> None:
 
 
 def test_a_link_leaves_no_descriptor() -> None:
-    before = os.listdir("/proc/self/fd")
+    before = set(os.listdir("/proc/self/fd"))
     with links() as (ours, theirs):
         run_threads(
             [lambda: ours.send(call(), payload(9)), lambda: theirs.recv_into(call(), space(9))]
         )
-    assert os.listdir("/proc/self/fd") == before
+    assert set(os.listdir("/proc/self/fd")) <= before
