@@ -14,7 +14,7 @@ import meshlib as dist
 from meshlib.testing import run_ranks
 from parallel import nn, optim
 from parallel.fsdp import MixedPrecisionPolicy, fully_shard
-from transport.algorithms.choosing.choice import DEFAULT
+from transport.choosing.choice import DEFAULT
 from transport.communicators import backends
 
 now = [Count()]
