@@ -88,7 +88,9 @@ class Agent:
             str(self.rank), limit, lambda: adopt_thread(world), self._wake
         )
         self.callbacks: Callbacks = Callbacks(self.threads)
-        self.holdings: Holdings = Holdings(self.rank, self._value_of, self._wake)
+        self.holdings: Holdings = Holdings(
+            self.rank, membership.size, self._value_of, self._wake, self._is_over
+        )
         self.server: Server = Server(self)
         self._lateness = Lateness(self)
         self.clock: Clock = Clock(f"clock-{self.rank}", self._tick)
@@ -403,7 +405,7 @@ class Agent:
     # ------------------------------------------------------------------ deadlines and ends
 
     def _tick(self) -> float:
-        self.holdings.release_dropped()
+        told = self.holdings.tick()
         self._lateness.write_record()
         now = time.monotonic()
         if now >= self._next_deadline:
@@ -412,7 +414,7 @@ class Agent:
             found = self._lateness.look()
             with self._deadlines:
                 self._next_deadline = min(self._next_deadline, found)
-        looks = self.leaving.tick(), self.threads.look(), self._cycles.look()
+        looks = told, self.leaving.tick(), self.threads.look(), self._cycles.look()
         pauses = [pause for pause in looks if pause is not None]
         return min(self._next_deadline, *(now + pause for pause in pauses), math.inf)
 
@@ -427,6 +429,9 @@ class Agent:
         value = RpcFuture(self)
         value.object = (oid.creator, oid.number)
         return value
+
+    def _is_over(self, rank: int) -> bool:
+        return self.peers.is_over(rank) and self.server.has_begun_all_of(rank)
 
     def _wake(self) -> None:
         self.clock.ring()

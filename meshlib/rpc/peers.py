@@ -407,6 +407,10 @@ class Peers:
         outgoing = [peer.connection for peer in self._peers if peer.connection is not None]
         return [*outgoing, *list(self._incoming)]
 
+    def is_over(self, rank: int) -> bool:
+        """Whether a worker is gone and all that came from it was read."""
+        return rank in self.lost and all(one.peer != rank for one in self.connections())
+
     def close(self, flush: float) -> None:
         """End all connections; what is queued gets ``flush`` seconds to leave."""
         until = time.monotonic() + flush

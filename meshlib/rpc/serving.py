@@ -97,6 +97,11 @@ class Server:
             serving.kept = agent.holdings.create(ObjectId(caller, frame.call))
         agent.threads.add(lambda: self._run(serving, frame), serving.nbytes)
 
+    def has_begun_all_of(self, caller: int) -> bool:
+        """Whether all requests of a worker that were read are unpickled."""
+        served = [one for one in list(self.under_way.values()) if one.key[0] == caller]
+        return all(serving.func is not None for serving in served)
+
     def note_function(self, func: object) -> None:
         """Note that the call which the calling thread serves runs ``func``, found by its name."""
         serving = self.current

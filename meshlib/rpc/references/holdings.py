@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Protocol
@@ -13,6 +13,9 @@ from meshlib.rpc.errors import RRefLostError
 from meshlib.rpc.references.ownership import ObjectId, Owned, Ownership
 from meshlib.rpc.wire.payload import Payload, Pickling
 from transport.errors import DistBackendError
+
+ASK_AGAIN_SECONDS = 0.05
+"""Whoever is asked about the dead looks so often whether something still comes from it."""
 
 
 class Ways(Protocol):
@@ -32,23 +35,35 @@ class _Pickled(threading.local):
 
 
 class Holdings:
-    """The references of worker ``rank``, and its objects. Any thread.
+    """The references of worker ``rank`` of ``size``, and its objects. Any thread.
 
-    ``make(oid)`` makes the future of an object's value; ``wake()`` has ``release_dropped`` called
-    soon, in another thread.
+    ``make(oid)`` makes the future of an object's value; ``wake()`` has ``tick`` called soon, in
+    another thread; ``is_over(rank)`` says whether a worker is dead and all that came from it was
+    unpickled.
     """
 
     def __init__(
-        self, rank: int, make: Callable[[ObjectId], Future[Any]], wake: Callable[[], None]
+        self,
+        rank: int,
+        size: int,
+        make: Callable[[ObjectId], Future[Any]],
+        wake: Callable[[], None],
+        is_over: Callable[[int], bool],
     ) -> None:
         self.rank = rank
         self.ways: Ways | None = None
         self._wake = wake
+        self._is_over = is_over
         self._lock = threading.RLock()
-        self._objects = Ownership(make)
+        self._objects = Ownership(make, size)
         self._here = _Pickled()
         self._pickling = Pickling()
-        self._dropped: deque[tuple[int, ObjectId, int]] = deque()
+        # What came (1) and went (-1): the reference's owner, object and giver, in this order.
+        self._changes: deque[tuple[int, ObjectId, int, int]] = deque()
+        self._woken = False
+        # Only the thread of ``tick``: how many there are, of those that others gave.
+        self._held: Counter[tuple[int, ObjectId, int]] = Counter()
+        self._questions: list[tuple[int, int, list[ObjectId]]] = []
 
     # ------------------------------------------------------------------ as a holder
 
@@ -87,24 +102,49 @@ class Holdings:
         here.passed.append((owner, oid))
         return self.rank
 
+    def take(self, owner: int, oid: ObjectId, giver: int) -> None:
+        """Note that a reference came."""
+        self._changes.append((owner, oid, giver, 1))
+
     def drop(self, owner: int, oid: ObjectId, giver: int) -> None:
         """Note that a reference is gone. Takes no lock: for ``__del__``."""
-        self._dropped.append((owner, oid, giver))
-        if len(self._dropped) == 1:
+        self._changes.append((owner, oid, giver, -1))
+        if not self._woken:
+            self._woken = True
             self._wake()
 
     def give_up(self, owner: int, oid: ObjectId, why: str) -> None:
         """Tell the owner that an object will not be made: the request was lost, or is too late."""
         self._tell(owner, ("void", tuple(oid), why))
 
-    def release_dropped(self) -> None:
-        """Tell the owners of the references that are gone."""
-        by_owner: dict[int, list[tuple[ObjectId, int]]] = {}
-        while self._dropped:
-            owner, oid, giver = self._dropped.popleft()
-            by_owner.setdefault(owner, []).append((oid, giver))
+    def tick(self) -> float | None:
+        """Tell the owners of the references that are gone, and answer those who ask. Returns after
+        how many seconds to look again, if there is need.
+        """
+        with self._lock:
+            over = {giver for _, giver, _ in self._questions if self._is_over(giver)}
+            ready = [asked for asked in self._questions if asked[1] in over]
+            self._questions = [asked for asked in self._questions if asked[1] not in over]
+            waits = bool(self._questions)
+        self._release_dropped()
+        for owner, giver, oids in ready:
+            said = [(tuple(oid), self._held[owner, oid, giver]) for oid in oids]
+            self._tell(owner, ("held", giver, said))
+        return ASK_AGAIN_SECONDS if waits else None
+
+    def _release_dropped(self) -> None:
+        self._woken = False
+        by_owner: dict[int, list[tuple[tuple[int, ...], int]]] = {}
+        while self._changes:
+            owner, oid, giver, by = self._changes.popleft()
+            if giver != self.rank:
+                self._held[owner, oid, giver] += by
+                if not self._held[owner, oid, giver]:
+                    del self._held[owner, oid, giver]
+            if by < 0:
+                by_owner.setdefault(owner, []).append((tuple(oid), giver))
         for owner, released in by_owner.items():
-            self._tell(owner, ("release", [(tuple(oid), giver) for oid, giver in released]))
+            self._tell(owner, ("release", released))
 
     def _tell(self, owner: int, notice: object) -> None:
         if owner == self.rank:
@@ -135,10 +175,19 @@ class Holdings:
             case ("grant", oid, to):
                 with self._lock:
                     freed.append(self._objects.grant(ObjectId(*oid), rank, to))
+                self._ask()
             case ("release", released):
                 with self._lock:
                     for oid, giver in released:
                         freed.append(self._objects.release(ObjectId(*oid), giver, rank))
+            case ("whose", giver, oids):
+                with self._lock:
+                    self._questions.append((rank, giver, [ObjectId(*oid) for oid in oids]))
+                self._wake()
+            case ("held", giver, said):
+                with self._lock:
+                    for oid, count in said:
+                        freed.append(self._objects.answer(ObjectId(*oid), giver, rank, count))
             case ("void", oid, why):
                 with self._lock:
                     found = self._objects.void(ObjectId(*oid))
@@ -153,6 +202,19 @@ class Holdings:
             orphans = self._objects.bury(rank, how)
         for orphan in orphans:
             _fail(orphan, f"the object was never made: {who}, which asked for it, {how}")
+        self._ask()
+
+    def _ask(self) -> None:
+        """Ask what references others have from the dead."""
+        if not self._objects.questions:
+            return
+        with self._lock:
+            questions, self._objects.questions = self._objects.questions, []
+        grouped: dict[tuple[int, int], list[tuple[int, ...]]] = {}
+        for worker, giver, oid in questions:
+            grouped.setdefault((worker, giver), []).append(tuple(oid))
+        for (worker, giver), oids in grouped.items():
+            self._tell(worker, ("whose", giver, oids))
 
 
 def _fail(owned: Owned, why: str) -> None:

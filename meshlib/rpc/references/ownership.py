@@ -9,10 +9,11 @@ a while; but as long as a reference exists anywhere, or is on its way, some coun
 of the reference, or of the one that it came from, up to the first. No message waits for an answer.
 (``tests/meshlib/rpc/test_ownership.py`` has the model, with workers that die.)
 
-A dead worker's references are dropped. What it gave to others stays counted if its grant arrived;
-if not, the object may be gone when those ask for it, and they are told why. If the grant arrived
-and the reference itself was lost with its giver, nobody will release it: the object then lives
-until the end of RPC.
+A dead worker's references are dropped. What it gave to others is not known for certain: a grant
+may have been lost with it, or a reference whose grant arrived. So where it may have had a
+reference, all others are asked what they have of it, and the object lives until they have answered.
+Each does when nothing more can come from the dead; what it says replaces the count. Who dies before
+it has answered may have passed on what it had of the first, so the others are asked about it, too.
 """
 
 from __future__ import annotations
@@ -43,16 +44,31 @@ class Owned:
         """Whether its creator's request has arrived."""
         self.counts: Counter[tuple[int, int]] = Counter()
         """References, by who gave them to whom."""
+        self.asked: set[int] = set()
+        """The dead who may have had a reference, of which the others are asked."""
+        self.awaited: set[tuple[int, int]] = set()
+        """Who has not answered: of which dead worker, and who."""
+
+
+class Question(NamedTuple):
+    """Which worker is to say what references to an object it has from a dead ``giver``."""
+
+    worker: int
+    giver: int
+    oid: ObjectId
 
 
 class Ownership:
-    """The objects of one worker. Not thread-safe: its user has a lock.
+    """The objects of one worker of ``size``. Not thread-safe: its user has a lock.
 
     ``make(oid)`` makes the future of an object's value.
     """
 
-    def __init__(self, make: Callable[[ObjectId], Future[Any]]) -> None:
+    def __init__(self, make: Callable[[ObjectId], Future[Any]], size: int) -> None:
+        self.questions: list[Question] = []
+        """What is to be asked; whoever asks it takes it from here."""
         self._make = make
+        self._size = size
         self._objects: dict[ObjectId, Owned] = {}
         self._freed: OrderedDict[ObjectId, None] = OrderedDict()
         self._dead: dict[int, str] = {}
@@ -69,8 +85,7 @@ class Ownership:
         if found is None:
             if oid in self._freed:
                 raise RRefLostError(
-                    f"the object {tuple(oid)} was freed: whoever passed the reference on died, or"
-                    " its connection broke, before it could tell the owner"
+                    f"the object {tuple(oid)} was freed: its owner knew of no reference to it"
                 )
             if oid.creator in self._dead:
                 raise RRefLostError(
@@ -102,7 +117,12 @@ class Ownership:
 
     def grant(self, oid: ObjectId, giver: int, to: int) -> Owned | None:
         """Note that ``giver`` passes a reference to ``to``. Returns the object if that frees it."""
-        if giver in self._dead:  # its release may have come, and was of nothing
+        if giver in self._dead:  # those to whom it gave are asked
+            return None
+        if to in self._dead:  # it may have passed it on
+            found = self._expect(oid)
+            if found is not None:
+                self._inquire(oid, found, to)
             return None
         return self._change(oid, giver, to, 1)
 
@@ -113,6 +133,19 @@ class Ownership:
         """
         return self._change(oid, giver, holder, -1)
 
+    def answer(self, oid: ObjectId, giver: int, holder: int, count: int) -> Owned | None:
+        """Note that ``holder`` has ``count`` references from ``giver``, which is dead, and will get
+        no more. Returns the object if that frees it.
+        """
+        found = self._objects.get(oid)
+        if found is None or (giver, holder) not in found.awaited:
+            return None
+        found.awaited.discard((giver, holder))
+        del found.counts[giver, holder]
+        if count:
+            found.counts[giver, holder] = count
+        return self._free_if_unused(oid, found)
+
     def bury(self, rank: int, how: str) -> list[Owned]:
         """Drop the references of ``rank``, which is dead. What still comes of it, read by another
         thread when it was told dead, changes nothing.
@@ -122,26 +155,41 @@ class Ownership:
         self._dead[rank] = how
         orphans: list[Owned] = []
         for oid, found in list(self._objects.items()):
+            if oid.creator == rank and not found.created:
+                del self._objects[oid]
+                orphans.append(found)
+                continue
+            unanswered = {(giver, worker) for giver, worker in found.awaited if worker == rank}
+            found.awaited -= unanswered
+            if unanswered or any(rank in pair for pair in found.counts):
+                self._inquire(oid, found, rank)
             for giver, holder in list(found.counts):
                 # What it gave and nobody has told of yet, nobody will.
                 if holder == rank or (giver == rank and found.counts[giver, holder] < 0):
                     del found.counts[giver, holder]
-            if oid.creator == rank and not found.created:
-                del self._objects[oid]
-                orphans.append(found)
-            else:
-                self._free_if_unused(oid, found)
+            self._free_if_unused(oid, found)
         return orphans
 
-    def _change(self, oid: ObjectId, giver: int, holder: int, by: int) -> Owned | None:
-        if oid in self._freed or holder in self._dead:
-            return None
+    def _inquire(self, oid: ObjectId, found: Owned, giver: int) -> None:
+        """Have all others asked what they have from ``giver``, which is dead."""
+        if giver in found.asked:
+            return
+        found.asked.add(giver)
+        for worker in range(self._size):
+            if worker not in self._dead:
+                found.awaited.add((giver, worker))
+                self.questions.append(Question(worker, giver, oid))
+
+    def _expect(self, oid: ObjectId) -> Owned | None:
+        """Return an object that is here or will be; None for one that is gone or never comes."""
         found = self._objects.get(oid)
-        if found is None:
-            if oid.creator in self._dead:
-                return None
+        if found is None and oid not in self._freed and oid.creator not in self._dead:
             found = self._objects[oid] = Owned(self._make(oid))
-        if giver in self._dead and found.counts[giver, holder] + by < 0:
+        return found
+
+    def _change(self, oid: ObjectId, giver: int, holder: int, by: int) -> Owned | None:
+        found = None if holder in self._dead else self._expect(oid)
+        if found is None or (giver in self._dead and found.counts[giver, holder] + by < 0):
             return None
         found.counts[giver, holder] += by
         if not found.counts[giver, holder]:
@@ -149,7 +197,7 @@ class Ownership:
         return self._free_if_unused(oid, found)
 
     def _free_if_unused(self, oid: ObjectId, found: Owned) -> Owned | None:
-        if not found.created or found.counts:
+        if not found.created or found.counts or found.awaited:
             return None
         del self._objects[oid]
         self._freed[oid] = None

@@ -230,8 +230,9 @@ def create(
 
 def _received(owner: int, oid: tuple[int, int], giver: int) -> RRef[Any]:
     """Return the reference that came with a message."""
-    rref: RRef[Any] = RRef.__new__(RRef)
-    rref._set(current_agent(), owner, ObjectId(*oid), giver)  # pyright: ignore[reportPrivateUsage]
+    agent, rref, which = current_agent(), RRef[Any].__new__(RRef), ObjectId(*oid)
+    agent.holdings.take(owner, which, giver)
+    rref._set(agent, owner, which, giver)  # pyright: ignore[reportPrivateUsage]
     return rref
 
 

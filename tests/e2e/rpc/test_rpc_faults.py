@@ -72,19 +72,28 @@ print("done", me)
         assert told in chain, chain
 
 
-def test_a_callers_death_cancels_and_frees_what_it_held(meshrun):
+def test_a_callers_death_cancels_and_frees_what_it_held_but_not_what_it_gave(meshrun):
     script = meshrun.script(
         PROGRAM
         + """
 from meshlib.rpc.agent import current_agent
+held = []
+def keep(rref): held.append(rref)
 if me == 1:
-    held = rpc.remote(0, Thing)
-    held.rpc_sync().get()
+    mine, granted, given = [rpc.remote(0, Thing) for _ in range(3)]
+    given.rpc_sync().get()
+    holdings = current_agent().holdings
+    holdings.dump(granted, 0)  # the owner is told, and the reference is never sent
+    holdings._tell = lambda *_: None  # it is sent, and the owner is not told
+    rpc.rpc_sync(0, keep, (given,))
     rpc.rpc_async(0, until_cancelled, ("begun", "told"), timeout=0)
     await_file("begun")
     os.kill(os.getpid(), signal.SIGKILL)
 if me == 0:
     await_file("told")
+    while len(current_agent().holdings) > 1: time.sleep(0.005)
+    assert held[0].to_here().value == 1
+    held.clear()
     while len(current_agent().holdings): time.sleep(0.005)
 rpc.shutdown()
 print("done", me)

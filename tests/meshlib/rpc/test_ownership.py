@@ -12,11 +12,14 @@ from meshlib.rpc.references.ownership import ObjectId, Ownership
 
 OWNER = 0
 OID = ObjectId(1, 1)
+OFTEN = ["passes", "receives", "hears", "hears"]
 ACTIONS = st.lists(
     st.tuples(
-        st.sampled_from(["passes", "drops", "receives", "hears", "dies"]), st.integers(0, 99)
+        st.sampled_from([*OFTEN, "passes", "drops", "receives", "hears", "answers", "dies"]),
+        st.integers(0, 99),
     ),
-    max_size=120,
+    min_size=30,  # else most lists have five
+    max_size=80,
 )
 
 
@@ -27,13 +30,14 @@ class Model:
 
     def __init__(self, count):
         self.count = count
-        self.table = Ownership(lambda oid: Future())
+        self.table = Ownership(lambda oid: Future(), count)
         self.dead = set()
         self.held = defaultdict(list)  # by worker: who gave it
         self.to_owner = defaultdict(deque)
         self.messages = defaultdict(deque)
         self.made = False
-        self.uncertain = False  # a grant was lost with a worker
+        self.uncertain = False  # the request for it was lost with a worker
+        self.questions = []
         self.held[1].append(1)
         self.to_owner[1].append(("create",))
 
@@ -55,6 +59,13 @@ class Model:
                 self.table.grant(OID, worker, to)
             case ("release", giver):
                 self.table.release(OID, giver, worker)
+            case ("held", giver, count):
+                self.table.answer(OID, giver, worker, count)
+        self.ask()
+
+    def ask(self):
+        self.questions += self.table.questions
+        self.table.questions.clear()
 
     def passes(self, n):
         givers = [w for w in self.alive() if self.held[w]]
@@ -82,12 +93,24 @@ class Model:
             worker = ways[n % len(ways)]
             self.act(worker, self.to_owner[worker].popleft())
 
+    def answers(self, n):
+        """A worker that is asked answers, when nothing from the dead is on its way to it."""
+        ready = [
+            (worker, giver)
+            for worker, giver, _ in self.questions
+            if worker not in self.dead and not self.messages[giver, worker]
+        ]
+        if ready:
+            worker, giver = ready[n % len(ready)]
+            self.questions.remove((worker, giver, OID))
+            self.tell(worker, ("held", giver, self.held[worker].count(giver)))
+
     def dies(self, n):
         mortal = [w for w in self.alive() if w != OWNER]
         if len(mortal) > 1 and n % 3 == 0:
             worker = mortal[n // 3 % len(mortal)]
             self.dead.add(worker)
-            if any(what[0] in ("grant", "create") for what in self.to_owner[worker]):
+            if ("create",) in self.to_owner[worker]:
                 self.uncertain = True
             late = [*self.to_owner[worker]][: n // 9 % 4]  # the rest it had not sent
             self.to_owner[worker].clear()
@@ -95,7 +118,11 @@ class Model:
             for way in self.messages:
                 if way[1] == worker:
                     self.messages[way].clear()
+                elif way[0] == worker:  # the last ones had not left it
+                    for _ in range(min(n // 5 % 3, len(self.messages[way]))):
+                        self.messages[way].pop()
             self.table.bury(worker, "died")
+            self.ask()
             for what in late:  # which a thread had read
                 self.act(worker, what)
 
@@ -115,8 +142,12 @@ class Model:
         for worker in self.alive():
             while self.held[worker]:
                 self.tell(worker, ("release", self.held[worker].pop()))
-        while any(self.to_owner.values()):
+        while any(self.to_owner.values()) or self.asked():
             self.hears(0)
+            self.answers(0)
+
+    def asked(self):
+        return any(worker not in self.dead for worker, _, _ in self.questions)
 
 
 @settings(max_examples=200, deadline=None)
@@ -132,7 +163,7 @@ def test_an_object_lives_while_it_is_referred_to_and_no_longer(count, actions):
 
 
 def test_what_comes_of_the_dead_changes_nothing():
-    table = Ownership(lambda oid: Future())
+    table = Ownership(lambda oid: Future(), 4)
     table.bury(1, "died")
     assert table.create(OID).created  # its function is about to run
     assert len(table) == 0
@@ -144,7 +175,7 @@ def test_what_comes_of_the_dead_changes_nothing():
 
 
 def test_a_lost_reference_says_why():
-    table = Ownership(lambda oid: Future())
+    table = Ownership(lambda oid: Future(), 4)
     table.create(OID)
     table.release(OID, 1, 1)
     with pytest.raises(RRefLostError, match="was freed"):
@@ -154,3 +185,62 @@ def test_a_lost_reference_says_why():
         table.find(ObjectId(2, 7))
     waiting = table.find(ObjectId(3, 1))
     assert table.bury(3, "died") == [waiting]
+
+
+def answer(table, giver, counts):
+    """Have all who are asked about ``giver`` answer; what they have is in ``counts``."""
+    asked = [question for question in table.questions if question.giver == giver]
+    table.questions = [question for question in table.questions if question.giver != giver]
+    for worker, _, oid in asked:
+        table.answer(oid, giver, worker, counts.get(worker, 0))
+    return {worker for worker, _, _ in asked}
+
+
+def made():
+    table = Ownership(lambda oid: Future(), 4)
+    table.create(OID)
+    return table
+
+
+def test_a_reference_that_was_granted_and_lost_with_its_giver_is_given_up():
+    table = made()
+    table.grant(OID, 1, 2)
+    table.release(OID, 1, 1)
+    table.bury(1, "died")
+    assert answer(table, 1, {}) == {0, 2, 3}
+    assert len(table) == 0
+
+
+def test_a_reference_whose_grant_was_lost_with_its_giver_keeps_the_object():
+    table = made()
+    table.bury(1, "died")
+    table.release(OID, 1, 3)  # of which the owner had not heard either
+    answer(table, 1, {2: 1})
+    assert len(table) == 1
+    table.release(OID, 1, 2)
+    assert len(table) == 0
+
+
+def test_who_was_given_a_reference_before_it_died_is_asked_about_when_that_is_heard():
+    table = made()
+    table.bury(2, "died")
+    assert not table.questions
+    table.grant(OID, 1, 2)
+    table.release(OID, 1, 1)
+    assert answer(table, 2, {3: 1}) == {0, 1, 3}
+    assert len(table) == 1
+    table.release(OID, 2, 3)
+    assert len(table) == 0
+
+
+def test_who_dies_before_it_has_answered_is_asked_about():
+    table = made()
+    table.bury(1, "died")
+    table.bury(2, "died")
+    answer(table, 1, {})
+    assert len(table) == 1
+    assert answer(table, 2, {3: 1}) == {0, 3}
+    assert len(table) == 1
+    table.bury(3, "died")
+    assert answer(table, 3, {}) == {0}
+    assert len(table) == 0
