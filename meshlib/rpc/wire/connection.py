@@ -269,17 +269,8 @@ class Connection:
             with self._state:
                 self._arm_again()
             return
-        self._read_on(_AT_ONCE)
-
-    def stay(self) -> None:
-        """Wait for a moment for what comes next and act on it, after the request that came has run:
-        in the calling thread, whose turn it still is.
-        """
-        self._read_on(0)
-
-    def _read_on(self, flags: int) -> None:
         try:
-            goes_on = self._owner.on_frames(self, self._frames.receive(self._sock, flags))
+            goes_on = self._owner.on_frames(self, self._receive_now())
             while goes_on and self._frames.may_have_more:
                 goes_on = self._owner.on_frames(self, self._receive_now())
         except (BlockingIOError, InterruptedError):

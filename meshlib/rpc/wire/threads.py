@@ -8,10 +8,6 @@ A connection that is polled again before its request has run wakes a second thre
 while the first is on its way back: two threads then take turns for nothing. So while there is much
 to do, somebody looks now and then, and a connection waits until its request has run, which mostly
 takes microseconds; or until whoever looks sees that it takes longer.
-
-Where one connection alone brings requests, one after the other, the thread that has answered one
-stays with it and waits for the next there, for a moment: that saves the way through the poll, where
-another thread is meanwhile.
 """
 
 from __future__ import annotations
@@ -33,8 +29,6 @@ WATCH_SECONDS = 0.005
 _QUIET_LOOKS = 10
 """Who watches stops when nothing has happened for so many looks."""
 _WORTH_WATCHING = 64
-_SOLE = 16
-"""So many events in a row must come from one connection before a thread stays with it."""
 IDLE_SECONDS = 5.0
 END_SECONDS = 5.0
 
@@ -50,10 +44,6 @@ class Pollable(Protocol):
 
     def go_on(self) -> None:
         """Be polled again, after ``Threads.keep_waiting`` has said that it may wait."""
-        ...
-
-    def stay(self) -> None:
-        """Wait for a moment for what comes next and act on it, instead of being polled again."""
         ...
 
 
@@ -87,10 +77,6 @@ class Threads:
         self._watched = False
         self._looks = self._seen = 0
         self._kept: dict[int, Pollable] = {}
-        # Whose events come, and how many of the last ones were its; the thread that stays with one.
-        self._sole: Pollable | None = None
-        self._in_a_row = 0
-        self._staying: int | None = None
         self._kept_before: tuple[int, ...] = ()
         self._when_short: tuple[int, int, Job] | None = None
         self._here = _Here()
@@ -150,14 +136,6 @@ class Threads:
                 self._watched = False
                 return None
         return WATCH_SECONDS
-
-    def may_stay(self, polled: Pollable) -> bool:
-        """Whether the calling thread, which has answered what came from ``polled``, may wait there
-        for the next request: then ``stay`` is called instead of ``go_on``.
-        """
-        if self._sole is not polled or self._in_a_row < _SOLE:
-            return False
-        return self._staying in (None, threading.get_ident())
 
     def end_waiting(self) -> None:
         """Let what the calling thread keeps waiting go on."""
@@ -310,8 +288,6 @@ class Threads:
             if fd == self._bell:
                 self._answer_bell()
             elif (polled := self._polled.get(fd)) is not None:
-                self._in_a_row = self._in_a_row + 1 if polled is self._sole else 0
-                self._sole = polled
                 polled.ready(event)
         backlog = len(self._backlog)
         if not backlog or self._running >= self.limit:
@@ -325,31 +301,13 @@ class Threads:
             if backlog > 1:
                 self.ring()  # somebody must see whether it goes on
             self._work()
-            if me in self._kept:
-                self._stay(me)
+            self.end_waiting()
         else:
             self.end_waiting()
             with self._lock:
                 if self._helper is None:
                     self._helper = me
         return True
-
-    def _stay(self, me: int) -> None:
-        """Wait where the last request came from, as long as others come from there alone."""
-        while not self._closed and (polled := self._kept.get(me)) is not None:
-            with self._lock:
-                alone = self._idle < 2
-                if not self.may_stay(polled):
-                    break
-                self._staying = me
-            if alone:
-                self._spawn()
-            if self._kept.pop(me, None) is not None:
-                polled.stay()
-            if self._backlog:
-                self._work()
-        self._staying = None if self._staying == me else self._staying
-        self.end_waiting()
 
     def _answer_bell(self) -> None:
         if not self._closed:  # else it rings on, until all have heard it
@@ -358,7 +316,7 @@ class Threads:
 
     def _is_needed(self) -> bool:
         with self._lock:
-            if self._idle < 2 + (self._staying is not None):
+            if self._idle < 2:
                 return True
             self._idle -= 1
             return False
