@@ -227,8 +227,6 @@ class Server:
             buffers = [memoryview(bytearray(buffer)) for buffer in payload.buffers]
             self._agent.on_local_reply(kind, number, payload.data, buffers)
             return
-        # Whoever waits for the reply runs at once if this thread sleeps at once.
-        self._agent.threads.end_waiting()
         with suppress(OSError):  # the caller is gone, and has been told, or cannot be
             connection.send(kind, number, payload)
 

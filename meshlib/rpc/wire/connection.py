@@ -278,14 +278,7 @@ class Connection:
         except (DistError, OSError) as error:
             self._end(error)
         else:
-            if not goes_on:
-                self._end_turn(_PAUSED)
-            elif self.outgoing or not self._threads.keep_waiting(self):
-                self._end_turn(_POLL)
-
-    def go_on(self) -> None:
-        """Be polled again, after the request that came has run."""
-        self._end_turn(_POLL)
+            self._end_turn(_POLL if goes_on else _PAUSED)
 
     def _receive_now(self) -> list[Frame]:
         return self._frames.receive(self._sock, _AT_ONCE)
