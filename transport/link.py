@@ -45,14 +45,16 @@ def waited_for(call: Call, peer: int, name: str, what: str) -> CommunicatorTimeo
 
 class Pace(NamedTuple):
     """What a link is like: its least round trip (seconds); the bytes a second that it has moved
-    while it had any, all its ``connections`` together; and the share of that time in which the
-    kernel's limits held it back. 0: not known, or too little to matter.
+    while it had any, all its ``connections`` together; the share of that time in which it waited
+    for room in the kernel's memory, here or at the peer; and how many bytes the kernel's limits let
+    a connection have there. 0: not known, or too little to matter.
     """
 
     round_trip: float
     rate: float
     connections: int = 1
     held_back: float = 0.0
+    room: int = 0
 
 
 UNKNOWN = Pace(0.0, 0.0)
@@ -127,10 +129,11 @@ class PacedLink(Link):
 
 
 class Outbox(ABC):
-    """Frames of one call that leave on several links, while frames of others are received.
+    """Frames of one call that leave on several links, while others come on them.
 
-    On each link they leave in the order in which they were posted. It is left as a context manager:
-    without an error when all frames have gone, with one at once. Raises as links do.
+    On each link they leave in the order in which they were posted, and come in the order in which
+    they are expected. It is left as a context manager: without an error when all frames have gone
+    (those that are expected must have been waited for), with one at once. Raises as links do.
     """
 
     @abstractmethod
@@ -140,8 +143,21 @@ class Outbox(ABC):
         """
 
     @abstractmethod
+    def expect(self, link: Link, into: memoryview) -> None:
+        """Have a frame of ``link``, the next behind those that are expected there already, received
+        ``into`` memory as it comes, whichever frame is waited for. Never waits.
+        """
+
+    @abstractmethod
+    def wait(self, link: Link, on_piece: OnPiece | None = None) -> None:
+        """Wait for the first of the frames that are expected of ``link``, which is none of them
+        then, while others come and leave. ``on_piece`` is told of this one, from now on.
+        """
+
     def receive(self, link: Link, into: memoryview, on_piece: OnPiece | None = None) -> None:
-        """Receive the next frame of ``link`` as ``Link.exchange`` does, while posted ones leave."""
+        """Receive the next frame of ``link``, of which none is expected, and wait for it."""
+        self.expect(link, into)
+        self.wait(link, on_piece)
 
     @abstractmethod
     def __enter__(self) -> Outbox: ...

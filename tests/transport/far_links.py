@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from types import TracebackType
 from typing import Any
 
@@ -36,14 +37,21 @@ class _InprocOutbox(Outbox):
         self._call = call
         self._log = log
         self._lent: list[Any] = []
+        self._expected: defaultdict[Link, deque[memoryview]] = defaultdict(deque)
 
     def post(self, link: Link, data: memoryview) -> None:
         assert isinstance(link, FarLink)
         self._log.append(("post", link.peer, data.nbytes))
         self._lent.append((link, link.lend(self._call, data)))
 
-    def receive(self, link: Link, into: memoryview, on_piece: OnPiece | None = None) -> None:
+    def expect(self, link: Link, into: memoryview) -> None:
         assert isinstance(link, FarLink)
+        self._log.append(("expect", link.peer, into.nbytes))
+        self._expected[link].append(into)
+
+    def wait(self, link: Link, on_piece: OnPiece | None = None) -> None:
+        assert isinstance(link, FarLink)
+        into = self._expected[link].popleft()
         self._log.append(("receive", link.peer, into.nbytes))
         link.take(self._call, into, on_piece)
 
@@ -57,6 +65,7 @@ class _InprocOutbox(Outbox):
         traceback: TracebackType | None,
     ) -> None:
         if error is None:
+            assert not any(self._expected.values())
             for link, frame in self._lent:
                 link.wait(self._call, frame)
 

@@ -21,7 +21,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from transport.algorithms.exchanges.pairwise_ahead import cut
+from transport.algorithms.exchanges.coming import Coming
+from transport.algorithms.exchanges.pairwise_ahead import cut, order
 from transport.algorithms.team import Team
 from transport.call import Call
 from transport.link import Link, Outbox, PacedLink
@@ -111,12 +112,15 @@ def reduce_scatter(
                 for onward, to, _, _ in work.steps:
                     outbox.post(onward, as_bytes(encoded(lap, to)))
 
+        bounds = [part_bounds(output.size, laps, lap) for lap in range(laps)]
+        counts = [stop - start for start, stop in bounds]
+        coming = work.coming(outbox, [counts] * len(work.steps))
         for lap in range(ahead):
             send_inputs(lap)
         for lap in range(laps):
             send_inputs(lap + ahead)
             total = own(lap)
-            work.add_all(outbox, total)
+            work.add_all(coming, total)
             settle(lap, total)
 
 
@@ -148,12 +152,26 @@ class _Work:
         np.copyto(total, own, casting="unsafe")
         return total
 
-    def add_all(self, outbox: Outbox, total: Floats) -> None:
-        """Receive the others' contributions to ``total``, in the order of the steps."""
-        for _, _, behind, _ in self.steps:
-            arrived = self.arriving(total.size)
-            outbox.receive(behind, as_bytes(arrived))
-            self.coder.add(arrived, total)
+    def coming(self, outbox: Outbox, counts: Sequence[Sequence[int]]) -> list[Coming]:
+        """Return what comes from each other member, in the order of the steps: ``counts[i]`` has
+        how many numbers each frame from the i-th encodes. From all at once, a few frames of each.
+        """
+        sizes = [[self.coder.nbytes(count) for count in each] for each in counts]
+        longest = max(map(max, sizes))
+        room = self._scratch.flat(ENCODED, _U8, len(sizes) * Coming.MOST * longest)
+        found: list[Coming] = []
+        for step, (_, _, behind, _) in enumerate(self.steps):
+            begins = [
+                (step * Coming.MOST + i % Coming.MOST) * longest for i in range(len(sizes[step]))
+            ]
+            places = [room[i : i + n] for i, n in zip(begins, sizes[step], strict=True)]
+            found.append(Coming(outbox, behind, places))
+        return found
+
+    def add_all(self, coming: Sequence[Coming], total: Floats) -> None:
+        """Add the others' contributions to ``total``, in the order of the steps."""
+        for each in coming:
+            self.coder.add(each.take(), total)
 
 
 class _AllReduce(_Work):
@@ -188,20 +206,27 @@ class _AllReduce(_Work):
 
     def run_ahead(self, ahead: int) -> None:
         """Send inputs ``ahead`` laps before those that are reduced, results as they are ready."""
+        frames = order(self.laps, ahead)
+        members = [source for _, _, _, source in self.steps]
         with self.outbox() as outbox:
+            counts = [
+                [self._part(lap, source if done else self._rank)[0].size for done, lap in frames]
+                for source in members
+            ]
+            coming = self.coming(outbox, counts)
             for lap in range(ahead + 1):
                 self._send_inputs(outbox, lap)
-            for lap in range(self.laps):
-                if lap > ahead:
-                    self._take_results(outbox, lap - ahead - 1)
+            for done, lap in frames:
+                if done:
+                    for each, source in zip(coming, members, strict=True):
+                        self.coder.decode(each.take(), self._part(lap, source)[0])
+                    continue
                 total = self._own(lap)
-                self.add_all(outbox, total)
+                self.add_all(coming, total)
                 result = as_bytes(self._settle(lap, total))
                 for onward, _, _, _ in self.steps:
                     outbox.post(onward, result)
                 self._send_inputs(outbox, lap + ahead + 1)
-            for lap in range(max(0, self.laps - ahead - 1), self.laps):
-                self._take_results(outbox, lap)
 
     def _part(self, lap: int, member: int) -> tuple[Flat, Floats | None]:
         """Return what a member reduces in a lap, and what has been rounded away of it."""
@@ -231,13 +256,6 @@ class _AllReduce(_Work):
         if lap < self.laps:
             for onward, to, _, _ in self.steps:
                 outbox.post(onward, as_bytes(self._encoded(lap, to)))
-
-    def _take_results(self, outbox: Outbox, lap: int) -> None:
-        for _, _, behind, source in self.steps:
-            into, _ = self._part(lap, source)
-            arrived = self.arriving(into.size)
-            outbox.receive(behind, as_bytes(arrived))
-            self.coder.decode(arrived, into)
 
 
 def _laps_ahead(team: Team, call: Call, nbytes: int) -> int:

@@ -284,7 +284,7 @@ class TcpLink(PacedLink):
                 if not moved:
                     if source is not self:
                         call.waiting_for = source.peer
-                    poll(call, {self: outgoing}, (source, incoming))
+                    poll(call, {self: outgoing}, {source: incoming}, source)
             if not outgoing.done:
                 call.waiting_for = self.peer
                 self._send(call, outgoing)
@@ -313,7 +313,7 @@ class TcpLink(PacedLink):
             if not incoming.dealt and call.deadline.at - time.monotonic() > _SLICE_SECONDS:
                 self.pull(incoming, flags)
             elif not self.pull(incoming, NOW):
-                poll(call, {}, (self, incoming))
+                poll(call, {}, {self: incoming}, self)
 
     def push(self, outgoing: Outgoing) -> bool:
         """Send what fits; return whether anything did."""
@@ -346,7 +346,7 @@ class TcpLink(PacedLink):
             if poller.poll(_STALLED_MILLISECONDS):
                 return
             self._on_stall()
-        poll(call, {self: outgoing}, None)
+        poll(call, {self: outgoing}, {}, None)
 
     def give_up(self, outgoing: Outgoing | None, incoming: Incoming | None) -> None:
         """Take the link out of use if an error leaves it in the middle of a frame."""

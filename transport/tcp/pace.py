@@ -38,6 +38,7 @@ def pace_of(sockets: Sequence[socket.socket]) -> Pace:
         sum(each.rate for each in found),
         len(sockets),
         found[-1].held_back,
+        min(_limits()),
     )
 
 
@@ -65,13 +66,19 @@ def _say_once(text: str) -> None:
 
 def narrow_windows(name: str, pace: Pace) -> None:
     """Log, once for each number of connections, which settings of the kernel would save them."""
-    limits = [_limit("tcp_wmem"), _limit("tcp_rmem")]
+    limits = _limits()
     _say_once(
         f"{pace.connections} connections to {name} and its like, with a round trip of"
         f" {1e3 * pace.round_trip:.1f} ms: the kernel's limits of {limits[0]} and {limits[1]} bytes"
         " hold one back. On all hosts, sysctl net.ipv4.tcp_wmem and net.ipv4.tcp_rmem with a"
         f" maximum of {pace.connections * max(min(limits), 1 << 20)} would do with one"
     )
+
+
+@functools.cache
+def _limits() -> tuple[int, int]:
+    """Return the most memory of a connection, for sending and for receiving; 0 if not known."""
+    return _limit("tcp_wmem"), _limit("tcp_rmem")
 
 
 def _limit(name: str) -> int:

@@ -16,24 +16,28 @@ if TYPE_CHECKING:
 
 
 def poll(
-    call: Call, leaving: Mapping[TcpLink, Outgoing], awaited: tuple[TcpLink, Incoming] | None
-) -> None:
-    """Wait until one of the links takes more of the frame that leaves there, or more comes of the
-    one that is ``awaited``.
+    call: Call,
+    leaving: Mapping[TcpLink, Outgoing],
+    coming: Mapping[TcpLink, Incoming],
+    awaited: TcpLink | None,
+) -> set[TcpLink]:
+    """Wait until one of the links takes more of the frame that leaves there, or more comes of one
+    that is coming; return those.
 
-    Raises past the deadline, and when a peer has hung up that has not received everything.
+    Raises past the deadline, which names the link that is ``awaited``, and when a peer has hung up
+    that has not received everything.
     """
-    source, incoming = awaited or (None, None)
     wanted: dict[int, int] = {}
     links: dict[int, TcpLink] = {}
     for link, outgoing in leaving.items():
         for sock in outgoing.waits_on(link.first):
-            # If the source hangs up, reading finds out, behind what it has still sent.
-            wanted[sock.fileno()] = select.POLLOUT | (0 if link is source else select.POLLRDHUP)
+            # If somebody hangs up who sends, reading finds out, behind what was still sent.
+            wanted[sock.fileno()] = select.POLLOUT | (0 if link in coming else select.POLLRDHUP)
             links[sock.fileno()] = link
-    if source is not None and incoming is not None:
-        for sock in incoming.waits_on(source.first):
+    for link, incoming in coming.items():
+        for sock in incoming.waits_on(link.first):
             wanted[sock.fileno()] = wanted.get(sock.fileno(), 0) | select.POLLIN
+            links[sock.fileno()] = link
     poller = select.poll()
     for descriptor, events in wanted.items():
         poller.register(descriptor, events)
@@ -43,13 +47,14 @@ def poll(
         if ready or expired:
             break
     for descriptor, events in ready:
-        link = links.get(descriptor)
-        if link not in (None, source) and not events & select.POLLOUT:
+        link = links[descriptor]
+        if link not in coming and not events & select.POLLOUT:
             raise link.lost("it hung up before it had received everything")
     if not ready:
         parts = [f"{link.name} took nothing" for link in leaving]
-        parts += [f"{source.name} sent nothing"] if source is not None else []
+        parts += [f"{awaited.name} sent nothing"] if awaited is not None else []
         raise CommunicatorTimeoutError(
             f"{call.header}: within {call.deadline.seconds:g} s {' and '.join(parts)}",
-            (source or next(iter(leaving))).peer,
+            (awaited or next(iter(leaving))).peer,
         )
+    return {links[descriptor] for descriptor, _ in ready}

@@ -3,7 +3,7 @@
     python -m tests.benchmarks.delay [--ranks 2] [--round-trips 0.1,1,10,50] [--cells ...]
 
 Each rank is in a network namespace of its own; ``wire.py`` holds their frames back. ``wire`` is how
-long plain sockets take for the bytes that one rank must send. Without torch there is no Gloo.
+long plain sockets take for the bytes that the ranks must send. Without torch there is no Gloo.
 Rows: collective, bytes, round trip; milliseconds, medians of interleaved rounds.
 """
 

@@ -6,10 +6,10 @@ ends when the last rank has returned.
 
 import json
 import os
+import selectors
 import socket
 import statistics
 import sys
-import threading
 import time
 from collections import Counter
 from datetime import timedelta
@@ -98,40 +98,62 @@ class Gloo:
 
 
 class Wire:
-    """Plain sockets between the first two ranks: as many bytes each way as the call has to send."""
+    """Plain sockets between all ranks, each of which sends as many bytes as the call has to: to all
+    others at once, or for a broadcast the root's to the next one.
+    """
 
     def __init__(self):
-        if rank == 0:
-            with socket.create_server((addresses[0], 29502)) as listener:
-                self.sock = listener.accept()[0]
-        elif rank == 1:
-            while True:
-                try:
-                    self.sock = socket.create_connection((addresses[0], 29502))
-                    break
-                except ConnectionRefusedError:
-                    time.sleep(0.05)
+        self.socks = {}
+        with socket.create_server((addresses[rank], 29502), backlog=size) as listener:
+            for peer in range(rank):
+                while True:
+                    try:
+                        sock = socket.create_connection((addresses[peer], 29502))
+                        break
+                    except ConnectionRefusedError:
+                        time.sleep(0.05)
+                sock.sendall(bytes([rank]))
+                self.socks[peer] = sock
+            for _ in range(rank + 1, size):
+                sock = listener.accept()[0]
+                self.socks[sock.recv(1)[0]] = sock
+        for sock in self.socks.values():
+            sock.setblocking(False)
 
     def call(self, name, nbytes):
-        if rank > 1:
-            return lambda: None
-        parts = {"all_reduce": 2, "broadcast": 1, "barrier": 0}.get(name, 1)
-        one_way = name == "broadcast"
-        count = nbytes if one_way else parts * nbytes * (size - 1) // size
-        out, into = bytearray(count), bytearray(count)
-
-        def send():
-            if not (one_way and rank):
-                self.sock.sendall(out)
+        shares = {"all_reduce": 2, "barrier": 0}.get(name, 1) * nbytes // size
+        pairs = dict.fromkeys(self.socks, (shares, shares))
+        if name == "broadcast":
+            pairs = {1 - rank: (nbytes, 0)[:: 1 - 2 * rank]} if rank < 2 else {}
+        memory = {
+            peer: [memoryview(bytearray(out)), memoryview(bytearray(into))]
+            for peer, (out, into) in pairs.items()
+        }
 
         def both():
-            sender = threading.Thread(target=send)
-            sender.start()
-            if not one_way or rank:
-                rest = memoryview(into)
-                while rest:
-                    rest = rest[self.sock.recv_into(rest) :]
-            sender.join()
+            with selectors.DefaultSelector() as selector:
+                left = {}
+                for peer, (out, into) in memory.items():
+                    left[peer] = [out, into]
+                    events = (selectors.EVENT_WRITE if out else 0) | (
+                        selectors.EVENT_READ if into else 0
+                    )
+                    if events:
+                        selector.register(self.socks[peer], events, peer)
+                while selector.get_map():
+                    for key, events in selector.select():
+                        parts = left[key.data]
+                        if events & selectors.EVENT_WRITE:
+                            parts[0] = parts[0][key.fileobj.send(parts[0][: 1 << 20]) :]
+                        if events & selectors.EVENT_READ:
+                            parts[1] = parts[1][key.fileobj.recv_into(parts[1][: 1 << 20]) :]
+                        wanted = (selectors.EVENT_WRITE if parts[0] else 0) | (
+                            selectors.EVENT_READ if parts[1] else 0
+                        )
+                        if not wanted:
+                            selector.unregister(key.fileobj)
+                        elif wanted != key.events:
+                            selector.modify(key.fileobj, wanted, key.data)
 
         return both
 

@@ -105,20 +105,22 @@ def test_continuations_keep_the_order_of_their_calls():
 
 def test_a_continuation_waits_for_another():
     """Which needs the place that it has: it runs there, and what came before it too."""
-    later = Later()
+    outside, inside = Later(), Later()
 
     def program():
-        if later.is_here():
-            return later.calls(1, 2, 10)
+        if outside.is_here():
+            outside.calls(1, 2)
+            return inside.calls(10)
         seen = []
 
         def outer(done):
             inner = reduced(10).then(lambda f: seen.append("inner") or f.value()[0])
+            inside.ready.set()
             return done.value()[0] + inner.wait(WAIT)
 
         first = reduced(1).then(outer)
         second = reduced(2).then(lambda f: seen.append("second") or f.value()[0])
-        later.ready.set()
+        outside.ready.set()
         return first.wait(WAIT), second.wait(WAIT), seen
 
     assert run_ranks(program, 2)[0] == (22.0, 4.0, ["second", "inner"])

@@ -26,12 +26,13 @@ def _nothing_is_left():
         path = f"/proc/{os.getpid()}/task/{threading.get_native_id()}/children"
         return set(Path(path).read_text().split())
 
-    before = children()
+    before, threads = children(), set(threading.enumerate())
     yield
     # multiprocessing's resource tracker, once started, stays.
     left = [pid for pid in children() - before if "resource_tracker" not in _command(pid)]
     assert left == []
-    assert [t.name for t in threading.enumerate() if t.name.startswith("meshlib")] == []
+    started = set(threading.enumerate()) - threads
+    assert [t.name for t in started if t.name.startswith("meshlib")] == []
 
 
 def _command(pid):

@@ -71,7 +71,8 @@ class Page:
 
 
 def test_a_live_job_is_seen_and_asked():
-    there, done = threading.Event(), threading.Event()
+    before = set(threading.enumerate())
+    begun, done = threading.Event(), threading.Event()
 
     def program():
         mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
@@ -89,7 +90,7 @@ def test_a_live_job_is_seen_and_asked():
         return found
 
     def waits_in_the_users_code():
-        there.set()
+        begun.set()
         assert done.wait(SECONDS)
 
     def look(store):
@@ -112,7 +113,7 @@ def test_a_live_job_is_seen_and_asked():
 
             ranks = until(seen)
             until(up)
-            assert there.wait(SECONDS)
+            assert begun.wait(SECONDS)
             asked = [page.ask("/stacks", "POST", json.dumps({"rank": rank})) for rank in (3, 9)]
             return ranks, *asked
         finally:
@@ -132,7 +133,8 @@ def test_a_live_job_is_seen_and_asked():
     assert stacks[0] == 200
     assert "waits_in_the_users_code" in "\n".join(json.loads(stacks[1])["main"])
     assert (stranger[0], "no rank 9" in stranger[1]) == (404, True)
-    assert not [t for t in threading.enumerate() if t.name in ("meshlib-page", "meshlib-monitor")]
+    left = {t.name for t in set(threading.enumerate()) - before}
+    assert not left & {"meshlib-page", "meshlib-monitor"}
 
 
 def test_ranks_post_no_more_when_nobody_watches():

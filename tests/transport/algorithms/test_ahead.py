@@ -107,13 +107,40 @@ def test_a_rank_is_so_many_laps_ahead_and_no_more(n: int, laps_ahead: int) -> No
         peers = {peer for _, peer, _ in log}
         for peer in peers:
             events = [what for what, other, _ in log if other == peer]
-            assert Counter(events) == {"post": 2 * laps, "receive": 2 * laps}
+            assert Counter(events) == {"post": 2 * laps, "expect": 2 * laps, "receive": 2 * laps}
+            events = [what for what in events if what != "expect"]
             lead = [
                 events[:i].count("post") - events[:i].count("receive") for i in range(len(events))
             ]
             assert events.index("receive") == laps_ahead + 1
             # Inputs so many laps ahead, and the results that are not answered yet.
             assert max(lead) == 2 * (laps_ahead + 1)
+
+
+@pytest.mark.parametrize("what", ["all_reduce", "reduce_scatter"])
+def test_whichever_is_waited_for_frames_of_all_may_come(what: str) -> None:
+    n, laps = 3, 9
+    due = laps * (2 if what == "all_reduce" else 1)
+
+    def body(m: Member) -> None:
+        inputs = [np.ones(laps * SEGMENT // 4, np.float32) for _ in range(n)]
+        if what == "all_reduce":
+            m.all_reduce(np.concatenate(inputs), ReduceOp.SUM)
+        else:
+            call = m.call(Kind.REDUCE_SCATTER, np.float32)
+            m.comm.reduce_scatter(call, np.empty_like(inputs[0]), inputs, ReduceOp.SUM)
+
+    for log in log_of(n, everywhere(4 * SEGMENT), body):
+        counts = Counter[tuple[str, int]]()
+        peers = {peer for _, peer, _ in log}
+        assert len(peers) == n - 1
+        for event, peer, _ in log:
+            if event == "receive":
+                for other in peers:
+                    received = counts["receive", other]
+                    assert received < counts["expect", other] or received == due
+            counts[event, peer] += 1
+        assert all(counts["receive", peer] == due for peer in peers)
 
 
 @pytest.mark.parametrize("what", ["all_gather", "all_to_all"])
@@ -130,10 +157,11 @@ def test_copies_leave_before_the_first_is_awaited(what: str) -> None:
         assert [output.tolist() for output in outputs] == [[i] * SEGMENT for i in range(n)]
 
     table = replace(TABLE, segment=64)  # frames larger than what is sent at once
-    events = log_of(n, everywhere(10**6), body)
+    logs = log_of(n, everywhere(10**6), body)
     assert table.segment < SEGMENT
-    for log in events:
-        assert [event for event, _, _ in log] == ["post"] * (n - 1) + ["receive"] * (n - 1)
+    for log in logs:
+        events = [event for event, _, _ in log]
+        assert events == [event for event in ("expect", "post", "receive") for _ in range(n - 1)]
 
 
 @pytest.mark.parametrize("pace_of", [everywhere(0), everywhere(SEGMENT), one_far_link])
@@ -206,16 +234,18 @@ def test_no_memory_is_kept_for_what_is_ahead() -> None:
 
 
 @pytest.mark.parametrize(
-    ("round_trip", "held_back", "more"),
+    ("round_trip", "rate", "held_back", "more"),
     [
-        (0.01, 0.9, True),
-        (0.01, 0.1, False),  # the wire is what it waits for
-        (0.00003, 0.9, False),  # a reader that is slow: no window is this narrow
+        (0.05, 5e7, 0.9, True),
+        (0.05, 5e7, 0.1, False),  # the wire is what it waits for
+        (0.01, 3e7, 0.9, False),  # a slow reader, or a shared wire: a window has room for more
+        (0.00003, 2e9, 0.9, False),
     ],
 )
 def test_more_connections_are_made_where_a_window_holds_a_link_back(
-    round_trip: float, held_back: float, more: bool
+    round_trip: float, rate: float, held_back: float, more: bool
 ) -> None:
-    pace = Pace(round_trip, 2e9, 1, held_back)
+    pace = Pace(round_trip, rate, 1, held_back, 4 << 20)
     assert is_held_back(pace, 1) is more
+    assert is_held_back(pace._replace(rate=2 * rate, connections=2), 2) is more
     assert not is_held_back(pace, 2)  # those that were asked for are not there yet

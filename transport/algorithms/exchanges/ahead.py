@@ -26,13 +26,14 @@ LIMIT = 64 << 20
 _LEAST_RATE = 5e8
 _MARGIN = 2.0
 _LONGEST_PAUSE = 64
-# A link that the kernel's limits hold back for such a share of the time gets twice as many
-# connections.
+# A link that waits for room in the kernel's memory for such a share of the time gets twice as many
+# connections,
 _HELD_BACK = 0.25
 _MOST_CONNECTIONS = 16
-# Kernels allow this much to be under way without being asked: on a link that needs less, who is
-# waited for is a slow reader, and more connections would not make it read.
-_ALLOWED = 256 << 10
+# but only where it moves this share of that memory in a round trip. Where it moves less, there is
+# room that it doesn't use: who is waited for is a slow reader, or all share a slower wire, and more
+# connections would only cost more.
+_USED = 0.25
 
 
 def wanted(pace: Pace) -> int:
@@ -42,8 +43,9 @@ def wanted(pace: Pace) -> int:
 
 def is_held_back(pace: Pace, connections: int) -> bool:
     """Return whether a link of this pace needs more than ``connections``, which it has."""
-    full = pace.connections >= connections and pace.held_back >= _HELD_BACK
-    return full and wanted(pace) >= _ALLOWED
+    if pace.connections < connections or pace.held_back < _HELD_BACK:
+        return False
+    return pace.rate * pace.round_trip >= _USED * pace.room * pace.connections
 
 
 def is_far(link: Link, segment: int) -> bool:

@@ -2,14 +2,16 @@
 
 The bits are those of ``pairwise``, as are the frames on each link; their order is another one. An
 input is sent as soon as the link has room for it, so many laps ahead of those that are reduced that
-the wire is never idle. Results follow as they are ready. Nothing is kept for this: inputs leave
-from the caller's memory, and what arrives is reduced at once.
+the wire is never idle. Results follow as they are ready. What is sent ahead is kept nowhere: inputs
+leave from the caller's memory. All peers are received from at the same time, a segment of each in
+memory of its own, and reduced in the order of the steps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from transport.algorithms.exchanges.coming import Coming, Places
 from transport.algorithms.exchanges.partial import Part, Partial
 from transport.algorithms.team import Team
 from transport.call import Call
@@ -28,6 +30,19 @@ def laps_ahead(team: Team, call: Call, op: ReduceOp, laps: int) -> int:
     return -(-under_way // (2 * segment)) if under_way >= segment else 0
 
 
+def order(laps: int, ahead: int) -> list[tuple[bool, int]]:
+    """Return the order of an all_reduce's frames on each link: the lap of each, and before it
+    whether it is a result. It is the order in which they are received, too.
+    """
+    found: list[tuple[bool, int]] = []
+    for lap in range(laps + ahead + 1):
+        if lap > ahead:
+            found.append((True, lap - ahead - 1))
+        if lap < laps:
+            found.append((False, lap))
+    return found
+
+
 def all_reduce(team: Team, call: Call, buffer: Flat, op: ReduceOp, laps: int, ahead: int) -> None:
     """Reduce ``buffer`` in place.
 
@@ -38,8 +53,10 @@ def all_reduce(team: Team, call: Call, buffer: Flat, op: ReduceOp, laps: int, ah
     rank, size = team.rank, team.size
     targets, sources = _peers(team)
     pieces = [cut(buffer, laps, lap, size) for lap in range(laps)]
+    results = [chunks[rank] for _, chunks in pieces]
+    frames = order(laps, ahead)
+    places = Places(team, results)
     onward = [team.link(peer, call) for peer in targets]
-    behind = [team.link(peer, call) for peer in sources]
     with _outbox(onward, call) as outbox:
 
         def send_inputs(lap: int) -> None:
@@ -47,22 +64,24 @@ def all_reduce(team: Team, call: Call, buffer: Flat, op: ReduceOp, laps: int, ah
                 for link, peer in zip(onward, targets, strict=True):
                     outbox.post(link, as_bytes(pieces[lap][1][peer]))
 
+        coming = [
+            Coming(
+                outbox,
+                team.link(peer, call),
+                [pieces[lap][1][peer] if done else places.of(lap, step) for done, lap in frames],
+            )
+            for step, peer in enumerate(sources)
+        ]
         for lap in range(ahead + 1):
             send_inputs(lap)
-        for lap in range(laps + ahead + 1):
-            earlier = lap - ahead - 1
-            if earlier >= laps:
-                break
-            if earlier >= 0:
-                for link, peer in zip(behind, sources, strict=True):
-                    outbox.receive(link, as_bytes(pieces[earlier][1][peer]))
-            if lap >= laps:
+        for done, lap in frames:
+            if done:
+                for each in coming:
+                    each.take()
                 continue
-            parts, chunks = pieces[lap]
-            _reduce(team, outbox, behind, op, parts[rank], chunks[rank])
-            result = as_bytes(chunks[rank])
+            _reduce(team, op, coming, pieces[lap][0][rank], results[lap])
             for link in onward:
-                outbox.post(link, result)
+                outbox.post(link, as_bytes(results[lap]))
             send_inputs(lap + ahead + 1)
 
 
@@ -79,24 +98,26 @@ def reduce_scatter(
     rank = team.rank
     targets, sources = _peers(team)
     onward = [team.link(peer, call) for peer in targets]
-    behind = [team.link(peer, call) for peer in sources]
+    bounds = [part_bounds(output.size, laps, lap) for lap in range(laps)]
+    results = [output[slice(*each)] for each in bounds]
+    places = Places(team, results)
     with _outbox(onward, call) as outbox:
 
         def send_inputs(lap: int) -> None:
             if lap < laps:
                 for link, peer in zip(onward, targets, strict=True):
                     part = inputs[peer]
-                    bounds = part_bounds(part.size, laps, lap)
-                    outbox.post(link, as_bytes(part[slice(*bounds)]))
+                    outbox.post(link, as_bytes(part[slice(*part_bounds(part.size, laps, lap))]))
 
+        coming = [
+            Coming(outbox, team.link(peer, call), [places.of(lap, step) for lap in range(laps)])
+            for step, peer in enumerate(sources)
+        ]
         for lap in range(ahead):
             send_inputs(lap)
         for lap in range(laps):
             send_inputs(lap + ahead)
-            own = inputs[rank]
-            part = (own, *part_bounds(own.size, laps, lap))
-            result = output[slice(*part_bounds(output.size, laps, lap))]
-            _reduce(team, outbox, behind, op, part, result)
+            _reduce(team, op, coming, (inputs[rank], *bounds[lap]), results[lap])
 
 
 def swap(
@@ -108,10 +129,12 @@ def swap(
 ) -> None:
     """Send ``sent[i]`` on ``onward[i]`` and receive ``arriving[i]`` from ``behind[i]``."""
     with _outbox(onward, call) as outbox:
+        for link, into in zip(behind, arriving, strict=True):
+            outbox.expect(link, into)
         for link, data in zip(onward, sent, strict=True):
             outbox.post(link, data)
-        for link, into in zip(behind, arriving, strict=True):
-            outbox.receive(link, into)
+        for link in behind:
+            outbox.wait(link)
 
 
 def cut(buffer: Flat, laps: int, lap: int, size: int) -> tuple[list[Part], list[Flat]]:
@@ -135,13 +158,11 @@ def _outbox(links: Sequence[Link], call: Call) -> Outbox:
     return link.outbox(call)
 
 
-def _reduce(
-    team: Team, outbox: Outbox, behind: Sequence[Link], op: ReduceOp, own: Part, result: Flat
-) -> None:
-    """Receive this rank's part of one lap from all, and reduce it into ``result``."""
+def _reduce(team: Team, op: ReduceOp, coming: Sequence[Coming], own: Part, result: Flat) -> None:
+    """Reduce this rank's ``own`` part of a lap and what comes for it from all into ``result``."""
     partial = Partial(team, op, own, result)
-    for link in behind:
-        into, on_piece = partial.expect()
-        outbox.receive(link, into, on_piece)
+    for each in coming:
+        _, on_piece = partial.expect(each.next)
+        each.take(on_piece)
         partial.add()
     partial.finish()

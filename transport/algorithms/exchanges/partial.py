@@ -52,8 +52,12 @@ class Partial:
         buffer, start, stop = part
         return self._scaled.load(*part) if self._scaled else buffer[start:stop]
 
-    def expect(self) -> tuple[memoryview, OnPiece | None]:
-        """Return where the next member's part is to be received, and what is to be told of it."""
+    def expect(self, arriving: Flat | None = None) -> tuple[memoryview, OnPiece | None]:
+        """Return where the next member's part is to be received, which may be given, and what is to
+        be told of it.
+        """
+        if arriving is not None:
+            self._arriving = arriving
         arriving, own = self._arriving, self._own
         if arriving.dtype != own.dtype:
             return as_bytes(arriving), None
