@@ -8,7 +8,7 @@ from host_driver import HostDriver, HostMachine
 from on_device import OnDevice
 from rank_threads import TINY, Transport
 
-from transport.algorithms.choosing.choice import Thresholds
+from transport.choosing.choice import Thresholds
 from transport.communicators.runtime import Membership
 from transport.cuda.staged import StagedCommunicator
 from transport.hierarchical import HierarchicalCommunicator

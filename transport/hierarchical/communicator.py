@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from transport.algorithms.choosing.choice import Thresholds
 from transport.call import Call
+from transport.choosing.choice import Thresholds
 from transport.communicators.base import Collectives, Communicator
 from transport.communicators.forwarding import Forwarding
 from transport.communicators.runtime import Membership

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from transport.algorithms.choosing.choice import Thresholds
-from transport.algorithms.choosing.tuning import Tuning
+from transport.choosing.choice import Thresholds
+from transport.choosing.tuning import Tuning
 from transport.communicators.base import Collectives
 from transport.hierarchical.hosts import Placement
 from transport.hierarchical.selection import Selection

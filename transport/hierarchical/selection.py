@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from transport.algorithms.choosing.choice import Thresholds
 from transport.algorithms.collectives import LinkCollectives
 from transport.call import Call
+from transport.choosing.choice import Thresholds
 from transport.link import Link
 from transport.links.communicator import LinkCommunicator
 from transport.operands.flat import Scratch

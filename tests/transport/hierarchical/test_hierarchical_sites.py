@@ -15,7 +15,7 @@ import pytest
 from counting import Count, counting
 from rank_threads import TINY, Member, Transport, run_group
 
-from transport.algorithms.choosing.choice import Thresholds
+from transport.choosing.choice import Thresholds
 from transport.call import Kind
 from transport.communicators.runtime import Membership
 from transport.errors import PeerLostError
