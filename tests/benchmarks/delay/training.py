@@ -48,10 +48,11 @@ def rank_main(rank: int, rounds: int, addresses: list[str]) -> None:
     for trainer in trainers.values():
         trainer.build(rank, _WIDTH, _BATCH)
     ours = [np.ones((_WIDTH, _WIDTH), np.float32) for _ in range(LAYERS)]
-    theirs = [torch.ones(_WIDTH, _WIDTH) for _ in range(LAYERS)]
+    theirs: list[Any] = [torch.ones(_WIDTH, _WIDTH) for _ in range(LAYERS)]
+    mesh: Any = dist.all_reduce
     gloo: Any = torch.distributed.all_reduce
     sums: dict[str, Callable[[], object]] = {
-        "meshlib": lambda: list(map(dist.all_reduce, ours)),
+        "meshlib": lambda: list(map(mesh, ours)),
         "torch": lambda: list(map(gloo, theirs)),
     }
     found: dict[tuple[str, str], list[float]] = {}
