@@ -18,6 +18,13 @@ from networks import Network, can_make_networks
 
 DEADLINE = 100.0
 
+PATIENT = """
+    from meshlib.launcher import agent
+    from meshlib.launcher.ranks import workers
+    agent.SETTLE_SECONDS = agent.SETTLE_AFTER_ECHO_SECONDS = 60
+    agent._SAME_SIGNAL_SECONDS = workers._A_MOMENT = 60
+"""
+
 
 @dataclass(frozen=True)
 class Finished:
@@ -49,6 +56,13 @@ class Meshrun:
     def environment(self, **variables: str) -> dict[str, str]:
         name, _, value = self._mark.partition("=")
         return dict(os.environ) | {"TMPDIR": str(self.temporary), name: value} | variables
+
+    def patience(self) -> dict[str, str]:
+        """Return variables with which launchers wait as long as it takes for what belongs together:
+        the cause and the echoes of a failure, the signals of an engine.
+        """
+        self.script(PATIENT, "sitecustomize.py")  # Python runs it when it begins
+        return {"PYTHONPATH": str(self.folder)}
 
     def start(self, *arguments: str, command=None, env=None, **options) -> subprocess.Popen[str]:
         """Start a launcher in a session of its own, so that signals reach it alone."""

@@ -70,15 +70,8 @@ def test_ranks_that_slurm_ends_first_have_not_failed(meshrun):
         open(f"ready{os.environ['RANK']}", "w").close()
         time.sleep(60)
     """)
-    patient = """
-        from meshlib.launcher import agent
-        from meshlib.launcher.ranks import workers
-        # However long this test takes to send the signals.
-        agent._SAME_SIGNAL_SECONDS = workers._A_MOMENT = 60
-    """
-    meshrun.script(patient, "sitecustomize.py")  # the launcher runs it when it begins
     flags = ("--nproc-per-node", "2", "--max-restarts", "3", "--start", "exec")
-    job = meshrun.start(*flags, script, env=STEP | {"PYTHONPATH": str(meshrun.folder)})
+    job = meshrun.start(*flags, script, env=STEP | meshrun.patience())
     for rank in range(2):
         assert meshrun.wait_for((meshrun.folder / f"ready{rank}").exists)
     for pid in [*ranks_of(meshrun), job.pid]:

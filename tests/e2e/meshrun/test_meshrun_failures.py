@@ -21,7 +21,7 @@ FAIL_WHEN_READY = """
 """.strip()
 
 
-def fail_on_rank_1(meshrun, failure, others="time.sleep(60)", *options):
+def fail_on_rank_1(meshrun, failure, others="time.sleep(60)", *options, env=None):
     """Run 3 ranks, of which rank 1 executes ``failure`` and the rest ``others``."""
     script = meshrun.script(f"""
 import os, signal, sys, time
@@ -31,7 +31,7 @@ else:
     {others}
 """)
     begin = time.monotonic()
-    result = meshrun.run("--nproc-per-node", "3", *options, script)
+    result = meshrun.run("--nproc-per-node", "3", *options, script, env=env)
     assert time.monotonic() - begin < SOON
     return result
 
@@ -94,6 +94,7 @@ def test_an_echo_is_not_taken_for_the_cause(meshrun):
         meshrun,
         "time.sleep(0.4); raise ValueError('the cause')",
         "from transport.errors import RankFailedError; raise RankFailedError('rank 1 left', 1)",
+        env=meshrun.patience(),
     )
     assert "meshrun: ranks 0, 2: RankFailedError: rank 1 left" in result.err
     assert result.err.endswith("ValueError: the cause\n")
@@ -107,7 +108,8 @@ def test_an_error_raised_while_handling_an_echo_is_an_echo(meshrun):
     except PeerLostError:
         raise KeyError('cleaning up')
     """.strip()
-    result = fail_on_rank_1(meshrun, "time.sleep(0.4); raise ValueError('the cause')", handler)
+    cause = "time.sleep(0.4); raise ValueError('the cause')"
+    result = fail_on_rank_1(meshrun, cause, handler, env=meshrun.patience())
     assert result.err.endswith("ValueError: the cause\n")
 
 

@@ -174,7 +174,8 @@ def test_a_failure_on_one_node_is_reported_by_all(meshrun, start_nodes):
         store.set(str(dist.get_rank()), b"")
         dist.barrier()
     """
-    for result in finish(meshrun, start_nodes(script, each=RANKED)):
+    nodes = start_nodes(script, each=RANKED, env=meshrun.patience())
+    for result in finish(meshrun, nodes):
         assert result.code == 1
         assert "meshrun: rank 3 on " in result.err
         assert result.err.endswith("ValueError: boom\n")

@@ -26,7 +26,7 @@ def call_in_vain():
 
 @pytest.mark.parametrize("backend", ["inproc", "shm", "tcp"])
 def test_calls_end_and_time_out_as_ever(mad_clock, backend):
-    over = threading.Event()
+    over, both = threading.Event(), threading.Barrier(2, timeout=60)
 
     def program():
         for _ in range(20):
@@ -37,9 +37,11 @@ def test_calls_end_and_time_out_as_ever(mad_clock, backend):
             dist.send(np.ones(2), 1)
         elif rank == 1:
             dist.recv(np.empty(2), 0)
-        began = time.monotonic()
         if rank == 2:
             assert over.wait(60)
+        else:
+            both.wait()  # who has not received yet cannot once the other has given up
+        began = time.monotonic()
         with pytest.raises(dist.CollectiveTimeoutError, match=r"([01], )*2 ha(s|ve) not come"):
             call_in_vain()
         over.set()
