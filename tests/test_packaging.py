@@ -133,7 +133,7 @@ def assert_pure(wheel):
 
 def test_sdist_has_the_source_and_no_binary(unpacked):
     assert package_files(unpacked) == package_files(ROOT)
-    assert {*SOURCES, "transport/algorithms/choosing/tuning.json"} < package_files(unpacked)
+    assert {*SOURCES, "transport/choosing/tuning.json"} < package_files(unpacked)
     assert all((unpacked / f"{package}/py.typed").is_file() for package in PACKAGES)
     assert (unpacked / "hatch_build.py").is_file()
     assert not list(unpacked.rglob("*.so"))

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from transport.algorithms.choosing.choice import Thresholds
 from transport.call import Call
+from transport.choosing.choice import Thresholds
 from transport.communicators.base import Communicator
 from transport.communicators.forwarding import Forwarding
 from transport.communicators.runtime import Membership

@@ -74,6 +74,11 @@ TRACE_CALLS = "MESHLIB_TRACE_CALLS"
 HOST = "MESHLIB_HOST"
 """The address at which other ranks reach this one; default: the interface towards the store."""
 
+SITE = "MESHLIB_SITE"
+"""The name of this host's site, whose hosts are near each other and far from others: what crosses
+between sites is reduced inside them first. Equal names, or none, are one site.
+"""
+
 TUNING = "MESHLIB_TUNING"
 """A file that ``meshlib tune`` wrote: where one algorithm gives way to another, on all ranks."""
 

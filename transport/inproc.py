@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Collection
 from dataclasses import replace
 
-from transport.algorithms.choosing.choice import Thresholds
 from transport.call import Call, CallHeader
+from transport.choosing.choice import Thresholds
 from transport.communicators.runtime import Membership
 from transport.condition import Condition, let_go
 from transport.deadline import Deadline

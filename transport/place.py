@@ -8,6 +8,7 @@ import socket
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from transport import environment
 from transport.errors import DistNetworkError
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -21,13 +22,15 @@ class Place:
     ``machine`` is ``this_machine`` there. Ranks with equal ones *may* share memory; they do when a
     descriptor has really arrived. ``obstacle`` is empty, or says why this rank cannot share memory
     at all. ``pid`` tells ranks that are threads of one process from others. ``address`` is that of
-    an abstract Unix socket (hexadecimal), where there is one.
+    an abstract Unix socket (hexadecimal), where there is one. ``site`` is what
+    ``MESHLIB_SITE`` says there.
     """
 
     machine: str
     obstacle: str = ""
     pid: int = 0
     address: str = ""
+    site: str = ""
 
     def encode(self) -> bytes:
         """Return the place as the bytes that are published."""
@@ -38,7 +41,7 @@ class Place:
         """Return the place in ``data``; raise DistNetworkError when there is none."""
         try:
             fields = json.loads(data)
-            place = cls(fields["machine"], fields["obstacle"], fields["pid"], fields["address"])
+            place = cls(**fields)
             bytes.fromhex(place.address)
         except (ValueError, TypeError, KeyError) as error:
             raise DistNetworkError(
@@ -62,7 +65,8 @@ def this_place(
     except OSError as error:
         machine = this_machine()
         obstacle = obstacle or f"this machine does not say which boot and namespace it is: {error}"
-    return Place(machine, obstacle or "", os.getpid(), address.hex())
+    site = os.environ.get(environment.SITE, "")
+    return Place(machine, obstacle or "", os.getpid(), address.hex(), site)
 
 
 def this_machine() -> str:

@@ -30,8 +30,8 @@ from meshlib.bench.libraries.library import TIMEOUT
 from meshlib.bench.predict import KINDS, cost_of
 from meshlib.bench.sizes import format_size
 from transport import environment
-from transport.algorithms.choosing.cost import Cost, work_of
-from transport.algorithms.choosing.tuning import Tuning, from_environment
+from transport.choosing.cost import Cost, work_of
+from transport.choosing.tuning import Tuning, from_environment
 
 _START = "meshrun --nnodes 2 ... --nproc-per-node 1 -m meshlib.bench --between"
 _MOST_HOSTS = 8

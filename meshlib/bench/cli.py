@@ -20,7 +20,7 @@ from meshlib.bench.report import as_json, copy_bandwidth, header, rows
 from meshlib.bench.run import Plan, Result, Skipped, grid, run
 from meshlib.bench.sizes import parse_size
 from meshlib.command_line import USAGE_ERROR, OneLineParser
-from transport.algorithms.choosing.tuning import Tuning, from_environment
+from transport.choosing.tuning import Tuning, from_environment
 from transport.hierarchical.cost import Shape
 
 _DEFAULT_SIZES = "8,1K,64K,1M,16M,64M"

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from meshlib.bench.run import Result
 from meshlib.bench.sizes import format_size
-from transport.algorithms.choosing.cost import Cost, work_of
-from transport.algorithms.choosing.tuning import Tuning
 from transport.call import Kind
+from transport.choosing.cost import Cost, work_of
+from transport.choosing.tuning import Tuning
 from transport.hierarchical.cost import HostsCost, Shape
 
 KINDS = {

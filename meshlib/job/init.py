@@ -20,8 +20,8 @@ from meshlib.job.current import (
 from meshlib.job.thread_rank import thread_rank
 from meshlib.job.world import DEFAULT_TIMEOUT, World
 from transport import environment
-from transport.algorithms.choosing.tuning import agree, from_environment
 from transport.checks import to_whole_number
+from transport.choosing.tuning import agree, from_environment
 from transport.communicators.runtime import Runtime
 from transport.deadline import Timeout, to_seconds
 from transport.errors import CollectiveMismatchError

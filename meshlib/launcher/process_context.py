@@ -23,8 +23,15 @@ from meshlib.launcher.ranks.ending import (
     SETTLE_SECONDS,
     Ending,
 )
-from meshlib.launcher.ranks.failure import ErrorRecord, RankExit, first_failure, wall_time
-from meshlib.launcher.spawn import ProcessException, ProcessExitedException, ProcessRaisedException
+from meshlib.launcher.ranks.failure import (
+    ErrorRecord,
+    ProcessException,
+    ProcessExitedException,
+    ProcessRaisedException,
+    RankExit,
+    first_failure,
+    wall_time,
+)
 from transport.deadline import Deadline
 
 _KILL_SECONDS = 10.0

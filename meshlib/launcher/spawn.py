@@ -6,40 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from transport.checks import to_whole_number
-from transport.errors import DistError
 
 if TYPE_CHECKING:
     from meshlib.launcher.process_context import ProcessContext
-
-
-class ProcessException(DistError):
-    """A rank that ``spawn`` started has failed.
-
-    ``error_index`` is the rank, ``error_pid`` the id of its process.
-    """
-
-    def __init__(self, message: str, error_index: int, pid: int) -> None:
-        super().__init__(message)
-        self.error_index = error_index
-        self.error_pid = pid
-
-
-class ProcessRaisedException(ProcessException):
-    """The function raised; the message holds the rank's traceback."""
-
-
-class ProcessExitedException(ProcessException):
-    """The process ended by itself or was killed.
-
-    ``exit_code`` is its own, or minus the signal's number; ``signal_name`` is None for an exit.
-    """
-
-    def __init__(
-        self, message: str, error_index: int, pid: int, exit_code: int, signal_name: str | None
-    ) -> None:
-        super().__init__(message, error_index, pid)
-        self.exit_code = exit_code
-        self.signal_name = signal_name
 
 
 def spawn(

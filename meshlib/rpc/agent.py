@@ -84,9 +84,7 @@ class Agent:
         self.recycler: Recycler = Recycler()
         self._cycles = Cycles(self)
         self._local: dict[int, Outgoing] = {}
-        self.threads: Threads = Threads(
-            str(self.rank), limit, lambda: adopt_thread(world), self._wake
-        )
+        self.threads: Threads = Threads(str(self.rank), limit, lambda: adopt_thread(world))
         self.callbacks: Callbacks = Callbacks(self.threads)
         self.holdings: Holdings = Holdings(
             self.rank, membership.size, self._value_of, self._wake, self._is_over
@@ -414,7 +412,7 @@ class Agent:
             found = self._lateness.look()
             with self._deadlines:
                 self._next_deadline = min(self._next_deadline, found)
-        looks = told, self.leaving.tick(), self.threads.look(), self._cycles.look()
+        looks = told, self.leaving.tick(), self._cycles.look()
         pauses = [pause for pause in looks if pause is not None]
         return min(self._next_deadline, *(now + pause for pause in pauses), math.inf)
 

@@ -227,10 +227,6 @@ class Server:
             buffers = [memoryview(bytearray(buffer)) for buffer in payload.buffers]
             self._agent.on_local_reply(kind, number, payload.data, buffers)
             return
-        threads = self._agent.threads
-        if not threads.may_stay(connection):
-            # Whoever waits for the reply runs at once if this thread sleeps at once.
-            threads.end_waiting()
         with suppress(OSError):  # the caller is gone, and has been told, or cannot be
             connection.send(kind, number, payload)
 

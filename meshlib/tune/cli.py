@@ -22,9 +22,9 @@ from meshlib.tune.contests import CONTESTS
 from meshlib.tune.measure import TRANSPORTS
 from meshlib.tune.worker import Found, measure, run
 from transport import environment
-from transport.algorithms.choosing.choice import DEFAULT, Thresholds
-from transport.algorithms.choosing.cost import Cost
-from transport.algorithms.choosing.tuning import TransportTuning, Tuning
+from transport.choosing.choice import DEFAULT, Thresholds
+from transport.choosing.cost import Cost
+from transport.choosing.tuning import TransportTuning, Tuning
 from transport.errors import DistError
 
 _SECONDS = 600.0

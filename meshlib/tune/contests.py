@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from transport.algorithms.choosing.choice import DEFAULT, Thresholds
 from transport.call import Kind
+from transport.choosing.choice import DEFAULT, Thresholds
 
 _NEVER, _ALWAYS = -1, 1 << 62
 # Where a star is taken for small data, or doubling by the cost of a frame, the others cannot be

@@ -18,9 +18,9 @@ from meshlib.job.world import World
 from meshlib.tune.contests import CONTESTS, EXCHANGED, LARGE_BYTES, SEGMENTS, Contest
 from meshlib.tune.estimates import best_of, crossover, fit_line
 from meshlib.tune.stopwatch import Runner, interleaved
-from transport.algorithms.choosing.choice import DEFAULT, Thresholds
-from transport.algorithms.choosing.cost import Cost
 from transport.call import Call, Kind
+from transport.choosing.choice import DEFAULT, Thresholds
+from transport.choosing.cost import Cost
 from transport.communicators.base import Communicator
 from transport.communicators.runtime import Membership
 from transport.hierarchical import HierarchicalCommunicator

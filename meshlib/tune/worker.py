@@ -9,8 +9,8 @@ from typing import Any
 
 from meshlib.job.init import destroy_process_group, init_process_group
 from meshlib.tune.measure import Bench
-from transport.algorithms.choosing.choice import Thresholds
-from transport.algorithms.choosing.cost import Cost
+from transport.choosing.choice import Thresholds
+from transport.choosing.cost import Cost
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from gpt_runs import EVERYTHING, EXAMPLE, some, write_config
 import meshlib as dist
 from meshlib.mesh.config import MeshConfig
 from meshlib.testing import run_ranks
-from transport.algorithms.choosing.choice import DEFAULT
+from transport.choosing.choice import DEFAULT
 from transport.communicators import backends
 
 sent = {}

@@ -8,7 +8,7 @@ from host_driver import HostDriver, HostMachine
 from on_device import OnDevice
 from rank_threads import TINY, Transport
 
-from transport.algorithms.choosing.choice import Thresholds
+from transport.choosing.choice import Thresholds
 from transport.communicators.runtime import Membership
 from transport.cuda.staged import StagedCommunicator
 from transport.hierarchical import HierarchicalCommunicator
@@ -40,8 +40,11 @@ def _two_hosts(membership: Membership, table: Thresholds) -> HierarchicalCommuni
 
 
 def _many_hosts(membership: Membership, table: Thresholds) -> HierarchicalCommunicator:
-    """Hosts of three, two, one and one, with shared memory inside; two or three ranks have one."""
-    host = Place(f"host {(0, 0, 0, 1, 1, 2, 3)[membership.rank]}")
+    """Hosts of three, two, one and one, with shared memory inside; two or three ranks have one. The
+    last two are at a site of their own.
+    """
+    number = (0, 0, 0, 1, 1, 2, 3)[membership.rank]
+    host = Place(f"host {number}", site="far" if number > 1 else "")
     return HierarchicalCommunicator(
         membership, table, host, InprocCommunicator, lambda local: _shm(local, table)
     )

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from transport.algorithms.choosing.choice import Thresholds
 from transport.call import Call
+from transport.choosing.choice import Thresholds
 from transport.communicators.runtime import Membership
 from transport.inproc import InprocCommunicator, InprocLink
 from transport.link import Link, OnPiece

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from certificates import tls_of_the_tests
 
-from transport.algorithms.choosing.choice import DEFAULT, Thresholds
 from transport.call import NO_ROOT, Call, CallHeader, Kind, dtype_code
+from transport.choosing.choice import DEFAULT, Thresholds
 from transport.communicators.base import Communicator
 from transport.communicators.runtime import Membership, Runtime
 from transport.deadline import Deadline

@@ -18,8 +18,8 @@ from rank_threads import Member, Transport, run_group
 from tcp_pairs import links
 
 from transport import condition
-from transport.algorithms.choosing.choice import DEFAULT
 from transport.call import NO_ROOT, Call, CallHeader, Kind, dtype_code
+from transport.choosing.choice import DEFAULT
 from transport.communicators.runtime import Membership, Runtime
 from transport.cuda import watch as watches
 from transport.cuda.watch import Watch

@@ -19,12 +19,12 @@ from transport.algorithms import (
     star,
     tree,
 )
-from transport.algorithms.choosing.choice import Algorithm, Thresholds
-from transport.algorithms.choosing.peers import peers_of
 from transport.algorithms.exchanges import pairwise
 from transport.algorithms.exchanges.ahead import Ahead
 from transport.algorithms.team import Team
 from transport.call import Call
+from transport.choosing.choice import Algorithm, Thresholds
+from transport.choosing.peers import peers_of
 from transport.communicators.base import Collectives
 from transport.link import Link
 from transport.operands.compression import Compression

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from transport.algorithms.choosing.choice import Thresholds
 from transport.call import Call
+from transport.choosing.choice import Thresholds
 from transport.link import Link
 from transport.operands.flat import Scratch
 

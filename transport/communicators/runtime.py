@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
-from transport.algorithms.choosing.tuning import Tuning, shipped
+from transport.choosing.tuning import Tuning, shipped
 from transport.operands.compression import Compression
 from transport.store.base import Store
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from transport.algorithms.choosing.choice import Thresholds
 from transport.call import Call
+from transport.choosing.choice import Thresholds
 from transport.communicators.base import Collectives, Communicator
 from transport.communicators.forwarding import Forwarding
 from transport.communicators.runtime import Membership
@@ -19,6 +19,7 @@ from transport.hierarchical.hosts import Placement
 from transport.hierarchical.inside import Inside, PartMembership
 from transport.hierarchical.levels import Levels
 from transport.hierarchical.roll_call import RollCall
+from transport.hierarchical.selection import Selection
 from transport.hierarchical.two_levels import TwoLevels
 from transport.links.communicator import LinkCommunicator
 from transport.operands.reduce_op import Flat
@@ -33,9 +34,10 @@ class HierarchicalCommunicator(Forwarding, Communicator):
 
     Which members share a host is found out at the first collective, whatever their ranks are. Where
     members of a host cannot share memory, ``across`` connects them as well; a group on one host
-    uses ``inside`` alone, one without two members on any host ``across`` alone. Messages go by
-    ``across``. The order of a reduction depends on the placement: it is the same in every run
-    that places ranks alike.
+    uses ``inside`` alone, one without two members on any host ``across`` alone. Where hosts have
+    sites (``MESHLIB_SITE``), there are three levels: a site is to the others what a host is, and on
+    two levels itself. Messages go by ``across``. The order of a reduction depends on the placement:
+    it is the same in every run that places ranks alike.
 
     ``host`` is where this rank is taken to be (default: where it is), ``table`` chooses algorithms
     (default: the job's tuning).
@@ -71,8 +73,9 @@ class HierarchicalCommunicator(Forwarding, Communicator):
         """See ``Communicator.allocate``: what the members on one host share."""
         self.barrier(call)  # all hosts learn whether all members want the same
         with self._ended:
-            collectives = self._meet(call)
-            inside = collectives.inside if isinstance(collectives, TwoLevels) else collectives
+            inside = self._meet(call)
+            while isinstance(inside, TwoLevels):
+                inside = inside.inside
             if isinstance(inside, Inside):
                 return inside.allocate(call, count, dtype)
         return np.empty(count, dtype)
@@ -128,19 +131,40 @@ class HierarchicalCommunicator(Forwarding, Communicator):
         return self._collectives
 
     def _arrange(self, placement: Placement, call: Call) -> Collectives:
-        levels = Levels(placement, self._whole, self._table, self.membership.runtime.tuning)
+        """Return the collectives of all: on two levels, or on three where there are sites."""
+        sites, everybody = placement.by_site(), tuple(range(self.size))
+        if len(sites.hosts) == 1:
+            return self._arrange_hosts(placement, self._whole, everybody, call)
+        if len(sites.hosts) == self.size:
+            return self._whole
+        levels = Levels(sites, self._whole, self._table, self.membership.runtime.tuning)
+        near = levels.select(levels.local)
+        if len(levels.local) > 1:
+            here = placement.within(levels.local)
+            levels.inside = self._arrange_hosts(here, near, levels.local, call)
+        return TwoLevels(levels)
+
+    def _arrange_hosts(
+        self,
+        placement: Placement,
+        whole: LinkCommunicator | Selection,
+        members: tuple[int, ...],
+        call: Call,
+    ) -> Collectives:
+        """Return the collectives of ``members``, whom ``whole`` connects, on their hosts."""
+        levels = Levels(placement, whole, self._table, self.membership.runtime.tuning)
         if len(levels.local) > 1 and placement.memory[levels.host]:
             near = levels.inside
-            levels.inside = Inside(
-                self._open_inside(f"host-{levels.host}", levels.local), levels.local
-            )
+            local = tuple(members[member] for member in levels.local)
+            # Named after its first member, who is on no other host.
+            levels.inside = Inside(self._open_inside(f"host-of-{local[0]}", local), local)
             # A member that left without having come so far would be waited for inside; here it
             # is known to have left.
             near.barrier(call)
         if len(placement.hosts) == 1:
             return levels.inside
-        if len(placement.hosts) == self.size:
-            return self._whole
+        if len(placement.hosts) == whole.size:
+            return whole
         return TwoLevels(levels)
 
     def _open_inside(self, name: str, local: tuple[int, ...]) -> Communicator:

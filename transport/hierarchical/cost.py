@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from transport.algorithms.choosing.choice import Algorithm, Thresholds
-from transport.algorithms.choosing.cost import Cost, work_of
 from transport.call import Kind
+from transport.choosing.choice import Algorithm, Thresholds
+from transport.choosing.cost import Cost, work_of
 
 _STEPS_INSIDE = 2
 """A collective in shared memory waits twice: all are there; all have what they need."""

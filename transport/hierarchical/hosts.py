@@ -1,4 +1,4 @@
-"""Which members of a group share a host."""
+"""Which members of a group share a host, and which hosts a site."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from transport.place import Place
 class Placement:
     """The members of a group by host (``Place.machine``): ``hosts[a]`` are group ranks, rising, and
     the hosts are in the order of their first ones. ``memory[a]`` says whether all members on host a
-    can share it.
+    can share it, ``sites[a]`` at which site host a is: that of its first member.
     """
 
     hosts: tuple[tuple[int, ...], ...]
     memory: tuple[bool, ...]
+    sites: tuple[str, ...]
 
     @classmethod
     def of(cls, members: Sequence[Place]) -> Placement:
@@ -28,7 +29,23 @@ class Placement:
             by_machine.setdefault(place.machine, []).append(rank)
         groups = tuple(tuple(ranks) for ranks in by_machine.values())
         shares = [not place.obstacle for place in members]
-        return cls(groups, tuple(all(shares[rank] for rank in ranks) for ranks in groups))
+        memory = tuple(all(shares[rank] for rank in ranks) for ranks in groups)
+        return cls(groups, memory, tuple(members[ranks[0]].site for ranks in groups))
+
+    def by_site(self) -> Placement:
+        """Return the same as if each site were a host, whose members cannot share memory."""
+        by_site: dict[str, list[int]] = {}
+        for ranks, site in zip(self.hosts, self.sites, strict=True):
+            by_site.setdefault(site, []).extend(ranks)
+        found = sorted(tuple(sorted(ranks)) for ranks in by_site.values())
+        return Placement(tuple(found), (False,) * len(found), ("",) * len(found))
+
+    def within(self, members: tuple[int, ...]) -> Placement:
+        """Return how some ``members``, all those of a few hosts, are placed, by their numbers."""
+        kept = [host for host, ranks in enumerate(self.hosts) if ranks[0] in members]
+        hosts = tuple(tuple(map(members.index, self.hosts[host])) for host in kept)
+        memory = tuple(self.memory[host] for host in kept)
+        return Placement(hosts, memory, tuple(self.sites[host] for host in kept))
 
     def find(self, rank: int) -> tuple[int, int]:
         """Return on which host a member is, and which one it is there."""
@@ -47,12 +64,13 @@ class Placement:
         try:
             fields = json.loads(data)
             hosts = tuple(tuple(map(int, ranks)) for ranks in fields["hosts"])
-            placement = cls(hosts, tuple(map(bool, fields["memory"])))
+            placement = cls(hosts, tuple(map(bool, fields["memory"])), tuple(fields["sites"]))
         except (ValueError, TypeError, KeyError) as error:
             raise DistNetworkError(
                 f"expected the hosts of a group in the store, got {data[:80]!r}"
             ) from error
         members = sorted(rank for ranks in hosts for rank in ranks)
-        if members != list(range(size)) or len(placement.memory) != len(hosts):
+        counts = {len(hosts), len(placement.memory), len(placement.sites)}
+        if members != list(range(size)) or len(counts) > 1:
             raise DistNetworkError(f"expected the hosts of {size} members, got {hosts}")
         return placement

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from transport.algorithms.choosing.choice import Thresholds
-from transport.algorithms.choosing.tuning import Tuning
+from transport.choosing.choice import Thresholds
+from transport.choosing.tuning import Tuning
 from transport.communicators.base import Collectives
 from transport.hierarchical.hosts import Placement
 from transport.hierarchical.selection import Selection
@@ -18,14 +18,15 @@ class Levels:
     """``inside`` reaches the members on this host; ``across`` gives those who cross the network.
 
     Members inside are connected as the whole group is, unless ``inside`` is set to something
-    better. Data is cut into slices, and slice s crosses the network between the members who are
-    number s on their host; this rank is number ``index`` of ``local`` on ``host``.
+    better: shared memory, or two levels again, where what is called a host here is a site. Data is
+    cut into slices, and slice s crosses the network between the members who are number s on their
+    host; this rank is number ``index`` of ``local`` on ``host``.
     """
 
     def __init__(
         self,
         placement: Placement,
-        whole: LinkCommunicator,
+        whole: LinkCommunicator | Selection,
         table: Thresholds | None,
         tuning: Tuning,
     ) -> None:

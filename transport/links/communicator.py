@@ -5,9 +5,9 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import ClassVar
 
-from transport.algorithms.choosing.choice import Thresholds
 from transport.algorithms.collectives import LinkCollectives
 from transport.call import Call
+from transport.choosing.choice import Thresholds
 from transport.communicators.base import Communicator
 from transport.communicators.runtime import Membership
 from transport.errors import CommunicatorAbortedError, PeerLostError

@@ -8,8 +8,8 @@ import threading
 from collections import Counter
 from contextlib import suppress
 
-from transport.algorithms.choosing.choice import Thresholds
 from transport.call import Call
+from transport.choosing.choice import Thresholds
 from transport.communicators.runtime import Membership
 from transport.errors import CommunicatorTimeoutError, DistStoreError, PeerLostError
 from transport.links.communicator import LinkCommunicator

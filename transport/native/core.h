@@ -1,7 +1,8 @@
 /* The compiled core: what Python does in some 700 steps for an all_reduce of a few kilobytes among
  * ranks that share memory, on the same state, with the same bytes in the same places and the same
  * checks; and the loops that move more. It takes the usual case only; whatever is unusual, or has to
- * wait for long, is left to Python.
+ * wait for long, is left to Python. calls/ has what makes a call, shm/ the ways that its bytes go, memory/
+ * the loops over them.
  */
 #pragma once
 #define PY_SSIZE_T_CLEAN

@@ -10,8 +10,8 @@ from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
 
-from transport.algorithms.choosing.choice import Thresholds
 from transport.call import NO_ROOT, Call, CallHeader, Kind
+from transport.choosing.choice import Thresholds
 from transport.communicators.runtime import Membership
 from transport.condition import Condition, let_go
 from transport.deadline import Deadline

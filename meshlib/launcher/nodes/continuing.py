@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from meshlib.diagnosis.events import RankLost
+from meshlib.launcher.nodes.coordinator import exits_of_first
 from meshlib.launcher.nodes.leader import Attempt, Leader, Outcome, Rules
-from meshlib.launcher.nodes.outcome import exits_of_first
 from meshlib.launcher.nodes.records import (
     Admitted,
     Ended,

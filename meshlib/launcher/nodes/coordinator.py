@@ -3,18 +3,24 @@
 An agent is an event loop. It asks its coordinator for a place (``join``), tells it how its ranks
 end, and obeys what ``poll`` returns. With one node the answers are immediate (``OneNode``); with
 several they come from the node that leads (see ``many_nodes``).
+
+A job that goes on when ranks are lost has ended as its first member has: rank 0, until the members
+agree on an epoch without it (``shrink_group``, ``ElasticMesh``), and then the first of those who
+have gone on.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from meshlib.diagnosis.event_log import announce_ends, announce_lost
-from meshlib.launcher.nodes.outcome import exits_of_first, last_members
+from meshlib.diagnosis.event_log import LogReader, announce_ends, announce_lost, last_log
+from meshlib.diagnosis.events import Agreed, parse
+from meshlib.job.membership import epoch_number
 from meshlib.launcher.ranks.failure import RankExit
 from transport import environment
 from transport.errors import DistError
@@ -259,3 +265,33 @@ class OneNode(Coordinator):
     def _open_store(self) -> TCPStore:
         secret = bytes.fromhex(self._secret)
         return TCPStore(HOST, self._server.port, timeout=_TELL_SECONDS, secret=secret)
+
+
+def last_members(store: Store, attempt: int) -> list[int] | None:
+    """Return the members of the last epoch that was agreed on in ``attempt``, by place; None where
+    nothing was: they are those that the job began with.
+    """
+    log = last_log(store, attempt)
+    if log is None:
+        return None
+    found: dict[int, list[int]] = {}
+    for event in LogReader(store, log, parse).read(0.0):
+        if isinstance(event, Agreed) and event.text != "null":
+            number = epoch_number(event.name)
+            if number is not None:
+                found[number] = json.loads(event.text)["members"]
+    return found[max(found)] if found else None
+
+
+def exits_of_first(members: Sequence[int], exits: Sequence[RankExit]) -> list[RankExit]:
+    """Return those of ``exits``, of ranks that failed or were stopped, that say how the job ended.
+
+    Nothing, where the first of ``members`` has ended well: the failures of others were told when
+    they came. Where it has failed because of others, theirs as well.
+    """
+    first = next((item for item in exits if item.rank == members[0]), None)
+    if first is None:
+        return []
+    if first.is_cause and not first.stopped:
+        return [first]
+    return [item for item in exits if item.rank in members]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from meshlib.diagnosis.events import RankLost
+from transport.errors import DistError
 
 ECHOES = frozenset({"RankFailedError", "PeerLostError", "CommunicatorAbortedError"})
 """Errors that a rank raises because another one failed: never the first cause if there is one."""
@@ -238,3 +239,33 @@ def rank_list(ranks: Sequence[int]) -> str:
             runs.append([rank])
     text = ", ".join("-".join(str(end) for end in run) for run in runs)
     return f"rank{'s' if len(ranks) > 1 else ''} {text}"
+
+
+class ProcessException(DistError):
+    """A rank that ``spawn`` started has failed.
+
+    ``error_index`` is the rank, ``error_pid`` the id of its process.
+    """
+
+    def __init__(self, message: str, error_index: int, pid: int) -> None:
+        super().__init__(message)
+        self.error_index = error_index
+        self.error_pid = pid
+
+
+class ProcessRaisedException(ProcessException):
+    """The function raised; the message holds the rank's traceback."""
+
+
+class ProcessExitedException(ProcessException):
+    """The process ended by itself or was killed.
+
+    ``exit_code`` is its own, or minus the signal's number; ``signal_name`` is None for an exit.
+    """
+
+    def __init__(
+        self, message: str, error_index: int, pid: int, exit_code: int, signal_name: str | None
+    ) -> None:
+        super().__init__(message, error_index, pid)
+        self.exit_code = exit_code
+        self.signal_name = signal_name

@@ -269,17 +269,8 @@ class Connection:
             with self._state:
                 self._arm_again()
             return
-        self._read_on(_AT_ONCE)
-
-    def stay(self) -> None:
-        """Wait for a moment for what comes next and act on it, after the request that came has run:
-        in the calling thread, whose turn it still is.
-        """
-        self._read_on(0)
-
-    def _read_on(self, flags: int) -> None:
         try:
-            goes_on = self._owner.on_frames(self, self._frames.receive(self._sock, flags))
+            goes_on = self._owner.on_frames(self, self._receive_now())
             while goes_on and self._frames.may_have_more:
                 goes_on = self._owner.on_frames(self, self._receive_now())
         except (BlockingIOError, InterruptedError):
@@ -287,14 +278,7 @@ class Connection:
         except (DistError, OSError) as error:
             self._end(error)
         else:
-            if not goes_on:
-                self._end_turn(_PAUSED)
-            elif self.outgoing or not self._threads.keep_waiting(self):
-                self._end_turn(_POLL)
-
-    def go_on(self) -> None:
-        """Be polled again, after the request that came has run."""
-        self._end_turn(_POLL)
+            self._end_turn(_POLL if goes_on else _PAUSED)
 
     def _receive_now(self) -> list[Frame]:
         return self._frames.receive(self._sock, _AT_ONCE)

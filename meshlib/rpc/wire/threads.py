@@ -3,15 +3,6 @@
 One thread that is idle is always in the poll. A thread that has read more than it can run at once
 leaves the rest in the backlog. Python threads that compute at once only take each other's turn, so
 a second one helps with the backlog only when it stands still: a handler waits, or takes its time.
-
-A connection that is polled again before its request has run wakes a second thread for the next one,
-while the first is on its way back: two threads then take turns for nothing. So while there is much
-to do, somebody looks now and then, and a connection waits until its request has run, which mostly
-takes microseconds; or until whoever looks sees that it takes longer.
-
-Where one connection alone brings requests, one after the other, the thread that has answered one
-stays with it and waits for the next there, for a moment: that saves the way through the poll, where
-another thread is meanwhile.
 """
 
 from __future__ import annotations
@@ -29,12 +20,6 @@ from transport.net.fork import in_forked_children
 Job = Callable[[], None]
 LOOK_SECONDS = 0.002
 """The backlog stands still when no job has ended for so long."""
-WATCH_SECONDS = 0.005
-_QUIET_LOOKS = 10
-"""Who watches stops when nothing has happened for so many looks."""
-_WORTH_WATCHING = 64
-_SOLE = 16
-"""So many events in a row must come from one connection before a thread stays with it."""
 IDLE_SECONDS = 5.0
 END_SECONDS = 5.0
 
@@ -48,14 +33,6 @@ class Pollable(Protocol):
         """Act on ``events`` of epoll; the descriptor is disarmed, and is to be armed again."""
         ...
 
-    def go_on(self) -> None:
-        """Be polled again, after ``Threads.keep_waiting`` has said that it may wait."""
-        ...
-
-    def stay(self) -> None:
-        """Wait for a moment for what comes next and act on it, instead of being polled again."""
-        ...
-
 
 class _Here(threading.local):
     """Whether the calling thread runs a job, and how often it has given up its slot."""
@@ -67,14 +44,11 @@ class _Here(threading.local):
 class Threads:
     """At most ``limit`` jobs run at once, not counting those that wait in ``slot_given_up``.
 
-    ``enter()`` is called first of all in each thread. ``watch()`` has another thread call ``look``
-    soon. Threads are made as they are needed, and end
+    ``enter()`` is called first of all in each thread. Threads are made as they are needed, and end
     when they are idle for a while.
     """
 
-    def __init__(
-        self, name: str, limit: int, enter: Callable[[], None], watch: Callable[[], None]
-    ) -> None:
+    def __init__(self, name: str, limit: int, enter: Callable[[], None]) -> None:
         self.name = name
         self.limit = limit
         self._enter = enter
@@ -83,15 +57,6 @@ class Threads:
         self.backlog_bytes: int = 0
         self._idle = self._running = self._done = 0
         self._helper: int | None = None
-        self._watch = watch
-        self._watched = False
-        self._looks = self._seen = 0
-        self._kept: dict[int, Pollable] = {}
-        # Whose events come, and how many of the last ones were its; the thread that stays with one.
-        self._sole: Pollable | None = None
-        self._in_a_row = 0
-        self._staying: int | None = None
-        self._kept_before: tuple[int, ...] = ()
         self._when_short: tuple[int, int, Job] | None = None
         self._here = _Here()
         self._polled: dict[int, Pollable] = {}
@@ -120,54 +85,6 @@ class Threads:
         if self._polled.pop(polled.fd, None) is not None:
             with suppress(OSError, ValueError):
                 self._epoll.unregister(polled.fd)
-
-    def keep_waiting(self, polled: Pollable) -> bool:
-        """Whether ``polled`` may wait until the one job that it has added has run.
-
-        ``go_on`` is called then, or when that takes long.
-        """
-        me = threading.get_ident()
-        if not self._watched or len(self._backlog) != 1 or me in self._kept:
-            return False
-        self._kept[me] = polled
-        return True
-
-    def look(self) -> float | None:
-        """Let what waits longer than since the last look go on. Returns after how many seconds to
-        look again, None if nothing happens any more.
-        """
-        if not self._watched:
-            return None
-        before, self._kept_before = self._kept_before, tuple(self._kept)
-        for thread in before:
-            # Perhaps for another request by now: then it is polled a little early.
-            self._end_waiting(thread)
-        if self._done != self._seen:
-            self._looks, self._seen = 0, self._done
-        else:
-            self._looks += 1
-            if self._looks > _QUIET_LOOKS and not self._kept:
-                self._watched = False
-                return None
-        return WATCH_SECONDS
-
-    def may_stay(self, polled: Pollable) -> bool:
-        """Whether the calling thread, which has answered what came from ``polled``, may wait there
-        for the next request: then ``stay`` is called instead of ``go_on``.
-        """
-        if self._sole is not polled or self._in_a_row < _SOLE:
-            return False
-        return self._staying in (None, threading.get_ident())
-
-    def end_waiting(self) -> None:
-        """Let what the calling thread keeps waiting go on."""
-        if self._kept:
-            self._end_waiting(threading.get_ident())
-
-    def _end_waiting(self, thread: int) -> None:
-        polled = self._kept.pop(thread, None)
-        if polled is not None:
-            polled.go_on()
 
     # ------------------------------------------------------------------ jobs
 
@@ -235,7 +152,6 @@ class Threads:
             finally:
                 here.paused -= 1
             return
-        self.end_waiting()
         with self._lock:
             self._running -= 1
             alone = self._idle == 0
@@ -310,14 +226,11 @@ class Threads:
             if fd == self._bell:
                 self._answer_bell()
             elif (polled := self._polled.get(fd)) is not None:
-                self._in_a_row = self._in_a_row + 1 if polled is self._sole else 0
-                self._sole = polled
                 polled.ready(event)
         backlog = len(self._backlog)
         if not backlog or self._running >= self.limit:
             if helping:
                 self._helper = None
-            self.end_waiting()
             return bool(events) or backlog > 0 or self._is_needed()
         if self._running == 0 or backlog == 1 or (helping and self._done == done):
             if helping:
@@ -325,31 +238,11 @@ class Threads:
             if backlog > 1:
                 self.ring()  # somebody must see whether it goes on
             self._work()
-            if me in self._kept:
-                self._stay(me)
         else:
-            self.end_waiting()
             with self._lock:
                 if self._helper is None:
                     self._helper = me
         return True
-
-    def _stay(self, me: int) -> None:
-        """Wait where the last request came from, as long as others come from there alone."""
-        while not self._closed and (polled := self._kept.get(me)) is not None:
-            with self._lock:
-                alone = self._idle < 2
-                if not self.may_stay(polled):
-                    break
-                self._staying = me
-            if alone:
-                self._spawn()
-            if self._kept.pop(me, None) is not None:
-                polled.stay()
-            if self._backlog:
-                self._work()
-        self._staying = None if self._staying == me else self._staying
-        self.end_waiting()
 
     def _answer_bell(self) -> None:
         if not self._closed:  # else it rings on, until all have heard it
@@ -358,7 +251,7 @@ class Threads:
 
     def _is_needed(self) -> bool:
         with self._lock:
-            if self._idle < 2 + (self._staying is not None):
+            if self._idle < 2:
                 return True
             self._idle -= 1
             return False
@@ -389,9 +282,6 @@ class Threads:
                     self._idle += 1
                     self._running -= 1
                     self._done += 1
-                if not self._watched and self._done - self._seen > _WORTH_WATCHING:
-                    self._watched = True
-                    self._watch()
 
     def _is_short(self) -> Job | None:
         """Return what is to be called now that the backlog is short, once. With the lock."""

@@ -30,9 +30,18 @@ def _ip(*words: str) -> None:
 
 
 class Network:
-    """``size`` namespaces on one wire, each with the address ``addresses[i]``."""
+    """``size`` namespaces on one wire, each with the address ``addresses[i]``; with a round trip of
+    ``near`` seconds inside each of ``sites`` equal parts.
+    """
 
-    def __init__(self, size: int, round_trip: float, seconds: float = 3600) -> None:
+    def __init__(
+        self,
+        size: int,
+        round_trip: float,
+        seconds: float = 3600,
+        sites: int = 1,
+        near: float | None = None,
+    ) -> None:
         def end(*_: object) -> None:
             sys.exit(1)
 
@@ -42,6 +51,7 @@ class Network:
         for name in self.names:
             _ip("netns", "add", name)
         command = [sys.executable, str(_HERE / "wire.py"), str(round_trip * 500), str(seconds)]
+        command += [str(sites), str((round_trip if near is None else near) * 500)]
         self.wire = subprocess.Popen([*command, *self.names], stdout=subprocess.PIPE)
         assert self.wire.stdout is not None
         self.wire.stdout.readline()
@@ -66,7 +76,8 @@ class Network:
 
 
 def _measure(options: argparse.Namespace, round_trip: float, cells: list[list[object]]) -> None:
-    network = Network(options.ranks, round_trip)
+    near = options.near / 1000 if options.sites > 1 else None
+    network = Network(options.ranks, round_trip, sites=options.sites, near=near)
     ranks: list[subprocess.Popen[str]] = []
     try:
         for rank in range(options.ranks):
@@ -74,7 +85,7 @@ def _measure(options: argparse.Namespace, round_trip: float, cells: list[list[ob
                 "rank": rank, "size": options.ranks, "addresses": network.addresses,
                 "round_trip": round_trip, "rounds": options.rounds, "warm": options.warm,
                 "cells": cells, "backend": options.backend, "wire": True,
-                "verbose": options.verbose,
+                "verbose": options.verbose, "sites": options.sites,
                 "compress": options.compress.split(",") if options.compress else [],
                 "gloo": importlib.util.find_spec("torch") is not None,
             }  # fmt: skip
@@ -112,6 +123,8 @@ def main() -> None:
     parser.add_argument("--warm", type=int, default=2, help="rounds that do not count")
     parser.add_argument("--backend", default="tcp")
     parser.add_argument("--compress", default="", help="also in these forms: bf16,fp8,int8")
+    parser.add_argument("--sites", type=int, default=1, help="cut the ranks into so many, as well")
+    parser.add_argument("--near", type=float, default=0.1, help="milliseconds inside a site")
     parser.add_argument("--code", help="measure the meshlib in this folder instead")
     parser.add_argument("--verbose", action="store_true", help="each round, and what was lost")
     options = parser.parse_args()

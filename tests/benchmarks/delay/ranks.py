@@ -158,11 +158,23 @@ class Wire:
         return both
 
 
+class Sited(Meshlib):
+    """The same in a group whose members have said at which site they are."""
+
+    def __init__(self):
+        os.environ["MESHLIB_SITE"] = f"site {rank * plan['sites'] // size}"
+        self.group = dist.new_group(list(range(size)))
+        self.group.barrier()
+        del os.environ["MESHLIB_SITE"]
+
+
 def compressing(form):
     return type(form, (Meshlib,), {"compress": form})()
 
 
 libraries = {"meshlib": Meshlib()}
+if plan["sites"] > 1:
+    libraries["sites"] = Sited()
 libraries |= {form: compressing(form) for form in plan["compress"]}
 x = pinned(4 << 20)
 dist.monitored_barrier()

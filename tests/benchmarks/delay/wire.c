@@ -1,7 +1,8 @@
 /* The loop of wire.py: passes frames between TAP devices, each held back.
  *
- *     wire ONE_WAY_NANOSECONDS SECONDS DESCRIPTOR DESCRIPTOR ...
+ *     wire ONE_WAY_NANOSECONDS SECONDS SITES NEAR_NANOSECONDS DESCRIPTOR DESCRIPTOR ...
  *
+ * The devices are cut into SITES equal parts, in each of which the delay is the last of the figures.
  * The last byte of a destination's address is its number; a frame for all goes to all others.
  * SIGUSR1 cuts the network, or mends it. */
 #define _GNU_SOURCE
@@ -52,18 +53,19 @@ static void put(Queue *q, int64_t leaves, const char *data, uint32_t size) {
 }
 
 int main(int argc, char **argv) {
-    static Queue queues[MOST];
+    static Queue queues[2 * MOST]; /* a device's frames from other sites, and from its own */
     static char frame[FRAME];
-    int count = argc - 3;
+    int count = argc - 5;
     if (count < 2 || count > MOST) return 2;
-    int64_t delay = atoll(argv[1]), end = now() + (int64_t)(atof(argv[2]) * 1e9);
+    int64_t delay[2] = {atoll(argv[1]), atoll(argv[4])}, sites = atoll(argv[3]);
+    int64_t end = now() + (int64_t)(atof(argv[2]) * 1e9);
     struct pollfd polled[MOST];
-    for (int i = 0; i < count; i++) {
+    for (int i = 0; i < 2 * count; i++) {
         void *memory = mmap(NULL, SLOTS * sizeof(Slot), PROT_READ | PROT_WRITE,
                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (memory == MAP_FAILED) return 3;
-        queues[i] = (Queue){atoi(argv[i + 3]), 0, 0, memory};
-        polled[i] = (struct pollfd){queues[i].device, POLLIN, 0};
+        queues[i] = (Queue){atoi(argv[i / 2 + 5]), 0, 0, memory};
+        polled[i / 2] = (struct pollfd){queues[i].device, POLLIN, 0};
     }
     struct sigaction action = {.sa_handler = toggle};
     sigaction(SIGUSR1, &action, NULL);
@@ -72,7 +74,7 @@ int main(int argc, char **argv) {
     fflush(stdout);
     for (int64_t t = now(); t < end; t = now()) {
         int64_t wait = 50000000;
-        for (int i = 0; i < count; i++) {
+        for (int i = 0; i < 2 * count; i++) {
             Queue *q = &queues[i];
             while (q->head < q->tail && q->slots[q->head % SLOTS].leaves <= t) {
                 Slot *s = &q->slots[q->head % SLOTS];
@@ -92,12 +94,11 @@ int main(int argc, char **argv) {
                 ssize_t size = read(polled[i].fd, frame, FRAME);
                 if (size < 14) break;
                 if (cut) continue;
-                int64_t leaves = now() + delay;
-                if (frame[0] & 1) {
-                    for (int j = 0; j < count; j++)
-                        if (j != i) put(&queues[j], leaves, frame, size);
-                } else if ((unsigned char)frame[5] < count) {
-                    put(&queues[(unsigned char)frame[5]], leaves, frame, size);
+                int64_t read_at = now();
+                for (int j = 0; j < count; j++) {
+                    if (frame[0] & 1 ? j == i : j != (unsigned char)frame[5]) continue;
+                    int near = i * sites / count == j * sites / count;
+                    put(&queues[2 * j + near], read_at + delay[near], frame, size);
                 }
             }
         }

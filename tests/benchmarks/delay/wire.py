@@ -1,8 +1,9 @@
 """A network with delay between namespaces, as root: no kernel module, only /dev/net/tun.
 
-    python3 wire.py ONE_WAY_MS SECONDS NAMESPACE NAMESPACE ...
+    python3 wire.py ONE_WAY_MS SECONDS SITES NEAR_MS NAMESPACE NAMESPACE ...
 
-Makes the device ``eth0`` (TAP) in each namespace and passes frames between them, each held back.
+Makes the device ``eth0`` (TAP) in each namespace and passes frames between them, each held back;
+those inside each of SITES equal parts of the namespaces for as long as the second figure says.
 Prints "up". SIGUSR1 cuts the network, or mends it: what is sent while it is cut is lost. With a C
 compiler the frames are passed on by ``wire.c``: some 20 Gb/s, where Python's loop moves 2.
 """
@@ -37,7 +38,7 @@ def tap(namespace: str) -> int:
     return device
 
 
-def serve(taps: list[int], delay: float, end: float) -> None:
+def serve(taps: list[int], delay: float, end: float, sites: int, near: float) -> None:
     """Pass frames on until ``end``. A device's address ends in its number among ``taps``."""
     cut = False
 
@@ -47,15 +48,15 @@ def serve(taps: list[int], delay: float, end: float) -> None:
 
     signal.signal(signal.SIGUSR1, toggle)
     print("up", flush=True)
-    queues = {device: collections.deque() for device in taps}
+    queues = {(tap, near): collections.deque() for tap in range(len(taps)) for near in (0, 1)}
     clock = time.perf_counter
     while time.monotonic() < end:
         wait = 0.05
         now = clock()
-        for device, queue in queues.items():
+        for (tap, _), queue in queues.items():
             while queue and queue[0][0] <= now:
                 try:
-                    os.write(device, queue[0][1])
+                    os.write(taps[tap], queue[0][1])
                 except BlockingIOError:
                     break
                 except OSError:  # the device is not up yet, or no more
@@ -69,18 +70,17 @@ def serve(taps: list[int], delay: float, end: float) -> None:
                     frame = os.read(device, 70000)
                     if cut:
                         continue
-                    arrives = clock() + delay
-                    if frame[0] & 1:
-                        for other in taps:
-                            if other != device:
-                                queues[other].append((arrives, frame))
-                    elif frame[5] < len(taps):
-                        queues[taps[frame[5]]].append((arrives, frame))
+                    read_at, here = clock(), taps.index(device)
+                    for other in range(len(taps)):
+                        if (other != here) if frame[0] & 1 else (other == frame[5]):
+                            same = here * sites // len(taps) == other * sites // len(taps)
+                            leaves = read_at + (near if same else delay)
+                            queues[other, int(same)].append((leaves, frame))
             except OSError:  # nothing more for now, or the device is not up
                 pass
 
 
-def serve_compiled(taps: list[int], delay: float, seconds: float) -> None:
+def serve_compiled(taps: list[int], delay: float, seconds: float, sites: int, near: float) -> None:
     """Become ``wire.c``; return where it cannot be compiled."""
     source = Path(__file__).with_suffix(".c")
     with tempfile.TemporaryDirectory() as folder:
@@ -93,13 +93,15 @@ def serve_compiled(taps: list[int], delay: float, seconds: float) -> None:
         binary = os.open(program, os.O_RDONLY)
     for device in (*taps, binary):
         os.set_inheritable(device, True)
-    words = ["wire", str(int(delay * 1e9)), str(seconds), *map(str, taps)]
+    words = ["wire", str(int(delay * 1e9)), str(seconds), str(sites), str(int(near * 1e9))]
+    words += map(str, taps)
     os.execve(binary, words, os.environ)
 
 
 if __name__ == "__main__":
     os.nice(-15)  # a wire waits for no processor
-    one_way, seconds, *namespaces = sys.argv[1:]
+    one_way, seconds, sites, near, *namespaces = sys.argv[1:]
     devices = [tap(namespace) for namespace in namespaces]
-    serve_compiled(devices, float(one_way) / 1000, float(seconds))
-    serve(devices, float(one_way) / 1000, time.monotonic() + float(seconds))
+    parts = int(sites), float(near) / 1000
+    serve_compiled(devices, float(one_way) / 1000, float(seconds), *parts)
+    serve(devices, float(one_way) / 1000, time.monotonic() + float(seconds), *parts)

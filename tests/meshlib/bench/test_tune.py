@@ -18,10 +18,10 @@ from meshlib.tune.contests import CONTESTS
 from meshlib.tune.estimates import best_of, crossover, fit_line
 from meshlib.tune.measure import Bench
 from meshlib.tune.worker import Found
-from transport.algorithms.choosing.choice import DEFAULT, Algorithm, Thresholds
-from transport.algorithms.choosing.cost import Cost
-from transport.algorithms.choosing.tuning import TransportTuning, Tuning
 from transport.call import Kind
+from transport.choosing.choice import DEFAULT, Algorithm, Thresholds
+from transport.choosing.cost import Cost
+from transport.choosing.tuning import TransportTuning, Tuning
 from transport.hierarchical.cost import Shape
 
 SIZES = [1 << exponent for exponent in range(10, 20)]

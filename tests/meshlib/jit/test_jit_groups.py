@@ -68,7 +68,8 @@ def test_groups_of_the_same_ranks_do_not_share_their_calls():
 
     def rank():
         one, other = dist.new_group([0, 1]), dist.new_group([0, 1])
-        calls = [lambda: summed(one)(1.0), lambda: summed(other)(1000.0)]
+        programs = summed(one), summed(other)
+        calls = [lambda: programs[0](1.0), lambda: programs[1](1000.0)]
         first, second = (0, 1) if dist.get_rank() == 0 else (1, 0)
         started = [None, None]
         world = current_world()

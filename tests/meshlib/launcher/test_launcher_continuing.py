@@ -9,8 +9,8 @@ import pytest
 from meshlib.diagnosis.event_log import publish, register_log
 from meshlib.diagnosis.events import Agreed, RankLost
 from meshlib.launcher.nodes.continuing import ContinuingLeader
+from meshlib.launcher.nodes.coordinator import exits_of_first, last_members
 from meshlib.launcher.nodes.leader import Leader, Rules
-from meshlib.launcher.nodes.outcome import exits_of_first, last_members
 from meshlib.launcher.nodes.records import (
     Admitted,
     Ended,

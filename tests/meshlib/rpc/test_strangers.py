@@ -243,7 +243,7 @@ class Owner:
     """What a connection belongs to, in place of an agent."""
 
     def __init__(self):
-        self.threads = Threads("test", 2, lambda: None, lambda: None)
+        self.threads = Threads("test", 2, lambda: None)
         self.recycler = Recycler()
         self.came = []
         self.two = threading.Event()

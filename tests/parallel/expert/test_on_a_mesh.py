@@ -12,7 +12,7 @@ import meshlib as dist
 from meshlib.testing import RankError, run_ranks
 from parallel import fully_shard, nn, optim
 from parallel.state import global_state
-from transport.algorithms.choosing.choice import DEFAULT
+from transport.choosing.choice import DEFAULT
 from transport.communicators import backends
 
 

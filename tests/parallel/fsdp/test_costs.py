@@ -14,7 +14,7 @@ import meshlib as dist
 from meshlib.testing import run_ranks
 from parallel import nn, optim
 from parallel.fsdp import MixedPrecisionPolicy, fully_shard
-from transport.algorithms.choosing.choice import DEFAULT
+from transport.choosing.choice import DEFAULT
 from transport.communicators import backends
 
 now = [Count()]
@@ -79,6 +79,16 @@ def test_bytes_are_three_times_the_parameters_but_for_the_own_part(n, bias, resh
         return shard(make_layers(bias=bias), mesh, reshard_after_forward=reshard), one_step
 
     assert bytes_of_a_step(n, (n,), ("dp_shard",), prepare) == times * (n - 1)
+
+
+@pytest.mark.parametrize(("reshard", "times"), [(True, 3), (False, 2)])
+def test_whether_parameters_stay_for_backward_may_change(reshard, times):
+    def prepare(mesh):
+        model = shard(make_layers(rows=128, bias=False), mesh, reshard_after_forward=not reshard)
+        model.set_reshard_after_forward(reshard)
+        return model, one_step
+
+    assert bytes_of_a_step(2, (2,), ("dp_shard",), prepare) == times
 
 
 def test_bytes_of_hsdp():

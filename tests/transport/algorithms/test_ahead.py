@@ -14,9 +14,9 @@ import pytest
 from far_links import NEAR, FarInprocCommunicator, far
 from rank_threads import Member, Transport, run_group
 
-from transport.algorithms.choosing.choice import Thresholds
 from transport.algorithms.exchanges.ahead import LIMIT, is_held_back, wanted
 from transport.call import Kind
+from transport.choosing.choice import Thresholds
 from transport.inproc import InprocCommunicator
 from transport.link import Pace
 from transport.operands.reduce_op import ReduceOp, premul_sum

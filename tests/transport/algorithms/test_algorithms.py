@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rank_threads import TINY, Member, Transport, run_group
 
-from transport.algorithms.choosing.choice import DEFAULT, Thresholds
 from transport.call import Kind
+from transport.choosing.choice import DEFAULT, Thresholds
 from transport.inproc import InprocCommunicator
 from transport.operands.flat import Scratch, as_bytes, laps_of, part_bounds
 from transport.operands.operand import Arrival

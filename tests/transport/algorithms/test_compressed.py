@@ -11,9 +11,9 @@ import pytest
 from far_links import FarInprocCommunicator, far
 from rank_threads import Member, Transport, run_group
 
-from transport.algorithms.choosing.choice import Thresholds
 from transport.algorithms.compressed import LEAST_BYTES
 from transport.call import Kind
+from transport.choosing.choice import Thresholds
 from transport.inproc import InprocCommunicator
 from transport.operands.compression import Compression
 from transport.operands.reduce_op import ReduceOp, error_feedback

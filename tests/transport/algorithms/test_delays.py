@@ -16,9 +16,9 @@ import pytest
 from far_links import FarInprocCommunicator, FarLink, far
 from rank_threads import Member, Transport, run_group
 
-from transport.algorithms.choosing.choice import DEFAULT, Thresholds
-from transport.algorithms.choosing.cost import work_of
 from transport.call import Call, Kind
+from transport.choosing.choice import DEFAULT, Thresholds
+from transport.choosing.cost import work_of
 from transport.link import Link, OnPiece
 from transport.operands.reduce_op import ReduceOp
 

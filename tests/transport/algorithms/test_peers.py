@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from rank_threads import Member, Transport, run_group
 
-from transport.algorithms.choosing.choice import Algorithm, Thresholds
-from transport.algorithms.choosing.peers import peers_of
 from transport.call import Kind
+from transport.choosing.choice import Algorithm, Thresholds
+from transport.choosing.peers import peers_of
 from transport.inproc import InprocCommunicator
 from transport.operands.reduce_op import ReduceOp
 

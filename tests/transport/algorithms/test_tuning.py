@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from rank_threads import LONG, run_threads
 
 from transport import environment
-from transport.algorithms.choosing.choice import DEFAULT, Thresholds
-from transport.algorithms.choosing.cost import Cost
-from transport.algorithms.choosing.tuning import (
+from transport.choosing.choice import DEFAULT, Thresholds
+from transport.choosing.cost import Cost
+from transport.choosing.tuning import (
     TransportTuning,
     Tuning,
     agree,

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from rank_threads import LONG, TINY, Member, Transport, run_group
 
-from transport.algorithms.choosing.choice import DEFAULT
 from transport.call import Call, CallHeader, Kind
+from transport.choosing.choice import DEFAULT
 from transport.deadline import Deadline
 from transport.errors import (
     CommunicatorAbortedError,

@@ -17,7 +17,7 @@ import numpy as np
 from host_driver import HostDriver, HostMachine
 from on_device import OnDevice
 
-from transport.algorithms.choosing.choice import Thresholds
+from transport.choosing.choice import Thresholds
 from transport.communicators.runtime import Membership
 from transport.cuda.staged import StagedCommunicator
 from transport.inproc import InprocCommunicator

@@ -30,8 +30,8 @@ from test_conformance_p2p import (  # noqa: F401
     test_messages_match_by_tag_and_never_overtake,
 )
 
-from transport.algorithms.choosing.choice import Thresholds
 from transport.call import Kind
+from transport.choosing.choice import Thresholds
 from transport.communicators.runtime import Membership
 from transport.cuda_ipc import CudaIpcCommunicator
 from transport.deadline import Deadline

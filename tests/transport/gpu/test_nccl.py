@@ -23,8 +23,8 @@ from test_conformance_p2p import (  # noqa: F401
     test_messages_match_by_tag_and_never_overtake,
 )
 
-from transport.algorithms.choosing.choice import DEFAULT, Thresholds
 from transport.call import Kind
+from transport.choosing.choice import DEFAULT, Thresholds
 from transport.communicators.base import Communicator
 from transport.communicators.runtime import Membership
 from transport.cuda import DeviceFlat

@@ -11,9 +11,9 @@ import pytest
 from rank_threads import LONG, Member, Transport, run_group, run_threads
 
 from transport import auto
-from transport.algorithms.choosing.choice import Thresholds
 from transport.auto import AutoCommunicator
 from transport.call import Kind
+from transport.choosing.choice import Thresholds
 from transport.communicators.backends import lookup
 from transport.communicators.runtime import Membership
 from transport.errors import DistNetworkError

@@ -18,8 +18,8 @@ from counting import Count, counting
 from growing import with_growing_deadlines
 from rank_threads import LONG, TINY, Member, Transport, run_group
 
-from transport.algorithms.choosing.choice import Thresholds
 from transport.call import Call, CallHeader, Kind
+from transport.choosing.choice import Thresholds
 from transport.communicators.base import Communicator
 from transport.communicators.runtime import Membership
 from transport.deadline import Deadline

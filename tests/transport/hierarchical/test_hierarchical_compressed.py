@@ -10,8 +10,8 @@ import pytest
 from counting import Count, counting
 from rank_threads import Member, Transport, run_group
 
-from transport.algorithms.choosing.choice import Thresholds
 from transport.call import Kind
+from transport.choosing.choice import Thresholds
 from transport.hierarchical import HierarchicalCommunicator
 from transport.inproc import InprocCommunicator
 from transport.operands.compression import Compression

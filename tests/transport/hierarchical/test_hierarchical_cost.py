@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transport.algorithms.choosing.choice import DEFAULT, Algorithm
-from transport.algorithms.choosing.cost import Cost, work_of
 from transport.call import Kind
+from transport.choosing.choice import DEFAULT, Algorithm
+from transport.choosing.cost import Cost, work_of
 from transport.hierarchical.cost import HostsCost, Shape, inside_bytes, phases
 
 INSIDE = Cost(alpha=1e-6, beta=1e-10, gamma=1e-11, lanes=8)

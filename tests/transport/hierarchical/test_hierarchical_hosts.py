@@ -38,10 +38,12 @@ def test_placement_has_every_member_once(places: list[tuple[str, bool]]) -> None
         b"",
         b"[]",
         b"{}",
-        b'{"hosts": [[0, 1]], "memory": [true]}',
-        b'{"hosts": [[0, 1, 1]], "memory": [true]}',
-        b'{"hosts": [[0, 1, 2]], "memory": []}',
-        b'{"hosts": 3, "memory": [true]}',
+        b'{"hosts": [[0, 1, 2]], "memory": [true]}',
+        b'{"hosts": [[0, 1]], "memory": [true], "sites": [""]}',
+        b'{"hosts": [[0, 1, 1]], "memory": [true], "sites": [""]}',
+        b'{"hosts": [[0, 1, 2]], "memory": [], "sites": [""]}',
+        b'{"hosts": [[0, 1, 2]], "memory": [true], "sites": []}',
+        b'{"hosts": 3, "memory": [true], "sites": [""]}',
     ],
 )
 def test_a_placement_that_is_none_is_refused(data: bytes) -> None:
@@ -50,7 +52,7 @@ def test_a_placement_that_is_none_is_refused(data: bytes) -> None:
 
 
 def test_a_place_that_is_none_is_refused() -> None:
-    for data in (b"", b"3", b'{"machine": "a"}'):
+    for data in (b"", b"3", b'{"machine": "a", "address": "x"}', b'{"machines": "a"}'):
         with pytest.raises(DistNetworkError, match="expected the place of a rank"):
             Place.decode(data)
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from rank_threads import Member, Transport, run_group
 
-from transport.algorithms.choosing.choice import Thresholds
+from transport.choosing.choice import Thresholds
 from transport.communicators.base import Communicator
 from transport.communicators.runtime import Membership
 from transport.deadline import Deadline

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from rank_threads import LONG, Member, Transport, run_group, run_threads
 
-from transport.algorithms.choosing.choice import DEFAULT
 from transport.call import Call, CallHeader, Kind
+from transport.choosing.choice import DEFAULT
 from transport.communicators.backends import lookup
 from transport.communicators.runtime import Membership, Runtime
 from transport.deadline import Deadline

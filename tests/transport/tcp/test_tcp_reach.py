@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from rank_threads import LONG, Member, Transport, run_group
 
-from transport.algorithms.choosing.choice import Thresholds
 from transport.call import Call, Kind
+from transport.choosing.choice import Thresholds
 from transport.errors import CommunicatorAbortedError, PeerLostError
 from transport.operands.reduce_op import ReduceOp
 from transport.tcp import TcpCommunicator

@@ -12,10 +12,10 @@ from __future__ import annotations
 import numpy as np
 
 from transport.algorithms import bruck
-from transport.algorithms.choosing.choice import Algorithm
-from transport.algorithms.choosing.peers import peers_of
 from transport.algorithms.team import Team
 from transport.call import Call
+from transport.choosing.choice import Algorithm
+from transport.choosing.peers import peers_of
 from transport.link import Link, Pace, PacedLink
 
 LIMIT = 64 << 20

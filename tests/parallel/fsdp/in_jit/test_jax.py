@@ -94,7 +94,10 @@ def test_with_tensor_parallel():
 
 
 def live_bytes(n, keep):
-    """Return what XLA gives a rank's step, in layers of 12: parts and states, and the rest."""
+    """Return what XLA gives a rank's step, in layers of 12: parts and states, and the rest.
+
+    Nothing runs: two ranks compile, the first and the last.
+    """
     optax = pytest.importorskip("optax")
     width, layers = 64, 12
 
@@ -107,6 +110,8 @@ def live_bytes(n, keep):
         mesh = dist.init_device_mesh("cpu", (n,), mesh_dim_names=("dp_shard",))
         params = [np.ones((width, width)) for _ in range(layers)]
         fsdp = FullyShardedDataParallel(params, mesh, keep_gathered=keep)
+        if dist.get_rank() not in {0, n - 1}:
+            return np.zeros(2)
         optimizer = optax.adam(1e-3)
 
         def step(params, states, x):

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from transport import environment
-from transport.algorithms.choosing.choice import DEFAULT, Thresholds
-from transport.algorithms.choosing.cost import Cost
+from transport.choosing.choice import DEFAULT, Thresholds
+from transport.choosing.cost import Cost
 from transport.store.base import Store
 
 FORMAT = 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from transport.algorithms.choosing.choice import Algorithm
+from transport.choosing.choice import Algorithm
 
 
 def peers_of(algorithm: Algorithm, rank: int, size: int) -> list[int]:

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from transport.algorithms.choosing.choice import Algorithm, Thresholds
 from transport.call import Kind
+from transport.choosing.choice import Algorithm, Thresholds
 from transport.operands.flat import laps_of
 
 
