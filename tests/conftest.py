@@ -40,13 +40,6 @@ for number, handler in ENDINGS.items():
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, handler)
 
-# A worker that has run everything holds ten gigabytes, little of them in use: JAX keeps what it
-# compiled (some 40 MB a test; ranks that are threads each compile their own), the collector comes
-# the more rarely the more objects there are, and malloc keeps what hundreds of threads have freed.
-MUCH_MEMORY = 1 << 30
-PAGE = os.sysconf("SC_PAGE_SIZE")
-STATM = Path("/proc/self/statm")
-
 
 def pytest_collection_finish() -> None:
     """What all tests consist of stays: the collector need not look at it again and again."""
@@ -54,15 +47,40 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-def pytest_runtest_logfinish() -> None:
-    """Give memory back after a test, once the process holds much."""
-    if not STATM.exists() or int(STATM.read_text().split()[1]) * PAGE < MUCH_MEMORY:
-        return
-    if "jax" in sys.modules:
-        sys.modules["jax"].clear_caches()
-    gc.collect()
-    with suppress(AttributeError):  # not glibc
-        ctypes.CDLL(None).malloc_trim(0)
+class Memory:
+    """Gives memory back after a test, once the process holds much.
+
+    A worker that has run everything would hold ten gigabytes, little of them in use: JAX keeps what
+    it compiled (some 40 MB a test: ranks that are threads each compile their own), the collector
+    comes the more rarely the more objects there are, and malloc keeps what hundreds of threads have
+    freed.
+    """
+
+    def __init__(self, much: int = 1 << 30) -> None:
+        self.much = self.limit = much
+
+    def resident(self) -> int:
+        """Bytes that the process holds; 0 where nobody says."""
+        try:
+            pages = Path("/proc/self/statm").read_text().split()[1]
+        except OSError:
+            return 0
+        return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+    def pytest_runtest_logfinish(self) -> None:
+        if self.resident() < self.limit:
+            return
+        if "jax" in sys.modules:
+            sys.modules["jax"].clear_caches()
+        gc.collect()
+        with suppress(AttributeError):  # not glibc
+            ctypes.CDLL(None).malloc_trim(0)
+        # Should that much be in use, then not after each test again.
+        self.limit = max(self.much, 2 * self.resident())
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Memory())
 
 
 @pytest.fixture

@@ -211,8 +211,10 @@ class Server:
             _settle(serving.kept.value, None, with_cause(error, text))
         error = error if isinstance(error, Exception) else RemoteError(f"it ended with {error!r}")
         try:
+            # References in it are passed to this worker itself by the trial, and counted as such.
+            trial = self._agent.holdings.dump((error, text), self._agent.rank)
+            load(trial.data, trial.buffers)
             payload = self._agent.holdings.dump((error, text), serving.key[0])
-            load(payload.data, payload.buffers)
         except Exception:  # noqa: BLE001 (whatever a class's own pickling may raise)
             stand_in = RemoteError(f"{type(error).__qualname__}: {error}")
             payload = self._agent.holdings.dump((stand_in, text), serving.key[0])

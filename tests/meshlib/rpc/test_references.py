@@ -51,6 +51,11 @@ def hold(rref):
     held.append(rref)
 
 
+def fail_with_a_reference():
+    hold(rpc.RRef(Counter(5)))
+    raise KeyError(held[-1])
+
+
 def let_go():
     held.clear()
 
@@ -73,6 +78,11 @@ def make_here(value):
 
 def objects():
     return len(current_agent().holdings)
+
+
+def counts():
+    owned = current_agent().holdings._objects._objects.values()
+    return {pair: count for one in owned for pair, count in one.counts.items()}
 
 
 held = []
@@ -212,6 +222,23 @@ def test_arguments_with_references_that_cannot_be_pickled_grant_nothing():
         until_freed([0, 0, 0])
 
     workers(3, program)
+
+
+def test_a_reference_in_an_exception_counts_as_any_other():
+    def program():
+        with pytest.raises(KeyError) as caught:
+            rpc.rpc_sync(1, fail_with_a_reference)
+        assert caught.value.args[0].to_here().value == 5
+        del caught
+        until = time.monotonic() + 90
+        while rpc.rpc_sync(1, counts) != {(1, 1): 1}:  # that of the one that is kept there
+            gc.collect()
+            assert time.monotonic() < until, rpc.rpc_sync(1, counts)
+            time.sleep(0.005)
+        rpc.rpc_sync(1, let_go)
+        until_freed([0, 0])
+
+    workers(2, program)
 
 
 def test_a_temporary_reference_lives_until_its_method_has_run():

@@ -15,8 +15,8 @@ import pytest
 from counting import Count, counting
 from rank_threads import TINY, Member, Transport, run_group
 
-from transport.choosing.choice import Thresholds
 from transport.call import Kind
+from transport.choosing.choice import Thresholds
 from transport.communicators.runtime import Membership
 from transport.errors import PeerLostError
 from transport.hierarchical import HierarchicalCommunicator
