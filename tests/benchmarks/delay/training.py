@@ -17,8 +17,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -51,10 +51,12 @@ def rank_main(rank: int, rounds: int, addresses: list[str]) -> None:
     theirs: list[Any] = [torch.ones(_WIDTH, _WIDTH) for _ in range(LAYERS)]
     mesh: Any = dist.all_reduce
     gloo: Any = torch.distributed.all_reduce
-    sums: dict[str, Callable[[], object]] = {
-        "meshlib": lambda: list(map(mesh, ours)),
-        "torch": lambda: list(map(gloo, theirs)),
-    }
+
+    def sum_all(all_reduce: Any, arrays: list[Any]) -> None:
+        for array in arrays:
+            all_reduce(array)
+
+    sums = {"meshlib": partial(sum_all, mesh, ours), "torch": partial(sum_all, gloo, theirs)}
     found: dict[tuple[str, str], list[float]] = {}
     for turn in range(rounds + _WARM):
         for library, trainer in trainers.items():
