@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from meshlib.trace.dump import CallDump, RankDump
+from meshlib.trace.dump import CallDump, RankDump, first_line
 from transport.call import CallHeader, Kind
 
 Key = tuple[str, int, int]
@@ -129,8 +129,7 @@ def _waits(call: RemoteCall, dumps: Mapping[int, RankDump]) -> str:
     if made is None:
         return " had called" if call.caller in dumps else " has left no record, and had called"
     if made.ended:
-        reason = f" ({made.error})" if made.error else ""
-        return f" gave up after {made.ended - made.issued:.1f} s{reason} waiting for"
+        return f" gave up after {made.ended - made.issued:.1f} s{_reason(made.error)} waiting for"
     return f" has waited {dumps[call.caller].written - made.issued:.1f} s for"
 
 
@@ -141,11 +140,15 @@ def _does(call: RemoteCall, dumps: Mapping[int, RankDump]) -> str:
     if served is None:
         return "has no record of it"
     if served.ended:
-        return f"has ended it{f' ({served.error})' if served.error else ''}"
+        return f"has ended it{_reason(served.error)}"
     if not served.started:
         return f"has not begun it, {dump.written - served.issued:.1f} s after it came"
     where = f": {served.site}" if served.site else ""
     return f"has run it for {dump.written - served.started:.1f} s{where}"
+
+
+def _reason(error: str | None) -> str:
+    return f" ({first_line(error)})" if error else ""
 
 
 def _site(call: RemoteCall) -> str:

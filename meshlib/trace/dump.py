@@ -243,3 +243,8 @@ def read(directory: str | Path) -> list[RankDump]:
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
     return sorted(dumps, key=lambda dump: dump.rank)
+
+
+def first_line(text: str | None) -> str:
+    """Return what an error says first: what follows may be tables and stacks. Of None nothing."""
+    return (text or "").partition("\n")[0]

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from meshlib.trace.chains import describe, key_of
-from meshlib.trace.dump import CallDump, RankDump
+from meshlib.trace.dump import CallDump, RankDump, first_line
 
 # How a rank's end is told: by itself, and by the others (see ``rank_exit_event``).
 _ENDED = re.compile(r"(?:ended with|raised) .*")
@@ -114,7 +114,7 @@ def verdict(dumps: Sequence[RankDump]) -> str:
     failed = [(dump.written, dump) for dump in dumps if dump.error]
     if failed:
         first = min(failed, key=lambda pair: pair[0])[1]
-        reason = _first_line(first.error)
+        reason = first_line(first.error)
         return f"Rank {first.rank} was the first to fail: {reason}.{silent}"
     if stuck:
         one = stuck[0]
@@ -128,17 +128,13 @@ def verdict(dumps: Sequence[RankDump]) -> str:
 def _ended(dumps: Sequence[RankDump]) -> tuple[int, str] | None:
     """Return the rank that was gone before the others raised, and how it went; None if none was."""
     for dump in sorted(dumps, key=lambda dump: dump.written):
-        if _ENDED.match(_first_line(dump.error)):
-            return dump.rank, _first_line(dump.error)
+        if _ENDED.match(first_line(dump.error)):
+            return dump.rank, first_line(dump.error)
     for dump in dumps:
-        lost = _LOST.match(_first_line(dump.error))
+        lost = _LOST.match(first_line(dump.error))
         if lost is not None:
             return int(lost[1]), lost[2]
     return None
-
-
-def _first_line(text: str | None) -> str:
-    return (text or "").partition("\n")[0]
 
 
 def _went_past(dumps: Sequence[RankDump], rank: int, one: Collective) -> bool:

@@ -208,7 +208,10 @@ def test_a_late_call_has_both_ends_write_their_records(tmp_path, monkeypatch):
         until = time.monotonic() + 60
         while len(list(tmp_path.glob("rank*.json"))) < 2 and time.monotonic() < until:
             time.sleep(0.001)
+        current_world().dump(tmp_path)  # its own once more, now that the call has ended for it
         gate.set()
 
     workers(2, program)
-    assert lines(dump.read(tmp_path))[2] == "    rank 1 (w1) has run it for T: last"
+    said = lines(dump.read(tmp_path))
+    assert said[2:] == ["    rank 1 (w1) has run it for T: last"]
+    assert re.match(r"  rank 0 \(w0\) gave up after T \(.+\) waiting for last on rank 1 ", said[1])

@@ -18,7 +18,7 @@ from transport.store.tcp.store import TCPStore
 
 pytestmark = pytest.mark.processes
 
-HERE = Path(__file__).parents[1]
+HERE = Path(__file__).parent
 SECONDS = 60.0
 SOON = 30.0
 """A death that takes longer to be noticed was not noticed, but timed out."""
@@ -44,6 +44,7 @@ def start(store: TCPStore, scenario: str, size: int) -> list[subprocess.Popen[st
             ],
             stdout=subprocess.PIPE,
             text=True,
+            env={**os.environ, "PYTHONPATH": str(HERE.parent)},  # rank_threads
         )
         for rank in range(size)
     ]
