@@ -50,10 +50,10 @@ def pytest_collection_finish() -> None:
 class Memory:
     """Gives memory back after a test, once the process holds much.
 
-    A worker that has run everything would hold ten gigabytes, little of them in use: JAX keeps what
-    it compiled (some 40 MB a test: ranks that are threads each compile their own), the collector
-    comes the more rarely the more objects there are, and malloc keeps what hundreds of threads have
-    freed.
+    JAX keeps what it compiled (some 40 MB a test: ranks that are threads each compile their own),
+    the collector comes the more rarely the more objects there are, and malloc keeps what hundreds
+    of threads have freed. A worker that has run everything held twelve gigabytes without this, and
+    still holds seven: what those are is not known.
     """
 
     def __init__(self, much: int = 1 << 30) -> None:

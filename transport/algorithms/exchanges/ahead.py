@@ -26,13 +26,12 @@ LIMIT = 64 << 20
 _LEAST_RATE = 5e8
 _MARGIN = 2.0
 _LONGEST_PAUSE = 64
-# A link that waits for room in the kernel's memory for such a share of the time gets twice as many
-# connections,
-_HELD_BACK = 0.25
 _MOST_CONNECTIONS = 16
-# but only where it moves this share of that memory in a round trip. Where it moves less, there is
-# room that it doesn't use: who is waited for is a slow reader, or all share a slower wire, and more
-# connections would only cost more.
+# A link that waits for room in the kernel's memory for a share of the time gets twice as many
+# connections, but only where it moves some part of that memory in a round trip. Where it moves
+# less, there is room that it doesn't use: who is waited for is a slow reader, or all share a slower
+# wire, and more connections would only cost more.
+_HELD_BACK = 0.25
 _USED = 0.25
 
 
