@@ -13,7 +13,6 @@ import argparse
 import importlib.util
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -53,13 +52,8 @@ class Network:
         self._guard = subprocess.Popen(guard, stdin=subprocess.PIPE, start_new_session=True)
         for name in self.names:
             _ip("netns", "add", name)
-        command = [
-            *_DIES_WITH_PARENT,
-            sys.executable,
-            str(_HERE / "wire.py"),
-            str(round_trip * 500),
-            str(seconds),
-        ]
+        command = [*_DIES_WITH_PARENT, sys.executable, str(_HERE / "wire.py")]
+        command += [str(round_trip * 500), str(seconds)]
         command += [str(sites), str((round_trip if near is None else near) * 500)]
         self.wire = subprocess.Popen([*command, *self.names], stdout=subprocess.PIPE)
         assert self.wire.stdout is not None
