@@ -18,11 +18,13 @@ from meshlib.jit.functions import (
     scatter,
     send,
 )
-from meshlib.jit.host_calls import HostArray, HostFunction, Program, host_call, untransformed
+from meshlib.jit.host_calls import host_call, untransformed
+from meshlib.jit.program import HostArray, HostFunction, Owner, Program
 
 __all__ = [
     "HostArray",
     "HostFunction",
+    "Owner",
     "Program",
     "all_gather",
     "all_reduce",

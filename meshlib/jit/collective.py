@@ -20,7 +20,8 @@ from jax.interpreters import ad, batching, mlir
 
 from meshlib.groups.process_group import ProcessGroup
 from meshlib.jit.call_site import CallSite
-from meshlib.jit.host_calls import ORDERED, HostArray, HostFunction, host_call
+from meshlib.jit.host_calls import ORDERED, host_call
+from meshlib.jit.program import HostArray, HostFunction
 
 HostSide = Callable[[HostArray, HostArray], None]
 """``call(output, x)`` makes a call on the host: arrays flat, or with a row for each member."""
