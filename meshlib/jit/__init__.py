@@ -18,7 +18,13 @@ from meshlib.jit.functions import (
     scatter,
     send,
 )
-from meshlib.jit.host_calls import host_call, untransformed
+from meshlib.jit.host_calls import (
+    current_trace,
+    host_call,
+    is_compiling,
+    is_tracing,
+    untransformed,
+)
 from meshlib.jit.program import HostArray, HostFunction, Owner, Program
 
 __all__ = [
@@ -31,8 +37,11 @@ __all__ = [
     "all_to_all",
     "barrier",
     "broadcast",
+    "current_trace",
     "gather",
     "host_call",
+    "is_compiling",
+    "is_tracing",
     "permute",
     "recv",
     "reduce",

@@ -31,8 +31,10 @@ None stands for NumPy's own, for which nothing has to be prepared.
 class Owner(Protocol):
     """For whom a program runs. Equal ones may run it at once."""
 
-    patience: float
-    """Seconds that it waits until the program does not run for another one."""
+    @property
+    def patience(self) -> float:
+        """Seconds that it waits until the program does not run for another one."""
+        ...
 
     def waiting(self) -> AbstractContextManager[object]:
         """Return the block in which the thread waits: for the program, or for its end."""

@@ -87,8 +87,9 @@ class Behalf:
 
     @contextlib.contextmanager
     def adopted(self, serving: bool = True) -> Generator[None]:
-        """Have the calling thread belong to the worker; its calls come from what the other one
-        serves, if ``serving``.
+        """Return the block in which the calling thread belongs to the worker.
+
+        With ``serving`` its calls come from the function of the call that the other one serves.
         """
         world = self._agent.world
         with adopted_thread(world), self._agent.server.serving(self._serving if serving else None):

@@ -298,7 +298,7 @@ class Keeper:
         """Have JAX differentiate and compile calls that a function makes which it does that to."""
         if "jax" not in sys.modules:
             return None
-        from parallel.rpc.traced import replaced
+        from parallel.rpc.in_jax.traced import replaced
 
         return replaced(self, request, args, kwargs, creates)
 

@@ -10,15 +10,11 @@ from typing import Any, TypeVar, overload
 from meshlib import rpc
 from parallel.nn.module import Module
 from parallel.rpc.contexts import Context, Keeper, keeper
-from parallel.rpc.graph import Edge, Node, Recorded
+from parallel.rpc.graph import RECORDED, RETURNS, Edge, Node, Recorded
 from parallel.rpc.modules import apply_module
 from parallel.rpc.weights import Weights, record
 
 F = TypeVar("F", bound=Callable[..., Any])
-RECORDED = "_meshlib_recorded"
-"""The attribute of functions that are recorded."""
-RETURNS = "_meshlib_returns"
-"""The attribute with what a function's author says that it returns."""
 
 
 def forward(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -50,7 +46,7 @@ def forward(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if here.here.tracing and not isinstance(fn, Module):
         return fn(*_values(args), **_values(kwargs))
     if "jax" in sys.modules and not isinstance(fn, Module):
-        from meshlib.jit.host_calls import is_compiling
+        from meshlib.jit import is_compiling
 
         if is_compiling():
             args, kwargs = _in_program(here, args, kwargs)
@@ -63,7 +59,7 @@ def forward(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if context is None:
         args, kwargs = _values((args, kwargs))
         return fn(*args, **kwargs)
-    from parallel.rpc.traced import is_traced, through_here
+    from parallel.rpc.in_jax.traced import is_traced, through_here
 
     if here.here.token is None and not is_traced((args, kwargs)):
         with here.within(context):
@@ -132,7 +128,7 @@ def value_and_grad(
     import jax
     import jax.numpy as jnp
 
-    from meshlib.jit.host_calls import current_trace
+    from meshlib.jit import current_trace
 
     numbers = (argnums,) if isinstance(argnums, int) else tuple(argnums)
 
@@ -255,8 +251,8 @@ def _in_program(here: Keeper, args: Any, kwargs: Any) -> Any:
     """Return arguments with what weights are when the program runs that is being traced."""
     import jax
 
-    from parallel.rpc.staged import refuse_recorded, weights_in_program
-    from parallel.rpc.traced import usable_token
+    from parallel.rpc.in_jax.staged import refuse_recorded, weights_in_program
+    from parallel.rpc.in_jax.traced import usable_token
 
     refuse_recorded(_leaves((args, kwargs)))
 

@@ -9,10 +9,8 @@ import jax
 import numpy as np
 
 from meshlib import rpc
-from meshlib.rpc.functions import is_async
 from parallel.rpc.contexts import keeper
-from parallel.rpc.forward import RETURNS
-from parallel.rpc.graph import Recorded
+from parallel.rpc.graph import RETURNS, Recorded
 from parallel.rpc.weights import Weights
 
 
@@ -44,7 +42,7 @@ def result_of(request: rpc.Request, args: tuple[Any, ...], kwargs: dict[str, Any
     if callable(returns):
         args, kwargs = jax.tree.map(_to_struct, (args, kwargs), is_leaf=is_ours)
         returns = returns(*args, **kwargs)
-    return jax.tree.map(lambda it: Shape(tuple(it.shape), np.dtype(it.dtype)), returns)
+    return jax.tree.map(_to_shape, returns)
 
 
 def abstract_result(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -65,7 +63,7 @@ def abstract_result(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
         return [leaf for leaf in out if hasattr(leaf, "dtype")]
 
     name = getattr(func, "__qualname__", repr(func))
-    if is_async(func):
+    if rpc.functions.is_async(func):
         raise _unknown(name, "it is marked with async_execution")
     try:
         arrays = iter(jax.eval_shape(call, [_to_struct(leaves[i]) for i in places]))
@@ -74,11 +72,14 @@ def abstract_result(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
     out, out_tree = structure
     for i, leaf in enumerate(out):
         if hasattr(leaf, "dtype"):
-            found = next(arrays)
-            out[i] = Shape(tuple(found.shape), np.dtype(found.dtype))
+            out[i] = _to_shape(next(arrays))
         elif is_ours(leaf) or isinstance(leaf, rpc.Future | rpc.RRef):
             raise _unknown(name, f"it has returned {leaf!r}")
     return jax.tree.unflatten(out_tree, out)
+
+
+def _to_shape(array: Any) -> Shape:
+    return Shape(tuple(array.shape), np.dtype(array.dtype))
 
 
 def _to_struct(leaf: Any) -> Any:

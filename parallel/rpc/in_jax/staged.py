@@ -25,7 +25,7 @@ from meshlib.jit import HostArray, HostFunction, Program, host_call
 from parallel.rpc.contexts import Context, Keeper, keeper
 from parallel.rpc.engine import run_pass
 from parallel.rpc.graph import Edge, Recorded, Sink
-from parallel.rpc.shapes import Shape, is_ours, result_of
+from parallel.rpc.in_jax.shapes import Shape, is_ours, result_of
 from parallel.rpc.weights import Weights, record
 
 

@@ -15,12 +15,11 @@ import jax.numpy as jnp
 from jax.core import Tracer
 
 from meshlib import rpc
-from meshlib.jit.host_calls import current_trace, is_compiling, is_tracing
+from meshlib.jit import current_trace, is_compiling, is_tracing
 from parallel.rpc.contexts import Context, Keeper
 from parallel.rpc.engine import run_pass
-from parallel.rpc.forward import RECORDED
-from parallel.rpc.graph import Edge, Recorded, Sink
-from parallel.rpc.staged import stage
+from parallel.rpc.graph import RECORDED, Edge, Recorded, Sink
+from parallel.rpc.in_jax.staged import stage
 
 Call = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
