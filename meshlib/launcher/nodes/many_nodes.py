@@ -208,8 +208,7 @@ class ManyNodes(Coordinator):
             self._events.append(Verdict(False, self._ended, self._cut_off))
             return
         if self._placement is not None and first:
-            said = [item.to_dict() for item in exits]
-            self._say(Ended(self._agent, self._placement.attempt, said, well))
+            self._say(Ended(self._agent, self._placement.attempt, list(exits), well))
         all_lost = self._rules.continues and not well
         if interrupted or (all_lost and self._leading is None):
             # The others may go on; who started this launcher may start it again.
@@ -284,7 +283,7 @@ class ManyNodes(Coordinator):
         self._events.append(Placed(self._placement))
 
     def _conclude(self, result: Result) -> None:
-        exits = [RankExit.from_dict(item) for item in result.exits]
+        exits = result.exits
         if self._placement is not None and self._placement.attempt == result.attempt:
             self._events.append(Verdict(result.again, exits, result.error))
         elif self._placement is None and not result.again:
