@@ -30,7 +30,7 @@ from meshlib.launcher.nodes.coordinator import (
     last_members,
 )
 from meshlib.launcher.nodes.leader import Leader, Rules
-from meshlib.launcher.nodes.meeting import Leading, Waiting, serve_if_ours
+from meshlib.launcher.nodes.leading import Leading, serve_if_ours
 from meshlib.launcher.nodes.records import (
     LOG,
     Admitted,
@@ -49,6 +49,7 @@ from meshlib.launcher.nodes.records import (
     alive_key,
     parse,
 )
+from meshlib.launcher.nodes.waiting import Waiting
 from meshlib.launcher.options.launch import NodeOptions
 from meshlib.launcher.ranks.failure import RankExit
 from transport.deadline import Deadline
