@@ -5,6 +5,7 @@ kept in order.
 """
 
 from meshlib.jit.functions import (
+    Passing,
     all_gather,
     all_reduce,
     all_to_all,
@@ -12,6 +13,8 @@ from meshlib.jit.functions import (
     broadcast,
     gather,
     permute,
+    permute_done,
+    permute_start,
     recv,
     reduce,
     reduce_scatter,
@@ -31,6 +34,7 @@ __all__ = [
     "HostArray",
     "HostFunction",
     "Owner",
+    "Passing",
     "Program",
     "all_gather",
     "all_reduce",
@@ -43,6 +47,8 @@ __all__ = [
     "is_compiling",
     "is_tracing",
     "permute",
+    "permute_done",
+    "permute_start",
     "recv",
     "reduce",
     "reduce_scatter",
