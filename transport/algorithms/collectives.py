@@ -9,7 +9,6 @@ from functools import cached_property
 import numpy as np
 
 from transport.algorithms import (
-    alone,
     bruck,
     chain,
     compressed,
@@ -96,8 +95,6 @@ class LinkCollectives(Collectives):
 
     def broadcast(self, call: Call, buffer: Flat, root: int) -> None:
         self.check_open()
-        if self.size == 1:
-            return
         algorithm = self.table.broadcast(buffer.nbytes, self.size)
         (chain if algorithm is Algorithm.CHAIN else tree).broadcast(self, call, buffer, root)
 
@@ -110,9 +107,6 @@ class LinkCollectives(Collectives):
         self._quietly(self._all_reduce, call, buffer, op)
 
     def _all_reduce(self, call: Call, buffer: Flat, op: ReduceOp) -> None:
-        if self.size == 1:
-            alone.reduce(self.scratch, buffer, op, self.table.segment)
-            return
         form = self.compression
         if form is not None and compressed.compresses(form, buffer.nbytes, buffer.dtype, op):
             self._prepare_once(Algorithm.PAIRWISE, call)
@@ -154,17 +148,12 @@ class LinkCollectives(Collectives):
         self._quietly(self._reduce, call, buffer, op, root)
 
     def _reduce(self, call: Call, buffer: Flat, op: ReduceOp, root: int) -> None:
-        if self.size == 1:
-            alone.reduce(self.scratch, buffer, op, self.table.segment)
-            return
         algorithm = self.table.reduce(buffer.nbytes, self.size)
         (chain if algorithm is Algorithm.CHAIN else tree).reduce(self, call, buffer, op, root)
 
     def all_gather(self, call: Call, outputs: Sequence[Flat], input_: Flat) -> None:
         self.check_open()
         _copy(outputs[self.rank], input_)
-        if self.size == 1:
-            return
         total = sum(output.nbytes for output in outputs)
         algorithm = self.table.all_gather(total, self.size)
         if algorithm is Algorithm.RING and self._pairs_pay(call):
@@ -197,10 +186,6 @@ class LinkCollectives(Collectives):
     def _reduce_scatter(
         self, call: Call, output: Flat, inputs: Sequence[Flat], op: ReduceOp
     ) -> None:
-        if self.size == 1:
-            _copy(output, inputs[0])
-            alone.reduce(self.scratch, output, op, self.table.segment)
-            return
         total = sum(part.nbytes for part in inputs)
         form = self.compression
         if form is not None and compressed.compresses(form, total, output.dtype, op):
