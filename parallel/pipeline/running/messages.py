@@ -61,6 +61,7 @@ class Messages:
         empty: Callable[[int, Spec], Array],
     ) -> None:
         self._table, self._rank = plan.table, plan.rank
+        self._needed = plan.needed
         self._group, self._empty = group, empty
         self._inputs, self._outputs = agreement.inputs, agreement.outputs
         self._told = agreement.told
@@ -73,7 +74,7 @@ class Messages:
 
     def expect(self, action: Action) -> None:
         """Begin to receive what ``action`` needs, if that is large, and known by now."""
-        message = self._from_elsewhere(action)
+        message = self._needed.get(action)
         if message is not None:
             self._post(message, early=True)
 
@@ -92,12 +93,6 @@ class Messages:
         coming = iter(arrays)
         specs = self._outputs[message.stage]
         return tuple(next(coming) if spec.is_trained else None for spec in specs)
-
-    def _from_elsewhere(self, action: Action) -> Message | None:
-        message = message_for(action, self._table)
-        if message is None or self._source(message) == self._rank:
-            return None
-        return message
 
     def _source(self, message: Message) -> int:
         return self._table.rank_of[message.stage + (1 if message.is_gradient else -1)]
