@@ -68,5 +68,5 @@ class Plan:
         from_elsewhere = {message for messages in self.coming.values() for message in messages}
         for action in self.row:
             message = message_for(action, table)
-            if message in from_elsewhere:
+            if message is not None and message in from_elsewhere:
                 self.needed[action] = message
