@@ -182,6 +182,9 @@ class ShmCommunicator(Communicator):
         else:
             self.mailbox.post(call, data, dst)
 
+    def takes_at_once(self, dst: int, nbytes: int) -> bool:
+        return self.abort_reason is None and self.mailbox.has_room(dst, nbytes)
+
     def recv(self, call: Call, buffer: Flat, src: int | None, tag: int) -> int:
         if self.abort_reason is not None:
             raise CommunicatorAbortedError(self.abort_reason)
