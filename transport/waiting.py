@@ -1,7 +1,7 @@
 """How a thread waits for what others bring.
 
-Where it will be woken, it looks for a moment before it sleeps: ``LookOut``. Where nothing would wake
-it, it asks ever more rarely: ``Pauses``.
+Where it will be woken, it looks for a moment before it sleeps: ``LookOut``. Where nothing would
+wake it, it asks ever more rarely: ``Pauses``.
 
 ``transport/native/shm/waiting.c`` is ``LookOut`` in C.
 """
