@@ -5,6 +5,7 @@ kept in order.
 """
 
 from meshlib.jit.functions import (
+    Passing,
     all_gather,
     all_reduce,
     all_to_all,
@@ -12,26 +13,42 @@ from meshlib.jit.functions import (
     broadcast,
     gather,
     permute,
+    permute_done,
+    permute_start,
     recv,
     reduce,
     reduce_scatter,
     scatter,
     send,
 )
-from meshlib.jit.host_calls import HostArray, HostFunction, Program, host_call, untransformed
+from meshlib.jit.host_calls import (
+    current_trace,
+    host_call,
+    is_compiling,
+    is_tracing,
+    untransformed,
+)
+from meshlib.jit.program import HostArray, HostFunction, Owner, Program
 
 __all__ = [
     "HostArray",
     "HostFunction",
+    "Owner",
+    "Passing",
     "Program",
     "all_gather",
     "all_reduce",
     "all_to_all",
     "barrier",
     "broadcast",
+    "current_trace",
     "gather",
     "host_call",
+    "is_compiling",
+    "is_tracing",
     "permute",
+    "permute_done",
+    "permute_start",
     "recv",
     "reduce",
     "reduce_scatter",
