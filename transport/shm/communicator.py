@@ -175,6 +175,9 @@ class ShmCommunicator(MessagingCommunicator):
     def post(self, call: Call, data: memoryview, dst: int) -> None:
         self.mailbox.post(call, data, dst)
 
+    def takes_at_once(self, dst: int, nbytes: int) -> bool:
+        return self.abort_reason is None and self.mailbox.has_room(dst, nbytes)
+
     def lose(self, peer: int, reason: str) -> None:
         self.mailbox.lose(peer, PeerLostError(reason, peer))
 
