@@ -30,6 +30,7 @@ from transport.tcp.frame import (
     SMALL_BYTES,
     STAGING_BYTES,
     STEP_BYTES,
+    DealtOutgoing,
     Incoming,
     Outgoing,
     WrongFrame,
@@ -215,10 +216,12 @@ class TcpLink(PacedLink):
 
     def departure(self, call: Call, data: memoryview) -> Outgoing:
         """Return a frame that is to be pushed here."""
+        if not self._more:
+            return Outgoing(call, data)
+        have = 1 + len(self._more)
         if not self._usable or data.nbytes < STRIPED_BYTES:
-            return Outgoing(call, data, 1 + len(self._more))
-        over = (self.first, *self._more[: self._usable])
-        return Outgoing(call, data, 1 + len(self._more), over)
+            return Outgoing(call, data, have)
+        return DealtOutgoing(call, data, have, (self.first, *self._more[: self._usable]))
 
     def arrival(self, call: Call, into: memoryview) -> Incoming:
         """Return a frame that is to be pulled from here."""
