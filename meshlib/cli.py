@@ -6,7 +6,7 @@ import importlib
 import sys
 from collections.abc import Callable, Sequence
 
-from meshlib.command_line import end_quietly
+from meshlib.command_line import end_quietly, say
 from meshlib.did_you_mean import did_you_mean
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -43,7 +43,7 @@ def _run(arguments: list[str]) -> int:
     if command not in COMMANDS:
         expected = ", ".join(COMMANDS)
         hint = did_you_mean(command, COMMANDS)
-        sys.stderr.write(f"meshlib: {command!r} is no command; expected {expected}{hint}\n")
+        say("meshlib", f"{command!r} is no command; expected {expected}{hint}")
         return 2
     module, _, function = COMMANDS[command][0].partition(":")
     run: Callable[[Sequence[str]], int] = getattr(importlib.import_module(module), function)

@@ -56,7 +56,7 @@ def print_result(prog: str, make: Callable[[], str]) -> int:
     try:
         text = make()
     except (ValueError, OSError, ImportError) as error:
-        sys.stderr.write(f"{prog}: {' '.join(told(error).split())}\n")
+        say(prog, " ".join(told(error).split()))
         return USAGE_ERROR
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without × is no reason to fail
@@ -66,6 +66,12 @@ def print_result(prog: str, make: Callable[[], str]) -> int:
         return 0
 
     return end_quietly(write)
+
+
+def say(prog: str, text: str) -> None:
+    """Print a line of the command ``prog`` on standard error, now."""
+    sys.stderr.write(f"{prog}: {text}\n")
+    sys.stderr.flush()
 
 
 def end_quietly(run: Callable[[], int]) -> int:

@@ -22,6 +22,7 @@ from transport.errors import (
     PeerLostError,
 )
 from transport.hierarchical import HierarchicalCommunicator
+from transport.hierarchical.hosts import Placement
 from transport.links.communicator import LinkCommunicator
 from transport.operands.reduce_op import Flat, ReduceOp
 from transport.place import Place, this_place
@@ -166,8 +167,7 @@ class AutoCommunicator(Forwarding, Communicator):
         self._check_open()
         peers = [peer for peer in range(self.size) if peer != self.rank]
         near = self._near
-        if near is not None:
-            self._directory.look_up_all(call)
+        places = self._directory.look_up_all(call)
         if near is not None and all(self._directory.is_near(peer, call) for peer in peers):
             vote = self._try_near(near, call)
             key = "shares-memory/{}".format
@@ -177,8 +177,9 @@ class AutoCommunicator(Forwarding, Communicator):
                 self._chosen = near
                 return near
             # They are on one host, and yet not all can share memory.
-            return self._open_levels(memory=False)
-        return self._open_levels(memory=near is not None)
+            obstacle = "not all members on its host can share memory"
+            places = [replace(place, obstacle=obstacle) for place in places]
+        return self._open_levels(Placement.of(places))
 
     def _try_near(self, near: ShmCommunicator, call: Call) -> bytes:
         try:
@@ -190,15 +191,15 @@ class AutoCommunicator(Forwarding, Communicator):
             return _NO
         return _YES
 
-    def _open_levels(self, *, memory: bool) -> Communicator:
+    def _open_levels(self, placement: Placement) -> Communicator:
         far = self._open_far()
 
         def across(_membership: Membership, _table: Thresholds | None) -> LinkCommunicator:
             return far
 
-        obstacle = "" if memory else "not all members on its host can share memory"
-        place = replace(self._directory.place, obstacle=obstacle)
-        levels = HierarchicalCommunicator(self.membership, self._table, place, across)
+        levels = HierarchicalCommunicator(
+            self.membership, self._table, across=across, placement=placement
+        )
         with self._lock:
             if self.abort_reason is None:
                 self._levels = self._chosen = levels

@@ -5,6 +5,8 @@ They live on the lowest floor because a transport is where most of them begin.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class DistError(RuntimeError):
     """Base of every error that meshlib raises on purpose about distributed state."""
@@ -23,7 +25,14 @@ class DistStoreError(DistError):
 
 
 class StoreTimeoutError(DistStoreError, TimeoutError):
-    """A wait on a store passed its deadline; the message names the keys and the store."""
+    """A wait on a store passed its deadline; the message names the keys and the store.
+
+    ``missing`` are the keys that had not come, with all their prefixes, where that is known.
+    """
+
+    def __init__(self, message: str = "", missing: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.missing = tuple(missing)
 
 
 class QueueEmptyError(DistStoreError):

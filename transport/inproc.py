@@ -23,6 +23,7 @@ from transport.errors import (
     PeerLostError,
 )
 from transport.link import Link, OnPiece, waited_for, wrong_frame
+from transport.links.alone import AloneCommunicator
 from transport.links.communicator import LinkCommunicator
 from transport.links.mailbox import Mailbox
 
@@ -406,3 +407,9 @@ class InprocCommunicator(LinkCommunicator):
         super().close()
         self._hub.leave(self.membership, aborted=False)
         self._links.clear()
+
+
+def make_alone(membership: Membership) -> AloneCommunicator:
+    """Make the communicator of a group of one; its store must be one of this process, too."""
+    membership.store.in_process("inproc", _Hub)
+    return AloneCommunicator(membership)

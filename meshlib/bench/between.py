@@ -14,7 +14,6 @@ import os
 import socket
 import statistics
 import struct
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from meshlib.bench.libraries.c10d import TorchGloo, bind_c10d
 from meshlib.bench.libraries.library import TIMEOUT
 from meshlib.bench.predict import KINDS, cost_of
 from meshlib.bench.sizes import format_size
+from meshlib.command_line import say
 from transport import environment
 from transport.choosing.cost import Cost, work_of
 from transport.choosing.tuning import Tuning, from_environment
@@ -337,5 +337,5 @@ def main_between(args: argparse.Namespace) -> int:
     try:
         return run_between(args)
     except (ValueError, BenchmarkError) as error:
-        sys.stderr.write(f"meshlib bench: {error}\n")
+        say("meshlib bench", str(error))
         return 1 if isinstance(error, BenchmarkError) else 2

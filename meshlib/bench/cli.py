@@ -19,7 +19,7 @@ from meshlib.bench.progress import Progress
 from meshlib.bench.report import as_json, copy_bandwidth, header, rows
 from meshlib.bench.run import Plan, Result, Skipped, grid, run
 from meshlib.bench.sizes import parse_size
-from meshlib.command_line import USAGE_ERROR, OneLineParser
+from meshlib.command_line import USAGE_ERROR, OneLineParser, say
 from transport.choosing.tuning import Tuning, from_environment
 from transport.hierarchical.cost import Shape
 
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         own = own_libraries(backends, args.symmetric)
         pythons = dict.fromkeys(own, sys.executable) | _peers_there(args.vs)
     except ValueError as error:
-        sys.stderr.write(f"meshlib bench: {error}\n")
+        say("meshlib bench", str(error))
         return USAGE_ERROR
     cells = grid(args.collectives, args.sizes, args.ranks, list(pythons))
     plan = Plan(cells, pythons, args.rounds)
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     sys.stdout.write(rows(found, list(pythons), memory) + "\n")
                 sys.stdout.flush()
     except BenchmarkError as error:
-        sys.stderr.write(f"meshlib bench: {error}\n")
+        say("meshlib bench", str(error))
         return 1
     if args.json is not None:
         args.json.parent.mkdir(parents=True, exist_ok=True)
@@ -92,7 +92,7 @@ def _peers_there(wanted: Sequence[str]) -> dict[str, str]:
     if missing and not found:
         raise ValueError("; ".join(missing))
     for complaint in missing:
-        sys.stderr.write(f"meshlib bench: without it: {complaint}\n")
+        say("meshlib bench", f"without it: {complaint}")
     return found
 
 

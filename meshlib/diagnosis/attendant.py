@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from contextlib import suppress
-from typing import Generic, TypeVar, cast
+from typing import ClassVar, Generic, TypeVar, cast
 
-from transport.errors import DistStoreError
+from transport.errors import DistNetworkError, DistStoreError
 from transport.store.base import Store
 
 U = TypeVar("U")
@@ -22,6 +22,10 @@ class Attendant(ABC, Generic[U]):
     """
 
     name: str
+    prepares: ClassVar[bool] = False
+    """Whether ``_prepare`` is to be done before ``enter`` returns; else the thread itself makes its
+    client, which costs some round trips to a server.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -46,8 +50,11 @@ class Attendant(ABC, Generic[U]):
         with self._lock:
             self._users[user] = None
             if self._shift is None:
-                self._shift = _Shift(store.clone())
-                self._prepare(self._shift.store, user)
+                own = None
+                if self.prepares:
+                    own = store.clone()
+                    self._prepare(own, user)
+                self._shift = _Shift(store, own)
                 self._shift.begin(self)
 
     def leave(self, user: U) -> None:
@@ -73,25 +80,46 @@ class Attendant(ABC, Generic[U]):
 
 
 class _Shift:
-    """One thread, from the first user to the last one, and its client."""
+    """One thread, from the first user to the last one, and its client: ``own``, else a clone of
+    ``store``.
+    """
 
-    def __init__(self, store: Store) -> None:
-        self.store = store
+    def __init__(self, store: Store, own: Store | None) -> None:
+        self._store = store
+        self._own = own
+        self._lock = threading.Lock()
         self.ending = threading.Event()
         self._thread: threading.Thread | None = None
 
     def begin(self, attendant: Attendant[U]) -> None:
         def run() -> None:
-            with suppress(DistStoreError):
-                attendant.work(self.store, self.ending)
+            with suppress(DistStoreError, DistNetworkError):
+                store = self._client()
+                if store is not None:
+                    attendant.work(store, self.ending)
             if not self.ending.is_set():
                 attendant.bereave()
 
         self._thread = threading.Thread(target=run, name=f"meshlib-{attendant.name}", daemon=True)
         self._thread.start()
 
+    def _client(self) -> Store | None:
+        """Return the thread's client; None when it is to end."""
+        if self._own is not None:
+            return self._own
+        own = self._store.clone()
+        with self._lock:
+            self._own = own
+            if not self.ending.is_set():
+                return own
+        own.close()
+        return None
+
     def end(self) -> None:
         self.ending.set()
-        self.store.close()
+        with self._lock:
+            own = self._own
+        if own is not None:
+            own.close()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(END_SECONDS)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self, TypeVar
 
+from meshlib.records import build, values_of
 from transport.errors import (
     CollectiveMismatchError,
     CollectiveTimeoutError,
@@ -38,15 +39,7 @@ class Entry:
 
     def line(self) -> str:
         """Return the entry as it is appended to the log."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        # What lies inside of one is spelled out where there is such: the log of a thousand ranks
-        # that leave has none.
-        return json.dumps({"kind": self.kind} | values, default=asdict) + "\n"
-
-    @classmethod
-    def from_values(cls, values: dict[str, Any]) -> Self:
-        """Build from what JSON gives for the fields."""
-        return cls(**values)
+        return json.dumps({"kind": self.kind} | values_of(self), default=values_of) + "\n"
 
 
 E = TypeVar("E", bound=Entry)
@@ -60,7 +53,7 @@ def reader_of(*kinds: type[E]) -> Parse[E]:
 
     def parse(line: bytes) -> E:
         values: dict[str, Any] = json.loads(line)
-        return by_name[values.pop("kind")].from_values(values)
+        return build(by_name[values.pop("kind")], values)
 
     return parse
 
@@ -99,13 +92,6 @@ class Leave(Event):
     kind: ClassVar[str] = "leave"
     rank: int
     joined: Chains
-
-    @classmethod
-    def from_values(cls, values: dict[str, Any]) -> Self:
-        """Build from what JSON gives for the fields."""
-        joined: dict[str, list[int] | None] = values["joined"]
-        chains = {group: None if c is None else (c[0], c[1]) for group, c in joined.items()}
-        return cls(values["rank"], chains)
 
 
 @dataclass(frozen=True, slots=True)

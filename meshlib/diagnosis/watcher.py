@@ -78,6 +78,7 @@ class _Reader(Attendant[Watcher]):
     """Reads the log, and has the watchers take what comes."""
 
     name = "watcher"
+    prepares = True
 
     def __init__(self) -> None:
         super().__init__()

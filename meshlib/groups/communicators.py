@@ -23,5 +23,5 @@ def make_device_communicator(membership: Membership, name: str, cpu: str | None)
     """
     factory: Any = backends.lookup(name).load()
     if name in _WITH_CPU and cpu is not None:
-        return factory(membership, backends.lookup(cpu).load())
+        return factory(membership, backends.lookup(cpu).make)
     return factory(membership)

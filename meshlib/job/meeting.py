@@ -16,6 +16,7 @@ from transport.store.base import Store
 
 LOST = b"lost"
 _SERVER = "served-by"
+_NOBODY = b"none"
 _SIZE = "size"
 
 
@@ -27,18 +28,20 @@ def meet(store: Store, rank: int, size: int, deadline: Deadline, as_launched: bo
     ranks were told different ones.
     """
     if store.serves:
-        store.set(_SERVER, str(rank))
+        store.post(_SERVER, str(rank))
     _agree_on_size(store, rank, size)
-    store.multi_set([f"here/{rank}", standing_key(rank)], [b"1", b""])
+    store.post(f"here/{rank}", b"1")
+    store.post(standing_key(rank), b"")
     arrived = store.add("arrived", 1)
     if arrived == 1:
         register_log(store)
         if as_launched:
             _tell_of_the_ended(store, size)
-    if arrived == size:
-        store.compare_set(ALL_HERE, "", b"1")
     try:
-        said = store.get(ALL_HERE, timeout=deadline.remaining())
+        if arrived == size:
+            said = store.compare_set(ALL_HERE, "", b"1")
+        else:
+            said = store.get(ALL_HERE, timeout=deadline.remaining())
     except DistStoreError as error:
         missing = [r for r in range(size) if not store.check([f"here/{r}"])]
         text = (
@@ -60,7 +63,9 @@ def join(store: Store, rank: int) -> None:
 
 def server_of(store: Store) -> int | None:
     """Return the rank that serves ``store``, if a rank does."""
-    return int(store.get(_SERVER)) if store.check([_SERVER]) else None
+    # A rank that serves it has said so before it arrived: where none has, none does.
+    said = store.compare_set(_SERVER, "", _NOBODY)
+    return None if said == _NOBODY else int(said)
 
 
 def _agree_on_size(store: Store, rank: int, size: int) -> None:

@@ -261,7 +261,7 @@ class World:
             compression=group.compression if device == "cpu" else None,
         )
         if device == "cpu":
-            return backends.lookup(name).load()(membership)
+            return backends.lookup(name).make(membership)
         return make_device_communicator(membership, name, group.backends.get("cpu"))
 
     def _on_made(self, group: ProcessGroup) -> None:

@@ -8,10 +8,11 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
-from meshlib.command_line import reader_is_gone
+from meshlib.command_line import reader_is_gone, say
 from meshlib.launcher.nodes.coordinator import (
     Come,
     Coordinator,
@@ -25,7 +26,6 @@ from meshlib.launcher.ranks.ending import (
     SETTLE_AFTER_ECHO_SECONDS,
     SETTLE_SECONDS,
     Ending,
-    Only,
 )
 from meshlib.launcher.ranks.failure import RankExit, Report, rank_list
 from meshlib.launcher.ranks.fork_server import ForkServer
@@ -37,6 +37,7 @@ from meshlib.trace import RECORDS
 from transport import environment
 
 STDOUT = 1
+_say = partial(say, "meshrun")
 _DRAIN_SECONDS = 2.0
 _SAME_SIGNAL_SECONDS = 0.5
 _CLOCK_STEP = 0.1
@@ -188,10 +189,15 @@ class Agent:
         grace = options.failure_grace if quick else options.signal_grace
         first = signal.SIGINT if quick else signal.SIGTERM
         if not options.engine_signals:
-            return Ending(group, 0.0, grace, first)
+            return Ending(lambda: group.running, 0.0, grace, first)
         for worker in group.workers:  # by the engine, which sends it to every process there is
             worker.told_by_others()
-        return Ending(group, 0.0, grace, None)
+        return Ending(lambda: group.running, 0.0, grace, None)
+
+    def _ending_after(self, settle: float, workers: Sequence[Worker]) -> Ending:
+        """End ``workers``, and who is added to them, because of a failure."""
+        grace = self._options.failure_grace
+        return Ending(lambda: [w for w in workers if w.running], settle, grace, signal.SIGTERM)
 
     def _look_at_ranks(self) -> None:
         group = self._group
@@ -211,7 +217,7 @@ class Agent:
                     self._rank_failed(group, worker, result)
         if self._ending is not None:
             self._ending.advance()
-        self._leaving = [one for one in self._leaving if one.ranks.running]
+        self._leaving = [one for one in self._leaving if one.running()]
         for one in self._leaving:
             one.advance()
         if not group.running and not self._vacant:
@@ -245,8 +251,7 @@ class Agent:
             return
         if self._ending is None:
             settle = SETTLE_SECONDS if result.is_cause else SETTLE_AFTER_ECHO_SECONDS
-            grace = self._options.failure_grace
-            self._ending = Ending(group, settle, grace, signal.SIGTERM)
+            self._ending = self._ending_after(settle, group.workers)
         elif result.is_cause:
             self._ending.settle_within(SETTLE_SECONDS)
 
@@ -260,8 +265,7 @@ class Agent:
             return False
         lost = f"rank {result.rank} {result.loss.how}"
         if worker.running:  # it has said why it fails, and may take long to end
-            grace = self._options.failure_grace
-            self._leaving.append(Ending(Only(worker), SETTLE_SECONDS, grace, signal.SIGTERM))
+            self._leaving.append(self._ending_after(SETTLE_SECONDS, [worker]))
         if self._replaced < limit:
             self._replaced += 1
             self._vacant.append((worker.local_rank, lost))
@@ -275,8 +279,7 @@ class Agent:
         self._vacant.clear()
         if self._group is not None and self._ending is None:
             self._stopped_elsewhere = True
-            grace = self._options.failure_grace
-            self._ending = Ending(self._group, SETTLE_SECONDS, grace, signal.SIGTERM)
+            self._ending = self._ending_after(SETTLE_SECONDS, self._group.workers)
 
     def _try_again(self, verdict: Verdict) -> None:
         cause = Report(verdict.exits, verdict.error).cause
@@ -329,8 +332,3 @@ class Agent:
     def _note(self, text: str) -> None:
         if self._options.verbose:
             _say(text)
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"meshrun: {text}\n")
-    sys.stderr.flush()

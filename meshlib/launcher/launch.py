@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
 
+from meshlib.command_line import say
 from meshlib.launcher.agent import Agent
 from meshlib.launcher.nodes.coordinator import Coordinator, OneNode
 from meshlib.launcher.options.launch import LaunchOptions
@@ -28,7 +28,7 @@ def launch(options: LaunchOptions) -> int:
     Call it from the main thread of a process of its own.
     """
     for note in options.warnings:
-        sys.stderr.write(f"meshrun: {note}\n")
+        say("meshrun", note)
     with SignalPipe() as signals:  # from here on Ctrl-C is the agent's, who ends what was begun
         return _launch(options, signals)
 
@@ -65,7 +65,7 @@ def _launch(options: LaunchOptions, signals: SignalPipe) -> int:
             if server is not None:
                 server.close()
     except (DistError, OSError) as error:
-        sys.stderr.write(f"meshrun: {error}{_mend(error, options)}\n")
+        say("meshrun", f"{error}{_mend(error, options)}")
         return 1
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -98,7 +98,7 @@ class ProcessContext:
     ) -> None:
         """End the ranks: let them do it for ``settle`` seconds, then SIGTERM, then SIGKILL."""
         deadline = Deadline.after(settle + grace_period + _KILL_SECONDS)
-        ending = Ending(self, settle, grace_period, signal.SIGTERM)
+        ending = Ending(lambda: self.running, settle, grace_period, signal.SIGTERM)
         while (running := self.running) and not deadline.expired:
             _wait(running, max(0.0, ending.due - time.monotonic()))
             ending.advance()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from meshlib.command_line import say
 from meshlib.launcher.nodes.coordinator import Placement
 from meshlib.launcher.options.launch import LaunchOptions
 from meshlib.monitor.jobs import Job, write
@@ -53,11 +53,10 @@ class Shown:
             self._page = PageServer(self._watch, *address)
         except (DistError, OSError) as error:  # a job is not to fail because nobody sees it
             self.close()
-            sys.stderr.write(f"meshrun: there is no page of this job: {error}\n")
+            say("meshrun", f"there is no page of this job: {error}")
             return
         self._watch.start()
-        sys.stderr.write(f"meshrun: this job can be seen at {self._page.url}\n")
-        sys.stderr.flush()
+        say("meshrun", f"this job can be seen at {self._page.url}")
 
     def close(self) -> None:
         """Stop showing."""

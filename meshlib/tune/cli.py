@@ -15,7 +15,7 @@ import numpy as np
 
 from meshlib.bench.report import processor
 from meshlib.bench.sizes import format_size
-from meshlib.command_line import OneLineParser
+from meshlib.command_line import OneLineParser, say
 from meshlib.launcher.spawn import spawn
 from meshlib.testing import run_ranks
 from meshlib.tune.contests import CONTESTS
@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         tuning = tune(args.transports, args.ranks, _measure, _progress)
         args.output.write_text(tuning.encode() + "\n", encoding="utf-8")
     except (OSError, DistError) as error:
-        sys.stderr.write(f"meshlib tune: {error}\n")
+        say("meshlib tune", str(error))
         return 1
     sys.stdout.write(describe(tuning))
     sys.stdout.write(f"\nwritten to {args.output}; to use it: {environment.TUNING}={args.output}\n")

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from meshlib.job.init import destroy_process_group, init_process_group
+from meshlib.records import build, values_of
 from meshlib.tune.measure import Bench
 from transport.choosing.choice import Thresholds
 from transport.choosing.cost import Cost
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Found:
     """What was measured among one number of ranks."""
 
@@ -22,14 +22,12 @@ class Found:
 
     def encode(self) -> str:
         """Return this as JSON."""
-        return json.dumps(dataclasses.asdict(self))
+        return json.dumps(self, default=values_of)
 
     @classmethod
     def decode(cls, text: str) -> Found:
         """Return what ``encode`` wrote."""
-        fields: dict[str, Any] = json.loads(text)
-        cost = fields["cost"]
-        return cls(cost and Cost(**cost), Thresholds(**fields["thresholds"]))
+        return build(cls, json.loads(text))
 
 
 def measure(transport: str) -> Found:

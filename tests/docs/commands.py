@@ -12,7 +12,7 @@ from pathlib import Path
 from pages import ROOT
 
 from meshlib.cli import COMMANDS
-from meshlib.launcher.options.arguments import make_parser as launcher_parser
+from meshlib.launcher.options.parser import make_parser as launcher_parser
 
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 TARGETS = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))

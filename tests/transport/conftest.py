@@ -9,6 +9,8 @@ from on_device import OnDevice
 from rank_threads import TINY, Transport
 
 from transport.choosing.choice import Thresholds
+from transport.communicators.backends import lookup
+from transport.communicators.base import Communicator
 from transport.communicators.runtime import Membership
 from transport.cuda.staged import StagedCommunicator
 from transport.hierarchical import HierarchicalCommunicator
@@ -25,8 +27,10 @@ def _lending(membership: Membership, table: Thresholds) -> LinkCommunicator:
     return InprocCommunicator(membership, table, eager_bytes=-1)
 
 
-def _shm(membership: Membership, table: Thresholds) -> ShmCommunicator:
+def _shm(membership: Membership, table: Thresholds) -> Communicator:
     """With tiny thresholds, tiny blocks: every way of going about it, and several laps."""
+    if membership.size == 1:
+        return lookup("shm").make(membership)
     tiny = Sizes(block=64, direct=24, ring=256, piece=64)
     return ShmCommunicator(membership, tiny if table is TINY else DEFAULT_SIZES)
 
@@ -69,13 +73,15 @@ TRANSPORTS = [
     Transport("many hosts", _many_hosts, has_links=False, shows_links=False),
 ]
 
+# A group of one has the same communicator over every transport, but for devices.
+_ALONE = {"inproc", "staged"}
 # TLS differs from TCP in how bytes move, not in who moves what to whom; delay in the order.
 _REPEATED = {"tls", "tcp-far"}
 _LARGEST_GROUP_REPEATED = 4
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what TLS and delay would only repeat."""
+    """Leave out what TLS, delay and groups of one would only repeat."""
     left_out = [item for item in items if _repeats(item)]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in left_out]
@@ -85,6 +91,8 @@ def _repeats(item: pytest.Item) -> bool:
     parameters = item.callspec.params if hasattr(item, "callspec") else {}
     transport, size = parameters.get("transport"), parameters.get("n", 0)
     if isinstance(transport, Transport) and transport.name == "tcp-far" and "p2p" in item.nodeid:
+        return True
+    if isinstance(transport, Transport) and size == 1 and transport.name not in _ALONE:
         return True
     repeated = isinstance(transport, Transport) and transport.name in _REPEATED
     return repeated and size > _LARGEST_GROUP_REPEATED

@@ -18,6 +18,7 @@ from transport.communicators.base import Communicator
 from transport.communicators.runtime import Membership, Runtime
 from transport.deadline import Deadline
 from transport.errors import CommunicatorAbortedError, CommunicatorTimeoutError, PeerLostError
+from transport.links.alone import AloneCommunicator
 from transport.operands.reduce_op import Flat, ReduceOp
 from transport.store.hash_store import HashStore
 from transport.store.prefix_store import PrefixStore
@@ -197,7 +198,10 @@ def run_group(
             stack.callback(runtime.close)
             prefixed = PrefixStore(name, store.clone())
             membership = Membership(name, rank, ranks, prefixed, runtime)
-            comm = transport.make(membership, table)
+            if size > 1 or transport.on_device:
+                comm = transport.make(membership, table)
+            else:
+                comm = AloneCommunicator(membership)  # as every backend has it
             stack.callback(comm.close)
             try:
                 return body(Member(comm, shared=shared))

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from transport.call import Call
 from transport.communicators.base import Collectives
+from transport.operands.copying import address, copy
 from transport.operands.flat import Scratch, laps_of, part_bounds
+from transport.operands.gaps import copy_all
 from transport.operands.operand import Operand, store
+from transport.operands.quiet import quiet
 from transport.operands.reduce_op import Flat, RedOpType, ReduceOp
 
 
 class Alone(Collectives):
     """All collectives of the only member of a group; what needs room is done ``segment`` bytes at
-    a time.
+    a time. ``all_gather`` and ``all_to_all`` take arrays that do not lie in one piece, too.
     """
 
     rank = 0
@@ -25,48 +26,61 @@ class Alone(Collectives):
         self._scratch = Scratch()
         self._segment = segment
 
+    def check_open(self) -> None:
+        """Raise ``CommunicatorAbortedError`` after an abort, where one is told of it."""
+
     def barrier(self, call: Call) -> None:
-        pass
+        self.check_open()
 
     def broadcast(self, call: Call, buffer: Flat, root: int) -> None:
-        pass
+        self.check_open()
 
     def all_reduce(self, call: Call, buffer: Flat, op: ReduceOp) -> None:
-        reduce(self._scratch, buffer, op, self._segment)
+        self.check_open()
+        # Nothing but scaling changes anything.
+        if op.kind is RedOpType.PREMUL_SUM:
+            with quiet(buffer):
+                self._scale(buffer, op)
 
     def reduce(self, call: Call, buffer: Flat, op: ReduceOp, root: int) -> None:
-        reduce(self._scratch, buffer, op, self._segment)
+        self.all_reduce(call, buffer, op)
 
     def all_gather(self, call: Call, outputs: Sequence[Flat], input_: Flat) -> None:
-        np.copyto(outputs[0], input_)
+        self.check_open()
+        _copy(outputs[0], input_)
 
     def reduce_scatter(
         self, call: Call, output: Flat, inputs: Sequence[Flat], op: ReduceOp
     ) -> None:
-        np.copyto(output, inputs[0])
-        reduce(self._scratch, output, op, self._segment)
+        self.check_open()
+        _copy(output, inputs[0])
+        self.all_reduce(call, output, op)
 
     def gather(self, call: Call, outputs: Sequence[Flat] | None, input_: Flat, root: int) -> None:
+        self.check_open()
         if outputs is not None:
-            np.copyto(outputs[0], input_)
+            _copy(outputs[0], input_)
 
     def scatter(self, call: Call, output: Flat, inputs: Sequence[Flat] | None, root: int) -> None:
+        self.check_open()
         if inputs is not None:
-            np.copyto(output, inputs[0])
+            _copy(output, inputs[0])
 
     def all_to_all(self, call: Call, outputs: Sequence[Flat], inputs: Sequence[Flat]) -> None:
-        np.copyto(outputs[0], inputs[0])
+        self.check_open()
+        _copy(outputs[0], inputs[0])
+
+    def _scale(self, buffer: Flat, op: ReduceOp) -> None:
+        operand = Operand(self._scratch, op, buffer.dtype)
+        laps = laps_of(buffer.size * operand.dtype.itemsize, self._segment)
+        for lap in range(laps):
+            start, stop = part_bounds(buffer.size, laps, lap)
+            store(buffer[start:stop], operand.load(buffer, start, stop))
 
 
-def reduce(scratch: Scratch, buffer: Flat, op: ReduceOp, segment: int) -> None:
-    """Reduce ``buffer`` over its owner alone, ``segment`` bytes at a time.
-
-    Only scaling changes anything.
-    """
-    if op.kind is not RedOpType.PREMUL_SUM:
-        return
-    operand = Operand(scratch, op, buffer.dtype)
-    laps = laps_of(buffer.size * operand.dtype.itemsize, segment)
-    for lap in range(laps):
-        start, stop = part_bounds(buffer.size, laps, lap)
-        store(buffer[start:stop], operand.load(buffer, start, stop))
+def _copy(into: Flat, source: Flat) -> None:
+    """Copy unless both are the same memory, as an in-place all_gather passes it."""
+    if into.ndim > 1 or source.ndim > 1:
+        copy_all(into, source)
+    elif into is not source and address(into) != address(source):
+        copy(into, source)

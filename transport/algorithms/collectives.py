@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from transport.algorithms import (
-    alone,
     bruck,
     chain,
     compressed,
@@ -99,8 +98,6 @@ class LinkCollectives(Collectives):
 
     def broadcast(self, call: Call, buffer: Flat, root: int) -> None:
         self.check_open()
-        if self.size == 1:
-            return
         algorithm = self.table.broadcast(buffer.nbytes, self.size)
         (chain if algorithm is Algorithm.CHAIN else tree).broadcast(self, call, buffer, root)
 
@@ -108,9 +105,6 @@ class LinkCollectives(Collectives):
         self.check_open()
         narrow = reduction_dtype(buffer.dtype) != buffer.dtype
         with quiet(buffer):
-            if self.size == 1:
-                alone.reduce(self.scratch, buffer, op, self.table.segment)
-                return
             if self._compresses(buffer.nbytes, buffer.dtype, op):
                 assert self.compression is not None
                 self._prepare_once(Algorithm.PAIRWISE, call)
@@ -149,17 +143,12 @@ class LinkCollectives(Collectives):
     def reduce(self, call: Call, buffer: Flat, op: ReduceOp, root: int) -> None:
         self.check_open()
         with quiet(buffer):
-            if self.size == 1:
-                alone.reduce(self.scratch, buffer, op, self.table.segment)
-                return
             algorithm = self.table.reduce(buffer.nbytes, self.size)
             (chain if algorithm is Algorithm.CHAIN else tree).reduce(self, call, buffer, op, root)
 
     def all_gather(self, call: Call, outputs: Sequence[Flat], input_: Flat) -> None:
         self.check_open()
         _copy(outputs[self.rank], input_)
-        if self.size == 1:
-            return
         total = sum(output.nbytes for output in outputs)
         algorithm = self.table.all_gather(total, self.size)
         if algorithm is Algorithm.RING and self._pairs_pay(call):
@@ -190,10 +179,6 @@ class LinkCollectives(Collectives):
         total = sum(part.nbytes for part in inputs)
         narrow = reduction_dtype(output.dtype) != output.dtype
         with quiet(output):
-            if self.size == 1:
-                _copy(output, inputs[0])
-                alone.reduce(self.scratch, output, op, self.table.segment)
-                return
             if self._compresses(total, output.dtype, op):
                 assert self.compression is not None
                 self._prepare_once(Algorithm.PAIRWISE, call)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from transport.communicators.runtime import Membership
 
 CommunicatorFactory: TypeAlias = "Callable[[Membership], Communicator]"
+_ALONE = "transport.links.alone:AloneCommunicator"
 ENTRY_POINT_GROUPS = {"cpu": "meshlib.backends", "cuda": "meshlib.backends.cuda"}
 """The entry points of backends, by the type of device that they serve. One may be in several."""
 _NAME = re.compile(r"[\w.-]+")
@@ -26,13 +27,15 @@ _NAME = re.compile(r"[\w.-]+")
 class BackendEntry:
     """A registered backend. ``factory`` is a callable, or ``"module:name"``, imported at use.
 
-    ``requires`` are the optional modules without which it cannot be used.
+    ``requires`` are the optional modules without which it cannot be used. ``alone`` makes what
+    carries out the calls on host memory in groups of one.
     """
 
     name: str
     factory: CommunicatorFactory | str
     devices: tuple[str, ...]
     requires: tuple[str, ...] = ()
+    alone: CommunicatorFactory | str = _ALONE
 
     @property
     def installed(self) -> bool:
@@ -41,10 +44,22 @@ class BackendEntry:
 
     def load(self) -> CommunicatorFactory:
         """Return the factory, importing it now if it was given by name."""
-        if callable(self.factory):
-            return self.factory
-        module, _, attribute = self.factory.partition(":")
-        return getattr(importlib.import_module(module), attribute)
+        return _load(self.factory)
+
+    def make(self, membership: Membership) -> Communicator:
+        """Make the communicator of one member of a group, for host memory.
+
+        For the only member it is ``alone``, whatever the transport: nobody else handles that case.
+        """
+        factory = self.load()  # what it needs must be there in any case
+        return factory(membership) if membership.size > 1 else _load(self.alone)(membership)
+
+
+def _load(factory: CommunicatorFactory | str) -> CommunicatorFactory:
+    if callable(factory):
+        return factory
+    module, _, attribute = factory.partition(":")
+    return getattr(importlib.import_module(module), attribute)
 
 
 _ENTRIES: dict[str, BackendEntry] = {
@@ -52,10 +67,14 @@ _ENTRIES: dict[str, BackendEntry] = {
     "hierarchical": BackendEntry(
         "hierarchical", "transport.hierarchical:HierarchicalCommunicator", ("cpu",)
     ),
-    "inproc": BackendEntry("inproc", "transport.inproc:InprocCommunicator", ("cpu",)),
+    "inproc": BackendEntry(
+        "inproc", "transport.inproc:InprocCommunicator", ("cpu",), (), "transport.inproc:make_alone"
+    ),
     "shm": BackendEntry("shm", "transport.shm:ShmCommunicator", ("cpu",)),
     "tcp": BackendEntry("tcp", "transport.tcp:TcpCommunicator", ("cpu",)),
-    "mpi": BackendEntry("mpi", "transport.mpi:MpiCommunicator", ("cpu",), ("mpi4py",)),
+    "mpi": BackendEntry(
+        "mpi", "transport.mpi:MpiCommunicator", ("cpu",), ("mpi4py",), "transport.mpi:make_alone"
+    ),
     "cuda_ipc": BackendEntry(
         "cuda_ipc", "transport.cuda_ipc:make_communicator", ("cuda",), ("cupy",)
     ),
@@ -103,6 +122,11 @@ def lookup(name: str) -> BackendEntry:
     if factories:
         return BackendEntry(key, factories.pop(), tuple(device for _, device in points))
     raise ValueError(f"backend {name!r} is unknown; expected one of {', '.join(available())}")
+
+
+def over_tcp(membership: Membership) -> Communicator:
+    """Make a communicator over TCP: what works between any members."""
+    return lookup("tcp").make(membership)
 
 
 def available() -> list[str]:

@@ -22,8 +22,8 @@ _PATIENCE_SECONDS = 0.2
 
 
 class StoreWaits:
-    """One member's waits in ``store``, each on a client of its own: hanging that up ends the wait,
-    also where the server says nothing any more.
+    """One member's waits in ``store``, each on what that has ``aside``: hanging that up ends the
+    wait, also where the server says nothing any more.
     """
 
     def __init__(self, store: Store) -> None:
@@ -38,7 +38,7 @@ class StoreWaits:
         Raises ``CommunicatorAbortedError`` after ``cancel``, and what ``wait_in`` raises.
         """
         self.check()
-        client = self._store.clone()
+        client = self._store.aside()
         try:
             with self._lock:
                 self.check()
@@ -82,11 +82,7 @@ class PeerKeys:
 
     def read(self, key: str, peer: int, call: Call) -> bytes:
         """Return what ``peer`` writes under ``key``."""
-        self.check()
-        if not self._store.check([key]):
-            call.waiting_for = peer
-            self._await([key], call, lambda _: peer)
-        return self._store.get(key)
+        return self._await([key], call, lambda _store, _error: peer)[0]
 
     def read_all(
         self, key_of: Callable[[int], str], peers: Sequence[int], call: Call
@@ -96,17 +92,21 @@ class PeerKeys:
         if not peers:
             return {}
         keys = [key_of(peer) for peer in peers]
-        if not self._store.check(keys):
-            self._await(keys, call, lambda store: first_missing(store, key_of, peers))
-        return dict(zip(peers, self._store.multi_get(keys), strict=True))
+
+        def missing(_store: Store, error: StoreTimeoutError) -> int | None:
+            return next((peer for peer in peers if _is_missing(key_of(peer), error)), None)
+
+        found = self._await(keys, call, missing)
+        return dict(zip(peers, found, strict=True))
 
     def read_from_last(self, key: str, key_of: Callable[[int], str], call: Call) -> bytes:
         """Return what the last member writes under ``key``, when all have written their own."""
-        self.check()
         members = range(self._membership.size)
-        if not self._store.check([key]):
-            self._await([key], call, lambda store: first_missing(store, key_of, members))
-        return self._store.get(key)
+
+        def missing(store: Store, _error: StoreTimeoutError) -> int | None:
+            return next((peer for peer in members if not store.check([key_of(peer)])), None)
+
+        return self._await([key], call, missing)[0]
 
     def check(self) -> None:
         """Raise ``CommunicatorAbortedError`` after ``cancel``."""
@@ -117,26 +117,33 @@ class PeerKeys:
         self._waits.cancel(reason)
 
     def _await(
-        self, keys: Sequence[str], call: Call, missing: Callable[[Store], int | None]
-    ) -> None:
-        def wait(client: Store) -> None:
+        self,
+        keys: Sequence[str],
+        call: Call,
+        missing: Callable[[Store, StoreTimeoutError], int | None],
+    ) -> list[bytes]:
+        """Return the values of ``keys``: one question, where all are there."""
+
+        def wait(client: Store) -> list[bytes]:
             try:
-                client.wait(keys, min(_PATIENCE_SECONDS, call.deadline.remaining()))
-            except StoreTimeoutError:
-                call.waiting_for = missing(client)
-                client.wait(keys, call.deadline.remaining())
+                patience = min(_PATIENCE_SECONDS, call.deadline.remaining())
+                return client.multi_get(keys, patience)
+            except StoreTimeoutError as error:
+                call.waiting_for = missing(client, error)
+                return client.multi_get(keys, call.deadline.remaining())
 
         try:
-            self._waits.wait(wait)
+            found = self._waits.wait(wait)
         except StoreTimeoutError as error:
-            peer = missing(self._store)
+            peer = missing(self._store, error)
             raise has_not_entered(call, self._membership, peer) from error
         call.waiting_for = None
+        return found
 
 
-def first_missing(store: Store, key_of: Callable[[int], str], peers: Sequence[int]) -> int | None:
-    """Return the first of ``peers`` that has not written its key; None if all have by now."""
-    return next((peer for peer in peers if not store.check([key_of(peer)])), None)
+def _is_missing(key: str, error: StoreTimeoutError) -> bool:
+    """Whether ``key`` is one that did not come. What is before it there is prefixes."""
+    return any(name == key or name.endswith(f"/{key}") for name in error.missing)
 
 
 def has_not_entered(

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from transport.call import Call
-from transport.communicators.backends import CommunicatorFactory
+from transport.communicators.backends import CommunicatorFactory, over_tcp
 from transport.communicators.base import Communicator
 from transport.communicators.runtime import Membership
 from transport.cuda.device_communicator import DeviceCommunicator
@@ -24,7 +24,6 @@ from transport.cuda.driver import Event
 from transport.cuda.flat import DeviceFlat, wait_for_event
 from transport.errors import CommunicatorAbortedError, CommunicatorTimeoutError
 from transport.operands.reduce_op import Flat, ReduceOp
-from transport.tcp import TcpCommunicator
 
 CHUNK_BYTES = 4 << 20
 _SLOTS = 2
@@ -341,7 +340,7 @@ def _pinned(stream: DeviceStream, flat: DeviceFlat) -> Flat:
 
 
 def make_communicator(
-    membership: Membership, cpu: CommunicatorFactory = TcpCommunicator
+    membership: Membership, cpu: CommunicatorFactory = over_tcp
 ) -> StagedCommunicator:
     """Make a communicator that goes by way of the host and the transport ``cpu``."""
     return StagedCommunicator(membership, cpu(membership))

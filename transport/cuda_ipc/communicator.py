@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from transport.call import Call
-from transport.communicators.backends import CommunicatorFactory
+from transport.communicators.backends import CommunicatorFactory, over_tcp
 from transport.communicators.base import Communicator
 from transport.communicators.runtime import Membership
 from transport.cuda.device_communicator import CLOSE_SECONDS, DeviceCommunicator
@@ -34,7 +34,6 @@ from transport.errors import (
 from transport.operands.flat import part_bounds
 from transport.operands.reduce_op import RedOpType, ReduceOp, reduction_dtype
 from transport.place import this_machine
-from transport.tcp import TcpCommunicator
 
 _FLAG_BYTES = 8
 _ABOVE_ALL = 1 << 62
@@ -364,7 +363,7 @@ def _fold(device: _Device, into: DeviceFlat, sources: Sequence[int], op: ReduceO
 
 
 def make_communicator(
-    membership: Membership, cpu: CommunicatorFactory = TcpCommunicator
+    membership: Membership, cpu: CommunicatorFactory = over_tcp
 ) -> CudaIpcCommunicator:
     """Make a communicator whose members tell each other by the transport ``cpu`` what to read."""
     return CudaIpcCommunicator(membership, cpu(membership))

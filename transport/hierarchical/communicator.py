@@ -40,7 +40,8 @@ class HierarchicalCommunicator(Forwarding, Communicator):
     it is the same in every run that places ranks alike.
 
     ``host`` is where this rank is taken to be (default: where it is), ``table`` chooses algorithms
-    (default: the job's tuning).
+    (default: the job's tuning). Who knows where all members are gives that as ``placement``, equal
+    on all of them, and nobody is asked.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class HierarchicalCommunicator(Forwarding, Communicator):
         host: Place | None = None,
         across: Callable[[Membership, Thresholds | None], LinkCommunicator] = TcpCommunicator,
         inside: Callable[[Membership], Communicator] = ShmCommunicator,
+        placement: Placement | None = None,
     ) -> None:
         super().__init__(membership)
         self._table = table
@@ -61,7 +63,10 @@ class HierarchicalCommunicator(Forwarding, Communicator):
         self._inside: Communicator | None = None
         self._collectives: Collectives | None = None
         self._ended = _Ended(self)
-        self._roll_call = RollCall(membership, host or this_place(unsupported_reason()))
+        self._placement = placement
+        self._roll_call: RollCall | None = None
+        if placement is None:
+            self._roll_call = RollCall(membership, host or this_place(unsupported_reason()))
 
     # Collectives.
 
@@ -117,7 +122,8 @@ class HierarchicalCommunicator(Forwarding, Communicator):
             levels: list[Communicator] = [self._whole]
             if self._inside is not None:
                 levels.insert(0, self._inside)
-        self._roll_call.cancel(reason)
+        if self._roll_call is not None:
+            self._roll_call.cancel(reason)
         return levels
 
     # Meeting.
@@ -127,7 +133,11 @@ class HierarchicalCommunicator(Forwarding, Communicator):
         if self.abort_reason is not None:
             raise CommunicatorAbortedError(self.abort_reason)
         if self._collectives is None:
-            self._collectives = self._arrange(self._roll_call.placement(call), call)
+            placement = self._placement
+            if self._roll_call is not None:
+                placement = self._roll_call.placement(call)
+            assert placement is not None
+            self._collectives = self._arrange(placement, call)
         return self._collectives
 
     def _arrange(self, placement: Placement, call: Call) -> Collectives:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from transport.algorithms.alone import Alone
 from transport.choosing.choice import Thresholds
 from transport.choosing.tuning import Tuning
 from transport.communicators.base import Collectives
@@ -43,7 +44,8 @@ class Levels:
         self._given_table = table
         self._tuning = tuning
         self._selections: dict[tuple[int, ...], Selection] = {}
-        self.inside: Collectives = self.select(self.local)
+        several = len(self.local) > 1
+        self.inside: Collectives = self.select(self.local) if several else Alone(self.lap_bytes)
 
     @property
     def lap_bytes(self) -> int:

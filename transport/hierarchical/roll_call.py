@@ -22,11 +22,11 @@ class RollCall:
         self._membership = membership
         self._keys = PeerKeys(membership)
         store, size = membership.store, membership.size
-        store.set(_host_key(membership.rank), place.encode())
+        store.post(_host_key(membership.rank), place.encode())
         # A group that is made again after all have closed it counts on.
         if store.add("hosts-known", 1) % size == 0:
             found = store.multi_get([_host_key(rank) for rank in range(size)])
-            store.set(_PLACEMENT, Placement.of([Place.decode(data) for data in found]).encode())
+            store.post(_PLACEMENT, Placement.of([Place.decode(data) for data in found]).encode())
 
     def placement(self, call: Call) -> Placement:
         """Return where all members are, waiting until they have said so.

@@ -4,6 +4,6 @@ MPI moves the bytes; algorithms, fingerprints, order of reduction and deadlines 
 results have the same bits and errors the same meaning as over every other transport.
 """
 
-from transport.mpi.communicator import MpiCommunicator
+from transport.mpi.communicator import MpiCommunicator, make_alone
 
-__all__ = ["MpiCommunicator"]
+__all__ = ["MpiCommunicator", "make_alone"]

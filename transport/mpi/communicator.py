@@ -12,6 +12,7 @@ from transport.call import Call
 from transport.choosing.choice import Thresholds
 from transport.communicators.runtime import Membership
 from transport.errors import CommunicatorTimeoutError, DistStoreError, PeerLostError
+from transport.links.alone import AloneCommunicator
 from transport.links.communicator import LinkCommunicator
 from transport.links.mailbox import Mailbox
 from transport.mpi.inbox import Inbox
@@ -100,3 +101,9 @@ class MpiCommunicator(LinkCommunicator):
                 self.membership.store.set(self._sent_key(self.rank), json.dumps(self._sent))
         super().close()
         self._inbox.close()
+
+
+def make_alone(membership: Membership) -> AloneCommunicator:
+    """Make the communicator of a group of one, whose process must have joined MPI as well."""
+    joined()
+    return AloneCommunicator(membership)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from transport.call import Call
-from transport.communicators.backends import CommunicatorFactory
+from transport.communicators.backends import CommunicatorFactory, over_tcp
 from transport.communicators.base import Communicator
 from transport.communicators.runtime import Membership
 from transport.cuda.device_communicator import CLOSE_SECONDS, DeviceCommunicator
@@ -25,7 +25,6 @@ from transport.nccl.ledger import Entry, Ledger
 from transport.nccl.library import NcclComm, NcclLibrary, load_nccl
 from transport.operands.reduce_op import RedOpType, ReduceOp
 from transport.store.prefix_store import PrefixStore
-from transport.tcp import TcpCommunicator
 
 Fallback = Callable[[], Communicator[DeviceFlat]]
 Channel = Callable[[], Communicator]
@@ -358,7 +357,7 @@ class NcclCommunicator(DeviceCommunicator):
 
 
 def make_communicator(
-    membership: Membership, cpu: CommunicatorFactory = TcpCommunicator
+    membership: Membership, cpu: CommunicatorFactory = over_tcp
 ) -> NcclCommunicator:
     """Make a communicator whose fallback goes by way of the host and the transport ``cpu``."""
     beside = replace(

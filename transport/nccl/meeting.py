@@ -59,9 +59,9 @@ def join(
     if rank == 0:
         store.set(f"id/{turn}", library.unique_id())
     store.set(f"place/{turn}/{rank}", json.dumps(me))
-    places = [
-        json.loads(keys.read(f"place/{turn}/{peer}", peer, call)) for peer in range(membership.size)
-    ]
+    members = range(membership.size)
+    said = keys.read_all(lambda peer: f"place/{turn}/{peer}", members, call)
+    places = [json.loads(said[peer]) for peer in members]
     _check(membership, places)
     unique_id = keys.read(f"id/{turn}", 0, call)
     size = membership.size

@@ -173,14 +173,20 @@ class Handshake:
 
 
 def authenticate(
-    sock: socket.socket, secret: bytes | None, deadline: Deadline, *, initiator: bool
+    sock: socket.socket,
+    secret: bytes | None,
+    deadline: Deadline,
+    *,
+    initiator: bool,
+    behind: bytes = b"",
 ) -> None:
     """Carry out the handshake on a connected socket, blocking at most until the deadline.
 
     Exactly one end is the ``initiator`` (the one that connected). With a ``secret`` of None on
-    both ends it checks the protocol only. TLS's own handshake comes first on a ``TlsSocket``. The
-    socket is left open either way, in any timeout mode. Raises AuthenticationError that says what
-    was wrong.
+    both ends it checks the protocol only. The initiator sends ``behind`` together with its proof,
+    before it knows whether the other end knows the secret. TLS's own handshake comes first on a
+    ``TlsSocket``. The socket is left open either way, in any timeout mode. Raises
+    AuthenticationError that says what was wrong.
     """
     handshake = Handshake(secret, initiator=initiator)
     try:
@@ -192,7 +198,8 @@ def authenticate(
         while handshake.wanted:
             answer = handshake.receive(recv_exact(sock, handshake.wanted, deadline))
             if answer:
-                send_all(sock, answer, deadline)
+                proves = initiator and not handshake.refusal
+                send_all(sock, answer + behind if proves else answer, deadline)
     except TimeoutError as error:
         raise AuthenticationError(
             f"handshake with {_peer(sock)} failed: the other end said nothing"

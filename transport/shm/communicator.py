@@ -11,7 +11,6 @@ from typing import Any, ParamSpec
 
 import numpy as np
 
-from transport.algorithms.alone import Alone
 from transport.call import Call
 from transport.communicators.base import Communicator
 from transport.communicators.runtime import Membership
@@ -52,7 +51,7 @@ class _Meeting:
 
 
 class ShmCommunicator(Communicator):
-    """A communicator whose members share memory.
+    """A communicator whose members, at least two, share memory.
 
     Members find each other at the first collective: group rank 0 makes the segment, the others
     fetch it from its endpoint, and everybody keeps a connection to everybody, by which they learn
@@ -71,7 +70,6 @@ class ShmCommunicator(Communicator):
         self.abort_reason: str | None = None
         self._sizes = sizes
         self._quietly = quiet_runner()
-        self._alone = Alone(sizes.piece) if self.size == 1 else None
         # Guards what the endpoint's thread touches as well.
         self._lock = threading.Lock()
         self._owned: dict[str, OwnedSegment] = {}
@@ -143,8 +141,6 @@ class ShmCommunicator(Communicator):
 
     def allocate(self, call: Call, count: int, dtype: np.dtype[np.generic]) -> Flat:
         """See ``Communicator.allocate``: symmetric memory, given back when nobody refers to it."""
-        if self._alone is not None:
-            return super().allocate(call, count, dtype)
         meeting, nbytes = self._members(call), count * dtype.itemsize
         arena = meeting.arena
         self._run(meeting.copies.barrier, call)
@@ -275,20 +271,20 @@ class ShmCommunicator(Communicator):
         Raises DistNetworkError when memory cannot be shared with all of them.
         """
         self._check_usable()
-        if self._alone is None and self._meeting is None:
+        if self._meeting is None:
             self._meet(call)
 
     def _check_usable(self) -> None:
         if self.abort_reason is not None or self._failure is not None:
             raise CommunicatorAbortedError(self.abort_reason or self._failure or "")
 
-    def _copies(self, call: Call) -> Copies | Alone:
+    def _copies(self, call: Call) -> Copies:
         self._check_usable()
-        return self._alone or self._members(call).copies
+        return self._members(call).copies
 
-    def _reductions(self, call: Call) -> Reductions | Alone:
+    def _reductions(self, call: Call) -> Reductions:
         self._check_usable()
-        return self._alone or self._members(call).reductions
+        return self._members(call).reductions
 
     def _members(self, call: Call) -> _Meeting:
         return self._ready or self._get_ready(call)

@@ -67,6 +67,13 @@ class Store(ABC):
     def _keys(self, keys: Sequence[str]) -> list[bytes]:
         return [self._key(key) for key in list_keys(keys)]
 
+    def _tell(self, op: Op, fields: Fields) -> None:
+        """Carry out a command whose answer nobody waits for, before all later ones of this client.
+
+        That it could not be carried out is an error of the next one.
+        """
+        self._ask(op, fields)
+
     def _will(self, key: bytes, value: bytes) -> bool:
         """Take the will, if there is somebody to notice that this client is gone."""
         del key, value
@@ -85,7 +92,8 @@ class Store(ABC):
         shown = ", ".join(repr(key_name(key)) for key in missing[:8])
         more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
         return StoreTimeoutError(
-            f"{self.describe()}: waited {deadline.seconds:g} s for {wanted(op)} {shown}{more}"
+            f"{self.describe()}: waited {deadline.seconds:g} s for {wanted(op)} {shown}{more}",
+            list(map(key_name, missing)),
         )
 
     # Values.
@@ -93,6 +101,14 @@ class Store(ABC):
     def set(self, key: str, value: Value) -> None:
         """Write ``value`` under ``key``, over whatever was there."""
         self._ask(Op.SET, (self._key(key), to_bytes(value)))
+
+    def post(self, key: str, value: Value) -> None:
+        """Write ``value`` under ``key`` like ``set``, without waiting until that is done.
+
+        It is done before any later call on this object; a server that cannot be reached is an error
+        of that call.
+        """
+        self._tell(Op.SET, (self._key(key), to_bytes(value)))
 
     def get(self, key: str, timeout: Timeout | None = None) -> bytes:
         """Wait until ``key`` exists and return its value."""
@@ -127,9 +143,9 @@ class Store(ABC):
         """Delete ``key``; return whether it was there."""
         return self._ask(Op.DELETE, (self._key(key),))[0] == b"1"
 
-    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+    def multi_get(self, keys: Sequence[str], timeout: Timeout | None = None) -> list[bytes]:
         """Wait until all ``keys`` exist and return their values."""
-        return list(self._await(Op.MULTI_GET, self._keys(keys), None))
+        return list(self._await(Op.MULTI_GET, self._keys(keys), timeout))
 
     def multi_set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
         """Write several ``keys`` at once, each with its own of the ``values``.
@@ -232,6 +248,14 @@ class Store(ABC):
 
         A wait on one never delays a call on the other (a TCP client gets its own connection).
         """
+
+    def aside(self) -> Store:
+        """Return a store over the same data whose ``hang_up`` ends its own waits alone.
+
+        Like a ``clone``, which costs some round trips to a server and this does not. To be closed,
+        like a clone; waits under way when the object that it was made from is closed end with it.
+        """
+        return self.clone()
 
     def end_waits(self, error: DistError | None, by: object = None) -> None:
         """Have the waits on this object that are under way, and later ones for what is not there,

@@ -69,6 +69,10 @@ class PrefixStore(Store):
         """Return a store with the same prefix over a clone of the wrapped store."""
         return PrefixStore(self._prefix, self._store.clone())
 
+    def aside(self) -> PrefixStore:
+        """Return the same prefix over what the wrapped store has aside."""
+        return PrefixStore(self._prefix, self._store.aside())
+
     def describe(self) -> str:
         """Return what a person calls this store: its prefix, and the store that is wrapped."""
         return f"PrefixStore({self._prefix!r}, {self._store.describe()})"
@@ -80,6 +84,9 @@ class PrefixStore(Store):
 
     def _await(self, op: Op, fields: Fields, timeout: Timeout | None) -> Fields:
         return self._store._await(op, fields, timeout)
+
+    def _tell(self, op: Op, fields: Fields) -> None:
+        self._store._tell(op, fields)
 
     def _will(self, key: bytes, value: bytes) -> bool:
         return self._store._will(key, value)

@@ -13,6 +13,7 @@ from queue import SimpleQueue
 from transport.call import NO_ROOT, Call, CallHeader, Kind
 from transport.choosing.choice import Thresholds
 from transport.communicators.runtime import Membership
+from transport.communicators.store_waits import PeerKeys, has_not_entered
 from transport.condition import Condition, let_go
 from transport.deadline import Deadline
 from transport.errors import (
@@ -21,6 +22,7 @@ from transport.errors import (
     CommunicatorTimeoutError,
     DistBackendError,
     DistError,
+    DistStoreError,
     PeerLostError,
 )
 from transport.links.communicator import LinkCommunicator
@@ -31,9 +33,10 @@ from transport.tcp.conversation import Conversation
 from transport.tcp.inbox import Inbox
 from transport.tcp.link import TcpLink
 from transport.tcp.meeting.address import listening_host
-from transport.tcp.meeting.dial import Dial, publish, published
+from transport.tcp.meeting.dial import Dial, address_key, publish
 from transport.tcp.meeting.endpoint import Endpoint
 from transport.tcp.meeting.hello import WELCOME, Channel, Hello
+from transport.tcp.meeting.watch import Watch, end_watch
 from transport.tcp.pace import narrow_windows
 
 # After so long without the connection that a peer is to make, this rank looks whether it lives.
@@ -75,12 +78,13 @@ class TcpCommunicator(LinkCommunicator):
         self._conversations: dict[int, Conversation] = {}
         self._all_conversations: set[Conversation] = set()
         # By which this rank watches a peer that it waits for, and others watch this one.
-        self._watched: dict[int, socket.socket] = {}
+        self._watched: dict[int, Watch] = {}
         self._watchers: set[socket.socket] = set()
         # By peer, the thread that is connecting to it to send messages.
         self._opening: dict[int, int] = {}
         self._ends: dict[int, PeerLostError] = {}
         self._gone: dict[int, PeerLostError] = {}
+        self._addresses = PeerKeys(membership)
         self._dials: set[Dial] = set()
         self._dialled: dict[int, socket.socket] = {}
         self._widening: set[int] = set()
@@ -104,7 +108,7 @@ class TcpCommunicator(LinkCommunicator):
         missing = [peer for peer in peers if peer < self.rank and peer not in found]
         if len(missing) < 2:
             return
-        addresses = published(self.membership, missing)
+        addresses = self._addresses.read_all(address_key, missing, call)
         ended: SimpleQueue[tuple[int, Exception | None]] = SimpleQueue()
 
         def dial(peer: int) -> None:
@@ -171,13 +175,16 @@ class TcpCommunicator(LinkCommunicator):
             self._dialled.clear()
             dials = list(self._dials)
             links, conversations = list(self._links.values()), list(self._all_conversations)
-            watches = [*self._watched.values(), *self._watchers]
+            watches, watchers = list(self._watched.values()), list(self._watchers)
             self._watched.clear()
             self._watchers.clear()
             self._changed.notify_all()
         let_go(self._lock)  # which a call that was interrupted, and is the reason, may have kept
-        for sock in watches:
-            _end_watch(sock)
+        for watch in watches:
+            watch.end()
+        for sock in watchers:
+            end_watch(sock)
+        self._addresses.cancel(reason)
         for dial in dials:
             dial.cancel(reason)
         for sock in unclaimed:
@@ -245,12 +252,19 @@ class TcpCommunicator(LinkCommunicator):
             finally:
                 self._watch_no_more(peer)
         if sock is None:
-            raise CommunicatorTimeoutError(
-                f"{call.header}: {self.membership.describe(peer)} has not connected within"
-                f" {call.deadline.seconds:g} s",
-                peer,
-            )
+            raise self._has_not_connected(peer, call)
         return sock
+
+    def _has_not_connected(self, peer: int, call: Call) -> CommunicatorTimeoutError:
+        store = self.membership.store.with_patience(_PATIENCE_SECONDS)
+        with suppress(DistStoreError):
+            if not store.check([address_key(peer)]):
+                return has_not_entered(call, self.membership, peer)
+        return CommunicatorTimeoutError(
+            f"{call.header}: {self.membership.describe(peer)} has not connected within"
+            f" {call.deadline.seconds:g} s",
+            peer,
+        )
 
     def _wait_for_arrival(self, peer: int, deadline: Deadline) -> socket.socket | None:
         with self._lock:
@@ -258,36 +272,59 @@ class TcpCommunicator(LinkCommunicator):
                 self._check_unbroken()
                 if peer in self._gone:
                     raise PeerLostError(str(self._gone[peer]), peer)
+                watch = self._watched.get(peer)
+                if watch is not None and watch.error is not None:
+                    raise watch.error
                 if not self._changed.wait(deadline.remaining()) and deadline.expired:
                     return None
             return self._arrived.pop(peer)
 
     def _watch(self, peer: int, call: Call) -> None:
-        """See to it that this rank learns when ``peer`` is gone, while it waits for it."""
+        """See to it that this rank learns when ``peer`` is gone, while it waits for it.
+
+        In a thread: to connect takes as long as the peer itself needs for that.
+        """
         if peer in self._conversations or peer in self._watched:
             return
+        self._watched[peer] = watch = Watch()
+        own = Call(call.header, call.deadline)
+        name = f"meshlib-tcp-watch-{peer}"
+        thread = threading.Thread(
+            target=self._dial_watch, args=(peer, own, watch), name=name, daemon=True
+        )
+        try:
+            thread.start()
+        except RuntimeError:  # no room for another thread
+            self._dial_watch(peer, own, watch)
+
+    def _dial_watch(self, peer: int, call: Call, watch: Watch) -> None:
         try:
             sock = self._dial(peer, Channel.WATCH, call)
         except PeerLostError as error:
-            self._note_end(peer, error)  # which those who wait for it are told
+            if self._watched.get(peer) is watch:
+                self._note_end(peer, error)  # which those who wait for it are told
+            return
+        except (DistError, OSError) as error:
+            with self._lock:
+                watch.error = error
+                self._changed.notify_all()
             return
         with self._lock:
-            if self.abort_reason is None:
-                self._watched[peer] = sock
-                self._endpoint.watch(sock, partial(self._on_watch_end, peer, sock))
+            if self.abort_reason is None and self._watched.get(peer) is watch:
+                watch.sock = sock
+                self._endpoint.watch(sock, partial(self._on_watch_end, peer, watch))
                 return
         sock.close()
-        raise CommunicatorAbortedError(self.abort_reason)
 
     def _watch_no_more(self, peer: int) -> None:
         with self._lock:
-            sock = self._watched.pop(peer, None)
-        if sock is not None:
-            _end_watch(sock)
+            watch = self._watched.pop(peer, None)
+        if watch is not None:
+            watch.end()
 
-    def _on_watch_end(self, peer: int, sock: socket.socket) -> None:
+    def _on_watch_end(self, peer: int, watch: Watch) -> None:
         with self._lock:
-            if self._watched.get(peer) is not sock:
+            if self._watched.get(peer) is not watch:
                 return
             del self._watched[peer]
         text = f"the connection to {self.membership.describe(peer)} was lost: it hung up"
@@ -451,12 +488,6 @@ class TcpCommunicator(LinkCommunicator):
         self._arrived[peer] = sock
         self._changed.notify_all()
         return older
-
-
-def _end_watch(sock: socket.socket) -> None:
-    """Have the endpoint close a connection that it watches."""
-    with suppress(OSError):
-        sock.shutdown(socket.SHUT_RDWR)
 
 
 def _ignore(conversation: Conversation) -> None:

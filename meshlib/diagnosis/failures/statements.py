@@ -6,14 +6,15 @@ import json
 import os
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
-from typing import Any, Self
+from typing import Self
 
 from meshlib.diagnosis.event_log import answer_key
 from meshlib.diagnosis.events import Query
 from meshlib.diagnosis.recorder import COLLECTIVE, Record
 from meshlib.diagnosis.stacks import all_stacks, user_stack
+from meshlib.records import build, values_of
 from transport.call import CallHeader
 from transport.store.base import Store
 
@@ -49,12 +50,6 @@ class CallSaid:
             site=record.site,
             waiting_for=None if record.ended else record.waiting_for,
         )
-
-    @classmethod
-    def from_values(cls, values: dict[str, Any]) -> Self:
-        """Build from what JSON gives for the fields."""
-        header = CallHeader(*values.pop("header"))
-        return cls(header=header, **values)
 
     @property
     def sequence(self) -> int:
@@ -102,21 +97,12 @@ class Statement:
 
     def pack(self) -> str:
         """Return the statement as JSON."""
-        return json.dumps(self, default=_values)
+        return json.dumps(self, default=values_of)
 
     @classmethod
     def unpack(cls, data: bytes | str) -> Self:
         """Return the statement in ``data``."""
-        return cls.from_values(json.loads(data))
-
-    @classmethod
-    def from_values(cls, values: dict[str, Any]) -> Self:
-        """Build from what JSON gives for the fields."""
-        calls, elsewhere = (
-            [CallSaid.from_values(call) for call in values.pop(name)]
-            for name in ("calls", "elsewhere")
-        )
-        return cls(calls=calls, elsewhere=elsewhere, **values)
+        return build(cls, json.loads(data))
 
     def has_come(self, sequence: int) -> bool:
         """Whether the rank has issued the collective ``sequence``."""
@@ -153,18 +139,14 @@ def put_last_calls(
         group: Statement.of(rank, records, None, Query(group, 0, ""), number)
         for group, number in reached.items()
     }
-    store.set(_left_key(rank), json.dumps(said, default=_values))
+    store.set(_left_key(rank), json.dumps(said, default=values_of))
 
 
 def last_calls(store: Store, rank: int, group: str) -> Statement | None:
     """Return what ``rank``, which has gone, has left behind about ``group``."""
     key = _left_key(rank)
     values = json.loads(store.get(key)).get(group) if store.check([key]) else None
-    return None if values is None else Statement.from_values(values)
-
-
-def _values(said: CallSaid | Statement) -> dict[str, Any]:
-    return {field.name: getattr(said, field.name) for field in fields(said)}
+    return None if values is None else build(Statement, values)
 
 
 def _left_key(rank: int) -> str:

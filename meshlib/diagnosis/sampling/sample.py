@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+
+from meshlib.records import build, values_of
 
 SAMPLED = "samples/ranks"
 """The log of the ranks that have posted a sample, a line each."""
@@ -97,20 +98,12 @@ class Sample:
 
     def pack(self) -> str:
         """Return the sample as JSON."""
-        return json.dumps(asdict(self), separators=(",", ":"))
+        return json.dumps(self, default=values_of, separators=(",", ":"))
 
     @classmethod
     def unpack(cls, data: bytes | str) -> Sample:
         """Return the sample in ``data``. Raises ValueError for what is none."""
         try:
-            values: dict[str, Any] = json.loads(data)
-            step = values.pop("step")
-            return cls(
-                step=StepTime(**step) if step else None,
-                mesh=[Coordinate(**one) for one in values.pop("mesh")],
-                traffic=[Traffic(**one) for one in values.pop("traffic")],
-                open_calls=[OpenCall(**one) for one in values.pop("open_calls")],
-                **values,
-            )
+            return build(cls, json.loads(data))
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not a sample: {error!r}") from error

@@ -26,7 +26,6 @@ from meshlib.launcher.nodes.records import (
     Record,
     Wanted,
 )
-from meshlib.launcher.ranks.failure import RankExit
 
 LastMembers = Callable[[int], Sequence[int] | None]
 """Says of an attempt who the members of its last epoch are, by place; None: who they were first."""
@@ -47,7 +46,7 @@ class ContinuingLeader(Leader):
         told to end, alone.
         """
         if isinstance(record, Ended) and self._attempt is not None and not self._attempt.reason:
-            ranks = [item["rank"] for item in record.exits if item["stopped"]]
+            ranks = [item.rank for item in record.exits if item.stopped]
             return [RankLost(rank, "was ended with its node") for rank in ranks]
         return super().losses(record)
 
@@ -107,8 +106,6 @@ class ContinuingLeader(Leader):
         for agent, how in attempt.lost.items():
             if members[0] in attempt.ranks[agent] and agent not in attempt.ended:
                 return True, [], f"{self._name(agent)} {how}"
-        exits = [
-            RankExit.from_dict(item) for ended in attempt.ended.values() for item in ended.exits
-        ]
-        found = [item.to_dict() for item in exits_of_first(members, exits)]
+        exits = [item for ended in attempt.ended.values() for item in ended.exits]
+        found = exits_of_first(members, exits)
         return bool(found), found, None

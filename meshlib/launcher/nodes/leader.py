@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from meshlib.diagnosis.events import RankLost
 from meshlib.launcher.nodes.records import (
@@ -24,8 +23,9 @@ from meshlib.launcher.nodes.records import (
     StopAll,
     Wanted,
 )
+from meshlib.launcher.ranks.failure import RankExit
 
-Outcome = tuple[bool, list[dict[str, Any]], str | None]
+Outcome = tuple[bool, list[RankExit], str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,10 +285,10 @@ class Leader:
         error = None if reason is None or reason.blames_rank else reason.text
         return bool(attempt.lost) or (bool(exits) and not attempt.makes_room), exits, error
 
-    def _finish(self, error: str | None, exits: list[dict[str, Any]] | None = None) -> list[Record]:
+    def _finish(self, error: str | None, exits: Sequence[RankExit] = ()) -> list[Record]:
         self._done = True
         self._attempt = None
-        return [Result(self._number, again=False, exits=exits or [], error=error)]
+        return [Result(self._number, again=False, exits=list(exits), error=error)]
 
     def _name(self, agent: str) -> str:
         """Return what a person calls a member: ``node 1 (host)``."""

@@ -30,7 +30,7 @@ from meshlib.launcher.nodes.coordinator import (
     last_members,
 )
 from meshlib.launcher.nodes.leader import Leader, Rules
-from meshlib.launcher.nodes.meeting import Leading, Waiting, serve_if_ours
+from meshlib.launcher.nodes.leading import Leading, serve_if_ours
 from meshlib.launcher.nodes.records import (
     LOG,
     Admitted,
@@ -49,6 +49,7 @@ from meshlib.launcher.nodes.records import (
     alive_key,
     parse,
 )
+from meshlib.launcher.nodes.waiting import Waiting
 from meshlib.launcher.options.launch import NodeOptions
 from meshlib.launcher.ranks.failure import RankExit
 from transport.deadline import Deadline
@@ -208,8 +209,7 @@ class ManyNodes(Coordinator):
             self._events.append(Verdict(False, self._ended, self._cut_off))
             return
         if self._placement is not None and first:
-            said = [item.to_dict() for item in exits]
-            self._say(Ended(self._agent, self._placement.attempt, said, well))
+            self._say(Ended(self._agent, self._placement.attempt, list(exits), well))
         all_lost = self._rules.continues and not well
         if interrupted or (all_lost and self._leading is None):
             # The others may go on; who started this launcher may start it again.
@@ -284,7 +284,7 @@ class ManyNodes(Coordinator):
         self._events.append(Placed(self._placement))
 
     def _conclude(self, result: Result) -> None:
-        exits = [RankExit.from_dict(item) for item in result.exits]
+        exits = result.exits
         if self._placement is not None and self._placement.attempt == result.attempt:
             self._events.append(Verdict(result.again, exits, result.error))
         elif self._placement is None and not result.again:

@@ -8,9 +8,10 @@ a decision, the attempt that it is about.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import ClassVar
 
 from meshlib.diagnosis.events import Entry, Parse, reader_of
+from meshlib.launcher.ranks.failure import RankExit
 
 LOG = "meshrun/agents"
 """The log's key in the store."""
@@ -83,7 +84,7 @@ class Ended(Record):
     kind: ClassVar[str] = "ended"
     agent: str
     attempt: int
-    exits: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    exits: list[RankExit] = field(default_factory=list[RankExit])
     well: int = 0
 
 
@@ -113,11 +114,6 @@ class Round(Record):
     kind: ClassVar[str] = "round"
     attempt: int
     members: list[Member]
-
-    @classmethod
-    def from_values(cls, values: dict[str, Any]) -> Self:
-        """Build from what JSON gives for the fields."""
-        return cls(values["attempt"], [Member(**member) for member in values["members"]])
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +180,7 @@ class Result(Record):
     kind: ClassVar[str] = "result"
     attempt: int
     again: bool
-    exits: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    exits: list[RankExit] = field(default_factory=list[RankExit])
     error: str | None = None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 SETTLE_SECONDS = 0.8
@@ -31,48 +31,22 @@ class Endable(Protocol):
         ...
 
 
-class EndableProcess(Endable, Protocol):
-    """One that says itself whether it runs."""
-
-    @property
-    def running(self) -> bool:
-        """Whether it has not ended."""
-        ...
-
-
-class Ranks(Protocol):
-    """Ranks that are ended together."""
-
-    @property
-    def running(self) -> Sequence[Endable]:
-        """Those that have not ended."""
-        ...
-
-
-class Only:
-    """One rank, which is ended by itself."""
-
-    def __init__(self, rank: EndableProcess) -> None:
-        self._rank = rank
-
-    @property
-    def running(self) -> Sequence[Endable]:
-        """The rank, unless it has ended."""
-        return [self._rank] if self._rank.running else []
-
-
 class Ending:
     """Sends ``first`` after ``settle`` seconds and SIGKILL ``grace`` seconds later.
 
-    ``first`` None: others have sent it. A rank that has already said why it fails is left to
-    end by itself until then: it may be saving what it knows. Call ``advance`` whenever ``due`` has
-    passed.
+    ``running`` returns those of the ranks that have not ended. ``first`` None: others have sent it.
+    A rank that has already said why it fails is left to end by itself until then: it may be saving
+    what it knows. Call ``advance`` whenever ``due`` has passed.
     """
 
     def __init__(
-        self, ranks: Ranks, settle: float, grace: float, first: signal.Signals | None
+        self,
+        running: Callable[[], Sequence[Endable]],
+        settle: float,
+        grace: float,
+        first: signal.Signals | None,
     ) -> None:
-        self.ranks = ranks
+        self.running = running
         self._first = first
         self._grace = grace
         self.due: float = time.monotonic() + (settle if first is not None else grace)
@@ -95,11 +69,11 @@ class Ending:
         if now < self.due:
             return
         if self._first is None:
-            for rank in self.ranks.running:
+            for rank in self.running():
                 rank.signal(signal.SIGKILL)
             self.due = now + 1.0
             return
-        for rank in self.ranks.running:
+        for rank in self.running():
             if not rank.has_failed():
                 rank.signal(self._first)
         self._first = None

@@ -6,7 +6,7 @@ import json
 import signal
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -140,17 +140,6 @@ class RankExit:
         else:
             how = f"ended with {self.exit_name}"
         return RankLost(self.rank, how)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values, for other nodes."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> RankExit:
-        """Build from ``to_dict``'s result."""
-        values = dict(data)
-        error = values.pop("error")
-        return cls(**values, error=ErrorRecord.from_dict(error) if error else None)
 
 
 def describe_code(code: int) -> str:

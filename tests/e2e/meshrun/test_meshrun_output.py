@@ -198,7 +198,8 @@ def test_ctrl_c_at_the_terminal(meshrun):
             open("ready-" + os.environ["RANK"], "w").close()
             time.sleep(60)
         except KeyboardInterrupt:
-            print("tidying up", os.environ["RANK"])
+            # In one write, also with PYTHONUNBUFFERED: both ranks share the terminal.
+            print(f"tidying up {os.environ['RANK']}\\n", end="")
             raise
     """)
     terminal = Terminal(meshrun, "--nproc-per-node", "2", script)

@@ -40,10 +40,6 @@ def rank_exit(rank, *, kind="ValueError", stopped=False):
     return RankExit(rank, 0, "host", 7, 1, 1.0, stopped, error)
 
 
-def said(*exits):
-    return [json.loads(json.dumps(item.to_dict())) for item in exits]
-
-
 def running(members=None, **rules):
     """Return a leader of the nodes a and b, with ranks 0, 1 and 2, 3."""
     given = {"agent": "a", "job": "none", "least": 2, "most": 2, "continues": True} | rules
@@ -59,8 +55,8 @@ def test_a_lost_rank_ends_nobody_and_new_ranks_get_new_numbers():
     assert boss.receive(Wanted("b", 0, 1), 1.0) == [Granted("b", 0, 4, 1)]
     assert boss.receive(Wanted("a", 0, 2), 1.0) == [Granted("a", 0, 5, 2)]
     assert boss.ranks_of("b") == [2, 3, 4]
-    assert boss.receive(Ended("a", 0, said(rank_exit(1)), well=3), 2.0) == []
-    assert boss.receive(Ended("b", 0, said(rank_exit(3)), well=2), 2.0) == [Result(0, again=False)]
+    assert boss.receive(Ended("a", 0, [rank_exit(1)], well=3), 2.0) == []
+    assert boss.receive(Ended("b", 0, [rank_exit(3)], well=2), 2.0) == [Result(0, again=False)]
 
 
 def test_a_lost_node_takes_its_ranks_along_and_comes_again():
@@ -83,7 +79,7 @@ def test_a_node_too_many_waits_until_another_is_lost():
     assert boss.receive(Gone("b", lost="was lost"), 2.0) == [Admitted("c", 0, 2, 2, 4, 4)]
     boss.receive(hello("d"), 3.0)
     # Its ranks are all lost, and it has no more for them: it leaves.
-    boss.receive(Ended("c", 0, said(rank_exit(4), rank_exit(5))), 4.0)
+    boss.receive(Ended("c", 0, [rank_exit(4), rank_exit(5)]), 4.0)
     assert boss.receive(Gone("c"), 4.0) == [Admitted("d", 0, 3, 2, 6, 4)]
 
 
@@ -101,7 +97,7 @@ def test_nobody_is_admitted_to_a_job_that_ends():
 def test_a_node_that_is_told_to_end_ends_alone():
     boss = running()
     assert boss.receive(Interrupted("b", 0, leaves=True), 1.0) == []
-    ended = Ended("b", 0, said(rank_exit(2, stopped=True), rank_exit(3, stopped=True)))
+    ended = Ended("b", 0, [rank_exit(2, stopped=True), rank_exit(3, stopped=True)])
     assert boss.losses(ended) == [RankLost(rank, "was ended with its node") for rank in (2, 3)]
     assert boss.receive(ended, 2.0) == []
     assert boss.receive(Gone("b"), 2.0) == []
@@ -113,7 +109,7 @@ def test_the_user_and_the_leading_node_end_the_job(agent, leaves):
     boss = running()
     (stop,) = boss.receive(Interrupted(agent, 0, leaves=leaves), 1.0)
     assert isinstance(stop, StopAll)
-    ended = Ended("a", 0, said(rank_exit(0, stopped=True)))
+    ended = Ended("a", 0, [rank_exit(0, stopped=True)])
     assert boss.losses(ended) == []  # all are ended
     boss.receive(ended, 2.0)
     (result,) = boss.receive(Ended("b", 0), 2.0)
@@ -128,9 +124,9 @@ def test_a_job_without_its_first_member_has_failed():
     assert result == Result(0, again=False, error="node 1 (host-b) was lost")
     boss = running(max_restarts=1)
     boss.receive(Ended("b", 0, well=2), 1.0)
-    (result,) = boss.receive(Ended("a", 0, said(rank_exit(0)), well=1), 2.0)
+    (result,) = boss.receive(Ended("a", 0, [rank_exit(0)], well=1), 2.0)
     assert result.again
-    assert [item["rank"] for item in result.exits] == [0]
+    assert [item.rank for item in result.exits] == [0]
 
 
 def test_nodes_must_agree_on_going_on():

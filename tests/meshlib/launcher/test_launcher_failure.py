@@ -24,6 +24,7 @@ from meshlib.launcher.ranks.failure import (
     rank_list,
 )
 from meshlib.launcher.ranks.workers import Worker
+from meshlib.records import build, values_of
 from transport.store.hash_store import HashStore
 from transport.store.prefix_store import PrefixStore
 
@@ -114,7 +115,7 @@ def test_rank_list(ranks, text):
 
 def test_exits_survive_the_way_to_another_node():
     for one in (ended(2, -9), ended(1, error=error("ValueError", at=4.5))):
-        again = RankExit.from_dict(json.loads(json.dumps(one.to_dict())))
+        again = build(RankExit, json.loads(json.dumps(one, default=values_of)))
         assert again.shell_code == one.shell_code
         assert again.what_happened() == one.what_happened()
         assert again == one
@@ -175,7 +176,7 @@ def test_a_rank_that_the_kernel_killed_for_want_of_memory(monkeypatch, tmp_path,
     process.kill()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     assert worker.collect()
-    exit_ = RankExit.from_dict(worker.result().to_dict())  # as another node hears of it
+    exit_ = worker.result()
     assert ("out-of-memory" in Report([exit_]).text()) == said
     assert ("out-of-memory" in exit_.loss.how) == said
     assert "was killed by SIGKILL" in Report([exit_]).text()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from meshlib.launcher.nodes.leader import Leader, Rules
@@ -42,8 +40,7 @@ def gathered(boss, *hellos, now=0.0):
 
 def rank_exit(rank, *, code=1, types=("ValueError",), stopped=False):
     error = ErrorRecord("E", types, "text", "trace", 1.0) if types else None
-    values = RankExit(rank, 0, "host", 7, code, 1.0, stopped, error).to_dict()
-    return json.loads(json.dumps(values))
+    return RankExit(rank, 0, "host", 7, code, 1.0, stopped, error)
 
 
 def test_a_round_begins_when_all_have_come():

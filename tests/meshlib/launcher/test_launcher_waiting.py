@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from meshlib.launcher.nodes.leader import Rules
-from meshlib.launcher.nodes.meeting import Waiting
 from meshlib.launcher.nodes.records import Gone, Hello, Member, Refused, Round
+from meshlib.launcher.nodes.waiting import Waiting
 
 
 def hello(agent):

@@ -18,9 +18,12 @@ from host_driver import HostDriver, HostMachine
 from on_device import OnDevice
 
 from transport.choosing.choice import Thresholds
+from transport.communicators.backends import lookup
+from transport.communicators.base import Communicator
 from transport.communicators.runtime import Membership
 from transport.cuda.staged import StagedCommunicator
 from transport.inproc import InprocCommunicator
+from transport.links.alone import AloneCommunicator
 from transport.nccl import NcclCommunicator
 from transport.nccl import library as nccl
 from transport.store.prefix_store import PrefixStore
@@ -269,11 +272,11 @@ class FakeNccl:
             gathered.append((comm, stream, part))
 
 
-def channel(membership: Membership) -> Callable[[], InprocCommunicator]:
+def channel(membership: Membership) -> Callable[[], Communicator]:
     """What the members compare their calls by."""
     store = PrefixStore("ledger", membership.store)
     beside = replace(membership, group=f"{membership.group}/ledger", store=store)
-    return lambda: InprocCommunicator(beside)
+    return lambda: lookup("inproc").make(beside)
 
 
 def make_nccl(membership: Membership, table: Thresholds) -> OnDevice:
@@ -282,7 +285,9 @@ def make_nccl(membership: Membership, table: Thresholds) -> OnDevice:
     driver = HostDriver(machine)
 
     def fallback() -> StagedCommunicator:
-        return StagedCommunicator(membership, InprocCommunicator(membership, table), 48)
+        several = membership.size > 1
+        host = InprocCommunicator(membership, table) if several else AloneCommunicator(membership)
+        return StagedCommunicator(membership, host, 48)
 
     comm = NcclCommunicator(membership, fallback, channel(membership), FakeNccl(driver))
     return OnDevice(comm, driver, membership.rank)

@@ -25,7 +25,7 @@ class Directory:
 
     def publish(self) -> None:
         """Tell the other members where this rank is."""
-        self._membership.store.set(_place_key(self._membership.rank), self.place.encode())
+        self._membership.store.post(_place_key(self._membership.rank), self.place.encode())
 
     def look_up(self, peer: int, call: Call) -> Place:
         """Return where ``peer`` is, waiting until it has said so."""
@@ -35,12 +35,13 @@ class Directory:
             self._places[peer] = place
         return place
 
-    def look_up_all(self, call: Call) -> None:
-        """Learn where all members are, waiting until they have said so: one question for all."""
+    def look_up_all(self, call: Call) -> list[Place]:
+        """Return where all members are, waiting until they have said so: one question for all."""
         members = range(self._membership.size)
         peers = [peer for peer in members if peer not in self._places]
         for peer, data in self._keys.read_all(_place_key, peers, call).items():
             self._places[peer] = Place.decode(data)
+        return [self._places[member] for member in members]
 
     def find(self, peer: int) -> Place | None:
         """Return where ``peer`` is, None if it has not said so yet."""

@@ -40,6 +40,8 @@ _SEND_SECONDS = 60.0
 _GOODBYE_SECONDS = 1.0
 # A thread that waits looks so often whether it has missed something.
 _SLICE_SECONDS = 5.0
+# The same for one whose wait may be broken off, should the server not answer to that.
+_BREAKABLE_SECONDS = 0.25
 _RECEIVE_BYTES = 1 << 18
 _TIMEVAL = struct.Struct("@ll")
 _IDS = 1 << 32
@@ -65,6 +67,14 @@ class _Outgoing:
     def __init__(self, data: bytes) -> None:
         self.data = memoryview(data)
         self.taken: list[int] = []
+
+
+class Breaker:
+    """By which waits are broken off that are one user's of a connection that others use, too."""
+
+    def __init__(self) -> None:
+        self.broken: bool = False
+        self.numbers: set[int] = set()
 
 
 class StoreConnection:
@@ -94,31 +104,76 @@ class StoreConnection:
         sock.settimeout(None)
 
     def request(
-        self, op: Op, fields: Sequence[bytes], seconds: float, patience: float | None = None
+        self,
+        op: Op,
+        fields: Sequence[bytes],
+        seconds: float,
+        patience: float | None = None,
+        breaker: Breaker | None = None,
     ) -> Reply:
         """Send a request and return its reply, which the server owes within ``seconds``, and may be
         late with for ``patience`` more (default: ``GRACE_SECONDS``).
 
-        Raises DistStoreError when the connection is closed or lost, the server silent, or this
-        process a fork of the one that connected.
+        Raises DistStoreError when the connection is closed or lost, the server silent, the request
+        broken off by way of ``breaker``, or this process a fork of the one that connected.
         """
-        if why := refusal(self._name, self._pid, "a clone() made there"):
-            raise DistStoreError(why)
+        self._check_process()
         number = next(self._numbers) % _IDS
         data = pack_request(number, op, 0.0 if self._waits_end else seconds, fields)
         request = _Request()
         try:
+            if breaker is not None:
+                breaker.numbers.add(number)
             self._send(number, request, data, _SEND_SECONDS if patience is None else patience)
             grace = GRACE_SECONDS if patience is None else patience
             until = time.monotonic() + seconds + grace
-            status, answer = self._receive(request, until)
+            status, answer = self._receive(request, until, breaker)
             self._expected.pop(number, None)
         except BaseException as error:
             self._give_up(number, error)
             raise
+        finally:
+            if breaker is not None:
+                breaker.numbers.discard(number)
         if status == Status.ERROR:
             raise DistStoreError(f"{self._name}: {answer[0].decode()}")
         return status, answer
+
+    def tell(self, op: Op, fields: Sequence[bytes]) -> None:
+        """Send a request whose reply nobody waits for: it is read, and dropped, by later ones.
+
+        Raises DistStoreError as ``request`` does.
+        """
+        self._check_process()
+        self._check()
+        self._outbox.append(_Outgoing(pack_request(0, op, 0.0, fields)))
+        try:
+            self._flush_soon()
+        except BaseException as error:
+            self._give_up(0, error)
+            raise
+
+    def end_waits_of(self, breaker: Breaker) -> None:
+        """Have the requests that were given ``breaker`` end with a DistStoreError, now and later.
+
+        Any thread; never blocks.
+        """
+        breaker.broken = True
+        if os.getpid() != self._pid:
+            return
+        for number in breaker.numbers.copy():
+            # For the thread that sleeps in the socket.
+            self._outbox.append(_cancel(number))
+            request = self._expected.get(number)
+            if request is not None:
+                request.news.put(None)
+        if self._failure is None:
+            with contextlib.suppress(DistStoreError):
+                self._flush_if_free()
+
+    def _check_process(self) -> None:
+        if why := refusal(self._name, self._pid, "a clone() made there"):
+            raise DistStoreError(why)
 
     def end_waits(self, end: bool) -> None:
         """Have the waits that are under way, and later ones, time out at once; or no longer."""
@@ -196,6 +251,10 @@ class StoreConnection:
         self._outbox.append(_Outgoing(data))
         if self._waits_end:  # maybe only since the data was packed
             self._outbox.append(_cancel(number))
+        self._flush_soon(seconds)
+
+    def _flush_soon(self, seconds: float = _SEND_SECONDS) -> None:
+        """Send what is in the outbox, within ``seconds``."""
         if not self._send_lock.acquire(timeout=seconds):
             raise DistStoreError(f"{self._name}: another thread has been sending for too long")
         try:
@@ -239,15 +298,27 @@ class StoreConnection:
 
     # Receiving.
 
-    def _receive(self, request: _Request, until: float) -> Reply:
+    def _flush_if_free(self) -> None:
+        """Send what goes at once of the outbox, unless another thread sends, who sends it, too, or
+        the next one does.
+        """
+        if self._send_lock.acquire(blocking=False):
+            try:
+                self._flush()
+            finally:
+                let_go(self._send_lock)
+
+    def _receive(self, request: _Request, until: float, breaker: Breaker | None) -> Reply:
         while request.reply is None:
             self._check()
+            if breaker is not None and breaker.broken:
+                raise DistStoreError(f"{self._name}: the wait was broken off")
             left = until - time.monotonic()
             if left <= 0:
                 raise self._silence()
             if self._turn.acquire(blocking=False):
                 try:
-                    self._read_for(request, until)
+                    self._read_for(request, until, breaker)
                 finally:
                     self._turn.release()
                     if len(self._expected) > 1:
@@ -257,12 +328,15 @@ class StoreConnection:
                     request.news.get(timeout=min(left, _SLICE_SECONDS))
         return request.reply
 
-    def _read_for(self, request: _Request, until: float) -> None:
+    def _read_for(self, request: _Request, until: float, breaker: Breaker | None) -> None:
         """Read and hand out what comes, until the request has its reply or nothing came in time."""
         if self._received:
             self._hand_out()  # what an interrupted thread has left
+        slice_ = _SLICE_SECONDS if breaker is None else _BREAKABLE_SECONDS
         while request.reply is None and (left := until - time.monotonic()) > 0:
-            left = min(left, _SLICE_SECONDS)
+            if breaker is not None and breaker.broken:
+                return
+            left = min(left, slice_)
             # Rounded up, so that equal timeouts do not cost a system call each.
             if not left <= self._receive_seconds <= left + 1.0:
                 self._receive_seconds = left + 0.5
@@ -334,11 +408,8 @@ class StoreConnection:
         request = self._expected.get(number)
         if request is not None and request.reply is None and self._failure is None:
             self._outbox.append(_cancel(number))
-            # If another thread sends, it sends this as well, or the next one does.
-            if self._send_lock.acquire(blocking=False):
-                with contextlib.suppress(DistStoreError):
-                    self._flush()
-                let_go(self._send_lock)
+            with contextlib.suppress(DistStoreError):
+                self._flush_if_free()
         self._expected.pop(number, None)
 
     def _wake(self) -> None:

@@ -28,7 +28,7 @@ from transport.net.tls import Tls, tls_from_environment
 from transport.store.base import DEFAULT_STORE_TIMEOUT, Store
 from transport.store.commands import Fields, Op
 from transport.store.fields import pack_number
-from transport.store.tcp.client import StoreConnection
+from transport.store.tcp.client import Breaker, StoreConnection
 from transport.store.tcp.serving import ServerLease, lease_server
 from transport.store.tcp.wire import Status
 
@@ -88,6 +88,7 @@ class TCPStore(Store):
         self._closed = True
         self._has_will = False
         self._patience: float | None = None
+        self._breaker: Breaker | None = None
         self._lease: ServerLease | None = None
         deadline = Deadline.after(timeout)
         address = (host_name, port)
@@ -144,6 +145,15 @@ class TCPStore(Store):
         other._patience = seconds
         return other
 
+    def aside(self) -> TCPStore:
+        """Return this store, over the same connection, for waits that its ``hang_up`` ends, and
+        nobody else's. Where the server says nothing any more, that may take a second.
+        """
+        other = copy(self)
+        other._closed = True  # that is, not to be closed
+        other._breaker = Breaker()
+        return other
+
     def clone(self) -> TCPStore:
         """Return a client with a connection of its own, and no part of the server.
 
@@ -163,7 +173,10 @@ class TCPStore(Store):
         self._connection.end_waits(bool(self._ends))
 
     def hang_up(self) -> None:
-        self._connection.hang_up()
+        if self._breaker is None:
+            self._connection.hang_up()
+        else:
+            self._connection.end_waits_of(self._breaker)
 
     def close(self) -> None:
         """End the connection and the waits on it; and a master's server, unless others share it."""
@@ -225,8 +238,10 @@ class TCPStore(Store):
     def _join(self, deadline: Deadline, *, wait: bool) -> None:
         if self._world_size is None:
             return
-        joined = int(self._ask(Op.JOIN, ())[0])
-        if not wait or joined >= self._world_size:
+        if not wait:
+            self._tell(Op.JOIN, ())
+            return
+        if int(self._ask(Op.JOIN, ())[0]) >= self._world_size:
             return
         fields = (pack_number(self._world_size),)
         seconds = deadline.remaining()
@@ -242,9 +257,14 @@ class TCPStore(Store):
         seconds = self._timeout if self._patience is None else 0.0
         return self._connection.request(op, fields, seconds, self._patience)[1]
 
+    def _tell(self, op: Op, fields: Fields) -> None:
+        self._connection.tell(op, fields)
+
     def _await(self, op: Op, fields: Fields, timeout: Timeout | None) -> Fields:
         deadline = Deadline.after(self._seconds(timeout))
-        status, answer = self._connection.request(op, fields, deadline.seconds, self._patience)
+        status, answer = self._connection.request(
+            op, fields, deadline.seconds, self._patience, self._breaker
+        )
         if status == Status.TIMEOUT:
             raise self._waited_in_vain(op, answer, deadline)
         return answer

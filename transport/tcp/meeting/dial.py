@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections.abc import Sequence
 
 from transport.call import Call
 from transport.communicators.runtime import Membership
@@ -19,25 +18,18 @@ from transport.errors import (
     PeerLostError,
 )
 from transport.net.auth import authenticate
-from transport.net.sockets import connect, recv_exact, send_all
+from transport.net.sockets import connect, recv_exact
 from transport.tcp.meeting.address import Address
 from transport.tcp.meeting.hello import WELCOME, Channel, Hello, digest_of
 
 
 def publish(membership: Membership, address: Address) -> None:
     """Tell the other members where this rank listens."""
-    membership.store.set(_key(membership.rank), address.encode())
+    membership.store.post(address_key(membership.rank), address.encode())
 
 
-def published(membership: Membership, peers: Sequence[int]) -> dict[int, bytes]:
-    """Return what of ``peers`` have published, by peer, where all of them have; without a wait."""
-    keys = [_key(peer) for peer in peers]
-    if not membership.store.check(keys):
-        return {}
-    return dict(zip(peers, membership.store.multi_get(keys), strict=True))
-
-
-def _key(rank: int) -> str:
+def address_key(rank: int) -> str:
+    """Return where a rank has published its address."""
     return f"tcp/{rank}"
 
 
@@ -68,7 +60,7 @@ class Dial:
         way to it.
         """
         try:
-            published = self._address or self._keys.read(_key(self._peer), self._peer, call)
+            published = self._address or self._keys.read(address_key(self._peer), self._peer, call)
             address = Address.decode(published)
             return self._greet(call, address, self._reach(call, address))
         except (DistError, OSError) as error:
@@ -125,8 +117,8 @@ class Dial:
             if runtime.tls is not None:
                 sock = runtime.tls.client(sock)
                 self._wait_on(sock)
-            authenticate(sock, runtime.secret, call.deadline, initiator=True)
-            send_all(sock, hello.pack(), call.deadline)
+            # With the proof: three round trips, of which the first two are TCP's and the nonces'.
+            authenticate(sock, runtime.secret, call.deadline, initiator=True, behind=hello.pack())
             recv_exact(sock, len(WELCOME), call.deadline)
             self._wait_on(None)
         except BaseException as error:

@@ -1,29 +1,17 @@
-"""How several nodes meet: which serves the job's store, and so leads; what is said meanwhile.
+"""Leading the job's nodes: which of them serves the store, and so leads, and the thread that does.
 
-``Leading``'s thread feeds the agents' log to ``Leader`` and adds the decisions. ``Waiting`` tells
-the user for whom a node waits and, on the leading one, whom it has refused.
+It feeds the agents' log to ``Leader`` and adds the decisions.
 """
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Callable
 
 from meshlib.diagnosis.event_log import LogReader, announce_lost
-from meshlib.launcher.nodes.leader import Leader, Rules
-from meshlib.launcher.nodes.records import (
-    LOG,
-    Gone,
-    Held,
-    Hello,
-    Record,
-    Refused,
-    Round,
-    alive_key,
-    parse,
-)
+from meshlib.launcher.nodes.leader import Leader
+from meshlib.launcher.nodes.records import LOG, Gone, Record, alive_key, parse
 from meshlib.launcher.options.launch import NodeOptions
 from transport.errors import DistNetworkError
 from transport.net.sockets import is_local
@@ -135,68 +123,3 @@ class Leading:
             elif now - before[1] > self._silence:
                 why = f"has not been heard of for {self._silence:g} s"
                 self._decide([Gone(agent, lost=why)])
-
-
-FIRST_SECONDS = 5.0
-"""After how long the first line comes: nodes that start together need none."""
-NEXT_SECONDS = 30.0
-
-
-class Waiting:
-    """Follows the agents' log, and prints a line on standard error where a person would wonder.
-
-    ``where`` is the address at which the nodes meet.
-    """
-
-    def __init__(self, rules: Rules, where: str) -> None:
-        self._rules = rules
-        self._agent = rules.agent
-        self._where = where
-        self._hosts: dict[str, str] = {}
-        self._came: set[str] = set()
-        self._began: float | None = None
-        self._next = 0.0
-
-    def begin(self, now: float) -> None:
-        """This node asks for a place, and waits until ``hear`` is told of a ``Round``."""
-        self._began = now
-        self._next = now + FIRST_SECONDS
-
-    def hear(self, record: Record, *, leads: bool) -> None:
-        """Take note of a record of the log; ``leads``: it is this node's to explain decisions."""
-        match record:
-            case Hello(agent=agent, host=host):
-                self._hosts[agent] = host
-                self._came.add(agent)
-            case Refused(agent=agent, reason=reason):
-                self._came.discard(agent)
-                if leads:
-                    _say(f"refused node {self._hosts.get(agent, agent)}: {reason}")
-            case Held(agent=self._agent, reason=reason):
-                _say(reason)
-            case Gone(agent=agent):
-                self._came.discard(agent)
-            case Round():
-                self._came.clear()
-                self._began = None
-            case _:
-                pass
-
-    def tick(self, now: float, unreached: Exception | None = None) -> None:
-        """Print how things stand if it is time. ``unreached``: why the store was not."""
-        if self._began is None or now < self._next:
-            return
-        self._next = now + NEXT_SECONDS
-        left = f"{max(0.0, self._began + self._rules.join_timeout - now):.0f} s left"
-        if unreached is not None:
-            _say(f"waiting for the node that leads, at {self._where}, {left}: {unreached}")
-            return
-        least, most = self._rules.least, self._rules.most
-        wanted = str(most) if least == most else f"{least} to {most}"
-        # A moment ago it may have been one less: this node itself is here.
-        _say(f"{max(1, len(self._came))} of {wanted} nodes, waiting at {self._where}, {left}")
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"meshrun: {text}\n")
-    sys.stderr.flush()

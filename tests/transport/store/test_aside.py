@@ -1,0 +1,71 @@
+"""What costs no round trip: writing without waiting, and waits that can be broken off."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from transport.errors import DistStoreError
+from transport.store import HashStore, PrefixStore, Store, TCPStore
+from transport.store.tcp.client import StoreConnection
+
+SOON = 30.0
+
+
+@pytest.fixture(params=["tcp", "hash"])
+def store(request: pytest.FixtureRequest) -> Iterator[Store]:
+    made: Store = HashStore()
+    if request.param == "tcp":
+        made = TCPStore("127.0.0.1", 0, is_master=True, timeout=10 * SOON, secret=None)
+    with made:
+        yield made
+
+
+def test_what_is_posted_is_there_for_the_next_call(store: Store) -> None:
+    part = PrefixStore("part", store)
+    for turn in range(100):
+        part.post("key", f"{turn}")
+        assert part.get("key") == f"{turn}".encode()
+    with store.clone() as other:
+        assert other.get("part/key") == b"99"
+
+
+def test_posting_waits_for_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    with TCPStore("127.0.0.1", 0, is_master=True, secret=None) as store:
+        with monkeypatch.context() as patched:
+            patched.setattr(StoreConnection, "_receive", None)
+            store.post("key", "value")
+        assert store.get("key") == b"value"
+
+
+def test_hanging_up_ends_the_waits_aside_and_no_others(store: Store) -> None:
+    aside = PrefixStore("part", store).aside()
+    with ThreadPoolExecutor(3) as pool:
+        broken = pool.submit(aside.multi_get, ["a", "b"])
+        goes_on = pool.submit(store.get, "part/c")
+        with store.clone() as other:  # a wait may begin before it is broken off, or behind that
+            aside.hang_up()
+            with pytest.raises(DistStoreError):
+                broken.result(SOON)
+            with pytest.raises(DistStoreError):
+                aside.get("a")
+            aside.close()
+            assert not goes_on.done()
+            other.set("part/c", "come")
+            assert goes_on.result(SOON) == b"come"
+        store.set("still", "open")
+        assert store.get("still") == b"open"
+
+
+def test_a_wait_that_ends_by_itself_leaves_nothing() -> None:
+    with TCPStore("127.0.0.1", 0, is_master=True, secret=None) as store:
+        aside = store.aside()
+        store.set("key", "value")
+        assert aside.get("key") == b"value"
+        assert aside._breaker is not None
+        assert not aside._breaker.numbers
+        assert not store._connection._expected
+        aside.close()
+        assert store.get("key") == b"value"

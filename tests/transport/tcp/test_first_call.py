@@ -1,0 +1,141 @@
+"""How many round trips the first call of a group takes: to the store, and to connect."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from rank_threads import LONG, Member, Transport, run_group
+
+import transport.tcp.meeting.dial as dialling
+from transport.auto import AutoCommunicator
+from transport.call import Kind
+from transport.choosing.choice import Thresholds
+from transport.communicators.base import Communicator
+from transport.communicators.runtime import Membership
+from transport.operands.reduce_op import ReduceOp
+from transport.place import Place
+from transport.store import PrefixStore, Store
+from transport.store.commands import Fields, Op
+from transport.tcp import TcpCommunicator
+
+HOSTS = 8
+
+
+class CountingStore(PrefixStore):
+    """Notes each question whose answer is waited for; what it has aside notes in the same place."""
+
+    def __init__(self, prefix: str, store: Store, asked: list[Op]) -> None:
+        super().__init__(prefix, store)
+        self.asked = asked
+
+    def _ask(self, op: Op, fields: Fields) -> Fields:
+        self.asked.append(op)
+        return super()._ask(op, fields)
+
+    def _await(self, op: Op, fields: Fields, timeout: Any) -> Fields:
+        self.asked.append(op)
+        return super()._await(op, fields, timeout)
+
+    def _tell(self, op: Op, fields: Fields) -> None:
+        super()._ask(op, fields)
+
+    def aside(self) -> CountingStore:
+        return CountingStore(self.prefix, self.underlying_store.aside(), self.asked)
+
+
+class CountingSocket(socket.socket):
+    """Counts how often something is received after something was sent."""
+
+    sent = False
+    turns = 0
+
+    def send(self, *arguments: Any) -> int:
+        self.sent = True
+        return super().send(*arguments)
+
+    def recv_into(self, *arguments: Any) -> int:
+        self.turns += self.sent
+        self.sent = False
+        return super().recv_into(*arguments)
+
+
+def counting(
+    make: Callable[[Membership, Thresholds], Communicator], asked: dict[int, list[Op]]
+) -> Transport:
+    def counted(membership: Membership, table: Thresholds) -> Communicator:
+        own = asked[membership.rank] = []
+        store = CountingStore("counted", membership.store, own)
+        given = (membership.group, membership.rank, membership.ranks, store, membership.runtime)
+        return make(Membership(*given), table)
+
+    return Transport("counted", counted)
+
+
+@pytest.fixture(autouse=True)
+def nobody_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits for a connection for long asks the store once more."""
+    monkeypatch.setattr("transport.tcp.communicator._PATIENCE_SECONDS", LONG)
+    monkeypatch.setattr("transport.communicators.store_waits._PATIENCE_SECONDS", LONG)
+
+
+def test_the_store_is_asked_once_for_all_addresses() -> None:
+    asked: dict[int, list[Op]] = {}
+    here = threading.Barrier(HOSTS)
+
+    def body(member: Member) -> None:
+        here.wait(LONG)
+        member.comm.all_to_all(member.call(Kind.ALL_TO_ALL), *_parts())
+        member.all_reduce(np.ones(2), ReduceOp.SUM)
+
+    run_group(counting(TcpCommunicator, asked), HOSTS, body)
+    assert asked == {rank: [Op.MULTI_GET] if rank else [] for rank in range(HOSTS)}
+
+
+def test_between_hosts_it_is_asked_for_their_places_as_well() -> None:
+    asked: dict[int, list[Op]] = {}
+    here = threading.Barrier(HOSTS)
+
+    def make(membership: Membership, table: Thresholds) -> Communicator:
+        return AutoCommunicator(membership, table, host=Place(f"host {membership.rank}"))
+
+    def body(member: Member) -> None:
+        here.wait(LONG)
+        member.all_reduce(np.ones(2), ReduceOp.SUM)
+
+    run_group(counting(make, asked), HOSTS, body)
+    assert asked == {rank: [Op.MULTI_GET] * (2 if rank else 1) for rank in range(HOSTS)}
+
+
+def test_connections_take_three_round_trips_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TCP's own, one for fresh bytes, one for the proofs and what the connection is for."""
+    turns: list[int] = []
+    together = {rank: threading.Barrier(rank) for rank in range(1, HOSTS)}
+    connect, dial = dialling.connect, TcpCommunicator._dial
+
+    def counted(*arguments: Any, **named: Any) -> socket.socket:
+        return CountingSocket(fileno=connect(*arguments, **named).detach())
+
+    def side_by_side(comm: TcpCommunicator, *arguments: Any) -> socket.socket:
+        together[comm.rank].wait(LONG)  # passed when all of this rank's have begun
+        sock = dial(comm, *arguments)
+        assert isinstance(sock, CountingSocket)
+        turns.append(sock.turns)
+        return sock
+
+    monkeypatch.setattr(dialling, "connect", counted)
+    monkeypatch.setattr(TcpCommunicator, "_dial", side_by_side)
+
+    def body(member: Member) -> None:
+        member.comm.all_to_all(member.call(Kind.ALL_TO_ALL), *_parts())
+
+    run_group(counting(TcpCommunicator, {}), HOSTS, body)
+    assert turns == [2] * (HOSTS * (HOSTS - 1) // 2)
+
+
+def _parts() -> tuple[list[Any], list[Any]]:
+    return [np.zeros(1) for _ in range(HOSTS)], [np.ones(1) for _ in range(HOSTS)]

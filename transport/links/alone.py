@@ -1,0 +1,30 @@
+"""The communicator of a group of one, whatever the transport: there is nobody to reach."""
+
+from __future__ import annotations
+
+from transport.algorithms.alone import Alone
+from transport.call import Call
+from transport.communicators.runtime import Membership
+from transport.links.messaging import MessagingCommunicator
+
+_SEGMENT = 256 << 10
+
+
+class AloneCommunicator(MessagingCommunicator, Alone):
+    """What transports hand out to the only member of a group (``BackendEntry.make``).
+
+    Its calls, errors and messages to itself are those of any transport; it needs no peer, hence no
+    thread, no socket and no segment.
+    """
+
+    def __init__(self, membership: Membership) -> None:
+        MessagingCommunicator.__init__(self, membership)
+        Alone.__init__(self, _SEGMENT)
+
+    def takes_gaps(self, call: Call) -> bool:
+        """See ``Communicator.takes_gaps``."""
+        return True
+
+    def post(self, call: Call, data: memoryview, dst: int) -> None:
+        """See ``MessagingCommunicator.post``: there is nobody to post to."""
+        raise IndexError(f"{self.membership.group} has one member, got rank {dst}")
