@@ -13,18 +13,23 @@ measured one; and how much longer a microbatch took than by the table with these
 in the step with the least of it.
 """
 
+from __future__ import annotations
+
 import os
 import statistics
 import sys
 from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import meshlib as dist
 from parallel import nn
-from parallel.pipeline import Kind, PipelineStage, get_schedule_class, simulate
+from parallel.pipeline import Kind, PipelineStage, Timing, get_schedule_class, simulate
 
 MICROBATCHES = 8
+Size = tuple[int, int, int]
 SIZES = {
     (256, 1, 32): 3,
     (256, 2, 64): 2,
@@ -39,12 +44,12 @@ SIZES = {
 class Mean(nn.Module):
     """The mean of the first row."""
 
-    def forward(self, x, _):
+    def forward(self, x: Any, _: Any) -> float:
         """Return it."""
         self.save_for_backward(x.shape)
         return float(x[0].mean())
 
-    def backward(self, grad):
+    def backward(self, grad: Any) -> Any:
         """Return the gradient of all rows."""
         shape = self.saved()
         result = np.zeros(shape, np.float32)
@@ -52,22 +57,33 @@ class Mean(nn.Module):
         return result
 
 
-def schedule_of(name, mesh, width, layers, rows):
-    """Return a schedule, a batch and its targets."""
+class Case(NamedTuple):
+    """A stage's module, its schedule, a batch and its targets."""
+
+    part: nn.Module
+    schedule: Any
+    x: Any
+    y: Any
+
+
+def case_of(name: str, mesh: dist.DeviceMesh, width: int, layers: int, rows: int) -> Case:
+    """Return what makes steps of ``rows`` rows a microbatch."""
     rank = dist.get_rank()
     rng = np.random.default_rng(rank)
-    parts = []
+    parts: list[nn.Module] = []
     for _ in range(layers):
         parts += [nn.Linear(width, width, rng=rng), nn.ReLU()]
-    stage = PipelineStage(nn.Sequential(*parts), rank, dist.get_world_size(), mesh["pp"])
+    part = nn.Sequential(*parts)
+    stage = PipelineStage(part, rank, dist.get_world_size(), mesh["pp"])
     schedule = get_schedule_class(name)(stage, MICROBATCHES, Mean())
     x = np.random.default_rng(9).normal(size=(rows * MICROBATCHES, width)).astype(np.float32)
-    return schedule, x, np.arange(len(x)) % width
+    return Case(part, schedule, x, np.arange(len(x)) % width)
 
 
-def row(name, size, table, timelines):
+def row(name: str, size: Size, table: Any, timelines: Sequence[Timing]) -> str:
     """Return a line of text."""
-    by_own, longer = [], []
+    by_own: list[float] = []
+    longer: list[float] = []
     for timeline in timelines:
         costs = {span.action: span.end - span.begin for span in timeline.spans}
         planned = simulate(table, costs.__getitem__)
@@ -93,25 +109,25 @@ def row(name, size, table, timelines):
     )
 
 
-def main():
+def main() -> None:
     """Measure, and print on rank 0."""
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 10
     names = sys.argv[2:] or ["1F1B", "Eager1F1B", "GPipe", "InterleavedZeroBubble"]
     mesh = dist.init_device_mesh("cpu", (-1,), mesh_dim_names=("pp",))
-    cases = {(name, size): schedule_of(name, mesh, *size) for size in SIZES for name in names}
-    timelines = defaultdict(list)
+    cases = {(name, size): case_of(name, mesh, *size) for size in SIZES for name in names}
+    timelines: dict[tuple[str, Size], list[Timing]] = defaultdict(list)
     for turn in range(rounds + 1):
-        for (name, size), (schedule, x, y) in cases.items():
+        for (name, size), (part, schedule, x, y) in cases.items():
             for _ in range(SIZES[size]):
-                schedule.stages[0].submodule.zero_grad()
+                part.zero_grad()
                 mesh.barrier()
                 schedule.step(x, target=y, return_outputs=False)
                 if turn:
                     timelines[name, size].append(schedule.timeline())
     if dist.get_rank() == 0:
         print(f"{rounds} rounds, load {os.getloadavg()[0]:.1f}")
-        for key, found in timelines.items():
-            print(row(*key, cases[key][0].table, found), flush=True)
+        for (name, size), found in timelines.items():
+            print(row(name, size, cases[name, size].schedule.table, found), flush=True)
     dist.destroy_process_group()
 
 

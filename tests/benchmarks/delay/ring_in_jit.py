@@ -63,6 +63,10 @@ def rank_main(rank: int, rounds: int, addresses: list[str], places: list[int]) -
         return (ring_attention(q, k, v, None) ** 2).sum()
 
     gradients: Any = jax.grad(loss, (0, 1, 2))
+
+    def gradients_of(x: Any) -> Any:
+        return gradients(x, x, x)
+
     ways = {"halves": nullcontext(), "whole": patched(whole), "none": patched(none)}
     for length in places:
         rng = np.random.default_rng(rank)
@@ -71,7 +75,7 @@ def rank_main(rank: int, rounds: int, addresses: list[str], places: list[int]) -
         programs: dict[str, Any] = {}
         for name, way in ways.items():
             with way:
-                programs[name] = jax.jit(lambda x: gradients(x, x, x)).lower(x).compile()
+                programs[name] = jax.jit(gradients_of).lower(x).compile()
         same = zip(
             *(jax.tree.leaves(programs[name](x)) for name in ("halves", "whole")), strict=True
         )
