@@ -4,6 +4,7 @@
  *
  * The devices are cut into SITES equal parts, in each of which the delay is the last of the figures.
  * The last byte of a destination's address is its number; a frame for all goes to all others.
+ * Where WIRE_RATE is set, so many bytes a second leave each site for others.
  * SIGUSR1 cuts the network, or mends it. */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -44,6 +45,15 @@ static int64_t now(void) {
     return t.tv_sec * 1000000000LL + t.tv_nsec;
 }
 
+/* Return when the last byte of a frame has left a site whose line is free at the moment *line. */
+static int64_t through(int64_t *line, int64_t read_at, int64_t size) {
+    static int64_t rate = -1;
+    if (rate < 0) rate = getenv("WIRE_RATE") ? atoll(getenv("WIRE_RATE")) : 0;
+    if (!rate) return read_at;
+    if (*line < read_at) *line = read_at;
+    return *line += size * 1000000000LL / rate;
+}
+
 static void put(Queue *q, int64_t leaves, const char *data, uint32_t size) {
     if (q->tail - q->head == SLOTS) return; /* as any network: what there is no room for is lost */
     Slot *s = &q->slots[q->tail++ % SLOTS];
@@ -55,6 +65,7 @@ static void put(Queue *q, int64_t leaves, const char *data, uint32_t size) {
 int main(int argc, char **argv) {
     static Queue queues[2 * MOST]; /* a device's frames from other sites, and from its own */
     static char frame[FRAME];
+    static int64_t line[MOST];
     int count = argc - 5;
     if (count < 2 || count > MOST) return 2;
     int64_t delay[2] = {atoll(argv[1]), atoll(argv[4])}, sites = atoll(argv[3]);
@@ -98,7 +109,8 @@ int main(int argc, char **argv) {
                 for (int j = 0; j < count; j++) {
                     if (frame[0] & 1 ? j == i : j != (unsigned char)frame[5]) continue;
                     int near = i * sites / count == j * sites / count;
-                    put(&queues[2 * j + near], read_at + delay[near], frame, size);
+                    int64_t at = near ? read_at : through(&line[i * sites / count], read_at, size);
+                    put(&queues[2 * j + near], at + delay[near], frame, size);
                 }
             }
         }
