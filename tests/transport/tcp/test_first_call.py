@@ -111,6 +111,34 @@ def test_between_hosts_it_is_asked_for_their_places_as_well() -> None:
     assert asked == {rank: [Op.MULTI_GET] * (2 if rank else 1) for rank in range(HOSTS)}
 
 
+def test_where_hosts_are_far_one_question_more_tells_of_their_sites(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Place, "seen_from", lambda place, _store: place)
+    asked: dict[int, list[Op]] = {}
+    here = threading.Barrier(HOSTS)
+
+    def make(membership: Membership, table: Thresholds) -> Communicator:
+        rank = membership.rank
+        made = AutoCommunicator(membership, table, host=Place(f"host {rank}"))
+        place = Place(f"host {rank}", "pretended", round_trip=0.5 if rank else 0.0001)
+        made._directory.place = made._directory._places[rank] = place
+        made._directory.publish()
+        return made
+
+    def body(member: Member) -> tuple[str, ...]:
+        here.wait(LONG)
+        asked[member.rank].clear()
+        member.all_reduce(np.ones(2), ReduceOp.SUM)
+        comm: Any = member.comm
+        levels = comm._levels._collectives._levels
+        return tuple(map(str, levels.placement.hosts))
+
+    found = run_group(counting(make, asked), HOSTS, body)
+    assert set(found) == {("(0,)", "(1, 2, 3, 4, 5, 6, 7)")}
+    assert asked == {rank: [Op.MULTI_GET] * (3 if rank else 2) for rank in range(HOSTS)}
+
+
 def test_connections_take_three_round_trips_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
     """TCP's own, one for fresh bytes, one for the proofs and what the connection is for."""
     turns: list[int] = []
