@@ -59,6 +59,8 @@ class ProcessGroup(Collectives):
         self.backends: dict[str, str] = members.backends
         self.owner: threading.Thread | None = None
         """The thread whose calls these are, where only one can make them (inside ``jax.jit``)."""
+        self.under_way: dict[int, Any] = {}
+        """Calls inside ``jax.jit`` that were begun by one place of a program and end at another."""
         self._fate = fate = Fate(members)
         self._companions = Companions(
             fate,

@@ -5,6 +5,7 @@ kept in order.
 """
 
 from meshlib.jit.functions import (
+    Passing,
     all_gather,
     all_reduce,
     all_to_all,
@@ -12,6 +13,8 @@ from meshlib.jit.functions import (
     broadcast,
     gather,
     permute,
+    permute_done,
+    permute_start,
     recv,
     reduce,
     reduce_scatter,
@@ -23,6 +26,7 @@ from meshlib.jit.host_calls import HostArray, HostFunction, Program, host_call, 
 __all__ = [
     "HostArray",
     "HostFunction",
+    "Passing",
     "Program",
     "all_gather",
     "all_reduce",
@@ -32,6 +36,8 @@ __all__ = [
     "gather",
     "host_call",
     "permute",
+    "permute_done",
+    "permute_start",
     "recv",
     "reduce",
     "reduce_scatter",

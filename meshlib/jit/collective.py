@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,10 +20,7 @@ from jax.interpreters import ad, batching, mlir
 
 from meshlib.groups.process_group import ProcessGroup
 from meshlib.jit.call_site import CallSite
-from meshlib.jit.host_calls import ORDERED, HostArray, HostFunction, host_call
-
-HostSide = Callable[[HostArray, HostArray], None]
-"""``call(output, x)`` makes a call on the host: arrays flat, or with a row for each member."""
+from meshlib.jit.host_calls import ORDERED, HostFunction, host_call
 
 
 @dataclass(frozen=True)
@@ -50,11 +47,11 @@ class InJit(ABC):
         """Return the result's shape and dtype for those of the operand."""
 
     @abstractmethod
-    def host_side(self, x: jax.ShapeDtypeStruct) -> HostSide:
+    def function(self, x: jax.ShapeDtypeStruct) -> HostFunction:
         """Return what makes the call for operands like ``x``, when a program gets to it.
 
         It is asked for while the program is compiled: what shape and dtype settle is done here,
-        and not in each call. Where ``in_place`` its two arrays are the same one.
+        and not in each call. Written on one line: see ``CallSite.name``.
         """
 
     @abstractmethod
@@ -77,8 +74,11 @@ class InJit(ABC):
         return bind(self.differential(), t)
 
     def batched(self, x: jax.Array, dim: int) -> tuple[jax.Array, int]:
-        """Make the call for all elements of ``x`` along ``dim`` at once; return also their dim."""
-        return bind(self, x), dim
+        """Return the operand of one call for all elements of ``x`` along ``dim``.
+
+        And the dim along which they are in its result.
+        """
+        return x, dim
 
 
 _collective_p = Primitive("meshlib_collective")
@@ -108,12 +108,7 @@ def _compiled(
 ) -> jax.Array:
     operand = jax.ShapeDtypeStruct(x.shape, x.dtype)
     result = collective.result(operand)
-    call = collective.host_side(operand)
-    function: HostFunction
-    if collective.in_place:
-        function = lambda outputs, _, __: call(outputs[0], outputs[0])  # noqa: E731
-    else:
-        function = lambda outputs, inputs, _: call(outputs[0], inputs[0])  # noqa: E731
+    function = collective.function(operand)
     out = host_call(
         function if site is None else site.name(function),
         [jax.ShapeDtypeStruct(_host_shape(result.shape, collective.result_has_rows), x.dtype)],
@@ -160,17 +155,19 @@ def _transpose(cotangent: Any, x: Any, *anchors: Any, collective: InJit, site: C
     return [bind(transposed, cotangent, site, anchors), *[None] * len(anchors)]
 
 
-def _batch(operands: Any, dims: Any, *, collective: InJit, site: CallSite) -> tuple[jax.Array, int]:
-    if not collective.anchored:
-        return collective.batched(operands[0], dims[0])
+def _batch(
+    operands: Any, dims: Any, *, collective: InJit, site: CallSite
+) -> tuple[jax.Array, int | None]:
     (x, *anchors), (dim, *others) = operands, dims
-    if dim is None:  # only what it depends on varies: one call for all
+    if dim is None and collective.anchored:  # only what it depends on varies: one call for all
         size = next(a.shape[d] for a, d in zip(anchors, others, strict=True) if d is not None)
         x, dim = jnp.broadcast_to(x, (size, *x.shape)), 0
     anchors = [
         a if d is None else jax.lax.index_in_dim(a, 0, d, keepdims=False)
         for a, d in zip(anchors, others, strict=True)
     ]
+    if dim is not None:
+        x, dim = collective.batched(x, dim)
     return bind(collective, x, site, anchors), dim
 
 

@@ -14,6 +14,8 @@ shapes and ranks, and for a group that this rank is not in. When the program run
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -26,6 +28,7 @@ from meshlib.groups.process_group import ProcessGroup
 from meshlib.jit import kinds, messages
 from meshlib.jit.collective import bind
 from meshlib.jit.host_calls import host_call, traces_are_own
+from meshlib.jit.permuting import Permute, PermuteDone, PermuteStart
 from meshlib.jit.uneven import UnevenAllGather
 from meshlib.job.current import (
     Group,
@@ -216,11 +219,55 @@ def permute(x: Any, perm: Iterable[tuple[int, int]], group: Group = None) -> jax
     equal on all members. As ``jax.lax.ppermute``. The transpose is the inverse ``permute``.
     """
     x, calls = _prepare(x, group)
-    pairs = tuple((int(source), int(destination)) for source, destination in perm)
-    _check_pairs(pairs, calls.size())
+    pairs = _pairs(perm, calls.size())
     if calls.size() == 1:
         return x if pairs else jnp.zeros_like(x)
-    return bind(kinds.Permute(calls, pairs), x)
+    return bind(Permute(calls, pairs), x)
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["x"], meta_fields=["halves"])
+@dataclass(frozen=True)
+class Passing:
+    """A ``permute`` that was begun: ``permute_done`` ends it. A pytree."""
+
+    x: jax.Array
+    """What was given, once it is on its way: what is computed with this comes after the start."""
+    halves: tuple[PermuteStart, PermuteDone]
+
+
+def permute_start(
+    x: Any, perm: Iterable[tuple[int, int]], group: Group = None, *, tag: int = 0
+) -> Passing:
+    """Begin a ``permute``, and compute meanwhile: ``permute_done`` waits for it.
+
+        passing = mj.permute_start(x, perm, group)
+        y = f(passing.x)                            # x, and computed after the start
+        x = mj.permute_done(passing, after=y)       # not waited for before y is there
+
+    ``tag``, 0 to 2**32 - 1, tells apart what is under way at the same time: one for each tag. What
+    is sent is a copy of ``x``, and what comes has memory of its own: a rank has two arrays more
+    meanwhile. On a GPU all of it happens at the end. The derivative is that of ``permute``, whole.
+
+    If a program ends between the two, by an error of another call in it, the permute is broken off
+    on all members, and says by what.
+    """
+    x, calls = _prepare(x, group)
+    pairs = _pairs(perm, calls.size())
+    check_tag(tag)
+    whole = Permute(calls, pairs)
+    halves = PermuteStart(calls, whole, tag), PermuteDone(calls, whole, tag)
+    return Passing(x if calls.size() == 1 else bind(halves[0], x), halves)
+
+
+def permute_done(passing: Passing, after: Any = None) -> jax.Array:
+    """Return what ``permute`` would have returned where ``passing`` was begun.
+
+    Waits for it when the arrays of ``after``, a pytree, have been computed.
+    """
+    half = passing.halves[1]
+    if half.group.size() == 1:
+        return passing.x if half.whole.pairs else jnp.zeros_like(passing.x)
+    return bind(half, passing.x, anchors=jax.tree_util.tree_leaves(after))
 
 
 def send(
@@ -353,7 +400,8 @@ def _split(x: jax.Array, axis: int, size: int, tiled: bool) -> jax.Array:
     return jnp.moveaxis(x.reshape(shape), axis, 0)
 
 
-def _check_pairs(pairs: tuple[tuple[int, int], ...], size: int) -> None:
+def _pairs(perm: Iterable[tuple[int, int]], size: int) -> tuple[tuple[int, int], ...]:
+    pairs = tuple((int(source), int(destination)) for source, destination in perm)
     for name, ranks in (
         ("sources", [source for source, _ in pairs]),
         ("destinations", [destination for _, destination in pairs]),
@@ -363,9 +411,11 @@ def _check_pairs(pairs: tuple[tuple[int, int], ...], size: int) -> None:
             raise ValueError(f"perm has {name} {strange}; expected group ranks 0 to {size - 1}")
         if len(set(ranks)) != len(ranks):
             raise ValueError(f"perm has {name} more than once: {ranks}")
+    return pairs
 
 
 __all__ = [
+    "Passing",
     "all_gather",
     "all_reduce",
     "all_to_all",
@@ -373,6 +423,8 @@ __all__ = [
     "broadcast",
     "gather",
     "permute",
+    "permute_done",
+    "permute_start",
     "recv",
     "reduce",
     "reduce_scatter",

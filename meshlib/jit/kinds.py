@@ -6,7 +6,7 @@ functions move dims where the user wants them.
 
 from __future__ import annotations
 
-import zlib
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -20,8 +20,8 @@ from meshlib.calls.spec import CallSpec, Run
 from meshlib.collectives.on_arrays import in_place_reduction
 from meshlib.diagnosis.recorder import COLLECTIVE
 from meshlib.groups.process_group import ProcessGroup
-from meshlib.jit.collective import HostSide, InJit, bind, front
-from meshlib.jit.host_calls import HostArray
+from meshlib.jit.collective import InJit, bind, front
+from meshlib.jit.host_calls import HostArray, HostFunction
 from transport.call import NO_ROOT, Call, Kind, dtype_code
 from transport.communicators.base import Communicator
 from transport.operands.reduce_op import RedOpType, ReduceOp
@@ -46,6 +46,9 @@ def _rows(array: HostArray) -> list[HostArray]:
     return [flat[i * size : (i + 1) * size] for i in range(rows)]
 
 
+HostSide = Callable[[HostArray, HostArray], None]
+"""``call(output, x)`` makes a call on the host: arrays flat, or with a row for each member."""
+
 Work = Callable[[HostArray, HostArray], Run]
 """``work(output, x)`` returns what is to be run when the call's turn has come."""
 
@@ -53,6 +56,16 @@ Work = Callable[[HostArray, HostArray], Run]
 @dataclass(frozen=True)
 class Issuing(InJit):
     """What is common to all of them: how they go through the group's door."""
+
+    @abstractmethod
+    def host_side(self, x: jax.ShapeDtypeStruct) -> HostSide:
+        """Return what makes the call. Where ``in_place`` its two arrays are the same one."""
+
+    def function(self, x: jax.ShapeDtypeStruct) -> HostFunction:
+        call = self.host_side(x)
+        if self.in_place:
+            return lambda outputs, _, __: call(outputs[0], outputs[0])
+        return lambda outputs, inputs, _: call(outputs[0], inputs[0])
 
     def _caller(
         self,
@@ -70,15 +83,35 @@ class Issuing(InJit):
 
         With ``agreed`` all members must have as many elements. The others as for ``CallSpec``.
         """
-        issue, dtype = self.carrier.issue, np.dtype(like.dtype)
+        issue = self.carrier.issue
+        spec = self.call_spec(kind, work, like, agreed, op, root, extra, peer)
+
+        def call(output: HostArray, x: HostArray) -> None:
+            issue(spec(output, x))
+
+        return call
+
+    def call_spec(
+        self,
+        kind: Kind,
+        work: Work,
+        like: jax.ShapeDtypeStruct,
+        agreed: bool = True,
+        op: int = 0,
+        root: int = NO_ROOT,
+        extra: int = 0,
+        peer: int = COLLECTIVE,
+    ) -> Callable[[HostArray, HostArray], CallSpec]:
+        """Return what makes the ``CallSpec``; the arguments are those of ``_caller``."""
+        dtype = np.dtype(like.dtype)
         elements, nbytes = like.size if agreed else 0, like.size * dtype.itemsize
         header = (elements, root, dtype_code(dtype), op, extra, nbytes)
 
-        def call(output: HostArray, x: HostArray) -> None:
+        def spec(output: HostArray, x: HostArray) -> CallSpec:
             device = "cpu" if type(output) is np.ndarray else "cuda"
-            issue(CallSpec(kind, work(output, x), *header, device, peer))
+            return CallSpec(kind, work(output, x), *header, device, peer)
 
-        return call
+        return spec
 
     @property
     def carrier(self) -> ProcessGroup:
@@ -110,7 +143,7 @@ class _MembersToOne(Issuing):
         return jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
 
     def batched(self, x: jax.Array, dim: int) -> tuple[jax.Array, int]:
-        return bind(self, front(x, dim, 1)), 0
+        return front(x, dim, 1), 0
 
 
 @dataclass(frozen=True)
@@ -123,7 +156,7 @@ class _OneToMembers(Issuing):
         return jax.ShapeDtypeStruct((self._size, *x.shape), x.dtype)
 
     def batched(self, x: jax.Array, dim: int) -> tuple[jax.Array, int]:
-        return bind(self, x), dim + 1
+        return x, dim + 1
 
 
 @dataclass(frozen=True)
@@ -336,42 +369,7 @@ class AllToAll(Issuing):
         return self
 
     def batched(self, x: jax.Array, dim: int) -> tuple[jax.Array, int]:
-        return bind(self, front(x, dim, 1)), 1
-
-
-@dataclass(frozen=True)
-class Permute(Issuing):
-    """Each pair (source, destination) moves one member's array; who gets none gets zeros.
-
-    One call of all members, as an all-to-all with at most one part each way: it needs no tags, and
-    its header carries a hash of the pairs, so that members with other pairs are found out.
-    """
-
-    pairs: tuple[tuple[int, int], ...]
-
-    def result(self, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        return x
-
-    def host_side(self, x: jax.ShapeDtypeStruct) -> HostSide:
-        me, size = self.group.rank(), self._size
-        to = next((there for here, there in self.pairs if here == me), None)
-        source = next((here for here, there in self.pairs if there == me), None)
-
-        def work(output: HostArray, x: HostArray) -> Run:
-            flat = flat_of(x)
-            outputs, inputs = [flat[:0]] * size, [flat[:0]] * size
-            if to is not None:
-                inputs[to] = flat
-            if source is not None:
-                outputs[source] = flat_of(output)
-            return lambda communicator, call: communicator.all_to_all(call, outputs, inputs)
-
-        pairs = zlib.crc32(repr(sorted(self.pairs)).encode())
-        call = self._caller(Kind.ALL_TO_ALL, work, x, extra=pairs)
-        return then_zeros(call) if source is None else call
-
-    def transposed(self) -> InJit:
-        return Permute(self.group, tuple((there, here) for here, there in self.pairs))
+        return front(x, dim, 1), 1
 
 
 def then_zeros(call: HostSide) -> HostSide:

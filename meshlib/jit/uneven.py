@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import jax
 
 from meshlib.calls.spec import Run
-from meshlib.jit.collective import HostSide, InJit, bind, front
+from meshlib.jit.collective import InJit, front
 from meshlib.jit.host_calls import HostArray
-from meshlib.jit.kinds import Issuing, flat_of
+from meshlib.jit.kinds import HostSide, Issuing, flat_of
 from transport.call import Kind
 from transport.operands.reduce_op import ReduceOp
 
@@ -30,7 +30,7 @@ class _Uneven(Issuing):
         return [flat[begin:end] for begin, end in itertools.pairwise(ends)]
 
     def batched(self, x: jax.Array, dim: int) -> tuple[jax.Array, int]:
-        return bind(self, front(x, dim, 1)), 1
+        return front(x, dim, 1), 1
 
 
 @dataclass(frozen=True)

@@ -91,6 +91,7 @@ def _check(q: jax.Array, k: jax.Array, v: jax.Array) -> None:
         )
 
 
+_KEYS, _GRADIENTS = 0, 1  # tags: what one rank sends the next in a step
 _Over = tuple[Group, bool, bool]  # the ranks, causal, zigzag
 
 
@@ -105,23 +106,27 @@ _ring: jax.custom_vjp[jax.Array] = _rule
 def _ring_forward(
     q: jax.Array, k: jax.Array, v: jax.Array, over: _Over
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    size = get_world_size(over[0])
     held, out, logs = jnp.stack([k, v]), q, q
-    for step in range(get_world_size(over[0])):
-        if step:
-            held = _passed(held, over)
+    for step in range(size):
+        passing = None
+        if step + 1 < size:
+            passing = _pass_on(held, over, _KEYS)
+            held = passing.x
         block = _block(step, q, over)
-        if block is None:
-            continue
-        rows, keys, causal = block
-        part = _attend(q[:, rows], held[0][:, keys], held[1][:, keys], causal)
-        if step == 0:
-            out, logs = part
-        else:
-            own = logs[:, rows]
-            together = jnp.logaddexp(own, part[1])
-            merged = out[:, rows] * jnp.exp(own - together)
-            merged += part[0] * jnp.exp(part[1] - together)
-            out, logs = out.at[:, rows].set(merged), logs.at[:, rows].set(together)
+        if block is not None:
+            rows, keys, causal = block
+            part = _attend(q[:, rows], held[0][:, keys], held[1][:, keys], causal)
+            if step == 0:
+                out, logs = part
+            else:
+                own = logs[:, rows]
+                together = jnp.logaddexp(own, part[1])
+                merged = out[:, rows] * jnp.exp(own - together)
+                merged += part[0] * jnp.exp(part[1] - together)
+                out, logs = out.at[:, rows].set(merged), logs.at[:, rows].set(together)
+        if passing is not None:
+            held = jit.permute_done(passing, after=(out, logs))
     return out.astype(q.dtype), (q, k, v, out, logs)
 
 
@@ -130,38 +135,52 @@ def _ring_backward(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     q, k, v, out, logs = saved
     along = (out * grad).sum(axis=-1, keepdims=True)
-    q_grad, own = _attend_backward(q, k, v, grad, along, logs, over[1])
-    held, travelling = jnp.stack([k, v]), jnp.zeros_like(own)
-    for step in range(1, get_world_size(over[0])):
-        held = _passed(held, over)
-        if step > 1:
-            travelling = _passed(travelling, over)
+    size = get_world_size(over[0])
+    if size == 1:
+        q_grad, own = _attend_backward(q, k, v, grad, along, logs, over[1])
+        return q_grad.astype(q.dtype), own[0].astype(k.dtype), own[1].astype(v.dtype)
+    keys_coming = _pass_on(jnp.stack([k, v]), over, _KEYS)
+    held = keys_coming.x
+    q_grad, own = part = _attend_backward(q, held[0], held[1], grad, along, logs, over[1])
+    # What others add to the gradients of these keys comes with the last step.
+    travelling, coming = jnp.zeros_like(own), None
+    for step in range(1, size):
+        held = jit.permute_done(keys_coming, after=part)
+        if step + 1 < size:
+            keys_coming = _pass_on(held, over, _KEYS)
+            held = keys_coming.x
         block = _block(step, q, over)
-        if block is None:
-            continue
-        rows, keys, causal = block
-        of_q, of_keys = _attend_backward(
-            q[:, rows],
-            held[0][:, keys],
-            held[1][:, keys],
-            grad[:, rows],
-            along[:, rows],
-            logs[:, rows],
-            causal,
-        )
-        q_grad = q_grad.at[:, rows].add(of_q)
-        travelling = travelling.at[:, :, keys].add(of_keys)
-    if get_world_size(over[0]) > 1:
-        own = own + _passed(travelling, over)
+        if block is not None:
+            rows, keys, causal = block
+            part = _attend_backward(
+                q[:, rows],
+                held[0][:, keys],
+                held[1][:, keys],
+                grad[:, rows],
+                along[:, rows],
+                logs[:, rows],
+                causal,
+            )
+            q_grad = q_grad.at[:, rows].add(part[0])
+        if coming is not None:
+            # They were with the rank before, which is done with them.
+            travelling = jit.permute_done(coming, after=part)
+        if block is not None:
+            travelling = travelling.at[:, :, block.keys].add(part[1])
+        coming = _pass_on(travelling, over, _GRADIENTS)
+    assert coming is not None
+    own = own + jit.permute_done(coming)
     return q_grad.astype(q.dtype), own[0].astype(k.dtype), own[1].astype(v.dtype)
 
 
 _ring.defvjp(_ring_forward, _ring_backward)
 
 
-def _passed(x: jax.Array, over: _Over) -> jax.Array:
+def _pass_on(x: jax.Array, over: _Over, tag: int) -> jit.Passing:
+    """Begin to send ``x`` to the next rank, and to receive that of the one before."""
     size = get_world_size(over[0])
-    return jit.permute(x, [(rank, (rank + 1) % size) for rank in range(size)], over[0])
+    perm = [(rank, (rank + 1) % size) for rank in range(size)]
+    return jit.permute_start(x, perm, over[0], tag=tag)
 
 
 def _block(step: int, q: jax.Array, over: _Over) -> Block | None:

@@ -23,7 +23,7 @@ from host_driver import HostDriver, HostMachine
 
 import meshlib as dist
 import meshlib.jit as mj
-from meshlib.jit import kinds, messages
+from meshlib.jit import kinds, messages, permuting
 from meshlib.jit.device_buffers import on_program_stream
 from meshlib.jit.host_calls import Program, _Callback
 from meshlib.testing import run_ranks
@@ -84,9 +84,9 @@ class Program_:
         self.driver = driver
         self.stream = driver.create_stream(dist.get_rank())
 
-        def run(outputs: Any, inputs: Any, _: Any) -> None:
-            x = inputs[0]
-            collective.host_side(jax.ShapeDtypeStruct(x.shape, x.dtype))(outputs[0], x)
+        def run(outputs: Any, inputs: Any, program: Program) -> None:
+            x = jax.ShapeDtypeStruct(inputs[0].shape, inputs[0].dtype)
+            collective.function(x)(outputs, inputs, program)
 
         views = functools.partial(on_program_stream, driver=driver)
         self.callback = _Callback(run, Program([]), 1, 1, views)
@@ -167,6 +167,13 @@ def values_of(rank: int) -> np.ndarray[Any, Any]:
 
 ALL = [values_of(rank) for rank in range(N)]
 ROW = [sum(a[i] for a in ALL) for i in range(N)]
+PAIRS = ((0, 1), (1, 2))
+
+
+def half(kind: Any) -> Callable[[Any], Any]:
+    return lambda group: kind(group, permuting.Permute(group, PAIRS), 0)
+
+
 CASES: dict[str, tuple[Callable[[Any], Any], tuple[int, ...], Callable[[int], Any]]] = {
     "broadcast": (lambda g: kinds.Broadcast(g, 1), (3, 4), lambda r: ALL[1]),
     "reduce": (
@@ -197,7 +204,13 @@ CASES: dict[str, tuple[Callable[[Any], Any], tuple[int, ...], Callable[[int], An
         lambda r: np.stack([a[r] for a in ALL]),
     ),
     "permute": (
-        lambda g: kinds.Permute(g, ((0, 1), (1, 2))),
+        lambda g: permuting.Permute(g, PAIRS),
+        (3, 4),
+        lambda r: ALL[r - 1] if r else 0 * ALL[0],
+    ),
+    "permute_start": (half(permuting.PermuteStart), (3, 4), lambda r: ALL[r]),
+    "permute_done": (
+        half(permuting.PermuteDone),
         (3, 4),
         lambda r: ALL[r - 1] if r else 0 * ALL[0],
     ),

@@ -1,5 +1,6 @@
 """Ring attention and Ulysses inside ``jax.jit``: values and gradients of one process."""
 
+import threading
 from functools import partial
 
 import numpy as np
@@ -15,7 +16,7 @@ from jax_settings import jax_settings  # noqa: E402
 
 import meshlib.jit as mj  # noqa: E402
 from parallel.context import sequence_positions  # noqa: E402
-from parallel.jax import ring_attention, ulysses_attention  # noqa: E402
+from parallel.jax import context, ring_attention, ulysses_attention  # noqa: E402
 
 LENGTH, WIDTH, HEADS, KV_HEADS = 12, 8, 4, 2
 
@@ -108,6 +109,64 @@ def test_without_a_mask_and_in_half_precision():
         np.testing.assert_allclose(own, whole[:, places], atol=4e-3)
 
     run_ranks(rank, 2)
+
+
+@pytest.mark.parametrize("name", ["_attend", "_attend_backward"])
+def test_keys_pass_while_the_rank_computes(name, monkeypatch):
+    """Rank 0 computes with its own keys until rank 1, which comes later, computes with them."""
+    attend, steps = getattr(context, name), [iter(range(2)), iter(range(2))]
+    begun = [threading.Event(), threading.Event()]
+
+    def noted(q, k, *others):
+        me = dist.get_rank()
+        step = next(steps[me])
+
+        def begin(outputs, inputs, _):
+            outputs[0][...] = inputs[0]
+            if me == step:  # here are the keys of rank 0
+                begun[me].set()
+                assert begun[1].wait(60), "rank 1 has not got them"
+
+        spec = jax.ShapeDtypeStruct(q.shape, q.dtype)
+        return attend(*mj.host_call(begin, [spec], q, k, ordered=False), k, *others)
+
+    monkeypatch.setattr(context, name, noted)
+    backward = name == "_attend_backward"
+
+    def rank():
+        def late(program):
+            if dist.get_rank() == 1:
+                assert begun[0].wait(60), "rank 0 has not begun"
+            return jax.block_until_ready(program())
+
+        places = sequence_positions(4)
+        own = [jnp.asarray(x[:, places]) for x in qkv]
+        attention = jax.jit(partial(ring_attention, mesh=None))
+        if not backward:
+            late(lambda: attention(*own))
+            return
+        out, back = jax.vjp(attention, *own)
+        jax.block_until_ready(out)
+        late(lambda: jax.jit(lambda back: back(jnp.ones_like(out)))(back))
+
+    rng = np.random.default_rng(3)
+    qkv = [rng.normal(size=(1, 8, 2, 4)) for _ in range(3)]
+    run_ranks(rank, 2, timeout=120)
+
+
+def test_memory_does_not_grow_with_the_ring():
+    """What a rank's program takes besides its arguments: blocks, and the keys that it has."""
+
+    def rank():
+        x = jax.ShapeDtypeStruct((1, 64, 2, 8), "float64")
+
+        def step(q, k, v):
+            return jax.vjp(partial(ring_attention, mesh=None), q, k, v)[1](q)
+
+        return jax.jit(step).lower(x, x, x).compile().memory_analysis().temp_size_in_bytes
+
+    few, many = (max(run_ranks(rank, n, timeout=120)) for n in (2, 4))
+    assert many <= 1.1 * few
 
 
 def test_bad_arguments_are_named_while_tracing():
