@@ -57,8 +57,11 @@ def time_connections(addresses: Sequence[tuple[str, int]], seconds: float) -> li
                 sock.connect_ex(where)
                 selector.register(sock, selectors.EVENT_WRITE, (number, begin))
         until = time.monotonic() + seconds
-        while selector.get_map() and (left := until - time.monotonic()) > 0:
-            for key, _ in selector.select(left):
+        while selector.get_map():
+            ready = selector.select(max(0.0, until - time.monotonic()))
+            if not ready and time.monotonic() >= until:
+                break
+            for key, _ in ready:
                 assert isinstance(key.fileobj, socket.socket)
                 selector.unregister(key.fileobj)
                 number, begin = key.data
