@@ -151,7 +151,8 @@ class HierarchicalCommunicator(Forwarding, Communicator):
             return self._arrange_hosts(placement, self._whole, everybody, call)
         if len(sites.hosts) == self.size:
             return self._whole
-        levels = Levels(sites, self._whole, self._table, self.membership.runtime.tuning)
+        tuning = self.membership.runtime.tuning
+        levels = Levels(sites, self._whole, self._table, tuning, between_sites=True)
         near = levels.select(levels.local)
         if len(levels.local) > 1:
             here = placement.within(levels.local)

@@ -47,7 +47,7 @@ def find_sites(
     to_store: Sequence[float], between: Mapping[Pair, float]
 ) -> tuple[tuple[int, ...], float, float] | None:
     """Return the site of each host, the longest round trip inside one and the shortest between two,
-    in seconds; None where there is only one site, or as many as hosts, or not all is known.
+    in seconds; None where there is only one site, or not all is known.
 
     ``between`` has the round trips between each two that are far from the store, the lower number
     first. Whatever lies between two hosts one of which is near to the store is as long as the
@@ -77,9 +77,7 @@ def find_sites(
         if near != together:
             return None
         sites.append(sites[near[0]] if near else max(sites, default=-1) + 1)
-    if max(sites) in (0, len(sites) - 1):
-        return None
-    return tuple(sites), inside, across
+    return (tuple(sites), inside, across) if max(sites) else None
 
 
 class Learning:
