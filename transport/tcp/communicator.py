@@ -298,12 +298,12 @@ class TcpCommunicator(LinkCommunicator):
         if peer in self._conversations or peer in self._watched:
             return
         self._watched[peer] = watch = Watch()
-        named = {"name": f"meshlib-tcp-watch-{peer}", "daemon": True}
-        arguments = (peer, Call(call.header, call.deadline), watch)
+        dial = partial(self._dial_watch, peer, Call(call.header, call.deadline), watch)
+        name = f"meshlib-tcp-watch-{peer}"
         try:
-            threading.Thread(target=self._dial_watch, args=arguments, **named).start()
+            threading.Thread(target=dial, name=name, daemon=True).start()
         except RuntimeError:  # no room for another thread
-            self._dial_watch(*arguments)
+            dial()
 
     def _dial_watch(self, peer: int, call: Call, watch: Watch) -> None:
         try:
