@@ -6,8 +6,10 @@ whatever library the parameters' arrays come from; nothing is imported that the 
 
 from __future__ import annotations
 
+import math
 import reprlib
 import sys
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 Array: TypeAlias = Any
@@ -50,6 +52,16 @@ def _library(array: object) -> str | None:
         if root in _LIBRARIES:
             return root
     return None
+
+
+def pieces(flat: Array, shapes: Iterable[Sequence[int]], begin: int = 0) -> list[Array]:
+    """Return consecutive parts of the flat array, from element ``begin`` on, in these shapes."""
+    found: list[Array] = []
+    for shape in shapes:
+        end = begin + math.prod(shape)
+        found.append(flat[begin:end].reshape(shape))
+        begin = end
+    return found
 
 
 def placement(array: Array) -> tuple[str, str]:

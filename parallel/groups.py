@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import meshlib
 from meshlib import DeviceMesh, ProcessGroup
+from parallel.checks import describe
 
 
 class Ranks(Protocol):
@@ -45,3 +46,20 @@ def same_dims(ranks: Ranks | None, mesh: DeviceMesh, what: str) -> DeviceMesh:
             " slice of a mesh whose dims have names, such as mesh['dp']"
         )
     return mesh[names]
+
+
+def check_shard_mesh(mesh: Any) -> str:
+    """Raise for what is no mesh to shard over; return what messages of others begin with."""
+    if not isinstance(mesh, DeviceMesh):
+        raise TypeError(
+            f"mesh must be a DeviceMesh, such as mesh['dp_shard'], got {describe(mesh)}"
+        )
+    where = f"rank {mesh.get_rank()}"
+    if mesh.ndim not in (1, 2):
+        raise ValueError(
+            f"{where}: mesh {mesh.described()} has {mesh.ndim} dims; expected one to shard over,"
+            " or two: to replicate over and to shard over"
+        )
+    if mesh.get_coordinate() is None:
+        raise ValueError(f"{where}: mesh: this rank is not in {mesh}; expected one of its ranks")
+    return where

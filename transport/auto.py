@@ -97,6 +97,10 @@ class AutoCommunicator(Forwarding, Communicator):
     def send(self, call: Call, buffer: Flat, dst: int, tag: int) -> None:
         self._towards(dst, call).send(call, buffer, dst, tag)
 
+    def takes_at_once(self, dst: int, nbytes: int) -> bool:
+        # Who is not near has no ring there.
+        return self._near is not None and self._near.takes_at_once(dst, nbytes)
+
     def recv(self, call: Call, buffer: Flat, src: int | None, tag: int) -> int:
         if src is None:
             # All messages come to one mailbox; TCP must listen for those who may use it.

@@ -101,20 +101,20 @@ class Case(ABC):
         """
         return float(nbytes), 1.0
 
-    @staticmethod
-    def moved(nbytes: int, size: int) -> int:
+    @classmethod
+    def moved(cls, nbytes: int, size: int) -> int:
         """Return the bytes that all ranks together must at least read and write.
 
         Each input is read once and each result written once, and no more: a sum that stays in a
         register, with inputs that all ranks can reach. For a sum on all ranks, in place: each of
         the ``size`` arrays is read and written once.
         """
-        return 2 * nbytes * size
+        return cls._inputs(nbytes, size) + cls.written(nbytes, size)
 
-    @classmethod
-    def written(cls, nbytes: int, size: int) -> int:
+    @staticmethod
+    def written(nbytes: int, size: int) -> int:
         """Return the part of ``moved`` that is written: the results of all ranks."""
-        return cls.moved(nbytes, size) - cls._inputs(nbytes, size)
+        return nbytes * size
 
     @staticmethod
     def _inputs(nbytes: int, size: int) -> int:
@@ -181,8 +181,8 @@ class Broadcast(Case):
     name = "broadcast"
 
     @staticmethod
-    def moved(nbytes: int, size: int) -> int:  # noqa: D102
-        return nbytes * size
+    def written(nbytes: int, size: int) -> int:  # noqa: D102
+        return nbytes * (size - 1)
 
     @staticmethod
     def _inputs(nbytes: int, size: int) -> int:
@@ -198,8 +198,8 @@ class Reduce(Case):
     name = "reduce"
 
     @staticmethod
-    def moved(nbytes: int, size: int) -> int:  # noqa: D102
-        return nbytes * (size + 1)
+    def written(nbytes: int, size: int) -> int:  # noqa: D102
+        return nbytes
 
     def expected(self) -> list[Run] | None:  # noqa: D102
         if self.rank != ROOT:
@@ -225,8 +225,8 @@ class AllGather(Case):
         return self.each * self.size
 
     @staticmethod
-    def moved(nbytes: int, size: int) -> int:  # noqa: D102
-        return nbytes * size * (1 + size)
+    def written(nbytes: int, size: int) -> int:  # noqa: D102
+        return nbytes * size * size
 
     def expected(self) -> list[Run] | None:  # noqa: D102
         return [Run(0, self.each, shift=rank) for rank in range(self.size)]
@@ -245,8 +245,8 @@ class Gather(AllGather):
         return self.each * self.size if rank == ROOT else 0
 
     @staticmethod
-    def moved(nbytes: int, size: int) -> int:  # noqa: D102
-        return 2 * nbytes * size
+    def written(nbytes: int, size: int) -> int:  # noqa: D102
+        return nbytes * size
 
     def expected(self) -> list[Run] | None:  # noqa: D102
         return super().expected() if self.rank == ROOT else None
@@ -268,8 +268,8 @@ class ReduceScatter(Case):
         return nbytes * (size + 1)
 
     @staticmethod
-    def moved(nbytes: int, size: int) -> int:  # noqa: D102
-        return nbytes * (size + 1)
+    def written(nbytes: int, size: int) -> int:  # noqa: D102
+        return nbytes
 
     def expected(self) -> list[Run] | None:  # noqa: D102
         return [Run(self.rank * self.each, self.each, self.size, sum(range(self.size)))]
@@ -282,10 +282,6 @@ class Scatter(ReduceScatter):
 
     def _input_count(self, rank: int) -> int:
         return self.each * self.size if rank == ROOT else 0
-
-    @staticmethod
-    def moved(nbytes: int, size: int) -> int:  # noqa: D102
-        return 2 * nbytes
 
     @staticmethod
     def _inputs(nbytes: int, size: int) -> int:
@@ -312,10 +308,6 @@ class AllToAll(Case):
 
     def _output_count(self, rank: int) -> int:
         return self.each * self.size
-
-    @staticmethod
-    def moved(nbytes: int, size: int) -> int:  # noqa: D102
-        return 2 * nbytes * size
 
     def expected(self) -> list[Run] | None:  # noqa: D102
         return [Run(self.rank * self.each, self.each, shift=rank) for rank in range(self.size)]
@@ -346,8 +338,8 @@ class PingPong(Case):
         return self._input_count(rank)
 
     @staticmethod
-    def moved(nbytes: int, size: int) -> int:  # noqa: D102
-        return 4 * nbytes
+    def written(nbytes: int, size: int) -> int:  # noqa: D102
+        return 2 * nbytes
 
     @staticmethod
     def _inputs(nbytes: int, size: int) -> int:
@@ -368,7 +360,7 @@ class Barrier(Case):
         return 0.0, 0.0
 
     @staticmethod
-    def moved(nbytes: int, size: int) -> int:  # noqa: D102
+    def written(nbytes: int, size: int) -> int:  # noqa: D102
         return 0
 
     @staticmethod

@@ -20,7 +20,7 @@ from meshlib.calls.work import Work
 from meshlib.diagnosis.failures.fate import Fate
 from meshlib.diagnosis.members import Members
 from meshlib.diagnosis.recorder import COLLECTIVE, Record
-from transport.call import CallHeader, pack_header
+from transport.call import CallHeader, Kind, pack_header
 from transport.deadline import Deadline, Timeout, to_seconds
 from transport.operands.reduce_op import ReduceOp
 
@@ -59,7 +59,8 @@ class Door:
         """Make one call: ``run(communicator, call)`` of ``what`` at its turn.
 
         Collectives run in the order of issue; so do point-to-point calls with one peer, direction
-        and tag, independently of all others. ``timeout``: by default the group's.
+        and tag, independently of all others. ``timeout``: by default the group's. An asynchronous
+        send for which there is room at the receiver is made in the caller's thread.
 
         Returns what ``run`` returns (a ``Message`` for a receive), or a ``Work`` if ``async_op``.
         Raises ValueError for a device that has no backend and after the group was destroyed; what
@@ -96,10 +97,13 @@ class Door:
             )
             if context.log.detailed:
                 run = context.log.around(run, record, self.members)
-            inline = not async_op and lane.try_enter()
+            soon = not async_op or (kind is Kind.SEND and self._ends_at_once(spec))
+            inline = soon and lane.try_enter()
             work = None if inline else self._enqueue(lane, run, record, device)
         if work is not None:
             return work if async_op else work.outcome()
+        if async_op:
+            return self._at_once(lane, run, record, device)
         record.started = record.issued
         try:
             result = self._run(run, record, device)
@@ -128,10 +132,30 @@ class Door:
             run = observer(self.members, header, spec.device, run)
         return run
 
-    def _enqueue(self, lane: Lane, run: Run, record: Record, device: str) -> Work[Any]:
-        work = Work(
+    def _ends_at_once(self, spec: CallSpec) -> bool:
+        """Whether a send needs no thread of its own to have nobody wait for it."""
+        communicator = self._channels.made.get(spec.device)
+        return communicator is not None and communicator.takes_at_once(spec.peer, spec.nbytes)
+
+    def _at_once(self, lane: Lane, run: Run, record: Record, device: str) -> Work[Any]:
+        """Make a call for which somebody may wait later; its turn is there, and given back."""
+        work = self._work(record)
+        record.started = record.issued
+        try:
+            work.finish(self._run(run, record, device), None)
+        except Exception as error:  # noqa: BLE001 (it belongs to whoever waits)
+            work.fail(error)
+        finally:
+            lane.leave()
+        return work
+
+    def _work(self, record: Record) -> Work[Any]:
+        return Work(
             lambda: f"{record.header} on {self}", self._failure.note_told, self.lanes.continuations
         )
+
+    def _enqueue(self, lane: Lane, run: Run, record: Record, device: str) -> Work[Any]:
+        work = self._work(record)
 
         def task() -> None:
             try:

@@ -7,18 +7,25 @@ Ranks that are threads of one process share the thread: each event is read once 
 from __future__ import annotations
 
 import logging
+import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from itertools import groupby
 
 from meshlib.diagnosis.attendant import END_SECONDS, Attendant
 from meshlib.diagnosis.event_log import EVENTS, LogReader
 from meshlib.diagnosis.events import Departures, Event, Leave, RankLost, parse
+from transport import environment
 from transport.store.base import Store
 
 _LOGGER = logging.getLogger("meshlib")
 LOST = "was lost: its connection to the store broke"
 BETTER_NEWS_SECONDS = 0.2
+FROM_LAUNCHER_SECONDS = 0.8
+"""Where one launcher has started all ranks and serves their store: it lives as long as that
+answers, and will say how a rank ended; on a busy machine, a moment after its connection breaks.
+"""
 # Ranks leave together: who woke up for each of them would do so as often as there are ranks.
 LEAVING_SECONDS = 0.01
 
@@ -93,9 +100,9 @@ class _Reader(Attendant[Watcher]):
         log = LogReader(store, EVENTS, parse, self._offset)
         while not ending.is_set():
             read = log.read(3600.0)
-            if any(map(_is_vague, read)):
-                # Whoever watches that process may know more, a moment later.
-                read += log.read(BETTER_NEWS_SECONDS)
+            until = time.monotonic() + _patience()
+            while _unexplained(read) and (left := until - time.monotonic()) > 0:
+                read += log.read(left)
             events = _together(sorted(read, key=_is_vague))
             with self._lock:
                 if ending.is_set():
@@ -113,6 +120,19 @@ class _Reader(Attendant[Watcher]):
 
     def _prepare(self, store: Store, user: Watcher) -> None:
         store.set_will(EVENTS, user.will)
+
+
+def _patience() -> float:
+    """Return how long whoever watches a process is given to say how it ended."""
+    served = environment.AGENT_STORE in os.environ
+    alone = os.environ.get(environment.GROUP_WORLD_SIZE, "1") == "1"
+    return FROM_LAUNCHER_SECONDS if served and alone else BETTER_NEWS_SECONDS
+
+
+def _unexplained(events: Sequence[Event]) -> bool:
+    """Whether a rank is lost of which nobody has said how."""
+    lost = [event for event in events if isinstance(event, RankLost)]
+    return bool({e.rank for e in lost if e.vague} - {e.rank for e in lost if not e.vague})
 
 
 def _is_vague(event: Event) -> bool:

@@ -21,11 +21,19 @@ from meshlib.jit.functions import (
     scatter,
     send,
 )
-from meshlib.jit.host_calls import HostArray, HostFunction, Program, host_call, untransformed
+from meshlib.jit.host_calls import (
+    current_trace,
+    host_call,
+    is_compiling,
+    is_tracing,
+    untransformed,
+)
+from meshlib.jit.program import HostArray, HostFunction, Owner, Program
 
 __all__ = [
     "HostArray",
     "HostFunction",
+    "Owner",
     "Passing",
     "Program",
     "all_gather",
@@ -33,8 +41,11 @@ __all__ = [
     "all_to_all",
     "barrier",
     "broadcast",
+    "current_trace",
     "gather",
     "host_call",
+    "is_compiling",
+    "is_tracing",
     "permute",
     "permute_done",
     "permute_start",

@@ -20,7 +20,8 @@ from jax.interpreters import ad, batching, mlir
 
 from meshlib.groups.process_group import ProcessGroup
 from meshlib.jit.call_site import CallSite
-from meshlib.jit.host_calls import ORDERED, HostFunction, host_call
+from meshlib.jit.host_calls import ORDERED, host_call
+from meshlib.jit.program import HostFunction
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ shapes and ranks, and for a group that this rank is not in. When the program run
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -52,15 +52,21 @@ def all_reduce(x: Any, op: ReduceOp = ReduceOp.SUM, group: Group = None) -> Any:
     if the loss were the sum of all members' losses. MIN and MAX pass cotangents to the members
     that hold the value, in equal shares. PRODUCT and PREMUL_SUM have derivatives, too.
     """
-    leaves, structure = jax.tree_util.tree_flatten(x)
-    if leaves and not jax.tree_util.treedef_is_leaf(structure):
-        return jax.tree_util.tree_unflatten(structure, _all_reduce_together(leaves, op, group))
+    if _is_tree(x):
+        return _together(lambda flat: all_reduce(flat, op, group), x, group)
     x, calls = _prepare(x, group)
     x, op = _multiplied(x, _check_op(op, x))
     return x if calls.size() == 1 else bind(kinds.AllReduce(calls, op), x)
 
 
-def _all_reduce_together(leaves: list[Any], op: ReduceOp, group: Group) -> list[jax.Array]:
+def _is_tree(x: Any) -> bool:
+    leaves, structure = jax.tree_util.tree_flatten(x)
+    return bool(leaves) and not jax.tree_util.treedef_is_leaf(structure)
+
+
+def _together(call: Callable[[jax.Array], jax.Array], tree: Any, group: Group) -> Any:
+    """Return ``call`` of the tree's leaves, those of one dtype joined, in their places."""
+    leaves, structure = jax.tree_util.tree_flatten(tree)
     arrays = [_prepare(leaf, group)[0] for leaf in leaves]
     by_dtype: dict[Any, list[int]] = {}
     for number, array in enumerate(arrays):
@@ -68,19 +74,22 @@ def _all_reduce_together(leaves: list[Any], op: ReduceOp, group: Group) -> list[
     for numbers in by_dtype.values():
         flat = jnp.concatenate([arrays[number].reshape(-1) for number in numbers])
         ends = np.cumsum([arrays[number].size for number in numbers])[:-1]
-        parts = jnp.split(all_reduce(flat, op, group), ends)
+        parts = jnp.split(call(flat), ends)
         for number, part in zip(numbers, parts, strict=True):
             arrays[number] = part.reshape(arrays[number].shape)
-    return arrays
+    return jax.tree_util.tree_unflatten(structure, arrays)
 
 
 def broadcast(
     x: Any, src: int | None = None, group: Group = None, *, group_src: int | None = None
-) -> jax.Array:
+) -> Any:
     """Return ``x`` of the member ``src`` (global rank) or ``group_src`` on all members.
 
-    ``x`` has the same shape everywhere. The transpose is ``reduce``.
+    ``x`` has the same shape everywhere; it may be a pytree, as for ``all_reduce``. The transpose is
+    ``reduce``.
     """
+    if _is_tree(x):
+        return _together(lambda flat: broadcast(flat, src, group, group_src=group_src), x, group)
     x, calls = _prepare(x, group)
     root = resolve_group(group).resolve_rank(src, group_src, "src")
     return x if calls.size() == 1 else bind(kinds.Broadcast(calls, root), x)
@@ -93,11 +102,14 @@ def reduce(
     group: Group = None,
     *,
     group_dst: int | None = None,
-) -> jax.Array:
+) -> Any:
     """Return the reduction of the members' ``x`` on ``dst`` (global) or ``group_dst``, else zeros.
 
-    The transpose of SUM is ``broadcast``; the other ops have the derivatives of ``all_reduce``.
+    ``x`` may be a pytree, as for ``all_reduce``. The transpose of SUM is ``broadcast``; the other
+    ops have the derivatives of ``all_reduce``.
     """
+    if _is_tree(x):
+        return _together(lambda flat: reduce(flat, dst, op, group, group_dst=group_dst), x, group)
     x, calls = _prepare(x, group)
     x, op = _multiplied(x, _check_op(op, x))
     root = resolve_group(group).resolve_rank(dst, group_dst, "dst")
@@ -212,12 +224,16 @@ def scatter(
     return rows[0] if calls.size() == 1 else bind(kinds.Scatter(calls, root), rows)
 
 
-def permute(x: Any, perm: Iterable[tuple[int, int]], group: Group = None) -> jax.Array:
+def permute(x: Any, perm: Iterable[tuple[int, int]], group: Group = None) -> Any:
     """Return the ``x`` of the member that ``perm`` pairs with this one; zeros if there is none.
 
     ``perm`` has pairs (source, destination) of *group* ranks, each rank at most once as either,
-    equal on all members. As ``jax.lax.ppermute``. The transpose is the inverse ``permute``.
+    equal on all members. ``x`` may be a pytree, as for ``all_reduce``. As ``jax.lax.ppermute``. The
+    transpose is the inverse ``permute``.
     """
+    perm = list(perm)
+    if _is_tree(x):
+        return _together(lambda flat: permute(flat, perm, group), x, group)
     x, calls = _prepare(x, group)
     pairs = _pairs(perm, calls.size())
     if calls.size() == 1:

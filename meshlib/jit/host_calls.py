@@ -7,40 +7,25 @@ from one to the next, in the order of the Python program, through ``jit``, ``sca
 ``cond`` and from one dispatched computation to the next. XLA cannot exchange them, on any rank.
 
 The order is that of one thread: JAX keeps a thread's tokens from the others'. So a group's programs
-are one thread's, and another one's are refused before they begin.
+are one thread's, and another one's are refused before they begin. What differs from run to run, and
+is no array, reaches calls by their program's owner (``host_call(owner=...)``).
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
-from operator import methodcaller
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 import jax
 import numpy as np
-import numpy.typing as npt
 from jax._src import config, core, dispatch, effects, ffi
 from jax._src.interpreters import ad, batching, mlir, pxla
 from jax.extend.core import Primitive
 
 from meshlib.groups.process_group import ProcessGroup
 from meshlib.jit.device_buffers import on_program_stream
-
-HostArray = npt.NDArray[Any]
-HostFunction = Callable[[Sequence[HostArray], Sequence[HostArray], "Program"], None]
-"""``function(outputs, inputs, program)``: writes ``outputs`` in place. ``inputs`` must not be
-changed, except those whose memory is an output's (see ``aliases``)."""
-
-# NumPy's ``asarray`` asks for three other protocols first, which takes three times as long.
-_as_array = methodcaller("__array__")
-
-Views = Callable[[Any, Sequence[Any]], AbstractContextManager[list[HostArray]]]
-"""``views(context, buffers)`` gives arrays over what XLA passes, while the call is made.
-
-None stands for NumPy's own, for which nothing has to be prepared.
-"""
+from meshlib.jit.program import Callback, HostFunction, Owner, Program
 
 _TARGETS = {
     "cpu": "xla_buffer_python_cpu_callback",
@@ -81,6 +66,21 @@ _host_call_p.multiple_results = True
 dispatch.simple_impl(_host_call_p)
 
 
+def is_tracing() -> bool:
+    """Whether the calling thread is in any of JAX's transformations."""
+    return not core.trace_ctx.is_top_level()
+
+
+def is_compiling() -> bool:
+    """Whether what the calling thread computes becomes a program, and has no values yet."""
+    return is_tracing() and isinstance(jax.lax.add(np.float32(0), np.float32(0)), core.Tracer)
+
+
+def current_trace() -> object:
+    """Return what stands for the innermost of JAX's transformations; equal in the same one."""
+    return core.get_opaque_trace_state()
+
+
 def traces_are_own() -> bool:
     """Whether ``jax.jit`` keeps this thread's traces apart (see ``meshlib.testing``)."""
     return bool(config.xla_metadata_context_manager.value)
@@ -95,6 +95,7 @@ def host_call(
     reads: bool = True,
     on_gpu: bool = False,
     group: ProcessGroup | None = None,
+    owner: Callable[[], Owner] | None = None,
 ) -> list[jax.Array]:
     """Call ``function`` when the program gets here, and return what it put into its outputs.
 
@@ -117,6 +118,11 @@ def host_call(
             program's later work.
         group: The one whose calls ``function`` makes: from then on the thread that runs the program
             is the only one that may run programs with calls on it, until it has ended.
+        owner: Called in the thread that runs the program, before it does: for whom that is, which
+            ``function`` finds as ``program.owner``, in whatever thread it is called. Runs for
+            different ones come one after the other. A run has then ended when the thread goes on,
+            and what a function raised in it is raised as it is. All calls of a program that say
+            this say the same.
 
     Returns:
         The outputs, of the shapes and dtypes of ``results``.
@@ -137,6 +143,7 @@ def host_call(
         reads=reads,
         on_gpu=on_gpu,
         group=group,
+        owner=owner,
     )
 
 
@@ -147,102 +154,18 @@ def _abstract_eval(  # pyright: ignore[reportUnusedFunction]
     return avals, {ORDERED if ordered else UNORDERED}
 
 
-class Program:
-    """Stands for one compiled program: the same object for all calls in it."""
-
-    def __init__(self, callbacks: Sequence[Any]) -> None:
-        self._callbacks = callbacks
-        self._guards: list[Callable[[BaseException], None]] = []
-        self._groups: dict[ProcessGroup, None] = {}
-
-    def add_group(self, group: ProcessGroup) -> None:
-        """Note that the program makes calls on ``group``."""
-        self._groups[group] = None
-
-    def enter(self) -> None:
-        """Make its groups this thread's, which is about to run the program.
-
-        Raises RuntimeError when another thread that is still there has run programs with calls on
-        one of them.
-        """
-        me = threading.current_thread()
-        for group in self._groups:
-            owner = group.owner
-            if owner is me:
-                continue
-            if owner is not None and owner.is_alive():
-                raise RuntimeError(
-                    f"thread {me.name!r} runs a program with calls on {group}, and so has thread"
-                    f" {owner.name!r}. Calls inside jax.jit are in order within a thread only: with"
-                    " two of them ranks could make the calls in different orders. Give each thread"
-                    " a group of its own, such as dist.new_group(ranks)"
-                )
-            group.owner = me
-
-    @property
-    def is_ours(self) -> bool:
-        """Whether the program calls no Python but through ``host_call``.
-
-        Then only such a call can end it before its end, and ``guard`` sees every one of them.
-        """
-        return all(isinstance(callback, _Callback) for callback in self._callbacks)
-
-    def guard(self, cleanup: Callable[[BaseException], None]) -> None:
-        """Have ``cleanup(error)`` called before a call that raised ``error`` ends the program.
-
-        XLA then frees the program's buffers: whoever still works on them has to stop first.
-        """
-        self._guards.append(cleanup)
-
-    def unguard(self, cleanup: Callable[[BaseException], None]) -> None:
-        """End what ``guard`` began; nothing if it has ended."""
-        if cleanup in self._guards:
-            self._guards.remove(cleanup)
-
-    def fail(self, error: BaseException) -> None:
-        """Call all guards."""
-        for cleanup in list(self._guards):
-            cleanup(error)
-
-
-class _Callback:
-    """What XLA calls: hands the function views of the program's buffers, NumPy's or CuPy's."""
-
-    def __init__(
-        self,
-        function: HostFunction,
-        program: Program,
-        tokens: int,
-        operands: int,
-        views: Views | None,
-        reads: bool = True,
-    ) -> None:
-        self.program = program
-        self._function = function
-        self._views = views
-        # The buffers that XLA passes: a token, the operands, a token, the results.
-        self._inputs = slice(tokens, tokens + operands) if reads else None
-        self._outputs = slice(tokens + operands + tokens, None)
-
-    def __call__(self, context: Any, *buffers: Any) -> tuple[()]:
-        outputs = buffers[self._outputs]
-        inputs = buffers[self._inputs] if self._inputs is not None else ()
-        try:
-            if self._views is None:
-                read = [*map(_as_array, inputs)] if inputs else ()
-                self._function([*map(_as_array, outputs)], read, self.program)
-            else:
-                with self._views(context, (*outputs, *inputs)) as views:
-                    self._function(views[: len(outputs)], views[len(outputs) :], self.program)
-        except BaseException as error:
-            self.program.fail(error)
-            raise
-        return ()
+def _forget_tokens() -> None:
+    """Wait for all that this thread has under way; then it depends on none that failed."""
+    tokens = dispatch.runtime_tokens
+    for token in [*tokens.current_tokens.values(), *tokens.output_runtime_tokens.values()]:
+        with suppress(Exception):  # what it has failed with is raised where its results are read
+            token.block_until_ready()
+    tokens.clear()
 
 
 def _program_of(module: mlir.ModuleContext) -> Program:
     for callback in module.host_callbacks:
-        if isinstance(callback, _Callback):
+        if isinstance(callback, Callback):
             return callback.program
     return Program(module.host_callbacks)
 
@@ -257,6 +180,7 @@ def _lower(
     reads: bool,
     on_gpu: bool,
     group: ProcessGroup | None,
+    owner: Callable[[], Owner] | None,
 ) -> Any:
     del avals
     tokens = 1 if ordered else 0
@@ -271,8 +195,11 @@ def _lower(
     program = _program_of(module)
     if group is not None:
         program.add_group(group)
+    if owner is not None:
+        program.find_owner = owner
+    if group is not None or owner is not None:
         module.add_keepalive(program)  # for whoever runs it
-    module.add_host_callback(_Callback(function, program, tokens, len(operands), views, reads))
+    module.add_host_callback(Callback(function, program, tokens, len(operands), views, reads))
     index = np.uint64(len(module.host_callbacks) - 1)
     rule: Any = ffi.ffi_lowering(
         _TARGETS[platform],
@@ -338,6 +265,17 @@ def _enter_and_add_tokens(execute: Any, input_bufs: Any) -> Any:
 
 
 _execute._add_tokens_to_inputs = _enter_and_add_tokens
+_call = _execute.__call__
+
+
+def _call_for_owner(execute: Any, *args: Any) -> Any:
+    for kept in execute.keepalive or ():
+        if isinstance(kept, Program) and kept.find_owner is not None:
+            return kept.run(lambda: _call(execute, *args), _forget_tokens)
+    return _call(execute, *args)
+
+
+_execute.__call__ = _call_for_owner
 
 
 def _same(x: Any, **_: Any) -> Any:

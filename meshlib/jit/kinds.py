@@ -21,7 +21,7 @@ from meshlib.collectives.on_arrays import in_place_reduction
 from meshlib.diagnosis.recorder import COLLECTIVE
 from meshlib.groups.process_group import ProcessGroup
 from meshlib.jit.collective import InJit, bind, front
-from meshlib.jit.host_calls import HostArray, HostFunction
+from meshlib.jit.program import HostArray, HostFunction
 from transport.call import NO_ROOT, Call, Kind, dtype_code
 from transport.communicators.base import Communicator
 from transport.operands.reduce_op import RedOpType, ReduceOp

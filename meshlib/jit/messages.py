@@ -14,8 +14,8 @@ import numpy as np
 from meshlib.calls.spec import Run
 from meshlib.groups.process_group import ProcessGroup
 from meshlib.jit.collective import InJit
-from meshlib.jit.host_calls import HostArray
 from meshlib.jit.kinds import HostSide, SameShape, flat_of, then_zeros
+from meshlib.jit.program import HostArray
 from transport.call import Kind
 
 

@@ -14,8 +14,8 @@ from meshlib.calls.spec import CallSpec, Run
 from meshlib.calls.work import Work
 from meshlib.groups.process_group import ProcessGroup
 from meshlib.jit.collective import InJit, bind
-from meshlib.jit.host_calls import HostArray, HostFunction, Program
 from meshlib.jit.kinds import HostSide, Issuing, flat_of, then_zeros
+from meshlib.jit.program import HostArray, HostFunction, Program
 from transport.call import Kind
 
 

@@ -13,8 +13,8 @@ import jax
 
 from meshlib.calls.spec import Run
 from meshlib.jit.collective import InJit, front
-from meshlib.jit.host_calls import HostArray
 from meshlib.jit.kinds import HostSide, Issuing, flat_of
+from meshlib.jit.program import HostArray
 from transport.call import Kind
 from transport.operands.reduce_op import ReduceOp
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from meshlib.collectives.collectives import Collectives
@@ -71,6 +73,19 @@ def adopt_thread(world: World) -> None:
     """Have the calling thread find ``world``, where ranks are threads."""
     if find_world() is not world:
         install(world, thread_only=True)
+
+
+@contextmanager
+def adopted_thread(world: World) -> Generator[None]:
+    """Have the calling thread find ``world``, for a while."""
+    thread = _current.thread
+    before = thread.world
+    if find_world() is not world:
+        thread.world = world
+    try:
+        yield
+    finally:
+        thread.world = before
 
 
 def resolve_group(group: Group) -> Collectives:

@@ -9,8 +9,10 @@ from meshlib.rpc.api import (
     RpcBackendOptions,
     Worker,
     add_carrier,
+    behalf,
     cancelled,
     differentiate,
+    differentiate_by,
     get_rpc_timeout,
     get_worker_info,
     get_worker_infos,
@@ -21,7 +23,7 @@ from meshlib.rpc.api import (
     rpc_sync,
     shutdown,
 )
-from meshlib.rpc.calls import collect_all, wait_all
+from meshlib.rpc.calls import Request, collect_all, wait_all
 from meshlib.rpc.carriers import Carrier, Differentiating
 from meshlib.rpc.errors import (
     RemoteError,
@@ -32,14 +34,17 @@ from meshlib.rpc.errors import (
     WorkerLostError,
 )
 from meshlib.rpc.references.rref import RRef
+from meshlib.rpc.serving import Behalf
 
 __all__ = [
+    "Behalf",
     "Carrier",
     "Differentiating",
     "Future",
     "RRef",
     "RRefLostError",
     "RemoteError",
+    "Request",
     "RpcBackendOptions",
     "RpcConnectionError",
     "RpcTimeoutError",
@@ -48,9 +53,11 @@ __all__ = [
     "WorkerInfo",
     "WorkerLostError",
     "add_carrier",
+    "behalf",
     "cancelled",
     "collect_all",
     "differentiate",
+    "differentiate_by",
     "functions",
     "get_rpc_timeout",
     "get_worker_info",

@@ -7,13 +7,20 @@ import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from typing import Any, NamedTuple
 
 from meshlib.diagnosis.recorder import Record
 from meshlib.job.current import adopt_thread, current_world, find_world
 from meshlib.job.world import World
-from meshlib.rpc.calls import Callbacks, Clock, Numbers, Outgoing, RpcFuture
+from meshlib.rpc.calls import (
+    Callbacks,
+    Clock,
+    Numbers,
+    Outgoing,
+    Request,
+    RpcFuture,
+    name_of,
+)
 from meshlib.rpc.carriers import Carriers
 from meshlib.rpc.cycles import PATIENCE, Cycles
 from meshlib.rpc.errors import RpcTimeoutError
@@ -168,7 +175,7 @@ class Agent:
             raise DistBackendError("RPC was shut down on this worker")
         gradients = self.carriers.gradients
         if gradients is not None:
-            again = partial(self.call, to, func, timeout=timeout, kept=kept, what=what)
+            again = Request(to, func, timeout, kept, what or name_of(func))
             replaced = gradients.replace(again, args, kwargs, creates)
             if replaced is not None:
                 return replaced

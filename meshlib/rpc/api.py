@@ -11,10 +11,12 @@ from meshlib.calls.work import Future
 from meshlib.job.current import current_world, find_world
 from meshlib.job.init import destroy_process_group, init_process_group
 from meshlib.job.world import World
+from meshlib.rpc import carriers
 from meshlib.rpc.agent import Agent, WorkerInfo, current_agent, find_agent
 from meshlib.rpc.carriers import Carrier, Differentiating
 from meshlib.rpc.errors import WorkerLostError
 from meshlib.rpc.references.rref import RRef, create
+from meshlib.rpc.serving import Behalf
 from transport.checks import to_whole_number
 from transport.communicators.runtime import Membership
 from transport.deadline import Deadline, Timeout, to_seconds
@@ -114,6 +116,8 @@ def _join(
     world.rpc = agent
     try:
         agent.meet(_exchange_names(store, name, agent))
+        if carriers.registered:
+            differentiate(carriers.registered[-1])
     except BaseException:
         agent.close()
         raise
@@ -319,6 +323,22 @@ def pickled_for() -> int | None:
     """
     agent = find_agent()
     return None if agent is None else agent.holdings.pickled_for
+
+
+def behalf() -> Behalf:
+    """Return what has another thread make calls as the calling one would: for calls that come from
+    threads of a library's own. Raises RuntimeError where RPC is not initialised.
+    """
+    return Behalf(current_agent())
+
+
+def differentiate_by(make: Callable[[], Differentiating]) -> None:
+    """Have the workers of this process keep gradients by what ``make()`` makes, from ``init_rpc``
+    on: for the package that has it, when it is imported.
+    """
+    carriers.registered.append(make)
+    if find_agent() is not None:
+        differentiate(make)
 
 
 def differentiate(make: Callable[[], Differentiating]) -> Differentiating:

@@ -10,11 +10,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from meshlib.calls.lane import Continuations
 from meshlib.calls.work import Future
 from meshlib.diagnosis.recorder import Record
+from meshlib.job.current import current_world
 from meshlib.rpc.wire.connection import Connection
 from meshlib.rpc.wire.threads import Threads
 from transport.deadline import Deadline, Timeout
@@ -147,6 +148,25 @@ def name_of(func: object) -> str:
     """Return what messages call a function."""
     name = getattr(func, "__qualname__", None)
     return f"{getattr(func, '__module__', '?')}.{name}" if name else repr(func)
+
+
+class Request(NamedTuple):
+    """What a call asks for, but its arguments: the same from whichever worker's thread."""
+
+    to: int
+    func: Callable[..., Any]
+    timeout: float | None
+    kept: object
+    """What must live as long as it may be called."""
+    name: str
+    """The function's name, in messages."""
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Make the call, from the worker of the calling thread; return its future."""
+        call: Any = getattr(current_world().rpc, "call", None)
+        if call is None:
+            raise RuntimeError("RPC is not initialised; call rpc.init_rpc() first")
+        return call(self.to, self.func, args, kwargs, self.timeout, kept=self.kept, what=self.name)
 
 
 class Clock:

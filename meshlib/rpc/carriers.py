@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, Protocol
 
-from meshlib.calls.work import Future
+from meshlib.rpc.calls import Request
 
 GRADIENTS = "gradients"
 """The name of the carrier of gradients."""
@@ -51,12 +51,12 @@ class Differentiating(Carrier, Protocol):
 
     def replace(
         self,
-        call: Callable[[tuple[Any, ...], dict[str, Any]], Future[Any]],
+        request: Request,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         creates: bool,
     ) -> Any:
-        """Return the call that is made in place of ``call(args, kwargs)``, None: that one itself.
+        """Return the call that is made in place of ``request(args, kwargs)``, None: that one.
 
         The arguments are those of the program, not pickled yet; with ``creates``, the value is to
         stay there. What is returned has ``Future``'s methods, and the ``connection`` of its call.
@@ -78,6 +78,10 @@ class Differentiating(Carrier, Protocol):
     def lose(self, rank: int) -> None:
         """Note that the worker of ``rank`` is gone. Neither waits nor raises."""
         ...
+
+
+registered: list[Callable[[], Differentiating]] = []
+"""What makes the carrier of gradients of each worker (the last one of these), filled at import."""
 
 
 class Carriers:

@@ -6,12 +6,13 @@ import contextlib
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from meshlib.calls.work import Future
 from meshlib.diagnosis.stacks import frames_of
+from meshlib.job.current import adopted_thread
 from meshlib.rpc.calls import name_of
 from meshlib.rpc.errors import RemoteError, RemoteTraceback
 from meshlib.rpc.functions import future_of, is_async
@@ -72,6 +73,33 @@ class _Here(threading.local):
     serving: Serving | None = None
 
 
+class Behalf:
+    """The thread that makes this, for others that make its calls: a worker, and what it serves."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self._serving = agent.server.current
+
+    @property
+    def patience(self) -> float:
+        """Seconds that anything of the worker's may take which says nothing else."""
+        return self._agent.world.timeout
+
+    @contextlib.contextmanager
+    def adopted(self, serving: bool = True) -> Generator[None]:
+        """Return the block in which the calling thread belongs to the worker.
+
+        With ``serving`` its calls come from the function of the call that the other one serves.
+        """
+        world = self._agent.world
+        with adopted_thread(world), self._agent.server.serving(self._serving if serving else None):
+            yield
+
+    def waiting(self) -> contextlib.AbstractContextManager[object]:
+        """Return the block in which the calling thread, if it serves a call, lets others run."""
+        return self._agent.threads.slot_given_up()
+
+
 class Server:
     """The requests of one worker's callers. Jobs of its threads run them."""
 
@@ -84,6 +112,16 @@ class Server:
     def current(self) -> Serving | None:
         """The call that the calling thread serves, if it does."""
         return self._here.serving
+
+    @contextlib.contextmanager
+    def serving(self, serving: Serving | None) -> Generator[None]:
+        """Have the calling thread serve a call."""
+        here, before = self._here, self._here.serving
+        here.serving = serving
+        try:
+            yield
+        finally:
+            here.serving = before
 
     def accept(self, connection: Connection | None, caller: int, frame: Frame) -> None:
         """Have a thread run a request; the calling thread may."""

@@ -26,7 +26,7 @@ import numpy as np
 
 import meshlib as dist
 from meshlib import Future, ProcessGroup
-from parallel.arrays import Array, namespace
+from parallel.arrays import Array, namespace, pieces
 from parallel.checks import check_number, check_state_dict, to_count
 from parallel.ddp.buckets import GradBucket
 from parallel.ddp.comm_hooks import allreduce_hook, check_state
@@ -243,11 +243,7 @@ class _Exchange:
     def _message(self, shapes: Sequence[tuple[int, int]]) -> tuple[Array, list[Array]]:
         """Return a flat array with room for matrices of ``shapes``, and its views as those."""
         flat = self._xp.empty(sum(map(math.prod, shapes)), dtype=self._buffer.dtype)
-        ends = np.cumsum([math.prod(shape) for shape in shapes]).tolist()
-        return flat, [
-            flat[end - math.prod(shape) : end].reshape(shape)
-            for shape, end in zip(shapes, ends, strict=True)
-        ]
+        return flat, pieces(flat, shapes)
 
     def _matrix(self, path: str, gradient: Array) -> Array:
         # A copy: it becomes the error, and the bucket may be rewritten before the next step.
@@ -256,10 +252,9 @@ class _Exchange:
         return matrix
 
     def _write_plain(self, rest: Array) -> None:
-        begin = 0
-        for gradient in self._plain:
-            gradient[...] = rest[begin : begin + gradient.size].reshape(gradient.shape)
-            begin += gradient.size
+        parts = pieces(rest, (gradient.shape for gradient in self._plain))
+        for gradient, part in zip(self._plain, parts, strict=True):
+            gradient[...] = part
 
 
 def _check_shape(kept: Array, shape: tuple[int, ...], what: str) -> None:

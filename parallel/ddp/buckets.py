@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 import meshlib
 from meshlib import ProcessGroup, ReduceOp, error_feedback
-from parallel.arrays import Array, namespace, placement
+from parallel.arrays import Array, namespace, pieces, placement
 from parallel.nn.parameter import Parameter
 
 MIB = 1 << 20
@@ -123,11 +123,7 @@ class Bucket:
 
     def split(self, buffer: Array) -> list[Array]:
         """Return the parts of ``buffer`` (flat, this bucket's size) in the parameters' shapes."""
-        ends = itertools.pairwise(self.offsets)
-        return [
-            buffer[begin:end].reshape(parameter.shape)
-            for (begin, end), parameter in zip(ends, self.parameters, strict=True)
-        ]
+        return pieces(buffer, (parameter.shape for parameter in self.parameters))
 
 
 def allocate(size: int, like: Array, group: ProcessGroup | None) -> Array:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager
 
 from meshlib import ProcessGroup, ReduceOp, error_feedback
-from parallel.arrays import Array, namespace, placement
+from parallel.arrays import Array, namespace, pieces, placement
 from parallel.ddp.buckets import MIB
 from parallel.nn.module import Module
 
@@ -159,7 +159,5 @@ def _flattened(pile: Sequence[Array]) -> Array:
 
 
 def _unflatten(flat: Array, pile: Sequence[Array]) -> None:
-    begin = 0
-    for array in pile:
-        array[...] = flat[begin : begin + array.size].reshape(array.shape)
-        begin += array.size
+    for array, piece in zip(pile, pieces(flat, (x.shape for x in pile)), strict=True):
+        array[...] = piece

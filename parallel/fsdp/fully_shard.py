@@ -13,6 +13,7 @@ from parallel.fsdp.group import ParameterGroup
 from parallel.fsdp.module import FSDPModule
 from parallel.fsdp.policy import MixedPrecisionPolicy
 from parallel.fsdp.state import ModuleState
+from parallel.groups import check_shard_mesh
 from parallel.nn.module import Module
 from parallel.nn.parameter import Parameter
 from transport.checks import to_whole_number
@@ -73,7 +74,7 @@ def fully_shard(
             ranks' parameters or options differ, naming the first that does.
         MeshDimError: for tensor parallel layers on a mesh that this one has no common root with.
     """
-    where = _check_mesh(mesh)
+    where = check_shard_mesh(mesh)
     shards = mesh.shape[-1]
     with told_to_all(mesh.process_group):
         _check_module(module, where)
@@ -154,23 +155,6 @@ def _not_sharded(module: Module, path: str) -> Iterator[tuple[str, Module]]:
     for name, child in module.named_children():
         if not isinstance(child, FSDPModule):
             yield from _not_sharded(child, f"{path}.{name}" if path else name)
-
-
-def _check_mesh(mesh: Any) -> str:
-    """Raise for what is no mesh to shard over; return what messages of others begin with."""
-    if not isinstance(mesh, DeviceMesh):
-        raise TypeError(
-            f"mesh must be a DeviceMesh, such as mesh['dp_shard'], got {describe(mesh)}"
-        )
-    where = f"rank {mesh.get_rank()}"
-    if mesh.ndim not in (1, 2):
-        raise ValueError(
-            f"{where}: mesh {mesh.described()} has {mesh.ndim} dims; expected one to shard over,"
-            " or two: to replicate over and to shard over"
-        )
-    if mesh.get_coordinate() is None:
-        raise ValueError(f"{where}: mesh: this rank is not in {mesh}; expected one of its ranks")
-    return where
 
 
 def _check_module(module: Any, where: str) -> None:

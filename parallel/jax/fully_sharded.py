@@ -13,9 +13,10 @@ import numpy as np
 from meshlib import DeviceMesh, ReduceOp, jit
 from meshlib.jit import untransformed
 from meshlib.sharding import DArray, Sharding
-from parallel.checks import check_instance, describe
+from parallel.checks import check_instance
 from parallel.ddp.replicas import told_to_all
 from parallel.fsdp.layout import rows_of
+from parallel.groups import check_shard_mesh
 from parallel.jax.program import Program, backward_begins
 from parallel.jax.trees import TreeOfParameters, check_same_tree
 
@@ -72,20 +73,7 @@ class FullyShardedDataParallel:
         keep_gathered: bool = False,
         init_sync: bool = True,
     ) -> None:
-        if not isinstance(mesh, DeviceMesh):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(
-                f"mesh must be a DeviceMesh, such as mesh['dp_shard'], got {describe(mesh)}"
-            )
-        where = f"rank {mesh.get_rank()}"
-        if mesh.ndim not in (1, 2):
-            raise ValueError(
-                f"{where}: mesh {mesh.described()} has {mesh.ndim} dims; expected one to shard"
-                " over, or two: to replicate over and to shard over"
-            )
-        if mesh.get_coordinate() is None:
-            raise ValueError(
-                f"{where}: mesh: this rank is not in {mesh}; expected one of its ranks"
-            )
+        where = check_shard_mesh(mesh)
         with told_to_all(mesh.process_group if init_sync else None):
             check_instance(keep_gathered, bool, f"{where}: keep_gathered")
             self._whole = TreeOfParameters.of(params)

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 import meshlib.jit as mj
 from meshlib import ProcessGroup, ReduceOp
+from parallel.arrays import pieces
 from parallel.ddp.buckets import MIB
 
 
@@ -33,11 +34,9 @@ def average_in_program(
     for numbers in _buckets(gradients, cap_bytes):
         flat = jnp.concatenate([gradients[number].reshape(-1) for number in numbers])
         average = mj.all_reduce(flat, ReduceOp.AVG, group)
-        start = 0
-        for number in numbers:
-            size = gradients[number].size
-            averages[number] = average[start : start + size].reshape(gradients[number].shape)
-            start += size
+        parts = pieces(average, (gradients[number].shape for number in numbers))
+        for number, part in zip(numbers, parts, strict=True):
+            averages[number] = part
     return averages
 
 

@@ -5,6 +5,7 @@ from parallel.pipeline.named import (
     NamedSchedule,
     Schedule1F1B,
     ScheduleDualPipeV,
+    ScheduleEager1F1B,
     ScheduleGPipe,
     ScheduleInterleaved1F1B,
     ScheduleInterleavedZeroBubble,
@@ -13,7 +14,7 @@ from parallel.pipeline.named import (
 )
 from parallel.pipeline.schedule import PipelineSchedule
 from parallel.pipeline.schedules.halves import dual_pipe_v, zbv, zero_bubble
-from parallel.pipeline.schedules.whole import gpipe, interleaved_1f1b, one_f_one_b
+from parallel.pipeline.schedules.whole import eager_1f1b, gpipe, interleaved_1f1b, one_f_one_b
 from parallel.pipeline.split import Part, split, split_by_cost
 from parallel.pipeline.stages.module_stage import PipelineStage
 from parallel.pipeline.stages.stage import Stage
@@ -30,6 +31,7 @@ __all__ = [
     "PipelineStage",
     "Schedule1F1B",
     "ScheduleDualPipeV",
+    "ScheduleEager1F1B",
     "ScheduleGPipe",
     "ScheduleInterleaved1F1B",
     "ScheduleInterleavedZeroBubble",
@@ -41,6 +43,7 @@ __all__ = [
     "Transfer",
     "draw",
     "dual_pipe_v",
+    "eager_1f1b",
     "get_schedule_class",
     "gpipe",
     "interleaved_1f1b",

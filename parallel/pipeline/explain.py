@@ -12,7 +12,7 @@ from parallel.pipeline.tables.actions import Kind
 from parallel.pipeline.tables.simulation import USUAL_COSTS, Costs, most_held, simulate
 from parallel.pipeline.tables.table import Table
 
-_ONE_EACH = ("gpipe", "1f1b")
+_ONE_EACH = ("gpipe", "1f1b", "eager1f1b")
 
 
 def explain_schedule(
@@ -30,8 +30,8 @@ def explain_schedule(
         schedule: the name, as ``get_schedule_class`` takes it, or a file that ends in ``.csv``.
         stages: how many stages; a file says it itself.
         microbatches: how many microbatches; a file says it itself.
-        ranks: how many ranks have the stages; by default one each for GPipe and 1F1B, half as many
-            for the others.
+        ranks: how many ranks have the stages; by default one each for GPipe, 1F1B and the eager
+            one, half as many for the others.
         costs: what actions take: ``F=1,B=2,I=1,W=1``, any of them.
         message: what a message between ranks takes.
         picture: a file to draw the timeline into.

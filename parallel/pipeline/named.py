@@ -1,4 +1,4 @@
-"""The schedules by torch's names: each makes its table for the stages that it is given."""
+"""The schedules by name, torch's where it has them: each makes its table for the given stages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,12 @@ from parallel.checks import check_instance, to_count
 from parallel.pipeline.running.agreement import agree
 from parallel.pipeline.schedule import PipelineSchedule, as_stages
 from parallel.pipeline.schedules.halves import dual_pipe_v, zbv, zero_bubble
-from parallel.pipeline.schedules.whole import gpipe, interleaved_1f1b, one_f_one_b
+from parallel.pipeline.schedules.whole import (
+    eager_1f1b,
+    gpipe,
+    interleaved_1f1b,
+    one_f_one_b,
+)
 from parallel.pipeline.stages.stage import Stage
 from parallel.pipeline.tables.table import Table
 
@@ -93,6 +98,16 @@ class Schedule1F1B(NamedSchedule):
         return one_f_one_b(ranks, microbatches)
 
 
+class ScheduleEager1F1B(NamedSchedule):
+    """1F1B whose messages have time to pass. One stage a rank. See ``eager_1f1b``."""
+
+    @staticmethod
+    def make_table(ranks: int, microbatches: int, stages_per_rank: int) -> Table:
+        """Return the table of ``eager_1f1b``."""
+        _one("eager 1F1B", stages_per_rank)
+        return eager_1f1b(ranks, microbatches)
+
+
 class ScheduleInterleaved1F1B(NamedSchedule):
     """1F1B with several stages a rank: rank r has r, r+p, ... See ``interleaved_1f1b``."""
 
@@ -134,6 +149,7 @@ class ScheduleDualPipeV(NamedSchedule):
 _CLASSES: dict[str, type[NamedSchedule]] = {
     "GPipe": ScheduleGPipe,
     "1F1B": Schedule1F1B,
+    "Eager1F1B": ScheduleEager1F1B,
     "Interleaved1F1B": ScheduleInterleaved1F1B,
     "InterleavedZeroBubble": ScheduleInterleavedZeroBubble,
     "ZBVZeroBubble": ScheduleZBVZeroBubble,
@@ -147,8 +163,8 @@ def get_schedule_class(schedule_name: str) -> type[NamedSchedule]:
     """Return the class of a schedule: ``"1F1B"`` or ``"Schedule1F1B"``, in any case.
 
     Args:
-        schedule_name: GPipe, 1F1B, Interleaved1F1B, InterleavedZeroBubble (ZB-H1 with one stage a
-            rank), ZBVZeroBubble or DualPipeV.
+        schedule_name: GPipe, 1F1B, Eager1F1B, Interleaved1F1B, InterleavedZeroBubble (ZB-H1 with
+            one stage a rank), ZBVZeroBubble or DualPipeV.
 
     Returns:
         The class.

@@ -45,6 +45,7 @@ class Context:
         self._numbers = itertools.count(1)
         self._sent: dict[int, Sent] = {}
         self._leaves: dict[object, Node] = {}
+        self._kept: dict[int, Any] = {}
 
     def send(self, edge: Edge, value: Any, to: int) -> tuple[Any, ...]:
         """Note that a value is sent to a worker; return what its ``__reduce__`` does.
@@ -88,6 +89,24 @@ class Context:
                 found = self._leaves[parameter] = make()
             return found
 
+    def keep(self, what: Any) -> int:
+        """Keep something for a backward pass of JAX's; return the number under which it is."""
+        self.check()
+        with self.lock:
+            number = len(self._kept) + 1
+            self._kept[number] = what
+        return number
+
+    def kept(self, number: int) -> Any:
+        """Return what is kept. Raises RuntimeError where the context has ended, or is another."""
+        found = self._kept.get(number)
+        if found is None:
+            raise RuntimeError(
+                f"what was recorded in another autograd context is gone back through in {self.id}:"
+                " expected the forward and the backward pass of a step in one context"
+            )
+        return found
+
     def add_gradient(self, parameter: Any, grad: Any) -> None:
         """Add to the gradient of ``parameter``, which takes the arrays over."""
         with self.lock:
@@ -107,6 +126,7 @@ class Context:
             self.passes.clear()
             self._sent.clear()
             self._leaves.clear()
+            self._kept.clear()
             outstanding = list(self.outstanding)
         for one in outstanding:
             if one.discard(wait):
@@ -120,6 +140,10 @@ class _Here(threading.local):
     context: Context | None = None
     token: Any = None
     """In a function that JAX differentiates for ``forward``: what all calls are to depend on."""
+    trace: object = None
+    """The innermost transformation of JAX's in which the token may be used in a program."""
+    tracing: bool = False
+    """Whether it is only found out what a function returns."""
 
 
 class Keeper:
@@ -211,15 +235,28 @@ class Keeper:
                     rpc.rpc_async(rank, _release, (id, everyone))
 
     @contextmanager
-    def within(self, context: Context | None, token: Any = None) -> Generator[None]:
+    def within(
+        self, context: Context | None, token: Any = None, trace: object = None
+    ) -> Generator[None]:
         """Have the calling thread be in ``context``; see ``_Here``."""
         here = self.here
-        before = here.context, here.token
-        here.context, here.token = context, token
+        before = here.context, here.token, here.trace
+        here.context, here.token, here.trace = context, token, trace
         try:
             yield
         finally:
-            here.context, here.token = before
+            here.context, here.token, here.trace = before
+
+    @contextmanager
+    def tracing(self) -> Generator[None]:
+        """Have the calling thread find out what a function returns, in no context."""
+        here, before = self.here, self.here.tracing
+        here.tracing = True
+        try:
+            with self.within(None):
+                yield
+        finally:
+            here.tracing = before
 
     def lock_of(self, module: Module) -> threading.Lock:
         """Return the lock of whoever uses ``module``."""
@@ -256,26 +293,14 @@ class Keeper:
         """Nothing comes back."""
 
     def replace(
-        self,
-        call: Callable[[tuple[Any, ...], dict[str, Any]], rpc.Future[Any]],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        creates: bool,
+        self, request: rpc.Request, args: tuple[Any, ...], kwargs: dict[str, Any], creates: bool
     ) -> Any:
-        """Have JAX differentiate through a call that a function makes which it differentiates."""
-        context = self.here.context
-        if context is None or "jax" not in sys.modules:
+        """Have JAX differentiate and compile calls that a function makes which it does that to."""
+        if "jax" not in sys.modules:
             return None
-        from parallel.rpc.traced import is_traced, through
+        from parallel.rpc.in_jax.traced import replaced
 
-        if self.here.token is None and not is_traced((args, kwargs)):
-            return None
-        if creates:
-            raise NotImplementedError(
-                "rpc.remote() was called in a function that JAX differentiates: what stays on the"
-                " other worker has no place there; expected rpc_sync() or rpc_async()"
-            )
-        return through(self, context, call, args, kwargs)
+        return replaced(self, request, args, kwargs, creates)
 
     def backward(self, context_id: int, value: object, retain_graph: bool) -> None:
         """Compute gradients from ``value``."""

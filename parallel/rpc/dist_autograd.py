@@ -11,10 +11,10 @@ from typing import Any
 
 from parallel.rpc.contexts import keeper
 from parallel.rpc.engine import backward as _backward
-from parallel.rpc.forward import forward, function
+from parallel.rpc.forward import forward, function, value_and_grad
 from parallel.rpc.graph import Recorded
 
-__all__ = ["backward", "context", "forward", "function", "get_gradients"]
+__all__ = ["backward", "context", "forward", "function", "get_gradients", "value_and_grad"]
 
 
 @contextmanager

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from meshlib import rpc
 from parallel.nn.module import Module
 from parallel.rpc.contexts import Context, Keeper, keeper
-from parallel.rpc.graph import Edge, Node, Recorded
+from parallel.rpc.graph import RECORDED, RETURNS, Edge, Node, Recorded
 from parallel.rpc.modules import apply_module
 from parallel.rpc.weights import Weights, record
 
@@ -42,6 +43,14 @@ def forward(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         here = keeper()
     except (RuntimeError, ValueError):  # no RPC, or no process group: there are no contexts
         return fn(*_values(args), **_values(kwargs))
+    if here.here.tracing and not isinstance(fn, Module):
+        return fn(*_values(args), **_values(kwargs))
+    if "jax" in sys.modules and not isinstance(fn, Module):
+        from meshlib.jit import is_compiling
+
+        if is_compiling():
+            args, kwargs = _in_program(here, args, kwargs)
+            return fn(*args, **kwargs)
     context = _context_of(here, (args, kwargs))
     if context is not None:
         context.check()
@@ -50,7 +59,7 @@ def forward(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if context is None:
         args, kwargs = _values((args, kwargs))
         return fn(*args, **kwargs)
-    from parallel.rpc.traced import is_traced, through_here
+    from parallel.rpc.in_jax.traced import is_traced, through_here
 
     if here.here.token is None and not is_traced((args, kwargs)):
         with here.within(context):
@@ -60,18 +69,83 @@ def forward(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return fn(*args, **kwargs)
 
 
-def function(fn: F) -> F:
+@overload
+def function(fn: F) -> F: ...
+
+
+@overload
+def function(*, returns: Any) -> Callable[[F], F]: ...
+
+
+def function(fn: Any = None, *, returns: Any = None) -> Any:
     """Have calls of ``fn``, local and remote, go through ``forward``.
 
     A decorator for functions of JAX arrays: ``rpc_sync("worker1", fn, (weights_rref, x))``, with
     an RRef to ``Weights`` on that worker, is differentiated there.
+
+    Args:
+        fn: the function, which can be imported where it is called
+        returns: what it returns, for calls in functions under ``jax.jit``: a pytree of
+            ``jax.ShapeDtypeStruct``, or a function of the arguments that returns one (with
+            ``ShapeDtypeStruct`` in place of those that are traced). Only for a function that
+            ``jax.eval_shape`` cannot trace, as one that looks at its arrays' values: others are
+            asked
+
+    Returns:
+        The function; with ``returns``, the decorator.
     """
+
+    def decorate(fn: Any) -> Any:
+        @wraps(fn)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            return forward(fn, *args, **kwargs)
+
+        setattr(wrapper, RECORDED, True)
+        setattr(wrapper, RETURNS, returns)
+        return wrapper
+
+    return decorate if fn is None else decorate(fn)
+
+
+def value_and_grad(
+    fn: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False
+) -> Callable[..., Any]:
+    """Return a function of ``fn``'s value and gradient, as ``jax.value_and_grad`` does.
+
+    All of the remote calls that ``fn`` makes, and the ``Weights`` of this worker that it uses, get
+    their gradients, in the context that is open; JAX's own passes over those that have nothing to
+    do with ``argnums``. In a function under ``jax.jit`` that holds for ``fn`` itself, and not for
+    functions under ``jit``, ``scan`` or the like in it.
+
+    Args:
+        fn: a function of JAX arrays and pytrees of them, that returns a scalar
+        argnums: by which of its positional arguments it is differentiated
+        has_aux: whether it returns a pair, the second of which is not differentiated
+
+    Returns:
+        A function that returns what ``jax.value_and_grad``'s does.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    from meshlib.jit import current_trace
+
+    numbers = (argnums,) if isinstance(argnums, int) else tuple(argnums)
 
     @wraps(fn)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        return forward(fn, *args, **kwargs)
+        here = keeper()
 
-    return wrapper  # pyright: ignore[reportReturnType]
+        def with_token(token: Any, *args: Any, **kwargs: Any) -> Any:
+            with here.within(here.here.context, token, current_trace()):
+                return fn(*args, **kwargs)
+
+        where = (0, *(n + 1 if n >= 0 else n for n in numbers))
+        both = jax.value_and_grad(with_token, where, has_aux)
+        value, (_, *grads) = both(jnp.zeros(()), *args, **kwargs)
+        return value, grads[0] if isinstance(argnums, int) else tuple(grads)
+
+    return wrapper
 
 
 class Applied(Node):
@@ -171,6 +245,21 @@ def _localized(tree: Any) -> Any:
     if type(tree) is dict:
         return {name: _localized(it) for name, it in tree.items()}
     return tree
+
+
+def _in_program(here: Keeper, args: Any, kwargs: Any) -> Any:
+    """Return arguments with what weights are when the program runs that is being traced."""
+    import jax
+
+    from parallel.rpc.in_jax.staged import refuse_recorded, weights_in_program
+    from parallel.rpc.in_jax.traced import usable_token
+
+    refuse_recorded(_leaves((args, kwargs)))
+
+    def staged(leaf: Any) -> Any:
+        return weights_in_program(leaf, usable_token(here)) if isinstance(leaf, Weights) else leaf
+
+    return jax.tree.map(staged, (args, kwargs), is_leaf=_is_ours)
 
 
 def _values(tree: Any) -> Any:

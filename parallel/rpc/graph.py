@@ -13,6 +13,11 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 from meshlib import rpc
 from parallel.checks import describe
 
+RECORDED = "_meshlib_recorded"
+"""The attribute of functions that are recorded."""
+RETURNS = "_meshlib_returns"
+"""The attribute with what a function's author says that it returns."""
+
 
 class Recording(Protocol):
     """The context that a value was recorded in, on this worker."""

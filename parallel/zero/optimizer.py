@@ -18,7 +18,7 @@ from parallel.nn.parameter import Parameter
 from parallel.optim.optax_state import same_shared
 from parallel.optim.optimizer import Optimizer, ParamGroup
 from parallel.zero.keepers import Keepers, described, whole_nbytes
-from parallel.zero.partition import assign_owners, to_group_rank
+from parallel.zero.partition import assign_owners, check_group_rank, collected
 from parallel.zero.shards import Shards, shards_by_placement
 
 
@@ -166,17 +166,12 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         state of optax that looks at several parameters at once, and so has become another one on
         each rank.
         """
-        to = None if to is None else to_group_rank(to, self._group)
+        check_group_rank(to, self._group)
         mine = self.local_optimizer.state_dict()
         numbers = self._numbers()
         own = [numbers[p] for g in self.local_optimizer.param_groups for p in g["params"]]
         mine["state"] = {own[number]: values for number, values in mine["state"].items()}
-        size = self._group.size()
-        parts: list[Any] | None = [None] * size if to in (None, self._group.rank()) else None
-        if to is None:
-            self._group.all_gather_object(parts or [], mine)
-        else:
-            self._group.gather_object(mine, parts, group_dst=to)
+        parts = collected(mine, self._group, to)
         if parts is not None:
             # Beside the parameters' own states there may be shared ones, equal on all ranks.
             whole = dict(parts[0])

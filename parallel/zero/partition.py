@@ -24,9 +24,20 @@ def assign_owners(sizes: Sequence[int], loads: list[int]) -> list[int]:
     return owners
 
 
-def to_group_rank(to: Any, group: ProcessGroup) -> int:
-    """Return the group rank ``to``: TypeError for no whole number, ValueError for one outside."""
-    to = to_whole_number(to, "to")
-    if not 0 <= to < group.size():
+def check_group_rank(to: Any, group: ProcessGroup) -> None:
+    """Raise TypeError unless ``to`` is a whole number or None, ValueError for no rank of it."""
+    if to is not None and not 0 <= to_whole_number(to, "to") < group.size():
         raise ValueError(f"to must lie in [0, {group.size()}), or be None, got {to}: {group}")
-    return to
+
+
+def collected(own: Any, group: ProcessGroup, to: int | None) -> list[Any] | None:
+    """Return what each member has as its ``own``, on group rank ``to`` (None: on all); else None.
+
+    A collective.
+    """
+    parts: list[Any] | None = [None] * group.size() if to in (None, group.rank()) else None
+    if to is None:
+        group.all_gather_object(parts or [], own)
+    else:
+        group.gather_object(own, parts, group_dst=to)
+    return parts

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
 from meshlib import ProcessGroup
-from parallel.arrays import Array, namespace, placement
+from parallel.arrays import Array, namespace, pieces, placement
 from parallel.ddp.buckets import MIB
 from parallel.nn.parameter import Parameter
 
@@ -62,11 +62,8 @@ class Shards:
 
     def _views(self, rank: int, flat: Array) -> list[tuple[Parameter, Array]]:
         part = self._by_owner[rank]
-        ends = itertools.accumulate((p.size for p in part), initial=self._ends[rank])
-        return [
-            (parameter, flat[begin:end].reshape(parameter.shape))
-            for parameter, (begin, end) in zip(part, itertools.pairwise(ends), strict=True)
-        ]
+        views = pieces(flat, (parameter.shape for parameter in part), self._ends[rank])
+        return list(zip(part, views, strict=True))
 
 
 def shards_by_placement(

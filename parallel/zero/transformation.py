@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from meshlib import ProcessGroup
+from parallel.arrays import pieces
 from parallel.groups import Ranks, resolve
 from parallel.optim.optax_state import (
     PATH_OF_LEAF,
@@ -18,7 +19,7 @@ from parallel.optim.optax_state import (
     same_shared,
     take_apart,
 )
-from parallel.zero.partition import assign_owners, to_group_rank
+from parallel.zero.partition import assign_owners, check_group_rank, collected
 
 if TYPE_CHECKING:
     import jax
@@ -74,15 +75,10 @@ class ZeroRedundancyOptax:
         """
         import jax
 
-        to = None if to is None else to_group_rank(to, self._group)
+        check_group_rank(to, self._group)
         shares = _Shares(params, self._group)
         mine = jax.tree_util.tree_map(np.asarray, take_apart(state, shares.own_names))
-        size = self._group.size()
-        parts: list[Any] | None = [None] * size if to in (None, self._group.rank()) else None
-        if to is None:
-            self._group.all_gather_object(parts or [], mine)
-        else:
-            self._group.gather_object(mine, parts, group_dst=to)
+        parts = collected(mine, self._group, to)
         if parts is None:
             return None
         whole = same_shared({n: shared for n, (own, shared) in enumerate(parts) if own})
@@ -181,11 +177,8 @@ class _Shares:
         rows = jit.all_gather(jnp.pad(flat, (0, longest - flat.size)), self._group)
         leaves: dict[int, jax.Array] = {}
         for rank, numbers in enumerate(by_rank):
-            begin = 0
-            for n in numbers:
-                spec = self._specs[n]
-                leaves[n] = rows[rank, begin : begin + spec.size].reshape(spec.shape)
-                begin += spec.size
+            parts = pieces(rows[rank], (self._specs[n].shape for n in numbers))
+            leaves.update(zip(numbers, parts, strict=True))
         return leaves
 
     def _length(self, numbers: Sequence[int]) -> int:

@@ -102,6 +102,7 @@ def test_context_parallel_over_heads(dims, reference):
 SCHEDULES = {
     "GPipe": 1,
     "1F1B": 1,
+    "Eager1F1B": 1,
     "Interleaved1F1B": 2,
     "InterleavedZeroBubble": 1,
     "ZBVZeroBubble": 2,

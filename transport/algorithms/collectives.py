@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from functools import cached_property
 
 import numpy as np
 
@@ -29,7 +30,7 @@ from transport.link import Link
 from transport.operands.compression import Compression
 from transport.operands.flat import Scratch
 from transport.operands.operand import WHOLE, Operand, store
-from transport.operands.quiet import quiet
+from transport.operands.quiet import Run, quiet_runner
 from transport.operands.reduce_op import Flat, RedOpType, ReduceOp, reduction_dtype
 
 _SMALL = 16 << 10
@@ -89,10 +90,6 @@ class LinkCollectives(Collectives):
         if len(peers) > 1:
             self.reach(peers, call)
 
-    def _compresses(self, nbytes: int, dtype: np.dtype[np.generic], op: ReduceOp) -> bool:
-        chosen = self.compression
-        return chosen is not None and compressed.compresses(chosen, nbytes, dtype, op)
-
     def ahead(self, call: Call) -> int:
         """See ``Team``."""
         if self._ahead is None:
@@ -112,29 +109,35 @@ class LinkCollectives(Collectives):
         self._prepare_rooted(algorithm, root, call)
         (chain if algorithm is Algorithm.CHAIN else tree).broadcast(self, call, buffer, root)
 
+    @cached_property
+    def _quietly(self) -> Run:
+        return quiet_runner()
+
     def all_reduce(self, call: Call, buffer: Flat, op: ReduceOp) -> None:
         self.check_open()
+        self._quietly(self._all_reduce, call, buffer, op)
+
+    def _all_reduce(self, call: Call, buffer: Flat, op: ReduceOp) -> None:
+        form = self.compression
+        if form is not None and compressed.compresses(form, buffer.nbytes, buffer.dtype, op):
+            self._prepare_once(Algorithm.PAIRWISE, call)
+            compressed.all_reduce(self, call, buffer, op, form)
+            return
         narrow = reduction_dtype(buffer.dtype) != buffer.dtype
-        with quiet(buffer):
-            if self._compresses(buffer.nbytes, buffer.dtype, op):
-                assert self.compression is not None
-                self._prepare_once(Algorithm.PAIRWISE, call)
-                compressed.all_reduce(self, call, buffer, op, self.compression)
-                return
-            algorithm = self.table.all_reduce(buffer.nbytes, self.size, narrow)
-            if algorithm not in self._reached:
-                self._prepare(algorithm, call)
-            if algorithm is Algorithm.STAR or algorithm is Algorithm.DOUBLING:
-                module = star if algorithm is Algorithm.STAR else recursive
-                self._all_reduce_whole(module.all_reduce, call, buffer, op, narrow)
-            elif narrow:
-                pairwise.all_reduce(self, call, buffer, op)
-            else:
-                op.prepare(buffer)
-                if op.kind is RedOpType.PREMUL_SUM:
-                    op = ReduceOp.SUM
-                module = pairwise if algorithm is Algorithm.PAIRWISE else ring
-                module.all_reduce(self, call, buffer, op)
+        algorithm = self.table.all_reduce(buffer.nbytes, self.size, narrow)
+        if algorithm not in self._reached:
+            self._prepare(algorithm, call)
+        if algorithm is Algorithm.STAR or algorithm is Algorithm.DOUBLING:
+            module = star if algorithm is Algorithm.STAR else recursive
+            self._all_reduce_whole(module.all_reduce, call, buffer, op, narrow)
+        elif narrow:
+            pairwise.all_reduce(self, call, buffer, op)
+        else:
+            op.prepare(buffer)
+            if op.kind is RedOpType.PREMUL_SUM:
+                op = ReduceOp.SUM
+            module = pairwise if algorithm is Algorithm.PAIRWISE else ring
+            module.all_reduce(self, call, buffer, op)
 
     def _all_reduce_whole(
         self, reduce: _AllReduce, call: Call, buffer: Flat, op: ReduceOp, narrow: bool
@@ -153,10 +156,12 @@ class LinkCollectives(Collectives):
 
     def reduce(self, call: Call, buffer: Flat, op: ReduceOp, root: int) -> None:
         self.check_open()
-        with quiet(buffer):
-            algorithm = self.table.reduce(buffer.nbytes, self.size)
-            self._prepare_rooted(algorithm, root, call)
-            (chain if algorithm is Algorithm.CHAIN else tree).reduce(self, call, buffer, op, root)
+        self._quietly(self._reduce, call, buffer, op, root)
+
+    def _reduce(self, call: Call, buffer: Flat, op: ReduceOp, root: int) -> None:
+        algorithm = self.table.reduce(buffer.nbytes, self.size)
+        self._prepare_rooted(algorithm, root, call)
+        (chain if algorithm is Algorithm.CHAIN else tree).reduce(self, call, buffer, op, root)
 
     def all_gather(self, call: Call, outputs: Sequence[Flat], input_: Flat) -> None:
         self.check_open()
@@ -188,26 +193,30 @@ class LinkCollectives(Collectives):
         self, call: Call, output: Flat, inputs: Sequence[Flat], op: ReduceOp
     ) -> None:
         self.check_open()
+        self._quietly(self._reduce_scatter, call, output, inputs, op)
+
+    def _reduce_scatter(
+        self, call: Call, output: Flat, inputs: Sequence[Flat], op: ReduceOp
+    ) -> None:
         total = sum(part.nbytes for part in inputs)
+        form = self.compression
+        if form is not None and compressed.compresses(form, total, output.dtype, op):
+            self._prepare_once(Algorithm.PAIRWISE, call)
+            compressed.reduce_scatter(self, call, output, inputs, op, form)
+            return
         narrow = reduction_dtype(output.dtype) != output.dtype
-        with quiet(output):
-            if self._compresses(total, output.dtype, op):
-                assert self.compression is not None
-                self._prepare_once(Algorithm.PAIRWISE, call)
-                compressed.reduce_scatter(self, call, output, inputs, op, self.compression)
-                return
-            algorithm = self.table.reduce_scatter(total, self.size, narrow)
-            if algorithm not in self._reached:
-                self._prepare(algorithm, call)
-            match algorithm:
-                case Algorithm.STAR:
-                    star.reduce_scatter(self, call, output, inputs, op)
-                case Algorithm.DOUBLING:
-                    recursive.reduce_scatter(self, call, output, inputs, op)
-                case Algorithm.PAIRWISE:
-                    pairwise.reduce_scatter(self, call, output, inputs, op)
-                case _:
-                    ring.reduce_scatter(self, call, output, inputs, op)
+        algorithm = self.table.reduce_scatter(total, self.size, narrow)
+        if algorithm not in self._reached:
+            self._prepare(algorithm, call)
+        match algorithm:
+            case Algorithm.STAR:
+                star.reduce_scatter(self, call, output, inputs, op)
+            case Algorithm.DOUBLING:
+                recursive.reduce_scatter(self, call, output, inputs, op)
+            case Algorithm.PAIRWISE:
+                pairwise.reduce_scatter(self, call, output, inputs, op)
+            case _:
+                ring.reduce_scatter(self, call, output, inputs, op)
 
     def gather(self, call: Call, outputs: Sequence[Flat] | None, input_: Flat, root: int) -> None:
         self.check_open()

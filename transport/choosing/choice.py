@@ -12,6 +12,8 @@ _MOST_DOUBLED = 16 << 20
 class Algorithm(enum.Enum):
     """The ways of carrying out a collective, one module of this package each."""
 
+    __hash__ = object.__hash__  # Each call looks for one in a set; Enum's own is in Python.
+
     DISSEMINATION = "dissemination"
     STAR = "star"
     TREE = "tree"

@@ -122,6 +122,15 @@ class Communicator(Collectives[Buffer], Generic[Buffer]):
         reused. Messages to one member under one tag arrive in order.
         """
 
+    def takes_at_once(self, dst: int, nbytes: int) -> bool:
+        """Whether a ``send`` of ``nbytes`` to ``dst`` would now return without waiting for anybody.
+
+        Who sends in a thread of its own, so as not to wait, can spare it then. True holds until
+        the next message to ``dst``.
+        """
+        del dst, nbytes
+        return False
+
     @abstractmethod
     def recv(self, call: Call, buffer: Buffer, src: int | None, tag: int) -> int:
         """Receive the next message with ``tag`` from ``src``, or from any member when None.

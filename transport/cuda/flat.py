@@ -18,9 +18,9 @@ import numpy as np
 from transport.call import Call, CallHeader
 from transport.cuda.driver import Driver, Event
 from transport.deadline import Deadline
+from transport.waiting import Pauses
 
-_FIRST_PAUSE = 20e-6
-_LONGEST_PAUSE = 1e-3
+_PAUSES = 20e-6, 1e-3
 
 
 class Completion:
@@ -151,15 +151,14 @@ def wait_for_event(
 def _wait_until(
     ready: Callable[[], bool], deadline: Deadline, check: Callable[[], None] | None
 ) -> bool:
-    pause = _FIRST_PAUSE
+    pauses = Pauses(*_PAUSES)
     while not ready():
         if check is not None:
             check()
         if deadline.expired:
             return False
         # CUDA's own wait has no deadline; asking ever more rarely costs no core.
-        time.sleep(pause)
-        pause = min(2 * pause, _LONGEST_PAUSE)
+        time.sleep(pauses.next())
     return True
 
 

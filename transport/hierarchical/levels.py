@@ -50,7 +50,7 @@ class Levels:
         self._tuning = tuning
         self._selections: dict[tuple[int, ...], Selection] = {}
         several = len(self.local) > 1
-        self.inside: Collectives = self.select(self.local) if several else Alone(self.lap_bytes)
+        self.inside: Collectives = self.select(self.local) if several else Alone(self.table.segment)
 
     @property
     def lap_bytes(self) -> int:

@@ -20,9 +20,9 @@ from transport.errors import CommunicatorAbortedError, DistError, PeerLostError
 from transport.links.mailbox import Mailbox
 from transport.mpi.library import MpiProcess, wait
 from transport.mpi.link import INLINE_BYTES, PIECE_BYTES, HeadRoom
+from transport.waiting import Pauses
 
-_PAUSE = 50e-6
-_LONGEST_PAUSE = 1e-3
+_PAUSES = 50e-6, 1e-3
 
 
 class Inbox:
@@ -92,7 +92,7 @@ class Inbox:
             self._thread.join(5.0)
 
     def _run(self) -> None:
-        pause = _PAUSE
+        pauses = Pauses(*_PAUSES)
         while True:
             with self._changed.lock:
                 while not self._wanted and not self._closed:
@@ -105,10 +105,9 @@ class Inbox:
             except CommunicatorAbortedError:
                 return
             if any(moved):
-                pause = _PAUSE
+                pauses.restart()
             else:
-                time.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE)
+                time.sleep(pauses.next())
 
     def _take(self, src: int | None) -> bool:
         """Move one message that has arrived from ``src``, if there is one."""

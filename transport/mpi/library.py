@@ -12,12 +12,12 @@ from typing import Any
 
 from transport.deadline import Deadline
 from transport.errors import DistBackendError
+from transport.waiting import Pauses
 
 Requests = Sequence[Any]
 # MPI only knows waits that burn a core: we ask, first in turn with other threads, then ever rarer.
 _TURNS = 50
-_FIRST_PAUSE = 20e-6
-_LONGEST_PAUSE = 1e-3
+_PAUSES = 20e-6, 1e-3
 _EXIT_SECONDS = 1.0
 LETTER_BYTES = 512
 
@@ -50,7 +50,7 @@ def wait(requests: Requests, deadline: Deadline, check: Callable[[], None]) -> b
     ``check`` is called now and then; what it raises ends the wait.
     """
     mpi = load()
-    turns, pause = 0, _FIRST_PAUSE
+    turns, pauses = 0, Pauses(*_PAUSES)
     while not _done(mpi, requests):
         check()
         if turns < _TURNS:
@@ -59,8 +59,7 @@ def wait(requests: Requests, deadline: Deadline, check: Callable[[], None]) -> b
         elif deadline.expired:
             return False
         else:
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            time.sleep(pauses.next())
     return True
 
 

@@ -20,6 +20,7 @@ from transport.deadline import Deadline
 from transport.errors import DistNetworkError
 from transport.net.fork import close_in_forked_children
 from transport.net.limits import explain
+from transport.waiting import Pauses
 
 _LOGGER = logging.getLogger("meshlib.transport")
 
@@ -38,7 +39,7 @@ _ATTEMPT_SECONDS = 5.0
 # forget that there was none: half a minute), but a typo should not take the whole deadline.
 _UNKNOWN_NAME_SECONDS = 60.0
 _NAME_WARNING_SECONDS = 5.0
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.002, 0.1
+_PAUSES = 0.002, 0.1, 1.5
 # Errors that waiting does not cure.
 _HOPELESS = {errno.EACCES, errno.EPERM, errno.EINVAL, errno.EAFNOSUPPORT, errno.EMFILE}
 
@@ -132,7 +133,7 @@ def connect(
     Raises DistNetworkError with the address, the seconds spent and the last error (its cause).
     """
     begin = time.monotonic()
-    pause = _FIRST_PAUSE
+    pauses = Pauses(*_PAUSES)
     warned = False
     while True:
         try:
@@ -150,8 +151,7 @@ def connect(
             if isinstance(error, socket.gaierror) and not warned and spent > _NAME_WARNING_SECONDS:
                 warned = True
                 _LOGGER.warning("cannot resolve %s yet (%s); asking again", host, error.strerror)
-        time.sleep(min(pause, deadline.remaining()))
-        pause = min(pause * 1.5, _LONGEST_PAUSE)
+        time.sleep(pauses.next(deadline.remaining()))
 
 
 def _is_unknown_name(error: BaseException | None) -> bool:

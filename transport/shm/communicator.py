@@ -12,10 +12,9 @@ from typing import Any, ParamSpec
 import numpy as np
 
 from transport.call import Call
-from transport.communicators.base import Communicator
 from transport.communicators.runtime import Membership
 from transport.errors import CommunicatorAbortedError, CommunicatorTimeoutError, PeerLostError
-from transport.operands.flat import as_bytes
+from transport.links.messaging import MessagingCommunicator
 from transport.operands.quiet import quiet_runner
 from transport.operands.reduce_op import Flat, ReduceOp
 from transport.place import this_place
@@ -50,7 +49,7 @@ class _Meeting:
     reductions: Reductions
 
 
-class ShmCommunicator(Communicator):
+class ShmCommunicator(MessagingCommunicator):
     """A communicator whose members, at least two, share memory.
 
     Members find each other at the first collective: group rank 0 makes the segment, the others
@@ -59,40 +58,40 @@ class ShmCommunicator(Communicator):
     are; ``machine`` is what it says of this rank instead of where it is.
     """
 
+    mailbox: Messages
+
     def __init__(
         self,
         membership: Membership,
         sizes: Sizes = DEFAULT_SIZES,
         machine: str | None = None,
     ) -> None:
-        super().__init__(membership)
-        runtime = membership.runtime
-        self.abort_reason: str | None = None
+        runtime, group = membership.runtime, membership.group
+        endpoint = runtime.shared("shm-endpoint", lambda: Endpoint(runtime.secret))
+        patience = Patience(membership.size)
+        directory = Directory(
+            membership, this_place(unsupported_reason(), endpoint.address, machine)
+        )
+        neighbourhood = Neighbourhood(membership, endpoint, directory, patience)
+        # Nothing here refers back to this object: its mappings go when it goes.
+        kick = partial(endpoint.kick, group)
+        super().__init__(
+            membership, Messages(membership, directory, neighbourhood, kick, patience, sizes)
+        )
+        self.directory = directory
         self._sizes = sizes
         self._quietly = quiet_runner()
         # Guards what the endpoint's thread touches as well.
         self._lock = threading.Lock()
-        self._owned: dict[str, OwnedSegment] = {}
+        self._owned: dict[str, OwnedSegment] = {INBOX: self.mailbox.inbox}
         self._gone: dict[int, PeerLostError] = {}
         self._dead: set[int] = set()
         self._meeting: _Meeting | None = None
         self._ready: _Meeting | None = None
         self._failure: str | None = None
-        self._endpoint = runtime.shared("shm-endpoint", lambda: Endpoint(runtime.secret))
-        self._patience = Patience(self.size)
-        place = this_place(unsupported_reason(), self._endpoint.address, machine)
-        self.directory = Directory(membership, place)
-        self._neighbourhood = Neighbourhood(
-            membership, self._endpoint, self.directory, self._patience
-        )
-        # Nothing here refers back to this object: its mappings go when it goes.
-        kick = partial(self._endpoint.kick, membership.group)
-        self.mailbox = Messages(
-            membership, self.directory, self._neighbourhood, kick, self._patience, sizes
-        )
-        self._owned[INBOX] = self.mailbox.inbox
-        self._endpoint.register(membership.group, self)
-        self.directory.publish()
+        self._endpoint, self._patience, self._neighbourhood = endpoint, patience, neighbourhood
+        endpoint.register(group, self)
+        directory.publish()
 
     # Collectives.
 
@@ -173,29 +172,14 @@ class ShmCommunicator(Communicator):
 
     # Point to point.
 
-    def send(self, call: Call, buffer: Flat, dst: int, tag: int) -> None:
-        if self.abort_reason is not None:
-            raise CommunicatorAbortedError(self.abort_reason)
-        data = as_bytes(buffer)
-        if dst == self.rank:
-            self.mailbox.deliver(self.rank, call.header, data, call.deadline)
-        else:
-            self.mailbox.post(call, data, dst)
+    def post(self, call: Call, data: memoryview, dst: int) -> None:
+        self.mailbox.post(call, data, dst)
 
-    def recv(self, call: Call, buffer: Flat, src: int | None, tag: int) -> int:
-        if self.abort_reason is not None:
-            raise CommunicatorAbortedError(self.abort_reason)
-        return self.mailbox.recv(call, buffer, src, tag)
+    def takes_at_once(self, dst: int, nbytes: int) -> bool:
+        return self.abort_reason is None and self.mailbox.has_room(dst, nbytes)
 
     def lose(self, peer: int, reason: str) -> None:
         self.mailbox.lose(peer, PeerLostError(reason, peer))
-
-    @property
-    def receiving(self) -> bool:
-        return self.mailbox.receiving
-
-    def left_over(self) -> list[str]:
-        return self.mailbox.left_over()
 
     def outline(self) -> tuple[Any, ...] | None:
         return None if self._ready is None else self._ready.reductions.outline()
@@ -210,10 +194,10 @@ class ShmCommunicator(Communicator):
     # The end.
 
     def abort(self, reason: str) -> None:
-        self._stop(reason, f"{ABORTED}: {reason}")
+        self._end(reason, f"{ABORTED}: {reason}")
 
     def close(self) -> None:
-        self._stop("the communicator was closed", LEFT)
+        self._end("the communicator was closed", LEFT)
         with self._lock:
             owned = list(self._owned.values())
             self._owned.clear()
@@ -221,13 +205,13 @@ class ShmCommunicator(Communicator):
         for segment in owned:
             segment.close()
 
-    def _stop(self, reason: str, how: str) -> None:
+    def _end(self, reason: str, how: str) -> None:
         with self._lock:
             if self.abort_reason is None:
                 self.abort_reason = reason
             meeting = self._meeting
         self.directory.cancel(reason)
-        self.mailbox.abort(reason)
+        self._stop(reason)
         # The others may leave as soon as they know, which receives here would take for a loss.
         self._endpoint.unregister(self.membership.group, how)
         if meeting is not None:
@@ -316,7 +300,7 @@ class ShmCommunicator(Communicator):
                 neighbourhood.watch(peer, call)
         if self.rank == 0:
             with self._lock:
-                self._check_open()
+                self.check_open()
                 segment: Segment = self._own_board()
         else:
             try:
@@ -336,7 +320,7 @@ class ShmCommunicator(Communicator):
             Reductions(board, exchange, arena, sizes.direct, sizes.piece),
         )
         with self._lock:
-            self._check_open()
+            self.check_open()
             self._meeting = meeting
         return meeting
 
@@ -350,20 +334,16 @@ class ShmCommunicator(Communicator):
 
         self._run(learn)
         with self._lock:
-            self._check_open()
+            self.check_open()
             self._ready = meeting
             # All have mapped it by now: a group costs each member one descriptor, its inbox's.
             if (board := self._owned.get(_BOARD)) is not None:
                 board.close()
         return meeting
 
-    def _check_open(self) -> None:
-        if self.abort_reason is not None:
-            raise CommunicatorAbortedError(self.abort_reason)
-
     def _check(self, call: Call, peer: int) -> None:
         """Raise when waiting for ``peer`` has become pointless."""
-        self._check_open()
+        self.check_open()
         if peer in self._gone:
             raise self._cause(peer)
         if call.deadline.expired:

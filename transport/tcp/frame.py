@@ -55,20 +55,16 @@ class WrongFrame(Exception):
 
 
 class Outgoing:
-    """A frame on its way into sockets: ``done`` when they have all of it.
+    """A frame on its way into a socket: ``done`` when it has all of it.
 
-    ``have`` is how many connections the sender knows of; ``over`` those that a large payload is
-    dealt to, where they are several.
+    ``have`` is how many connections the sender knows of, ``over`` how many this payload takes.
     """
 
-    __slots__ = ("_deal", "_head", "_rest", "begun", "done")
+    __slots__ = ("_head", "_rest", "begun", "done")
 
-    def __init__(
-        self, call: Call, data: memoryview, have: int = 1, over: Sequence[socket.socket] = ()
-    ) -> None:
+    def __init__(self, call: Call, data: memoryview, have: int = 1, over: int = 1) -> None:
         size = data.nbytes
-        prefix = call.packed + _LENGTH.pack(size, have, len(over) or 1)
-        self._deal = Deal(data, over) if over else None
+        prefix = call.packed + _LENGTH.pack(size, have, over)
         if size <= SMALL_BYTES:
             self._head = b""
             self._rest: bytes | memoryview = prefix + data
@@ -82,9 +78,6 @@ class Outgoing:
         """Send what fits at once, ``sock`` being the first connection; raise BlockingIOError when
         nothing does.
         """
-        if self._deal is not None:
-            self._push_dealt(sock, self._deal)
-            return
         rest = self._rest
         if self._head:
             sent = sock.sendmsg((self._head, rest[:STEP_BYTES]), (), NOW)
@@ -101,19 +94,34 @@ class Outgoing:
         else:
             self._rest = memoryview(rest)[sent:]
 
-    def _push_dealt(self, sock: socket.socket, deal: Deal) -> None:
+    def waits_on(self, sock: socket.socket) -> Sequence[socket.socket]:
+        """Return the sockets that have to take more; ``sock`` is the first connection."""
+        return (sock,)
+
+
+class DealtOutgoing(Outgoing):
+    """A frame whose payload, a large one, is dealt to ``over``, several connections."""
+
+    __slots__ = ("_deal",)
+
+    def __init__(
+        self, call: Call, data: memoryview, have: int, over: Sequence[socket.socket]
+    ) -> None:
+        super().__init__(call, data, have, len(over))
+        self._deal = Deal(data, over)
+
+    def push(self, sock: socket.socket) -> None:
         if self._head:
             self._head = self._head[sock.send(self._head, NOW) :]
             self.begun = True
             if self._head:
                 return
-        elif not deal.move(_send):
+        elif not self._deal.move(_send):
             raise BlockingIOError
-        self.done = not deal.left
+        self.done = not self._deal.left
 
     def waits_on(self, sock: socket.socket) -> Sequence[socket.socket]:
-        """Return the sockets that have to take more; ``sock`` is the first connection."""
-        return (sock,) if self._deal is None or self._head else self._deal.left
+        return (sock,) if self._head else self._deal.left
 
 
 def _send(sock: socket.socket, data: memoryview) -> int:
@@ -159,7 +167,7 @@ class Incoming:
         size = into.nbytes
         self.call = call
         self.into = into
-        self._expected = call.packed + size.to_bytes(8, "little")
+        self._expected = call.packed + _LENGTH.pack(size, 1, 1)
         self._connections = connections
         self._deal: Deal | None = None
         self._staging = staging
@@ -211,11 +219,7 @@ class Incoming:
             return
         self._staged += count
         if self._staged >= PREFIX_BYTES:
-            if bytes(self._staging[:_CHECKED_BYTES]) != self._expected:
-                raise WrongFrame(*parse_prefix(self._staging))
-            over = self._connections(self._staging[_HAVE], self._staging[_OVER])
-            if len(over) > 1:
-                self._deal = Deal(self.into, over)
+            if bytes(self._staging[:PREFIX_BYTES]) != self._expected and self._is_dealt():
                 return
             if len(self.into) > SMALL_BYTES:
                 self._rest = self.into
@@ -224,3 +228,14 @@ class Incoming:
                 self.into[:] = self._staging[PREFIX_BYTES : self._staged]
                 self.received = len(self.into)
                 self.done = True
+
+    def _is_dealt(self) -> bool:
+        """Look at a prefix that is not what a link of one connection has; begin a deal if it says
+        so.
+        """
+        if bytes(self._staging[:_CHECKED_BYTES]) != self._expected[:_CHECKED_BYTES]:
+            raise WrongFrame(*parse_prefix(self._staging))
+        over = self._connections(self._staging[_HAVE], self._staging[_OVER])
+        if len(over) > 1:
+            self._deal = Deal(self.into, over)
+        return self._deal is not None

@@ -30,18 +30,21 @@ from transport.tcp.frame import (
     SMALL_BYTES,
     STAGING_BYTES,
     STEP_BYTES,
+    DealtOutgoing,
     Incoming,
     Outgoing,
     WrongFrame,
 )
-from transport.tcp.look_out import LookOut
 from transport.tcp.outbox import TcpOutbox
 from transport.tcp.pace import pace_of
 from transport.tcp.striping import STRIPED_BYTES
 from transport.tcp.waiting import poll
+from transport.waiting import LookOut
 
 _SLICE_SECONDS = 1
 _STALLED_MILLISECONDS = 2
+# How many receives go to sleep at once after looking out was in vain again and again.
+MOST_MISSED = 15
 # Between processes of one machine the kernel lets megabytes pile up, which fall out of the caches
 # before the receiver copies them; this is a third faster. Elsewhere the kernel knows better.
 _LOCAL_SEND_BUFFER = 512 << 10
@@ -83,7 +86,7 @@ class TcpLink(PacedLink):
         # Connections beside the first, in the same order at both ends. The peer may know of fewer.
         self._more: tuple[socket.socket, ...] = ()
         self._usable = 0
-        self._look_out = LookOut()
+        self._look_out = LookOut(most_missed=MOST_MISSED, main_only=True)
         self.staging = memoryview(bytearray(STAGING_BYTES))
         sock.settimeout(None)
         slice_ = struct.pack("@ll", _SLICE_SECONDS, 0)
@@ -213,10 +216,12 @@ class TcpLink(PacedLink):
 
     def departure(self, call: Call, data: memoryview) -> Outgoing:
         """Return a frame that is to be pushed here."""
+        if not self._more:
+            return Outgoing(call, data)
+        have = 1 + len(self._more)
         if not self._usable or data.nbytes < STRIPED_BYTES:
-            return Outgoing(call, data, 1 + len(self._more))
-        over = (self.first, *self._more[: self._usable])
-        return Outgoing(call, data, 1 + len(self._more), over)
+            return Outgoing(call, data, have)
+        return DealtOutgoing(call, data, have, (self.first, *self._more[: self._usable]))
 
     def arrival(self, call: Call, into: memoryview) -> Incoming:
         """Return a frame that is to be pulled from here."""

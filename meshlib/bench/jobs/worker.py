@@ -18,6 +18,7 @@ import select
 import sys
 import threading
 import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from meshlib.bench.cases import CASES, Bound, Case, Copy
@@ -95,10 +96,19 @@ def _end_with_driver() -> None:
     os._exit(1)
 
 
-def main(counted: Any = None) -> None:
-    """Run as a worker process; ``counted`` has numbers that go into the answers, by name."""
+Respond = Callable[[dict[str, Any]], dict[str, Any]]
+"""Returns the answer to a request."""
+
+
+def speak(
+    libraries: Mapping[str, Any], make: Callable[[str, int, int], tuple[Library, Respond]]
+) -> None:
+    """Be the worker process that the command line asks for, as this module says.
+
+    ``libraries`` are those that it may name; ``make(library, rank, size)`` loads one.
+    """
     parser = argparse.ArgumentParser()
-    parser.add_argument("--library", choices=LIBRARIES, required=True)
+    parser.add_argument("--library", choices=libraries, required=True)
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--size", type=int, required=True)
     args = parser.parse_args()
@@ -111,7 +121,7 @@ def main(counted: Any = None) -> None:
         answers.flush()
 
     threading.Thread(target=_end_with_driver, daemon=True).start()
-    library = LIBRARIES[args.library]()
+    library, respond = make(args.library, args.rank, args.size)
     if args.rank == 0:
         port = library.host(args.size)
         answer({"port": port})
@@ -121,13 +131,27 @@ def main(counted: Any = None) -> None:
     answer({"ready": library.version(), "pid": os.getpid()})
     gc.collect()
     gc.freeze()  # what the libraries' modules hold need not be looked through again
-    bench = Bench(library, args.rank, args.size)
     for line in sys.stdin:
-        found = bench.measure(**json.loads(line))
-        answer(found if counted is None else found | {"counted": dataclasses.asdict(counted)})
-    del bench
+        answer(respond(json.loads(line)))
+    del respond  # and the arrays that it has
     with contextlib.suppress(RuntimeError):  # a peer that left first is no failure here
         library.leave()
+
+
+def main(counted: Any = None) -> None:
+    """Run as a worker process; ``counted`` has numbers that go into the answers, by name."""
+
+    def make(name: str, rank: int, size: int) -> tuple[Library, Respond]:
+        library = LIBRARIES[name]()
+        bench = Bench(library, rank, size)
+
+        def respond(request: dict[str, Any]) -> dict[str, Any]:
+            found = bench.measure(**request)
+            return found if counted is None else found | {"counted": dataclasses.asdict(counted)}
+
+        return library, respond
+
+    speak(LIBRARIES, make)
 
 
 if __name__ == "__main__":

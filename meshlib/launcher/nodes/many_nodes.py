@@ -17,7 +17,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from meshlib.diagnosis.event_log import LogReader, announce_ends, announce_lost
+from meshlib.diagnosis.event_log import announce_ends, announce_lost
+from meshlib.launcher.nodes.agents_log import Follower, Leading, serve_if_ours
 from meshlib.launcher.nodes.continuing import ContinuingLeader
 from meshlib.launcher.nodes.coordinator import (
     Come,
@@ -30,7 +31,6 @@ from meshlib.launcher.nodes.coordinator import (
     last_members,
 )
 from meshlib.launcher.nodes.leader import Leader, Rules
-from meshlib.launcher.nodes.leading import Leading, serve_if_ours
 from meshlib.launcher.nodes.records import (
     LOG,
     Admitted,
@@ -47,7 +47,6 @@ from meshlib.launcher.nodes.records import (
     StopAll,
     Wanted,
     alive_key,
-    parse,
 )
 from meshlib.launcher.nodes.waiting import Waiting
 from meshlib.launcher.options.launch import NodeOptions
@@ -63,7 +62,6 @@ _CONNECT_SECONDS = 2.0
 _MOMENT_SECONDS = 0.3
 _PAUSE_SECONDS = 0.1
 _FAREWELL_SECONDS = 10.0
-"""What the leader waits, when it has ended, for the others to read how the job did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,26 +116,10 @@ class ManyNodes(Coordinator):
             continues=continues,
         )
         self._waiting = Waiting(self._rules, format_address(options.host, options.port))
-        self._server: TCPStoreServer | None = None
-        self._leading: Leading | None = None
-        self._lead_if_ours()
+        self._server: TCPStoreServer | None = serve_if_ours(options, self._secret)
         self._talker = threading.Thread(target=self._talk, name="meshrun-talker", daemon=True)
         self._watchdog = threading.Thread(target=self._watch, name="meshrun-watchdog", daemon=True)
         self._talker.start()
-
-    def _lead_if_ours(self) -> None:
-        self._server = serve_if_ours(self._options, self._secret)
-        if self._server is not None:
-            store = self._open_store(_CONNECT_SECONDS)
-            leader = self._make_leader(store)
-            self._leading = Leading(leader, store, self._agent, self._silence, self._give_up)
-
-    def _make_leader(self, store: Store) -> Leader:
-        if not self._rules.continues:
-            return Leader(self._rules, time.monotonic())
-        return ContinuingLeader(
-            self._rules, time.monotonic(), lambda attempt: last_members(store, attempt)
-        )
 
     # ------------------------------------------------------------------ the agent's side
 
@@ -211,14 +193,12 @@ class ManyNodes(Coordinator):
         if self._placement is not None and first:
             self._say(Ended(self._agent, self._placement.attempt, list(exits), well))
         all_lost = self._rules.continues and not well
-        if interrupted or (all_lost and self._leading is None):
+        if interrupted or (all_lost and self._server is None):
             # The others may go on; who started this launcher may start it again.
             self._events.append(Verdict(False, self._ended))
 
     def close(self) -> None:
         """See ``Coordinator``. The leader stays until the others have left, for some seconds."""
-        if self._leading is not None:
-            self._leading.finish()
         self._say(Gone(self._agent))
         self._closing.set()
         self._beaten.set()
@@ -228,15 +208,13 @@ class ManyNodes(Coordinator):
         self._talker.join(_FAREWELL_SECONDS)
         if self._follower is not None:
             self._follower.close()
-        if self._leading is not None:
-            self._leading.close(_FAREWELL_SECONDS)
         if self._server is not None:
             self._server.close()
 
     def _take(self, record: Record) -> None:
         """Turn a record into what the agent has to do."""
         placement = self._placement
-        self._waiting.hear(record, leads=self._leading is not None)
+        self._waiting.hear(record, leads=self._server is not None)
         match record:
             case Round():
                 self._place(record)
@@ -325,7 +303,7 @@ class ManyNodes(Coordinator):
         store.set_will(LOG, farewell.line())
         key = alive_key(self._agent)
         store.set(key, "0")
-        self._follower = Follower(store.clone(), self._agent, self._hear, self._give_up)
+        self._follow(store.clone())
         self._watchdog.start()
         beats, due = 0, time.monotonic() + self._beat
         while True:
@@ -339,6 +317,18 @@ class ManyNodes(Coordinator):
                 store.set(key, str(beats))
                 self._beaten.set()
                 self._waiting.tick(time.monotonic())
+
+    def _follow(self, store: TCPStore) -> None:
+        leading = None
+        if self._server is not None:
+            rules, now = self._rules, time.monotonic()
+            leader = (
+                ContinuingLeader(rules, now, lambda attempt: last_members(store, attempt))
+                if rules.continues
+                else Leader(rules, now)
+            )
+            leading = Leading(leader, store, self._agent, self._silence)
+        self._follower = Follower(store, self._agent, leading, self._hear, self._give_up)
 
     def _watch(self) -> None:
         """Notice when the talker is stuck in a store that has fallen silent."""
@@ -366,7 +356,7 @@ class ManyNodes(Coordinator):
                     raise DistNetworkError(f"cannot resolve {host}")
                 if undecided:
                     undecided = False
-                    self._lead_if_ours()
+                    self._server = serve_if_ours(self._options, self._secret)
                 return self._open_store(min(_CONNECT_SECONDS, deadline.remaining()))
             except AuthenticationError:
                 raise
@@ -391,48 +381,3 @@ class ManyNodes(Coordinator):
     def _hear(self, record: Record) -> None:
         self._inbox.append(record)
         self._knock()
-
-
-_CLOSE_SECONDS = 2.0
-
-
-class Follower:
-    """Reads the log from its beginning to the leaving of ``agent`` and hands on each record, in a
-    thread of its own.
-    """
-
-    def __init__(
-        self,
-        store: Store,
-        agent: str,
-        hear: Callable[[Record], None],
-        give_up: Callable[[str], None],
-    ) -> None:
-        self._store = store
-        self._agent = agent
-        self._hear = hear
-        self._give_up = give_up
-        self._thread = threading.Thread(target=self._run, name="meshrun-follower", daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        """Stop reading, once the agent has said that it leaves."""
-        self._thread.join(_CLOSE_SECONDS)
-        self._store.close()
-        self._thread.join(_CLOSE_SECONDS)
-
-    def _run(self) -> None:
-        try:
-            self._read()
-        except DistError:
-            pass  # the talker's connection tells when the store is gone; this is only the end
-        except Exception as error:  # noqa: BLE001 (an agent that hears nothing would wait forever)
-            self._give_up(f"the agents' log cannot be read: {error!r}")
-
-    def _read(self) -> None:
-        log = LogReader(self._store, LOG, parse)
-        while True:
-            for record in log.read(3600.0):
-                if isinstance(record, Gone) and record.agent == self._agent and not record.lost:
-                    return
-                self._hear(record)

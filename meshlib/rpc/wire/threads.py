@@ -203,7 +203,7 @@ class Threads:
             name = f"meshlib-rpc-{self.name}-{self._number}"
             thread = threading.Thread(target=self._serve, name=name, daemon=True)
             self._threads.add(thread)
-        thread.start()
+            thread.start()  # before anybody joins it
 
     def _serve(self) -> None:
         me = threading.current_thread()

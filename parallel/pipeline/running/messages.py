@@ -3,6 +3,10 @@
 Between two ranks messages come in the order in which they are sent, and the receiver knows that
 order from the sender's row of the table: so it may begin each receive before the message is there,
 and nobody waits for anything but what the table makes it wait for. Sends never wait.
+
+A small message lies at the receiver until it is needed, and the thread that needs it takes it: the
+hand-over from another one would take longer than the copy. A large one would not have room to lie
+there, and its receive begins early, in a thread of its own.
 """
 
 from __future__ import annotations
@@ -26,7 +30,9 @@ from parallel.pipeline.tables.simulation import Transfer
 _PAYLOAD = 0x7069_7065
 _SPECS = _PAYLOAD + 1
 AHEAD = 2
-"""So many actions before its use a message's receive begins."""
+"""So many actions before its use a large message's receive begins."""
+SMALL = 256 << 10
+"""A message of up to so many bytes is received when it is needed."""
 
 
 @dataclass
@@ -55,6 +61,7 @@ class Messages:
         empty: Callable[[int, Spec], Array],
     ) -> None:
         self._table, self._rank = plan.table, plan.rank
+        self._needed = plan.needed
         self._group, self._empty = group, empty
         self._inputs, self._outputs = agreement.inputs, agreement.outputs
         self._told = agreement.told
@@ -66,10 +73,10 @@ class Messages:
     # ------------------------------------------------------------------ receiving
 
     def expect(self, action: Action) -> None:
-        """Begin to receive what ``action`` needs, if that is known by now."""
-        message = self._from_elsewhere(action)
+        """Begin to receive what ``action`` needs, if that is large, and known by now."""
+        message = self._needed.get(action)
         if message is not None:
-            self._post(message, may_ask=False)
+            self._post(message, early=True)
 
     def take(self, action: Action) -> tuple[Array | None, ...]:
         """Wait for what ``action`` needs and return it."""
@@ -77,7 +84,7 @@ class Messages:
         assert message is not None, "who needs nothing takes nothing"
         if message in self._here:
             return self._here.pop(message)
-        self._post(message, may_ask=True)
+        self._post(message, early=False)
         arrays, works = self._arrived.pop(message)
         for work in works:
             work.wait()
@@ -87,33 +94,36 @@ class Messages:
         specs = self._outputs[message.stage]
         return tuple(next(coming) if spec.is_trained else None for spec in specs)
 
-    def _from_elsewhere(self, action: Action) -> Message | None:
-        message = message_for(action, self._table)
-        if message is None or self._source(message) == self._rank:
-            return None
-        return message
-
     def _source(self, message: Message) -> int:
         return self._table.rank_of[message.stage + (1 if message.is_gradient else -1)]
 
-    def _post(self, message: Message, *, may_ask: bool) -> None:
-        """Begin the receive of ``message``, and of those that come before it from there."""
+    def _post(self, message: Message, *, early: bool) -> None:
+        """Begin the receive of ``message``, and of those that come before it from there.
+
+        ``early``: not of small ones, for which it would wait, and what comes behind them.
+        """
         if message in self._arrived:
             return
         source = self._source(message)
         queue = self._from[source]
         while message not in self._arrived:
             following = queue[0]
-            specs = self._specs(following, may_ask)
+            specs = self._specs(following, may_ask=not early)
             if specs is None:
+                return
+            small = sum(spec.nbytes for spec in specs) <= SMALL
+            if small and early:
                 return
             queue.popleft()
             arrays = [self._empty(following.stage, spec) for spec in specs]
-            works = [
-                work
-                for array in arrays
-                if (work := self._group.irecv(array, tag=_PAYLOAD, group_src=source)) is not None
-            ]
+            works: list[Work[Any]] = []
+            for array in arrays:
+                if small:
+                    self._group.recv(array, tag=_PAYLOAD, group_src=source)
+                    continue
+                work = self._group.irecv(array, tag=_PAYLOAD, group_src=source)
+                if work is not None:
+                    works.append(work)
             self._arrived[following] = arrays, works
 
     def _specs(self, message: Message, may_ask: bool) -> Specs | None:
@@ -211,7 +221,12 @@ def joined(passages: Sequence[Sequence[Passage]]) -> list[Transfer]:
             pair = (rank, one.peer) if one.is_sent else (one.peer, rank)
             (sent if one.is_sent else came).setdefault(pair, []).append(one)
     return [
-        Transfer(*pair, leaving.nbytes, leaving.begin, arriving.end)
+        _transfer(pair, leaving, arriving)
         for pair, leaves in sent.items()
         for leaving, arriving in zip(leaves, came.get(pair, []), strict=True)
     ]
+
+
+def _transfer(pair: tuple[int, int], leaving: Passage, arriving: Passage) -> Transfer:
+    lay = (leaving.end, arriving.begin) if leaving.end < arriving.begin else None
+    return Transfer(*pair, leaving.nbytes, leaving.begin, arriving.end, lay)

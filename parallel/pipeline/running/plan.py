@@ -39,7 +39,8 @@ class Plan:
     """One rank's part of a table; without ``training``, of its forwards alone. Made once.
 
     ``row`` are its actions, ``last`` for each stage the one with which its gradients are complete,
-    ``coming`` for each other rank the messages from there, in the order in which they are sent.
+    ``coming`` for each other rank the messages from there, in the order in which they are sent,
+    ``needed`` for each action that waits for one of them which.
     """
 
     def __init__(self, table: Table, rank: int, training: bool) -> None:
@@ -54,6 +55,7 @@ class Plan:
         self.last: dict[int, Action] = {
             a.stage: a for a in self.row if a.kind in (Kind.BACKWARD, Kind.WEIGHT)
         }
+        self.needed: dict[Action, Message] = {}
         self.coming: dict[int, tuple[Message, ...]] = {
             source: tuple(
                 message
@@ -63,3 +65,8 @@ class Plan:
             for source, actions in enumerate(table.ranks)
             if source != rank
         }
+        from_elsewhere = {message for messages in self.coming.values() for message in messages}
+        for action in self.row:
+            message = message_for(action, table)
+            if message is not None and message in from_elsewhere:
+                self.needed[action] = message

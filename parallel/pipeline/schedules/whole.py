@@ -1,4 +1,4 @@
-"""Schedules whose backward is one action: GPipe, 1F1B, interleaved 1F1B."""
+"""Schedules whose backward is one action: GPipe, 1F1B, eager and interleaved 1F1B."""
 
 from __future__ import annotations
 
@@ -33,13 +33,32 @@ def one_f_one_b(ranks: int, microbatches: int) -> Table:
 
     Raises ValueError for counts below 1, TypeError for what is no whole number.
     """
+    return _one_stage_each("1F1B", ranks, microbatches, warm=1)
+
+
+def eager_1f1b(ranks: int, microbatches: int) -> Table:
+    """Return 1F1B with a warm-up twice as long, so that messages have time to pass.
+
+    Zhuang et al., "On Optimizing the Communication of Model Parallelism", arXiv:2211.05322: in
+    1F1B each rank needs, as soon as it has computed, what another has computed just then, and waits
+    for a message with each microbatch; here it was computed a microbatch earlier. Where a message
+    takes c, up to half of a microbatch's forward and backward, a step takes 2(p-1)c longer than
+    with none, however many microbatches there are. Rank r holds 2(p-r)-1 activations.
+
+    Raises ValueError for counts below 1, TypeError for what is no whole number.
+    """
+    return _one_stage_each("eager 1F1B", ranks, microbatches, warm=2)
+
+
+def _one_stage_each(name: str, ranks: int, microbatches: int, warm: int) -> Table:
+    """Return 1F1B, with ``warm`` more forwards before the first backward than the next rank."""
     check_counts(ranks=ranks, microbatches=microbatches)
     rows: list[tuple[Action, ...]] = []
     for rank in range(ranks):
         forwards = [Action(rank, _F, i) for i in range(microbatches)]
         backwards = [Action(rank, _B, i) for i in range(microbatches)]
-        rows.append(_in_turn(forwards, backwards, ranks - rank - 1))
-    return Table(tuple(rows), "1F1B")
+        rows.append(_in_turn(forwards, backwards, warm * (ranks - rank - 1)))
+    return Table(tuple(rows), name)
 
 
 def interleaved_1f1b(ranks: int, microbatches: int, stages_per_rank: int = 2) -> Table:

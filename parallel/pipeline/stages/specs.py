@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -19,6 +20,11 @@ class Spec(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.dtype.name}{list(self.shape)}"
+
+    @property
+    def nbytes(self) -> int:
+        """The array's size in bytes."""
+        return math.prod(self.shape) * self.dtype.itemsize
 
     @property
     def is_trained(self) -> bool:

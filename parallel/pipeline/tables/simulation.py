@@ -32,13 +32,24 @@ class Span:
 
 @dataclass(frozen=True)
 class Transfer:
-    """A message: sent by ``source`` at ``begin``, there at ``target`` at ``end``."""
+    """A message: sent by ``source`` at ``begin``, in the hands of ``target`` at ``end``.
+
+    ``lay`` is from when to when it was sent, as far as its source knows, and not yet asked for.
+    """
 
     source: int
     target: int
     nbytes: int
     begin: float
     end: float
+    lay: tuple[float, float] | None = None
+
+    @property
+    def on_the_way(self) -> tuple[tuple[float, float], ...]:
+        """From when to when somebody was busy with it, or waited for it."""
+        if self.lay is None:
+            return ((self.begin, self.end),)
+        return ((self.begin, self.lay[0]), (self.lay[1], self.end))
 
 
 @dataclass(frozen=True)
@@ -74,12 +85,13 @@ class Timing:
 
         1 if there was no message.
         """
-        travelled = sum(transfer.end - transfer.begin for transfer in self.transfers)
+        ways = [(t.target, *way) for t in self.transfers for way in t.on_the_way]
+        travelled = sum(end - begin for _, begin, end in ways)
         hidden = sum(
-            max(0.0, min(span.end, transfer.end) - max(span.begin, transfer.begin))
-            for transfer in self.transfers
+            max(0.0, min(span.end, end) - max(span.begin, begin))
+            for target, begin, end in ways
             for span in self.spans
-            if span.rank == transfer.target
+            if span.rank == target
         )
         return hidden / travelled if travelled else 1.0
 

@@ -68,6 +68,7 @@ def meshlib_schedules(mesh):
 
     return {
         "meshlib 1F1B": make("1F1B", [rank]),
+        "meshlib eager 1F1B": make("Eager1F1B", [rank]),
         "meshlib GPipe": make("GPipe", [rank]),
         "meshlib interleaved 1F1B": make("Interleaved1F1B", [rank, rank + size]),
         "meshlib ZB-H1": make("InterleavedZeroBubble", [rank]),

@@ -6,15 +6,13 @@ A request ``{"build": {"width": …, "batch": …}}`` comes first, then
 
 from __future__ import annotations
 
-import argparse
-import contextlib
-import json
 import os
-import sys
 import time
 import zlib
 from typing import Any
 
+from meshlib.bench.jobs.worker import Respond, speak
+from meshlib.bench.libraries import Library
 from tests.benchmarks.data_parallel.trainers import TRAINERS, Trainer
 
 
@@ -41,43 +39,23 @@ def measure(trainer: Trainer, synchronise: bool, repetitions: int, warmup: int) 
     }
 
 
-def main() -> None:
-    """Run as a worker process."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--library", choices=TRAINERS, required=True)
-    parser.add_argument("--rank", type=int, required=True)
-    parser.add_argument("--size", type=int, required=True)
-    args = parser.parse_args()
+def make(name: str, rank: int, size: int) -> tuple[Library, Respond]:
+    """Return the library called ``name``, and what trains with it."""
+    del size
     # XLA's share of one thread for each rank, for a matrix product and for independent operations;
     # the others read variables that the job has set.
     os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false"
     os.environ["NPROC"] = "1"
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
+    trainer = TRAINERS[name]()
 
-    def answer(message: dict[str, Any]) -> None:
-        answers.write(json.dumps(message) + "\n")
-        answers.flush()
-
-    trainer = TRAINERS[args.library]()
-    library = trainer.library
-    if args.rank == 0:
-        port = library.host(args.size)
-        answer({"port": port})
-    else:
-        port = json.loads(sys.stdin.readline())["port"]
-    library.join(port, args.rank, args.size)
-    answer({"ready": library.version()})
-    for line in sys.stdin:
-        request = json.loads(line)
+    def respond(request: dict[str, Any]) -> dict[str, Any]:
         if "build" in request:
-            trainer.build(args.rank, **request["build"])
-            answer({"built": True})
-        else:
-            answer(measure(trainer, **request))
-    with contextlib.suppress(RuntimeError):  # a peer that left first is no failure here
-        library.leave()
+            trainer.build(rank, **request["build"])
+            return {"built": True}
+        return measure(trainer, **request)
+
+    return trainer.library, respond
 
 
 if __name__ == "__main__":
-    main()
+    speak(TRAINERS, make)

@@ -13,7 +13,6 @@ import argparse
 import importlib.util
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -25,13 +24,18 @@ _HERE = Path(__file__).parent
 _ROOT = _HERE.parents[2]
 
 
+_DIES_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL")
+# Reads until whoever started it has ended, however that was.
+_GUARD = 'cat; for name; do ip netns delete "$name"; done'
+
+
 def _ip(*words: str) -> None:
     subprocess.run(["ip", *words], check=True)
 
 
 class Network:
     """``size`` namespaces on one wire, each with the address ``addresses[i]``; with a round trip of
-    ``near`` seconds inside each of ``sites`` equal parts.
+    ``near`` seconds inside each of ``sites`` equal parts. Nothing of it outlives this process.
     """
 
     def __init__(
@@ -42,15 +46,14 @@ class Network:
         sites: int = 1,
         near: float | None = None,
     ) -> None:
-        def end(*_: object) -> None:
-            sys.exit(1)
-
-        signal.signal(signal.SIGTERM, end)  # nothing is to be left behind
         self.names = [f"delay-{os.getpid()}-{i}" for i in range(size)]
         self.addresses = [f"10.98.7.{i + 1}" for i in range(size)]
+        guard = ["sh", "-c", _GUARD, "guard", *self.names]
+        self._guard = subprocess.Popen(guard, stdin=subprocess.PIPE, start_new_session=True)
         for name in self.names:
             _ip("netns", "add", name)
-        command = [sys.executable, str(_HERE / "wire.py"), str(round_trip * 500), str(seconds)]
+        command = [*_DIES_WITH_PARENT, sys.executable, str(_HERE / "wire.py")]
+        command += [str(round_trip * 500), str(seconds)]
         command += [str(sites), str((round_trip if near is None else near) * 500)]
         self.wire = subprocess.Popen([*command, *self.names], stdout=subprocess.PIPE)
         assert self.wire.stdout is not None
@@ -64,15 +67,16 @@ class Network:
 
     def start(self, rank: int, command: list[str], **options: object) -> subprocess.Popen[str]:
         """Start a command in the namespace of ``rank``."""
-        inside = ["ip", "netns", "exec", self.names[rank], *command]
+        inside = ["ip", "netns", "exec", self.names[rank], *_DIES_WITH_PARENT, *command]
         return subprocess.Popen(inside, text=True, **options)  # pyright: ignore
 
     def close(self) -> None:
         """Take everything down."""
         self.wire.kill()
         self.wire.wait()
-        for name in self.names:
-            _ip("netns", "delete", name)
+        assert self._guard.stdin is not None
+        self._guard.stdin.close()
+        self._guard.wait()
 
 
 def _measure(options: argparse.Namespace, round_trip: float, cells: list[list[object]]) -> None:

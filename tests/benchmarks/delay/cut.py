@@ -39,7 +39,11 @@ def rank_main(rank: int, addresses: list[str]) -> None:
             dist.all_reduce(x)
         except dist.DistError as error:
             text = str(error).splitlines()[0]
-            print(f"rank {rank}: {right} right, slowest {slowest:.1f} s; {text}", flush=True)
+            waited = time.monotonic() - begin
+            print(
+                f"rank {rank}: {right} right, slowest {slowest:.1f} s; after {waited:.1f} s {text}",
+                flush=True,
+            )
             os._exit(0)
         assert (x == 3).all()
         right, slowest = right + 1, max(slowest, time.monotonic() - begin)

@@ -3,10 +3,10 @@
     python -m tests.benchmarks.delay.ring_in_jit [ROUND_TRIP_MS] [ROUNDS] [PLACES ...]
 
 Forward and backward of causal attention on two ranks, 8 heads of 64, float32, for each number of
-places a rank. Each rank is in a network namespace and has a processor of its own; a round trip of 0
-is shared memory on one host. By turns: ``halves`` is ``ring_attention`` as it is, ``whole`` makes a
-``permute`` where that begins one, ``none`` sends nothing (and computes something else). Medians of
-the slower rank, in milliseconds.
+places a rank. Each rank is in a network namespace; a round trip of 0 is shared memory on one host.
+With PIN=1 each has one processor. By turns: ``halves`` is ``ring_attention`` as it is, ``whole``
+makes a ``permute`` where that begins one, ``none`` sends nothing (and computes something else).
+Medians of the slower rank, in milliseconds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ _HEADS, _FEATURES, _WARM = 8, 64, 2
 
 def rank_main(rank: int, rounds: int, addresses: list[str], places: list[int]) -> None:
     """Make attentions by turns; rank 0 prints a row for each number of places."""
-    os.sched_setaffinity(0, {rank % len(os.sched_getaffinity(0))})
+    if os.environ.get("PIN"):
+        os.sched_setaffinity(0, {rank % len(os.sched_getaffinity(0))})
     import jax
 
     import meshlib as dist

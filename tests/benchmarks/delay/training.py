@@ -1,15 +1,20 @@
 """Data parallel training across a network with delay, beside PyTorch's over Gloo; as root.
 
-    python -m tests.benchmarks.delay.training [ROUND_TRIP_MS] [ROUNDS]
+    python -m tests.benchmarks.delay.training [ROUND_TRIP_MS] [ROUNDS] [--asleep MS]
 
 The model of ``tests.benchmarks.data_parallel`` (67 MB of gradients) on two ranks, each in a network
 namespace. In each round each library makes a step alone, a synchronised one, and an all_reduce of
 each of the 4 matrices, one after the other. Medians of the slower rank; what is hidden is the share
-of these all_reduces' time that synchronising does not add to a step.
+of these all_reduces' time that synchronising does not add to a step. *Busy* is the processor time
+of the whole machine over what its processors have: at 1 nothing more can be hidden.
+
+With ``--asleep`` a batch is a single row, and each layer sleeps for so long forward, twice as long
+backward: as a host waits for its accelerator, or has processors that ranks and wire do not share.
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import json
 import os
@@ -19,6 +24,7 @@ import sys
 import time
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,10 +34,11 @@ from tests.benchmarks.delay.__main__ import Network
 _WIDTH, _BATCH, _WARM = 2048, 64, 2
 
 
-def rank_main(rank: int, rounds: int, addresses: list[str]) -> None:
+def rank_main(rank: int, rounds: int, asleep: float, addresses: list[str]) -> None:
     """Make steps of both libraries by turns; rank 0 prints the row."""
     import meshlib as dist
-    from tests.benchmarks.data_parallel.trainers import LAYERS, NumPyTrainer, TorchTrainer
+    from tests.benchmarks.data_parallel.trainers import LAYERS
+    from tests.benchmarks.delay.asleep import SleepingNumPyTrainer, SleepingTorchTrainer
 
     torch: Any = importlib.import_module("torch")
     os.environ.update(
@@ -44,9 +51,12 @@ def rank_main(rank: int, rounds: int, addresses: list[str]) -> None:
     torch.distributed.init_process_group(
         "gloo", init_method=f"tcp://{addresses[0]}:29521", rank=rank, world_size=2
     )
-    trainers: dict[str, Any] = {"meshlib": NumPyTrainer(), "torch": TorchTrainer()}
+    trainers: dict[str, Any] = {
+        "meshlib": SleepingNumPyTrainer(asleep),
+        "torch": SleepingTorchTrainer(asleep),
+    }
     for trainer in trainers.values():
-        trainer.build(rank, _WIDTH, _BATCH)
+        trainer.build(rank, _WIDTH, 1 if asleep else _BATCH)
     ours = [np.ones((_WIDTH, _WIDTH), np.float32) for _ in range(LAYERS)]
     theirs: list[Any] = [torch.ones(_WIDTH, _WIDTH) for _ in range(LAYERS)]
     mesh: Any = dist.all_reduce
@@ -58,6 +68,7 @@ def rank_main(rank: int, rounds: int, addresses: list[str]) -> None:
 
     sums = {"meshlib": partial(sum_all, mesh, ours), "torch": partial(sum_all, gloo, theirs)}
     found: dict[tuple[str, str], list[float]] = {}
+    busy: dict[tuple[str, str], float] = {}
     for turn in range(rounds + _WARM):
         for library, trainer in trainers.items():
             for what, call in (
@@ -66,21 +77,27 @@ def rank_main(rank: int, rounds: int, addresses: list[str]) -> None:
                 ("sums", sums[library]),
             ):
                 dist.barrier()
-                begin = time.perf_counter()
+                used, begin = _used(), time.perf_counter()
                 call()
                 took = np.array([time.perf_counter() - begin])
                 dist.all_reduce(took, dist.ReduceOp.MAX)
                 if turn >= _WARM:
                     found.setdefault((library, what), []).append(float(took[0]))
+                    busy[library, what] = busy.get((library, what), 0.0) + _used() - used
     if rank == 0:
         medians = {key: 1e3 * statistics.median(times) for key, times in found.items()}
         for library in trainers:
             alone, together, sums_alone = (
                 medians[library, what] for what in ("alone", "together", "sums")
             )
+            shares = (
+                busy[library, what] / sum(found[library, what]) / (os.cpu_count() or 1)
+                for what in ("alone", "together", "sums")
+            )
             print(
                 f"{library:8} alone {alone:8.1f} ms  together {together:8.1f}  sums"
-                f" {sums_alone:8.1f}  hidden {1 - (together - alone) / sums_alone:6.2f}",
+                f" {sums_alone:8.1f}  hidden {1 - (together - alone) / sums_alone:6.2f}"
+                f"  busy {' '.join(f'{share:.2f}' for share in shares)}",
                 flush=True,
             )
         print(
@@ -91,15 +108,26 @@ def rank_main(rank: int, rounds: int, addresses: list[str]) -> None:
     dist.destroy_process_group()
 
 
+def _used() -> float:
+    """Return the seconds that the machine's processors have worked."""
+    words = Path("/proc/stat").read_text().split("\n", 1)[0].split()
+    user, nice, system, _, _, irq, softirq, steal = map(int, words[1:9])
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+
+
 def main() -> None:
     """Start the ranks."""
-    round_trip = float(sys.argv[1]) / 1e3 if len(sys.argv) > 1 else 0.010
-    rounds = sys.argv[2] if len(sys.argv) > 2 else "7"
-    network = Network(2, round_trip)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("round_trip", type=float, nargs="?", default=10.0, help="milliseconds")
+    parser.add_argument("rounds", type=int, nargs="?", default=7)
+    parser.add_argument("--asleep", type=float, default=0.0, help="milliseconds a layer")
+    options = parser.parse_args()
+    network = Network(2, options.round_trip / 1e3)
     ranks: list[subprocess.Popen[str]] = []
     try:
         for rank in range(2):
-            words = [json.dumps([rank, int(rounds), network.addresses])]
+            plan = [rank, options.rounds, options.asleep / 1e3, network.addresses]
+            words = [json.dumps(plan)]
             module = "tests.benchmarks.delay.training"
             environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
             command = [sys.executable, "-W", "ignore", "-m", module, *words]

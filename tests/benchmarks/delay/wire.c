@@ -3,7 +3,9 @@
  *     wire ONE_WAY_NANOSECONDS SECONDS SITES NEAR_NANOSECONDS DESCRIPTOR DESCRIPTOR ...
  *
  * The devices are cut into SITES equal parts, in each of which the delay is the last of the figures.
- * The last byte of a destination's address is its number; a frame for all goes to all others.
+ * The last byte of a destination's address is its number; a frame for all goes to all others. Frames
+ * come with what virtio says of them, and leave with it: up to 64 KiB that no processor has cut into
+ * packets or summed up, as between two machines with good network cards.
  * Where WIRE_RATE is set, so many bytes a second leave each site for others.
  * SIGUSR1 cuts the network, or mends it. */
 #define _GNU_SOURCE
@@ -20,9 +22,10 @@
 #include <unistd.h>
 
 #define MOST 64
-#define FRAME 9216
+#define HEADER 10 /* struct virtio_net_hdr */
+#define FRAME (HEADER + 14 + 65536)
 #define SLOTS (1 << 14)
-#define BATCH 64
+#define BATCH 16
 
 typedef struct {
     int64_t leaves;
@@ -32,12 +35,16 @@ typedef struct {
 
 typedef struct {
     int device;
-    uint64_t head, tail;
-    Slot *slots;
+    uint32_t head, tail;
+    Slot *slots[SLOTS];
 } Queue;
 
 static volatile sig_atomic_t cut;
 static void toggle(int signal) { (void)signal; cut = !cut; }
+
+/* Frames under way, all together. The one that was given back last is taken first: it is in cache. */
+static Slot *unused[SLOTS];
+static int left;
 
 static int64_t now(void) {
     struct timespec t;
@@ -54,17 +61,22 @@ static int64_t through(int64_t *line, int64_t read_at, int64_t size) {
     return *line += size * 1000000000LL / rate;
 }
 
-static void put(Queue *q, int64_t leaves, const char *data, uint32_t size) {
-    if (q->tail - q->head == SLOTS) return; /* as any network: what there is no room for is lost */
-    Slot *s = &q->slots[q->tail++ % SLOTS];
+static void put(Queue *q, Slot *s, int64_t leaves) {
     s->leaves = leaves;
-    s->size = size;
-    memcpy(s->data, data, size);
+    q->slots[q->tail++ % SLOTS] = s;
+}
+
+static Slot *copy_of(const Slot *s) {
+    Slot *other = left ? unused[--left] : NULL; /* as any network: what there is no room for is lost */
+    if (other) {
+        other->size = s->size;
+        memcpy(other->data, s->data, s->size);
+    }
+    return other;
 }
 
 int main(int argc, char **argv) {
     static Queue queues[2 * MOST]; /* a device's frames from other sites, and from its own */
-    static char frame[FRAME];
     static int64_t line[MOST];
     int count = argc - 5;
     if (count < 2 || count > MOST) return 2;
@@ -72,12 +84,13 @@ int main(int argc, char **argv) {
     int64_t end = now() + (int64_t)(atof(argv[2]) * 1e9);
     struct pollfd polled[MOST];
     for (int i = 0; i < 2 * count; i++) {
-        void *memory = mmap(NULL, SLOTS * sizeof(Slot), PROT_READ | PROT_WRITE,
-                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (memory == MAP_FAILED) return 3;
-        queues[i] = (Queue){atoi(argv[i / 2 + 5]), 0, 0, memory};
+        queues[i].device = atoi(argv[i / 2 + 5]);
         polled[i / 2] = (struct pollfd){queues[i].device, POLLIN, 0};
     }
+    Slot *memory = mmap(NULL, SLOTS * sizeof(Slot), PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) return 3;
+    for (left = 0; left < SLOTS; left++) unused[left] = &memory[SLOTS - 1 - left];
     struct sigaction action = {.sa_handler = toggle};
     sigaction(SIGUSR1, &action, NULL);
     prctl(PR_SET_TIMERSLACK, 1);
@@ -87,31 +100,38 @@ int main(int argc, char **argv) {
         int64_t wait = 50000000;
         for (int i = 0; i < 2 * count; i++) {
             Queue *q = &queues[i];
-            while (q->head < q->tail && q->slots[q->head % SLOTS].leaves <= t) {
-                Slot *s = &q->slots[q->head % SLOTS];
+            while (q->head != q->tail && q->slots[q->head % SLOTS]->leaves <= t) {
+                Slot *s = q->slots[q->head % SLOTS];
                 if (write(q->device, s->data, s->size) < 0 && errno == EAGAIN) break;
                 q->head++; /* also where the device is not up yet, or no more */
+                unused[left++] = s;
             }
-            if (q->head < q->tail) {
-                int64_t left = q->slots[q->head % SLOTS].leaves - now();
-                if (left < wait) wait = left < 0 ? 0 : left;
+            if (q->head != q->tail) {
+                int64_t until = q->slots[q->head % SLOTS]->leaves - now();
+                if (until < wait) wait = until < 0 ? 0 : until;
             }
         }
         struct timespec timeout = {0, wait};
         if (ppoll(polled, count, &timeout, NULL) <= 0) continue;
         for (int i = 0; i < count; i++) {
             if (!(polled[i].revents & POLLIN)) continue;
-            for (int n = 0; n < BATCH; n++) {
-                ssize_t size = read(polled[i].fd, frame, FRAME);
-                if (size < 14) break;
+            for (int n = 0; n < BATCH && left; n++) {
+                Slot *s = unused[left - 1];
+                ssize_t size = read(polled[i].fd, s->data, FRAME);
+                if (size < HEADER + 14) break;
                 if (cut) continue;
+                left--;
+                s->size = size;
                 int64_t read_at = now();
+                const unsigned char *to = (unsigned char *)s->data + HEADER;
                 for (int j = 0; j < count; j++) {
-                    if (frame[0] & 1 ? j == i : j != (unsigned char)frame[5]) continue;
+                    if (to[0] & 1 ? j == i : j != to[5]) continue;
                     int near = i * sites / count == j * sites / count;
                     int64_t at = near ? read_at : through(&line[i * sites / count], read_at, size);
-                    put(&queues[2 * j + near], at + delay[near], frame, size);
+                    Slot *sent = to[0] & 1 ? copy_of(s) : s;
+                    if (sent) put(&queues[2 * j + near], sent, at + delay[near]);
                 }
+                if (to[0] & 1 || to[5] >= count) unused[left++] = s;
             }
         }
     }

@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -221,10 +222,15 @@ def carry_out(run: Run) -> None:
             run.problems.append(str({r: own[-1][:3] for r, own in notes_of(folder).items()}))
 
 
-def main() -> int:
-    """Carry out the runs that the command line asks for."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=300)
+def main(
+    what: str | None,
+    runs: int,
+    plan: Callable[[int, list[str]], Run],
+    carry_out: Callable[[Run], None],
+) -> int:
+    """Carry out the runs that the command line asks for, by default ``runs``; see ``what``."""
+    parser = argparse.ArgumentParser(description=what)
+    parser.add_argument("--runs", type=int, default=runs)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kinds", default="ddp,hsdp,jax")
     parser.add_argument("--seconds", type=float, default=float("inf"))
@@ -250,4 +256,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(__doc__, 300, plan, carry_out))

@@ -10,7 +10,6 @@ after a moment, as an engine would, and its ranks come to the others. The first 
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import secrets
@@ -19,10 +18,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from pathlib import Path
 
-from tests.benchmarks.elastic.chaos import GIVE_UP, HERE, Run, check, notes_of, signalled
+from tests.benchmarks.elastic.chaos import GIVE_UP, HERE, Run, check, main, notes_of, signalled
 
 sys.path.insert(0, str(HERE.parents[1] / "e2e"))
 
@@ -161,31 +159,6 @@ def carry_out(run: Run) -> None:
         run.seconds = time.monotonic() - begun
 
 
-def main() -> int:
-    """Carry out the runs that the command line asks for."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=100)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--kinds", default="ddp,hsdp,jax")
-    parser.add_argument("--seconds", type=float, default=float("inf"))
-    given = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # leaves no host behind
-    begun, failed, count = time.monotonic(), 0, Counter[str]()
-    for seed in range(given.seed, given.seed + given.runs):
-        if time.monotonic() - begun > given.seconds:
-            break
-        run = plan(seed, given.kinds.split(","))
-        carry_out(run)
-        count[run.kind] += 1
-        failed += bool(run.problems)
-        print(
-            f"{seed}: {run.kind} {run.shape}, {run.until} steps: {', '.join(run.done)}:"
-            f" {run.seconds:.1f} s {run.problems or 'as it must be'}",
-            flush=True,
-        )
-    print(f"{sum(count.values())} runs ({dict(count)}), {failed} not as they must be")
-    return int(failed > 0)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # leaves no host behind
+    sys.exit(main(__doc__, 100, plan, carry_out))

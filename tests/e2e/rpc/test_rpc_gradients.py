@@ -1,4 +1,4 @@
-"""Backward passes over processes of which one dies. (Without JAX: modules need NumPy only.)"""
+"""Passes over processes of which one dies: of modules, which need no JAX, and in ``jax.jit``."""
 
 from __future__ import annotations
 
@@ -75,3 +75,52 @@ def test_a_death_in_a_backward_pass_is_named_and_contexts_of_the_dead_end(meshru
     lines = sorted(result.out.splitlines())
     assert lines[:2] == ["done 0 False", "done 1 False"]
     assert lines[2].startswith("worker2 2 worker 'worker2' (rank 2) was killed by SIGKILL, ")
+
+
+IN_JIT = """
+import os, signal
+import jax, jax.numpy as jnp
+import meshlib as dist
+from meshlib import rpc
+from parallel.rpc import Weights, dist_autograd
+
+@dist_autograd.function
+def layer(w, x): return jnp.sin(w * x)
+
+@dist_autograd.function(returns=lambda x, step: jax.ShapeDtypeStruct(x.shape, x.dtype))
+def mortal(x, step):
+    if step == 2: os.kill(os.getpid(), signal.SIGKILL)
+    return x * x
+
+dist.init_process_group()
+me = dist.get_rank()
+rpc.init_rpc(f"worker{me}")
+if me == 0:
+    w = rpc.remote(1, Weights, (jnp.ones(3),))
+    @jax.jit
+    def gradient(x, step):
+        def loss(x):
+            y = rpc.rpc_sync(1, layer, (w, x))
+            return rpc.rpc_sync(2, mortal, (y, step)).sum()
+        return jax.grad(loss)(x)
+    x = jnp.arange(3.0)
+    for step in range(3):
+        try:
+            with dist_autograd.context():
+                found = gradient(x, step)
+                print("right", jnp.allclose(found, 2 * jnp.sin(x) * jnp.cos(x)))
+        except rpc.WorkerLostError as error:
+            print(error.worker, error.rank, error)
+    print("goes on", float(jax.jit(lambda x: rpc.rpc_sync(1, layer, (w, x)))(x)[0]))
+rpc.shutdown()
+"""
+
+
+def test_a_death_in_a_call_of_a_compiled_program_is_named(meshrun):
+    script = meshrun.script(IN_JIT)
+    result = meshrun.run("-n", "3", "--on-failure", "continue", script)
+    assert result.code == 0, result.err
+    first, second, lost, last = result.out.splitlines()
+    assert (first, second, last) == ("right True", "right True", "goes on 0.0")
+    assert lost.startswith("worker2 2 worker 'worker2' (rank 2) was killed by SIGKILL, ")
+    assert "after __main__.mortal was called there" in lost

@@ -243,6 +243,26 @@ def test_a_tree_is_reduced_in_one_call_for_each_dtype():
         np.testing.assert_array_equal(grads, [6.0, 6.0])  # two ranks, of 1 + 2
 
 
+def test_trees_go_together_by_the_other_calls_of_one_shape_too():
+    calls = {
+        "broadcast": lambda x: mj.broadcast(x, 1),
+        "reduce": lambda x: mj.reduce(x, 0, dist.ReduceOp.MAX),
+        "permute": lambda x: mj.permute(x, [(1, 0)]),
+    }
+
+    def rank():
+        me = dist.get_rank()
+        tree = {"a": jnp.full((2, 2), 1.0 + me), "b": (jnp.arange(3.0) * me, jnp.int32(7 - me))}
+        together = jax.jit(lambda x: [call(x) for call in calls.values()])(tree)
+        made = [r.kind for r in current_world().recorder.records()]
+        return together, [jax.tree.map(call, tree) for call in calls.values()], made
+
+    for together, apart, made in run_ranks(rank, 2):
+        assert made == [kind for kind in ("broadcast", "reduce", "all_to_all") for _ in range(2)]
+        for whole, leaves in zip(together, apart, strict=True):
+            jax.tree.map(np.testing.assert_array_equal, whole, leaves)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int32", "uint8", "bool", "complex64"])
 def test_dtypes(dtype):
     def rank():

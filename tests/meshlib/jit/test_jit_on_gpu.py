@@ -25,7 +25,7 @@ import meshlib as dist
 import meshlib.jit as mj
 from meshlib.jit import kinds, messages, permuting
 from meshlib.jit.device_buffers import on_program_stream
-from meshlib.jit.host_calls import Program, _Callback
+from meshlib.jit.program import Callback, Program
 from meshlib.testing import run_ranks
 from parallel.jax import DistributedDataParallel
 
@@ -89,7 +89,7 @@ class Program_:
             collective.function(x)(outputs, inputs, program)
 
         views = functools.partial(on_program_stream, driver=driver)
-        self.callback = _Callback(run, Program([]), 1, 1, views)
+        self.callback = Callback(run, Program([]), 1, 1, views)
 
     def array(self, values: Any) -> fake_gpu.FakeArray:
         with self.driver.on(dist.get_rank(), self.stream):

@@ -8,7 +8,7 @@ from pipeline_training import assert_equal, ddp, fsdp, make_mesh, train_pipeline
 from meshlib.testing import run_ranks
 from parallel.pipeline import get_schedule_class
 
-LOOPED = {"GPipe": 1, "1F1B": 1, "Interleaved1F1B": 2, "InterleavedZeroBubble": 2}
+LOOPED = {"GPipe": 1, "1F1B": 1, "Eager1F1B": 1, "Interleaved1F1B": 2, "InterleavedZeroBubble": 2}
 SCHEDULES = [*LOOPED, "InterleavedZeroBubble:1", "ZBVZeroBubble", "DualPipeV"]
 whole = cache(train_whole)
 

@@ -11,6 +11,7 @@ from parallel.pipeline import (
     Kind,
     Table,
     dual_pipe_v,
+    eager_1f1b,
     gpipe,
     interleaved_1f1b,
     most_held,
@@ -32,6 +33,7 @@ def longer(table):
 @pytest.mark.parametrize(("p", "m"), SIZES)
 def test_bubbles_are_those_of_the_papers(p, m):
     assert longer(gpipe(p, m)) == longer(one_f_one_b(p, m)) == 3 * (p - 1)
+    assert longer(eager_1f1b(p, m)) == 3 * (p - 1)
     assert simulate(one_f_one_b(p, m)).bubble == pytest.approx((p - 1) / (m + p - 1))
     assert longer(zero_bubble(p, m)) == p - 1
     for v in (2, 3):
@@ -44,10 +46,21 @@ def test_bubbles_are_those_of_the_papers(p, m):
 def test_activations_held_are_those_of_the_papers(p, m):
     assert most_held(gpipe(p, m)) == [m] * p
     assert most_held(one_f_one_b(p, m)) == [p - rank for rank in range(p)]
+    assert most_held(eager_1f1b(p, m)) == [2 * (p - rank) - 1 for rank in range(p)]
     assert most_held(interleaved_1f1b(p, m, 2)) == [3 * p - 1 - 2 * rank for rank in range(p)]
     assert most_held(zero_bubble(p, m)) == [p] * p
     assert most_held(zbv(p, m)) == [2 * p] * p
     assert most_held(dual_pipe_v(p, m)) == [2 * p + 1] * p
+
+
+@pytest.mark.parametrize(("p", "m"), SIZES)
+@pytest.mark.parametrize("message", [0.25, 1.5])
+def test_what_messages_cost(p, m, message):
+    """In 1F1B each microbatch waits for some, in the eager one only the first and the last."""
+    alone = 3 * (p + m - 1)
+    eager, plain = (simulate(f(p, m), message=message).makespan for f in (eager_1f1b, one_f_one_b))
+    assert eager == pytest.approx(alone + 2 * (p - 1) * message)
+    assert plain >= alone + m * message
 
 
 @settings(max_examples=40, deadline=None)
@@ -56,6 +69,7 @@ def test_any_sizes_make_a_table_or_say_why_not(p, m, v):
     for make in (
         lambda: gpipe(p, m),
         lambda: one_f_one_b(p, m),
+        lambda: eager_1f1b(p, m),
         lambda: zero_bubble(p, m),
         lambda: interleaved_1f1b(p, m, v),
         lambda: zero_bubble(p, m, v),
@@ -136,7 +150,7 @@ def test_times_follow_from_costs():
 
 
 def test_counts_are_checked():
-    for make in (gpipe, one_f_one_b, interleaved_1f1b, zero_bubble, zbv, dual_pipe_v):
+    for make in (gpipe, one_f_one_b, eager_1f1b, interleaved_1f1b, zero_bubble, zbv, dual_pipe_v):
         with pytest.raises(ValueError, match="ranks must be at least 1, got 0"):
             make(0, 4)
         with pytest.raises(TypeError, match="microbatches"):

@@ -171,7 +171,7 @@ def test_wrong_uses_are_named():
     over_workers(2, program)
 
 
-def test_calls_inside_jit_vmap_and_second_derivatives_are_refused():
+def test_second_derivatives_and_derivatives_in_no_context_are_refused():
     import jax
 
     def program():
@@ -181,14 +181,11 @@ def test_calls_inside_jit_vmap_and_second_derivatives_are_refused():
             return jnp.sum(rpc.rpc_sync(1, scaled, (w, x)) ** 2)
 
         x = jnp.asarray(X)
+        with pytest.raises(RuntimeError, match="outside of any autograd context"):
+            jax.grad(loss)(x)
         with dist_autograd.context():
-            for wrong in (
-                lambda: jax.jit(jax.grad(loss))(x),
-                lambda: jax.vmap(loss)(x[None]),
-                lambda: jax.grad(lambda x: jnp.sum(jax.grad(loss)(x)))(x),
-            ):
-                with pytest.raises(NotImplementedError, match=r"inside of jax\.jit, vmap"):
-                    wrong()
+            with pytest.raises(NotImplementedError, match="a second derivative was taken"):
+                jax.grad(lambda x: jnp.sum(jax.grad(loss)(x)))(x)
             with pytest.raises(NotImplementedError, match=r"rpc\.remote\(\) was called"):
                 jax.grad(lambda x: rpc.remote(1, scaled, (w, x)))(x)
 

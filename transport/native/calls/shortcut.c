@@ -110,7 +110,7 @@ static int meet(Shortcut *s, Short *call, const void *data) {
     memcpy(bytes_at(b, b->cards[b->rank][slot]), &call->header, HEADER_BYTES);
     if (data)
         stage_bytes(&s->staging, part_at(b, b->rank, slot, call->nbytes), (Source){data}, (size_t)call->nbytes,
-                    (Also){0});
+                    (size_t)call->nbytes, (Also){0});
     publish(b, base + FIRST);
     /* While what was published is on its way, and as much from the others. */
     if (s->checked) record(s, call);

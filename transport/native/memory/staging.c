@@ -1,10 +1,11 @@
 /* Writing past the caches, and what is better written so.
  *
- * A block that another core has read lies in that one's cache. Where both share a cache, plain stores
- * take it back at little cost, and the next reader finds it there. Where they do not (the host decides
- * where it runs a virtual machine's cores, and changes its mind), each line must be asked for, which
- * takes three times as long as to write to the memory without asking. Nothing tells which of the two
- * it is; so now and then two parts of a piece are written either way, against the clock.
+ * Memory that another core has read (a block, a stretch of a ring) lies in that one's cache. Where both
+ * share a cache, plain stores take it back at little cost, and the next reader finds it there. Where they
+ * do not (the host decides where it runs a virtual machine's cores, and changes its mind), each line must
+ * be asked for, which takes three to five times as long as to write to the memory without asking. Nothing
+ * tells which of the two it is; so now and then two parts of a piece are written either way, against the
+ * clock. All that write for other cores do it by this file.
  */
 #include "core.h"
 #include "memory/gaps.h"
@@ -18,7 +19,7 @@
 #define PAGE_BYTES 4096
 #define TRIED_BYTES 16384
 #define LEAST_STAGED (4 * TRIED_BYTES)
-#define PIECES_PER_TRY 4
+#define BYTES_PER_TRY (2 << 20)
 #define WORTH_IT 2.0f
 #define MOST_GAIN 4.0f
 #define WEIGHT 0.25f
@@ -93,7 +94,7 @@ static double timed(Way way, char *into, Source from, size_t done) {
 static void try_both(Staging *s, char *into, Source from) {
     double plain, past;
     /* Whoever comes second finds the source in a better state. */
-    if (s->pieces & PIECES_PER_TRY) {
+    if (s->tries++ & 1) {
         past = timed(stream_bytes, into, from, 0);
         plain = timed(copy_bytes, into, from, TRIED_BYTES);
     } else {
@@ -114,18 +115,25 @@ static void copy_twice(Way way, char *into, Source from, size_t begin, size_t si
     }
 }
 
-Way way_to_stage(const Staging *s, size_t size) {
-    return size >= LEAST_STAGED && s->gain > WORTH_IT ? stream_past : copy_bytes;
+Way way_to_stage(const Staging *s, size_t whole) {
+    return whole >= LEAST_STAGED && s->gain > WORTH_IT ? stream_past : copy_bytes;
 }
 
-void stage_bytes(Staging *s, char *into, Source from, size_t size, Also also) {
+static int time_to_try(Staging *s, size_t size, size_t whole) {
+    if (whole < LEAST_STAGED || size < 2 * TRIED_BYTES) return 0;
+    int due = s->until <= size;
+    s->until = due ? BYTES_PER_TRY : s->until - size;
+    return due;
+}
+
+void stage_bytes(Staging *s, char *into, Source from, size_t size, size_t whole, Also also) {
     size_t done = 0;
-    if (size >= LEAST_STAGED && s->pieces++ % PIECES_PER_TRY == 0) {
+    if (time_to_try(s, size, whole)) {
         try_both(s, into, from);
         done = 2 * TRIED_BYTES;
         if (also.into) fetch(also.way, also.into, from, 0, done);
     }
-    Way way = way_to_stage(s, size);
+    Way way = way_to_stage(s, whole);
     if (also.into)
         copy_twice(way, into, from, done, size, also);
     else

@@ -18,7 +18,8 @@ void end_stream(void);
 /* How the pieces that others read next are best written; starts as zeros. */
 typedef struct {
     float gain; /* how often as long a plain copy takes as one past the caches; 0: not known */
-    unsigned pieces;
+    unsigned tries;
+    size_t until; /* so many bytes the next try */
 } Staging;
 
 /* Where else to copy, and how; `into` NULL: nowhere. */
@@ -36,8 +37,8 @@ typedef struct {
     uint64_t start;
 } Source;
 
-/* Copy into a block, and elsewhere. */
-void stage_bytes(Staging *staging, char *into, Source from, size_t size, Also also);
+/* Copy a part of `whole` bytes to where another core reads them next, and elsewhere. */
+void stage_bytes(Staging *staging, char *into, Source from, size_t size, size_t whole, Also also);
 
-/* How so many bytes are best written into a block; after stream_past comes end_stream. */
-Way way_to_stage(const Staging *staging, size_t size);
+/* How parts of so many bytes are best written there; after stream_past comes end_stream. */
+Way way_to_stage(const Staging *staging, size_t whole);

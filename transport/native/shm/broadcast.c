@@ -21,8 +21,9 @@ static int give(Passage *p) {
         if (lap >= SLOTS && run_reach_all(&p->run, lap - SLOTS + 2) < 0) return -1;
         int slot = run_claim(&p->run, (int)lap);
         if (slot < 0) return -1;
-        stage_bytes(p->staging, block_at(b, p->root, slot), (Source){p->data + lap * p->piece},
-                    part_of(p->size, p->piece, lap), (Also){0});
+        size_t part = part_of(p->size, p->piece, lap);
+        stage_bytes(p->staging, block_at(b, p->root, slot), (Source){p->data + lap * p->piece}, part, part,
+                    (Also){0});
         run_publish(&p->run, FIRST + lap);
         if (look_up(p, lap) < 0) return -1;
     }

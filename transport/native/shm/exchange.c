@@ -79,7 +79,7 @@ static int stage(Passage *p, uint64_t lap, uint64_t step) {
         Source from = {(const char *)p->in.views[input].buf + (gaps ? 0 : start), gaps, start};
         if (size)
             stage_bytes(&p->laps->staging, block_at(b, b->rank, slot) + share_of(p, peer, b->rank), from, size,
-                        (Also){own ? own + start : NULL, p->copy});
+                        size, (Also){own ? own + start : NULL, p->copy});
     }
     run_publish(&p->run, step);
     return 0;

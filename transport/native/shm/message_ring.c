@@ -17,26 +17,6 @@ PyTypeObject *ring_end_type;
 #define ANNOUNCED (16 << 10)
 enum { SENDER_SLEEPS = 2 }; /* a word of the sender's line, after its counter and `broken` */
 
-/* How a sender writes. Into its caches, from which the receiver's core takes it: best where both
- * share one. Where they do not (another chip of the same socket, or wherever a hypervisor has put its
- * processors for now) the sender would wait for each line to come back from the receiver's cache,
- * which takes five times as long; then it writes past the caches. Nothing tells where the cores are,
- * so the sender measures: in its own time the one is never much better where the other is right. */
-enum { CACHED, STREAMED };
-#define MUCH_SLOWER 1.7
-#define FEWEST_MEASURED (64 << 10)
-/* So many laps or messages one after the other: a single one may have been interrupted. */
-#define ENOUGH 3
-/* Bytes after which the other way is tried again, for a lap of the ring and a message, or some. */
-#define CACHED_STINT (256 << 20)
-#define STREAMED_STINT (64 << 20)
-
-typedef struct {
-    int way, slow;         /* and how often it was found to be slow, one after the other */
-    double cost[2];        /* seconds a byte; 0: not known yet */
-    uint64_t moved, until; /* bytes since this way was chosen, and when it is time for the other */
-} Choice;
-
 typedef struct {
     PyObject_HEAD
     Py_buffer memory; /* of the inbox, which stays mapped as long as this lives */
@@ -45,44 +25,18 @@ typedef struct {
     unsigned long long capacity, piece, position, left;
     uint64_t rings, number, step;
     Patience patience;
-    Choice choice;
+    Staging staging;
 } RingEnd;
 
 static inline uint64_t seen(const Word *word) { return atomic_load_explicit(word, memory_order_acquire); }
 
 /* ------------------------------------------------------------------ the bytes */
 
-static void copy_in(const RingEnd *r, uint64_t position, const char *from, uint64_t size) {
-    uint64_t at = position % r->capacity, first = least(size, r->capacity - at);
-    copy_bytes(r->data + at, from, first);
-    if (first < size) copy_bytes(r->data, from + first, size - first);
-}
-
-static void stream_in(const RingEnd *r, uint64_t position, const char *from, uint64_t size) {
-    uint64_t at = position % r->capacity, first = least(size, r->capacity - at);
-    stream_bytes(r->data + at, from, first);
-    if (first < size) stream_bytes(r->data, from + first, size - first);
-}
-
-static void choose(Choice *c, int way, uint64_t stint) {
-    c->way = way;
-    c->until = stint;
-    c->moved = 0;
-    c->slow = 0;
-}
-
-/* Take into account that `size` bytes have been written in `seconds`. */
-static void learn(RingEnd *r, uint64_t size, double seconds) {
-    Choice *c = &r->choice;
-    c->moved += size;
-    if (c->moved - size < r->capacity) return; /* the lines were still where the other way left them */
-    c->cost[c->way] = seconds / (double)size;
-    int slow = c->way == CACHED && c->cost[CACHED] > MUCH_SLOWER * c->cost[STREAMED];
-    c->slow = slow && c->cost[STREAMED] > 0 ? c->slow + 1 : 0;
-    if (c->slow == ENOUGH)
-        choose(c, STREAMED, STREAMED_STINT);
-    else if (c->moved >= c->until && !c->slow)
-        c->way == CACHED ? choose(c, STREAMED, 0) : choose(c, CACHED, CACHED_STINT);
+/* Write a part of a message of `whole` bytes. */
+static void copy_in(RingEnd *r, const char *from, uint64_t size, uint64_t whole) {
+    uint64_t at = r->position % r->capacity, first = least(size, r->capacity - at);
+    stage_bytes(&r->staging, r->data + at, (Source){from}, first, whole, (Also){0});
+    if (first < size) stage_bytes(&r->staging, r->data, (Source){from + first}, size - first, whole, (Also){0});
 }
 
 static void copy_out(const RingEnd *r, uint64_t position, char *into, uint64_t size) {
@@ -133,27 +87,13 @@ static int await(RingEnd *r, Look look, const void *what, int patient, int free)
 /* ------------------------------------------------------------------ the loops */
 
 static void write_on(RingEnd *r, char *data, uint64_t size, int patient, int free) {
-    int measured = r->left >= FEWEST_MEASURED;
-    uint64_t written = 0;
-    double seconds = 0;
     while (r->left) {
         uint64_t count = least(r->left, r->piece);
         Room room = {r, whole_lines(count)};
-        if (!await(r, has_room, &room, patient, free)) break;
-        double begun = measured ? read_clock() : 0;
-        (measured && r->choice.way == STREAMED ? stream_in : copy_in)(r, r->position,
-                                                                      data + (size - r->left), count);
+        if (!await(r, has_room, &room, patient, free)) return;
+        copy_in(r, data + (size - r->left), count, size);
         r->position += room.nbytes;
         r->left -= count;
-        if (measured) {
-            seconds += read_clock() - begun;
-            written += count;
-            if (!r->left || written >= r->capacity) {
-                learn(r, written, seconds);
-                written = 0;
-                seconds = 0;
-            }
-        }
         tell_receiver(r);
     }
 }
@@ -353,7 +293,7 @@ static int end_init(RingEnd *r, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
     r->step = step;
     r->position = r->left = r->rings = 0;
     be_patient(&r->patience, may_spin);
-    r->choice = (Choice){.way = CACHED, .until = 2 * capacity};
+    r->staging = (Staging){0};
     return 0;
 }
 

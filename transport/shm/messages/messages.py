@@ -146,6 +146,17 @@ class Messages(Mailbox):
             let_go(turn)
             raise
 
+    def has_room(self, dst: int, nbytes: int) -> bool:
+        """Whether a message fits into this rank's ring at ``dst`` as it is now."""
+        outbox = self._outboxes.get(dst)
+        if outbox is None or dst in self._gone:
+            return False
+        if nbytes >= self._least_offered and self._pays(nbytes):
+            return False  # it is offered, and waits to be taken
+        ring = outbox.ring
+        needed = ring.position + LINE + lines(nbytes) - ring.capacity
+        return not ring.broken and needed <= ring.words[ring.taken]
+
     def _write(self, call: Call, data: memoryview, dst: int, outbox: Outbox) -> None:
         ring, size = outbox.ring, data.nbytes
         if dst in self._gone or ring.broken:

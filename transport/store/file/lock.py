@@ -14,9 +14,10 @@ import time
 
 from transport.deadline import Deadline
 from transport.errors import StorePlaceError
+from transport.waiting import Pauses
 
 _FLOCK = struct.Struct("@hhqqi4x")
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.0005, 0.005
+_PAUSES = 0.0005, 0.005
 _BUSY = {errno.EAGAIN, errno.EACCES}
 
 
@@ -26,12 +27,11 @@ def acquire(fd: int, begin: int, length: int, deadline: Deadline, *, shared: boo
     Raises TimeoutError at the deadline, StorePlaceError when the file system has no locks.
     """
     kind = fcntl.F_RDLCK if shared else fcntl.F_WRLCK
-    pause = _FIRST_PAUSE
+    pauses = Pauses(*_PAUSES)
     while not _set(fd, kind, begin, length):
         if deadline.expired:
             raise TimeoutError(errno.ETIMEDOUT, f"locked by others for {deadline.seconds:g} s")
-        time.sleep(pause)
-        pause = min(2 * pause, _LONGEST_PAUSE)
+        time.sleep(pauses.next())
 
 
 def release(fd: int, begin: int, length: int) -> None:

@@ -17,10 +17,11 @@ from transport.store.base import DEFAULT_STORE_TIMEOUT, Store
 from transport.store.commands import CHANGES, Fields, Op
 from transport.store.file.log import FileLog
 from transport.store.table import Waiter
+from transport.waiting import Pauses
 
 # A waiting user looks at the file's size so often, and, because a network file system may show
 # an old size to one who does not lock, under the lock every now and then.
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.0005, 0.005
+_PAUSES = 0.0005, 0.005, 1.5
 _LOCKED_LOOK_SECONDS = 0.25
 _CLOSE_SECONDS = 5.0
 
@@ -125,7 +126,7 @@ class FileStore(Store):
     def _await(self, op: Op, fields: Fields, timeout: Timeout | None) -> Fields:
         deadline = Deadline.after(self._seconds(timeout))
         table, waiter = self._log.commands.waiter(op, fields, _nobody)
-        pause = _FIRST_PAUSE
+        pauses = Pauses(*_PAUSES)
         seen, looked = -1, 0.0
         while True:
             expired = deadline.expired or bool(self._ends)
@@ -137,8 +138,7 @@ class FileStore(Store):
             if expired:
                 raise self._waited_in_vain(op, waiter.missing(table), deadline)
             # Closing ends the wait.
-            self._closing.wait(min(pause, deadline.remaining()))
-            pause = min(pause * 1.5, _LONGEST_PAUSE)
+            self._closing.wait(pauses.next(deadline.remaining()))
 
     def _size(self) -> int:
         with self._open():

@@ -1,8 +1,8 @@
-"""Calls in functions that JAX differentiates: to JAX each is one function with a derivative.
+"""Calls in functions that JAX transforms: to JAX each is one function with a derivative.
 
 Going forward, what JAX follows leaves its world: values are recorded, the call is made as always,
 and its results enter that world again. Going backward, one pass over the workers gives the
-gradients of those values.
+gradients of those values. In a program that JAX compiles there are no values yet: see ``staged``.
 """
 
 from __future__ import annotations
@@ -15,23 +15,65 @@ import jax.numpy as jnp
 from jax.core import Tracer
 
 from meshlib import rpc
+from meshlib.jit import current_trace, is_compiling, is_tracing
 from parallel.rpc.contexts import Context, Keeper
 from parallel.rpc.engine import run_pass
-from parallel.rpc.graph import Edge, Recorded, Sink
+from parallel.rpc.graph import RECORDED, Edge, Recorded, Sink
+from parallel.rpc.in_jax.staged import stage
 
 Call = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
 
+def replaced(here: Keeper, request: rpc.Request, args: Any, kwargs: Any, creates: bool) -> Any:
+    """Return the call that is made in place of ``request(args, kwargs)``; None: that one.
+
+    Raises NotImplementedError for ``remote``, RuntimeError outside of a context.
+    """
+    if not is_tracing():
+        return None
+    token, traced = here.here.token, _tracers((args, kwargs))
+    in_program = is_compiling() or any(isinstance(_stopped(it), Tracer) for it in traced)
+    takes_part = traced or (token is not None and not (in_program and usable_token(here) is None))
+    if not takes_part and not (in_program and hasattr(request.func, RECORDED)):
+        return None  # something that the program does once, when it is traced
+    if creates:
+        raise NotImplementedError(
+            "rpc.remote() was called in a function that JAX differentiates or compiles: what stays"
+            " on the other worker has no place there; expected rpc_sync() or rpc_async()"
+        )
+    if in_program:
+        return stage(here, request, args, kwargs, usable_token(here))
+    context = here.here.context
+    if context is None:
+        raise RuntimeError(
+            f"{request.name} was called remotely in a function that JAX differentiates, outside of"
+            " any autograd context; expected it inside of `with dist_autograd.context()`"
+        )
+    return through(here, context, request, args, kwargs)
+
+
+def usable_token(here: Keeper) -> Any:
+    """Return the token for a call in a program; None where it is one of a transformation around.
+
+    JAX keeps what it has traced of inner functions, and would take it for that of later ones.
+    """
+    return here.here.token if here.here.trace == current_trace() else None
+
+
 def is_traced(tree: Any) -> bool:
     """Whether JAX follows an array in ``tree``."""
+    return bool(_tracers(tree))
+
+
+def _tracers(tree: Any) -> list[Any]:
     leaves = jax.tree.leaves(tree, is_leaf=lambda it: isinstance(it, Recorded))
-    return any(isinstance(leaf, Tracer) for leaf in leaves)
+    return [leaf for leaf in leaves if isinstance(leaf, Tracer)]
 
 
 def through(here: Keeper, context: Context, call: Call, args: Any, kwargs: Any) -> Through:
     """Make a remote call; ``wait`` gives its results to the function that JAX differentiates.
 
-    Raises NotImplementedError where there are no values to send: in ``jax.jit`` and the like.
+    Raises NotImplementedError in a second derivative.
     """
     token = here.here.token if here.here.token is not None else jnp.zeros(())
     leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=lambda it: isinstance(it, Recorded))
@@ -164,8 +206,12 @@ class Through(rpc.Future[Any]):
         return run
 
 
+def _stopped(tracer: Any) -> Any:
+    return jax.lax.stop_gradient(tracer)
+
+
 def _value_of(tracer: Any) -> Any:
-    value = jax.lax.stop_gradient(tracer)
+    value = _stopped(tracer)
     _check_values(value)
     return jnp.asarray(value)  # of NumPy arrays JAX makes things of its own, which cannot travel
 
@@ -177,9 +223,7 @@ def _check_values(tree: Any) -> None:
 
 def _refuse() -> NoReturn:
     raise NotImplementedError(
-        "a remote call in an autograd context was made inside of jax.jit, vmap, scan, or a second"
-        " derivative: there JAX has no values to send yet, and what the function will return is"
-        " known to the other worker only. Expected it in a function that jax.grad, value_and_grad,"
-        " vjp or dist_autograd.forward differentiate once, with jax.jit around what comes before,"
-        " after, and in the remote function"
+        "a second derivative was taken of a remote call: the workers keep what they need for one."
+        " Expected it in a function that jax.grad, value_and_grad, vjp or dist_autograd.forward"
+        " differentiate once"
     )

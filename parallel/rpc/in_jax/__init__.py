@@ -1,0 +1,1 @@
+"""Remote calls in functions that JAX transforms: differentiates, compiles, batches."""

@@ -1,0 +1,322 @@
+"""Remote calls in programs that JAX compiles (``jax.jit``, ``scan``): made when the program runs.
+
+When the program is traced there are no values. The callee is asked for the shapes of what it would
+return, and the call becomes one of the program's ordered calls of Python: with a ``custom_vjp``, so
+that going backward is another one. What was recorded going forward stays with the context, under a
+number, which is all that the program itself keeps of it. The context is the one that is open where
+the program is run: JAX traces once, and runs often.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jax.custom_batching import sequential_vmap
+
+from meshlib import rpc
+from meshlib.jit import HostArray, HostFunction, Program, host_call
+from parallel.rpc.contexts import Context, Keeper, keeper
+from parallel.rpc.engine import run_pass
+from parallel.rpc.graph import Edge, Recorded, Sink
+from parallel.rpc.in_jax.shapes import Shape, is_ours, result_of
+from parallel.rpc.weights import Weights, record
+
+
+@dataclass(frozen=True)
+class _Owner:
+    """For whom a program with remote calls runs: a worker, in a context."""
+
+    keeper: Keeper
+    context: Context | None
+    behalf: rpc.Behalf = field(compare=False)
+
+    def __str__(self) -> str:
+        inside = "no context" if self.context is None else f"the context {self.context.id}"
+        return f"rank {self.keeper.rank} in {inside}"
+
+    @property
+    def patience(self) -> float:
+        return self.behalf.patience
+
+    def waiting(self) -> AbstractContextManager[object]:
+        return self.behalf.waiting()
+
+    @contextmanager
+    def entered(self, alone: bool) -> Generator[None]:
+        """Have the calling thread, one of XLA's, make calls as the one that runs the program."""
+        with self.behalf.adopted(serving=alone), self.keeper.within(self.context):
+            yield
+
+    def recording(self) -> Context:
+        """Return the context. Raises RuntimeError where there is none."""
+        if self.context is None:
+            raise RuntimeError(
+                "a program of jax.jit that differentiates through a remote call, or through weights"
+                " of a worker, was run outside of any autograd context; expected it inside of"
+                " `with dist_autograd.context()`"
+            )
+        self.context.check()
+        return self.context
+
+
+def _owner() -> _Owner:
+    here = keeper()
+    return _Owner(here, here.here.context, rpc.behalf())
+
+
+class _Travelling:
+    """An array of a program's, copied; it arrives as JAX's."""
+
+    def __init__(self, value: HostArray) -> None:
+        self.value = np.array(value)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return jnp.asarray, (self.value,)
+
+
+class Staged(rpc.Future[Any]):
+    """A call in a program: its results are there for what is traced."""
+
+    connection = None
+
+    def then(self, callback: Any) -> NoReturn:
+        """Raise NotImplementedError: callbacks run in other threads, outside of the program."""
+        del callback
+        raise NotImplementedError(
+            "then() was called on a remote call in a function that JAX compiles, and would run in"
+            " another thread; expected wait() in the function"
+        )
+
+    def add_done_callback(self, callback: Any) -> NoReturn:
+        """Raise NotImplementedError, as ``then``."""
+        self.then(callback)
+
+
+class _Call(NamedTuple):
+    """One call in a program: all of it but the values of its arguments that JAX traces."""
+
+    request: rpc.Request
+    leaves: list[Any]
+    tree: Any
+    places: list[int]
+    followed: list[bool]
+    """Which of the traced arguments may have derivatives."""
+    results: list[Shape]
+
+    def make(self, values: Sequence[Any]) -> list[Any]:
+        """Make the call with these values, wait, and return its arrays."""
+        leaves = list(self.leaves)
+        for i, value in zip(self.places, values, strict=True):
+            leaves[i] = value
+        args, kwargs = jax.tree.unflatten(self.tree, leaves)
+        result = self.request(args, kwargs).wait()
+        found = [leaf for leaf in jax.tree.leaves(result, is_leaf=is_ours) if _is_array(leaf)]
+        said = [Shape(tuple(it.shape), np.dtype(it.dtype)) for it in found]
+        if said != self.results:
+            raise TypeError(
+                f"{self.request.name} has returned {_told(said)}, and was expected to return"
+                f" {_told(self.results)} when the program was traced"
+            )
+        return found
+
+
+def stage(here: Keeper, request: rpc.Request, args: Any, kwargs: Any, token: Any) -> Staged:
+    """Make a call part of the program that is being traced.
+
+    Raises TypeError where it cannot be found out what the function returns, or an argument is a
+    recorded value; and what the function raises while it is traced on the callee.
+    """
+    leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=is_ours)
+    refuse_recorded(leaves)
+    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tracer)]
+    traced = [leaves[i] for i in places]
+    for i in places:
+        leaves[i] = Shape(tuple(leaves[i].shape), np.dtype(leaves[i].dtype))
+    with here.within(None):
+        result = result_of(request, *jax.tree.unflatten(tree, leaves))
+    out, out_tree = jax.tree.flatten(result, is_leaf=lambda leaf: isinstance(leaf, Shape))
+    arrays = [i for i, leaf in enumerate(out) if isinstance(leaf, Shape)]
+    followed = [jnp.issubdtype(it.dtype, jnp.inexact) for it in traced]
+    call = _Call(request, leaves, tree, places, followed, [out[i] for i in arrays])
+    for i, value in zip(arrays, _differentiable(call)(_usable(token), traced), strict=True):
+        out[i] = value
+    staged = Staged()
+    staged.set_result(jax.tree.unflatten(out_tree, out))
+    return staged
+
+
+def weights_in_program(weights: Weights, token: Any) -> Any:
+    """Return what weights of this worker are when the program runs that is being traced."""
+    leaves, tree = jax.tree.flatten(weights.value)
+    specs = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
+
+    def read(outputs: Sequence[HostArray], _: object, program: Program) -> None:
+        if program.owner.context is not None:
+            raise _lost("weights of this worker were used")
+        _write(outputs, jax.tree.leaves(weights.value))
+
+    def read_recorded(outputs: Sequence[HostArray], _: object, program: Program) -> None:
+        context = program.owner.recording()
+        recorded = jax.tree.leaves(record(context, weights), is_leaf=is_ours)
+        outputs[0][...] = context.keep((recorded, []))
+        _write(outputs[1:], [it.value for it in recorded])
+
+    @jax.custom_vjp
+    def run(token: Any) -> list[Any]:
+        del token
+        return _in_order(read, specs)
+
+    def forward(token: Any) -> tuple[list[Any], Any]:
+        del token
+        number, *values = _in_order(read_recorded, [_NUMBER, *specs])
+        return values, number
+
+    def backward(number: Any, grads: list[Any]) -> tuple[Any]:
+        _in_order(_go_back, [], number, *grads)
+        return (jnp.zeros(()),)
+
+    run.defvjp(forward, backward)
+    return jax.tree.unflatten(tree, run(_usable(token)))
+
+
+def refuse_recorded(leaves: Sequence[Any]) -> None:
+    """Raise TypeError where there is a recorded value in a function that is being compiled."""
+    for leaf in leaves:
+        if isinstance(leaf, Recorded):
+            raise TypeError(
+                f"a recorded value ({leaf!r}) was used in a function that JAX compiles, which would"
+                " be that of one step for ever; expected dist_autograd.forward(function, value)"
+                " around the compiled function"
+            )
+
+
+def _differentiable(call: _Call) -> Any:
+    specs = [jax.ShapeDtypeStruct(it.shape, it.dtype) for it in call.results]
+    floating = [jnp.issubdtype(it.dtype, jnp.inexact) for it in call.results]
+
+    def make(outputs: Sequence[HostArray], inputs: Sequence[HostArray], program: Program) -> None:
+        owner: _Owner = program.owner
+        with owner.entered(program.runs == 1):
+            found = call.make([_Travelling(value) for value in inputs])
+            if any(isinstance(it, Recorded) for it in found):
+                raise _lost(f"{call.request.name} was called")
+            _write(outputs, found)
+
+    def make_recorded(
+        outputs: Sequence[HostArray], inputs: Sequence[HostArray], program: Program
+    ) -> None:
+        owner: _Owner = program.owner
+        context = owner.recording()
+        sinks = [Sink() for followed in call.followed if followed]
+        edges = iter([Edge(sink, 0) for sink in sinks])
+        values: list[Any] = [_Travelling(value) for value in inputs]
+        for i, followed in enumerate(call.followed):
+            if followed:
+                values[i] = Recorded(values[i], context, next(edges))
+        with owner.entered(program.runs == 1):
+            found = call.make(values)
+        recorded = [it for it, has in zip(found, floating, strict=True) if has]
+        outputs[0][...] = context.keep((recorded, sinks))
+        _write(outputs[1:], found)
+
+    @jax.custom_vjp
+    def run(token: Any, traced: list[Any]) -> list[Any]:
+        del token
+        return _in_order(make, specs, *traced)
+
+    def forward(token: Any, traced: list[Any]) -> tuple[list[Any], Any]:
+        del token
+        number, *values = _in_order(make_recorded, [_NUMBER, *specs], *traced)
+        return values, number
+
+    def backward(number: Any, grads: list[Any]) -> tuple[Any, list[Any]]:
+        traced = [call.leaves[i] for i in call.places]
+        wanted = [it for it, has in zip(traced, call.followed, strict=True) if has]
+        found = iter(
+            _in_order(
+                _go_back,
+                [jax.ShapeDtypeStruct(it.shape, it.dtype) for it in wanted],
+                number,
+                *[grad for grad, has in zip(grads, floating, strict=True) if has],
+            )
+        )
+        return jnp.zeros(()), [next(found) if has else None for has in call.followed]
+
+    run.defvjp(forward, backward)
+    return run
+
+
+def _go_back(outputs: Sequence[HostArray], inputs: Sequence[HostArray], program: Program) -> None:
+    """Go back from what was recorded under a number, given the gradients of its values."""
+    owner: _Owner = program.owner
+    context = owner.recording()
+    number, *grads = inputs
+    recorded, sinks = context.kept(int(number))
+    roots = [
+        (it.edge, jnp.asarray(np.array(grad)))
+        for it, grad in zip(recorded, grads, strict=True)
+        if isinstance(it, Recorded)
+    ]
+    with owner.entered(program.runs == 1):
+        run_pass(owner.keeper, context, roots, retain=True)
+    for output, sink in zip(outputs, sinks, strict=True):
+        grad = sink.take()
+        output[...] = 0 if grad is None else np.asarray(grad)
+
+
+_NUMBER = jax.ShapeDtypeStruct((), np.uint32)
+
+
+def _in_order(
+    function: HostFunction, results: Sequence[jax.ShapeDtypeStruct], *operands: Any
+) -> list[Any]:
+    """Have the program call ``function``, once for each element where it is batched (``vmap``)."""
+
+    @jax.custom_vjp
+    @sequential_vmap
+    def call(*operands: Any) -> list[Any]:
+        return host_call(function, results, *operands, ordered=True, owner=_owner)
+
+    call.defvjp(_refuse, _refuse)
+    return call(*operands)
+
+
+def _refuse(*_: Any) -> NoReturn:
+    raise NotImplementedError(
+        "a second derivative was taken of a remote call, or of weights of a worker, in a function"
+        " that JAX compiles: workers keep what they need for one. Expected jax.grad, value_and_grad"
+        " or vjp once"
+    )
+
+
+def _usable(token: Any) -> Any:
+    return jnp.zeros(()) if token is None else token
+
+
+def _write(outputs: Sequence[HostArray], values: Sequence[Any]) -> None:
+    for output, value in zip(outputs, values, strict=True):
+        output[...] = np.asarray(value.value if isinstance(value, Recorded) else value)
+
+
+def _is_array(leaf: Any) -> bool:
+    return hasattr(leaf, "dtype") and hasattr(leaf, "shape")
+
+
+def _told(shapes: Sequence[Shape]) -> str:
+    return "[" + ", ".join(map(str, shapes)) + "]"
+
+
+def _lost(what: str) -> RuntimeError:
+    return RuntimeError(
+        f"{what} in a program of jax.jit, in an autograd context, with nothing among the arguments"
+        " that JAX differentiates by: gradients would be lost unseen. Expected"
+        " dist_autograd.value_and_grad in place of jax's, which has them all; or, where no gradient"
+        " is wanted, the program outside of the context"
+    )

@@ -1,0 +1,76 @@
+"""``isend`` of what has room at the receiver: done when it returns, and no thread needed."""
+
+import threading
+
+import numpy as np
+
+import meshlib as dist
+from meshlib.testing import run_ranks
+
+SMALL, LARGE = 1 << 15, 1 << 20  # elements of 8 bytes; of the latter there is no room for all
+SECONDS = 60
+
+
+def test_what_has_room_is_there_at_once_and_what_has_not_does_not_wait():
+    may_receive = threading.Event()
+
+    def rank():
+        small, large = np.arange(SMALL) * 1.0, np.arange(LARGE) * 1.0
+        if dist.get_rank() == 0:
+            dist.send(small, 1)  # from then on it is known where the receiver's ring is
+            works = [dist.isend(x, 1) for x in (small + 1, large + 2, small + 3)]
+            done = [work.is_completed() for work in works]
+            may_receive.set()
+            assert all(work.wait() for work in works)
+            return done
+        dist.recv(small, 0)
+        assert may_receive.wait(SECONDS)
+        for i, x in enumerate((small, large, small), 1):
+            dist.recv(x, 0)
+            assert x[0] == i
+            assert x[-1] == i + len(x) - 1
+        return None
+
+    # Nothing overtakes what waits.
+    assert run_ranks(rank, 2, backend="shm", timeout=2 * SECONDS)[0] == [True, False, False]
+
+
+def test_a_full_ring_keeps_nobody():
+    """15 MB, of which nothing is received before all of it was handed over."""
+    may_receive, count = threading.Event(), 60
+
+    def rank():
+        x = np.zeros(SMALL)
+        if dist.get_rank() == 0:
+            dist.send(x, 1)
+            works = [dist.isend(x + i, 1) for i in range(count)]
+            may_receive.set()
+            return [work.wait() for work in works]
+        dist.recv(x, 0)
+        assert may_receive.wait(SECONDS)
+        for i in range(count):
+            dist.recv(x, 0)
+            assert x[0] == x[-1] == i
+        return None
+
+    assert run_ranks(rank, 2, backend="shm", timeout=2 * SECONDS)[0] == [True] * count
+
+
+def test_to_who_has_left_it_fails_when_it_is_waited_for():
+    def rank():
+        x = np.zeros(10)
+        if dist.get_rank() == 1:
+            dist.recv(x, 0)
+            dist.destroy_process_group()
+            return None
+        dist.send(x, 1)
+        error = None
+        while error is None:  # until it is known here
+            work = dist.isend(x, 1)
+            try:
+                work.wait(SECONDS)
+            except dist.DistError as raised:
+                error = raised
+        return str(error)
+
+    assert "rank 1" in run_ranks(rank, 2, backend="shm", timeout=2 * SECONDS)[0]
