@@ -17,6 +17,7 @@ from transport.call import Kind
 from transport.choosing.choice import Thresholds
 from transport.communicators.base import Communicator
 from transport.communicators.runtime import Membership
+from transport.errors import AuthenticationError
 from transport.operands.reduce_op import ReduceOp
 from transport.place import Place
 from transport.store import PrefixStore, Store
@@ -167,3 +168,24 @@ def test_connections_take_three_round_trips_side_by_side(monkeypatch: pytest.Mon
 
 def _parts() -> tuple[list[Any], list[Any]]:
     return [np.zeros(1) for _ in range(HOSTS)], [np.ones(1) for _ in range(HOSTS)]
+
+
+def test_who_hangs_up_in_the_handshake_is_tried_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is killed then hangs up as one does that refuses our proof."""
+    attempts: list[int] = []
+    authenticate = dialling.authenticate
+
+    def hung_up_on(*arguments: Any, **named: Any) -> None:
+        attempts.append(len(attempts))
+        if len(attempts) == 1:
+            error = AuthenticationError("refused", refused=True)
+            raise error from ConnectionResetError("hung up")
+        authenticate(*arguments, **named)
+
+    monkeypatch.setattr(dialling, "authenticate", hung_up_on)
+
+    def body(member: Member) -> None:
+        member.all_reduce(np.ones(2), ReduceOp.SUM)
+
+    run_group(counting(TcpCommunicator, {}), 2, body)
+    assert attempts == [0, 1]

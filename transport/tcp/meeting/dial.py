@@ -76,7 +76,14 @@ class Dial:
         try:
             published = self._address or self._keys.read(address_key(self._peer), self._peer, call)
             address = Address.decode(published)
-            return self._greet(call, address, self._reach(call, address))
+            try:
+                return self._greet(call, address, self._reach(call, address))
+            except AuthenticationError as error:
+                # Who dies in the middle of the handshake hangs up as one does that refuses our
+                # proof. Who does so twice refuses it; who is dead does not listen any more.
+                if not isinstance(error.__cause__, ConnectionError):
+                    raise
+                return self._greet(call, address, self._reach(call, address))
         except (DistError, OSError) as error:
             if self._cancelled is not None:
                 raise CommunicatorAbortedError(self._cancelled) from error
