@@ -263,6 +263,26 @@ def test_an_arriving_frame_is_reduced_once_whatever_its_pieces(
     assert np.array_equal(out, arriving + own)
 
 
+@pytest.mark.parametrize("elements", [SMALL, LARGE])
+def test_an_overflow_is_an_answer_whatever_the_user_set(elements: int) -> None:
+    def body(member: Member) -> None:
+        most = np.finfo(np.float32).max
+        with np.errstate(all="raise"):
+            for _ in range(2):
+                buffer = np.full(elements, most, np.float32)
+                member.all_reduce(buffer, ReduceOp.SUM)
+                assert np.isinf(buffer).all()
+                inputs = [np.full(elements, most, np.float32) for _ in range(member.size)]
+                call = member.call(Kind.REDUCE_SCATTER, F32, elements, ReduceOp.SUM)
+                member.comm.reduce_scatter(call, buffer, inputs, ReduceOp.SUM)
+                assert np.isinf(buffer).all()
+                call = member.call(Kind.REDUCE, F32, elements, ReduceOp.SUM, root=0)
+                member.comm.reduce(call, inputs[0], ReduceOp.SUM, 0)
+            assert set(np.geterr().values()) == {"raise"}
+
+    run_group(Transport("inproc", InprocCommunicator), 2, body, TABLE)
+
+
 def test_scratch_is_reused_between_dtypes_and_never_shared_between_slots() -> None:
     scratch = Scratch()
     first = scratch.flat(0, F32, 100)
