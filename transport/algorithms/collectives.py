@@ -53,6 +53,7 @@ class LinkCollectives(Collectives):
     """How large reductions travel; None: as they are."""
     _ahead: Ahead | None = None
     _reached: frozenset[Algorithm] = frozenset()
+    _rooted: frozenset[tuple[Algorithm, int]] = frozenset()
 
     @abstractmethod
     def link(self, peer: int, call: Call) -> Link:
@@ -80,6 +81,15 @@ class LinkCollectives(Collectives):
         if algorithm not in self._reached:
             self._prepare(algorithm, call)
 
+    def _prepare_rooted(self, algorithm: Algorithm, root: int, call: Call) -> None:
+        """The same for an algorithm in which who calls whom depends on the ``root``."""
+        if (algorithm, root) in self._rooted:
+            return
+        self._rooted |= {(algorithm, root)}
+        peers = peers_of(algorithm, self.rank, self.size, root)
+        if len(peers) > 1:
+            self.reach(peers, call)
+
     def ahead(self, call: Call) -> int:
         """See ``Team``."""
         if self._ahead is None:
@@ -96,6 +106,7 @@ class LinkCollectives(Collectives):
     def broadcast(self, call: Call, buffer: Flat, root: int) -> None:
         self.check_open()
         algorithm = self.table.broadcast(buffer.nbytes, self.size)
+        self._prepare_rooted(algorithm, root, call)
         (chain if algorithm is Algorithm.CHAIN else tree).broadcast(self, call, buffer, root)
 
     @cached_property
@@ -149,6 +160,7 @@ class LinkCollectives(Collectives):
 
     def _reduce(self, call: Call, buffer: Flat, op: ReduceOp, root: int) -> None:
         algorithm = self.table.reduce(buffer.nbytes, self.size)
+        self._prepare_rooted(algorithm, root, call)
         (chain if algorithm is Algorithm.CHAIN else tree).reduce(self, call, buffer, op, root)
 
     def all_gather(self, call: Call, outputs: Sequence[Flat], input_: Flat) -> None:
@@ -208,10 +220,12 @@ class LinkCollectives(Collectives):
 
     def gather(self, call: Call, outputs: Sequence[Flat] | None, input_: Flat, root: int) -> None:
         self.check_open()
+        self._prepare_rooted(Algorithm.DIRECT, root, call)
         direct.gather(self, call, outputs, input_, root)
 
     def scatter(self, call: Call, output: Flat, inputs: Sequence[Flat] | None, root: int) -> None:
         self.check_open()
+        self._prepare_rooted(Algorithm.DIRECT, root, call)
         direct.scatter(self, call, output, inputs, root)
 
     def all_to_all(self, call: Call, outputs: Sequence[Flat], inputs: Sequence[Flat]) -> None:

@@ -17,6 +17,7 @@ from transport.communicators.runtime import Membership
 from transport.errors import CommunicatorAbortedError, PeerLostError
 from transport.hierarchical.hosts import Placement
 from transport.hierarchical.inside import Inside, PartMembership
+from transport.hierarchical.learning import Learning
 from transport.hierarchical.levels import Levels
 from transport.hierarchical.roll_call import RollCall
 from transport.hierarchical.selection import Selection
@@ -64,6 +65,7 @@ class HierarchicalCommunicator(Forwarding, Communicator):
         self._collectives: Collectives | None = None
         self._ended = _Ended(self)
         self._placement = placement
+        self._learning = Learning(membership)
         self._roll_call: RollCall | None = None
         if placement is None:
             self._roll_call = RollCall(membership, host or this_place(unsupported_reason()))
@@ -124,6 +126,7 @@ class HierarchicalCommunicator(Forwarding, Communicator):
                 levels.insert(0, self._inside)
         if self._roll_call is not None:
             self._roll_call.cancel(reason)
+        self._learning.cancel(reason)
         return levels
 
     # Meeting.
@@ -137,6 +140,7 @@ class HierarchicalCommunicator(Forwarding, Communicator):
             if self._roll_call is not None:
                 placement = self._roll_call.placement(call)
             assert placement is not None
+            placement = self._learning.with_sites(placement, self._whole, call)
             self._collectives = self._arrange(placement, call)
         return self._collectives
 
@@ -147,7 +151,8 @@ class HierarchicalCommunicator(Forwarding, Communicator):
             return self._arrange_hosts(placement, self._whole, everybody, call)
         if len(sites.hosts) == self.size:
             return self._whole
-        levels = Levels(sites, self._whole, self._table, self.membership.runtime.tuning)
+        tuning = self.membership.runtime.tuning
+        levels = Levels(sites, self._whole, self._table, tuning, between_sites=True)
         near = levels.select(levels.local)
         if len(levels.local) > 1:
             here = placement.within(levels.local)

@@ -11,6 +11,7 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
+from transport.algorithms.exchanges import pairwise as pairwise_exchange
 from transport.call import Call
 from transport.hierarchical.levels import Levels
 from transport.operands.flat import as_bytes, laps_of, part_bounds
@@ -29,15 +30,26 @@ def barrier(levels: Levels, call: Call) -> None:
 
 
 def broadcast(levels: Levels, call: Call, buffer: Flat, root: int) -> None:
-    """Copy ``root``'s ``buffer`` into everybody's."""
+    """Copy ``root``'s ``buffer`` into everybody's.
+
+    A segment of each slice at a time: while one crosses, the next one goes round on the root's
+    host, and the one before on the others. Nobody waits for an answer.
+    """
+    if levels.placement.find(root)[0] != levels.host:
+        levels.inside.barrier(call)
+    slices = levels.slices(buffer.nbytes)
+    laps = laps_of(buffer.nbytes, slices * levels.table.segment)
+    for lap in range(laps):
+        part = buffer[slice(*part_bounds(buffer.size, laps, lap))]
+        _broadcast(levels, call, part, root, slices)
+
+
+def _broadcast(levels: Levels, call: Call, buffer: Flat, root: int, slices: int) -> None:
     inside, index = levels.inside, levels.index
     root_host, root_index = levels.placement.find(root)
     at_home = levels.host == root_host
     if at_home:
         inside.broadcast(call, buffer, root_index)
-    else:
-        inside.barrier(call)
-    slices = levels.slices(buffer.nbytes)
     if slices == 1:
         if index == levels.speaker(root):
             levels.across_with(root).broadcast(call, buffer, root_host)
@@ -119,6 +131,7 @@ def gather(
     near = None if outputs is None else [outputs[member] for member in levels.local]
     levels.inside.gather(call, near, input_, root_index)
     if outputs is not None:
+        levels.whole.reach(_members_elsewhere(levels, root), call)
         for member in _members_elsewhere(levels, root):
             levels.whole.link(member, call).recv_into(call, as_bytes(outputs[member]))
 
@@ -135,6 +148,7 @@ def scatter(
     near = None if inputs is None else [inputs[member] for member in levels.local]
     levels.inside.scatter(call, output, near, root_index)
     if inputs is not None:
+        levels.whole.reach(_members_elsewhere(levels, root), call)
         for member in _members_elsewhere(levels, root):
             levels.whole.link(member, call).send(call, as_bytes(inputs[member]))
 
@@ -148,12 +162,25 @@ def _members_elsewhere(levels: Levels, root: int) -> list[int]:
 def all_to_all(levels: Levels, call: Call, outputs: Sequence[Flat], inputs: Sequence[Flat]) -> None:
     """Copy member i's ``inputs[j]`` into member j's ``outputs[i]``. Sizes may all differ.
 
-    Between hosts pairwise: no two members want the same bytes, so no way saves any.
+    Between hosts pairwise: no two members want the same bytes, so no way saves any. Where links
+    have delay, or frames are small, no step waits for what another one brings.
     """
     local, rank, size = levels.local, levels.rank, levels.size
     levels.inside.all_to_all(
         call, [outputs[member] for member in local], [inputs[member] for member in local]
     )
+    targets = _members_elsewhere(levels, rank)
+    sources = targets[::-1]
+    levels.whole.reach(targets, call)
+    if pairwise_exchange.swap_at_once(
+        levels.whole,
+        call,
+        [levels.whole.link(peer, call) for peer in targets],
+        [as_bytes(inputs[peer]) for peer in targets],
+        [levels.whole.link(peer, call) for peer in sources],
+        [as_bytes(outputs[peer]) for peer in sources],
+    ):
+        return
     for step in range(1, size):
         target, source = (rank + step) % size, (rank - step) % size
         if target in local and source in local:

@@ -14,12 +14,15 @@ from transport.place import Place
 class Placement:
     """The members of a group by host (``Place.machine``): ``hosts[a]`` are group ranks, rising, and
     the hosts are in the order of their first ones. ``memory[a]`` says whether all members on host a
-    can share it, ``sites[a]`` at which site host a is: that of its first member.
+    can share it, ``sites[a]`` at which site host a is: that of its first member. ``to_store`` are
+    the hosts' round trips to the store in seconds, of the nearest member each; empty where one is
+    not known.
     """
 
     hosts: tuple[tuple[int, ...], ...]
     memory: tuple[bool, ...]
     sites: tuple[str, ...]
+    to_store: tuple[float, ...] = ()
 
     @classmethod
     def of(cls, members: Sequence[Place]) -> Placement:
@@ -30,7 +33,12 @@ class Placement:
         groups = tuple(tuple(ranks) for ranks in by_machine.values())
         shares = [not place.obstacle for place in members]
         memory = tuple(all(shares[rank] for rank in ranks) for ranks in groups)
-        return cls(groups, memory, tuple(members[ranks[0]].site for ranks in groups))
+        sites = tuple(members[ranks[0]].site for ranks in groups)
+        trips = [place.round_trip for place in members]
+        known = [seconds for seconds in trips if seconds is not None]
+        if len(known) < len(trips):
+            return cls(groups, memory, sites)
+        return cls(groups, memory, sites, tuple(min(known[r] for r in ranks) for ranks in groups))
 
     def by_site(self) -> Placement:
         """Return the same as if each site were a host, whose members cannot share memory."""
@@ -64,13 +72,15 @@ class Placement:
         try:
             fields = json.loads(data)
             hosts = tuple(tuple(map(int, ranks)) for ranks in fields["hosts"])
-            placement = cls(hosts, tuple(map(bool, fields["memory"])), tuple(fields["sites"]))
+            memory, sites = tuple(map(bool, fields["memory"])), tuple(map(str, fields["sites"]))
+            placement = cls(hosts, memory, sites, tuple(map(float, fields["to_store"])))
         except (ValueError, TypeError, KeyError) as error:
             raise DistNetworkError(
                 f"expected the hosts of a group in the store, got {data[:80]!r}"
             ) from error
         members = sorted(rank for ranks in hosts for rank in ranks)
         counts = {len(hosts), len(placement.memory), len(placement.sites)}
+        counts.add(len(placement.to_store) or len(hosts))
         if members != list(range(size)) or len(counts) > 1:
             raise DistNetworkError(f"expected the hosts of {size} members, got {hosts}")
         return placement

@@ -13,6 +13,8 @@ from transport.operands.flat import Scratch, part_bounds
 from transport.operands.reduce_op import Flat
 
 _LAP_SEGMENTS = 16
+# Each lap of an all_gather or a reduce_scatter waits for one crossing.
+_LAP_SEGMENTS_BETWEEN_SITES = 128
 
 
 class Levels:
@@ -30,6 +32,8 @@ class Levels:
         whole: LinkCommunicator | Selection,
         table: Thresholds | None,
         tuning: Tuning,
+        *,
+        between_sites: bool = False,
     ) -> None:
         self.rank = whole.rank
         self.size = whole.size
@@ -40,6 +44,7 @@ class Levels:
         self.table = table or tuning.thresholds("hierarchical", whole.size)
         self.scratch = Scratch()
         self.placement = placement
+        self._lap_segments = _LAP_SEGMENTS_BETWEEN_SITES if between_sites else _LAP_SEGMENTS
         self._most_slices = min(len(ranks) for ranks in self.hosts)
         self._given_table = table
         self._tuning = tuning
@@ -50,7 +55,7 @@ class Levels:
     @property
     def lap_bytes(self) -> int:
         """How much is worked on at a time where that takes scratch memory."""
-        return _LAP_SEGMENTS * self.table.segment
+        return self._lap_segments * self.table.segment
 
     def slices(self, nbytes: int) -> int:
         """Return into how many slices ``nbytes`` are cut: one, if they are few."""

@@ -22,7 +22,7 @@ class RollCall:
         self._membership = membership
         self._keys = PeerKeys(membership)
         store, size = membership.store, membership.size
-        store.post(_host_key(membership.rank), place.encode())
+        store.post(_host_key(membership.rank), place.seen_from(store).encode())
         # A group that is made again after all have closed it counts on.
         if store.add("hosts-known", 1) % size == 0:
             found = store.multi_get([_host_key(rank) for rank in range(size)])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from transport.algorithms.collectives import LinkCollectives
+from transport.call import Call
 from transport.choosing.choice import Thresholds
 from transport.communicators.runtime import Membership
 from transport.links.mailbox import Mailbox
@@ -39,3 +41,7 @@ class LinkCommunicator(MessagingCommunicator, LinkCollectives):
         self.table = table or membership.runtime.tuning.thresholds(self.tuned_as, self.size)
         self.scratch = Scratch()
         self.compression = membership.compression
+
+    def round_trips(self, peers: Sequence[int], call: Call) -> list[float]:
+        """Return the seconds from here to the hosts of ``peers`` and back; 0.0: not known."""
+        return [0.0] * len(peers)

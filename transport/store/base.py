@@ -102,13 +102,17 @@ class Store(ABC):
         """Write ``value`` under ``key``, over whatever was there."""
         self._ask(Op.SET, (self._key(key), to_bytes(value)))
 
-    def post(self, key: str, value: Value) -> None:
-        """Write ``value`` under ``key`` like ``set``, without waiting until that is done.
+    def post(self, key: str, value: Value, *, once: bool = False) -> None:
+        """Write ``value`` under ``key`` like ``set``, without waiting until that is done; ``once``:
+        unless there is something already.
 
         It is done before any later call on this object; a server that cannot be reached is an error
         of that call.
         """
-        self._tell(Op.SET, (self._key(key), to_bytes(value)))
+        if once:
+            self._tell(Op.COMPARE_SET, (self._key(key), b"", to_bytes(value)))
+        else:
+            self._tell(Op.SET, (self._key(key), to_bytes(value)))
 
     def get(self, key: str, timeout: Timeout | None = None) -> bytes:
         """Wait until ``key`` exists and return its value."""
@@ -223,6 +227,13 @@ class Store(ABC):
     def serves(self) -> bool:
         """Whether other ranks' stores end when this one is closed."""
         return False
+
+    @property
+    def round_trip(self) -> float | None:
+        """How many seconds it takes to the store and back, at least; None where nothing is known,
+        or nobody is far.
+        """
+        return None
 
     def set_will(self, key: str, value: Value) -> bool:
         """Have ``value`` appended to ``key`` when this client is gone without ``close``.

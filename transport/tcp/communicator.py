@@ -33,7 +33,7 @@ from transport.tcp.conversation import Conversation
 from transport.tcp.inbox import Inbox
 from transport.tcp.link import TcpLink
 from transport.tcp.meeting.address import listening_host
-from transport.tcp.meeting.dial import Dial, address_key, publish
+from transport.tcp.meeting.dial import Dial, address_key, publish, time_ways
 from transport.tcp.meeting.endpoint import Endpoint
 from transport.tcp.meeting.hello import WELCOME, Channel, Hello
 from transport.tcp.meeting.watch import Watch, end_watch
@@ -85,6 +85,7 @@ class TcpCommunicator(LinkCommunicator):
         self._ends: dict[int, PeerLostError] = {}
         self._gone: dict[int, PeerLostError] = {}
         self._addresses = PeerKeys(membership)
+        self._known: dict[int, bytes] = {}
         self._dials: set[Dial] = set()
         self._dialled: dict[int, socket.socket] = {}
         self._widening: set[int] = set()
@@ -108,12 +109,12 @@ class TcpCommunicator(LinkCommunicator):
         missing = [peer for peer in peers if peer < self.rank and peer not in found]
         if len(missing) < 2:
             return
-        addresses = self._addresses.read_all(address_key, missing, call)
+        self._published(missing, call)
         ended: SimpleQueue[tuple[int, Exception | None]] = SimpleQueue()
 
         def dial(peer: int) -> None:
             try:
-                sock = self._dial(peer, Channel.COLLECTIVE, call, addresses.get(peer))
+                sock = self._dial(peer, Channel.COLLECTIVE, call)
                 with self._lock:
                     if self.abort_reason is None:
                         self._dialled[peer] = sock
@@ -136,6 +137,16 @@ class TcpCommunicator(LinkCommunicator):
             if error is not None:
                 raise error
             left.discard(peer)
+
+    def round_trips(self, peers: Sequence[int], call: Call) -> list[float]:
+        published = self._published(range(self.size), call)  # which ``reach`` needs as well
+        return time_ways([published[peer] for peer in peers], call)
+
+    def _published(self, peers: Sequence[int], call: Call) -> dict[int, bytes]:
+        """Return the addresses of all that are known, ``peers`` among them."""
+        asked = [peer for peer in peers if peer not in self._known and peer != self.rank]
+        self._known |= self._addresses.read_all(address_key, asked, call)
+        return self._known
 
     def post(self, call: Call, data: memoryview, dst: int) -> None:
         self._converse(dst, call).send(call, data)
@@ -287,15 +298,12 @@ class TcpCommunicator(LinkCommunicator):
         if peer in self._conversations or peer in self._watched:
             return
         self._watched[peer] = watch = Watch()
-        own = Call(call.header, call.deadline)
+        dial = partial(self._dial_watch, peer, Call(call.header, call.deadline), watch)
         name = f"meshlib-tcp-watch-{peer}"
-        thread = threading.Thread(
-            target=self._dial_watch, args=(peer, own, watch), name=name, daemon=True
-        )
         try:
-            thread.start()
+            threading.Thread(target=dial, name=name, daemon=True).start()
         except RuntimeError:  # no room for another thread
-            self._dial_watch(peer, own, watch)
+            dial()
 
     def _dial_watch(self, peer: int, call: Call, watch: Watch) -> None:
         try:
@@ -427,10 +435,8 @@ class TcpCommunicator(LinkCommunicator):
             self._changed.notify_all()
         self.mailbox.fail(peer, error)
 
-    def _dial(
-        self, peer: int, channel: Channel, call: Call, address: bytes | None = None
-    ) -> socket.socket:
-        dial = Dial(self.membership, peer, channel, address)
+    def _dial(self, peer: int, channel: Channel, call: Call) -> socket.socket:
+        dial = Dial(self.membership, peer, channel, self._known.get(peer))
         with self._lock:
             self._check_unbroken()
             self._dials.add(dial)

@@ -10,25 +10,21 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from transport.link import UNKNOWN, Pace
+from transport.net.round_trip import INFO_BYTES, round_trip_in
 
 _LOGGER = logging.getLogger("meshlib.transport")
 
 # Of Linux's struct tcp_info: microseconds, but for the bytes that the peer has confirmed.
-_INFO_BYTES = 256
-_SMOOTHED = struct.Struct("@68xI")
 _CONFIRMED = struct.Struct("@120xQ")
-_LEAST = struct.Struct("@148xI")
 _BUSY_AND_LIMITED = struct.Struct("@168xQQQ")
-_NEVER = 0xFFFFFFFF
 
 # Less than so many microseconds with something to send tell nothing.
 _TELLING = 50_000
 
 
 def pace_of(sockets: Sequence[socket.socket]) -> Pace:
-    """Return the pace of a link over ``sockets``; the round trip includes how long the peer's
-    kernel takes to answer. Where the kernel is an older one or not Linux's own, the smoothed round
-    trip stands for the least one, and there may be nothing else.
+    """Return the pace of a link over ``sockets``. Where the kernel is an older one or not Linux's
+    own, there may be nothing but a round trip.
     """
     found = [_read(sock) for sock in sockets]
     round_trips = [each.round_trip for each in found if each.round_trip]
@@ -44,19 +40,17 @@ def pace_of(sockets: Sequence[socket.socket]) -> Pace:
 
 def _read(sock: socket.socket) -> Pace:
     try:
-        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, INFO_BYTES)
     except OSError:  # gone: the next call finds out
         return UNKNOWN
-    micros, rate, held_back = 0, 0.0, 0.0
+    rate, held_back = 0.0, 0.0
     if len(info) >= _BUSY_AND_LIMITED.size:
-        (micros,), (confirmed,) = _LEAST.unpack_from(info), _CONFIRMED.unpack_from(info)
+        (confirmed,) = _CONFIRMED.unpack_from(info)
         busy, by_receiver, by_buffer = _BUSY_AND_LIMITED.unpack_from(info)
         if busy >= _TELLING:
             rate = 1e6 * confirmed / busy
             held_back = (by_receiver + by_buffer) / busy
-    if micros in (0, _NEVER) and len(info) >= _SMOOTHED.size:
-        (micros,) = _SMOOTHED.unpack_from(info)
-    return Pace(micros / 1e6, rate, 1, held_back)
+    return Pace(round_trip_in(info), rate, 1, held_back)
 
 
 @functools.cache

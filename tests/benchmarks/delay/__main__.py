@@ -129,9 +129,12 @@ def main() -> None:
     parser.add_argument("--compress", default="", help="also in these forms: bf16,fp8,int8")
     parser.add_argument("--sites", type=int, default=1, help="cut the ranks into so many, as well")
     parser.add_argument("--near", type=float, default=0.1, help="milliseconds inside a site")
+    parser.add_argument("--rate", type=float, default=0, help="MB/s out of a site (0: unlimited)")
     parser.add_argument("--code", help="measure the meshlib in this folder instead")
     parser.add_argument("--verbose", action="store_true", help="each round, and what was lost")
     options = parser.parse_args()
+    if options.rate:
+        os.environ["WIRE_RATE"] = str(int(1e6 * options.rate))
     sizes = [parse_size(size) for size in options.sizes.split(",")]
     cells: list[list[object]] = [
         [name, size] for name in options.collectives.split(",") for size in sizes

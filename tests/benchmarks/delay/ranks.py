@@ -36,9 +36,11 @@ class Meshlib:
             MESHLIB_HOST=addresses[rank], MESHLIB_SECRET="0123456789abcdef" * 4,
         )  # fmt: skip
         if not dist.is_initialized():
+            os.environ["MESHLIB_LEARN_SITES"] = "0"
             dist.init_process_group(plan["backend"], timeout=timedelta(seconds=60))
         compress = {0: self.compress} if self.compress else None
         self.group = dist.init_device_mesh("cpu", (size,), compress=compress).process_group
+        self.group.barrier()
 
     def call(self, name, nbytes):
         x = pinned(nbytes)
@@ -161,11 +163,22 @@ class Wire:
 class Sited(Meshlib):
     """The same in a group whose members have said at which site they are."""
 
+    name, value = "MESHLIB_SITE", f"site {rank * plan['sites'] // size}"
+
     def __init__(self):
-        os.environ["MESHLIB_SITE"] = f"site {rank * plan['sites'] // size}"
+        former = os.environ.pop(self.name, None)
+        os.environ[self.name] = self.value
         self.group = dist.new_group(list(range(size)))
         self.group.barrier()
-        del os.environ["MESHLIB_SITE"]
+        del os.environ[self.name]
+        if former is not None:
+            os.environ[self.name] = former
+
+
+class Learnt(Sited):
+    """The same in a group that finds its sites."""
+
+    name, value = "MESHLIB_LEARN_SITES", "1"
 
 
 def compressing(form):
@@ -174,7 +187,7 @@ def compressing(form):
 
 libraries = {"meshlib": Meshlib()}
 if plan["sites"] > 1:
-    libraries["sites"] = Sited()
+    libraries |= {"sites": Sited(), "learnt": Learnt()}
 libraries |= {form: compressing(form) for form in plan["compress"]}
 x = pinned(4 << 20)
 dist.monitored_barrier()

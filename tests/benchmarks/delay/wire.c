@@ -6,6 +6,7 @@
  * The last byte of a destination's address is its number; a frame for all goes to all others. Frames
  * come with what virtio says of them, and leave with it: up to 64 KiB that no processor has cut into
  * packets or summed up, as between two machines with good network cards.
+ * Where WIRE_RATE is set, so many bytes a second leave each site for others.
  * SIGUSR1 cuts the network, or mends it. */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -51,6 +52,15 @@ static int64_t now(void) {
     return t.tv_sec * 1000000000LL + t.tv_nsec;
 }
 
+/* Return when the last byte of a frame has left a site whose line is free at the moment *line. */
+static int64_t through(int64_t *line, int64_t read_at, int64_t size) {
+    static int64_t rate = -1;
+    if (rate < 0) rate = getenv("WIRE_RATE") ? atoll(getenv("WIRE_RATE")) : 0;
+    if (!rate) return read_at;
+    if (*line < read_at) *line = read_at;
+    return *line += size * 1000000000LL / rate;
+}
+
 static void put(Queue *q, Slot *s, int64_t leaves) {
     s->leaves = leaves;
     q->slots[q->tail++ % SLOTS] = s;
@@ -67,6 +77,7 @@ static Slot *copy_of(const Slot *s) {
 
 int main(int argc, char **argv) {
     static Queue queues[2 * MOST]; /* a device's frames from other sites, and from its own */
+    static int64_t line[MOST];
     int count = argc - 5;
     if (count < 2 || count > MOST) return 2;
     int64_t delay[2] = {atoll(argv[1]), atoll(argv[4])}, sites = atoll(argv[3]);
@@ -116,8 +127,9 @@ int main(int argc, char **argv) {
                 for (int j = 0; j < count; j++) {
                     if (to[0] & 1 ? j == i : j != to[5]) continue;
                     int near = i * sites / count == j * sites / count;
+                    int64_t at = near ? read_at : through(&line[i * sites / count], read_at, size);
                     Slot *sent = to[0] & 1 ? copy_of(s) : s;
-                    if (sent) put(&queues[2 * j + near], sent, read_at + delay[near]);
+                    if (sent) put(&queues[2 * j + near], sent, at + delay[near]);
                 }
                 if (to[0] & 1 || to[5] >= count) unused[left++] = s;
             }

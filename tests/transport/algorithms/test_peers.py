@@ -20,6 +20,8 @@ LARGE = Thresholds(
 )
 LARGE = replace(LARGE, all_gather_doubling=0, doubling_ranks=2, frame=0)
 SMALL = replace(LARGE, all_reduce_doubling=1 << 20, all_gather_doubling=1 << 20)
+CHAIN = replace(LARGE, broadcast_tree=0, reduce_tree=0)
+ROOT = 1
 RING = replace(LARGE, pairwise_ranks=1)
 
 
@@ -48,6 +50,26 @@ def all_reduce(m: Member) -> None:
     m.all_reduce(np.ones(400, np.float32), ReduceOp.SUM)
 
 
+def broadcast(m: Member) -> None:
+    call = m.call(Kind.BROADCAST, np.float32, 400, root=ROOT)
+    m.comm.broadcast(call, np.ones(400, np.float32), ROOT)
+
+
+def reduce(m: Member) -> None:
+    call = m.call(Kind.REDUCE, np.float32, 400, ReduceOp.SUM, ROOT)
+    m.comm.reduce(call, np.ones(400, np.float32), ReduceOp.SUM, ROOT)
+
+
+def gather(m: Member) -> None:
+    outputs = [np.zeros(40) for _ in range(m.size)] if m.rank == ROOT else None
+    m.comm.gather(m.call(Kind.GATHER, np.float64, root=ROOT), outputs, np.zeros(40), ROOT)
+
+
+def scatter(m: Member) -> None:
+    inputs = [np.zeros(40) for _ in range(m.size)] if m.rank == ROOT else None
+    m.comm.scatter(m.call(Kind.SCATTER, np.float64, root=ROOT), np.zeros(40), inputs, ROOT)
+
+
 @pytest.mark.parametrize("n", [2, 3, 4, 5, 6, 7, 8, 12])
 @pytest.mark.parametrize(
     ("algorithm", "table", "body"),
@@ -59,6 +81,12 @@ def all_reduce(m: Member) -> None:
         (Algorithm.DOUBLING, SMALL, all_reduce),
         (Algorithm.BRUCK, SMALL, all_gather),
         (Algorithm.DISSEMINATION, SMALL, Member.barrier),
+        (Algorithm.TREE, SMALL, broadcast),
+        (Algorithm.TREE, SMALL, reduce),
+        (Algorithm.CHAIN, CHAIN, broadcast),
+        (Algorithm.CHAIN, CHAIN, reduce),
+        (Algorithm.DIRECT, SMALL, gather),
+        (Algorithm.DIRECT, SMALL, scatter),
     ],
 )
 def test_links_that_are_needed_are_known_before(
@@ -69,7 +97,7 @@ def test_links_that_are_needed_are_known_before(
         body(m)
         comm = m.comm
         assert isinstance(comm, Recording)
-        peers = peers_of(algorithm, m.rank, n)
+        peers = peers_of(algorithm, m.rank, n, ROOT)
         assert len(peers) == len(set(peers))
         assert comm.used == set(peers)
         assert comm.told == ([peers] if len(peers) > 1 else [])

@@ -44,8 +44,10 @@ def placed(hosts: str, across: Any = InprocCommunicator, inside: Any = None) -> 
     return Transport(f"sites {hosts}", make)
 
 
-def sent(hosts: str, body: Callable[[Member], None]) -> tuple[int, int]:
-    """Return the bytes that crossed between sites, and those between the hosts of a site."""
+def counted(
+    hosts: str, body: Callable[[Member], None], table: Thresholds = TABLE
+) -> tuple[Count, Count]:
+    """Return what crossed between sites, and what between the hosts of a site."""
     far, near, local = Count(), Count(), Count()
 
     def count_of(rank: int, peer: int) -> Count:
@@ -54,8 +56,14 @@ def sent(hosts: str, body: Callable[[Member], None]) -> tuple[int, int]:
             return far
         return local if ours == theirs else near
 
-    run_group(placed(hosts, counting(count_of)), len(hosts), body, TABLE)
+    run_group(placed(hosts, counting(count_of)), len(hosts), body, table)
     assert local.bytes == 0  # shared memory is for that
+    return far, near
+
+
+def sent(hosts: str, body: Callable[[Member], None]) -> tuple[int, int]:
+    """Return the bytes that crossed between sites, and those between the hosts of a site."""
+    far, near = counted(hosts, body)
     return far.bytes, near.bytes
 
 
@@ -99,6 +107,84 @@ def test_what_all_have_in_common_crosses_once_a_site(hosts: str) -> None:
     assert sent(hosts, reduce)[0] == 4 * far * LARGE
     assert sent(hosts, gather)[0] == 4 * far * sum(sizes)
     assert sent(hosts, scatter)[0] == 4 * far * sum(sizes)
+
+
+def _parts(member: Member, count: int = 2) -> list[Any]:
+    return [np.ones(count, F32) for _ in range(member.size)]
+
+
+def _rooted(member: Member, collective: str, kind: Kind) -> None:
+    parts = _parts(member) if member.rank == 0 else None
+    call, own = member.call(kind, F32, root=0), np.ones(2, F32)
+    arguments = (parts, own) if collective == "gather" else (own, parts)
+    getattr(member.comm, collective)(call, *arguments, 0)
+
+
+SMALL: dict[str, Callable[[Member], None]] = {
+    "barrier": Member.barrier,
+    "broadcast": lambda m: m.comm.broadcast(
+        m.call(Kind.BROADCAST, F32, 2, root=0), np.ones(2, F32), 0
+    ),
+    "all_reduce": lambda m: m.all_reduce(np.ones(2, F32), ReduceOp.SUM),
+    "reduce": lambda m: m.comm.reduce(
+        m.call(Kind.REDUCE, F32, 2, ReduceOp.SUM, 0), np.ones(2, F32), ReduceOp.SUM, 0
+    ),
+    "all_gather": lambda m: m.comm.all_gather(
+        m.call(Kind.ALL_GATHER, F32), _parts(m), np.ones(2, F32)
+    ),
+    "reduce_scatter": lambda m: m.comm.reduce_scatter(
+        m.call(Kind.REDUCE_SCATTER, F32, op=ReduceOp.SUM), np.ones(2, F32), _parts(m), ReduceOp.SUM
+    ),
+    "gather": lambda m: _rooted(m, "gather", Kind.GATHER),
+    "scatter": lambda m: _rooted(m, "scatter", Kind.SCATTER),
+    "all_to_all": lambda m: m.comm.all_to_all(m.call(Kind.ALL_TO_ALL, F32), _parts(m), _parts(m)),
+}
+
+
+@pytest.mark.parametrize("collective", SMALL)
+@pytest.mark.parametrize("hosts", ["abcd", "acbd", "aabbccdd"])
+def test_small_calls_cross_between_two_sites_so_often(hosts: str, collective: str) -> None:
+    """Frames, and bytes of 8 a member: nothing goes there and back where one way does."""
+    n = len(hosts)
+    far, _ = counted(hosts, SMALL[collective], replace(TABLE, one_slice=1 << 20))
+    assert (far.frames, far.bytes) == {
+        "barrier": (2, 0),
+        "broadcast": (1, 8),
+        "all_reduce": (2, 16),
+        "reduce": (1, 8),
+        "all_gather": (2, 8 * n),
+        "reduce_scatter": (2, 8 * n),
+        "gather": (n // 2, 4 * n),
+        "scatter": (n // 2, 4 * n),
+        "all_to_all": (n * n // 2, 4 * n * n),
+    }[collective]
+
+
+def test_a_broadcast_crosses_while_it_goes_round_at_home() -> None:
+    """A segment of each slice at a time: the root has sent some of them across before it has given
+    the last ones to its own site.
+    """
+    order: list[bool] = []
+
+    class Noted(Count):
+        def __init__(self, far: bool) -> None:
+            super().__init__()
+            self.far = far
+
+        def add(self, nbytes: int) -> None:
+            order.append(self.far)
+
+    def count_of(rank: int, peer: int) -> Count:
+        return Noted(peer > 1) if rank == 0 else Count()
+
+    def broadcast(member: Member) -> None:
+        values = np.arange(LARGE, dtype=F32) if member.rank == 0 else np.zeros(LARGE, F32)
+        member.comm.broadcast(member.call(Kind.BROADCAST, F32, LARGE, root=0), values, 0)
+        assert (values == np.arange(LARGE)).all()
+
+    run_group(placed("abcd", counting(count_of)), 4, broadcast, TABLE)
+    laps = -(-4 * LARGE // (2 * TABLE.segment))
+    assert order == [False, True] * laps
 
 
 @pytest.mark.parametrize("hosts", PLACEMENTS)

@@ -17,6 +17,7 @@ from transport.call import Kind
 from transport.choosing.choice import Thresholds
 from transport.communicators.base import Communicator
 from transport.communicators.runtime import Membership
+from transport.errors import AuthenticationError
 from transport.operands.reduce_op import ReduceOp
 from transport.place import Place
 from transport.store import PrefixStore, Store
@@ -111,6 +112,34 @@ def test_between_hosts_it_is_asked_for_their_places_as_well() -> None:
     assert asked == {rank: [Op.MULTI_GET] * (2 if rank else 1) for rank in range(HOSTS)}
 
 
+def test_where_hosts_are_far_one_question_more_tells_of_their_sites(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Place, "seen_from", lambda place, _store: place)
+    asked: dict[int, list[Op]] = {}
+    here = threading.Barrier(HOSTS)
+
+    def make(membership: Membership, table: Thresholds) -> Communicator:
+        rank = membership.rank
+        made = AutoCommunicator(membership, table, host=Place(f"host {rank}"))
+        place = Place(f"host {rank}", "pretended", round_trip=0.5 if rank else 0.0001)
+        made._directory.place = made._directory._places[rank] = place
+        made._directory.publish()
+        return made
+
+    def body(member: Member) -> tuple[str, ...]:
+        here.wait(LONG)
+        asked[member.rank].clear()
+        member.all_reduce(np.ones(2), ReduceOp.SUM)
+        comm: Any = member.comm
+        levels = comm._levels._collectives._levels
+        return tuple(map(str, levels.placement.hosts))
+
+    found = run_group(counting(make, asked), HOSTS, body)
+    assert set(found) == {("(0,)", "(1, 2, 3, 4, 5, 6, 7)")}
+    assert asked == {rank: [Op.MULTI_GET] * (3 if rank else 2) for rank in range(HOSTS)}
+
+
 def test_connections_take_three_round_trips_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
     """TCP's own, one for fresh bytes, one for the proofs and what the connection is for."""
     turns: list[int] = []
@@ -139,3 +168,24 @@ def test_connections_take_three_round_trips_side_by_side(monkeypatch: pytest.Mon
 
 def _parts() -> tuple[list[Any], list[Any]]:
     return [np.zeros(1) for _ in range(HOSTS)], [np.ones(1) for _ in range(HOSTS)]
+
+
+def test_who_hangs_up_in_the_handshake_is_tried_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is killed then hangs up as one does that refuses our proof."""
+    attempts: list[int] = []
+    authenticate = dialling.authenticate
+
+    def hung_up_on(*arguments: Any, **named: Any) -> None:
+        attempts.append(len(attempts))
+        if len(attempts) == 1:
+            error = AuthenticationError("refused", refused=True)
+            raise error from ConnectionResetError("hung up")
+        authenticate(*arguments, **named)
+
+    monkeypatch.setattr(dialling, "authenticate", hung_up_on)
+
+    def body(member: Member) -> None:
+        member.all_reduce(np.ones(2), ReduceOp.SUM)
+
+    run_group(counting(TcpCommunicator, {}), 2, body)
+    assert attempts == [0, 1]

@@ -16,6 +16,7 @@ from transport.algorithms.exchanges.ahead import is_far
 from transport.algorithms.exchanges.partial import Part, Partial
 from transport.algorithms.team import Team
 from transport.call import Call
+from transport.link import Link
 from transport.operands.flat import as_bytes, laps_of, part_bounds
 from transport.operands.operand import store
 from transport.operands.reduce_op import Flat, ReduceOp, reduction_dtype
@@ -48,19 +49,37 @@ def _swap(
     rank, size = team.rank, team.size
     onward = [team.link((rank + step) % size, call) for step in range(1, size)]
     behind = [team.link((rank - step) % size, call) for step in range(1, size)]
-    # On each link the same frames pass in the same order, whichever way its two ends choose.
+    if swap_at_once(team, call, onward, sent, behind, arriving):
+        return
+    for data, link, into, source in zip(sent, onward, arriving, behind, strict=True):
+        link.exchange(call, data, source, into)
+
+
+def swap_at_once(
+    team: Team,
+    call: Call,
+    onward: Sequence[Link],
+    sent: Sequence[memoryview],
+    behind: Sequence[Link],
+    arriving: Sequence[memoryview],
+) -> bool:
+    """Send an item of ``sent`` over each link ``onward``, and receive one of ``arriving`` from each
+    ``behind``, without waiting for one before another is sent; return False, and do nothing, where
+    that has no use or no room.
+
+    On each link the same frames pass in the same order, whichever way its two ends choose.
+    """
     if all(data.nbytes <= link.eager_bytes for data, link in zip(sent, onward, strict=True)):
         # Nobody is waited for before the others have what they wait for.
         for data, link in zip(sent, onward, strict=True):
             link.send(call, data)
         for into, link in zip(arriving, behind, strict=True):
             link.recv_into(call, into)
-        return
-    if size > 2 and any(is_far(link, team.table.segment) for link in onward):
+        return True
+    if len(onward) > 1 and any(is_far(link, team.table.segment) for link in onward):
         pairwise_ahead.swap(call, onward, sent, behind, arriving)
-        return
-    for data, link, into, source in zip(sent, onward, arriving, behind, strict=True):
-        link.exchange(call, data, source, into)
+        return True
+    return False
 
 
 def all_reduce(team: Team, call: Call, buffer: Flat, op: ReduceOp) -> None:

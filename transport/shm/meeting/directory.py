@@ -18,7 +18,7 @@ class Directory:
     """
 
     def __init__(self, membership: Membership, place: Place) -> None:
-        self.place = place
+        self.place = place = place.seen_from(membership.store)
         self._membership = membership
         self._places: dict[int, Place] = {membership.rank: place}
         self._keys = PeerKeys(membership)

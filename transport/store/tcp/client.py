@@ -28,6 +28,7 @@ from queue import Empty, SimpleQueue
 from transport.condition import let_go
 from transport.errors import DistStoreError
 from transport.net.fork import refusal
+from transport.net.round_trip import round_trip_of
 from transport.net.tls import TlsSocket
 from transport.store.commands import Op
 from transport.store.fields import LENGTH_BYTES, WireError, pack_number, unpack_fields
@@ -138,6 +139,11 @@ class StoreConnection:
         if status == Status.ERROR:
             raise DistStoreError(f"{self._name}: {answer[0].decode()}")
         return status, answer
+
+    @property
+    def round_trip(self) -> float | None:
+        """How many seconds it takes to the server and back, at least, if the kernel knows."""
+        return round_trip_of(self._sock) or None
 
     def tell(self, op: Op, fields: Sequence[bytes]) -> None:
         """Send a request whose reply nobody waits for: it is read, and dropped, by later ones.

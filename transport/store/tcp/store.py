@@ -127,6 +127,11 @@ class TCPStore(Store):
         return self._lease is not None
 
     @property
+    def round_trip(self) -> float | None:
+        """How many seconds it takes to the server and back, at least, if the kernel knows."""
+        return self._connection.round_trip
+
+    @property
     def port(self) -> int:
         """The port on which the server listens."""
         return self._address[1]

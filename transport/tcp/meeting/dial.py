@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+from collections.abc import Sequence
 
 from transport.call import Call
 from transport.communicators.runtime import Membership
@@ -18,9 +19,12 @@ from transport.errors import (
     PeerLostError,
 )
 from transport.net.auth import authenticate
+from transport.net.round_trip import time_connections
 from transport.net.sockets import connect, recv_exact
 from transport.tcp.meeting.address import Address
 from transport.tcp.meeting.hello import WELCOME, Channel, Hello, digest_of
+
+_TIMING_SECONDS = 5.0
 
 
 def publish(membership: Membership, address: Address) -> None:
@@ -31,6 +35,16 @@ def publish(membership: Membership, address: Address) -> None:
 def address_key(rank: int) -> str:
     """Return where a rank has published its address."""
     return f"tcp/{rank}"
+
+
+def time_ways(published: Sequence[bytes], call: Call) -> list[float]:
+    """Return the seconds to each of the ``published`` addresses and back, 0.0 where that is not
+    found out, by a connection for the time alone.
+    """
+    addresses = [Address.decode(data) for data in published]
+    where = [(address.host, address.port) for address in addresses]
+    seconds = min(_TIMING_SECONDS, call.deadline.remaining())
+    return time_connections(where, seconds)
 
 
 class Dial:
@@ -62,7 +76,14 @@ class Dial:
         try:
             published = self._address or self._keys.read(address_key(self._peer), self._peer, call)
             address = Address.decode(published)
-            return self._greet(call, address, self._reach(call, address))
+            try:
+                return self._greet(call, address, self._reach(call, address))
+            except AuthenticationError as error:
+                # Who dies in the middle of the handshake hangs up as one does that refuses our
+                # proof. Who does so twice refuses it; who is dead does not listen any more.
+                if not isinstance(error.__cause__, ConnectionError):
+                    raise
+                return self._greet(call, address, self._reach(call, address))
         except (DistError, OSError) as error:
             if self._cancelled is not None:
                 raise CommunicatorAbortedError(self._cancelled) from error

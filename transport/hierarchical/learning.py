@@ -1,0 +1,153 @@
+"""Sites that nobody has named, found by round trips: hosts much nearer to each other than to the
+others.
+
+Sites decide the order in which numbers are added, so they are found only where nothing is close: at
+some length all round trips must fall into two kinds, those between hosts of a site and those
+between sites, of which the least is ``CLEAR`` times the longest of the first kind, and ``FAR`` or
+more. All hosts of a site must be near to each other. Otherwise there is one site.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import combinations
+
+from transport import environment
+from transport.call import Call
+from transport.communicators.runtime import Membership
+from transport.communicators.store_waits import PeerKeys
+from transport.hierarchical.hosts import Placement
+from transport.links.communicator import LinkCommunicator
+
+_LOGGER = logging.getLogger("meshlib.transport")
+
+FAR = 2e-3
+"""Seconds: shorter round trips never separate hosts."""
+
+CLEAR = 5.0
+"""How many times longer round trips between sites must be than inside them."""
+
+# What a busy host makes of a shorter one means nothing.
+_SHORTEST = 1e-4
+
+Pair = tuple[int, int]
+
+
+def far_hosts(to_store: Sequence[float]) -> list[int]:
+    """Return the hosts far from the store, which is near all others; ``to_store`` has the round
+    trips in seconds, by host.
+    """
+    return [host for host, seconds in enumerate(to_store) if seconds >= FAR]
+
+
+def find_sites(
+    to_store: Sequence[float], between: Mapping[Pair, float]
+) -> tuple[tuple[int, ...], float, float] | None:
+    """Return the site of each host, the longest round trip inside one and the shortest between two,
+    in seconds; None where there is only one site, or not all is known.
+
+    ``between`` has the round trips between each two that are far from the store, the lower number
+    first. Whatever lies between two hosts one of which is near to the store is as long as the
+    other's way to it.
+    """
+    if not all(between.get(pair) for pair in combinations(far_hosts(to_store), 2)):
+        return None
+    hosts = range(len(to_store))
+    lengths = {
+        pair: max(_SHORTEST, between.get(pair) or max(to_store[pair[0]], to_store[pair[1]]))
+        for pair in combinations(hosts, 2)
+    }
+    rising = sorted(set(lengths.values()))
+    clear = [
+        (low, high)
+        for low, high in zip([_SHORTEST, *rising], rising, strict=False)
+        if high >= FAR and high >= CLEAR * low
+    ]
+    if not clear:
+        return None
+    # The longest gap below which hosts are near: sites inside of sites are one.
+    inside, across = clear[-1]
+    sites: list[int] = []
+    for host in hosts:
+        near = [other for other in range(host) if lengths[other, host] < across]
+        together = [other for other in range(host) if near and sites[other] == sites[near[0]]]
+        if near != together:
+            return None
+        sites.append(sites[near[0]] if near else max(sites, default=-1) + 1)
+    return (tuple(sites), inside, across) if max(sites) else None
+
+
+class Learning:
+    """Finds the sites of one group, whose members all compute them from the same figures.
+
+    From each host the way to the store is known. Only where several hosts are far from it, their
+    first members connect to each other, to learn how far apart they are. Any thread may ``cancel``.
+    """
+
+    def __init__(self, membership: Membership) -> None:
+        self._membership = membership
+        self._keys = PeerKeys(membership)
+
+    def with_sites(self, placement: Placement, whole: LinkCommunicator, call: Call) -> Placement:
+        """Return ``placement`` with the sites that were learnt; unchanged where a host's site has a
+        name, or there is one site. Every member calls, with an equal ``placement``.
+        """
+        far = far_hosts(placement.to_store)
+        if not far or any(placement.sites):
+            return placement
+        found = find_sites(placement.to_store, self._between(placement, far, whole, call))
+        if found is None:
+            return placement
+        sites, inside, across = found
+        if self._membership.rank == 0:
+            _LOGGER.info(
+                "%s: %d sites learnt from round trips: hosts of ranks %s; %.1f ms inside, %.1f ms"
+                " between them (%s names sites, %s=0 has none learnt)",
+                self._membership.group,
+                max(sites) + 1,
+                _members(placement, sites),
+                1e3 * inside,
+                1e3 * across,
+                environment.SITE,
+                environment.LEARN_SITES,
+            )
+        return replace(placement, sites=tuple(f"learnt {site}" for site in sites))
+
+    def cancel(self, reason: str) -> None:
+        """Break off all waits, now and later. Never blocks; idempotent."""
+        self._keys.cancel(reason)
+
+    def _between(
+        self, placement: Placement, far: Sequence[int], whole: LinkCommunicator, call: Call
+    ) -> dict[Pair, float]:
+        """Return the round trips between hosts that are ``far`` from the store."""
+        if len(far) < 2:
+            return {}
+        rank, first = self._membership.rank, {placement.hosts[host][0]: host for host in far}
+        if rank in first:
+            others = [member for member in first if member != rank]
+            seconds = whole.round_trips(others, call)
+            trips = dict(zip((first[member] for member in others), seconds, strict=True))
+            # In a group that is made again, what was said first: all must read the same.
+            self._membership.store.post(_key(rank), json.dumps(trips), once=True)
+        said = self._keys.read_all(_key, list(first), call)
+        rows = {first[member]: json.loads(data) for member, data in said.items()}
+        found: dict[Pair, float] = {}
+        for low, high in combinations(far, 2):
+            both = rows[low].get(str(high)), rows[high].get(str(low))
+            found[low, high] = min((seconds for seconds in both if seconds), default=0.0)
+        return found
+
+
+def _key(rank: int) -> str:
+    return f"round-trips/{rank}"
+
+
+def _members(placement: Placement, sites: Sequence[int]) -> str:
+    ranks: dict[int, list[int]] = {}
+    for site, members in zip(sites, placement.hosts, strict=True):
+        ranks.setdefault(site, []).extend(members)
+    return " | ".join(str(sorted(members)) for members in ranks.values())
