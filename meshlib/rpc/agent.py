@@ -12,15 +12,7 @@ from typing import Any, NamedTuple
 from meshlib.diagnosis.recorder import Record
 from meshlib.job.current import adopt_thread, current_world, find_world
 from meshlib.job.world import World
-from meshlib.rpc.calls import (
-    Callbacks,
-    Clock,
-    Numbers,
-    Outgoing,
-    Request,
-    RpcFuture,
-    name_of,
-)
+from meshlib.rpc.calls import Callbacks, Clock, Numbers, Outgoing, Request, RpcFuture
 from meshlib.rpc.carriers import Carriers
 from meshlib.rpc.cycles import PATIENCE, Cycles
 from meshlib.rpc.errors import RpcTimeoutError
@@ -94,7 +86,7 @@ class Agent:
         self.threads: Threads = Threads(str(self.rank), limit, lambda: adopt_thread(world))
         self.callbacks: Callbacks = Callbacks(self.threads)
         self.holdings: Holdings = Holdings(
-            self.rank, membership.size, self._value_of, self._wake, self._is_over
+            self.rank, membership.size, self._value_of, self._wake, self._is_over, self._is_settled
         )
         self.server: Server = Server(self)
         self._lateness = Lateness(self)
@@ -175,7 +167,7 @@ class Agent:
             raise DistBackendError("RPC was shut down on this worker")
         gradients = self.carriers.gradients
         if gradients is not None:
-            again = Request(to, func, timeout, kept, what or name_of(func))
+            again = Request(to, func, timeout, kept, what)
             replaced = gradients.replace(again, args, kwargs, creates)
             if replaced is not None:
                 return replaced
@@ -185,12 +177,11 @@ class Agent:
         sent = self.carriers.send(to) if self.carriers else None
         serving = self.server.current
         parent = None if serving is None else serving.key
-        payload = self.holdings.dump((func, args, kwargs, sent, parent), to)
+        payload = self.holdings.dump((func, args, kwargs, sent, parent), to, call.passed)
         call.record = self.recorder.made(
             call.number, to, call.what, payload.nbytes, seconds, parent
         )
-        if sent is not None:
-            call.sent = sent
+        call.sent = sent
         flags = CREATES if creates else 0
         try:
             if to == self.rank:
@@ -199,6 +190,7 @@ class Agent:
                 self._send_request(call, payload, flags)
         except BaseException as error:
             call.record.end(f"{type(error).__name__}: {error}")
+            self.holdings.lose(to, [(call.number, call.passed)])
             raise
         return call
 
@@ -217,6 +209,7 @@ class Agent:
                 connection = self.peers.connection(call.to, call.seconds, call)
             except RpcTimeoutError as error:
                 self._lateness.want_record()
+                self.holdings.lose(call.to, [(call.number, call.passed)])
                 call.end(None, error)
                 return
             call.connection = connection
@@ -226,7 +219,7 @@ class Agent:
                 connection.send(Kind.REQUEST, call.number, payload, flags)
             except OSError:
                 # It has not been sent as a whole, so nobody has run it.
-                if not self.peers.reclaim(connection, call) or again:
+                if not self.peers.reclaim(connection, call, last=again):
                     return
                 again = True
                 continue
@@ -437,6 +430,9 @@ class Agent:
 
     def _is_over(self, rank: int) -> bool:
         return self.peers.is_over(rank) and self.server.has_begun_all_of(rank)
+
+    def _is_settled(self, rank: int, number: int) -> bool:
+        return self.peers.is_drained(rank) and self.server.has_begun((rank, number))
 
     def _wake(self) -> None:
         self.clock.ring()

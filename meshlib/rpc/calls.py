@@ -22,6 +22,7 @@ from transport.deadline import Deadline, Timeout
 
 if TYPE_CHECKING:
     from meshlib.rpc.agent import Agent
+    from meshlib.rpc.references.ownership import ObjectId
 
 
 class Callbacks(Continuations):
@@ -96,6 +97,8 @@ class Outgoing(RpcFuture):
         """What must live until the reply is there."""
         self.sent: dict[str, Any] | None = None
         """What it took along, by carrier."""
+        self.passed: list[tuple[int, ObjectId]] = []
+        """The references in its arguments: their owners and objects."""
         self.late = False
         """Whether its deadline has passed, and the callee is asked what it does."""
 
@@ -158,15 +161,20 @@ class Request(NamedTuple):
     timeout: float | None
     kept: object
     """What must live as long as it may be called."""
-    name: str
-    """The function's name, in messages."""
+    what: str
+    """The function's name in messages, where it is another."""
+
+    @property
+    def name(self) -> str:
+        """The function's name, in messages."""
+        return self.what or name_of(self.func)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Make the call, from the worker of the calling thread; return its future."""
         call: Any = getattr(current_world().rpc, "call", None)
         if call is None:
             raise RuntimeError("RPC is not initialised; call rpc.init_rpc() first")
-        return call(self.to, self.func, args, kwargs, self.timeout, kept=self.kept, what=self.name)
+        return call(self.to, self.func, args, kwargs, self.timeout, kept=self.kept, what=self.what)
 
 
 class Clock:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import secrets
@@ -72,6 +73,8 @@ class _Peer:
         self.told = 0
         self.heard = 0
         """The number of its last notice that was acted on."""
+        self.latest = 0
+        """Of connections that came before this one, nothing is to come any more."""
         self.orphans: dict[int, Outgoing] = {}
         """Calls whose connection broke; it is being found out what became of the worker."""
 
@@ -87,7 +90,9 @@ class Peers:
         self._owner = owner
         self._membership = membership
         self._peers = [_Peer() for _ in range(membership.size)]
-        self._incoming: set[Connection] = set()
+        self._incoming: dict[Connection, int] = {}
+        """What others have made, numbered as they came."""
+        self._accepted = itertools.count(1)
         self._changed = Condition()
         self.lost: dict[int, str] = {}
         """How workers ended that are gone."""
@@ -150,12 +155,20 @@ class Peers:
         """Return the connection for calls to ``rank``, if there is one."""
         return self._peers[rank].connection
 
-    def reclaim(self, connection: Connection, call: Outgoing) -> bool:
-        """Take back a call that could not be sent; False: it has ended with its connection."""
+    def reclaim(self, connection: Connection, call: Outgoing, last: bool) -> bool:
+        """Take back a call that could not be sent; False: it has ended, with its connection or
+        since this was the ``last`` attempt.
+        """
         peer = self._peers[connection.peer]
         with peer.telling:
             found = connection.calls.pop(call.number, None)
-            return (found or peer.orphans.pop(call.number, None)) is not None
+            found = found or peer.orphans.pop(call.number, None)
+        if found is not None and last:
+            self._agent.holdings.lose(call.to, [(call.number, call.passed)])
+            who = self._agent.who(call.to)
+            text = f"{call.what} could not be sent to {who}: two connections to it broke"
+            call.end(None, RpcConnectionError(text))
+        return found is not None and not last
 
     def lost_error(self, rank: int, what: str = "", begun: float = 0.0) -> WorkerLostError:
         """Return the error for a worker that is gone; ``what`` was called there at ``begun``."""
@@ -269,7 +282,7 @@ class Peers:
             return
         sock.send(WELCOME)
         connection = Connection(sock, hello.rank, False, self._owner)
-        self._incoming.add(connection)
+        self._incoming[connection] = next(self._accepted)
         connection.begin(poll=True)
 
     def on_hello(self, connection: Connection, frame: Frame) -> None:
@@ -324,14 +337,33 @@ class Peers:
         peer.heard = frame.call
         if frame.call % _ACKNOWLEDGED_EVERY == 0:
             connection.send(Kind.NOTICE, frame.call)
-        return load(frame.data)
+        notice = load(frame.data)
+        if notice[0] == "lost":
+            self._end_earlier(connection)
+        return notice
+
+    def _end_earlier(self, connection: Connection) -> None:
+        """End what a worker had made before ``connection``: it has given those up."""
+        peer = self._peers[connection.peer]
+        peer.latest = max(peer.latest, self._incoming.get(connection, 0))
+        error = ConnectionResetError("its caller has made another one")
+        for one, number in list(self._incoming.items()):
+            if one.peer == connection.peer and number < peer.latest:
+                one.shut(error)
+
+    def is_drained(self, rank: int) -> bool:
+        """Whether all is read of the connections that a worker has given up."""
+        latest = self._peers[rank].latest
+        return all(
+            one.peer != rank or number >= latest for one, number in list(self._incoming.items())
+        )
 
     # ------------------------------------------------------------------ ends
 
     def on_end(self, connection: Connection, error: Exception) -> None:
         """A connection is over: its calls have failed, or their worker is gone."""
         if not connection.outgoing:
-            self._incoming.discard(connection)
+            self._incoming.pop(connection, None)
             return
         peer = self._peers[connection.peer]
         with peer.telling:
@@ -361,6 +393,8 @@ class Peers:
         peer = self._peers[rank]
         with peer.telling:
             orphans, peer.orphans = peer.orphans, {}
+        if rank not in self.lost:
+            self._agent.holdings.lose(rank, [(one.number, one.passed) for one in orphans.values()])
         for call in orphans.values():
             if rank in self.lost:
                 call.end(None, self.lost_error(rank, call.what, call.begun))

@@ -140,6 +140,11 @@ class Server:
         served = [one for one in list(self.under_way.values()) if one.key[0] == caller]
         return all(serving.func is not None for serving in served)
 
+    def has_begun(self, key: Key) -> bool:
+        """Whether a request that has come is unpickled, or has ended."""
+        serving = self.under_way.get(key)
+        return serving is None or serving.func is not None
+
     def note_function(self, func: object) -> None:
         """Note that the call which the calling thread serves runs ``func``, found by its name."""
         serving = self.current
@@ -192,7 +197,9 @@ class Server:
     def _run_it(self, serving: Serving, frame: Frame) -> None:
         agent, connection = self._agent, serving.connection
         buffers = _memories(frame) if connection is None else connection.fetch(frame)
-        func, args, kwargs, sent, parent = load(frame.data, buffers)
+        loaded = agent.holdings.load(*serving.key, frame.data, buffers)
+        func, args, kwargs, sent, parent = loaded
+        del loaded
         del frame, buffers
         serving.func, serving.parent, serving.sent = func, parent, sent
         if serving.cancelled is not None:

@@ -10,8 +10,9 @@ from typing import Any, Protocol
 
 from meshlib.calls.work import Future
 from meshlib.rpc.errors import RRefLostError
+from meshlib.rpc.references.losses import Losses
 from meshlib.rpc.references.ownership import ObjectId, Owned, Ownership
-from meshlib.rpc.wire.payload import Payload, Pickling
+from meshlib.rpc.wire.payload import Payload, Pickling, load
 from transport.errors import DistBackendError
 
 ASK_AGAIN_SECONDS = 0.05
@@ -32,6 +33,7 @@ class _Pickled(threading.local):
     def __init__(self) -> None:
         self.to: int | None = None
         self.passed = list[tuple[int, ObjectId]]()
+        self.taken = 0
 
 
 class Holdings:
@@ -39,7 +41,8 @@ class Holdings:
 
     ``make(oid)`` makes the future of an object's value; ``wake()`` has ``tick`` called soon, in
     another thread; ``is_over(rank)`` says whether a worker is dead and all that came from it was
-    unpickled.
+    unpickled; ``is_settled(rank, number)`` whether a request of one, whose connection broke, has
+    been unpickled or never will be.
     """
 
     def __init__(
@@ -49,11 +52,13 @@ class Holdings:
         make: Callable[[ObjectId], Future[Any]],
         wake: Callable[[], None],
         is_over: Callable[[int], bool],
+        is_settled: Callable[[int, int], bool],
     ) -> None:
         self.rank = rank
         self.ways: Ways | None = None
         self._wake = wake
         self._is_over = is_over
+        self._losses = Losses(is_settled)
         self._lock = threading.RLock()
         self._objects = Ownership(make, size)
         self._here = _Pickled()
@@ -67,13 +72,16 @@ class Holdings:
 
     # ------------------------------------------------------------------ as a holder
 
-    def dump(self, value: object, to: int | None) -> Payload:
+    def dump(
+        self, value: object, to: int | None, passed: list[tuple[int, ObjectId]] | None = None
+    ) -> Payload:
         """Return ``value`` as it travels to worker ``to``; references in it are granted first.
 
-        None: to nobody in particular, and there must be none.
+        None: to nobody in particular, and there must be none. They are appended to ``passed``.
         """
         here = self._here
-        before, passed = (here.to, here.passed), list[tuple[int, ObjectId]]()
+        passed = list[tuple[int, ObjectId]]() if passed is None else passed
+        before = here.to, here.passed
         here.to, here.passed = to, passed
         try:
             payload = self._pickling.dump(value)
@@ -82,6 +90,28 @@ class Holdings:
         for owner, oid in passed:
             self._tell(owner, ("grant", tuple(oid), to))
         return payload
+
+    def load(self, caller: int, number: int, data: bytes | memoryview, buffers: Any) -> Any:
+        """Return what a request has brought, and remember whether there were references in it."""
+        here = self._here
+        here.taken = 0
+        try:
+            return load(data, buffers)
+        finally:
+            if here.taken:
+                self._losses.arrived(caller, number)
+
+    def lose(self, to: int, lost: list[tuple[int, list[tuple[int, ObjectId]]]]) -> None:
+        """Tell a worker which requests to it have failed with their connection, by number, and the
+        references in them.
+        """
+        plain = [
+            (number, [(owner, tuple(oid)) for owner, oid in passed])
+            for number, passed in lost
+            if passed
+        ]
+        if plain:
+            self._tell(to, ("lost", plain))
 
     @property
     def pickled_for(self) -> int | None:
@@ -104,6 +134,7 @@ class Holdings:
 
     def take(self, owner: int, oid: ObjectId, giver: int) -> None:
         """Note that a reference came."""
+        self._here.taken += 1
         self._changes.append((owner, oid, giver, 1))
 
     def drop(self, owner: int, oid: ObjectId, giver: int) -> None:
@@ -122,15 +153,19 @@ class Holdings:
         how many seconds to look again, if there is need.
         """
         with self._lock:
+            # In this order: an answer is the last word on what came from the dead.
             over = {giver for _, giver, _ in self._questions if self._is_over(giver)}
             ready = [asked for asked in self._questions if asked[1] in over]
             self._questions = [asked for asked in self._questions if asked[1] not in over]
             waits = bool(self._questions)
         self._release_dropped()
+        for giver, passed in self._losses.settle():
+            for owner, oid in passed:
+                self._tell(owner, ("release", [(tuple(oid), giver)]))
         for owner, giver, oids in ready:
             said = [(tuple(oid), self._held[owner, oid, giver]) for oid in oids]
             self._tell(owner, ("held", giver, said))
-        return ASK_AGAIN_SECONDS if waits else None
+        return ASK_AGAIN_SECONDS if waits or self._losses else None
 
     def _release_dropped(self) -> None:
         self._woken = False
@@ -183,6 +218,9 @@ class Holdings:
             case ("whose", giver, oids):
                 with self._lock:
                     self._questions.append((rank, giver, [ObjectId(*oid) for oid in oids]))
+                self._wake()
+            case ("lost", lost):
+                self._losses.told(rank, lost)
                 self._wake()
             case ("held", giver, said):
                 with self._lock:

@@ -9,6 +9,9 @@ a while; but as long as a reference exists anywhere, or is on its way, some coun
 of the reference, or of the one that it came from, up to the first. No message waits for an answer.
 (``tests/meshlib/rpc/test_ownership.py`` has the model, with workers that die.)
 
+A reference that was granted, and whose request was lost with its connection, is released by the
+worker that it should have come to (``losses``).
+
 A dead worker's references are dropped. What it gave to others is not known for certain: a grant
 may have been lost with it, or a reference whose grant arrived. So where it may have had a
 reference, all others are asked what they have of it, and the object lives until they have answered.

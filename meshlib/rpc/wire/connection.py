@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from meshlib.rpc.wire.frames import Buffer, Frame, FrameReader, pack
+from meshlib.rpc.wire.patience import Patience
 from meshlib.rpc.wire.payload import Payload
 from meshlib.rpc.wire.recycling import Recycler
 from meshlib.rpc.wire.threads import Threads
@@ -79,6 +80,7 @@ class Connection:
         self._owner = owner
         self._threads = owner.threads
         self._frames = FrameReader()
+        self._patience = Patience()
         self._sending = threading.Lock()
         self._queue: deque[memoryview] = deque()
         self._state = threading.Lock()
@@ -240,7 +242,7 @@ class Connection:
                 self._arm()
         try:
             while not done():
-                self._owner.on_frames(self, self._frames.receive(self._sock))
+                self._owner.on_frames(self, self._receive())
         except (BlockingIOError, InterruptedError):
             self._end_turn(_POLL)
         except (DistError, OSError) as error:
@@ -265,12 +267,31 @@ class Connection:
                 self._arm()
         if events & select.EPOLLOUT and self.queued:
             self._go_on_sending()
-        if not mine:
+        if mine:
+            self._take_turn(self._receive_now)
+        else:
             with self._state:
                 self._arm_again()
-            return
+
+    def look(self) -> bool:
+        """Look whether another request comes soon, and act on it."""
+        if self.outgoing or not self._patience.looks:
+            return False
+        with self._state:
+            if self._reader != _POLL or self.error is not None:
+                return False
+            self._reader = _TURN
+            self._arm()
+        return self._take_turn(self._receive_soon)
+
+    def _take_turn(self, receive: Callable[[], list[Frame] | None]) -> bool:
+        """Receive and act on it; False if nothing came."""
+        frames: list[Frame] | None = None
+        goes_on = True
         try:
-            goes_on = self._owner.on_frames(self, self._receive_now())
+            frames = receive()
+            if frames is not None:
+                goes_on = self._owner.on_frames(self, frames)
             while goes_on and self._frames.may_have_more:
                 goes_on = self._owner.on_frames(self, self._receive_now())
         except (BlockingIOError, InterruptedError):
@@ -279,9 +300,18 @@ class Connection:
             self._end(error)
         else:
             self._end_turn(_POLL if goes_on else _PAUSED)
+        return frames is not None
+
+    def _receive(self) -> list[Frame]:
+        found = self._receive_soon() if self._patience.looks else None
+        return self._frames.receive(self._sock) if found is None else found
 
     def _receive_now(self) -> list[Frame]:
         return self._frames.receive(self._sock, _AT_ONCE)
+
+    def _receive_soon(self) -> list[Frame] | None:
+        """Return what comes within a moment, None if nothing does."""
+        return self._patience.look(self._receive_now)
 
     def _go_on_sending(self) -> None:
         with self._sending:

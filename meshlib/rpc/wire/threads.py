@@ -33,12 +33,19 @@ class Pollable(Protocol):
         """Act on ``events`` of epoll; the descriptor is disarmed, and is to be armed again."""
         ...
 
+    def look(self) -> bool:
+        """Act on what comes within a moment, if that seems likely; whether something came."""
+        ...
+
 
 class _Here(threading.local):
-    """Whether the calling thread runs a job, and how often it has given up its slot."""
+    """Whether the calling thread runs a job, how often it has given up its slot, and from where
+    the job came that it has run.
+    """
 
     running = False
     paused = 0
+    latest: Pollable | None = None
 
 
 class Threads:
@@ -221,12 +228,16 @@ class Threads:
         """Wait for something and do it; False: this thread is not needed any more."""
         me = threading.get_ident()
         helping, done = self._helper == me, self._done
-        events = self._epoll.poll(LOOK_SECONDS if helping else IDLE_SECONDS, 1)
-        for fd, event in events:
-            if fd == self._bell:
-                self._answer_bell()
-            elif (polled := self._polled.get(fd)) is not None:
-                polled.ready(event)
+        latest, self._here.latest = self._here.latest, None
+        if latest is None or self._idle < 2 or self._backlog or not latest.look():
+            latest, events = None, self._epoll.poll(LOOK_SECONDS if helping else IDLE_SECONDS, 1)
+            for fd, event in events:
+                if fd == self._bell:
+                    self._answer_bell()
+                elif (latest := self._polled.get(fd)) is not None:
+                    latest.ready(event)
+        else:
+            events = True
         backlog = len(self._backlog)
         if not backlog or self._running >= self.limit:
             if helping:
@@ -237,6 +248,7 @@ class Threads:
                 self._helper = None
             if backlog > 1:
                 self.ring()  # somebody must see whether it goes on
+            self._here.latest = latest
             self._work()
         else:
             with self._lock:

@@ -37,7 +37,7 @@ def result_of(request: rpc.Request, args: tuple[Any, ...], kwargs: dict[str, Any
     """
     returns = getattr(request.func, RETURNS, None)
     if returns is None:
-        asked = request._replace(func=abstract_result, name=f"the shape of {request.name}")
+        asked = request._replace(func=abstract_result, what=f"the shape of {request.name}")
         return asked((request.func, args, kwargs), {}).wait()
     if callable(returns):
         args, kwargs = jax.tree.map(_to_struct, (args, kwargs), is_leaf=is_ours)

@@ -13,9 +13,12 @@ from meshlib.rpc.references.ownership import ObjectId, Ownership
 OWNER = 0
 OID = ObjectId(1, 1)
 OFTEN = ["passes", "receives", "hears", "hears"]
+SELDOM = ["passes", "drops", "receives", "hears", "answers", "dies", "breaks", "settles"]
 ACTIONS = st.lists(
     st.tuples(
-        st.sampled_from([*OFTEN, "passes", "drops", "receives", "hears", "answers", "dies"]),
+        st.sampled_from(
+            [*OFTEN, "passes", "drops", "receives", "hears", "answers", "dies", "breaks", "settles"]
+        ),
         st.integers(0, 99),
     ),
     min_size=30,  # else most lists have five
@@ -35,6 +38,7 @@ class Model:
         self.held = defaultdict(list)  # by worker: who gave it
         self.to_owner = defaultdict(deque)
         self.messages = defaultdict(deque)
+        self.losses = defaultdict(int)  # by way: lost with a connection, as its sender tells
         self.made = False
         self.uncertain = False  # the request for it was lost with a worker
         self.questions = []
@@ -87,6 +91,23 @@ class Model:
             way = ways[n % len(ways)]
             self.held[way[1]].append(self.messages[way].popleft())
 
+    def breaks(self, n):
+        """A connection breaks, and the last messages on it are lost; both workers live."""
+        ways = [way for way, queue in self.messages.items() if queue and not self.dead & {*way}]
+        if ways:
+            way = ways[n % len(ways)]
+            for _ in range(min(1 + n // 7 % 3, len(self.messages[way]))):
+                self.messages[way].pop()
+                self.losses[way] += 1
+
+    def settles(self, n):
+        """A worker hears what its giver had sent it in vain, and releases that in its place."""
+        ways = [way for way, lost in self.losses.items() if lost and way[1] not in self.dead]
+        if ways:
+            giver, to = ways[n % len(ways)]
+            self.losses[giver, to] -= 1
+            self.tell(to, ("release", giver))
+
     def hears(self, n):
         ways = [w for w, queue in self.to_owner.items() if queue]
         if ways:
@@ -98,7 +119,9 @@ class Model:
         ready = [
             (worker, giver)
             for worker, giver, _ in self.questions
-            if worker not in self.dead and not self.messages[giver, worker]
+            if worker not in self.dead
+            and not self.messages[giver, worker]
+            and not self.losses[giver, worker]
         ]
         if ready:
             worker, giver = ready[n % len(ready)]
@@ -118,9 +141,13 @@ class Model:
             for way in self.messages:
                 if way[1] == worker:
                     self.messages[way].clear()
+                    self.losses[way] = 0
                 elif way[0] == worker:  # the last ones had not left it
                     for _ in range(min(n // 5 % 3, len(self.messages[way]))):
                         self.messages[way].pop()
+            for way in self.losses:
+                if way[0] == worker and n % 2:  # nobody has been told
+                    self.losses[way] = 0
             self.table.bury(worker, "died")
             self.ask()
             for what in late:  # which a thread had read
@@ -139,6 +166,8 @@ class Model:
     def end(self):
         while any(queue for way, queue in self.messages.items() if way[1] not in self.dead):
             self.receives(0)
+        while any(lost for way, lost in self.losses.items() if way[1] not in self.dead):
+            self.settles(0)
         for worker in self.alive():
             while self.held[worker]:
                 self.tell(worker, ("release", self.held[worker].pop()))

@@ -1,0 +1,129 @@
+"""References in requests that are lost with their connection: objects end all the same."""
+
+import errno
+import threading
+
+import pytest
+from rpc_workers import agents, until, workers
+
+from meshlib import rpc
+from meshlib.rpc.agent import current_agent
+from meshlib.rpc.references.losses import Losses
+from meshlib.rpc.wire.frames import Kind
+from transport.errors import DistNetworkError
+
+gate, begun, held = threading.Event(), threading.Semaphore(0), []
+
+
+@pytest.fixture(autouse=True)
+def _closed_gate():
+    gate.clear()
+    held.clear()
+
+
+def keep(rref):
+    held.append(rref)
+    begun.release()
+    assert gate.wait(90)
+
+
+def objects():
+    return len(current_agent().holdings)
+
+
+def let_go():
+    held.clear()
+
+
+def reference_on(worker):
+    """Return a reference to an object that has been made on a worker."""
+    rref = rpc.RRef([1, 2]) if worker == 0 else rpc.remote(worker, list, ((1, 2),))
+    assert rref.to_here() == [1, 2]
+    return rref
+
+
+def cut(connection):
+    connection.shut(ConnectionResetError(errno.ECONNRESET, "cut by a test"))
+
+
+@pytest.mark.parametrize("owner", [0, 1, 2])
+def test_a_reference_that_never_arrived_is_given_back(owner):
+    def program():
+        rpc.rpc_sync(1, abs, (-1,))
+        rref = reference_on(owner)
+        connection = current_agent().peers.existing(1)
+        send = connection.send
+
+        def swallow(kind, *args):
+            if kind != Kind.REQUEST:
+                send(kind, *args)
+
+        connection.send = swallow
+        call = rpc.rpc_async(1, keep, (rref,))
+        del rref
+        cut(connection)
+        with pytest.raises(rpc.RpcConnectionError):
+            call.wait()
+        until(lambda: rpc.rpc_sync(owner, objects) == 0)
+        assert not held
+
+    workers(3, program)
+
+
+@pytest.mark.parametrize("owner", [0, 1, 2])
+def test_a_reference_that_arrived_before_its_connection_broke_lives_on(owner):
+    def program():
+        call = rpc.rpc_async(1, keep, (reference_on(owner),))
+        begun.acquire()
+        cut(current_agent().peers.existing(1))
+        with pytest.raises(rpc.RpcConnectionError):
+            call.wait()
+        # The news of the loss has come there, and is settled, when nothing is left of it.
+        until(lambda: not agents[0].peers._peers[1].orphans and settled(agents[1]))
+        gate.set()
+        assert rpc.rpc_sync(1, use) == [1, 2]
+        rpc.rpc_sync(1, let_go)
+        del call
+        until(lambda: rpc.rpc_sync(owner, objects) == 0)
+
+    workers(3, program)
+
+
+def use():
+    return held[0].to_here()
+
+
+def settled(agent):
+    return agent.peers._peers[0].heard >= agents[0].peers._peers[1].told and not bool(
+        agent.holdings._losses
+    )
+
+
+def test_a_request_that_cannot_be_sent_takes_its_references_back(monkeypatch):
+    def program():
+        rref = reference_on(2)
+        peers = current_agent().peers
+
+        def refuse(*_):
+            raise DistNetworkError("refused by a test")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(peers, "connection", refuse)
+            with pytest.raises(DistNetworkError, match="refused"):
+                rpc.rpc_async(1, keep, (rref,))
+        del rref
+        rpc.rpc_sync(1, abs, (-1,))  # now it is reached, and told
+        until(lambda: rpc.rpc_sync(2, objects) == 0)
+
+    workers(3, program)
+
+
+def test_what_is_not_known_any_more_counts_as_arrived():
+    losses = Losses(lambda caller, number: True)
+    for number in range(10_000):
+        losses.arrived(3, number)
+    passed = [(0, (1, 1))]
+    losses.told(3, [(number, passed) for number in (5, 9_999, 10_000)])
+    losses.told(4, [(5, passed)])
+    assert losses.settle() == [(3, passed), (4, passed)]
+    assert not losses
