@@ -25,8 +25,8 @@ def build(cls: type[T], values: Mapping[str, Any]) -> T:
     """Return the record of ``cls`` whose fields JSON gave as ``values``.
 
     Inside of a field there may be dataclasses, named tuples and tuples, also in a sequence or as
-    the values of a mapping, or None instead. Raises KeyError and TypeError for what is no such
-    record.
+    the values of a mapping, or None instead. Raises TypeError or AttributeError for what is no
+    such record.
     """
     made = {name: make(values[name]) for name, make in _makers(cls) if name in values}
     return cls(**{**values, **made})
