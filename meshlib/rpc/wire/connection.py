@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from meshlib.rpc.wire.brief import Brief
 from meshlib.rpc.wire.frames import Buffer, Frame, FrameReader, pack
 from meshlib.rpc.wire.patience import Patience
 from meshlib.rpc.wire.payload import Payload
@@ -89,6 +90,7 @@ class Connection:
         self._room = Condition()
         # What TLS has received and nobody has read, of which the poll does not tell.
         self._pending = sock.pending if isinstance(sock, TlsSocket) else None
+        self._brief = sock if isinstance(sock, TlsSocket) else Brief(sock)
         sock.settimeout(None)
         limit = _TIMEVAL.pack(0, int(WAIT_SECONDS * 1e6))
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
@@ -160,7 +162,7 @@ class Connection:
     def _send_at_once(self, part: bytes | memoryview) -> bool:
         """Send a frame of one part, the usual small one; False if the peer takes none of it."""
         try:
-            count = self._sock.send(part, _SEND_AT_ONCE)
+            count = self._brief.send(part, _SEND_AT_ONCE)
         except (BlockingIOError, InterruptedError):
             return False
         except OSError:
@@ -268,7 +270,7 @@ class Connection:
         if events & select.EPOLLOUT and self.queued:
             self._go_on_sending()
         if mine:
-            self._take_turn(self._receive_now)
+            self._take_turn(self._receive_briefly)
         else:
             with self._state:
                 self._arm_again()
@@ -293,7 +295,7 @@ class Connection:
             if frames is not None:
                 goes_on = self._owner.on_frames(self, frames)
             while goes_on and self._frames.may_have_more:
-                goes_on = self._owner.on_frames(self, self._receive_now())
+                goes_on = self._owner.on_frames(self, self._receive_briefly())
         except (BlockingIOError, InterruptedError):
             self._end_turn(_POLL)
         except (DistError, OSError) as error:
@@ -308,6 +310,9 @@ class Connection:
 
     def _receive_now(self) -> list[Frame]:
         return self._frames.receive(self._sock, _AT_ONCE)
+
+    def _receive_briefly(self) -> list[Frame]:
+        return self._frames.receive(self._brief, _AT_ONCE)
 
     def _receive_soon(self) -> list[Frame] | None:
         """Return what comes within a moment, None if nothing does."""
