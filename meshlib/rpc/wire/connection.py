@@ -270,7 +270,7 @@ class Connection:
         if events & select.EPOLLOUT and self.queued:
             self._go_on_sending()
         if mine:
-            self._take_turn(self._receive_briefly)
+            self._take_turn(self._receive_now)
         else:
             with self._state:
                 self._arm_again()
@@ -295,7 +295,7 @@ class Connection:
             if frames is not None:
                 goes_on = self._owner.on_frames(self, frames)
             while goes_on and self._frames.may_have_more:
-                goes_on = self._owner.on_frames(self, self._receive_briefly())
+                goes_on = self._owner.on_frames(self, self._receive_now())
         except (BlockingIOError, InterruptedError):
             self._end_turn(_POLL)
         except (DistError, OSError) as error:
@@ -310,9 +310,6 @@ class Connection:
 
     def _receive_now(self) -> list[Frame]:
         return self._frames.receive(self._sock, _AT_ONCE)
-
-    def _receive_briefly(self) -> list[Frame]:
-        return self._frames.receive(self._brief, _AT_ONCE)
 
     def _receive_soon(self) -> list[Frame] | None:
         """Return what comes within a moment, None if nothing does."""

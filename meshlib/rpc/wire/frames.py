@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import enum
 import errno
+import socket
 import struct
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -98,14 +99,6 @@ def pack(
     return [header + table + data, *inline]
 
 
-class Source(Protocol):
-    """What bytes come from: a socket."""
-
-    def recv_into(self, buffer: memoryview, nbytes: int, flags: int, /) -> int:
-        """Receive once, ``buffer`` at the most (``nbytes`` is 0); return how many bytes."""
-        ...
-
-
 class FrameReader:
     """Makes frames of what a socket receives. One thread at a time."""
 
@@ -132,7 +125,7 @@ class FrameReader:
         """Whether a frame has begun and not ended."""
         return self._header is not None or self._begin != self._end
 
-    def receive(self, sock: Source, flags: int = 0) -> list[Frame]:
+    def receive(self, sock: socket.socket, flags: int = 0) -> list[Frame]:
         """Receive once, and return the frames that are whole now.
 
         Raises ``ConnectionResetError`` at the end of the stream, ``FrameError``, and what
