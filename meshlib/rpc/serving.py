@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 CREATES = 1
 """The flag of a request whose value becomes an object of this worker."""
+UNREAD = 1
+"""The flag of the answer to a request that could not be unpickled."""
 
 
 class Serving:
@@ -263,19 +265,22 @@ class Server:
         except Exception:  # noqa: BLE001 (whatever a class's own pickling may raise)
             stand_in = RemoteError(f"{type(error).__qualname__}: {error}")
             payload = self._agent.holdings.dump((stand_in, text), serving.key[0])
-        self._send(serving, Kind.ERROR, payload, f"{type(error).__name__}: {error}")
+        flags = UNREAD if serving.func is None else 0
+        self._send(serving, Kind.ERROR, payload, f"{type(error).__name__}: {error}", flags)
 
-    def _send(self, serving: Serving, kind: int, payload: Payload, error: str | None) -> None:
+    def _send(
+        self, serving: Serving, kind: int, payload: Payload, error: str | None, flags: int = 0
+    ) -> None:
         self.under_way.pop(serving.key, None)
         self._agent.recorder.served(serving, error or serving.cancelled)
         serving.kept = None
         number, connection = serving.key[1], serving.connection
         if connection is None:
             buffers = [memoryview(bytearray(buffer)) for buffer in payload.buffers]
-            self._agent.on_local_reply(kind, number, payload.data, buffers)
+            self._agent.on_local_reply(Frame(kind, flags, number, payload.data, ()), buffers)
             return
         with suppress(OSError):  # the caller is gone, and has been told, or cannot be
-            connection.send(kind, number, payload)
+            connection.send(kind, number, payload, flags)
 
 
 class Later:

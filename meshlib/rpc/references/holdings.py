@@ -33,7 +33,7 @@ class _Pickled(threading.local):
     def __init__(self) -> None:
         self.to: int | None = None
         self.passed = list[tuple[int, ObjectId]]()
-        self.taken = 0
+        self.taken = list[tuple[int, ObjectId]]()
 
 
 class Holdings:
@@ -92,18 +92,19 @@ class Holdings:
         return payload
 
     def load(self, caller: int, number: int, data: bytes | memoryview, buffers: Any) -> Any:
-        """Return what a request has brought, and remember whether there were references in it."""
+        """Return what a request has brought, and remember which references were in it."""
         here = self._here
-        here.taken = 0
+        here.taken = []
         try:
             return load(data, buffers)
         finally:
             if here.taken:
-                self._losses.arrived(caller, number)
+                self._losses.arrived(caller, number, here.taken)
+                here.taken = []
 
     def lose(self, to: int, lost: list[tuple[int, list[tuple[int, ObjectId]]]]) -> None:
-        """Tell a worker which requests to it have failed with their connection, by number, and the
-        references in them.
+        """Tell a worker which requests to it have failed, with their connection or since it could
+        not unpickle them: their numbers, and the references in them.
         """
         plain = [
             (number, [(owner, tuple(oid)) for owner, oid in passed])
@@ -134,7 +135,7 @@ class Holdings:
 
     def take(self, owner: int, oid: ObjectId, giver: int) -> None:
         """Note that a reference came."""
-        self._here.taken += 1
+        self._here.taken.append((owner, oid))
         self._changes.append((owner, oid, giver, 1))
 
     def drop(self, owner: int, oid: ObjectId, giver: int) -> None:

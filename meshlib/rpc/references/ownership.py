@@ -100,13 +100,16 @@ class Ownership:
 
     def create(self, oid: ObjectId) -> Owned:
         """Note that the creator's request for an object is here, and that it holds the first
-        reference.
+        reference. Nothing for one that it has given up in the meantime (``void``).
         """
         found = self._objects.get(oid)
         if found is None:
             found = Owned(self._make(oid))
-            if oid.creator not in self._dead:  # else nobody holds it, and nobody will
-                self._objects[oid] = found
+            if oid in self._freed or oid.creator in self._dead:
+                return found  # nobody holds it, and nobody will
+            self._objects[oid] = found
+        if found.created:
+            return found
         found.created = True
         self._change(oid, oid.creator, oid.creator, 1)
         return found

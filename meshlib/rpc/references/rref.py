@@ -7,12 +7,12 @@ from typing import Any, Generic, TypeVar
 
 from meshlib.calls.work import Future
 from meshlib.rpc.agent import Agent, WorkerInfo, current_agent
-from meshlib.rpc.calls import Outgoing
+from meshlib.rpc.calls import Outgoing, seconds_of
 from meshlib.rpc.errors import RemoteTraceback
 from meshlib.rpc.functions import future_of, is_async
 from meshlib.rpc.references.ownership import ObjectId
 from meshlib.rpc.serving import Later
-from transport.deadline import Timeout, to_seconds
+from transport.deadline import Timeout
 
 T = TypeVar("T")
 
@@ -87,13 +87,13 @@ class RRef(Generic[T]):
     def to_here(self, timeout: Timeout | None = None) -> T:
         """Return the object on its owner, a copy of it elsewhere; waits until it is made.
 
-        ``timeout`` (seconds, None: the default of calls, 0: no end) bounds the wait. Raises what
-        making the object raised, ``RpcTimeoutError``, ``WorkerLostError``, ``RRefLostError``.
+        ``timeout`` (seconds, None and -1: the default of calls, 0: no end) bounds the wait. Raises
+        what making the object raised, ``RpcTimeoutError``, ``WorkerLostError``, ``RRefLostError``.
         """
         self._check_made()
         if self.is_owner():
             return _value_of(self._agent, self._oid).wait(_bound(self._agent, timeout))
-        seconds = None if timeout is None else to_seconds(timeout)
+        seconds = seconds_of(timeout)
         call = self._agent.call(
             self._owner, _fetch, (self._oid,), {}, seconds, kept=self, what="RRef.to_here"
         )
@@ -157,7 +157,7 @@ class _Proxy:
 
     def __init__(self, rref: RRef[Any], timeout: Timeout | None, ends: Callable[..., Any]) -> None:
         self._rref = rref
-        self._seconds = None if timeout is None else to_seconds(timeout)
+        self._seconds = seconds_of(timeout)
         self._ends = ends
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
@@ -180,7 +180,7 @@ class _Proxy:
 class _RemoteProxy:
     def __init__(self, rref: RRef[Any], timeout: Timeout | None) -> None:
         self._rref = rref
-        self._seconds = None if timeout is None else to_seconds(timeout)
+        self._seconds = seconds_of(timeout)
 
     def __getattr__(self, name: str) -> Callable[..., RRef[Any]]:
         if name.startswith("__"):
@@ -243,8 +243,8 @@ def _polled(call: Any) -> Any:
 
 
 def _bound(agent: Agent, timeout: Timeout | None) -> float | None:
-    seconds = agent.timeout if timeout is None else to_seconds(timeout)
-    return seconds or None
+    seconds = seconds_of(timeout)
+    return (agent.timeout if seconds is None else seconds) or None
 
 
 def _value_of(agent: Agent, oid: ObjectId) -> Future[Any]:
