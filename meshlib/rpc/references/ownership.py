@@ -105,13 +105,12 @@ class Ownership:
         found = self._objects.get(oid)
         if found is None:
             found = Owned(self._make(oid))
-            if oid in self._freed or oid.creator in self._dead:
-                return found  # nobody holds it, and nobody will
-            self._objects[oid] = found
-        if found.created:
-            return found
-        found.created = True
-        self._change(oid, oid.creator, oid.creator, 1)
+            if oid not in self._freed and oid.creator not in self._dead:
+                self._objects[oid] = found  # else nobody holds it, and nobody will
+        if not found.created:
+            found.created = True
+            if oid in self._objects:
+                self._change(oid, oid.creator, oid.creator, 1)
         return found
 
     def void(self, oid: ObjectId) -> Owned | None:
