@@ -14,7 +14,7 @@ from meshlib.calls.work import Future
 from meshlib.diagnosis.stacks import frames_of
 from meshlib.job.current import adopted_thread
 from meshlib.rpc.calls import name_of
-from meshlib.rpc.errors import RemoteError, RemoteTraceback
+from meshlib.rpc.errors import RemoteError, RemoteTraceback, without_frames
 from meshlib.rpc.functions import future_of, is_async
 from meshlib.rpc.recording import Key
 from meshlib.rpc.references.ownership import ObjectId, Owned
@@ -255,7 +255,7 @@ class Server:
         text = f"On {self._agent.who(self._agent.rank)}, in {name}:\n"
         text += "".join(traceback.format_exception(error))
         if isinstance(serving.kept, Owned):
-            _settle(serving.kept.value, None, with_cause(error, text))
+            _settle(serving.kept.value, None, with_cause(without_frames(error), text))
         error = error if isinstance(error, Exception) else RemoteError(f"it ended with {error!r}")
         try:
             # References in it are passed to this worker itself by the trial, and counted as such.
