@@ -80,7 +80,7 @@ def abstract_result(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
 
 def to_shape(array: Any) -> Shape:
     """Return an array's shape and dtype. Raises TypeError for JAX's random keys."""
-    if jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):
+    if jax.numpy.issubdtype(array.dtype, jax.dtypes.extended):
         raise TypeError(
             f"an array of {array.dtype} is in a remote call in a function that JAX compiles;"
             " expected arrays of numbers (jax.random.key_data gives those of a key)"
