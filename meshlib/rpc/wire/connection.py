@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from meshlib.rpc.wire.brief import Brief
 from meshlib.rpc.wire.frames import Buffer, Frame, FrameReader, pack
 from meshlib.rpc.wire.patience import Patience
 from meshlib.rpc.wire.payload import Payload
@@ -89,6 +90,7 @@ class Connection:
         self._room = Condition()
         # What TLS has received and nobody has read, of which the poll does not tell.
         self._pending = sock.pending if isinstance(sock, TlsSocket) else None
+        self._brief = sock if isinstance(sock, TlsSocket) else Brief(sock)
         sock.settimeout(None)
         limit = _TIMEVAL.pack(0, int(WAIT_SECONDS * 1e6))
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
@@ -160,7 +162,7 @@ class Connection:
     def _send_at_once(self, part: bytes | memoryview) -> bool:
         """Send a frame of one part, the usual small one; False if the peer takes none of it."""
         try:
-            count = self._sock.send(part, _SEND_AT_ONCE)
+            count = self._brief.send(part, _SEND_AT_ONCE)
         except (BlockingIOError, InterruptedError):
             return False
         except OSError:
