@@ -21,11 +21,10 @@ _send.restype = ctypes.c_ssize_t
 
 
 class Brief:
-    """Sends what is short over ``sock``, a plain one, which nobody may close meanwhile."""
+    """Sends what is short over ``sock``, a plain one."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
-        self._fd = sock.fileno()
 
     def send(self, data: bytes | memoryview, flags: int, /) -> int:
         """Send what the peer takes of ``data``, with ``MSG_DONTWAIT`` among the ``flags``.
@@ -34,7 +33,8 @@ class Brief:
         have to wait.
         """
         if len(data) <= SENT_BYTES and isinstance(data, bytes):
-            count: int = _send(self._fd, data, ctypes.c_size_t(len(data)), flags)
+            # Nobody closes it between these two, as they are made with the lock.
+            count: int = _send(self._sock.fileno(), data, ctypes.c_size_t(len(data)), flags)
             if count >= 0:
                 return count
         return self._sock.send(data, flags)
