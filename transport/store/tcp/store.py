@@ -128,7 +128,9 @@ class TCPStore(Store):
 
     @property
     def round_trip(self) -> float | None:
-        """How many seconds it takes to the server and back, at least, if the kernel knows."""
+        """How many seconds it took to the server and back, at least, while this store connected; if
+        the kernel knows. It stays the same.
+        """
         return self._connection.round_trip
 
     @property
@@ -157,6 +159,7 @@ class TCPStore(Store):
         other = copy(self)
         other._closed = True  # that is, not to be closed
         other._breaker = Breaker()
+        other._ends, other._last_end = {}, []
         return other
 
     def clone(self) -> TCPStore:
@@ -175,7 +178,7 @@ class TCPStore(Store):
 
     def end_waits(self, error: DistError | None, by: object = None) -> None:
         super().end_waits(error, by)
-        self._connection.end_waits(bool(self._ends))
+        self._connection.end_waits(bool(self._ends), self._breaker)
 
     def hang_up(self) -> None:
         if self._breaker is None:
