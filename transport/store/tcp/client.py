@@ -147,7 +147,6 @@ class StoreConnection:
             raise DistStoreError(f"{self._name}: {answer[0].decode()}")
         return status, answer
 
-
     def tell(self, op: Op, fields: Sequence[bytes]) -> None:
         """Send a request whose reply nobody waits for: it is read, and dropped, by later ones.
 
