@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import socket
+import time
 from collections.abc import Sequence
 from itertools import combinations
 from typing import Any
@@ -12,11 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 from counting import Count
-from rank_threads import TINY, Member, Transport, run_group
+from rank_threads import LONG, TINY, Member, Transport, run_group
 
-from transport.call import Call
+from transport.call import Call, Kind
 from transport.choosing.choice import Thresholds
 from transport.communicators.runtime import Membership
+from transport.errors import CommunicatorAbortedError
 from transport.hierarchical import HierarchicalCommunicator
 from transport.hierarchical.hosts import Placement
 from transport.hierarchical.learning import find_sites, hosts_to_measure
@@ -179,6 +181,35 @@ def test_only_those_measure_who_may_be_far_and_one_who_is_near(
         busy, measured = run_learning("aaaa", seem="aaba")
     assert "learnt" not in caplog.text
     assert (busy, measured) == (run_learning("aaaa", known=False)[0], [0, 2])
+
+
+@pytest.mark.usefixtures("given")
+def test_an_abort_ends_the_wait_for_who_does_not_measure() -> None:
+    calls: dict[int, Call] = {}
+
+    def make(membership: Membership, table: Thresholds) -> HierarchicalCommunicator:
+        place = Place(f"host {membership.rank}", round_trip=10 * MS)
+        return HierarchicalCommunicator(
+            membership, table, place, InprocCommunicator, InprocCommunicator
+        )
+
+    def body(member: Member) -> str:
+        if member.rank == 3:
+            until = time.monotonic() + LONG
+            while len(calls) < 3 or any(call.waiting_for is None for call in calls.values()):
+                assert time.monotonic() < until
+                time.sleep(0.001)
+            for comm in member.shared.values():
+                comm.abort("rank 3 is lost")
+            return ""
+        member.shared[str(member.rank)] = member.comm
+        calls[member.rank] = call = member.call(Kind.BARRIER)
+        with pytest.raises(CommunicatorAbortedError) as caught:
+            member.comm.barrier(call)
+        return str(caught.value)
+
+    found = run_group(Transport("learning", make), 4, body)
+    assert found == ["rank 3 is lost"] * 3 + [""]
 
 
 def test_places_tell_how_far_the_store_is(monkeypatch: pytest.MonkeyPatch) -> None:
