@@ -57,7 +57,7 @@ class _Request:
 
     __slots__ = ("breaker", "news", "reply")
 
-    def __init__(self, breaker: Breaker | None) -> None:
+    def __init__(self, breaker: Breaker | None = None) -> None:
         self.breaker = breaker
         self.news: SimpleQueue[None] = SimpleQueue()
         self.reply: Reply | None = None
