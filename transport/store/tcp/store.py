@@ -263,7 +263,7 @@ class TCPStore(Store):
 
     def _ask(self, op: Op, fields: Fields) -> Fields:
         seconds = self._timeout if self._patience is None else 0.0
-        return self._connection.request(op, fields, seconds, self._patience)[1]
+        return self._connection.request(op, fields, seconds, self._patience, self._breaker)[1]
 
     def _tell(self, op: Op, fields: Fields) -> None:
         self._connection.tell(op, fields)
