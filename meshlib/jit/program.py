@@ -128,7 +128,10 @@ class Program:
                 error = self._raised(str(failure))
                 if error is None:
                     raise
-        raise error
+        try:
+            raise error
+        finally:
+            del error  # which has this frame, and with it the results, in its traceback
 
     @contextmanager
     def _entered(self, owner: Owner) -> Generator[None]:
@@ -146,7 +149,6 @@ class Program:
                         )
             if not self._runs:
                 self.owner = owner
-                self._errors.clear()
             self._runs += 1
         try:
             yield
@@ -155,6 +157,7 @@ class Program:
                 self._runs -= 1
                 if not self._runs:
                     self.owner = None
+                    self._errors.clear()  # and what their tracebacks hold
                 self._changed.notify_all()
 
     @property

@@ -22,7 +22,7 @@ from meshlib.rpc.peers import Peers
 from meshlib.rpc.recording import CallRecorder
 from meshlib.rpc.references.holdings import Holdings
 from meshlib.rpc.references.ownership import ObjectId
-from meshlib.rpc.serving import CREATES, Server, with_cause
+from meshlib.rpc.serving import CREATES, UNREAD, Server, with_cause
 from meshlib.rpc.wire.connection import Connection
 from meshlib.rpc.wire.frames import Buffer, Frame, Kind
 from meshlib.rpc.wire.payload import Payload, load
@@ -281,9 +281,7 @@ class Agent:
                 case Kind.REPLY | Kind.ERROR if connection.outgoing:
                     self._on_reply(connection, frame)
                 case Kind.NOTICE:
-                    notice = self.peers.on_notice(connection, frame)
-                    if notice is not None:
-                        self.holdings.hear(connection.peer, notice)
+                    self.peers.on_notice(connection, frame)
                 case Kind.ASK if not connection.outgoing:
                     self._answer_question(connection, frame)
                 case Kind.TAKEN:
@@ -319,26 +317,20 @@ class Agent:
             if any(buffer.memory is None for buffer in frame.buffers):
                 with suppress(OSError):
                     connection.send(Kind.TAKEN, frame.call)
-        self._settle(call, frame.kind, frame.data, buffers)
+        self._settle(call, frame, buffers)
 
-    def on_local_reply(
-        self, kind: int, number: int, data: bytes, buffers: Sequence[memoryview]
-    ) -> None:
+    def on_local_reply(self, frame: Frame, buffers: Sequence[memoryview]) -> None:
         """End a call of this worker to itself."""
-        self._settle(self._local.pop(number, None), kind, data, buffers)
+        self._settle(self._local.pop(frame.call, None), frame, buffers)
 
-    def _settle(
-        self,
-        call: Outgoing | None,
-        kind: int,
-        data: bytes | memoryview,
-        buffers: Sequence[memoryview],
-    ) -> None:
+    def _settle(self, call: Outgoing | None, frame: Frame, buffers: Sequence[memoryview]) -> None:
         value, error = None, None
+        if frame.flags & UNREAD and call is not None:
+            self.holdings.lose(call.to, [(call.number, call.passed)])
         try:
             # Also where nobody waits any more: references in it are to be released.
-            value, more = load(data, buffers)
-            if kind == Kind.ERROR:
+            value, more = load(frame.data, buffers)
+            if frame.kind == Kind.ERROR:
                 error = with_cause(value, more)
             elif more is not None and call is not None:
                 self.carriers.receive(call.sent or {}, more, call.to)

@@ -13,6 +13,7 @@ from meshlib.job.init import destroy_process_group, init_process_group
 from meshlib.job.world import World
 from meshlib.rpc import carriers
 from meshlib.rpc.agent import Agent, WorkerInfo, current_agent, find_agent
+from meshlib.rpc.calls import seconds_of
 from meshlib.rpc.carriers import Carrier, Differentiating
 from meshlib.rpc.errors import WorkerLostError
 from meshlib.rpc.references.rref import RRef, create
@@ -186,7 +187,7 @@ def rpc_sync(
         func: what to call; can be imported there under the same name
         args: its positional arguments
         kwargs: its keyword arguments
-        timeout: seconds (or ``"30s"``) until the call fails; 0: no end; None: ``rpc_timeout``
+        timeout: seconds (or ``"30s"``) until the call fails; 0: no end; None, -1: ``rpc_timeout``
 
     Raises what ``func`` raises there, with the traceback of that worker as its cause;
     ``RpcTimeoutError``, ``WorkerLostError``, ``RpcConnectionError``; ValueError and TypeError for
@@ -216,7 +217,7 @@ def rpc_async(
         func: what to call; can be imported there under the same name
         args: its positional arguments
         kwargs: its keyword arguments
-        timeout: seconds (or ``"30s"``) until the call fails; 0: no end; None: ``rpc_timeout``
+        timeout: seconds (or ``"30s"``) until the call fails; 0: no end; None, -1: ``rpc_timeout``
 
     Returns:
         The future. Its ``wait()`` raises what ``func`` raises there, with the traceback of that
@@ -250,13 +251,13 @@ def remote(
         func: what to call, a class as well; can be imported there under the same name
         args: its positional arguments
         kwargs: its keyword arguments
-        timeout: seconds (or ``"30s"``) until the call fails; 0: no end; None: ``rpc_timeout``
+        timeout: seconds (or ``"30s"``) until the call fails; 0: no end; None, -1: ``rpc_timeout``
 
     Raises ValueError and TypeError for arguments, what pickling raises, ``WorkerLostError`` for a
     worker that is known to be gone.
     """
     agent = current_agent()
-    seconds = None if timeout is None else to_seconds(timeout)
+    seconds = seconds_of(timeout)
     _check_func(func)
     return create(agent, agent.find(to), func, tuple(args or ()), dict(kwargs or {}), seconds)
 
@@ -269,7 +270,7 @@ def _call(
     timeout: Timeout | None,
 ) -> Any:
     agent = current_agent()
-    seconds = None if timeout is None else to_seconds(timeout)
+    seconds = seconds_of(timeout)
     _check_func(func)
     return agent.call(agent.find(to), func, tuple(args or ()), dict(kwargs or {}), seconds)
 

@@ -18,11 +18,14 @@ from meshlib.diagnosis.recorder import Record
 from meshlib.job.current import current_world
 from meshlib.rpc.wire.connection import Connection
 from meshlib.rpc.wire.threads import Threads
-from transport.deadline import Deadline, Timeout
+from transport.deadline import Deadline, Timeout, to_seconds
 
 if TYPE_CHECKING:
     from meshlib.rpc.agent import Agent
     from meshlib.rpc.references.ownership import ObjectId
+
+UNSET_TIMEOUT = -1.0
+"""What c10d's programs pass for the default."""
 
 
 class Callbacks(Continuations):
@@ -145,6 +148,15 @@ class Outgoing(RpcFuture):
                 self.set_result(value)
         except RuntimeError:  # there is one
             pass
+
+
+def seconds_of(timeout: Timeout | None) -> float | None:
+    """Return the seconds that a call is given; None, the worker's default, also for -1 (c10d's
+    ``UNSET_RPC_TIMEOUT``).
+
+    Raises ValueError and TypeError as ``to_seconds``.
+    """
+    return None if timeout is None or timeout == UNSET_TIMEOUT else to_seconds(timeout)
 
 
 def name_of(func: object) -> str:

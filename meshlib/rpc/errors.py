@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 from transport.errors import DistBackendError, DistNetworkError
 
 
@@ -51,3 +53,20 @@ class RemoteTraceback(Exception):
 
     def __str__(self) -> str:
         return f"\n{self.text}"
+
+
+def without_frames(error: BaseException) -> BaseException:
+    """Return a copy of ``error`` to keep, or to raise in place of one that is kept.
+
+    Whoever an exception has passed through is in its traceback with all that it refers to. Where
+    the exception is an object's, and one of those a reference to the object, neither ever ends.
+    What has no copy is returned itself.
+    """
+    try:
+        made = copy.copy(error)
+    except Exception:  # noqa: BLE001 (whatever a class's own copying may raise)
+        return error
+    if type(made) is not type(error):
+        return error
+    made.__cause__ = error.__cause__
+    return made

@@ -71,6 +71,9 @@ class _Peer:
         self.notices: deque[tuple[int, bytes]] = deque()
         """Those that it has not acknowledged."""
         self.told = 0
+        self.hearing = threading.RLock()
+        """Of whoever acts on its notices: what is left of a connection that broke is read by one
+        thread, while another one reads the next."""
         self.heard = 0
         """The number of its last notice that was acted on."""
         self.latest = 0
@@ -295,7 +298,9 @@ class Peers:
         except (ValueError, KeyError, TypeError) as error:
             raise DistNetworkError(f"expected a greeting, got {bytes(frame.data)!r}") from error
         flag = _READABLE if connection.memory is not None else _NOT_READABLE
-        heard = self._peers[connection.peer].heard
+        peer = self._peers[connection.peer]
+        with peer.hearing:
+            heard = peer.heard
         connection.send(Kind.HELLO, heard, self._introduction(), flag)
 
     # ------------------------------------------------------------------ notices
@@ -324,23 +329,24 @@ class Peers:
         with suppress(DistError):
             self.connection(rank, GREETING_SECONDS)
 
-    def on_notice(self, connection: Connection, frame: Frame) -> object | None:
-        """Return what a worker tells, if it is new."""
+    def on_notice(self, connection: Connection, frame: Frame) -> None:
+        """Act on what a worker tells, if it is new, in the order in which it does."""
         peer = self._peers[connection.peer]
         if connection.outgoing:  # it acknowledges ours
             with peer.telling:
                 while peer.notices and peer.notices[0][0] <= frame.call:
                     peer.notices.popleft()
-            return None
-        if frame.call <= peer.heard:
-            return None
-        peer.heard = frame.call
+            return
+        with peer.hearing:
+            if frame.call <= peer.heard:
+                return
+            peer.heard = frame.call
+            notice = load(frame.data)
+            if notice[0] == "lost":
+                self._end_earlier(connection)
+            self._agent.holdings.hear(connection.peer, notice)
         if frame.call % _ACKNOWLEDGED_EVERY == 0:
             connection.send(Kind.NOTICE, frame.call)
-        notice = load(frame.data)
-        if notice[0] == "lost":
-            self._end_earlier(connection)
-        return notice
 
     def _end_earlier(self, connection: Connection) -> None:
         """End what a worker had made before ``connection``: it has given those up."""
@@ -369,9 +375,8 @@ class Peers:
         with peer.telling:
             if peer.connection is connection:
                 peer.connection = None
-            peer.orphans.update(connection.calls)
+            _orphan(peer, connection)
             unheard = bool(peer.notices)
-        connection.calls.clear()
         rank = connection.peer
         if rank in self.lost:
             self._end_orphans(rank, None)
@@ -417,8 +422,7 @@ class Peers:
             connection = peer.connection
             peer.notices.clear()
             if connection is not None:
-                peer.orphans.update(connection.calls)
-                connection.calls.clear()
+                _orphan(peer, connection)
         self._break_off(peer, f"the worker {how}")
         error = ConnectionResetError(f"the worker {how}")
         for one in [c for c in (*self._incoming, connection) if c and c.peer == rank]:
@@ -464,3 +468,11 @@ class Peers:
         # Their ends are noticed by the threads.
         while self.connections() and time.monotonic() < until + 1.0:
             time.sleep(0.001)
+
+
+def _orphan(peer: _Peer, connection: Connection) -> None:
+    # One by one: a call that is put there meanwhile, to be sent in vain, has to be found there.
+    for number in list(connection.calls):
+        call = connection.calls.pop(number, None)
+        if call is not None:
+            peer.orphans[number] = call

@@ -14,7 +14,7 @@ from meshlib.calls.work import Future
 from meshlib.diagnosis.stacks import frames_of
 from meshlib.job.current import adopted_thread
 from meshlib.rpc.calls import name_of
-from meshlib.rpc.errors import RemoteError, RemoteTraceback
+from meshlib.rpc.errors import RemoteError, RemoteTraceback, without_frames
 from meshlib.rpc.functions import future_of, is_async
 from meshlib.rpc.recording import Key
 from meshlib.rpc.references.ownership import ObjectId, Owned
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 CREATES = 1
 """The flag of a request whose value becomes an object of this worker."""
+UNREAD = 1
+"""The flag of the answer to a request that could not be unpickled."""
 
 
 class Serving:
@@ -253,7 +255,7 @@ class Server:
         text = f"On {self._agent.who(self._agent.rank)}, in {name}:\n"
         text += "".join(traceback.format_exception(error))
         if isinstance(serving.kept, Owned):
-            _settle(serving.kept.value, None, with_cause(error, text))
+            _settle(serving.kept.value, None, with_cause(without_frames(error), text))
         error = error if isinstance(error, Exception) else RemoteError(f"it ended with {error!r}")
         try:
             # References in it are passed to this worker itself by the trial, and counted as such.
@@ -263,19 +265,22 @@ class Server:
         except Exception:  # noqa: BLE001 (whatever a class's own pickling may raise)
             stand_in = RemoteError(f"{type(error).__qualname__}: {error}")
             payload = self._agent.holdings.dump((stand_in, text), serving.key[0])
-        self._send(serving, Kind.ERROR, payload, f"{type(error).__name__}: {error}")
+        flags = UNREAD if serving.func is None else 0
+        self._send(serving, Kind.ERROR, payload, f"{type(error).__name__}: {error}", flags)
 
-    def _send(self, serving: Serving, kind: int, payload: Payload, error: str | None) -> None:
+    def _send(
+        self, serving: Serving, kind: int, payload: Payload, error: str | None, flags: int = 0
+    ) -> None:
         self.under_way.pop(serving.key, None)
         self._agent.recorder.served(serving, error or serving.cancelled)
         serving.kept = None
         number, connection = serving.key[1], serving.connection
         if connection is None:
             buffers = [memoryview(bytearray(buffer)) for buffer in payload.buffers]
-            self._agent.on_local_reply(kind, number, payload.data, buffers)
+            self._agent.on_local_reply(Frame(kind, flags, number, payload.data, ()), buffers)
             return
         with suppress(OSError):  # the caller is gone, and has been told, or cannot be
-            connection.send(kind, number, payload)
+            connection.send(kind, number, payload, flags)
 
 
 class Later:

@@ -8,7 +8,7 @@ import sys
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol, cast
 
@@ -32,7 +32,7 @@ class Discardable(Protocol):
 class Context:
     """One worker's part of an autograd context. Any thread."""
 
-    def __init__(self, id: int, rank: int) -> None:
+    def __init__(self, id: int, rank: int, kept_numbers: Iterator[int]) -> None:
         self.id: int = id
         self.lock: threading.Lock = threading.Lock()
         self.known: set[int] = set()
@@ -46,6 +46,7 @@ class Context:
         self._sent: dict[int, Sent] = {}
         self._leaves: dict[object, Node] = {}
         self._kept: dict[int, Any] = {}
+        self._kept_numbers = kept_numbers
 
     def send(self, edge: Edge, value: Any, to: int) -> tuple[Any, ...]:
         """Note that a value is sent to a worker; return what its ``__reduce__`` does.
@@ -90,10 +91,12 @@ class Context:
             return found
 
     def keep(self, what: Any) -> int:
-        """Keep something for a backward pass of JAX's; return the number under which it is."""
+        """Keep something for a backward pass of JAX's; return the number under which it is, which
+        fits in 32 bits, and which no other context of this worker has.
+        """
         self.check()
+        number = next(self._kept_numbers) % (1 << 32)
         with self.lock:
-            number = len(self._kept) + 1
             self._kept[number] = what
         return number
 
@@ -155,6 +158,7 @@ class Keeper:
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._passes = itertools.count(1)
+        self._kept_numbers = itertools.count(1)
         self._contexts: dict[int, Context] = {}
         self._ended: OrderedDict[int, None] = OrderedDict()
         self._lost: set[int] = set()
@@ -189,7 +193,7 @@ class Keeper:
             if context is None:
                 if id in self._ended or id >> _RANK_BITS in self._lost:
                     raise RuntimeError(_ended(id))
-                context = self._contexts[id] = Context(id, self.rank)
+                context = self._contexts[id] = Context(id, self.rank, self._kept_numbers)
         return context
 
     def find(self, id: int) -> Context:

@@ -33,7 +33,8 @@ class _Pickled(threading.local):
     def __init__(self) -> None:
         self.to: int | None = None
         self.passed = list[tuple[int, ObjectId]]()
-        self.taken = 0
+        self.taken: list[tuple[int, ObjectId]] | None = None
+        """Those that came with the request that the thread unpickles."""
 
 
 class Holdings:
@@ -92,18 +93,19 @@ class Holdings:
         return payload
 
     def load(self, caller: int, number: int, data: bytes | memoryview, buffers: Any) -> Any:
-        """Return what a request has brought, and remember whether there were references in it."""
+        """Return what a request has brought, and remember which references were in it."""
         here = self._here
-        here.taken = 0
+        here.taken = taken = list[tuple[int, ObjectId]]()
         try:
             return load(data, buffers)
         finally:
-            if here.taken:
-                self._losses.arrived(caller, number)
+            here.taken = None
+            if taken:
+                self._losses.arrived(caller, number, taken)
 
     def lose(self, to: int, lost: list[tuple[int, list[tuple[int, ObjectId]]]]) -> None:
-        """Tell a worker which requests to it have failed with their connection, by number, and the
-        references in them.
+        """Tell a worker which requests to it have failed, with their connection or since it could
+        not unpickle them: their numbers, and the references in them.
         """
         plain = [
             (number, [(owner, tuple(oid)) for owner, oid in passed])
@@ -134,7 +136,9 @@ class Holdings:
 
     def take(self, owner: int, oid: ObjectId, giver: int) -> None:
         """Note that a reference came."""
-        self._here.taken += 1
+        taken = self._here.taken
+        if taken is not None:
+            taken.append((owner, oid))
         self._changes.append((owner, oid, giver, 1))
 
     def drop(self, owner: int, oid: ObjectId, giver: int) -> None:

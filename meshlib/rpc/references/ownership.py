@@ -100,15 +100,17 @@ class Ownership:
 
     def create(self, oid: ObjectId) -> Owned:
         """Note that the creator's request for an object is here, and that it holds the first
-        reference.
+        reference. Nothing for one that it has given up in the meantime (``void``).
         """
         found = self._objects.get(oid)
         if found is None:
             found = Owned(self._make(oid))
-            if oid.creator not in self._dead:  # else nobody holds it, and nobody will
-                self._objects[oid] = found
-        found.created = True
-        self._change(oid, oid.creator, oid.creator, 1)
+            if oid not in self._freed and oid.creator not in self._dead:
+                self._objects[oid] = found  # else nobody holds it, and nobody will
+        if not found.created:
+            found.created = True
+            if oid in self._objects:
+                self._change(oid, oid.creator, oid.creator, 1)
         return found
 
     def void(self, oid: ObjectId) -> Owned | None:

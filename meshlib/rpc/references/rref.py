@@ -7,12 +7,12 @@ from typing import Any, Generic, TypeVar
 
 from meshlib.calls.work import Future
 from meshlib.rpc.agent import Agent, WorkerInfo, current_agent
-from meshlib.rpc.calls import Outgoing
-from meshlib.rpc.errors import RemoteTraceback
+from meshlib.rpc.calls import Outgoing, seconds_of
+from meshlib.rpc.errors import RemoteTraceback, without_frames
 from meshlib.rpc.functions import future_of, is_async
 from meshlib.rpc.references.ownership import ObjectId
 from meshlib.rpc.serving import Later
-from transport.deadline import Timeout, to_seconds
+from transport.deadline import Timeout
 
 T = TypeVar("T")
 
@@ -82,18 +82,18 @@ class RRef(Generic[T]):
                 f"local_value() of {self!r} was called on {self._agent.who(self._agent.rank)};"
                 " expected on its owner (to_here() gives a copy anywhere)"
             )
-        return _value_of(self._agent, self._oid).wait()
+        return _local(self._agent, self._oid)
 
     def to_here(self, timeout: Timeout | None = None) -> T:
         """Return the object on its owner, a copy of it elsewhere; waits until it is made.
 
-        ``timeout`` (seconds, None: the default of calls, 0: no end) bounds the wait. Raises what
-        making the object raised, ``RpcTimeoutError``, ``WorkerLostError``, ``RRefLostError``.
+        ``timeout`` (seconds, None and -1: the default of calls, 0: no end) bounds the wait. Raises
+        what making the object raised, ``RpcTimeoutError``, ``WorkerLostError``, ``RRefLostError``.
         """
         self._check_made()
         if self.is_owner():
-            return _value_of(self._agent, self._oid).wait(_bound(self._agent, timeout))
-        seconds = None if timeout is None else to_seconds(timeout)
+            return _local(self._agent, self._oid, _bound(self._agent, timeout))
+        seconds = seconds_of(timeout)
         call = self._agent.call(
             self._owner, _fetch, (self._oid,), {}, seconds, kept=self, what="RRef.to_here"
         )
@@ -157,7 +157,7 @@ class _Proxy:
 
     def __init__(self, rref: RRef[Any], timeout: Timeout | None, ends: Callable[..., Any]) -> None:
         self._rref = rref
-        self._seconds = None if timeout is None else to_seconds(timeout)
+        self._seconds = seconds_of(timeout)
         self._ends = ends
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
@@ -180,7 +180,7 @@ class _Proxy:
 class _RemoteProxy:
     def __init__(self, rref: RRef[Any], timeout: Timeout | None) -> None:
         self._rref = rref
-        self._seconds = None if timeout is None else to_seconds(timeout)
+        self._seconds = seconds_of(timeout)
 
     def __getattr__(self, name: str) -> Callable[..., RRef[Any]]:
         if name.startswith("__"):
@@ -243,12 +243,21 @@ def _polled(call: Any) -> Any:
 
 
 def _bound(agent: Agent, timeout: Timeout | None) -> float | None:
-    seconds = agent.timeout if timeout is None else to_seconds(timeout)
-    return seconds or None
+    seconds = seconds_of(timeout)
+    return (agent.timeout if seconds is None else seconds) or None
 
 
 def _value_of(agent: Agent, oid: ObjectId) -> Future[Any]:
     return agent.holdings.value_of(ObjectId(*oid))
+
+
+def _local(agent: Agent, oid: ObjectId, seconds: float | None = None) -> Any:
+    """On the owner: return the object when it is made. Raises what making it raised."""
+    value = _value_of(agent, oid)
+    value.block(seconds, lambda: f"the object {tuple(oid)}")
+    if value.failure is not None:
+        raise without_frames(value.failure)
+    return value.wait()
 
 
 def _fetch(oid: ObjectId) -> Later:
@@ -259,7 +268,7 @@ def _fetch(oid: ObjectId) -> Later:
 def _backward(oid: ObjectId, context_id: int, retain_graph: bool) -> None:
     """On the owner: compute gradients from the object when it is made."""
     agent = current_agent()
-    value = _value_of(agent, oid).wait()
+    value = _local(agent, oid)
     if agent.carriers.gradients is None:
         raise ValueError(f"there is no autograd context {context_id} on this worker")
     agent.carriers.gradients.backward(context_id, value, retain_graph)
@@ -268,7 +277,7 @@ def _backward(oid: ObjectId, context_id: int, retain_graph: bool) -> None:
 def _invoke(oid: ObjectId, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """On the owner: call a method of the object when it is made."""
     agent = current_agent()
-    method = getattr(_value_of(agent, oid).wait(), name)
+    method = getattr(_local(agent, oid), name)
     agent.server.note_function(method)
     result = method(*args, **kwargs)
     return Later(future_of(method, result)) if is_async(method) else result

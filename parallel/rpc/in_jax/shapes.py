@@ -42,7 +42,7 @@ def result_of(request: rpc.Request, args: tuple[Any, ...], kwargs: dict[str, Any
     if callable(returns):
         args, kwargs = jax.tree.map(_to_struct, (args, kwargs), is_leaf=is_ours)
         returns = returns(*args, **kwargs)
-    return jax.tree.map(_to_shape, returns)
+    return jax.tree.map(to_shape, returns)
 
 
 def abstract_result(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -72,13 +72,19 @@ def abstract_result(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
     out, out_tree = structure
     for i, leaf in enumerate(out):
         if hasattr(leaf, "dtype"):
-            out[i] = _to_shape(next(arrays))
+            out[i] = to_shape(next(arrays))
         elif is_ours(leaf) or isinstance(leaf, rpc.Future | rpc.RRef):
             raise _unknown(name, f"it has returned {leaf!r}")
     return jax.tree.unflatten(out_tree, out)
 
 
-def _to_shape(array: Any) -> Shape:
+def to_shape(array: Any) -> Shape:
+    """Return an array's shape and dtype. Raises TypeError for JAX's random keys."""
+    if jax.numpy.issubdtype(array.dtype, jax.dtypes.extended):
+        raise TypeError(
+            f"an array of {array.dtype} is in a remote call in a function that JAX compiles;"
+            " expected arrays of numbers (jax.random.key_data gives those of a key)"
+        )
     return Shape(tuple(array.shape), np.dtype(array.dtype))
 
 

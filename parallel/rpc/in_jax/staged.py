@@ -25,7 +25,7 @@ from meshlib.jit import HostArray, HostFunction, Program, host_call
 from parallel.rpc.contexts import Context, Keeper, keeper
 from parallel.rpc.engine import run_pass
 from parallel.rpc.graph import Edge, Recorded, Sink
-from parallel.rpc.in_jax.shapes import Shape, is_ours, result_of
+from parallel.rpc.in_jax.shapes import Shape, is_ours, result_of, to_shape
 from parallel.rpc.weights import Weights, record
 
 
@@ -118,7 +118,7 @@ class _Call(NamedTuple):
         args, kwargs = jax.tree.unflatten(self.tree, leaves)
         result = self.request(args, kwargs).wait()
         found = [leaf for leaf in jax.tree.leaves(result, is_leaf=is_ours) if _is_array(leaf)]
-        said = [Shape(tuple(it.shape), np.dtype(it.dtype)) for it in found]
+        said = [to_shape(it) for it in found]
         if said != self.results:
             raise TypeError(
                 f"{self.request.name} has returned {_told(said)}, and was expected to return"
@@ -138,7 +138,7 @@ def stage(here: Keeper, request: rpc.Request, args: Any, kwargs: Any, token: Any
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tracer)]
     traced = [leaves[i] for i in places]
     for i in places:
-        leaves[i] = Shape(tuple(leaves[i].shape), np.dtype(leaves[i].dtype))
+        leaves[i] = to_shape(leaves[i])
     with here.within(None):
         result = result_of(request, *jax.tree.unflatten(tree, leaves))
     out, out_tree = jax.tree.flatten(result, is_leaf=lambda leaf: isinstance(leaf, Shape))
@@ -156,15 +156,25 @@ def weights_in_program(weights: Weights, token: Any) -> Any:
     """Return what weights of this worker are when the program runs that is being traced."""
     leaves, tree = jax.tree.flatten(weights.value)
     specs = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
+    said = [to_shape(leaf) for leaf in leaves]
+
+    def values_of(leaves: list[Any]) -> list[Any]:
+        found = [to_shape(leaf) for leaf in leaves]
+        if found != said:
+            raise TypeError(
+                f"weights of this worker are {_told(found)}, and were {_told(said)} when the"
+                " program was traced"
+            )
+        return leaves
 
     def read(outputs: Sequence[HostArray], _: object, program: Program) -> None:
         if program.owner.context is not None:
             raise _lost("weights of this worker were used")
-        _write(outputs, jax.tree.leaves(weights.value))
+        _write(outputs, values_of(jax.tree.leaves(weights.value)))
 
     def read_recorded(outputs: Sequence[HostArray], _: object, program: Program) -> None:
         context = program.owner.recording()
-        recorded = jax.tree.leaves(record(context, weights), is_leaf=is_ours)
+        recorded = values_of(jax.tree.leaves(record(context, weights), is_leaf=is_ours))
         outputs[0][...] = context.keep((recorded, []))
         _write(outputs[1:], [it.value for it in recorded])
 

@@ -86,9 +86,20 @@ def test_wrong_arguments_are_named():
         with pytest.raises(TypeError, match="func must be callable, got 3"):
             rpc.rpc_async(1, 3)
         with pytest.raises(ValueError, match="timeout must be a number of seconds >= 0"):
-            rpc.rpc_sync(1, whoami, timeout=-1)
+            rpc.rpc_sync(1, whoami, timeout=-2)
         with pytest.raises(RuntimeError, match="RPC is initialised already"):
             rpc.init_rpc("again")
+
+    workers(2, program)
+
+
+def test_a_timeout_of_minus_one_is_the_default():
+    def program():
+        rref = rpc.remote(1, whoami, timeout=-1.0)
+        assert rref.to_here(timeout=-1.0) == rref.to_here(-1) == rpc.rpc_sync(1, whoami, timeout=-1)
+        call = rpc.rpc_async(1, whoami, timeout=-1)
+        assert call.seconds == rpc.get_rpc_timeout()
+        assert rref.rpc_sync(timeout=-1).index("w1") == 0
 
     workers(2, program)
 

@@ -1,15 +1,18 @@
 """References in requests that are lost with their connection: objects end all the same."""
 
 import errno
+import pickle
 import threading
+from types import SimpleNamespace
 
 import pytest
-from rpc_workers import agents, until, workers
+from rpc_workers import agents, start_thread, until, workers
 
 from meshlib import rpc
 from meshlib.rpc.agent import current_agent
+from meshlib.rpc.peers import _orphan
 from meshlib.rpc.references.losses import Losses
-from meshlib.rpc.wire.frames import Kind
+from meshlib.rpc.wire.frames import Frame, Kind
 from transport.errors import DistNetworkError
 
 gate, begun, held = threading.Event(), threading.Semaphore(0), []
@@ -118,10 +121,99 @@ def test_a_request_that_cannot_be_sent_takes_its_references_back(monkeypatch):
     workers(3, program)
 
 
+class Unreadable:
+    """Cannot be unpickled where it says."""
+
+    def __init__(self, to):
+        self.to = to
+
+    def __reduce__(self):
+        return read_on, (self.to,)
+
+
+def read_on(to):
+    if current_agent().rank == to:
+        raise KeyError(f"nothing of the kind on {to}")
+
+
+@pytest.mark.parametrize("to", [0, 1])
+@pytest.mark.parametrize("first", [True, False])
+def test_references_in_a_request_that_cannot_be_unpickled_are_given_back(to, first):
+    def program():
+        rref = reference_on(2)
+        args = (Unreadable(to), rref) if first else (rref, Unreadable(to))
+        with pytest.raises(KeyError, match="nothing of the kind"):
+            rpc.rpc_sync(to, keep, args)
+        del rref, args
+        until(lambda: rpc.rpc_sync(2, objects) == 0)
+
+    workers(3, program)
+
+
+def note_agent():
+    agents[1] = current_agent()
+
+
+def test_notices_are_acted_on_in_order_also_by_two_connections(monkeypatch):
+    """What is left of one that broke is read by one thread, and the next one by another."""
+    acted = []
+
+    def program():
+        rpc.rpc_sync(1, note_agent)
+        agent, peers = agents[1], agents[1].peers
+        hear, entered, go_on = agent.holdings.hear, threading.Event(), threading.Event()
+
+        def slowly(rank, notice):
+            if notice == ("test", 1):
+                entered.set()
+                assert go_on.wait(90)
+            acted.append(notice[1]) if notice[0] == "test" else hear(rank, notice)
+
+        monkeypatch.setattr(agent.holdings, "hear", slowly)
+        (connection,) = peers._incoming
+        first = peers._peers[0].heard + 1
+
+        def act(*notices):
+            for notice in notices:
+                frame = Frame(
+                    Kind.NOTICE, 0, first - 1 + notice, pickle.dumps(("test", notice)), ()
+                )
+                peers.on_notice(connection, frame)
+
+        one = start_thread(lambda: act(1))
+        assert entered.wait(90)
+        other = start_thread(lambda: act(1, 2))
+        other.join(0.05)  # time for it to go wrong
+        go_on.set()
+        one.join(90)
+        other.join(90)
+        peers._peers[0].heard = first - 1
+
+    workers(2, program)
+    assert acted == [1, 2]
+
+
+def test_a_call_that_is_added_while_its_connection_ends_is_found():
+    class Ending(dict):
+        """The calls of a connection; another one is added when they have been looked at."""
+
+        def __iter__(self):
+            return iter(self.keys())
+
+        def keys(self):
+            found = [*super().keys()]
+            self[7] = "added"
+            return found
+
+    calls, peer = Ending({5: "first"}), SimpleNamespace(orphans={})
+    _orphan(peer, SimpleNamespace(calls=calls))
+    assert {**peer.orphans, **calls} == {5: "first", 7: "added"}
+
+
 def test_what_is_not_known_any_more_counts_as_arrived():
     losses = Losses(lambda caller, number: True)
     for number in range(10_000):
-        losses.arrived(3, number)
+        losses.arrived(3, number, [(0, (1, 1))])
     passed = [(0, (1, 1))]
     losses.told(3, [(number, passed) for number in (5, 9_999, 10_000)])
     losses.told(4, [(5, passed)])

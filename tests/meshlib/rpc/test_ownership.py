@@ -203,6 +203,16 @@ def test_what_comes_of_the_dead_changes_nothing():
     assert len(table) == 0
 
 
+def test_a_request_that_comes_after_its_object_was_given_up_makes_none():
+    table = Ownership(lambda oid: Future(), 4)
+    table.void(OID)
+    table.create(OID)  # while its creator still holds a reference
+    table.release(OID, 1, 1)
+    assert len(table) == 0
+    table.create(OID)
+    assert len(table) == 0
+
+
 def test_a_lost_reference_says_why():
     table = Ownership(lambda oid: Future(), 4)
     table.create(OID)

@@ -187,6 +187,31 @@ def test_what_making_an_object_raised_is_raised_by_whoever_uses_it():
     workers(3, program)
 
 
+def fail_given(rref):
+    raise KeyError("never", rref.to_here())
+
+
+def test_what_has_failed_to_be_made_keeps_nobody_who_has_seen_that():
+    """An exception refers to all that it has passed through, with their references."""
+
+    def program():
+        given = rpc.remote(2, int, (1,))
+        rref = rpc.remote(1, fail_given, (given,))
+        for look in (to_here, local, use_method):
+            with pytest.raises(KeyError, match="never"):
+                rpc.rpc_sync(1, look, (rref,))
+        del given
+        until_freed([0, 1, 0])  # which the function was given
+        del rref
+        until_freed([0, 0, 0])
+
+    workers(3, program)
+
+
+def use_method(rref):
+    return rref.rpc_sync().anything()
+
+
 def test_a_reference_whose_making_was_too_late_is_unusable_everywhere():
     def program():
         Slow.go.clear()
