@@ -97,8 +97,11 @@ class Door:
             )
             if context.log.detailed:
                 run = context.log.around(run, record, self.members)
-            soon = not async_op or (kind is Kind.SEND and self._ends_at_once(spec))
-            inline = soon and lane.try_enter()
+            inline = (not async_op or kind is Kind.SEND) and lane.try_enter()
+            # Nobody else sends to that peer now, and takes the room.
+            if inline and async_op and not self._ends_at_once(spec):
+                lane.leave()
+                inline = False
             work = None if inline else self._enqueue(lane, run, record, device)
         if work is not None:
             return work if async_op else work.outcome()

@@ -51,7 +51,9 @@ class Attendant(ABC, Generic[U]):
             self._users[user] = None
             if self._shift is None:
                 own = None
-                if self.prepares:
+                # Where several ranks share the thread, the first may leave, and close its store,
+                # before that runs.
+                if self.prepares or store.in_one_process:
                     own = store.clone()
                     self._prepare(own, user)
                 self._shift = _Shift(store, own)

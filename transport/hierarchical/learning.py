@@ -36,11 +36,16 @@ _SHORTEST = 1e-4
 Pair = tuple[int, int]
 
 
-def far_hosts(to_store: Sequence[float]) -> list[int]:
-    """Return the hosts far from the store, which is near all others; ``to_store`` has the round
-    trips in seconds, by host.
+def hosts_to_measure(to_store: Sequence[float]) -> list[int]:
+    """Return the hosts far from the store and, if there are such, the first one near it;
+    ``to_store`` has the round trips in seconds, by host.
+
+    One far host is measured as well: what it said may be a busy machine's doing.
     """
-    return [host for host, seconds in enumerate(to_store) if seconds >= FAR]
+    near = [host for host, seconds in enumerate(to_store) if seconds < FAR]
+    if len(near) == len(to_store):
+        return []
+    return [host for host, seconds in enumerate(to_store) if seconds >= FAR or host == near[0]]
 
 
 def find_sites(
@@ -49,17 +54,14 @@ def find_sites(
     """Return the site of each host, the longest round trip inside one and the shortest between two,
     in seconds; None where there is only one site, or not all is known.
 
-    ``between`` has the round trips between each two that are far from the store, the lower number
+    ``between`` has the round trips between each two of ``hosts_to_measure``, the lower number
     first. Whatever lies between two hosts one of which is near to the store is as long as the
-    other's way to it.
+    other's way to it, or to the one that was measured there, if that is shorter: only noise makes
+    the one longer than the other.
     """
-    if not all(between.get(pair) for pair in combinations(far_hosts(to_store), 2)):
+    if not all(between.get(pair) for pair in combinations(hosts_to_measure(to_store), 2)):
         return None
-    hosts = range(len(to_store))
-    lengths = {
-        pair: max(_SHORTEST, between.get(pair) or max(to_store[pair[0]], to_store[pair[1]]))
-        for pair in combinations(hosts, 2)
-    }
+    lengths = _lengths(to_store, between)
     rising = sorted(set(lengths.values()))
     clear = [
         (low, high)
@@ -71,7 +73,7 @@ def find_sites(
     # The longest gap below which hosts are near: sites inside of sites are one.
     inside, across = clear[-1]
     sites: list[int] = []
-    for host in hosts:
+    for host in range(len(to_store)):
         near = [other for other in range(host) if lengths[other, host] < across]
         together = [other for other in range(host) if near and sites[other] == sites[near[0]]]
         if near != together:
@@ -80,11 +82,27 @@ def find_sites(
     return (tuple(sites), inside, across) if max(sites) else None
 
 
+def _lengths(to_store: Sequence[float], between: Mapping[Pair, float]) -> dict[Pair, float]:
+    """Return the round trips between each two hosts."""
+    ways = list(to_store)
+    near = next((host for host, seconds in enumerate(to_store) if seconds < FAR), None)
+    for low, high in between if near is not None else ():
+        if near in (low, high):
+            far = high if near == low else low
+            ways[far] = min(ways[far], between[low, high])
+    found: dict[Pair, float] = {}
+    for pair in combinations(range(len(to_store)), 2):
+        known = None if near in pair else between.get(pair)
+        found[pair] = max(_SHORTEST, known or max(ways[pair[0]], ways[pair[1]]))
+    return found
+
+
 class Learning:
     """Finds the sites of one group, whose members all compute them from the same figures.
 
-    From each host the way to the store is known. Only where several hosts are far from it, their
-    first members connect to each other, to learn how far apart they are. Any thread may ``cancel``.
+    From each host the way to the store is known. Only where that is far from some, first members
+    connect to each other, those and one that is near it, to learn how far apart they are. Any
+    thread may ``cancel``.
     """
 
     def __init__(self, membership: Membership) -> None:
@@ -95,10 +113,10 @@ class Learning:
         """Return ``placement`` with the sites that were learnt; unchanged where a host's site has a
         name, or there is one site. Every member calls, with an equal ``placement``.
         """
-        far = far_hosts(placement.to_store)
-        if not far or any(placement.sites):
+        measured = hosts_to_measure(placement.to_store)
+        if len(measured) < 2 or any(placement.sites):
             return placement
-        found = find_sites(placement.to_store, self._between(placement, far, whole, call))
+        found = find_sites(placement.to_store, self._between(placement, measured, whole, call))
         if found is None:
             return placement
         sites, inside, across = found
@@ -121,12 +139,10 @@ class Learning:
         self._keys.cancel(reason)
 
     def _between(
-        self, placement: Placement, far: Sequence[int], whole: LinkCommunicator, call: Call
+        self, placement: Placement, hosts: Sequence[int], whole: LinkCommunicator, call: Call
     ) -> dict[Pair, float]:
-        """Return the round trips between hosts that are ``far`` from the store."""
-        if len(far) < 2:
-            return {}
-        rank, first = self._membership.rank, {placement.hosts[host][0]: host for host in far}
+        """Return the round trips between some ``hosts``."""
+        rank, first = self._membership.rank, {placement.hosts[host][0]: host for host in hosts}
         if rank in first:
             others = [member for member in first if member != rank]
             seconds = whole.round_trips(others, call)
@@ -136,7 +152,7 @@ class Learning:
         said = self._keys.read_all(_key, list(first), call)
         rows = {first[member]: json.loads(data) for member, data in said.items()}
         found: dict[Pair, float] = {}
-        for low, high in combinations(far, 2):
+        for low, high in combinations(hosts, 2):
             both = rows[low].get(str(high)), rows[high].get(str(low))
             found[low, high] = min((seconds for seconds in both if seconds), default=0.0)
         return found

@@ -44,8 +44,10 @@ class Store(ABC):
 
     def __init__(self, timeout: Timeout = DEFAULT_STORE_TIMEOUT) -> None:
         self._timeout = to_seconds(timeout)
+        # What ends waits now, by who said so, and what did last: of this object and all that are
+        # the same store (``with_patience``).
         self._ends: dict[object, DistError] = {}
-        self._last_end: DistError | None = None
+        self._last_end: list[DistError] = []
 
     # What is behind the store.
 
@@ -86,9 +88,9 @@ class Store(ABC):
     def _waited_in_vain(self, op: Op, missing: Sequence[bytes], deadline: Deadline) -> DistError:
         """Return the error of a wait that has ended without the keys that are ``missing``."""
         # One that ended early was ended, though whoever did so may have taken it back since.
-        if self._last_end is not None and (self._ends or not deadline.expired):
+        if self._last_end and (self._ends or not deadline.expired):
             # A copy, because each thread that raises it adds a traceback of its own.
-            return copy(self._last_end)
+            return copy(self._last_end[0])
         shown = ", ".join(repr(key_name(key)) for key in missing[:8])
         more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
         return StoreTimeoutError(
@@ -273,12 +275,14 @@ class Store(ABC):
         raise ``error``: whoever should write it is known to be gone. None: wait again.
 
         Ranks that are threads may share the object: each takes back, as the hashable ``by``, only
-        what it said itself. Any thread. Clones, and other users of the data, are not concerned.
+        what it said itself. Any thread. Clones, what it has ``aside``, and other users of the data
+        are not concerned.
         """
         if error is None:
             self._ends.pop(by, None)
         else:
-            self._ends[by] = self._last_end = error
+            self._ends[by] = error
+            self._last_end[:] = [error]
 
     def hang_up(self) -> None:
         """Have this object's waits under way, and all its later calls, end with ``DistStoreError``,

@@ -36,6 +36,7 @@ from transport.tcp.meeting.address import listening_host
 from transport.tcp.meeting.dial import Dial, address_key, publish, time_ways
 from transport.tcp.meeting.endpoint import Endpoint
 from transport.tcp.meeting.hello import WELCOME, Channel, Hello
+from transport.tcp.meeting.threads import Threads
 from transport.tcp.meeting.watch import Watch, end_watch
 from transport.tcp.pace import narrow_windows
 
@@ -89,6 +90,7 @@ class TcpCommunicator(LinkCommunicator):
         self._dials: set[Dial] = set()
         self._dialled: dict[int, socket.socket] = {}
         self._widening: set[int] = set()
+        self._threads = Threads()
         self._endpoint = runtime.shared(
             "tcp-endpoint",
             lambda: Endpoint(runtime.secret, listening_host(membership), tls=runtime.tls),
@@ -127,9 +129,8 @@ class TcpCommunicator(LinkCommunicator):
         left = set[int]()
         for peer in missing:
             name = f"meshlib-tcp-dial-{peer}"
-            thread = threading.Thread(target=dial, args=(peer,), name=name, daemon=True)
             with suppress(RuntimeError):  # no room for another thread: ``link`` connects
-                thread.start()
+                self._threads.begin(name, partial(dial, peer))
                 left.add(peer)
         while left:
             call.waiting_for = min(left)
@@ -174,6 +175,7 @@ class TcpCommunicator(LinkCommunicator):
             channel.close()
         for conversation in conversations:
             conversation.join()
+        self._threads.join()
 
     def _shut(self, reason: str) -> tuple[list[TcpLink], list[Conversation]]:
         """Wake those who wait for a connection, and refuse those who are still to come.
@@ -226,14 +228,9 @@ class TcpCommunicator(LinkCommunicator):
         if missing <= 0:
             return
         self._widening.add(link.peer)
-        thread = threading.Thread(
-            target=self._add_connections,
-            args=(link, missing),
-            name=f"meshlib-tcp-widen-{link.peer}",
-            daemon=True,
-        )
+        name = f"meshlib-tcp-widen-{link.peer}"
         try:
-            thread.start()
+            self._threads.begin(name, partial(self._add_connections, link, missing))
         except RuntimeError as error:
             _LOGGER.info("no more connections to %s: %s", link.name, explain(error))
 
@@ -301,7 +298,7 @@ class TcpCommunicator(LinkCommunicator):
         dial = partial(self._dial_watch, peer, Call(call.header, call.deadline), watch)
         name = f"meshlib-tcp-watch-{peer}"
         try:
-            threading.Thread(target=dial, name=name, daemon=True).start()
+            self._threads.begin(name, dial)
         except RuntimeError:  # no room for another thread
             dial()
 

@@ -6,6 +6,8 @@ import numpy as np
 
 import meshlib as dist
 from meshlib.testing import run_ranks
+from transport.call import Kind
+from transport.shm import ShmCommunicator
 
 SMALL, LARGE = 1 << 15, 1 << 20  # elements of 8 bytes; of the latter there is no room for all
 SECONDS = 60
@@ -54,6 +56,28 @@ def test_a_full_ring_keeps_nobody():
         return None
 
     assert run_ranks(rank, 2, backend="shm", timeout=2 * SECONDS)[0] == [True] * count
+
+
+def test_room_is_looked_for_when_the_turn_has_come(monkeypatch):
+    """Before, another send of this rank could take it."""
+    looked, has_room = [], ShmCommunicator.takes_at_once
+
+    def look(comm, dst, nbytes):
+        lane = dist.group.WORLD.door.lanes.of_peer(Kind.SEND, dst, 0)
+        looked.append(lane.is_idle())
+        return has_room(comm, dst, nbytes)
+
+    monkeypatch.setattr(ShmCommunicator, "takes_at_once", look)
+
+    def rank():
+        x = np.zeros(10)
+        if dist.get_rank() == 0:
+            dist.send(x, 1)
+            return [dist.isend(x, 1).wait(SECONDS) for _ in range(3)]
+        return [dist.recv(x, 0) for _ in range(4)]
+
+    assert run_ranks(rank, 2, backend="shm", timeout=2 * SECONDS)[0] == [True] * 3
+    assert looked == [False] * 3
 
 
 def test_to_who_has_left_it_fails_when_it_is_waited_for():

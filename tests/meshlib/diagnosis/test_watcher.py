@@ -1,8 +1,11 @@
-"""What ranks hear of a rank whose connection broke, and in which order."""
+"""What ranks hear of a rank whose connection broke, in which order, and the thread that attends to
+them.
+"""
 
 import threading
 
-from meshlib.diagnosis import watcher
+from meshlib.diagnosis import attendant, watcher
+from meshlib.diagnosis.attendant import Attendant
 from meshlib.diagnosis.event_log import EVENTS
 from meshlib.diagnosis.events import RankLost
 from meshlib.diagnosis.watcher import LOST, Watcher
@@ -37,3 +40,46 @@ def test_the_news_of_how_a_rank_ended_is_waited_for_past_other_news(monkeypatch)
     assert done.wait(60)
     following.close()
     assert heard == [(2, "was killed by SIGSEGV"), (1, "was killed by SIGKILL"), (1, LOST)]
+
+
+class Worker(Attendant[str]):
+    """Says when it works, and that it has lost its store."""
+
+    name = "worker"
+
+    def __init__(self):
+        super().__init__()
+        self.works = threading.Event()
+        self.bereaved = threading.Event()
+
+    def work(self, store, ending):
+        store.set("worked", "yes")
+        self.works.set()
+        ending.wait()
+
+    def bereave(self):
+        self.bereaved.set()
+
+
+def test_it_works_on_though_the_first_rank_leaves_before_the_thread_runs(monkeypatch):
+    may_run = threading.Event()
+    client = attendant._Shift._client
+
+    def later(shift):
+        assert may_run.wait(60)
+        return client(shift)
+
+    monkeypatch.setattr(attendant._Shift, "_client", later)
+    first = HashStore()
+    with first.clone() as second:
+        worker = Worker.of(first)
+        assert worker is Worker.of(second)
+        worker.enter("first", first)
+        worker.enter("second", second)
+        worker.leave("first")
+        first.close()
+        may_run.set()
+        assert worker.works.wait(60)
+        assert second.get("worked") == b"yes"
+        worker.leave("second")
+        assert not worker.bereaved.is_set()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import random
+import socket
+import time
 from collections.abc import Sequence
 from itertools import combinations
 from typing import Any
@@ -11,14 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 from counting import Count
-from rank_threads import TINY, Member, Transport, run_group
+from rank_threads import LONG, TINY, Member, Transport, run_group
 
-from transport.call import Call
+from transport.call import Call, Kind
 from transport.choosing.choice import Thresholds
 from transport.communicators.runtime import Membership
+from transport.errors import CommunicatorAbortedError
 from transport.hierarchical import HierarchicalCommunicator
 from transport.hierarchical.hosts import Placement
-from transport.hierarchical.learning import far_hosts, find_sites
+from transport.hierarchical.learning import find_sites, hosts_to_measure
 from transport.inproc import InprocCommunicator
 from transport.net.round_trip import round_trip_of, time_connections
 from transport.net.sockets import listen
@@ -36,7 +39,7 @@ def trips(hosts: str, *, near: float = 0.2 * MS, far: float = 10 * MS) -> tuple[
         return near if hosts[a] == hosts[b] else far
 
     to_store = [length(0, host) for host in range(len(hosts))]
-    between = {pair: length(*pair) for pair in combinations(far_hosts(to_store), 2)}
+    between = {pair: length(*pair) for pair in combinations(hosts_to_measure(to_store), 2)}
     return to_store, between
 
 
@@ -75,7 +78,8 @@ def test_noise_changes_nothing() -> None:
 def test_hosts_that_are_not_all_near_to_each_other_are_no_site() -> None:
     """1 and 2 are near, 2 and 3 are near, 1 and 3 are not."""
     between = {(1, 2): 0.2 * MS, (1, 3): 10 * MS, (2, 3): 0.2 * MS}
-    assert find_sites([0.1 * MS, 10 * MS, 10 * MS, 10 * MS], between) is None
+    to_first = {(0, host): 10 * MS for host in (1, 2, 3)}
+    assert find_sites([0.1 * MS, 10 * MS, 10 * MS, 10 * MS], between | to_first) is None
 
 
 def test_a_distance_that_nobody_knows_is_none_to_rely_on() -> None:
@@ -87,10 +91,20 @@ def test_a_distance_that_nobody_knows_is_none_to_rely_on() -> None:
 def test_sites_inside_of_sites_are_one() -> None:
     """Rooms at 3 ms of each other, and a place 100 ms from both."""
     found = find_sites([0.1 * MS, 3 * MS, 100 * MS, 100 * MS], {
+        (0, 1): 3 * MS, (0, 2): 100 * MS, (0, 3): 100 * MS,
         (1, 2): 100 * MS, (1, 3): 100 * MS, (2, 3): 0.2 * MS,
     })  # fmt: skip
     assert found is not None
     assert found[0] == (0, 0, 1, 1)
+
+
+@pytest.mark.parametrize("busy", [[2], [0], [1, 3], [1, 2, 3], [0, 1, 2, 3]])
+def test_hosts_that_only_seem_far_from_the_store_are_no_site(busy: list[int]) -> None:
+    """Their machine, or the store's, was busy, or the store has another network."""
+    to_store = [30 * MS if host in busy else 0.2 * MS for host in range(4)]
+    measured = hosts_to_measure(to_store)
+    assert {*busy} <= {*measured}
+    assert find_sites(to_store, dict.fromkeys(combinations(measured, 2), 0.2 * MS)) is None
 
 
 class Measured(InprocCommunicator):
@@ -107,13 +121,13 @@ class Measured(InprocCommunicator):
 
 
 def run_learning(
-    hosts: str, names: Sequence[str] = (), *, known: bool = True
+    hosts: str, names: Sequence[str] = (), *, known: bool = True, seem: str = ""
 ) -> tuple[set[bytes], list[int]]:
-    """Reduce among members each on a host of its own at ``hosts``; return what they got, as bytes,
-    and who measured.
+    """Reduce among members each on a host of its own at ``hosts``, which to the store ``seem`` to
+    be elsewhere; return what they got, as bytes, and who measured.
     """
     asked: list[int] = []
-    to_store, _ = trips(hosts)
+    to_store, _ = trips(seem or hosts)
 
     def make(membership: Membership, table: Thresholds) -> HierarchicalCommunicator:
         rank = membership.rank
@@ -150,7 +164,7 @@ def test_learnt_sites_are_as_good_as_named_ones(caplog: pytest.LogCaptureFixture
     with caplog.at_level(logging.INFO, "meshlib.transport"):
         learnt, measured = run_learning("ababcb")
     assert learnt == named
-    assert (nobody, measured) == ([], [1, 3, 4, 5])
+    assert (nobody, measured) == ([], [0, 1, 3, 4, 5])
     assert "3 sites learnt" in caplog.text
     assert "[0, 2] | [1, 3, 5] | [4]" in caplog.text
     flat, _ = run_learning("ababcb", known=False)
@@ -158,9 +172,44 @@ def test_learnt_sites_are_as_good_as_named_ones(caplog: pytest.LogCaptureFixture
 
 
 @pytest.mark.usefixtures("given")
-def test_one_far_host_needs_no_measuring() -> None:
-    assert run_learning("aaba")[1] == []
+def test_only_those_measure_who_may_be_far_and_one_who_is_near(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     assert run_learning("aaaa")[1] == []
+    assert run_learning("aaba")[1] == [0, 2]
+    with caplog.at_level(logging.INFO, "meshlib.transport"):
+        busy, measured = run_learning("aaaa", seem="aaba")
+    assert "learnt" not in caplog.text
+    assert (busy, measured) == (run_learning("aaaa", known=False)[0], [0, 2])
+
+
+@pytest.mark.usefixtures("given")
+def test_an_abort_ends_the_wait_for_who_does_not_measure() -> None:
+    calls: dict[int, Call] = {}
+
+    def make(membership: Membership, table: Thresholds) -> HierarchicalCommunicator:
+        place = Place(f"host {membership.rank}", round_trip=10 * MS)
+        return HierarchicalCommunicator(
+            membership, table, place, InprocCommunicator, InprocCommunicator
+        )
+
+    def body(member: Member) -> str:
+        if member.rank == 3:
+            until = time.monotonic() + LONG
+            while len(calls) < 3 or any(call.waiting_for is None for call in calls.values()):
+                assert time.monotonic() < until
+                time.sleep(0.001)
+            for comm in member.shared.values():
+                comm.abort("rank 3 is lost")
+            return ""
+        member.shared[str(member.rank)] = member.comm
+        calls[member.rank] = call = member.call(Kind.BARRIER)
+        with pytest.raises(CommunicatorAbortedError) as caught:
+            member.comm.barrier(call)
+        return str(caught.value)
+
+    found = run_group(Transport("learning", make), 4, body)
+    assert found == ["rank 3 is lost"] * 3 + [""]
 
 
 def test_places_tell_how_far_the_store_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,6 +218,9 @@ def test_places_tell_how_far_the_store_is(monkeypatch: pytest.MonkeyPatch) -> No
         place = this_place().seen_from(store)
         assert place.round_trip is not None
         assert place.round_trip > 0
+        monkeypatch.setattr(store._connection, "_sock", None)
+        assert store.round_trip == place.round_trip  # of the time when it connected
+        monkeypatch.undo()
         assert Place.decode(place.encode()) == place
         monkeypatch.setenv("MESHLIB_LEARN_SITES", "0")
         assert this_place().seen_from(store).round_trip is None
@@ -185,12 +237,13 @@ def test_who_does_not_tell_has_none_learn() -> None:
 
 
 def test_connections_are_timed() -> None:
-    with listen() as listener, listen() as closed:
-        unused = closed.getsockname()[:2]
-        closed.close()
-        found = time_connections([listener.getsockname()[:2], unused], 30.0)
+    with listen() as listener, socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # does not listen, and nobody else gets the port
+        nowhere = ("255.255.255.255", 1)  # what no way leads to fails at once
+        addresses = [listener.getsockname()[:2], silent.getsockname(), nowhere]
+        found = time_connections(addresses, 30.0)
         assert found[0] > 0
-        assert found[1] == 0
+        assert found[1:] == [0.0, 0.0]
         sock = listener.accept()[0]
         assert round_trip_of(sock) > 0
         sock.close()

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from transport.errors import DistStoreError
+from transport.errors import DistStoreError, RankFailedError, StoreTimeoutError
 from transport.store import HashStore, PrefixStore, Store, TCPStore
 from transport.store.tcp.client import StoreConnection
 
@@ -57,6 +57,27 @@ def test_hanging_up_ends_the_waits_aside_and_no_others(store: Store) -> None:
             assert goes_on.result(SOON) == b"come"
         store.set("still", "open")
         assert store.get("still") == b"open"
+
+
+def test_ending_a_stores_waits_ends_none_aside_of_it(store: Store) -> None:
+    aside = store.aside()
+    patient = store.with_patience(SOON)
+    with ThreadPoolExecutor(2) as pool:
+        goes_on = pool.submit(aside.get, "key")
+        store.end_waits(RankFailedError("rank 1 is gone", 1))
+        for same in (store, patient):
+            with pytest.raises(RankFailedError, match="rank 1 is gone"):
+                same.get("never")
+        later = pool.submit(aside.get, "key")
+        store.set("key", "come")
+        assert goes_on.result(SOON) == later.result(SOON) == b"come"
+    aside.end_waits(RankFailedError("rank 2 is gone", 2))
+    with pytest.raises(RankFailedError, match="rank 2 is gone"):
+        aside.get("never")
+    store.end_waits(None)
+    with pytest.raises(StoreTimeoutError):
+        store.get("never", timeout=0.01)
+    aside.close()
 
 
 def test_a_wait_that_ends_by_itself_leaves_nothing() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -14,7 +14,7 @@ from transport.deadline import Deadline
 from transport.errors import CommunicatorAbortedError
 from transport.net.auth import authenticate
 from transport.net.sockets import listen
-from transport.store import TCPStore
+from transport.store import Store, TCPStore
 
 SOON = 30.0
 WAITS = 3
@@ -22,14 +22,13 @@ WAITS = 3
 
 @pytest.fixture
 def stopped_server() -> Iterator[tuple[str, int]]:
-    """The address of a server that takes connections and then does nothing, like a stopped one."""
+    """The address of a server that takes a connection and then does nothing, like a stopped one."""
     taken: list[socket.socket] = []
     with listen() as listener:
 
         def serve() -> None:
-            for _ in range(WAITS + 1):
-                taken.append(listener.accept()[0])
-                authenticate(taken[-1], None, Deadline.after(SOON), initiator=False)
+            taken.append(listener.accept()[0])  # of the one client, over which all waits go
+            authenticate(taken[-1], None, Deadline.after(SOON), initiator=False)
 
         thread = threading.Thread(target=serve)
         thread.start()
@@ -47,7 +46,12 @@ def test_cancel_talks_to_nobody(
     store = TCPStore(*stopped_server, timeout=10 * SOON, secret=None)
     waits = StoreWaits(store)
     with ThreadPoolExecutor(WAITS + 1) as pool:
-        ended = [pool.submit(waits.wait, lambda client: client.get("never")) for _ in range(WAITS)]
+        asked: list[Callable[[Store], object]] = [
+            lambda client: client.get("never"),
+            lambda client: client.check(["never"]),
+            lambda client: client.multi_get(["never", "ever"]),
+        ]
+        ended = [pool.submit(waits.wait, ask) for ask in asked]
         while len(waits._waiting) < WAITS:
             pass
         pool.submit(waits.cancel, "the group has failed").result(SOON)

@@ -232,6 +232,38 @@ class TestWaitingForOneThatIsLate:
         run_threads([lambda: run(0), lambda: run(1)])
         assert channels == [Channel.WATCH, Channel.COLLECTIVE]
 
+    def test_leaves_no_thread_that_is_late_itself(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("transport.tcp.communicator._PATIENCE_SECONDS", 0.0)
+        store = HashStore()
+        begun, closing = threading.Event(), threading.Event()
+        watch, shut = TcpCommunicator._dial_watch, TcpCommunicator._shut
+        late: list[threading.Thread] = []
+
+        def dial_watch(comm: TcpCommunicator, *arguments: Any) -> None:
+            late.append(threading.current_thread())
+            begun.set()
+            watch(comm, *arguments)
+            assert closing.wait(LONG)
+            time.sleep(0.2)
+
+        def noted(comm: TcpCommunicator, reason: str) -> Any:
+            found = shut(comm, reason)
+            if comm.rank == 0:
+                closing.set()
+            return found
+
+        monkeypatch.setattr(TcpCommunicator, "_dial_watch", dial_watch)
+        monkeypatch.setattr(TcpCommunicator, "_shut", noted)
+
+        def run(rank: int) -> None:
+            with member_of(store, rank) as member:
+                assert rank == 0 or begun.wait(LONG)
+                member.all_reduce(np.ones(2), ReduceOp.SUM)
+            assert rank or not late[0].is_alive()
+
+        run_threads([lambda: run(0), lambda: run(1)])
+        assert len(late) == 1
+
     @pytest.mark.parametrize("end", ["close", "abort"])
     def test_that_leaves_instead(self, end: str) -> None:
         store = HashStore()

@@ -51,11 +51,14 @@ Reply = tuple[Status, list[bytes]]
 
 
 class _Request:
-    """One that waits for its reply. ``news`` wakes its thread."""
+    """One that waits for its reply, with the ``breaker`` that it was given. ``news`` wakes its
+    thread.
+    """
 
-    __slots__ = ("news", "reply")
+    __slots__ = ("breaker", "news", "reply")
 
-    def __init__(self) -> None:
+    def __init__(self, breaker: Breaker | None = None) -> None:
+        self.breaker = breaker
         self.news: SimpleQueue[None] = SimpleQueue()
         self.reply: Reply | None = None
 
@@ -90,7 +93,7 @@ class StoreConnection:
         self._pid = os.getpid()
         self._numbers = itertools.count(1)
         self._expected: dict[int, _Request] = {}
-        self._waits_end = False
+        self._waits_end: set[Breaker | None] = set()
         self._failure: str | None = None
         # Under the lock, but for appending.
         self._send_lock = threading.RLock()
@@ -103,6 +106,10 @@ class StoreConnection:
         # Time limits are the kernel's: a socket with Python's needs a poll before each call, and
         # threads that send and receive at the same time could not have different ones.
         sock.settimeout(None)
+        self.round_trip: float | None = round_trip_of(sock) or None
+        """How many seconds it took to the server and back, at least, if the kernel knows: while
+        connecting. Later ones have in them how busy the server is, and the kernel forgets.
+        """
 
     def request(
         self,
@@ -120,8 +127,8 @@ class StoreConnection:
         """
         self._check_process()
         number = next(self._numbers) % _IDS
-        data = pack_request(number, op, 0.0 if self._waits_end else seconds, fields)
-        request = _Request()
+        data = pack_request(number, op, 0.0 if breaker in self._waits_end else seconds, fields)
+        request = _Request(breaker)
         try:
             if breaker is not None:
                 breaker.numbers.add(number)
@@ -139,11 +146,6 @@ class StoreConnection:
         if status == Status.ERROR:
             raise DistStoreError(f"{self._name}: {answer[0].decode()}")
         return status, answer
-
-    @property
-    def round_trip(self) -> float | None:
-        """How many seconds it takes to the server and back, at least, if the kernel knows."""
-        return round_trip_of(self._sock) or None
 
     def tell(self, op: Op, fields: Sequence[bytes]) -> None:
         """Send a request whose reply nobody waits for: it is read, and dropped, by later ones.
@@ -181,13 +183,16 @@ class StoreConnection:
         if why := refusal(self._name, self._pid, "a clone() made there"):
             raise DistStoreError(why)
 
-    def end_waits(self, end: bool) -> None:
-        """Have the waits that are under way, and later ones, time out at once; or no longer."""
-        self._waits_end = end
+    def end_waits(self, end: bool, breaker: Breaker | None = None) -> None:
+        """Have the waits that are under way, and later ones, time out at once; or no longer. Those
+        with this ``breaker`` alone, or without one.
+        """
+        (self._waits_end.add if end else self._waits_end.discard)(breaker)
         if not end or self._failure is not None:
             return
-        for number in list(self._expected):
-            self._outbox.append(_cancel(number))
+        for number, request in list(self._expected.items()):
+            if request.breaker is breaker:
+                self._outbox.append(_cancel(number))
         # A thread may be stuck in sending to a server that does not read: nor would this be read.
         if self._send_lock.acquire(timeout=_GOODBYE_SECONDS):
             try:
@@ -255,7 +260,7 @@ class StoreConnection:
         self._expected[number] = request
         self._check()
         self._outbox.append(_Outgoing(data))
-        if self._waits_end:  # maybe only since the data was packed
+        if request.breaker in self._waits_end:  # maybe only since the data was packed
             self._outbox.append(_cancel(number))
         self._flush_soon(seconds)
 

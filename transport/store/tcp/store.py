@@ -128,7 +128,9 @@ class TCPStore(Store):
 
     @property
     def round_trip(self) -> float | None:
-        """How many seconds it takes to the server and back, at least, if the kernel knows."""
+        """How many seconds it took to the server and back, at least, while this store connected; if
+        the kernel knows. It stays the same.
+        """
         return self._connection.round_trip
 
     @property
@@ -157,6 +159,7 @@ class TCPStore(Store):
         other = copy(self)
         other._closed = True  # that is, not to be closed
         other._breaker = Breaker()
+        other._ends, other._last_end = {}, []
         return other
 
     def clone(self) -> TCPStore:
@@ -175,7 +178,7 @@ class TCPStore(Store):
 
     def end_waits(self, error: DistError | None, by: object = None) -> None:
         super().end_waits(error, by)
-        self._connection.end_waits(bool(self._ends))
+        self._connection.end_waits(bool(self._ends), self._breaker)
 
     def hang_up(self) -> None:
         if self._breaker is None:
@@ -260,7 +263,7 @@ class TCPStore(Store):
 
     def _ask(self, op: Op, fields: Fields) -> Fields:
         seconds = self._timeout if self._patience is None else 0.0
-        return self._connection.request(op, fields, seconds, self._patience)[1]
+        return self._connection.request(op, fields, seconds, self._patience, self._breaker)[1]
 
     def _tell(self, op: Op, fields: Fields) -> None:
         self._connection.tell(op, fields)
