@@ -67,24 +67,9 @@ class Issuing(InJit):
             return lambda outputs, _, __: call(outputs[0], outputs[0])
         return lambda outputs, inputs, _: call(outputs[0], inputs[0])
 
-    def _caller(
-        self,
-        kind: Kind,
-        work: Work,
-        like: jax.ShapeDtypeStruct,
-        *,
-        agreed: bool = True,
-        op: int = 0,
-        root: int = NO_ROOT,
-        extra: int = 0,
-        peer: int = COLLECTIVE,
-    ) -> HostSide:
-        """Return what issues ``work``, on arrays ``like`` one of them.
-
-        With ``agreed`` all members must have as many elements. The others as for ``CallSpec``.
-        """
+    def _issued(self, spec: Callable[[HostArray, HostArray], CallSpec]) -> HostSide:
+        """Return what issues the calls that ``spec`` makes (``call_spec``)."""
         issue = self.carrier.issue
-        spec = self.call_spec(kind, work, like, agreed, op, root, extra, peer)
 
         def call(output: HostArray, x: HostArray) -> None:
             issue(spec(output, x))
@@ -96,13 +81,17 @@ class Issuing(InJit):
         kind: Kind,
         work: Work,
         like: jax.ShapeDtypeStruct,
+        *,
         agreed: bool = True,
         op: int = 0,
         root: int = NO_ROOT,
         extra: int = 0,
         peer: int = COLLECTIVE,
     ) -> Callable[[HostArray, HostArray], CallSpec]:
-        """Return what makes the ``CallSpec``; the arguments are those of ``_caller``."""
+        """Return what makes the ``CallSpec`` of ``work``, on arrays ``like`` one of them.
+
+        With ``agreed`` all members must have as many elements. The others as for ``CallSpec``.
+        """
         dtype = np.dtype(like.dtype)
         elements, nbytes = like.size if agreed else 0, like.size * dtype.itemsize
         header = (elements, root, dtype_code(dtype), op, extra, nbytes)
@@ -172,7 +161,7 @@ class AllReduce(SameShape):
             flat = flat_of(output)
             return lambda communicator, call: communicator.all_reduce(call, flat, op)
 
-        issue = self._caller(Kind.ALL_REDUCE, work, x, op=op.code)
+        issue = self._issued(self.call_spec(Kind.ALL_REDUCE, work, x, op=op.code))
 
         def call(output: HostArray, x: HostArray) -> None:
             if type(output) is np.ndarray:
@@ -214,7 +203,7 @@ class Broadcast(SameShape):
             flat = flat_of(output)
             return lambda communicator, call: communicator.broadcast(call, flat, root)
 
-        return self._caller(Kind.BROADCAST, work, x, root=root)
+        return self._issued(self.call_spec(Kind.BROADCAST, work, x, root=root))
 
     def transposed(self) -> InJit:
         return Reduce(self.group, self.root, ReduceOp.SUM)
@@ -234,7 +223,7 @@ class Reduce(SameShape):
             flat = flat_of(output)
             return lambda communicator, call: communicator.reduce(call, flat, op, root)
 
-        call = self._caller(Kind.REDUCE, work, x, op=op.code, root=root)
+        call = self._issued(self.call_spec(Kind.REDUCE, work, x, op=op.code, root=root))
         return call if self.group.rank() == root else then_zeros(call)
 
     def transposed(self) -> InJit | None:
@@ -258,7 +247,7 @@ class AllGather(_OneToMembers):
             outputs, flat = _rows(output), flat_of(x)
             return lambda communicator, call: communicator.all_gather(call, outputs, flat)
 
-        return self._caller(Kind.ALL_GATHER, work, self.result(x))
+        return self._issued(self.call_spec(Kind.ALL_GATHER, work, self.result(x)))
 
     def transposed(self) -> InJit:
         return ReduceScatter(self.group, ReduceOp.SUM)
@@ -277,7 +266,7 @@ class ReduceScatter(_MembersToOne):
             flat, inputs = flat_of(output), _rows(x)
             return lambda communicator, call: communicator.reduce_scatter(call, flat, inputs, op)
 
-        return self._caller(Kind.REDUCE_SCATTER, work, x, op=op.code)
+        return self._issued(self.call_spec(Kind.REDUCE_SCATTER, work, x, op=op.code))
 
     def transposed(self) -> InJit | None:
         if self.op.kind is RedOpType.AVG:
@@ -322,7 +311,7 @@ class Gather(_OneToMembers):
             outputs, flat = _rows(output) if is_root else None, flat_of(x)
             return lambda communicator, call: communicator.gather(call, outputs, flat, root)
 
-        call = self._caller(Kind.GATHER, work, x, agreed=False, root=root)
+        call = self._issued(self.call_spec(Kind.GATHER, work, x, agreed=False, root=root))
         return call if is_root else then_zeros(call)
 
     def transposed(self) -> InJit:
@@ -343,7 +332,9 @@ class Scatter(_MembersToOne):
             flat, inputs = flat_of(output), _rows(x) if is_root else None
             return lambda communicator, call: communicator.scatter(call, flat, inputs, root)
 
-        return self._caller(Kind.SCATTER, work, self.result(x), agreed=False, root=root)
+        return self._issued(
+            self.call_spec(Kind.SCATTER, work, self.result(x), agreed=False, root=root)
+        )
 
     def transposed(self) -> InJit:
         return Gather(self.group, self.root)
@@ -363,7 +354,7 @@ class AllToAll(Issuing):
             outputs, inputs = _rows(output), _rows(x)
             return lambda communicator, call: communicator.all_to_all(call, outputs, inputs)
 
-        return self._caller(Kind.ALL_TO_ALL, work, x, agreed=False)
+        return self._issued(self.call_spec(Kind.ALL_TO_ALL, work, x, agreed=False))
 
     def transposed(self) -> InJit:
         return self

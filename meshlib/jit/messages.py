@@ -61,7 +61,7 @@ class Send(_OneToOne):
             flat = flat_of(output)
             return lambda communicator, call: communicator.send(call, flat, peer, tag)
 
-        return self._caller(Kind.SEND, work, x, extra=tag, peer=peer)
+        return self._issued(self.call_spec(Kind.SEND, work, x, extra=tag, peer=peer))
 
     def transposed(self) -> InJit:
         return _ReceiveAndAdd(self.group, self.peer, self.tag, self._transpose)
@@ -78,7 +78,7 @@ class Receive(_OneToOne):
             flat = flat_of(output)
             return lambda communicator, call: communicator.recv(call, flat, peer, tag)
 
-        return self._caller(Kind.RECV, work, x, extra=tag, peer=peer)
+        return self._issued(self.call_spec(Kind.RECV, work, x, extra=tag, peer=peer))
 
     def transposed(self) -> InJit:
         return _SendAndForget(self.group, self.peer, self.tag, self._transpose)

@@ -47,7 +47,7 @@ class UnevenAllGather(_Uneven):
             outputs, flat = self._parts(output, rest), flat_of(x)
             return lambda communicator, call: communicator.all_gather(call, outputs, flat)
 
-        return self._caller(Kind.ALL_GATHER, work, self.result(x))
+        return self._issued(self.call_spec(Kind.ALL_GATHER, work, self.result(x)))
 
     def transposed(self) -> InJit:
         return UnevenReduceScatter(self.group, self.sizes)
@@ -69,7 +69,7 @@ class UnevenReduceScatter(_Uneven):
                 call, flat, inputs, ReduceOp.SUM
             )
 
-        return self._caller(Kind.REDUCE_SCATTER, work, x, op=ReduceOp.SUM.code)
+        return self._issued(self.call_spec(Kind.REDUCE_SCATTER, work, x, op=ReduceOp.SUM.code))
 
     def transposed(self) -> InJit:
         return UnevenAllGather(self.group, self.sizes)

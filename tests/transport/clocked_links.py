@@ -19,6 +19,17 @@ from transport.call import Call, Kind
 from transport.link import Link, OnPiece
 from transport.operands.reduce_op import ReduceOp
 
+KINDS = [
+    Kind.BARRIER,
+    Kind.BROADCAST,
+    Kind.ALL_REDUCE,
+    Kind.REDUCE,
+    Kind.ALL_GATHER,
+    Kind.REDUCE_SCATTER,
+    Kind.ALL_TO_ALL,
+]
+"""What ``make_call`` can make."""
+
 
 class Clocks:
     """By rank, the delays so far; by (sender, receiver), when frames under way were sent.

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clocked_links import Clocked, Clocks, delays_of
+from clocked_links import KINDS, Clocked, Clocks, delays_of
 from rank_threads import Member, Transport, run_group
 
 from transport.call import Kind
@@ -24,17 +24,6 @@ def delays(kind: Kind, nbytes: int, size: int, table: Thresholds) -> int:
         return delays_of(m, kind, nbytes // 4, clocks)
 
     return max(run_group(Transport("clocked", make), size, body, table))
-
-
-KINDS = [
-    Kind.BARRIER,
-    Kind.BROADCAST,
-    Kind.ALL_REDUCE,
-    Kind.REDUCE,
-    Kind.ALL_GATHER,
-    Kind.REDUCE_SCATTER,
-    Kind.ALL_TO_ALL,
-]
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 13, 16, 64])

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from clocked_links import Clocked, Clocks, delays_of
+from clocked_links import KINDS, Clocked, Clocks, delays_of
 from rank_threads import Member, Transport, run_group
 
 from transport.call import Kind
@@ -44,17 +44,6 @@ def crossings(kind: Kind, count: int, hosts: str, table: Thresholds, *, named: b
         return delays_of(m, kind, count, clocks)
 
     return max(run_group(Transport("clocked", make), len(hosts), body, table))
-
-
-KINDS = [
-    Kind.BARRIER,
-    Kind.BROADCAST,
-    Kind.ALL_REDUCE,
-    Kind.REDUCE,
-    Kind.ALL_GATHER,
-    Kind.REDUCE_SCATTER,
-    Kind.ALL_TO_ALL,
-]
 
 
 @pytest.mark.parametrize("kind", KINDS)
