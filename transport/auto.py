@@ -31,6 +31,7 @@ from transport.shm.board.futex import unsupported_reason
 from transport.shm.board.layout import DEFAULT_SIZES, Sizes
 from transport.shm.meeting.directory import Directory
 from transport.tcp import TcpCommunicator
+from transport.turns import Turns
 
 _LOGGER = logging.getLogger("meshlib.transport")
 _YES, _NO = b"yes", b"no"
@@ -62,6 +63,7 @@ class AutoCommunicator(Forwarding, Communicator):
         self._far: LinkCommunicator | None = None
         self._levels: HierarchicalCommunicator | None = None
         self._chosen: Communicator | None = None
+        self._turns: Turns | None = None
         machine = host.machine if host is not None else None
         obstacle = unsupported_reason()
         if obstacle is None:
@@ -73,10 +75,15 @@ class AutoCommunicator(Forwarding, Communicator):
             self._directory = Directory(membership, this_place(obstacle, machine=machine))
             self._directory.publish()
 
+    def take_turns(self, turns: Turns) -> None:
+        self._turns = turns
+
     # Collectives.
 
     def _hand_on(self, call: Call, collective: str, *arguments: Any) -> None:
         chosen = self._chosen or self._choose(call)
+        if self._turns is not None:
+            chosen.take_turns(self._turns)
         self._settle_on(chosen)
         getattr(chosen, collective)(call, *arguments)
 

@@ -14,8 +14,9 @@ from meshlib.calls.context import RankContext
 from meshlib.calls.failure import Failure
 from meshlib.calls.lane import Lane
 from meshlib.calls.lanes import Lanes
+from meshlib.calls.legs import Leg
 from meshlib.calls.shortcut import SHORT, CallOrder, Order, Shortcut, open_shortcut, resume
-from meshlib.calls.spec import CallSpec, InPlace, Run
+from meshlib.calls.spec import CallSpec, InPlace, Run, Straight
 from meshlib.calls.work import Work
 from meshlib.diagnosis.failures.fate import Fate
 from meshlib.diagnosis.members import Members
@@ -48,6 +49,7 @@ class Door:
         self._context = context
         self._fate = fate
         self._channels = channels
+        channels.turns = self.lanes.collectives
         self._failure = failure
         self._peer_sequence = 0
         self._has_looked = False
@@ -74,11 +76,12 @@ class Door:
                 return result
         spec = what[2](what[0], what[1]) if isinstance(what, tuple) else what
         kind, run, device, peer = spec.kind, spec.run, spec.device, spec.peer
+        straight = device == "cpu" and (isinstance(what, tuple) or isinstance(run, Straight))
         context, fate = self._context, self._fate
         if device != "cpu":
             self._check_device(device)
         if context.observers and peer == COLLECTIVE:
-            run = self._observed(spec)
+            run, straight = self._observed(spec), False
         with fate.lock:
             if fate.error is not None or fate.destroyed:
                 self._failure.note_told()
@@ -102,7 +105,7 @@ class Door:
             if inline and async_op and not self._ends_at_once(spec):
                 lane.leave()
                 inline = False
-            work = None if inline else self._enqueue(lane, run, record, device)
+            work = None if inline else self._enqueue(lane, run, record, device, straight)
         if work is not None:
             return work if async_op else work.outcome()
         if async_op:
@@ -157,7 +160,9 @@ class Door:
             lambda: f"{record.header} on {self}", self._failure.note_told, self.lanes.continuations
         )
 
-    def _enqueue(self, lane: Lane, run: Run, record: Record, device: str) -> Work[Any]:
+    def _enqueue(
+        self, lane: Lane, run: Run, record: Record, device: str, straight: bool
+    ) -> Work[Any]:
         work = self._work(record)
 
         def task() -> None:
@@ -169,7 +174,7 @@ class Door:
             except BaseException as error:  # noqa: BLE001 (it belongs to whoever waits)
                 work.fail(error)
 
-        lane.submit(task)
+        lane.submit(Leg(task) if straight else task)
         return work
 
     def _run(self, run: Run, record: Record, device: str) -> Any:

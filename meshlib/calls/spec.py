@@ -17,6 +17,20 @@ Run = Callable[[Communicator[Any], Call], Any]
 """What a call does at its turn; what it returns is the call's result."""
 
 
+class Straight:
+    """A ``Run`` that is one call of the communicator on memory of its own, and what brings the
+    result from there: it waits for nothing else, so it may overlap with the ones before and after.
+    """
+
+    __slots__ = ("_run",)
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def __call__(self, communicator: Communicator[Any], call: Call) -> Any:
+        return self._run(communicator, call)
+
+
 class CallSpec:
     """What a call is: ``run`` is made at its turn, on the communicator for arrays on ``device``.
 

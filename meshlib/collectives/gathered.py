@@ -100,7 +100,9 @@ class GatheringCollectives(GroupOfRanks):
             communicator.all_gather(call, flats, x.flat)
             return [out.finish() for out in outs]
 
-        return self._issue(Kind.ALL_GATHER, run, x, code, async_op, timeout, elements=total)
+        return self._issue(
+            Kind.ALL_GATHER, run, x, code, async_op, timeout, elements=total, straight=True
+        )
 
     @overload
     def all_gather_into_tensor(
@@ -167,7 +169,16 @@ class GatheringCollectives(GroupOfRanks):
             communicator.all_gather(call, flats, x.flat)
             return out.finish()
 
-        return self._issue(Kind.ALL_GATHER, run, x, code, async_op, timeout, elements=out.flat.size)
+        return self._issue(
+            Kind.ALL_GATHER,
+            run,
+            x,
+            code,
+            async_op,
+            timeout,
+            elements=out.flat.size,
+            straight=True,
+        )
 
     @overload
     def reduce_scatter(
@@ -240,7 +251,15 @@ class GatheringCollectives(GroupOfRanks):
             return out.finish()
 
         return self._issue(
-            Kind.REDUCE_SCATTER, run, out, code, async_op, timeout, elements=total, op=op.code
+            Kind.REDUCE_SCATTER,
+            run,
+            out,
+            code,
+            async_op,
+            timeout,
+            elements=total,
+            op=op.code,
+            straight=True,
         )
 
     @overload
@@ -313,7 +332,15 @@ class GatheringCollectives(GroupOfRanks):
             return out.finish()
 
         return self._issue(
-            Kind.REDUCE_SCATTER, run, out, code, async_op, timeout, elements=x.flat.size, op=op.code
+            Kind.REDUCE_SCATTER,
+            run,
+            out,
+            code,
+            async_op,
+            timeout,
+            elements=x.flat.size,
+            op=op.code,
+            straight=True,
         )
 
     # The names that c10d gives to these two since it has others with "tensor" in them.

@@ -91,7 +91,8 @@ class FarLink(InprocLink, PacedLink):
     def wait(self, call: Call, frame: Any) -> None:
         self._finish_send(call, frame)
 
-    def outbox(self, call: Call) -> Outbox:
+    def outbox(self, call: Call, former: Outbox | None = None) -> Outbox:
+        assert former is None
         return _InprocOutbox(call, self.log)
 
 

@@ -21,6 +21,7 @@ from transport.algorithms import (
 )
 from transport.algorithms.exchanges import pairwise
 from transport.algorithms.exchanges.ahead import Ahead
+from transport.algorithms.exchanges.overlap import Overlap
 from transport.algorithms.team import Team
 from transport.call import Call
 from transport.choosing.choice import Algorithm, Thresholds
@@ -51,6 +52,8 @@ class LinkCollectives(Collectives):
     scratch: Scratch
     compression: Compression | None = None
     """How large reductions travel; None: as they are."""
+    overlap: Overlap | None = None
+    """Which calls overlap; None: each ends before the next begins."""
     _ahead: Ahead | None = None
     _reached: frozenset[Algorithm] = frozenset()
     _rooted: frozenset[tuple[Algorithm, int]] = frozenset()
@@ -72,6 +75,8 @@ class LinkCollectives(Collectives):
 
     def _prepare(self, algorithm: Algorithm, call: Call) -> None:
         """Have the links that ``algorithm`` needs opened side by side, the first time."""
+        if self.overlap is not None:
+            self.overlap.await_former()
         self._reached |= {algorithm}
         peers = peers_of(algorithm, self.rank, self.size)
         if len(peers) > 1:
@@ -90,6 +95,21 @@ class LinkCollectives(Collectives):
         if len(peers) > 1:
             self.reach(peers, call)
 
+    def _begin(self) -> None:
+        """Begin a call that does not overlap with the one before it."""
+        self.check_open()
+        self._settle()
+
+    def _settle(self) -> None:
+        if self.overlap is not None:
+            self.overlap.settle()
+
+    def _begin_on(self, buffers: Sequence[Flat]) -> None:
+        """Begin a call that may overlap with the one before it unless that works on ``buffers``."""
+        self.check_open()
+        if self.overlap is not None:
+            self.overlap.enter(buffers)
+
     def ahead(self, call: Call) -> int:
         """See ``Team``."""
         if self._ahead is None:
@@ -97,34 +117,41 @@ class LinkCollectives(Collectives):
         return self._ahead.agree(self, call)
 
     def barrier(self, call: Call) -> None:
-        self.check_open()
+        self._begin()
         algorithm = self.table.barrier(self.size)
         if algorithm not in self._reached:
             self._prepare(algorithm, call)
         (star if algorithm is Algorithm.STAR else dissemination).barrier(self, call)
 
     def broadcast(self, call: Call, buffer: Flat, root: int) -> None:
-        self.check_open()
+        self._begin()
         algorithm = self.table.broadcast(buffer.nbytes, self.size)
         self._prepare_rooted(algorithm, root, call)
         (chain if algorithm is Algorithm.CHAIN else tree).broadcast(self, call, buffer, root)
 
     @cached_property
+    def _runners(self) -> tuple[Run, Run]:
+        return quiet_runner(), quiet_runner()
+
+    @property
     def _quietly(self) -> Run:
-        return quiet_runner()
+        return self._runners[self.overlap is not None and self.overlap.odd]
 
     def all_reduce(self, call: Call, buffer: Flat, op: ReduceOp) -> None:
-        self.check_open()
+        self._begin_on((buffer,))
         self._quietly(self._all_reduce, call, buffer, op)
 
     def _all_reduce(self, call: Call, buffer: Flat, op: ReduceOp) -> None:
         form = self.compression
         if form is not None and compressed.compresses(form, buffer.nbytes, buffer.dtype, op):
+            self._settle()
             self._prepare_once(Algorithm.PAIRWISE, call)
             compressed.all_reduce(self, call, buffer, op, form)
             return
         narrow = reduction_dtype(buffer.dtype) != buffer.dtype
         algorithm = self.table.all_reduce(buffer.nbytes, self.size, narrow)
+        if algorithm is not Algorithm.PAIRWISE or op.kind is RedOpType.PREMUL_SUM:
+            self._settle()
         if algorithm not in self._reached:
             self._prepare(algorithm, call)
         if algorithm is Algorithm.STAR or algorithm is Algorithm.DOUBLING:
@@ -155,7 +182,7 @@ class LinkCollectives(Collectives):
             store(buffer, total)
 
     def reduce(self, call: Call, buffer: Flat, op: ReduceOp, root: int) -> None:
-        self.check_open()
+        self._begin()
         self._quietly(self._reduce, call, buffer, op, root)
 
     def _reduce(self, call: Call, buffer: Flat, op: ReduceOp, root: int) -> None:
@@ -164,12 +191,14 @@ class LinkCollectives(Collectives):
         (chain if algorithm is Algorithm.CHAIN else tree).reduce(self, call, buffer, op, root)
 
     def all_gather(self, call: Call, outputs: Sequence[Flat], input_: Flat) -> None:
-        self.check_open()
+        self._begin_on((*outputs, input_))
         _copy(outputs[self.rank], input_)
         total = sum(output.nbytes for output in outputs)
         algorithm = self.table.all_gather(total, self.size)
         if algorithm is Algorithm.RING and self._pairs_pay(call):
             algorithm = Algorithm.PAIRWISE
+        if algorithm is not Algorithm.PAIRWISE:
+            self._settle()
         if algorithm not in self._reached:
             self._prepare(algorithm, call)
         match algorithm:
@@ -192,7 +221,7 @@ class LinkCollectives(Collectives):
     def reduce_scatter(
         self, call: Call, output: Flat, inputs: Sequence[Flat], op: ReduceOp
     ) -> None:
-        self.check_open()
+        self._begin_on((output, *inputs))
         self._quietly(self._reduce_scatter, call, output, inputs, op)
 
     def _reduce_scatter(
@@ -201,11 +230,14 @@ class LinkCollectives(Collectives):
         total = sum(part.nbytes for part in inputs)
         form = self.compression
         if form is not None and compressed.compresses(form, total, output.dtype, op):
+            self._settle()
             self._prepare_once(Algorithm.PAIRWISE, call)
             compressed.reduce_scatter(self, call, output, inputs, op, form)
             return
         narrow = reduction_dtype(output.dtype) != output.dtype
         algorithm = self.table.reduce_scatter(total, self.size, narrow)
+        if algorithm is not Algorithm.PAIRWISE:
+            self._settle()
         if algorithm not in self._reached:
             self._prepare(algorithm, call)
         match algorithm:
@@ -219,17 +251,17 @@ class LinkCollectives(Collectives):
                 ring.reduce_scatter(self, call, output, inputs, op)
 
     def gather(self, call: Call, outputs: Sequence[Flat] | None, input_: Flat, root: int) -> None:
-        self.check_open()
+        self._begin()
         self._prepare_rooted(Algorithm.DIRECT, root, call)
         direct.gather(self, call, outputs, input_, root)
 
     def scatter(self, call: Call, output: Flat, inputs: Sequence[Flat] | None, root: int) -> None:
-        self.check_open()
+        self._begin()
         self._prepare_rooted(Algorithm.DIRECT, root, call)
         direct.scatter(self, call, output, inputs, root)
 
     def all_to_all(self, call: Call, outputs: Sequence[Flat], inputs: Sequence[Flat]) -> None:
-        self.check_open()
+        self._begin()
         if Algorithm.PAIRWISE not in self._reached:
             self._prepare(Algorithm.PAIRWISE, call)
         pairwise.all_to_all(self, call, outputs, inputs)

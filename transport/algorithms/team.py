@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from transport.algorithms.exchanges.overlap import Overlap
 from transport.call import Call
 from transport.choosing.choice import Thresholds
 from transport.link import Link
@@ -18,6 +19,8 @@ class Team(Protocol):
     size: int
     table: Thresholds
     scratch: Scratch
+    overlap: Overlap | None
+    """Which of its calls overlap; None: none does."""
 
     def link(self, peer: int, call: Call) -> Link:
         """Return the link to the member ``peer``, opening it at the first use."""

@@ -28,6 +28,7 @@ from transport.place import Place, this_place
 from transport.shm import ShmCommunicator
 from transport.shm.board.futex import unsupported_reason
 from transport.tcp import TcpCommunicator
+from transport.turns import Turns
 
 
 class HierarchicalCommunicator(Forwarding, Communicator):
@@ -63,12 +64,17 @@ class HierarchicalCommunicator(Forwarding, Communicator):
         self._lock = threading.Lock()
         self._inside: Communicator | None = None
         self._collectives: Collectives | None = None
+        self._turns: Turns | None = None
         self._ended = _Ended(self)
         self._placement = placement
         self._learning = Learning(membership)
         self._roll_call: RollCall | None = None
         if placement is None:
             self._roll_call = RollCall(membership, host or this_place(unsupported_reason()))
+
+    def take_turns(self, turns: Turns) -> None:
+        # On levels, each would have to be through with a call before the next one gets there.
+        self._turns = turns
 
     # Collectives.
 
@@ -142,6 +148,8 @@ class HierarchicalCommunicator(Forwarding, Communicator):
             assert placement is not None
             placement = self._learning.with_sites(placement, self._whole, call)
             self._collectives = self._arrange(placement, call)
+            if self._collectives is self._whole and self._turns is not None:
+                self._whole.take_turns(self._turns)
         return self._collectives
 
     def _arrange(self, placement: Placement, call: Call) -> Collectives:

@@ -1,0 +1,107 @@
+"""Legs: tasks of a lane of which one lets the next begin before its own end.
+
+Each has a thread of its own then, but only one of the two runs at a time: the later one begins
+when the earlier one says so, which goes on when the later one waits for it. So neither has to guard
+anything from the other.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from meshlib.calls.lane import Lane, LaneThread
+
+
+class Leg:
+    """``task`` (see ``Lane``), which may begin early, and let the next one begin.
+
+    One that begins early leaves alone what the one before it works on until ``await_former``, and
+    waits for nothing else before that.
+    """
+
+    __slots__ = ("_former", "_over", "_standing", "_task", "next")
+
+    def __init__(self, task: Callable[[], None]) -> None:
+        self._task = task
+        self._former: Leg | None = None
+        self._standing = threading.Event()
+        self._over = threading.Event()
+        self.next: Leg | None = None
+        """The one that it has let begin."""
+
+    def __call__(self) -> None:
+        try:
+            self._task()
+        finally:
+            del self._task  # its arrays must not live until the next task comes
+            self._over.set()
+            self._standing.set()
+
+    def let_begin(self, next_: Leg, start: Callable[[Leg], None]) -> None:
+        """Have ``start`` start a thread that makes ``next_``; return when that waits for this one.
+
+        Or is over.
+        """
+        next_._former = self
+        start(next_)
+        self.next = next_
+        next_._standing.wait()
+
+    def await_former(self) -> None:
+        """Wait for the end of the leg that has let this one begin, if there is one."""
+        former, self._former = self._former, None
+        if former is not None:
+            self._standing.set()
+            former._over.wait()
+
+    def await_all(self) -> None:
+        """Wait for the end of this leg and of all that followed it in this way."""
+        leg: Leg | None = self
+        while leg is not None:
+            leg._over.wait()
+            leg.next, leg = None, leg.next
+
+
+class LegLane(Lane):
+    """A lane whose tasks may be legs. Those of a leg's thread are ``Turns`` of its communicator."""
+
+    def __init__(self, name: str, enter: Callable[[], None] | None = None) -> None:
+        super().__init__(name, enter)
+        self._here = threading.local()
+
+    def begin_next(self) -> bool:
+        """See ``Turns``: the calling task and the next one have to be legs."""
+        leg: Leg | None = getattr(self._here, "leg", None)
+        queue = self._queue
+        if leg is None or leg.next is not None or not queue or not isinstance(queue[0], Leg):
+            return False
+        try:
+            leg.let_begin(queue[0], self._begin)
+        except RuntimeError:  # no room for a thread
+            return False
+        return True
+
+    def await_former(self) -> None:
+        """See ``Turns``."""
+        leg: Leg | None = getattr(self._here, "leg", None)
+        if leg is not None:
+            leg.await_former()
+
+    def _make(self, task: Callable[[], None]) -> None:
+        if isinstance(task, Leg):
+            self._walk(task)
+            task.await_all()
+        else:
+            task()
+
+    def _begin(self, leg: Leg) -> None:
+        LaneThread(self, lambda: self._walk(leg)).start()
+        self._queue.popleft()
+
+    def _walk(self, leg: Leg) -> None:
+        self._here.leg = leg
+        try:
+            leg()
+        finally:
+            self._here.leg = None
