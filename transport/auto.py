@@ -15,6 +15,7 @@ from transport.choosing.choice import Thresholds
 from transport.communicators.base import Communicator
 from transport.communicators.forwarding import Forwarding
 from transport.communicators.runtime import Membership
+from transport.communicators.turns import Turns
 from transport.errors import (
     CommunicatorAbortedError,
     CommunicatorTimeoutError,
@@ -31,7 +32,6 @@ from transport.shm.board.futex import unsupported_reason
 from transport.shm.board.layout import DEFAULT_SIZES, Sizes
 from transport.shm.meeting.directory import Directory
 from transport.tcp import TcpCommunicator
-from transport.turns import Turns
 
 _LOGGER = logging.getLogger("meshlib.transport")
 _YES, _NO = b"yes", b"no"

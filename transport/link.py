@@ -159,11 +159,13 @@ class Outbox(ABC):
         then, while others come and leave. ``on_piece`` is told of this one, from now on.
         """
 
+    @abstractmethod
     def while_waiting(self, let_next: Callable[[], bool]) -> None:
-        """Ask ``let_next`` now and then while a frame is waited for, until it has returned True: it
-        may make an outbox that follows on this one. Nothing more will be posted.
+        """Nothing more will be posted. In each wait ask ``let_next``, which may make an outbox that
+        follows on this one, until it has returned True.
         """
 
+    @abstractmethod
     def take_over(self) -> None:
         """Go on alone: the call of the ``former`` outbox is over, and that was left. Raises what
         has befallen the frames of this one.

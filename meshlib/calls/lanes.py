@@ -15,9 +15,9 @@ _JOIN_SECONDS = 1.0
 
 
 class Lanes:
-    """``collectives`` run in the order of issue (two may overlap), and so do point-to-point calls with one peer,
-    direction and tag, independently of all others. ``continuations`` follow on both; ``enter()``
-    makes their thread one of the rank's.
+    """``collectives`` run in the order of issue (two may overlap), and so do point-to-point calls
+    with one peer, direction and tag, independently of all others. ``continuations`` follow on both;
+    ``enter()`` makes their thread one of the rank's.
     """
 
     def __init__(self, name: str, rank: int, enter: Callable[[], None]) -> None:

@@ -20,7 +20,7 @@ class Leg:
     waits for nothing else before that.
     """
 
-    __slots__ = ("_former", "_over", "_standing", "_task", "next")
+    __slots__ = ("_former", "_over", "_standing", "_task", "next", "thread")
 
     def __init__(self, task: Callable[[], None]) -> None:
         self._task = task
@@ -29,8 +29,11 @@ class Leg:
         self._over = threading.Event()
         self.next: Leg | None = None
         """The one that it has let begin."""
+        self.thread: threading.Thread | None = None
+        """Its own, if it began in another one's time."""
 
     def __call__(self) -> None:
+        """Make the task."""
         try:
             self._task()
         finally:
@@ -60,6 +63,8 @@ class Leg:
         leg: Leg | None = self
         while leg is not None:
             leg._over.wait()
+            if leg.thread is not None:
+                leg.thread.join()
             leg.next, leg = None, leg.next
 
 
@@ -96,7 +101,9 @@ class LegLane(Lane):
             task()
 
     def _begin(self, leg: Leg) -> None:
-        LaneThread(self, lambda: self._walk(leg)).start()
+        thread = LaneThread(self, lambda: self._walk(leg))
+        thread.start()
+        leg.thread = thread
         self._queue.popleft()
 
     def _walk(self, leg: Leg) -> None:

@@ -28,6 +28,7 @@ class Straight:
         self._run = run
 
     def __call__(self, communicator: Communicator[Any], call: Call) -> Any:
+        """Make the call; return its result."""
         return self._run(communicator, call)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -54,6 +55,12 @@ class _InprocOutbox(Outbox):
         into = self._expected[link].popleft()
         self._log.append(("receive", link.peer, into.nbytes))
         link.take(self._call, into, on_piece)
+
+    def while_waiting(self, let_next: Callable[[], bool]) -> None:
+        pass
+
+    def take_over(self) -> None:
+        pass
 
     def __enter__(self) -> Outbox:
         return self

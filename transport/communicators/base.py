@@ -20,8 +20,8 @@ import numpy as np
 
 from transport.call import Call
 from transport.communicators.runtime import Membership
+from transport.communicators.turns import Turns
 from transport.operands.reduce_op import Flat, ReduceOp
-from transport.turns import Turns
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar  # for the default: nearly all transports take ``Flat``

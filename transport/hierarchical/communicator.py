@@ -14,6 +14,7 @@ from transport.choosing.choice import Thresholds
 from transport.communicators.base import Collectives, Communicator
 from transport.communicators.forwarding import Forwarding
 from transport.communicators.runtime import Membership
+from transport.communicators.turns import Turns
 from transport.errors import CommunicatorAbortedError, PeerLostError
 from transport.hierarchical.hosts import Placement
 from transport.hierarchical.inside import Inside, PartMembership
@@ -28,7 +29,6 @@ from transport.place import Place, this_place
 from transport.shm import ShmCommunicator
 from transport.shm.board.futex import unsupported_reason
 from transport.tcp import TcpCommunicator
-from transport.turns import Turns
 
 
 class HierarchicalCommunicator(Forwarding, Communicator):

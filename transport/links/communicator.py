@@ -10,10 +10,10 @@ from transport.algorithms.exchanges.overlap import Overlap
 from transport.call import Call
 from transport.choosing.choice import Thresholds
 from transport.communicators.runtime import Membership
+from transport.communicators.turns import Turns
 from transport.links.mailbox import Mailbox
 from transport.links.messaging import MessagingCommunicator
 from transport.operands.flat import Scratch
-from transport.turns import Turns
 
 
 class LinkCommunicator(MessagingCommunicator, LinkCollectives):

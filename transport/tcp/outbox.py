@@ -101,7 +101,7 @@ class TcpOutbox(Outbox):
         leaving, coming = self._leaving, self._coming
         ready = {*leaving, *coming}
         while True:
-            if self._let_next is not None and not incoming.done and self._let_next():
+            if self._let_next is not None and self._let_next():
                 self._let_next = None
                 ready = {*leaving, *coming}
             self._check_unbroken()

@@ -1,12 +1,12 @@
-"""Calls that overlap: on links with delay, the next one begins to send when one has sent all it has.
+"""Calls that overlap: on links with delay, one begins to send when the one before has no more to.
 
-At the end of a call nothing is left to send, but a round trip passes until all has come. The frames
-of the next call, which follow on the same links, can leave meanwhile: as many as a call sends ahead
-of what it has received. It takes no frame before the first call has all of its own, so on each link
-frames pass in the order of the calls, and the other end need not do the same. Their headers are
-compared as ever.
+At the end of a call nothing is left to send, but half a round trip passes until all has come. The
+frames of the next call, which follow on the same links, can leave meanwhile: as many as a call
+sends ahead of what it has received. It takes no frame before the first call has all of its own, so
+on each link frames pass in the order of the calls, and the other end need not do the same. Their
+headers are compared as ever. Two calls overlap at most, where neither works on the other's memory.
 
-Who overlaps differs by rank, and depends on when calls are issued; bits and order do not.
+Which do is another matter on each rank, and depends on when they are issued; bits do not.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from transport.call import Call
+from transport.communicators.turns import Turns
 from transport.link import Link, Outbox, PacedLink
 from transport.operands.reduce_op import Flat
-from transport.turns import Turns
 
 _Span = tuple[int, int]
 
@@ -35,7 +35,7 @@ class Overlap:
         self._taken: list[_Span] = []
         self._memory: Sequence[Flat] | None = None
         self.odd: bool = False
-        """Of two calls that overlap, it is so for one: what each needs for itself is there twice."""
+        """It is so for one of two calls that overlap, each of which needs things of its own."""
 
     def await_former(self) -> None:
         """Wait for the end of the call before this one."""
