@@ -29,8 +29,10 @@ if TYPE_CHECKING:
     from meshlib.sharding.redistribution.plan import Plan
 
 PartialDims = Mapping[DimKey, Any] | Sequence[DimKey] | DimKey | None
-# Partial values of these kinds may be reduced in any order, and be partial together.
-_LINEAR = frozenset({"sum", "avg"})
+LINEAR = frozenset({"sum", "avg"})
+"""Partial values that may be reduced in any order, and be partial together: sums and multiples of
+the parts are parts of the sum and multiple.
+"""
 
 
 @final
@@ -79,7 +81,7 @@ class Sharding:
         self, mesh: DeviceMesh, dims: Sequence[Sequence[int]], ops: Sequence[tuple[int, str]]
     ) -> None:
         kinds = {op for _, op in ops}
-        if len(kinds) > 1 and not kinds <= _LINEAR:
+        if len(kinds) > 1 and not kinds <= LINEAR:
             raise ValueError(
                 f"partial has the ops {', '.join(sorted(kinds))}: in which order they are to be"
                 " reduced would matter; expected one of them, or sum and avg"

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from meshlib.trace.chains import describe, key_of
+from meshlib.trace.chains import Key, describe, key_of
 from meshlib.trace.dump import CallDump, RankDump, first_line
 
 # How a rank's end is told: by itself, and by the others (see ``rank_exit_event``).
@@ -69,6 +69,46 @@ def collectives(dumps: Sequence[RankDump]) -> list[Collective]:
         for (group, sequence), calls in found.items()
     ]
     return sorted(merged, key=lambda c: min(call.issued for call in c.calls.values()))
+
+
+@dataclass(frozen=True)
+class Span:
+    """One call in time: it waits for others from ``begin`` to ``ready``, then moves until ``end``.
+
+    ``together`` is the collective that it is a part of, ``remote`` the remote call.
+    """
+
+    call: CallDump
+    begin: float
+    ready: float
+    end: float
+    together: Collective | None
+    remote: Key | None
+
+
+def spans(dumps: Sequence[RankDump]) -> list[Span]:
+    """Return all calls, in seconds from the first one on; what has not ended lasts to the end."""
+    calls = [call for dump in dumps for call in dump.calls]
+    origin = min((call.issued for call in calls), default=0.0)
+    last = max((max(call.ended, call.started, call.issued) for call in calls), default=0.0)
+    merged = {(one.group, one.sequence): one for one in collectives(dumps)}
+    found: list[Span] = []
+    for call in calls:
+        one = merged[call.group, call.sequence] if call.collective else None
+        begin, end = (call.started or call.issued) - origin, (call.ended or last) - origin
+        if one is None:
+            ready = begin
+        elif one.all_started:
+            ready = min(max(one.all_started - origin, begin), end)
+        else:
+            ready = end
+        found.append(Span(call, begin, ready, end, one, key_of(call)))
+    return found
+
+
+def names_of_groups(dumps: Sequence[RankDump]) -> dict[str, str]:
+    """Return what the groups are called, by their ids."""
+    return {key: desc or key for dump in dumps for key, (desc, _) in dump.groups.items()}
 
 
 def verdict(dumps: Sequence[RankDump]) -> str:
