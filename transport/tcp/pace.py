@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import socket
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from transport.link import UNKNOWN, Pace
-from transport.net.round_trip import INFO_BYTES, round_trip_in
+from transport.net.round_trip import INFO_BYTES, round_trip_in, round_trip_of
 
 _LOGGER = logging.getLogger("meshlib.transport")
 
@@ -20,6 +21,9 @@ _BUSY_AND_LIMITED = struct.Struct("@168xQQQ")
 
 # Less than so many microseconds with something to send tell nothing.
 _TELLING = 50_000
+
+# Bytes a second that a fast network card moves, twice: half of them are confirmed only later.
+_FAST = 1e9
 
 
 def pace_of(sockets: Sequence[socket.socket]) -> Pace:
@@ -34,15 +38,29 @@ def pace_of(sockets: Sequence[socket.socket]) -> Pace:
         sum(each.rate for each in found),
         len(sockets),
         found[-1].held_back,
-        min(_limits()),
+        found[-1].room,
     )
+
+
+def make_room(sock: socket.socket) -> None:
+    """Let a connection have as much under way as it is allowed to, where its round trip may need
+    it: what a socket asks for may be more than what the kernel gives by itself. Since it is kept
+    then whatever the need, only connections with much delay ask.
+    """
+    by_itself, on_request = _limits()[0], 2 * _limit("core/wmem_max")  # the kernel doubles it
+    if on_request > by_itself and round_trip_of(sock) * _FAST > by_itself:
+        with contextlib.suppress(OSError):  # gone: the next call finds out
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, on_request // 2)
 
 
 def _read(sock: socket.socket) -> Pace:
     try:
         info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, INFO_BYTES)
+        asked_for = sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
     except OSError:  # gone: the next call finds out
         return UNKNOWN
+    by_itself, receive_room = _limits()
+    send_room = max(by_itself, asked_for)
     rate, held_back = 0.0, 0.0
     if len(info) >= _BUSY_AND_LIMITED.size:
         (confirmed,) = _CONFIRMED.unpack_from(info)
@@ -50,7 +68,7 @@ def _read(sock: socket.socket) -> Pace:
         if busy >= _TELLING:
             rate = 1e6 * confirmed / busy
             held_back = (by_receiver + by_buffer) / busy
-    return Pace(round_trip_in(info), rate, 1, held_back)
+    return Pace(round_trip_in(info), rate, 1, held_back, min(send_room, receive_room))
 
 
 @functools.cache
@@ -72,11 +90,11 @@ def narrow_windows(name: str, pace: Pace) -> None:
 @functools.cache
 def _limits() -> tuple[int, int]:
     """Return the most memory of a connection, for sending and for receiving; 0 if not known."""
-    return _limit("tcp_wmem"), _limit("tcp_rmem")
+    return _limit("ipv4/tcp_wmem"), _limit("ipv4/tcp_rmem")
 
 
 def _limit(name: str) -> int:
     try:
-        return int(Path("/proc/sys/net/ipv4", name).read_text().split()[2])
+        return int(Path("/proc/sys/net", name).read_text().split()[-1])
     except (OSError, ValueError, IndexError):
         return 0
