@@ -25,6 +25,9 @@ _TELLING = 50_000
 # Bytes a second that a fast network card moves, twice: half of them are confirmed only later.
 _FAST = 1e9
 
+# No connection asks for more memory.
+_MOST = 16 << 20
+
 
 def pace_of(sockets: Sequence[socket.socket]) -> Pace:
     """Return the pace of a link over ``sockets``. Where the kernel is an older one or not Linux's
@@ -47,7 +50,7 @@ def make_room(sock: socket.socket) -> None:
     it: what a socket asks for may be more than what the kernel gives by itself. Since it is kept
     then whatever the need, only connections with much delay ask.
     """
-    by_itself, on_request = _limits()[0], 2 * _limit("core/wmem_max")  # the kernel doubles it
+    by_itself, on_request = _limits()[0], _on_request()
     if on_request > by_itself and round_trip_of(sock) * _FAST > by_itself:
         with contextlib.suppress(OSError):  # gone: the next call finds out
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, on_request // 2)
@@ -79,6 +82,7 @@ def _say_once(text: str) -> None:
 def narrow_windows(name: str, pace: Pace) -> None:
     """Log, once for each number of connections, which settings of the kernel would save them."""
     limits = _limits()
+    limits = max(limits[0], _on_request()), limits[1]
     _say_once(
         f"{pace.connections} connections to {name} and its like, with a round trip of"
         f" {1e3 * pace.round_trip:.1f} ms: the kernel's limits of {limits[0]} and {limits[1]} bytes"
@@ -90,11 +94,23 @@ def narrow_windows(name: str, pace: Pace) -> None:
 @functools.cache
 def _limits() -> tuple[int, int]:
     """Return the most memory of a connection, for sending and for receiving; 0 if not known."""
-    return _limit("ipv4/tcp_wmem"), _limit("ipv4/tcp_rmem")
+    return _limit("tcp_wmem"), _limit("tcp_rmem")
+
+
+@functools.cache
+def _on_request() -> int:
+    """Return the most memory for sending that a socket is given when it asks for half of that; 0 if
+    not known. The kernel doubles it, and cuts it to ``net.core.wmem_max`` before, which cannot be
+    read in each namespace.
+    """
+    with contextlib.suppress(OSError), socket.socket() as asks:
+        asks.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MOST)
+        return min(asks.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF), _MOST)
+    return 0
 
 
 def _limit(name: str) -> int:
     try:
-        return int(Path("/proc/sys/net", name).read_text().split()[-1])
+        return int(Path("/proc/sys/net/ipv4", name).read_text().split()[2])
     except (OSError, ValueError, IndexError):
         return 0
