@@ -21,7 +21,7 @@ _NEXT_DOOR = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """What lies between two hosts: seconds there and back, bytes a second one way (0: not known)."""
+    """Between two hosts: seconds there and back, bytes a second one way (0: not known)."""
 
     round_trip: float
     rate: float = 0.0
