@@ -127,6 +127,12 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         help="measure between the hosts of a job, as one of its ranks: meshrun --nnodes N ..."
         " -m meshlib.bench --between (--ranks, --json, --plot, --predict do not count)",
     )
+    parser.add_argument(
+        "--write-network",
+        type=Path,
+        metavar="FILE",
+        help="with --between: write the hosts and the paths between them, for meshlib explain",
+    )
     model = parser.add_argument_group("many hosts, with --predict")
     model.add_argument("--hosts", type=_positive, default=1000, metavar="N", help="(1000)")
     model.add_argument("--ranks-per-host", type=_positive, default=8, metavar="N", help="(8)")

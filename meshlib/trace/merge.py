@@ -13,7 +13,8 @@ from meshlib.trace.dump import CallDump, RankDump, first_line
 # How a rank's end is told: by itself, and by the others (see ``rank_exit_event``).
 _ENDED = re.compile(r"(?:ended with|raised) .*")
 _LOST = re.compile(
-    r"rank (\d+) ((?:ended with|raised|was killed|was lost|is gone|has left|closed its)\b.*)"
+    r"rank (\d+) ((?:ended with|raised|was killed|was lost|is gone|cannot be reached|has left"
+    r"|closed its)\b.*)"
 )
 
 

@@ -10,7 +10,8 @@ from meshlib.diagnosis.members import Members
 from meshlib.diagnosis.recorder import ANY_SOURCE, Record
 from meshlib.plain_text import columns
 from transport.call import CallHeader
-from transport.errors import HeaderMismatchError, PeerLostError
+from transport.errors import DistError, HeaderMismatchError, PeerLostError, StoreSilentError
+from transport.net.reach import is_out_of_reach
 
 ANSWER_SECONDS = 0.5
 """How long a reporter waits for statements: a rank that computes answers from its watcher thread
@@ -88,6 +89,8 @@ def lost_message(
         what = f"all that could send have left {group} (ranks {others})"
     elif lost in departed:
         what = f"rank {lost} has left the job"
+    elif said is None and error.unreachable:
+        what = f"rank {lost} cannot be reached, nor does it answer: {error}"
     elif said is None:
         what = f"rank {lost} is gone: its connection closed and it does not answer"
     else:
@@ -96,6 +99,15 @@ def lost_message(
             f" it has left {group} ({error})"
         )
     return f"{what}; rank {group.global_rank} noticed in {record.header} on {group}, {record.site}"
+
+
+def end_of_server(error: DistError | None) -> str:
+    """Return what has become of a rank with whose store the connection ended by ``error``: "rank 0
+    …". How a host ended that is cut off, its peers cannot know.
+    """
+    if isinstance(error, StoreSilentError) or is_out_of_reach(getattr(error, "__cause__", None)):
+        return f"cannot be reached, nor the store that it serves: {error}"
+    return "is gone, and the store that it served with it"
 
 
 def _first_difference(statements: Iterable[Statement], sequence: int) -> int:
@@ -123,7 +135,9 @@ def _where(
     ``ranks`` are the group's; ``missing`` those that have not come, for whom the others wait.
     """
     if said is None:
-        return f"  rank {rank}: silent (no answer in {ANSWER_SECONDS:g} s: stopped or gone)"
+        return (
+            f"  rank {rank}: silent (no answer in {ANSWER_SECONDS:g} s: stopped, gone or cut off)"
+        )
     here = None if sequence is None else said.call_at(sequence)
     lines = [f"  rank {rank} (pid {said.pid} on {said.host}):"]
     if here is None:
