@@ -93,21 +93,21 @@ class _Known(NamedSchedule):
 class ScheduleGPipe(_Known):
     """GPipe: all forwards, then all backwards. One stage a rank. See ``gpipe``."""
 
-    stages_per_rank = 1
+    stages_per_rank: ClassVar[int | None] = 1
     _make = staticmethod(gpipe)
 
 
 class Schedule1F1B(_Known):
     """1F1B: a forward and a backward in turn. One stage a rank. See ``one_f_one_b``."""
 
-    stages_per_rank = 1
+    stages_per_rank: ClassVar[int | None] = 1
     _make = staticmethod(one_f_one_b)
 
 
 class ScheduleEager1F1B(_Known):
     """1F1B whose messages have time to pass. One stage a rank. See ``eager_1f1b``."""
 
-    stages_per_rank = 1
+    stages_per_rank: ClassVar[int | None] = 1
     _make = staticmethod(eager_1f1b)
 
 
@@ -126,14 +126,14 @@ class ScheduleInterleavedZeroBubble(_Known):
 class ScheduleZBVZeroBubble(_Known):
     """ZB-V: rank r has the stages r and 2p-1-r. See ``zbv``."""
 
-    stages_per_rank = 2
+    stages_per_rank: ClassVar[int | None] = 2
     _make = staticmethod(zbv)
 
 
 class ScheduleDualPipeV(_Known):
     """DualPipeV: rank r has the stages r and 2p-1-r. See ``dual_pipe_v``."""
 
-    stages_per_rank = 2
+    stages_per_rank: ClassVar[int | None] = 2
     _make = staticmethod(dual_pipe_v)
 
 
