@@ -307,7 +307,8 @@ class _AveragingGather(AllGather):
 class Gather(_OneToMembers):
     """The root gets everybody's, the others zeros."""
 
-    kind, agreed = Kind.GATHER, False
+    kind = Kind.GATHER
+    agreed: ClassVar[bool] = False
     root: int
 
     def work(self, output: HostArray, x: HostArray) -> Run:
@@ -327,7 +328,8 @@ class Gather(_OneToMembers):
 class Scatter(_MembersToOne):
     """Member i gets the root's row i."""
 
-    kind, agreed = Kind.SCATTER, False
+    kind = Kind.SCATTER
+    agreed: ClassVar[bool] = False
     root: int
 
     def work(self, output: HostArray, x: HostArray) -> Run:
@@ -346,7 +348,8 @@ class Scatter(_MembersToOne):
 class AllToAll(Issuing):
     """Member j's row i becomes member i's row j."""
 
-    kind, agreed = Kind.ALL_TO_ALL, False
+    kind = Kind.ALL_TO_ALL
+    agreed: ClassVar[bool] = False
     operand_has_rows = result_has_rows = True
 
     def result(self, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
