@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from meshlib.plain_text import named
 from meshlib.trace.chains import Key, describe, key_of
 from meshlib.trace.dump import CallDump, RankDump, first_line
 
@@ -116,14 +117,14 @@ def verdict(dumps: Sequence[RankDump]) -> str:
     """Return, in a sentence or two, what went wrong and who was first."""
     merged = collectives(dumps)
     absent = sorted(set(range(dumps[0].size)) - {dump.rank for dump in dumps})
-    silent = f" There is no record of {_ranks(absent)}." if absent else ""
+    silent = f" There is no record of {named(absent)}." if absent else ""
     for one in merged:
         if one.mismatched:
             alike: dict[tuple[str, str], list[int]] = defaultdict(list)
             for rank, call in sorted(one.calls.items()):
                 alike[call.call, call.site].append(rank)
             views = "; ".join(
-                f"{_ranks(ranks)} made {call} at {site}" for (call, site), ranks in alike.items()
+                f"{named(ranks)} made {call} at {site}" for (call, site), ranks in alike.items()
             )
             return (
                 f"The members of {one.description} made different calls at #{one.sequence}: "
@@ -140,7 +141,7 @@ def verdict(dumps: Sequence[RankDump]) -> str:
         elsewhere = [other for other in stuck if _wait_for_each_other(one, other)]
         if missing and elsewhere:
             views = "; ".join(
-                f"{_ranks(sorted(each.calls))} in {call.call} on {each.description} at {call.site}"
+                f"{named(sorted(each.calls))} in {call.call} on {each.description} at {call.site}"
                 for each in (one, elsewhere[0])
                 for call in [each.calls[min(each.calls)]]
             )
@@ -148,7 +149,7 @@ def verdict(dumps: Sequence[RankDump]) -> str:
         if missing:
             came = min(one.calls.values(), key=lambda call: call.issued)
             return (
-                f"{_ranks(missing).capitalize()} never came to {came.call} on {one.description}; "
+                f"{named(missing).capitalize()} never came to {came.call} on {one.description}; "
                 f"the first to wait was rank {came.rank}, at {came.site}."
                 f"{_doing(dumps, missing)}{silent}"
             )
@@ -203,7 +204,3 @@ def _doing(dumps: Sequence[RankDump], ranks: Sequence[int]) -> str:
                 f" {last.site}."
             )
     return "".join(parts)
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
