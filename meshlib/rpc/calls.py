@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 import select
@@ -13,7 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from meshlib.calls.lane import Continuations
-from meshlib.calls.work import Future
+from meshlib.calls.work import Future, after
 from meshlib.diagnosis.recorder import Record
 from meshlib.job.current import current_world
 from meshlib.rpc.wire.connection import Connection
@@ -141,13 +140,16 @@ class Outgoing(RpcFuture):
         self.kept = None
         if self.record is not None and not self.record.ended:
             self.record.end(None if error is None else f"{type(error).__name__}: {error}")
-        try:
-            if error is not None:
-                self.set_exception(error)
-            else:
-                self.set_result(value)
-        except RuntimeError:  # there is one
-            pass
+        settle(self, value, error)
+
+
+def settle(future: Future[Any], value: Any, error: BaseException | None) -> None:
+    """Make this the outcome of ``future``, unless there is one."""
+    with suppress(RuntimeError):
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(value)
 
 
 def seconds_of(timeout: Timeout | None) -> float | None:
@@ -249,17 +251,6 @@ class Clock:
                 self._due = min(self._due, moment)
 
 
-class Numbers:
-    """Numbers from 1 on, each given once. Any thread."""
-
-    def __init__(self) -> None:
-        self._count = itertools.count(1)
-
-    def next(self) -> int:
-        """Return the next one."""
-        return next(self._count)
-
-
 def wait_all(futures: Sequence[Future[Any]]) -> list[Any]:
     """Wait for all ``futures`` and return their values, in this order.
 
@@ -277,8 +268,7 @@ def wait_all(futures: Sequence[Future[Any]]) -> list[Any]:
             left -= 1
             over = left == 0
         if over or done.failure is not None:
-            with suppress(RuntimeError):
-                end.set_result(done)
+            settle(end, done, None)
 
     for future in futures:
         future.at_once(note)
@@ -293,18 +283,10 @@ def collect_all(futures: Sequence[Future[Any]]) -> Future[Any]:
     Raises TypeError for what is no future.
     """
     _check(futures)
-    whole, left, lock = _future_of(futures), len(futures), threading.Lock()
-
-    def note(_: Future[Any]) -> None:
-        nonlocal left
-        with lock:
-            left -= 1
-            done = left == 0
-        if done:
-            whole.set_result(list(futures))
-
+    whole = _future_of(futures)
     if not futures:
         whole.set_result([])
+    note = after(len(futures), lambda: whole.set_result(list(futures)))
     for future in futures:
         future.add_done_callback(note)
     return whole

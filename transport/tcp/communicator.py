@@ -153,10 +153,9 @@ class TcpCommunicator(LinkCommunicator):
         self._converse(dst, call).send(call, data)
 
     def recv(self, call: Call, buffer: Flat, src: int | None, tag: int) -> int:
-        if src is not None and src != self.rank and src not in self._gone:
-            with suppress(PeerLostError):  # The mailbox has what it sent before it left, and knows.
-                self._converse(src, call)
-        return super().recv(call, buffer, src, tag)
+        if src is not None and src not in self._conversations:
+            self._open_towards(src, call)
+        return self.mailbox.recv(call, buffer, src, tag)
 
     def lose(self, peer: int, reason: str) -> None:
         self._note_end(peer, PeerLostError(reason, peer))
@@ -279,7 +278,7 @@ class TcpCommunicator(LinkCommunicator):
             while peer not in self._arrived:
                 self._check_unbroken()
                 if peer in self._gone:
-                    raise PeerLostError(str(self._gone[peer]), peer)
+                    raise PeerLostError.of(self._gone[peer], peer)
                 watch = self._watched.get(peer)
                 if watch is not None and watch.error is not None:
                     raise watch.error
@@ -339,6 +338,11 @@ class TcpCommunicator(LinkCommunicator):
         with self._lock:
             self._watchers.discard(sock)
 
+    def _open_towards(self, src: int, call: Call) -> None:
+        if src != self.rank and src not in self._gone:
+            with suppress(PeerLostError):  # The mailbox has what it sent before it left, and knows.
+                self._converse(src, call)
+
     def _converse(self, peer: int, call: Call) -> Conversation:
         """Return the conversation with ``peer``, opening it at the first use."""
         conversation = self._conversations.get(peer)
@@ -349,7 +353,7 @@ class TcpCommunicator(LinkCommunicator):
         except (PeerLostError, AuthenticationError) as error:
             conversation = self._conversations.get(peer)
             if conversation is not None or isinstance(error, PeerLostError):
-                self._note_end(peer, PeerLostError(str(error), peer))
+                self._note_end(peer, PeerLostError.of(error, peer))
             if conversation is None:
                 raise
             # It has called meanwhile, and left in the middle of our handshake.
