@@ -168,7 +168,7 @@ class Door:
             except BaseException as error:  # noqa: BLE001 (it belongs to whoever waits)
                 work.fail(error)
 
-        lane.submit(Leg(task) if straight else task)
+        lane.submit(Leg(task, record.nbytes) if straight else task)
         return work
 
     def _run(self, run: Run, record: Record, device: str) -> Any:

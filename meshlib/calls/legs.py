@@ -14,16 +14,17 @@ from meshlib.calls.lane import Lane, LaneThread
 
 
 class Leg:
-    """``task`` (see ``Lane``), which may begin early, and let the next one begin.
+    """``task`` (see ``Lane``), a call of ``nbytes``, which may begin early, and let the next begin.
 
     One that begins early leaves alone what the one before it works on until ``await_former``, and
     waits for nothing else before that.
     """
 
-    __slots__ = ("_former", "_over", "_standing", "_task", "next", "thread")
+    __slots__ = ("_former", "_over", "_standing", "_task", "nbytes", "next", "thread")
 
-    def __init__(self, task: Callable[[], None]) -> None:
+    def __init__(self, task: Callable[[], None], nbytes: int = 0) -> None:
         self._task = task
+        self.nbytes = nbytes
         self._former: Leg | None = None
         self._standing = threading.Event()
         self._over = threading.Event()
@@ -75,14 +76,16 @@ class LegLane(Lane):
         super().__init__(name, enter)
         self._here = threading.local()
 
-    def begin_next(self) -> bool:
+    def begin_next(self, most: int) -> bool:
         """See ``Turns``: the calling task and the next one have to be legs."""
         leg: Leg | None = getattr(self._here, "leg", None)
-        queue = self._queue
-        if leg is None or leg.next is not None or not queue or not isinstance(queue[0], Leg):
+        if leg is None or leg.next is not None or not self._queue:
+            return False
+        next_ = self._queue[0]
+        if not isinstance(next_, Leg) or next_.nbytes > most:
             return False
         try:
-            leg.let_begin(queue[0], self._begin)
+            leg.let_begin(next_, self._begin)
         except RuntimeError:  # no room for a thread
             return False
         return True

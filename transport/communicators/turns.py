@@ -8,8 +8,8 @@ from typing import Protocol
 class Turns(Protocol):
     """Whose turn it is. Two calls are under way at most, and one of them runs at a time."""
 
-    def begin_next(self) -> bool:
-        """Have the next call begin, if one is due that may; return whether one has.
+    def begin_next(self, most: int) -> bool:
+        """Have the next call begin if one is due that may, of ``most`` bytes; return whether.
 
         For a call that has nothing more to send. Returns when the next one waits in its turn for
         the end of this one, or is over.

@@ -45,7 +45,7 @@ class LinkCommunicator(MessagingCommunicator, LinkCollectives):
         self.compression = membership.compression
 
     def take_turns(self, turns: Turns) -> None:
-        self.overlap = Overlap(turns)
+        self.overlap = Overlap(turns, self.size)
 
     def round_trips(self, peers: Sequence[int], call: Call) -> list[float]:
         """Return the seconds from here to the hosts of ``peers`` and back; 0.0: not known."""

@@ -29,7 +29,7 @@ def test_the_next_leg_begins_where_the_first_says_and_goes_on_at_its_end() -> No
         seen.append(f"{name} begins")
         lane.await_former()
         seen.append(f"{name} goes on")
-        lane.begin_next()
+        lane.begin_next(0)
         seen.append(f"{name} ends")
 
     run(*[Leg(lambda name=name: task(name)) for name in "abc"], lane=lane)
@@ -45,8 +45,8 @@ def test_a_leg_that_ends_without_waiting_lets_the_first_go_on() -> None:
     lane, seen = LegLane("lane"), list[object]()
 
     def first() -> None:
-        seen.append(lane.begin_next())
-        seen.append(lane.begin_next())  # two at most
+        seen.append(lane.begin_next(0))
+        seen.append(lane.begin_next(0))  # two at most
         seen.append("first ends")
 
     others = [Leg(lambda name=name: seen.append(name)) for name in ("second", "third")]
@@ -54,12 +54,12 @@ def test_a_leg_that_ends_without_waiting_lets_the_first_go_on() -> None:
     assert seen == ["second", True, False, "first ends", "third"]
 
 
-@pytest.mark.parametrize("which", ["first", "second", "none queued"])
+@pytest.mark.parametrize("which", ["first", "second", "none queued", "too large"])
 def test_what_is_no_leg_overlaps_with_nothing(which: str) -> None:
     lane, seen = LegLane("lane"), list[object]()
 
     def first() -> None:
-        seen.append(lane.begin_next())
+        seen.append(lane.begin_next(0))
 
     def second() -> None:
         lane.await_former()
@@ -67,7 +67,7 @@ def test_what_is_no_leg_overlaps_with_nothing(which: str) -> None:
 
     tasks = [first if which == "first" else Leg(first)]
     if which != "none queued":
-        tasks.append(second if which == "second" else Leg(second))
+        tasks.append(second if which == "second" else Leg(second, which == "too large"))
     run(*tasks, lane=lane)
     assert seen == [False, "second"][: len(tasks)]
 
@@ -76,7 +76,7 @@ def test_who_runs_in_the_callers_thread_lets_nobody_begin() -> None:
     lane = LegLane("lane")
     assert lane.try_enter()
     lane.submit(Leg(lambda: None))
-    assert not lane.begin_next()
+    assert not lane.begin_next(0)
     lane.leave()
     lane.join(WAIT)
 
@@ -87,7 +87,7 @@ def test_without_room_for_a_thread_legs_follow_each_other(monkeypatch: pytest.Mo
     def first() -> None:
         with monkeypatch.context() as patch:
             patch.setattr("meshlib.calls.legs.LaneThread.start", fail)
-            seen.append(lane.begin_next())
+            seen.append(lane.begin_next(0))
 
     def second() -> None:
         lane.await_former()

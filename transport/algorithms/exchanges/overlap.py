@@ -18,17 +18,25 @@ from transport.communicators.turns import Turns
 from transport.link import Link, Outbox, PacedLink
 from transport.operands.reduce_op import Flat
 
+MOST_BEHIND = 2 << 20
+"""The most bytes of input that the later call has for a member. Nobody reads them before the first
+call is over: of many, the receiver's kernel would close the window.
+"""
+
 _Span = tuple[int, int]
 
 
 class Overlap:
-    """Which calls of a communicator overlap. The methods are for the thread whose turn it is.
+    """Which calls of a communicator of ``size`` members overlap.
+
+    The methods are for the thread whose turn it is.
 
     Each call of the communicator begins with ``enter`` or with ``settle``.
     """
 
-    def __init__(self, turns: Turns) -> None:
+    def __init__(self, turns: Turns, size: int) -> None:
         self._turns = turns
+        self._most = MOST_BEHIND * size
         # Of the call that lets the next begin, until that waits for its end.
         self._former: Outbox | None = None
         # Of that call, and of the one under way; None where that is to overlap with none.
@@ -73,7 +81,7 @@ class Overlap:
             return False
         self._former, self._taken = outbox, _spans(self._memory)
         self.odd = not self.odd
-        begun = self._turns.begin_next()
+        begun = self._turns.begin_next(self._most)
         if not begun:
             self.odd = not self.odd
         self._former = None

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from transport.algorithms.exchanges import pairwise_ahead
 from transport.algorithms.exchanges.ahead import is_far
+from transport.algorithms.exchanges.overlap import MOST_BEHIND
 from transport.algorithms.exchanges.partial import Part, Partial
 from transport.algorithms.team import Team
 from transport.call import Call
@@ -81,7 +82,7 @@ def swap_at_once(
             link.recv_into(call, into)
         return True
     overlap = team.overlap
-    several = len(onward) > 1 or overlap is not None
+    several = len(onward) > 1 or (overlap is not None and sent[0].nbytes <= MOST_BEHIND)
     if several and any(is_far(link, team.table.segment) for link in onward):
         pairwise_ahead.swap(overlap, call, onward, sent, behind, arriving)
         return True
