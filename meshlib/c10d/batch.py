@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from meshlib.c10d.functions import irecv, isend
+from meshlib.c10d.functions.messages import irecv, isend
 from meshlib.calls.door import Door
 from meshlib.calls.spec import CallSpec
 from meshlib.calls.work import Work
