@@ -209,7 +209,8 @@ def _amount(text: str) -> float:
 _PEERS = [name for name in LIBRARIES if name not in OWN]
 
 
-def _chosen(text: str, known: Sequence[str], what: str) -> list[str]:
+def chosen(text: str, known: Sequence[str], what: str) -> list[str]:
+    """Return the comma-separated names in ``text``; raise ArgumentTypeError for a strange one."""
     names = [name.strip() for name in text.split(",")]
     for name in names:
         if name not in known:
@@ -220,15 +221,15 @@ def _chosen(text: str, known: Sequence[str], what: str) -> list[str]:
 
 
 def _collectives(text: str) -> list[str]:
-    return COLLECTIVES if text == "all" else _chosen(text, list(CASES), "collective")
+    return COLLECTIVES if text == "all" else chosen(text, list(CASES), "collective")
 
 
 def _backends(text: str) -> list[str]:
-    return _chosen(text, list(_BACKENDS), "backend")
+    return chosen(text, list(_BACKENDS), "backend")
 
 
 def _peers(text: str) -> list[str]:
-    return _chosen(text, _PEERS, "peer")
+    return chosen(text, _PEERS, "peer")
 
 
 def _sizes(text: str) -> list[int]:

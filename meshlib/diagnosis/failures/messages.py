@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from meshlib.diagnosis.failures.statements import CALLS_BEFORE, Statement
 from meshlib.diagnosis.members import Members
 from meshlib.diagnosis.recorder import ANY_SOURCE, Record
-from meshlib.plain_text import columns
+from meshlib.plain_text import columns, have, named
 from transport.call import CallHeader
 from transport.errors import DistError, HeaderMismatchError, PeerLostError, StoreSilentError
 from transport.net.reach import is_out_of_reach
@@ -65,7 +65,7 @@ def timeout_message(group: Members, record: Record, statements: Mapping[int, Sta
         )
     missing = [r for r in group.ranks if not _has_come(statements.get(r), sequence)]
     who = (
-        f"rank{'s' if len(missing) > 1 else ''} {_join(missing)} {_have(missing)} not come"
+        f"{named(missing)} {have(missing)} not come"
         if missing
         else "all ranks have come, but it did not finish"
     )
@@ -85,8 +85,8 @@ def lost_message(
     lost = group.ranks[error.peer]
     said = statements.get(lost)
     if record.peer == ANY_SOURCE:
-        others = _join([rank for rank in group.ranks if rank != group.global_rank])
-        what = f"all that could send have left {group} (ranks {others})"
+        others = named([rank for rank in group.ranks if rank != group.global_rank])
+        what = f"all that could send have left {group} ({others})"
     elif lost in departed:
         what = f"rank {lost} has left the job"
     elif said is None and error.unreachable:
@@ -152,7 +152,7 @@ def _where(
         suffix = "" if waits is None else f", waits for rank {ranks[waits]}"
         # Whom it waits for may itself wait for another.
         if missing and (waits is None or ranks[waits] not in missing):
-            suffix += f", misses rank{'s' if len(missing) > 1 else ''} {_join(missing)}"
+            suffix += f", misses {named(missing)}"
         lines.append(f"    {here.call} ({here.state}{suffix}), {here.site}")
     lines += [f"    | {line}" for line in said.stack[-STACK_LINES:]]
     return "\n".join(lines)
@@ -161,11 +161,3 @@ def _where(
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return ``rows`` under ``head``, in columns columns, indented by two."""
     return "\n".join(f"  {line}" for line in columns([head, *rows]))
-
-
-def _join(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks))
-
-
-def _have(ranks: Sequence[int]) -> str:
-    return "have" if len(ranks) > 1 else "has"
