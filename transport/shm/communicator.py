@@ -25,7 +25,6 @@ from transport.shm.board.patience import Patience
 from transport.shm.board.segment import OwnedSegment, Segment
 from transport.shm.collectives.arena import Arena
 from transport.shm.collectives.copies import Copies
-from transport.shm.collectives.exchange import Exchange
 from transport.shm.collectives.places import Places
 from transport.shm.collectives.reductions import Reductions
 from transport.shm.meeting.directory import Directory
@@ -33,6 +32,7 @@ from transport.shm.meeting.endpoint import ABORTED, DIED, LEFT, Endpoint
 from transport.shm.meeting.neighbourhood import Neighbourhood
 from transport.shm.messages.messages import INBOX, Messages
 from transport.shm.messages.single_copy import agree
+from transport.shm.plans.runner import Runner
 
 P = ParamSpec("P")
 _BOARD = "board"
@@ -311,13 +311,13 @@ class ShmCommunicator(MessagingCommunicator):
         board = Board(segment, layout, self.membership, self._patience, self._check)
         sizes, arena = self._sizes, Arena(self.rank, self.size)
         places = Places(arena)
-        exchange = Exchange(board, self.membership, arena, places, sizes.piece)
+        runner = Runner(board, self.membership, arena, places, sizes.piece)
         meeting = _Meeting(
             board,
             arena,
             places,
-            Copies(board, exchange, places, sizes.piece),
-            Reductions(board, exchange, arena, sizes.direct, sizes.piece),
+            Copies(board, runner),
+            Reductions(board, runner, sizes.direct),
         )
         with self._lock:
             self.check_open()

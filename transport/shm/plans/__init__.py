@@ -1,0 +1,1 @@
+"""Collectives as plans: who makes them, and what runs them."""
