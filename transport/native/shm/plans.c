@@ -48,7 +48,7 @@ static int read_plan(Plan *plan, int size) {
     plan->steps = (const Step *)(plan->expects + size);
     plan->parts = (const Part *)(plan->steps + h->steps);
     if (!steps_fit(plan, size)) return -1;
-    plan->sources = 0;
+    plan->sources = plan->along = 0;
     plan->width = 1;
     plan->keep = NULL;
     for (int r = 0; r < size; r++) plan->sources += plan->sends[r] != NOTHING;
@@ -57,11 +57,10 @@ static int read_plan(Plan *plan, int size) {
         if (s->op == KEEP) plan->keep = plan->parts + s->first;
         if (s->count > plan->width) plan->width = s->count;
     }
-    plan->along = plan->keep != NULL;
     for (int i = 0; i < h->steps; i++) {
         const Step *s = &plan->steps[i];
-        if (s->op == STAGE)
-            plan->along &= s->count == 1 && plan->keep && plan->parts[s->first].array == plan->keep->array;
+        if (s->op != STAGE || !plan->keep) continue;
+        plan->along = s->count == 1 && plan->parts[s->first].array == plan->keep->array;
     }
     return 0;
 }

@@ -25,11 +25,6 @@ class Places:
         self.memory: PeerMemory | None = None
         self._arena = arena
 
-    @property
-    def are_possible(self) -> bool:
-        """Whether ``locate`` may find anything."""
-        return self.memory is not None or not self._arena.empty
-
     def locate(
         self, buffers: Sequence[Flat], *, private: bool, alone: bool = False
     ) -> list[int] | None:

@@ -33,6 +33,9 @@ class Reductions:
     def __init__(self, board: Board, runner: Runner, direct: int) -> None:
         self._board = board
         self._run = runner.run
+        self._all_reduce = runner.number(Kind.ALL_REDUCE)
+        self._reduce_scatter = runner.number(Kind.REDUCE_SCATTER)
+        self._reduce = runner.number(Kind.REDUCE)  # to the first root; to the others come next
         block = board.layout.block
         self._direct = direct if board.size > 2 else min(_DIRECT_OF_TWO * direct, block)
         self._most_compiled = min(self._direct, _MOST_COMPILED)
@@ -55,7 +58,7 @@ class Reductions:
             or buffer.nbytes > self._direct
             or reduction_dtype(buffer.dtype) != buffer.dtype
         ):
-            self._run(Kind.ALL_REDUCE, call, (), [buffer], op)
+            self._run(self._all_reduce, call, (), [buffer], op)
         else:
             self._get_ready(buffer)
             self._all_reduce_at_once(call, buffer, op)
@@ -115,10 +118,10 @@ class Reductions:
     def reduce(self, call: Call, buffer: Flat, op: ReduceOp, root: int) -> None:
         """See ``Communicator.reduce``."""
         inputs, outputs = ((), [buffer]) if root == self._rank else ([buffer], ())
-        self._run(Kind.REDUCE, call, inputs, outputs, op, root)
+        self._run(self._reduce + root, call, inputs, outputs, op)
 
     def reduce_scatter(
         self, call: Call, output: Flat, inputs: Sequence[Flat], op: ReduceOp
     ) -> None:
         """See ``Communicator.reduce_scatter``."""
-        self._run(Kind.REDUCE_SCATTER, call, inputs, [output], op)
+        self._run(self._reduce_scatter, call, inputs, [output], op)

@@ -99,9 +99,7 @@ class Planner:
             Step(Op.END),
         )
         array = self._by_member(dict.fromkeys(self._peers, 0))
-        return Plan(
-            steps, 1, 0, array, array, self._block, spread=True, known=True, places_from=1
-        )
+        return Plan(steps, 1, 0, array, array, self._block, spread=True, known=True, places_from=1)
 
     def _exchange(self, kind: Kind) -> Plan:
         rank, size = self._rank, self._size

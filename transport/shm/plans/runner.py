@@ -14,7 +14,7 @@ from transport.shm.board.board import Board
 from transport.shm.collectives.arena import Arena
 from transport.shm.collectives.places import Places
 from transport.shm.plans.interpreter import Interpreter
-from transport.shm.plans.planning import Kind, Planner
+from transport.shm.plans.planning import Planner
 from transport.shm.plans.steps import Plan
 
 
@@ -29,7 +29,8 @@ class Runner:
         self, board: Board, membership: Membership, arena: Arena, places: Places, piece: int
     ) -> None:
         self._planner = Planner(board.layout, board.rank, piece)
-        self._places = places
+        self.number = self._planner.number
+        self._arena, self._places = arena, places
         self._interpreter = Interpreter(
             board, membership, places, Folding(board.size, piece), piece
         )
@@ -42,22 +43,20 @@ class Runner:
 
     def run(
         self,
-        kind: Kind,
+        number: int,
         call: Call,
         inputs: Sequence[Flat],
         outputs: Sequence[Flat],
         op: ReduceOp | None = None,
-        root: int = 0,
     ) -> None:
-        """Carry out a call of ``kind``: as ``Communicator`` has it, by ``root`` if it has one.
+        """Carry out a call by plan ``number``, with what ``Communicator`` has for such a call.
 
         ``inputs`` are by member or one for all, ``outputs`` by member or one; empty where this
         member has none. What is reduced where it lies is an output.
         """
-        number, where = self._planner.number(kind, root), None
-        # Scaled inputs are not what lies in anybody's memory.
-        if self._places.are_possible and (op is None or op.factor is None):
-            where = self._locate(self._plan(number), inputs or outputs, op)
+        where = None
+        if self._places.memory is not None or not self._arena.empty:
+            where = self._locate(number, inputs or outputs, op)
         start = 0
         if (compiled := self.compiled) is not None:
             start = compiled.run(number, call, inputs, outputs, 0 if op is None else op.code, where)
@@ -66,11 +65,11 @@ class Runner:
         arrays = [*inputs, *outputs]
         self._interpreter.run(self._plan(number), call, arrays, op, where, start)
 
-    def _locate(
-        self, plan: Plan, arrays: Sequence[Flat], op: ReduceOp | None
-    ) -> list[int] | None:
+    def _locate(self, number: int, arrays: Sequence[Flat], op: ReduceOp | None) -> list[int] | None:
         """Return the places of what is sent, whose arrays come first; None: it is staged."""
-        if not plan.sources:
+        plan = self._plan(number)
+        # Scaled inputs are not what lies in anybody's memory.
+        if not plan.sources or (op is not None and op.factor is not None):
             return None
         # The core stages private arrays in less time than it takes to read them.
         private = op is None and self.compiled is None

@@ -19,7 +19,7 @@ from itertools import chain
 from typing import NamedTuple
 
 ALL = -1
-"""Instead of a peer: every other member. Instead of an array that is reduced into: every member's."""
+"""Instead of a peer: all others. Instead of the array that is reduced into: each member's own."""
 
 NOTHING = -1
 """Instead of an array: there is none."""
