@@ -28,12 +28,12 @@ from transport.shm.collectives.arena import Arena
 from transport.shm.collectives.copies import Copies
 from transport.shm.collectives.places import Places
 from transport.shm.collectives.reductions import Reductions
+from transport.shm.collectives.runner import Runner
 from transport.shm.meeting.directory import Directory
 from transport.shm.meeting.endpoint import ABORTED, DIED, LEFT, Endpoint
 from transport.shm.meeting.neighbourhood import Neighbourhood
 from transport.shm.messages.messages import INBOX, Messages
 from transport.shm.messages.single_copy import agree
-from transport.shm.plans.runner import Runner
 
 P = ParamSpec("P")
 _BOARD = "board"

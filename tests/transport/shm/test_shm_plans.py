@@ -25,11 +25,11 @@ from transport.shm import ShmCommunicator
 from transport.shm.board.board import Board
 from transport.shm.board.layout import Layout, Sizes
 from transport.shm.board.patience import Patience
+from transport.shm.collectives import interpreter
 from transport.shm.collectives.arena import Arena
-from transport.shm.plans import interpreter
-from transport.shm.plans.planning import Kind, Planner
-from transport.shm.plans.runner import Runner
-from transport.shm.plans.steps import ALL, NOTHING, Cut, Op, Part, Plan, Step
+from transport.shm.collectives.planning import Kind, Planner
+from transport.shm.collectives.runner import Runner
+from transport.shm.collectives.steps import ALL, NOTHING, Cut, Op, Part, Plan, Step
 
 # Laps of 4 to 32 numbers of 8 bytes, or of 32 where nothing is staged.
 SIZES = Sizes(block=256, direct=8, ring=1 << 10, piece=128, single=1 << 13)

@@ -1,5 +1,5 @@
-/* What runs plans: transport/shm/plans/interpreter.py does the same with NumPy, with equal places, steps and
- * bytes, so members may differ in who does it. transport/shm/plans/steps.py says what a step does. */
+/* What runs plans: transport/shm/collectives/interpreter.py does the same with NumPy, with equal places, steps and
+ * bytes, so members may differ in who does it. transport/shm/collectives/steps.py says what a step does. */
 #include "shm/plans.h"
 
 #include <string.h>

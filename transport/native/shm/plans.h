@@ -1,4 +1,4 @@
-/* Plans of collectives, as Python makes them (transport/shm/plans/steps.py has what all this means), and
+/* Plans of collectives, as Python makes them (transport/shm/collectives/steps.py has what all this means), and
  * calls that are made by them. */
 #pragma once
 #include "core.h"

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from transport.call import Call
 from transport.operands.reduce_op import Flat
 from transport.shm.board.board import Board
-from transport.shm.plans.planning import Kind
-from transport.shm.plans.runner import Runner
+from transport.shm.collectives.planning import Kind
+from transport.shm.collectives.runner import Runner
 
 
 class Copies:

@@ -14,8 +14,8 @@ from transport.call import Call
 from transport.operands.copying import LONG, copy
 from transport.operands.reduce_op import Flat, RedOpType, ReduceOp, reduction_dtype
 from transport.shm.board.board import Board
-from transport.shm.plans.planning import Kind
-from transport.shm.plans.runner import Runner
+from transport.shm.collectives.planning import Kind
+from transport.shm.collectives.runner import Runner
 
 _DIRECT_OF_TWO = 8
 """How much more data goes the direct way between two members than among more."""

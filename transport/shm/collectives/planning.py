@@ -24,7 +24,7 @@ from __future__ import annotations
 from enum import IntEnum
 
 from transport.shm.board.layout import BLOCKS, LINE, Layout
-from transport.shm.plans.steps import ALL, NOTHING, WIDE, Cut, Op, Part, Plan, Step
+from transport.shm.collectives.steps import ALL, NOTHING, WIDE, Cut, Op, Part, Plan, Step
 
 
 class Kind(IntEnum):

@@ -12,10 +12,10 @@ from transport.operands.folding import Folding
 from transport.operands.reduce_op import Flat, ReduceOp
 from transport.shm.board.board import Board
 from transport.shm.collectives.arena import Arena
+from transport.shm.collectives.interpreter import Interpreter
 from transport.shm.collectives.places import Places
-from transport.shm.plans.interpreter import Interpreter
-from transport.shm.plans.planning import Planner
-from transport.shm.plans.steps import Plan
+from transport.shm.collectives.planning import Planner
+from transport.shm.collectives.steps import Plan
 
 
 class Runner:

@@ -20,7 +20,7 @@ from transport.operands.reduce_op import Flat, ReduceOp
 from transport.shm.board.board import DONE, Board
 from transport.shm.board.layout import LINE, WORD
 from transport.shm.collectives.places import Places
-from transport.shm.plans.steps import ALL, NOTHING, Cut, Op, Part, Plan, Step
+from transport.shm.collectives.steps import ALL, NOTHING, Cut, Op, Part, Plan, Step
 
 _PLACED, _LAPS, _FIRST_LIST = 0, 1, 2
 """Where a card's notes have: whether the arrays are read in place, the number of laps, and then

@@ -1,1 +1,0 @@
-"""Collectives as plans: who makes them, and what runs them."""
