@@ -54,11 +54,11 @@ class Runner:
         ``inputs`` are by member or one for all, ``outputs`` by member or one; empty where this
         member has none. What is reduced where it lies is an output.
         """
-        where = None
-        if self._places.memory is not None or not self._arena.empty:
+        compiled = self.compiled
+        where, start = None, 0
+        if not self._arena.empty or (compiled is None and self._places.memory is not None):
             where = self._locate(number, inputs or outputs, op)
-        start = 0
-        if (compiled := self.compiled) is not None:
+        if compiled is not None:
             start = compiled.run(number, call, inputs, outputs, 0 if op is None else op.code, where)
             if start is None:
                 return
