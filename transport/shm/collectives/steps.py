@@ -121,10 +121,21 @@ class Plan:
     alone: bool = False
     sources: tuple[int, ...] = field(init=False)
     """The arrays that are sent."""
+    sized: tuple[int, ...] = field(init=False)
+    """The arrays that say how many laps there are."""
+    loop: int = field(init=False)
+    """The step that begins the loop; there is one."""
+    end: int = field(init=False)
+    """The step that ends it."""
 
     def __post_init__(self) -> None:
-        sources = tuple(sorted({array for array in self.sends if array != NOTHING}))
-        object.__setattr__(self, "sources", sources)
+        sources = {array for array in self.sends if array != NOTHING}
+        object.__setattr__(self, "sources", tuple(sorted(sources)))
+        sized = sources | {array for array in self.expects if array != NOTHING}
+        object.__setattr__(self, "sized", tuple(sorted(sized)))
+        ops = [step.op for step in self.steps]
+        object.__setattr__(self, "loop", ops.index(Op.LOOP))
+        object.__setattr__(self, "end", ops.index(Op.END))
 
     def packed(self) -> bytes:
         """Return the plan as the compiled core reads it: numbers of 32 bits."""
