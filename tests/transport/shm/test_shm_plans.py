@@ -31,7 +31,7 @@ from transport.shm.collectives.planning import Kind, Planner
 from transport.shm.collectives.runner import Runner
 from transport.shm.collectives.steps import ALL, NOTHING, Cut, Op, Part, Plan, Step
 
-# Laps of 4 to 32 numbers of 8 bytes, or of 32 where nothing is staged.
+# Laps of 8 to 32 numbers of 8 bytes.
 SIZES = Sizes(block=256, direct=8, ring=1 << 10, piece=128, single=1 << 13)
 
 
