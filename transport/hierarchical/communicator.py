@@ -15,7 +15,7 @@ from transport.communicators.base import Collectives, Communicator
 from transport.communicators.forwarding import Forwarding
 from transport.communicators.runtime import Membership
 from transport.errors import CommunicatorAbortedError, PeerLostError
-from transport.hierarchical.hosts import Placement
+from transport.hierarchical.hosts import Placement, Spread
 from transport.hierarchical.inside import Inside, PartMembership
 from transport.hierarchical.learning import Learning
 from transport.hierarchical.levels import Levels
@@ -147,9 +147,9 @@ class HierarchicalCommunicator(Forwarding, Communicator):
     def _arrange(self, placement: Placement, call: Call) -> Collectives:
         """Return the collectives of all: on two levels, or on three where there are sites."""
         sites, everybody = placement.by_site(), tuple(range(self.size))
-        if len(sites.hosts) == 1:
+        if sites.spread is Spread.TOGETHER:
             return self._arrange_hosts(placement, self._whole, everybody, call)
-        if len(sites.hosts) == self.size:
+        if sites.spread is Spread.APART:
             return self._whole
         tuning = self.membership.runtime.tuning
         levels = Levels(sites, self._whole, self._table, tuning, between_sites=True)
@@ -176,9 +176,9 @@ class HierarchicalCommunicator(Forwarding, Communicator):
             # A member that left without having come so far would be waited for inside; here it
             # is known to have left.
             near.barrier(call)
-        if len(placement.hosts) == 1:
+        if placement.spread is Spread.TOGETHER:
             return levels.inside
-        if len(placement.hosts) == whole.size:
+        if placement.spread is Spread.APART:
             return whole
         return TwoLevels(levels)
 

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import enum
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from transport.errors import DistNetworkError
 from transport.place import Place
+
+
+class Spread(enum.Enum):
+    """How a group's members lie on hosts, which decides whether it has levels."""
+
+    TOGETHER = "all on one host"
+    APART = "each on a host of its own"
+    LEVELS = "several on some hosts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +48,13 @@ class Placement:
         if len(known) < len(trips):
             return cls(groups, memory, sites)
         return cls(groups, memory, sites, tuple(min(known[r] for r in ranks) for ranks in groups))
+
+    @property
+    def spread(self) -> Spread:
+        """How the members lie on the hosts."""
+        if len(self.hosts) == 1:
+            return Spread.TOGETHER
+        return Spread.APART if all(len(r) == 1 for r in self.hosts) else Spread.LEVELS
 
     def by_site(self) -> Placement:
         """Return the same as if each site were a host, whose members cannot share memory."""

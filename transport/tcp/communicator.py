@@ -278,7 +278,7 @@ class TcpCommunicator(LinkCommunicator):
             while peer not in self._arrived:
                 self._check_unbroken()
                 if peer in self._gone:
-                    raise PeerLostError(str(self._gone[peer]), peer)
+                    raise PeerLostError.of(self._gone[peer], peer)
                 watch = self._watched.get(peer)
                 if watch is not None and watch.error is not None:
                     raise watch.error
@@ -353,7 +353,7 @@ class TcpCommunicator(LinkCommunicator):
         except (PeerLostError, AuthenticationError) as error:
             conversation = self._conversations.get(peer)
             if conversation is not None or isinstance(error, PeerLostError):
-                self._note_end(peer, PeerLostError(str(error), peer))
+                self._note_end(peer, PeerLostError.of(error, peer))
             if conversation is None:
                 raise
             # It has called meanwhile, and left in the middle of our handshake.

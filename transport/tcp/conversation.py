@@ -15,6 +15,7 @@ from transport.condition import Condition, let_go
 from transport.deadline import Deadline
 from transport.errors import CommunicatorAbortedError, PeerLostError
 from transport.links.mailbox import Incoming, Mailbox
+from transport.net.reach import is_out_of_reach
 from transport.tcp.frame import NOW, PREFIX_BYTES, STAGING_BYTES, parse_prefix
 from transport.tcp.link import MOST_MISSED, TcpLink
 from transport.waiting import LookOut
@@ -155,7 +156,7 @@ class Conversation:
         with self._turn:  # A receiver may still be about to find out.
             self._sending.let_go(reason)
         text = f"the connection to {self._name} was lost: {reason}"
-        self._on_end(self, PeerLostError(text, self.peer))
+        self._on_end(self, PeerLostError(text, self.peer, is_out_of_reach(self._failure)))
 
     def _stay_away(self) -> None:
         """Return when no receiver has read for a while, or somebody wants the thread to."""
@@ -246,7 +247,7 @@ class Conversation:
             raise
         except OSError as error:
             text = f"the connection to {self._name} was lost in the middle of a message: {error}"
-            message.fail(PeerLostError(text, self.peer))
+            message.fail(PeerLostError(text, self.peer, is_out_of_reach(error)))
             raise
         if self._filled == message.buffer.nbytes:
             self._message = None
