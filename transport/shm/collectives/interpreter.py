@@ -84,7 +84,9 @@ class _Passage:
         self._board = board = by.board
         self._plan, self._call, self._arrays, self._op = plan, call, arrays, op
         dtype = arrays[0].dtype
-        self._staged = dtype if op is None else Folding.staged_dtype(dtype, op)
+        self._staged = dtype
+        if op is not None and op.factor is not None:
+            self._staged = Folding.staged_dtype(dtype, op)
         self._itemsize = itemsize = self._staged.itemsize
         self._line = max(1, LINE // itemsize)
         most = max([arrays[array].size for array in plan.sized])
@@ -97,6 +99,8 @@ class _Passage:
         # Where each member's data for this one is read in place; 0: it is staged.
         self._places = [0] * board.size
         self._blocks = board.blocks(self._staged)
+        # This member's share of so many elements.
+        self._shared, self._share = 0, (0, 0)
 
     def run(self, start: int) -> None:
         steps, loop, end = self._plan.steps, self._plan.loop, self._plan.end
@@ -121,8 +125,10 @@ class _Passage:
             count = max(0, min(self._per_lap, count))
         if cut is _WHOLE:
             return start, start + count
-        board = self._board
-        low, high = share_of(count, board.size, board.rank, self._line)
+        if count != self._shared:
+            board, self._shared = self._board, count
+            self._share = share_of(count, board.size, board.rank, self._line)
+        low, high = self._share
         if cut is _OWN:
             return start + low, start + high
         return (start, start + low) if cut is _BEFORE else (start + high, start + count)
@@ -275,13 +281,13 @@ class _Passage:
         parts = [
             out if part.peer == rank else self._theirs(part, lap, low, high) for part in step.parts
         ]
-        own = self._arrays[step.parts[rank].array]
+        own = self._arrays[number := step.parts[rank].array]
         if op.factor is not None:
             if step.number == ALL:
                 # Nobody stages anything there: a place for numbers that are scaled.
                 result = self._block(step.parts[rank], lap, low, high)
             parts[rank] = folding.load(own, low, high, op)
-        elif address(own) != address(self._arrays[into]):
+        elif number != into and address(own) != address(self._arrays[into]):
             parts[rank] = own[low:high]
         folding.fold(parts, op, result)
         if step.number == ALL:
