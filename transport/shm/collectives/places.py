@@ -33,17 +33,19 @@ class Places:
         ``private``: they may be private arrays. ``alone``: as in ``fetch``. What does not lie in
         one piece has no place.
         """
-        if self._arena.empty and not (private and self.memory is not None):
+        pays = False
+        if private and self.memory is not None:
+            nbytes = max([buffer.nbytes for buffer in buffers])
+            pays = self.memory.pays(nbytes, alone=alone)
+        if not pays and self._arena.empty:
             return None
-        nbytes = max(buffer.nbytes for buffer in buffers)
-        pays = private and self.memory is not None and self.memory.pays(nbytes, alone=alone)
         places: list[int] = []
         for buffer in buffers:
-            where = self._arena.locate(buffer) if buffer.ndim == 1 else 0
-            if not where and pays and buffer.ndim == 1:
-                where = _PRIVATE + address(buffer)
+            where = 0 if buffer.ndim > 1 else self._arena.locate(buffer)
             if not where:
-                return None
+                if buffer.ndim > 1 or not pays:
+                    return None
+                where = _PRIVATE + address(buffer)
             places.append(where)
         return places
 

@@ -67,7 +67,7 @@ class Runner:
 
     def _locate(self, number: int, arrays: Sequence[Flat], op: ReduceOp | None) -> list[int] | None:
         """Return the places of what is sent, whose arrays come first; None: it is staged."""
-        plan = self._plan(number)
+        plan = self._plans.get(number) or self._plan(number)
         # Scaled inputs are not what lies in anybody's memory.
         if not plan.sources or (op is not None and op.factor is not None):
             return None
