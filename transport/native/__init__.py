@@ -23,7 +23,7 @@ class Core(Protocol):
     Board: type[Any]
     CallFields: type[Any]
     CallSpec: type[Any]
-    Laps: type[Any]
+    Plans: type[Any]
     Order: type[Any]
     Progress: type[Any]
     RingEnd: type[Any]
