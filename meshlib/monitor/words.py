@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
 from typing import Any
 
 from meshlib import plain_text
@@ -19,8 +18,12 @@ from meshlib.monitor.view import (
     RankView,
 )
 
-named = partial(plain_text.named, most=8)
 _PREFIXES = ("", "k", "M", "G", "T", "P")
+
+
+def named(ranks: Sequence[int]) -> str:
+    """Return ``ranks 1, 2``; of more than eight the first ones."""
+    return plain_text.named(ranks, most=8)
 
 
 def headline(view: JobView, now: float) -> str:

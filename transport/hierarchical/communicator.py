@@ -20,7 +20,7 @@ from transport.hierarchical.hosts import Placement, Spread
 from transport.hierarchical.inside import Inside, PartMembership
 from transport.hierarchical.learning import Learning
 from transport.hierarchical.levels import Levels
-from transport.hierarchical.roll_call import RollCall
+from transport.hierarchical.roll_call import Known, RollCall, Whereabouts
 from transport.hierarchical.selection import Selection
 from transport.hierarchical.two_levels import TwoLevels
 from transport.links.communicator import LinkCommunicator
@@ -66,11 +66,12 @@ class HierarchicalCommunicator(Forwarding, Communicator):
         self._collectives: Collectives | None = None
         self._turns: Turns | None = None
         self._ended = _Ended(self)
-        self._placement = placement
         self._learning = Learning(membership)
-        self._roll_call: RollCall | None = None
+        self._whereabouts: Whereabouts
         if placement is None:
-            self._roll_call = RollCall(membership, host or this_place(unsupported_reason()))
+            self._whereabouts = RollCall(membership, host or this_place(unsupported_reason()))
+        else:
+            self._whereabouts = Known(placement)
 
     def take_turns(self, turns: Turns) -> None:
         # On levels, each would have to be through with a call before the next one gets there.
@@ -130,8 +131,7 @@ class HierarchicalCommunicator(Forwarding, Communicator):
             levels: list[Communicator] = [self._whole]
             if self._inside is not None:
                 levels.insert(0, self._inside)
-        if self._roll_call is not None:
-            self._roll_call.cancel(reason)
+        self._whereabouts.cancel(reason)
         self._learning.cancel(reason)
         return levels
 
@@ -142,10 +142,7 @@ class HierarchicalCommunicator(Forwarding, Communicator):
         if self.abort_reason is not None:
             raise CommunicatorAbortedError(self.abort_reason)
         if self._collectives is None:
-            placement = self._placement
-            if self._roll_call is not None:
-                placement = self._roll_call.placement(call)
-            assert placement is not None
+            placement = self._whereabouts.placement(call)
             placement = self._learning.with_sites(placement, self._whole, call)
             self._collectives = self._arrange(placement, call)
             if self._collectives is self._whole and self._turns is not None:
@@ -162,9 +159,8 @@ class HierarchicalCommunicator(Forwarding, Communicator):
         tuning = self.membership.runtime.tuning
         levels = Levels(sites, self._whole, self._table, tuning, between_sites=True)
         near = levels.select(levels.local)
-        if len(levels.local) > 1:
-            here = placement.within(levels.local)
-            levels.inside = self._arrange_hosts(here, near, levels.local, call)
+        here = placement.within(levels.local)
+        levels.inside = self._arrange_hosts(here, near, levels.local, call)
         return TwoLevels(levels)
 
     def _arrange_hosts(
@@ -176,7 +172,7 @@ class HierarchicalCommunicator(Forwarding, Communicator):
     ) -> Collectives:
         """Return the collectives of ``members``, whom ``whole`` connects, on their hosts."""
         levels = Levels(placement, whole, self._table, self.membership.runtime.tuning)
-        if len(levels.local) > 1 and placement.memory[levels.host]:
+        if placement.memory[levels.host]:
             near = levels.inside
             local = tuple(members[member] for member in levels.local)
             # Named after its first member, who is on no other host.

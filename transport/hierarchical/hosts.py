@@ -22,10 +22,10 @@ class Spread(enum.Enum):
 @dataclass(frozen=True, slots=True)
 class Placement:
     """The members of a group by host (``Place.machine``): ``hosts[a]`` are group ranks, rising, and
-    the hosts are in the order of their first ones. ``memory[a]`` says whether all members on host a
-    can share it, ``sites[a]`` at which site host a is: that of its first member. ``to_store`` are
-    the hosts' round trips to the store in seconds, of the nearest member each; empty where one is
-    not known.
+    the hosts are in the order of their first ones. ``memory[a]`` says whether there are several
+    members on host a, who can all share it, ``sites[a]`` at which site host a is: that of its first
+    member. ``to_store`` are the hosts' round trips to the store in seconds, of the nearest member
+    each; empty where one is not known.
     """
 
     hosts: tuple[tuple[int, ...], ...]
@@ -41,7 +41,7 @@ class Placement:
             by_machine.setdefault(place.machine, []).append(rank)
         groups = tuple(tuple(ranks) for ranks in by_machine.values())
         shares = [not place.obstacle for place in members]
-        memory = tuple(all(shares[rank] for rank in ranks) for ranks in groups)
+        memory = tuple(len(ranks) > 1 and all(shares[rank] for rank in ranks) for ranks in groups)
         sites = tuple(members[ranks[0]].site for ranks in groups)
         trips = [place.round_trip for place in members]
         known = [seconds for seconds in trips if seconds is not None]

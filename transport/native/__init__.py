@@ -23,13 +23,14 @@ class Core(Protocol):
     Board: type[Any]
     CallFields: type[Any]
     CallSpec: type[Any]
-    Laps: type[Any]
+    Plans: type[Any]
     Order: type[Any]
     Progress: type[Any]
     RingEnd: type[Any]
     Ring: type[Any]
     Shortcut: type[Any]
     crc32c: Callable[..., int]
+    wait_as: Callable[[float, int], None]
 
 
 def _load() -> tuple[Core | None, str | None]:

@@ -17,7 +17,7 @@ from transport.errors import CommunicatorAbortedError, PeerLostError
 from transport.links.mailbox import Incoming, Mailbox
 from transport.net.reach import is_out_of_reach
 from transport.tcp.frame import NOW, PREFIX_BYTES, STAGING_BYTES, parse_prefix
-from transport.tcp.link import MOST_MISSED, TcpLink
+from transport.tcp.link import TcpLink
 from transport.waiting import LookOut
 
 # Of a large message hardly more than a small one has is copied out of here.
@@ -74,7 +74,7 @@ class Conversation:
         self._message: Incoming | None = None  # the one whose payload is on its way
         self._filled = 0
         self._spoken = False
-        self._look_out = LookOut(most_missed=MOST_MISSED, main_only=True)
+        self._look_out = LookOut(pauses=True, main_only=True)
         self._poller = select.poll()
         self._poller.register(sock, select.POLLIN)
         self._thread = threading.Thread(

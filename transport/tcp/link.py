@@ -44,8 +44,6 @@ from transport.waiting import LookOut
 
 _SLICE_SECONDS = 1
 _STALLED_MILLISECONDS = 2
-# How many receives go to sleep at once after looking out was in vain again and again.
-MOST_MISSED = 15
 # Between processes of one machine the kernel lets megabytes pile up, which fall out of the caches
 # before the receiver copies them; this is a third faster. Elsewhere the kernel knows better.
 _LOCAL_SEND_BUFFER = 512 << 10
@@ -87,7 +85,7 @@ class TcpLink(PacedLink):
         # Connections beside the first, in the same order at both ends. The peer may know of fewer.
         self._more: tuple[socket.socket, ...] = ()
         self._usable = 0
-        self._look_out = LookOut(most_missed=MOST_MISSED, main_only=True)
+        self._look_out = LookOut(pauses=True, main_only=True)
         self.staging = memoryview(bytearray(STAGING_BYTES))
         sock.settimeout(None)
         slice_ = struct.pack("@ll", _SLICE_SECONDS, 0)
