@@ -75,12 +75,11 @@ class Door:
                 return result
         spec = what[2](what[0], what[1]) if isinstance(what, tuple) else what
         kind, run, device, peer = spec.kind, spec.run, spec.device, spec.peer
-        straight = device == "cpu" and (isinstance(what, tuple) or isinstance(run, Straight))
         context, fate = self._context, self._fate
         if device != "cpu":
             self._check_device(device)
         if context.observers and peer == COLLECTIVE:
-            run, straight = self._observed(spec), False
+            run = self._observed(spec)
         with fate.lock:
             if fate.error is not None or fate.destroyed:
                 self._failure.note_told()
@@ -99,7 +98,7 @@ class Door:
             if inline and async_op and not self._ends_at_once(spec):
                 lane.leave()
                 inline = False
-            work = None if inline else self._enqueue(lane, run, record, device, straight)
+            work = None if inline else self._enqueue(lane, run, record, what, spec)
         if work is not None:
             return work if async_op else work.outcome()
         if async_op:
@@ -122,6 +121,12 @@ class Door:
         if device not in backends and not (device == "cuda" and "cpu" in backends):
             has = self.members.backend
             raise ValueError(f"{self} has no backend for arrays on {device!r}; it has {has!r}")
+
+    def _is_straight(self, what: CallSpec | InPlace, spec: CallSpec) -> bool:
+        """Whether a call is what ``Straight`` says."""
+        if spec.device != "cpu" or (self._context.observers and spec.peer == COLLECTIVE):
+            return False
+        return isinstance(spec.run, Straight) or (isinstance(what, tuple) and what[0].flags.carray)
 
     def _observed(self, spec: CallSpec) -> Run:
         header = CallHeader(
@@ -155,9 +160,9 @@ class Door:
         )
 
     def _enqueue(
-        self, lane: Lane, run: Run, record: Record, device: str, straight: bool
+        self, lane: Lane, run: Run, record: Record, what: CallSpec | InPlace, spec: CallSpec
     ) -> Work[Any]:
-        work = self._work(record)
+        work, device = self._work(record), spec.device
 
         def task() -> None:
             try:
@@ -168,7 +173,11 @@ class Door:
             except BaseException as error:  # noqa: BLE001 (it belongs to whoever waits)
                 work.fail(error)
 
-        lane.submit(Leg(task, record.nbytes) if straight else task)
+        legs = self.lanes.collectives
+        if legs.overlapping and lane is legs and self._is_straight(what, spec):
+            lane.submit(Leg(legs, task, record.nbytes, record.start))
+        else:
+            lane.submit(task)
         return work
 
     def _run(self, run: Run, record: Record, device: str) -> Any:

@@ -112,14 +112,10 @@ class Lane:
                 # A thread that was joined and one that came after it may both have seen a task.
                 task = self._queue.popleft() if self._queue else None
                 if task is not None:
-                    self._make(task)
+                    task()
                 del task  # its arrays must not live until the next task comes
             if self._draining:
                 self._notify()
-
-    def _make(self, task: Callable[[], None]) -> None:
-        """Run a task; return at its end."""
-        task()
 
 
 class Continuations(Lane):

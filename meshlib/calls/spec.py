@@ -18,8 +18,9 @@ Run = Callable[[Communicator[Any], Call], Any]
 
 
 class Straight:
-    """A ``Run`` that is one call of the communicator on memory of its own, and what brings the
-    result from there: it waits for nothing else, so it may overlap with the ones before and after.
+    """A ``Run`` that is one call of the communicator, and waits for nothing else: so it may overlap
+    with the ones before and after. Beside it only memory of its own is read and written, of which
+    nobody else knows: the communicator sees which calls work on the same memory.
     """
 
     __slots__ = ("_run",)

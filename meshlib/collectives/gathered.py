@@ -101,7 +101,14 @@ class GatheringCollectives(GroupOfRanks):
             return [out.finish() for out in outs]
 
         return self._issue(
-            Kind.ALL_GATHER, run, x, code, async_op, timeout, elements=total, straight=True
+            Kind.ALL_GATHER,
+            run,
+            x,
+            code,
+            async_op,
+            timeout,
+            elements=total,
+            straight=not any(out.writes_back for out in outs),
         )
 
     @overload
@@ -177,7 +184,7 @@ class GatheringCollectives(GroupOfRanks):
             async_op,
             timeout,
             elements=out.flat.size,
-            straight=True,
+            straight=not out.writes_back,
         )
 
     @overload
@@ -259,7 +266,7 @@ class GatheringCollectives(GroupOfRanks):
             timeout,
             elements=total,
             op=op.code,
-            straight=True,
+            straight=not out.writes_back,
         )
 
     @overload
@@ -340,7 +347,7 @@ class GatheringCollectives(GroupOfRanks):
             timeout,
             elements=x.flat.size,
             op=op.code,
-            straight=True,
+            straight=not out.writes_back,
         )
 
     # The names that c10d gives to these two since it has others with "tensor" in them.

@@ -60,7 +60,8 @@ def _all_reduction(tensor: Any, op: Any) -> CallSpec:
         return x.finish()
 
     size, nbytes = flat.size, flat.nbytes
-    return CallSpec(_ALL_REDUCE, Straight(run), size, NO_ROOT, code, op.code, 0, nbytes, x.device)
+    how = run if x.writes_back else Straight(run)
+    return CallSpec(_ALL_REDUCE, how, size, NO_ROOT, code, op.code, 0, nbytes, x.device)
 
 
 class ArrayCollectives(GroupOfRanks):

@@ -27,6 +27,7 @@ from transport.call import Call
 from transport.choosing.choice import Algorithm, Thresholds
 from transport.choosing.peers import peers_of
 from transport.communicators.base import Collectives
+from transport.communicators.turns import Turns
 from transport.link import Link
 from transport.operands.compression import Compression
 from transport.operands.flat import Scratch
@@ -52,8 +53,10 @@ class LinkCollectives(Collectives):
     scratch: Scratch
     compression: Compression | None = None
     """How large reductions travel; None: as they are."""
+    turns: Turns | None = None
+    """How calls follow each other; None: each ends before the next begins."""
     overlap: Overlap | None = None
-    """Which calls overlap; None: each ends before the next begins."""
+    """Which calls overlap; None: none does, as far as is known by now."""
     _ahead: Ahead | None = None
     _reached: frozenset[Algorithm] = frozenset()
     _rooted: frozenset[tuple[Algorithm, int]] = frozenset()
@@ -95,26 +98,25 @@ class LinkCollectives(Collectives):
         if len(peers) > 1:
             self.reach(peers, call)
 
-    def _begin(self) -> None:
-        """Begin a call that does not overlap with the one before it."""
-        self.check_open()
-        self._settle()
-
     def _settle(self) -> None:
+        """Go on with a call that does not overlap with the one before it."""
         if self.overlap is not None:
             self.overlap.settle()
 
-    def _begin_on(self, buffers: Sequence[Flat]) -> None:
-        """Begin a call that may overlap with the one before it unless that works on ``buffers``."""
+    def _begin(self) -> None:
+        """Begin a call that does not overlap with the one before it."""
         self.check_open()
         if self.overlap is not None:
-            self.overlap.enter(buffers)
+            self.overlap.settle()
 
     def ahead(self, call: Call) -> int:
         """See ``Team``."""
         if self._ahead is None:
             self._ahead = Ahead()
-        return self._ahead.agree(self, call)
+        found = self._ahead.agree(self, call)
+        if self.overlap is None and self.turns is not None and found >= self.table.segment:
+            self.overlap = Overlap(self.turns, self.size)
+        return found
 
     def barrier(self, call: Call) -> None:
         self._begin()
@@ -130,16 +132,16 @@ class LinkCollectives(Collectives):
         (chain if algorithm is Algorithm.CHAIN else tree).broadcast(self, call, buffer, root)
 
     @cached_property
-    def _runners(self) -> tuple[Run, Run]:
-        return quiet_runner(), quiet_runner()
-
-    @property
     def _quietly(self) -> Run:
-        return self._runners[self.overlap is not None and self.overlap.odd]
+        return quiet_runner()
 
     def all_reduce(self, call: Call, buffer: Flat, op: ReduceOp) -> None:
-        self._begin_on((buffer,))
-        self._quietly(self._all_reduce, call, buffer, op)
+        self.check_open()
+        overlap, run = self.overlap, self._quietly
+        if overlap is not None:
+            overlap.enter((buffer,))
+            run = overlap.runner(run)
+        run(self._all_reduce, call, buffer, op)
 
     def _all_reduce(self, call: Call, buffer: Flat, op: ReduceOp) -> None:
         form = self.compression
@@ -150,8 +152,10 @@ class LinkCollectives(Collectives):
             return
         narrow = reduction_dtype(buffer.dtype) != buffer.dtype
         algorithm = self.table.all_reduce(buffer.nbytes, self.size, narrow)
-        if algorithm is not Algorithm.PAIRWISE or op.kind is RedOpType.PREMUL_SUM:
-            self._settle()
+        if self.overlap is not None and (
+            algorithm is not Algorithm.PAIRWISE or op.kind is RedOpType.PREMUL_SUM
+        ):
+            self.overlap.settle()
         if algorithm not in self._reached:
             self._prepare(algorithm, call)
         if algorithm is Algorithm.STAR or algorithm is Algorithm.DOUBLING:
@@ -191,14 +195,16 @@ class LinkCollectives(Collectives):
         (chain if algorithm is Algorithm.CHAIN else tree).reduce(self, call, buffer, op, root)
 
     def all_gather(self, call: Call, outputs: Sequence[Flat], input_: Flat) -> None:
-        self._begin_on((*outputs, input_))
+        self.check_open()
+        if self.overlap is not None:
+            self.overlap.enter((*outputs, input_))
         _copy(outputs[self.rank], input_)
         total = sum(output.nbytes for output in outputs)
         algorithm = self.table.all_gather(total, self.size)
         if algorithm is Algorithm.RING and self._pairs_pay(call):
             algorithm = Algorithm.PAIRWISE
-        if algorithm is not Algorithm.PAIRWISE:
-            self._settle()
+        if self.overlap is not None and algorithm is not Algorithm.PAIRWISE:
+            self.overlap.settle()
         if algorithm not in self._reached:
             self._prepare(algorithm, call)
         match algorithm:
@@ -221,8 +227,12 @@ class LinkCollectives(Collectives):
     def reduce_scatter(
         self, call: Call, output: Flat, inputs: Sequence[Flat], op: ReduceOp
     ) -> None:
-        self._begin_on((output, *inputs))
-        self._quietly(self._reduce_scatter, call, output, inputs, op)
+        self.check_open()
+        overlap, run = self.overlap, self._quietly
+        if overlap is not None:
+            overlap.enter((output, *inputs))
+            run = overlap.runner(run)
+        run(self._reduce_scatter, call, output, inputs, op)
 
     def _reduce_scatter(
         self, call: Call, output: Flat, inputs: Sequence[Flat], op: ReduceOp
@@ -236,8 +246,8 @@ class LinkCollectives(Collectives):
             return
         narrow = reduction_dtype(output.dtype) != output.dtype
         algorithm = self.table.reduce_scatter(total, self.size, narrow)
-        if algorithm is not Algorithm.PAIRWISE:
-            self._settle()
+        if self.overlap is not None and algorithm is not Algorithm.PAIRWISE:
+            self.overlap.settle()
         if algorithm not in self._reached:
             self._prepare(algorithm, call)
         match algorithm:

@@ -8,6 +8,10 @@ from typing import Protocol
 class Turns(Protocol):
     """Whose turn it is. Two calls are under way at most, and one of them runs at a time."""
 
+    def note_overlapping(self) -> None:
+        """Be told that calls may overlap from now on. Again and again, maybe."""
+        ...
+
     def begin_next(self, most: int) -> bool:
         """Have the next call begin if one is due that may, of ``most`` bytes; return whether.
 

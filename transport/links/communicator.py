@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from transport.algorithms.collectives import LinkCollectives
-from transport.algorithms.exchanges.overlap import Overlap
 from transport.call import Call
 from transport.choosing.choice import Thresholds
 from transport.communicators.runtime import Membership
@@ -45,7 +44,7 @@ class LinkCommunicator(MessagingCommunicator, LinkCollectives):
         self.compression = membership.compression
 
     def take_turns(self, turns: Turns) -> None:
-        self.overlap = Overlap(turns, self.size)
+        self.turns = turns
 
     def round_trips(self, peers: Sequence[int], call: Call) -> list[float]:
         """Return the seconds from here to the hosts of ``peers`` and back; 0.0: not known."""

@@ -26,7 +26,7 @@ class _Leaving(dict["TcpLink", deque[Outgoing]]):
 
     lost: Exception | None = None
     """What has befallen a frame of the later call: for that one to raise."""
-    broken: BaseException | None = None
+    broken: str | None = None
     """What one of the two has failed with, and so both."""
 
 
@@ -73,6 +73,10 @@ class TcpOutbox(Outbox):
             for link in self._held:
                 link.leave()
             self._held.clear()
+            # What is to be asked knows this, and frames know arrays: no cycle keeps them alive.
+            self._let_next = None
+            self._posted.clear()
+            self._expected.clear()
 
     def post(self, link: Link, data: memoryview) -> None:
         link = self._hold(link)
@@ -189,7 +193,7 @@ class TcpOutbox(Outbox):
 
     def _give_up(self, error: BaseException) -> None:
         if self._leaving.broken is None:
-            self._leaving.broken = error
+            self._leaving.broken = f"{type(error).__name__}: {error}"
         if not self._leads:
             return  # whose turn it is gives up both
         for link, frames in self._leaving.items():

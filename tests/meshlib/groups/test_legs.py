@@ -32,7 +32,7 @@ def test_the_next_leg_begins_where_the_first_says_and_goes_on_at_its_end() -> No
         lane.begin_next(0)
         seen.append(f"{name} ends")
 
-    run(*[Leg(lambda name=name: task(name)) for name in "abc"], lane=lane)
+    run(*[Leg(lane, lambda name=name: task(name)) for name in "abc"], lane=lane)
     assert seen == [
         "a begins", "a goes on", "b begins", "a ends",
         "b goes on", "c begins", "b ends",
@@ -49,8 +49,8 @@ def test_a_leg_that_ends_without_waiting_lets_the_first_go_on() -> None:
         seen.append(lane.begin_next(0))  # two at most
         seen.append("first ends")
 
-    others = [Leg(lambda name=name: seen.append(name)) for name in ("second", "third")]
-    run(Leg(first), *others, lane=lane)
+    others = [Leg(lane, lambda name=name: seen.append(name)) for name in ("second", "third")]
+    run(Leg(lane, first), *others, lane=lane)
     assert seen == ["second", True, False, "first ends", "third"]
 
 
@@ -65,9 +65,9 @@ def test_what_is_no_leg_overlaps_with_nothing(which: str) -> None:
         lane.await_former()
         seen.append("second")
 
-    tasks = [first if which == "first" else Leg(first)]
+    tasks = [first if which == "first" else Leg(lane, first)]
     if which != "none queued":
-        tasks.append(second if which == "second" else Leg(second, which == "too large"))
+        tasks.append(second if which == "second" else Leg(lane, second, which == "too large"))
     run(*tasks, lane=lane)
     assert seen == [False, "second"][: len(tasks)]
 
@@ -75,7 +75,7 @@ def test_what_is_no_leg_overlaps_with_nothing(which: str) -> None:
 def test_who_runs_in_the_callers_thread_lets_nobody_begin() -> None:
     lane = LegLane("lane")
     assert lane.try_enter()
-    lane.submit(Leg(lambda: None))
+    lane.submit(Leg(lane, lambda: None))
     assert not lane.begin_next(0)
     lane.leave()
     lane.join(WAIT)
@@ -96,5 +96,5 @@ def test_without_room_for_a_thread_legs_follow_each_other(monkeypatch: pytest.Mo
     def fail(_: object) -> None:
         raise RuntimeError("can't start new thread")
 
-    run(Leg(first), Leg(second), lane=lane)
+    run(Leg(lane, first), Leg(lane, second), lane=lane)
     assert seen == [False, "second"]

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from transport.call import Call
 from transport.communicators.turns import Turns
 from transport.link import Link, Outbox, PacedLink
+from transport.operands.quiet import Run, quiet_runner
 from transport.operands.reduce_op import Flat
 
 MOST_BEHIND = 2 << 20
@@ -29,19 +30,22 @@ _Span = tuple[int, int]
 class Overlap:
     """Which calls of a communicator of ``size`` members overlap.
 
-    The methods are for the thread whose turn it is.
-
-    Each call of the communicator begins with ``enter`` or with ``settle``.
+    The methods are for the thread whose turn it is. Each call of the communicator begins with
+    ``enter`` or with ``settle``.
     """
 
     def __init__(self, turns: Turns, size: int) -> None:
+        turns.note_overlapping()
         self._turns = turns
+        self._run_odd = quiet_runner()
         self._most = MOST_BEHIND * size
         # Of the call that lets the next begin, until that waits for its end.
         self._former: Outbox | None = None
-        # Of that call, and of the one under way; None where that is to overlap with none.
+        # The memory of that call, and of the one under way; None where that overlaps with none.
         self._taken: list[_Span] = []
-        self._memory: Sequence[Flat] | None = None
+        self._memory: list[_Span] | None = None
+        # What the one under way has entered with, until it has an outbox: small calls need no spans.
+        self._buffers: Sequence[Flat] = ()
         self.odd: bool = False
         """It is so for one of two calls that overlap, each of which needs things of its own."""
 
@@ -54,6 +58,7 @@ class Overlap:
         """Begin a call that does not overlap: wait for the end of the one before it."""
         self.await_former()
         self._memory = None
+        self._buffers = ()
 
     def enter(self, buffers: Sequence[Flat]) -> None:
         """Begin a call that works on ``buffers``, unless the one before it works on them, too: then
@@ -61,10 +66,16 @@ class Overlap:
         """
         if self._former is not None and _overlap(_spans(buffers), self._taken):
             self.await_former()
-        self._memory = buffers
+        self._buffers = buffers
+
+    def runner(self, usual: Run) -> Run:
+        """Return what the call that has entered runs arithmetic with: another one in odd calls."""
+        return self._run_odd if self.odd else usual
 
     def outbox(self, call: Call, link: PacedLink) -> Outbox:
-        """Return an outbox for the call that has entered."""
+        """Return an outbox for the call that has entered, or has settled."""
+        if self._buffers:
+            self._memory, self._buffers = _spans(self._buffers), ()
         return link.outbox(call, self._former)
 
     def take_over(self, outbox: Outbox) -> None:
@@ -79,7 +90,7 @@ class Overlap:
         """
         if self._memory is None:
             return False
-        self._former, self._taken = outbox, _spans(self._memory)
+        self._former, self._taken = outbox, self._memory
         self.odd = not self.odd
         begun = self._turns.begin_next(self._most)
         if not begun:
@@ -89,7 +100,7 @@ class Overlap:
 
 
 def outbox_of(overlap: Overlap | None, call: Call, links: Sequence[Link]) -> Outbox:
-    """Return an outbox for the call that has entered."""
+    """Return an outbox for the call that has entered, or has settled."""
     link = links[0]
     assert isinstance(link, PacedLink)
     return link.outbox(call) if overlap is None else overlap.outbox(call, link)
