@@ -55,6 +55,10 @@ class LegLane(Lane):
             self._here.leg = None
 
 
+class LegThread(LaneThread):
+    """The thread of a leg that began in another one's time."""
+
+
 class Leg:
     """A task of ``lane``: ``task``, a call of ``nbytes``, which may begin early, and let the next
     begin.
@@ -122,7 +126,7 @@ class Leg:
         """Have ``next_`` begin in a thread of its own, and tell ``begun()``; return when it waits
         for this one, or is over. RuntimeError: there is no room for a thread.
         """
-        thread = LaneThread(self._lane, lambda: self._lane.walk(next_))
+        thread = LegThread(self._lane, lambda: self._lane.walk(next_))
         next_._former, next_._thread = self, thread
         try:
             thread.start()

@@ -6,65 +6,31 @@ next one waits in its lane.
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+from far_ranks import COUNT, Begun, Calls, Order, settle
 
 import meshlib as dist
 from meshlib.testing import run_ranks
-from transport.algorithms.exchanges.overlap import Overlap
-from transport.link import Outbox, Pace
-from transport.tcp.link import TcpLink
 
-COUNT = 700_000  # two laps of a reduction between two ranks
 Array = npt.NDArray[np.float32]
-Calls = list[Callable[..., Any]]
 
 
 @pytest.fixture
-def begun(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Make links of TCP far; return a list of what ``Overlap.let_next`` says on all ranks."""
-    said: list[bool] = []
-    let_next = Overlap.let_next
-
-    def noted(self: Overlap, outbox: Outbox) -> bool:
-        said.append(let_next(self, outbox))
-        return said[-1]
-
-    def far(_: TcpLink) -> Pace:
-        return Pace(2e-3, 1e9)
-
-    monkeypatch.setattr(Overlap, "let_next", noted)
-    monkeypatch.setattr(TcpLink, "pace", far)
-    return said
-
-
-class Order:
-    """Has rank 0 issue its calls first, and the others when it has."""
-
-    def __init__(self) -> None:
-        self._issued = threading.Event()
-
-    def issue(self, calls: Calls) -> list[dist.Work[Any]]:
-        if dist.get_rank() != 0:
-            assert self._issued.wait(60)
-        works = [call(async_op=True) for call in calls]
-        self._issued.set()
-        return works
+def begun(monkeypatch: pytest.MonkeyPatch) -> Begun:
+    return Begun(monkeypatch)
 
 
 def numbers(call: int, count: int = COUNT) -> Array:
     return np.random.default_rng(100 * dist.get_rank() + call).random(count, np.float32)
-
-
-def settle() -> None:
-    """Make the calls in which members agree that their links are far."""
-    for _ in range(4):
-        dist.all_reduce(np.ones(3 * COUNT, np.float32))
 
 
 def reductions(arrays: list[Array]) -> Calls:
@@ -108,7 +74,7 @@ def dependent(arrays: list[Array]) -> Calls:
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("calls", [reductions, several_kinds, dependent])
 def test_calls_that_overlap_give_what_they_give_one_after_the_other(
-    begun: list[bool], calls: Callable[[list[Array]], Calls], size: int
+    begun: Begun, calls: Callable[[list[Array]], Calls], size: int
 ) -> None:
     order = Order()
 
@@ -122,10 +88,10 @@ def test_calls_that_overlap_give_what_they_give_one_after_the_other(
         return all((one == other).all() for one, other in zip(arrays, alone, strict=True))
 
     assert all(run_ranks(program, size, backend="tcp"))
-    assert any(begun)
+    assert begun.once.is_set()
 
 
-def test_a_wrong_call_behind_another_raises_on_every_rank(begun: list[bool]) -> None:
+def test_a_wrong_call_behind_another_raises_on_every_rank(begun: Begun) -> None:
     order = Order()
 
     def program() -> None:
@@ -137,10 +103,10 @@ def test_a_wrong_call_behind_another_raises_on_every_rank(begun: list[bool]) -> 
             works[1].wait()
 
     run_ranks(program, 2, backend="tcp")
-    assert any(begun)
+    assert begun.once.is_set()
 
 
-def test_past_the_deadline_all_that_overlap_name_who_has_not_come(begun: list[bool]) -> None:
+def test_past_the_deadline_all_that_overlap_name_who_has_not_come(begun: Begun) -> None:
     given_up = threading.Event()
 
     def program() -> None:
@@ -156,3 +122,143 @@ def test_past_the_deadline_all_that_overlap_name_who_has_not_come(begun: list[bo
         given_up.set()
 
     run_ranks(program, 2, backend="tcp")
+
+
+def test_what_a_call_brings_back_at_its_end_is_there_for_the_next(begun: Begun) -> None:
+    order = Order()
+
+    def calls(x: Array) -> Calls:
+        part = x[1::4].copy()
+        return [
+            lambda **how: dist.all_reduce(x[::2], **how),
+            lambda **how: dist.all_reduce(x, dist.ReduceOp.AVG, **how),
+            lambda **how: dist.all_gather([x[1::4], x[3::4]], part, **how),
+            lambda **how: dist.all_reduce(x, dist.ReduceOp.AVG, **how),
+            lambda **how: dist.all_reduce(numbers(7), **how),
+        ]
+
+    def program() -> bool:
+        settle()
+        together, alone = numbers(0), numbers(0)
+        for work in order.issue(calls(together)):
+            work.wait()
+        for call in calls(alone):
+            call()
+        return bool((together == alone).all())
+
+    assert all(run_ranks(program, 2, backend="tcp"))
+    assert begun.once.is_set()
+
+
+def test_the_time_of_a_call_begins_when_the_one_before_it_is_over(begun: Begun) -> None:
+    order = Order()
+
+    def program() -> bool:
+        settle()
+        arrays = [numbers(call) for call in range(4)]
+        for work in order.issue(reductions(arrays)):
+            work.wait()
+        group = dist.group.WORLD
+        assert group is not None
+        records = group.context.recorder.records(group.id)[-4:]
+        return all(one.ended <= next_.started for one, next_ in pairwise(records))
+
+    assert all(run_ranks(program, 2, backend="tcp"))
+    assert begun.once.is_set()
+
+
+def test_arrays_are_let_go_of_when_their_calls_are_over(begun: Begun) -> None:
+    order = Order()
+
+    def issue() -> list[weakref.ref[Array]]:
+        arrays = [numbers(call) for call in range(3)]
+        for work in order.issue(reductions(arrays)):
+            work.wait()
+        return [weakref.ref(array) for array in arrays]
+
+    def program() -> bool:
+        settle()
+        left = issue()
+        dist.barrier()  # behind what is left to be done at the end of a call
+        return not any(array() is not None for array in left)
+
+    gc.disable()
+    try:
+        assert all(run_ranks(program, 2, backend="tcp"))
+    finally:
+        gc.enable()
+    assert begun.once.is_set()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_ranks_of_which_each_waits_elsewhere(begun: Begun, seed: int) -> None:
+    """Which calls overlap differs by rank; results do not."""
+    size = 4
+    draw = np.random.default_rng(seed)
+    chosen = [
+        (int(draw.integers(5)), *(int(n) for n in draw.integers(6, size=2))) for _ in range(16)
+    ]
+    counts = [0, 1, size * 5_000, size * 30_000, size * 60_000, size * 100_000]
+
+    def calls(arrays: list[Array]) -> Calls:
+        found: Calls = []
+        for kind, one, other in chosen:
+            x, y = arrays[one], arrays[other]
+            part = min(x.size, y.size) // size
+            if kind == 3 and one != other:
+                found.append(
+                    lambda x=x, y=y, part=part, **how: dist.all_gather_into_tensor(
+                        x[: part * size], y[:part], **how
+                    )
+                )
+            elif kind == 4 and one != other:
+                found.append(
+                    lambda x=x, y=y, part=part, **how: dist.reduce_scatter_tensor(
+                        x[:part], y[: part * size], dist.ReduceOp.MAX, **how
+                    )
+                )
+            else:
+                op = (dist.ReduceOp.AVG, dist.ReduceOp.MAX, dist.premul_sum(0.25))[kind % 3]
+                found.append(lambda x=x, op=op, **how: dist.all_reduce(x, op, **how))
+        return found
+
+    def program() -> bool:
+        settle()
+        mine = np.random.default_rng((seed, dist.get_rank()))
+        arrays, alone = (
+            [numbers(call, count) for call, count in enumerate(counts)] for _ in range(2)
+        )
+        works: list[dist.Work[Any]] = []
+        for call in calls(arrays):
+            works.append(call(async_op=True))
+            if mine.random() < 0.2:
+                works[int(mine.integers(len(works)))].wait()
+        for work in works:
+            work.wait()
+        for call in calls(alone):
+            call()
+        return all((one == other).all() for one, other in zip(arrays, alone, strict=True))
+
+    assert all(run_ranks(program, size, backend="tcp"))
+
+
+def test_an_interpreter_without_room_for_threads_makes_one_call_after_the_other(
+    begun: Begun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = Order()
+
+    def fail(_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    def program() -> bool:
+        settle()
+        arrays, alone = ([numbers(call) for call in range(3)] for _ in range(2))
+        for work in order.issue(reductions(arrays)):
+            work.wait()
+        for call in reductions(alone):
+            call()
+        return all((one == other).all() for one, other in zip(arrays, alone, strict=True))
+
+    monkeypatch.setattr("meshlib.calls.legs.LegThread.start", fail)
+    assert all(run_ranks(program, 2, backend="tcp"))
+    assert not begun.once.is_set()

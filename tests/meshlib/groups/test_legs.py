@@ -86,7 +86,7 @@ def test_without_room_for_a_thread_legs_follow_each_other(monkeypatch: pytest.Mo
 
     def first() -> None:
         with monkeypatch.context() as patch:
-            patch.setattr("meshlib.calls.legs.LaneThread.start", fail)
+            patch.setattr("meshlib.calls.legs.LegThread.start", fail)
             seen.append(lane.begin_next(0))
 
     def second() -> None:

@@ -44,7 +44,7 @@ class Overlap:
         # The memory of that call, and of the one under way; None where that overlaps with none.
         self._taken: list[_Span] = []
         self._memory: list[_Span] | None = None
-        # What the one under way has entered with, until it has an outbox: small calls need no spans.
+        # What the one under way has entered with, until it has an outbox: others need no spans.
         self._buffers: Sequence[Flat] = ()
         self.odd: bool = False
         """It is so for one of two calls that overlap, each of which needs things of its own."""
