@@ -52,7 +52,7 @@ class Order:
         return works
 
 
-def settle() -> None:
+def settle(group: dist.ProcessGroup | None = None) -> None:
     """Make the calls in which members agree that their links are far."""
     for _ in range(4):
-        dist.all_reduce(np.ones(3 * COUNT, np.float32))
+        dist.all_reduce(np.ones(3 * COUNT, np.float32), group=group)
