@@ -120,7 +120,7 @@ def test_an_interrupt_in_the_middle_of_a_message_takes_the_buffer_back() -> None
 
         stopped.wait()
         mailbox._stop_carrying = stop_carrying
-        got, next_one = np.zeros_like(LARGE), np.zeros(1)
+        got = np.zeros_like(LARGE)
         with pytest.raises(KeyboardInterrupt):
             member.recv(got, 0, tag=1)
         taken = got.copy()
