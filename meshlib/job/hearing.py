@@ -18,6 +18,7 @@ from meshlib.diagnosis.events import (
     StackAsked,
     Watched,
 )
+from meshlib.diagnosis.failures.messages import end_of_server
 from meshlib.diagnosis.failures.statements import Statement
 from meshlib.diagnosis.recorder import FlightRecorder
 from meshlib.diagnosis.watcher import News
@@ -105,12 +106,12 @@ class Hearing:
             case _:
                 pass
 
-    def hear_silence(self) -> None:
+    def hear_silence(self, error: DistError | None) -> None:
         """The store is gone: so is the rank that served it, unless it has left in good order."""
         self.gone.set()
         server = self.server
         if server not in (None, self._rank) and server not in self._membership.left:
-            self._lose(server, "is gone, and the store that it served with it")
+            self._lose(server, end_of_server(error))
 
     def _lose(self, rank: int, how: str) -> None:
         error = RankFailedError(f"rank {rank} {how}", rank)
