@@ -62,6 +62,8 @@ class AutoCommunicator(Forwarding, Communicator):
         self._far: LinkCommunicator | None = None
         self._levels: HierarchicalCommunicator | None = None
         self._chosen: Communicator | None = None
+        # What carries messages, by peer.
+        self._ways: dict[int, Communicator] = {}
         machine = host.machine if host is not None else None
         obstacle = unsupported_reason()
         if obstacle is None:
@@ -153,10 +155,12 @@ class AutoCommunicator(Forwarding, Communicator):
 
     def _towards(self, peer: int, call: Call) -> Communicator:
         """Return what carries messages between this rank and ``peer``."""
-        near = self._near
-        if near is not None and self._directory.is_near(peer, call):
-            return near
-        return self._open_far()
+        way = self._ways.get(peer)
+        if way is None:
+            near = self._near
+            is_near = near is not None and self._directory.is_near(peer, call)
+            way = self._ways[peer] = near if near is not None and is_near else self._open_far()
+        return way
 
     def _open_far(self) -> LinkCommunicator:
         """Return the TCP communicator of the group, made at the first use."""

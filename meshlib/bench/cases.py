@@ -24,6 +24,9 @@ ROOT = 0
 COPY = "copy"
 """The case that is no collective."""
 
+# Some of the ranks, of as many as there are.
+ALL, ROOT_ALONE, ALL_BUT_ROOT, FIRST_TWO = slice(None), slice(1), slice(1, None), slice(2)
+
 _PERIOD = 251
 _TILE_COUNT = _PERIOD * 256
 _PATTERN: Floats = (np.arange(_TILE_COUNT + _PERIOD) % _PERIOD).astype(np.float32)
@@ -74,23 +77,33 @@ class Case(ABC):
     has_output: ClassVar[bool] = False
     """Whether the result goes into another array than the input, which stays as it is."""
 
-    _split: ClassVar[bool] = False
+    splits: ClassVar[bool] = False
     """Whether the input has a part for each rank."""
+    joins: ClassVar[bool] = False
+    """Whether the output has one."""
+
+    givers: ClassVar[slice] = ALL
+    """The ranks whose input matters to the result."""
+    takers: ClassVar[slice] = ALL
+    """The ranks where something is written; in place, the others have an array all the same."""
 
     def __init__(self, nbytes: int, rank: int, size: int, empty: Empty) -> None:
-        parts = size if self._split else 1
+        parts = size if self.splits else 1
         self.each: int = max(1, -(-nbytes // (4 * parts)))
         self.rank = rank
         self.size = size
-        self.input: Floats = self._allocate(self._input_count, empty)
+        givers = self.givers if self.has_output else ALL
+        self.input: Floats = self._allocate(parts, givers, empty)
         self.output: Floats = self.input
         if self.has_output:
-            self.output = self._allocate(self._output_count, empty)
+            self.output = self._allocate(size if self.joins else 1, self.takers, empty)
         self._source = _pieces(self.input, [Run(0, self.input.size, shift=rank)])
         self.clear()
 
-    def _allocate(self, count_of: Callable[[int], int], empty: Empty) -> Floats:
-        return empty(count_of(self.rank), max(map(count_of, range(self.size))))
+    def _allocate(self, parts: int, ranks: slice, empty: Empty) -> Floats:
+        """Return an array of so many parts, on those ``ranks`` that have one; else an empty one."""
+        count = parts * self.each
+        return empty(count if self.rank in range(self.size)[ranks] else 0, count)
 
     @staticmethod
     def traffic(nbytes: int, size: int) -> tuple[float, float]:
@@ -109,28 +122,20 @@ class Case(ABC):
         register, with inputs that all ranks can reach. For a sum on all ranks, in place: each of
         the ``size`` arrays is read and written once.
         """
-        return cls._inputs(nbytes, size) + cls.written(nbytes, size)
+        return nbytes * len(range(size)[cls.givers]) + cls.written(nbytes, size)
 
-    @staticmethod
-    def written(nbytes: int, size: int) -> int:
+    @classmethod
+    def written(cls, nbytes: int, size: int) -> int:
         """Return the part of ``moved`` that is written: the results of all ranks."""
-        return nbytes * size
+        each = nbytes * (size if cls.joins else 1) // (size if cls.splits else 1)
+        return each * len(range(size)[cls.takers])
 
-    @staticmethod
-    def _inputs(nbytes: int, size: int) -> int:
-        """Return the bytes of input that matter to the result."""
-        return nbytes * size
-
-    @staticmethod
-    def memory(nbytes: int, size: int) -> int:
+    @classmethod
+    def memory(cls, nbytes: int, size: int) -> int:
         """Return the bytes that the arrays of all ranks take."""
-        return nbytes * size
-
-    def _input_count(self, rank: int) -> int:
-        return self.each * self.size if self._split else self.each
-
-    def _output_count(self, rank: int) -> int:
-        return self.each
+        if not cls.has_output:
+            return nbytes * size
+        return cls.moved(nbytes, size)
 
     def clear(self) -> None:
         """Fill the input, and the output with what no call leaves there."""
@@ -168,10 +173,10 @@ class AllReduce(Case):
     name = "all_reduce"
 
     @staticmethod
-    def traffic(nbytes: int, size: int) -> tuple[float, float]:  # noqa: D102
+    def traffic(nbytes: int, size: int) -> tuple[float, float]:
         return float(nbytes), 2 * (size - 1) / size
 
-    def expected(self) -> list[Run] | None:  # noqa: D102
+    def expected(self) -> list[Run] | None:
         return [Run(0, self.each, self.size, sum(range(self.size)))]
 
 
@@ -179,16 +184,10 @@ class Broadcast(Case):
     """From the root, in place."""
 
     name = "broadcast"
+    givers = ROOT_ALONE
+    takers = ALL_BUT_ROOT
 
-    @staticmethod
-    def written(nbytes: int, size: int) -> int:  # noqa: D102
-        return nbytes * (size - 1)
-
-    @staticmethod
-    def _inputs(nbytes: int, size: int) -> int:
-        return nbytes
-
-    def expected(self) -> list[Run] | None:  # noqa: D102
+    def expected(self) -> list[Run] | None:
         return [Run(0, self.each, shift=ROOT)]
 
 
@@ -196,12 +195,9 @@ class Reduce(Case):
     """Sums, in place on the root; what the others' arrays hold then is undefined."""
 
     name = "reduce"
+    takers = ROOT_ALONE
 
-    @staticmethod
-    def written(nbytes: int, size: int) -> int:  # noqa: D102
-        return nbytes
-
-    def expected(self) -> list[Run] | None:  # noqa: D102
+    def expected(self) -> list[Run] | None:
         if self.rank != ROOT:
             return None
         return [Run(0, self.each, self.size, sum(range(self.size)))]
@@ -212,23 +208,13 @@ class AllGather(Case):
 
     name = "all_gather"
     has_output = True
+    joins = True
 
     @staticmethod
-    def traffic(nbytes: int, size: int) -> tuple[float, float]:  # noqa: D102
+    def traffic(nbytes: int, size: int) -> tuple[float, float]:
         return float(nbytes * size), (size - 1) / size
 
-    @staticmethod
-    def memory(nbytes: int, size: int) -> int:  # noqa: D102
-        return nbytes * size * (1 + size)
-
-    def _output_count(self, rank: int) -> int:
-        return self.each * self.size
-
-    @staticmethod
-    def written(nbytes: int, size: int) -> int:  # noqa: D102
-        return nbytes * size * size
-
-    def expected(self) -> list[Run] | None:  # noqa: D102
+    def expected(self) -> list[Run] | None:
         return [Run(0, self.each, shift=rank) for rank in range(self.size)]
 
 
@@ -236,19 +222,9 @@ class Gather(AllGather):
     """Into one array of the root."""
 
     name = "gather"
+    takers = ROOT_ALONE
 
-    @staticmethod
-    def memory(nbytes: int, size: int) -> int:  # noqa: D102
-        return nbytes * size * 2
-
-    def _output_count(self, rank: int) -> int:
-        return self.each * self.size if rank == ROOT else 0
-
-    @staticmethod
-    def written(nbytes: int, size: int) -> int:  # noqa: D102
-        return nbytes * size
-
-    def expected(self) -> list[Run] | None:  # noqa: D102
+    def expected(self) -> list[Run] | None:
         return super().expected() if self.rank == ROOT else None
 
 
@@ -257,21 +233,13 @@ class ReduceScatter(Case):
 
     name = "reduce_scatter"
     has_output = True
-    _split = True
+    splits = True
 
     @staticmethod
-    def traffic(nbytes: int, size: int) -> tuple[float, float]:  # noqa: D102
+    def traffic(nbytes: int, size: int) -> tuple[float, float]:
         return float(nbytes), (size - 1) / size
 
-    @staticmethod
-    def memory(nbytes: int, size: int) -> int:  # noqa: D102
-        return nbytes * (size + 1)
-
-    @staticmethod
-    def written(nbytes: int, size: int) -> int:  # noqa: D102
-        return nbytes
-
-    def expected(self) -> list[Run] | None:  # noqa: D102
+    def expected(self) -> list[Run] | None:
         return [Run(self.rank * self.each, self.each, self.size, sum(range(self.size)))]
 
 
@@ -279,15 +247,9 @@ class Scatter(ReduceScatter):
     """Parts of the root's array."""
 
     name = "scatter"
+    givers = ROOT_ALONE
 
-    def _input_count(self, rank: int) -> int:
-        return self.each * self.size if rank == ROOT else 0
-
-    @staticmethod
-    def _inputs(nbytes: int, size: int) -> int:
-        return nbytes
-
-    def expected(self) -> list[Run] | None:  # noqa: D102
+    def expected(self) -> list[Run] | None:
         return [Run(self.rank * self.each, self.each, shift=ROOT)]
 
 
@@ -296,20 +258,14 @@ class AllToAll(Case):
 
     name = "all_to_all"
     has_output = True
-    _split = True
+    splits = True
+    joins = True
 
     @staticmethod
-    def traffic(nbytes: int, size: int) -> tuple[float, float]:  # noqa: D102
+    def traffic(nbytes: int, size: int) -> tuple[float, float]:
         return float(nbytes), (size - 1) / size
 
-    @staticmethod
-    def memory(nbytes: int, size: int) -> int:  # noqa: D102
-        return nbytes * size * 2
-
-    def _output_count(self, rank: int) -> int:
-        return self.each * self.size
-
-    def expected(self) -> list[Run] | None:  # noqa: D102
+    def expected(self) -> list[Run] | None:
         return [Run(self.rank * self.each, self.each, shift=rank) for rank in range(self.size)]
 
 
@@ -322,30 +278,14 @@ class PingPong(Case):
 
     name = "ping_pong"
     has_output = True
+    givers = FIRST_TWO
+    takers = FIRST_TWO
 
     @staticmethod
-    def traffic(nbytes: int, size: int) -> tuple[float, float]:  # noqa: D102
+    def traffic(nbytes: int, size: int) -> tuple[float, float]:
         return 2.0 * nbytes, 1.0
 
-    @staticmethod
-    def memory(nbytes: int, size: int) -> int:  # noqa: D102
-        return nbytes * 4
-
-    def _input_count(self, rank: int) -> int:
-        return self.each if rank < 2 else 0
-
-    def _output_count(self, rank: int) -> int:
-        return self._input_count(rank)
-
-    @staticmethod
-    def written(nbytes: int, size: int) -> int:  # noqa: D102
-        return 2 * nbytes
-
-    @staticmethod
-    def _inputs(nbytes: int, size: int) -> int:
-        return 2 * nbytes
-
-    def expected(self) -> list[Run] | None:  # noqa: D102
+    def expected(self) -> list[Run] | None:
         return [Run(0, self.each, shift=1 - self.rank)] if self.rank < 2 else None
 
 
@@ -356,18 +296,10 @@ class Barrier(Case):
     is_sized = False
 
     @staticmethod
-    def traffic(nbytes: int, size: int) -> tuple[float, float]:  # noqa: D102
+    def traffic(nbytes: int, size: int) -> tuple[float, float]:
         return 0.0, 0.0
 
-    @staticmethod
-    def written(nbytes: int, size: int) -> int:  # noqa: D102
-        return 0
-
-    @staticmethod
-    def _inputs(nbytes: int, size: int) -> int:
-        return 0
-
-    def expected(self) -> list[Run] | None:  # noqa: D102
+    def expected(self) -> list[Run] | None:
         return None
 
 
@@ -378,14 +310,10 @@ class Copy(Case):
     has_output = True
 
     @staticmethod
-    def traffic(nbytes: int, size: int) -> tuple[float, float]:  # noqa: D102
+    def traffic(nbytes: int, size: int) -> tuple[float, float]:
         return float(2 * nbytes * size), 1.0
 
-    @staticmethod
-    def memory(nbytes: int, size: int) -> int:  # noqa: D102
-        return 2 * nbytes * size
-
-    def expected(self) -> list[Run] | None:  # noqa: D102
+    def expected(self) -> list[Run] | None:
         return [Run(0, self.each, shift=self.rank)]
 
     def copy(self) -> None:

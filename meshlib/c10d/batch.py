@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from meshlib.c10d.functions import irecv, isend
+from meshlib.c10d.functions.messages import irecv, isend
+from meshlib.calls.door import Door
+from meshlib.calls.spec import CallSpec
 from meshlib.calls.work import Work
 from meshlib.job.current import Group, resolve_group
 
@@ -38,11 +40,14 @@ class P2POp:
         self.tag = tag
         self.group_peer = group_peer
 
-    def prepare(self) -> Callable[..., Work[Any]] | None:
-        """Check the arguments; return what makes the call. None where this rank is no member."""
+    def prepare(self) -> tuple[Door, CallSpec] | None:
+        """Check the arguments; return the call, and where it is made. None where this rank is no
+        member.
+        """
         group = resolve_group(self.group)
         prepare = group.prepare_send if self.op is isend else group.prepare_receive
-        return prepare(self.tensor, self.peer, self.tag, self.group_peer)
+        spec = prepare(self.tensor, self.peer, self.tag, self.group_peer)
+        return None if spec is None else (group.door, spec)
 
     def __repr__(self) -> str:
         name = "isend to" if self.op is isend else "irecv from"
@@ -63,7 +68,7 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work[Any]]:
     """
     if not isinstance(p2p_op_list, Sequence) or not p2p_op_list:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(f"p2p_op_list must be a list with at least one P2POp, got {p2p_op_list!r}")
-    prepared: list[Callable[..., Work[Any]] | None] = []
+    prepared: list[tuple[Door, CallSpec] | None] = []
     for i, op in enumerate(p2p_op_list):
         if not isinstance(op, P2POp):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"p2p_op_list[{i}] must be a P2POp, got {op!r}")
@@ -71,4 +76,4 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work[Any]]:
             prepared.append(op.prepare())
         except (TypeError, ValueError) as error:
             raise type(error)(f"p2p_op_list[{i}]: {error}") from error
-    return [issue(async_op=True) for issue in prepared if issue is not None]
+    return [call[0].issue(call[1], True) for call in prepared if call is not None]

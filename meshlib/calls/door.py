@@ -20,8 +20,9 @@ from meshlib.calls.work import Work
 from meshlib.diagnosis.failures.fate import Fate
 from meshlib.diagnosis.members import Members
 from meshlib.diagnosis.recorder import COLLECTIVE, Record
-from transport.call import CallHeader, Kind, pack_header
+from transport.call import CallHeader, Kind
 from transport.deadline import Deadline, Timeout, to_seconds
+from transport.native import core
 from transport.operands.reduce_op import ReduceOp
 
 
@@ -49,8 +50,6 @@ class Door:
         self._fate = fate
         self._channels = channels
         self._failure = failure
-        self._peer_sequence = 0
-        self._has_looked = False
         failure.unusual.append(self.close_shortcut)
 
     def issue(
@@ -83,15 +82,10 @@ class Door:
             if fate.error is not None or fate.destroyed:
                 self._failure.note_told()
                 raise fate.unusable()
-            if peer == COLLECTIVE:
-                lane = self.lanes.collectives
-                packed = self.order.next_header(spec)
-            else:
-                lane = self.lanes.of_peer(kind, peer, spec.extra)
-                self._peer_sequence = number = self._peer_sequence + 1
-                packed = pack_header(
-                    number, spec.elements, spec.root, kind, spec.dtype, spec.op, 0, 0, spec.extra
-                )
+            lanes = self.lanes
+            message = peer != COLLECTIVE
+            lane = lanes.of_peer(kind, peer, spec.extra) if message else lanes.collectives
+            packed = self.order.next_header(spec)
             record = context.recorder.open(
                 self.members.id, packed, spec.nbytes, peer, not async_op, seconds
             )
@@ -110,8 +104,8 @@ class Door:
         record.started = record.issued
         try:
             result = self._run(run, record, device)
-            if not self._has_looked and kind in SHORT and device == "cpu":
-                self.open_shortcut()
+            if device == "cpu" and (shortcut is None or not shortcut.met):
+                self.open_shortcut(kind in SHORT)
         finally:
             lane.leave()
         if record.completion is not None:
@@ -206,14 +200,22 @@ class Door:
 
     # ------------------------------------------------------------------ the shortcut
 
-    def open_shortcut(self) -> None:
-        """Have the compiled core make the usual calls from now on, where it can."""
-        self._has_looked = True
-        context, fate, lane = self._context, self._fate, self.lanes.collectives
+    def open_shortcut(self, met: bool) -> None:
+        """Have the compiled core open the usual calls from now on, collectives too if ``met``."""
+        context, fate, lanes = self._context, self._fate, self.lanes
+        if core is None or fate.absent or (self.shortcut is not None and not met):
+            return
         shortcut = open_shortcut(
-            self._channels.made["cpu"],
-            (self.members.id, self._resume, self._run, self.order, fate.lock, *lane.parts()),
-            (context.recorder, context.observers, context.log.levels),
+            self._channels.made["cpu"].outline() if met else None,
+            met,
+            (self.members.id, self._resume, self._run, self.order, fate.lock),
+            (
+                *lanes.collectives.parts(),
+                lanes.parts_of_peer,
+                context.recorder,
+                context.observers,
+                context.log.levels,
+            ),
         )
         with fate.lock:
             if fate.usable and not fate.absent:

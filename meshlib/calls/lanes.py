@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from meshlib.calls.lane import Continuations, Lane
 from transport.call import Kind
@@ -33,6 +34,10 @@ class Lanes:
         if lane is None:
             lane = self._peers[key] = Lane(f"meshlib-{kind.name.lower()}-{peer}-{self._rank}")
         return lane
+
+    def parts_of_peer(self, kind: Kind, peer: int, tag: int, /) -> tuple[Any, ...]:
+        """Return the ``parts`` of that lane."""
+        return self.of_peer(kind, peer, tag).parts()
 
     def drain(self, deadline: Deadline, is_receiving: Callable[[], bool]) -> bool:
         """Let calls end, and what follows on them; return whether all did in time.

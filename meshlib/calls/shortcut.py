@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from meshlib.calls.spec import CallSpec, InPlace
+from meshlib.diagnosis.recorder import COLLECTIVE
 from transport.call import Call, Kind, history_after, pack_header
 from transport.communicators.base import Communicator
 from transport.native import core
@@ -13,12 +14,12 @@ from transport.operands.reduce_op import ReduceOp
 SHORT = frozenset(
     () if core is None else set(Kind) - {Kind.SEND, Kind.RECV, Kind.ALLOCATE, Kind.SPLIT}
 )
-"""Kinds of calls after which it is worth to look whether there is a shortcut."""
+"""Kinds of calls after which the members have met, and the shortcut may make collectives."""
 
 
 class Shortcut(Protocol):
-    """Opens the usual calls of a group in compiled code, as ``Door.issue`` would, and makes the
-    small ones.
+    """Opens the usual calls of a group in compiled code, as ``Door.issue`` would, and makes those
+    itself that are small and for which the ranks share memory.
 
     What has to wait long, or goes wrong, goes on in ``Door``, and raises as ever. NotImplemented is
     for a call that is not the usual one: nothing has happened then.
@@ -26,6 +27,8 @@ class Shortcut(Protocol):
 
     checked: bool
     """Set to False to measure what recording and comparing cost. For nothing else."""
+    met: bool
+    """Whether it takes collectives: those before the members have met are left to Python."""
 
     def issue(self, what: CallSpec | InPlace, seconds: float, /) -> Any:
         """Make the call and return what it returns, or NotImplemented."""
@@ -33,17 +36,22 @@ class Shortcut(Protocol):
 
 
 class CallOrder:
-    """``sequence`` is the number of the last collective, ``history`` what ``CallHeader`` says."""
+    """``sequence`` is the number of the last collective, ``messages`` that of the last call with
+    one peer, ``history`` what ``CallHeader`` says.
+    """
 
-    __slots__ = ("history", "sequence")
+    __slots__ = ("history", "messages", "sequence")
 
     def __init__(self) -> None:
         self.sequence: int = 0
+        self.messages: int = 0
         self.history: int = 0
 
     def next_header(self, spec: CallSpec, /) -> bytes:
-        """Number the collective ``spec`` and return its header, packed (see ``CallHeader``)."""
-        sequence, history = self.sequence + 1, self.history
+        """Number the call ``spec`` and return its header, packed (see ``CallHeader``)."""
+        collective = spec.peer == COLLECTIVE
+        sequence = (self.sequence if collective else self.messages) + 1
+        history = self.history if collective else 0
         packed = pack_header(
             sequence,
             spec.elements,
@@ -55,7 +63,10 @@ class CallOrder:
             history,
             spec.extra,
         )
-        self.sequence, self.history = sequence, history_after(packed)
+        if collective:
+            self.sequence, self.history = sequence, history_after(packed)
+        else:
+            self.messages = sequence
         return packed
 
 
@@ -63,17 +74,21 @@ Order: type[CallOrder] = CallOrder if core is None else core.Order
 
 
 def open_shortcut(
-    communicator: Communicator, of_group: tuple[Any, ...], of_rank: tuple[Any, ...]
+    outline: tuple[Any, ...] | None,
+    met: bool,
+    of_group: tuple[Any, ...],
+    of_rank: tuple[Any, ...],
 ) -> Shortcut | None:
-    """Have the compiled core make small calls on ``communicator``; None where it cannot.
+    """Have the compiled core open calls, and make small ones where it has an ``outline`` of the
+    memory that the ranks share; None without the core.
 
-    ``of_group`` and ``of_rank`` are what ``Door.issue`` works with, in the order in which
-    ``transport/native/calls/shortcut.c`` has it.
+    ``met``: whether it takes collectives. ``of_group`` and ``of_rank`` are what ``Door.issue``
+    works with, in the order in which ``transport/native/calls/shortcut.c`` has it.
     """
-    outline = communicator.outline()
-    if core is None or outline is None:
+    if core is None:
         return None
-    return core.Shortcut(*outline, (*of_group, *of_rank))
+    board, direct = outline or (None, 0)
+    return core.Shortcut(board, direct, met, (*of_group, *of_rank))
 
 
 def resume(tensor: Any, op: ReduceOp | None, communicator: Communicator, call: Call) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import itertools
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -431,6 +432,17 @@ class Work(Generic[T]):
         return f"<Work {self._describe()}: {state}>"
 
 
+def after(count: int, then: Callable[[], object]) -> Callable[[object], None]:
+    """Return what calls ``then()`` when it is called for the ``count``-th time, by any thread."""
+    numbers = itertools.count(1)
+
+    def note(_: object) -> None:
+        if next(numbers) == count:
+            then()
+
+    return note
+
+
 class _Ends:
     """The ends of several calls on devices, as one ``End``."""
 
@@ -472,19 +484,15 @@ def collect_all(works: Sequence[Work[T] | None]) -> Work[list[T]]:
 
     # What follows on all runs where none of them has to wait for it.
     whole: Work[list[T]] = Work(lambda: f"all of {', '.join(names)}", tell, parts[0].continuations)
-    left, lock = list(parts), threading.Lock()
 
-    def note(part: Future[T]) -> None:
-        with lock:
-            left.remove(part)
-            if left:
-                return
+    def end() -> None:
         failures = [part.failure for part in parts if part.failure is not None]
         if failures:
             whole.fail(failures[0])
         else:
             whole.finish([part.outcome for part in parts], _Ends(parts))
 
+    note = after(len(parts), end)
     for part in parts:
         part.at_once(note)
     return whole

@@ -22,10 +22,10 @@ from meshlib.checkpoint.rewriting import rewrite
 from meshlib.checkpoint.tree import array_of, decode, leaves_of, shown
 from meshlib.command_line import OneLineParser, print_result
 from meshlib.mesh.config import MeshConfig
+from meshlib.plain_text import binary_size, columns
 from meshlib.sharding.sharding import Sharding
 from meshlib.sharding.spec import parse_spec
 
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _WIDTH = 72
 
 
@@ -88,13 +88,13 @@ def _ls(given: argparse.Namespace) -> str:
             if entry in complete
             else [str(entry.step), "", "", "", f"{entry.name} (never finished, or replaced)"]
         )
-    return _table(rows)
+    return "\n".join([*columns(rows), ""])
 
 
 def _row(found: Description, entry: Entry) -> list[str]:
     total = sum(grid.nbytes for _, grid in _grids(found))
     metric = "" if found.metric is None else f"{found.metric:g}"
-    return [str(entry.step), str(len(found.arrays)), _size(total), metric, entry.name]
+    return [str(entry.step), str(len(found.arrays)), binary_size(total), metric, entry.name]
 
 
 def _grids(found: Description) -> Iterator[tuple[str, ChunkGrid]]:
@@ -120,10 +120,12 @@ def _show(given: argparse.Namespace) -> str:
         chunks = math.prod(grid.counts)
         cut = f"{chunks} chunks of {list(grid.chunk_shape)}" if chunks > 1 else "1 chunk"
         kind = f"{grid.dtype.name}{list(grid.shape)}"
-        rows.append([shown(path), f"{kind}  {_size(grid.nbytes)}  {cut if chunks else 'empty'}"])
+        rows.append(
+            [shown(path), f"{kind}  {binary_size(grid.nbytes)}  {cut if chunks else 'empty'}"]
+        )
     metric = "" if found.metric is None else f", metric {found.metric:g}"
-    head = f"{found.path}: step {found.step}{metric}, {len(grids)} arrays, {_size(total)}\n"
-    return head + _table(rows)
+    head = f"{found.path}: step {found.step}{metric}, {len(grids)} arrays, {binary_size(total)}"
+    return "\n".join([head, *columns(rows), ""])
 
 
 # ---------------------------------------------------------------------------- verify
@@ -137,7 +139,8 @@ def _verify(given: argparse.Namespace) -> str:
     for name, grid in _grids(found):
         chunks += math.prod(grid.counts)
         wrong += reader.check(name, grid)
-    text = f"{found.path}: {len(found.arrays)} arrays, {chunks} chunks, {_size(reader.bytes_read)}"
+    size = binary_size(reader.bytes_read)
+    text = f"{found.path}: {len(found.arrays)} arrays, {chunks} chunks, {size}"
     if wrong:
         lines = "".join(f"{error}\n" for error in wrong)
         raise _Differs(f"{lines}{text}: {len(wrong)} DAMAGED\n")
@@ -204,7 +207,8 @@ def _diff(given: argparse.Namespace) -> str:
             rows.append([shown(path), what])
     head = f"{one.path} and {other.path}"
     if rows:
-        raise _Differs(f"{head} differ in {len(rows)} of {len(leaves[0])} leaves\n{_table(rows)}")
+        head += f" differ in {len(rows)} of {len(leaves[0])} leaves"
+        raise _Differs("\n".join([head, *columns(rows), ""]))
     return f"{head} are the same: {len(leaves[0])} leaves\n"
 
 
@@ -239,24 +243,6 @@ def _unequal(a: Host, b: Host) -> Any:
         nan = np.isnan(a.astype(np.complex128)) & np.isnan(b.astype(np.complex128))
         return (a != b) & ~nan
     return a != b
-
-
-# ---------------------------------------------------------------------------- text
-
-
-def _size(nbytes: int) -> str:
-    size, unit = float(nbytes), 0
-    while size >= 1024 and unit < len(_UNITS) - 1:
-        size, unit = size / 1024, unit + 1
-    return f"{nbytes} B" if not unit else f"{size:.4g} {_UNITS[unit]}"
-
-
-def _table(rows: list[list[str]]) -> str:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))] if rows else []
-    lines = (
-        "  ".join(t.ljust(w) for t, w in zip(row, widths, strict=True)).rstrip() for row in rows
-    )
-    return "".join(f"{line}\n" for line in lines)
 
 
 _HELP = {

@@ -58,6 +58,10 @@ class GroupOfRanks:
         argument's (``src``: then also ``group_src``).
         """
         members = self.door.members
+        if type(rank) is int and group_rank is None:  # the usual case at once
+            place = members.place_of(rank)
+            if place is not None:
+                return place
         if rank is None and group_rank is None and default is not None:
             return default
         if (rank is None) == (group_rank is None):

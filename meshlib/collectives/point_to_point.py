@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from meshlib.arrays import adapter as arrays
@@ -54,9 +53,9 @@ class PointToPoint(GroupOfRanks):
             CollectiveTimeoutError: Past the deadline; names the other end. It breaks the group.
             RankFailedError: If the other end dies or leaves.
         """
-        issue = self.prepare_send(tensor, dst, tag, group_dst, timeout)
-        if issue is not None:
-            issue(async_op=False)
+        spec = self.prepare_send(tensor, dst, tag, group_dst)
+        if spec is not None:
+            self.door.issue(spec, False, timeout)
 
     def isend(
         self,
@@ -86,8 +85,8 @@ class PointToPoint(GroupOfRanks):
             TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
                 usable.
         """
-        issue = self.prepare_send(tensor, dst, tag, group_dst, timeout)
-        return None if issue is None else issue(async_op=True)
+        spec = self.prepare_send(tensor, dst, tag, group_dst)
+        return None if spec is None else self.door.issue(spec, True, timeout)
 
     def recv(
         self,
@@ -121,8 +120,8 @@ class PointToPoint(GroupOfRanks):
             CollectiveTimeoutError: Past the deadline; the group stays usable.
             RankFailedError: If the other end dies or leaves.
         """
-        issue = self.prepare_receive(tensor, src, tag, group_src, timeout)
-        return -1 if issue is None else issue(async_op=False).source
+        spec = self.prepare_receive(tensor, src, tag, group_src)
+        return -1 if spec is None else self.door.issue(spec, False, timeout).source
 
     def irecv(
         self,
@@ -153,51 +152,32 @@ class PointToPoint(GroupOfRanks):
             TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
                 usable.
         """
-        issue = self.prepare_receive(tensor, src, tag, group_src, timeout)
-        return None if issue is None else issue(async_op=True)
+        spec = self.prepare_receive(tensor, src, tag, group_src)
+        return None if spec is None else self.door.issue(spec, True, timeout)
 
     def prepare_send(
-        self,
-        tensor: Any,
-        dst: int | None,
-        tag: int,
-        group_dst: int | None,
-        timeout: Timeout | None = None,
-    ) -> Callable[..., Any] | None:
-        """Check ``send``'s arguments; return what makes the call, given ``async_op``.
-
-        None on a rank that is no member.
+        self, tensor: Any, dst: int | None, tag: int, group_dst: int | None
+    ) -> CallSpec | None:
+        """Check ``send``'s arguments; return the call, for the door. None where this rank is no
+        member.
         """
-        door = self.door
-        if door.rank < 0:
+        if self.door.rank < 0:
             return None
         peer = self.resolve_rank(dst, group_dst, "dst")
         check_tag(tag)
         x = arrays.source(tensor, "tensor")
+        flat, code = x.flat, check_dtype(x, "tensor")
 
         def run(communicator: Communicator, call: Call) -> None:
-            communicator.send(call, x.flat, peer, tag)
+            communicator.send(call, flat, peer, tag)
 
-        code = check_dtype(x, "tensor")
-
-        def issue(async_op: bool) -> Any:
-            size, nbytes = x.flat.size, x.flat.nbytes
-            spec = CallSpec(_SEND, run, size, NO_ROOT, code, 0, tag, nbytes, x.device, peer)
-            return door.issue(spec, async_op, timeout)
-
-        return issue
+        return CallSpec(_SEND, run, flat.size, NO_ROOT, code, 0, tag, flat.nbytes, x.device, peer)
 
     def prepare_receive(
-        self,
-        tensor: Any,
-        src: int | None,
-        tag: int,
-        group_src: int | None,
-        timeout: Timeout | None = None,
-    ) -> Callable[..., Any] | None:
-        """Check ``recv``'s arguments; return what makes the call, given ``async_op``.
-
-        None on a rank that is no member.
+        self, tensor: Any, src: int | None, tag: int, group_src: int | None
+    ) -> CallSpec | None:
+        """Check ``recv``'s arguments; return the call, for the door. None where this rank is no
+        member.
         """
         door = self.door
         if door.rank < 0:
@@ -206,23 +186,17 @@ class PointToPoint(GroupOfRanks):
         peer = None if anybody else self.resolve_rank(src, group_src, "src")
         check_tag(tag)
         x = arrays.target(tensor, "tensor")
+        flat, code = x.flat, check_dtype(x, "tensor")
 
         def run(communicator: Communicator, call: Call) -> Message:
-            source = communicator.recv(call, x.flat, peer, tag)
+            source = communicator.recv(call, flat, peer, tag)
             return Message(x.finish(), door.ranks[source])
 
-        code = check_dtype(x, "tensor")
         sender = ANY_SOURCE if peer is None else peer
-
-        def issue(async_op: bool) -> Any:
-            size, nbytes = x.flat.size, x.flat.nbytes
-            spec = CallSpec(_RECV, run, size, NO_ROOT, code, 0, tag, nbytes, x.device, sender)
-            return door.issue(spec, async_op, timeout)
-
-        return issue
+        return CallSpec(_RECV, run, flat.size, NO_ROOT, code, 0, tag, flat.nbytes, x.device, sender)
 
 
 def check_tag(tag: int) -> None:
     """Raise ValueError for a tag that does not fit the wire, TypeError for what is no number."""
-    if not 0 <= to_whole_number(tag, "tag") <= MAX_TAG:
+    if not 0 <= (tag if type(tag) is int else to_whole_number(tag, "tag")) <= MAX_TAG:
         raise ValueError(f"tag is {tag}; expected 0 to {MAX_TAG}")

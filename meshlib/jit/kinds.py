@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -49,52 +49,54 @@ def _rows(array: HostArray) -> list[HostArray]:
 HostSide = Callable[[HostArray, HostArray], None]
 """``call(output, x)`` makes a call on the host: arrays flat, or with a row for each member."""
 
-Work = Callable[[HostArray, HostArray], Run]
-"""``work(output, x)`` returns what is to be run when the call's turn has come."""
-
 
 @dataclass(frozen=True)
 class Issuing(InJit):
-    """What is common to all of them: how they go through the group's door."""
+    """What is common to all of them: they are one call of ``kind``, through a group's door.
+
+    The fields ``op``, ``root``, ``peer`` and ``tag`` of those that have them are that call's.
+    """
+
+    kind: ClassVar[Kind]
+    agreed: ClassVar[bool] = True
+    """Whether all members must have as many elements."""
 
     @abstractmethod
-    def host_side(self, x: jax.ShapeDtypeStruct) -> HostSide:
-        """Return what makes the call. Where ``in_place`` its two arrays are the same one."""
+    def work(self, output: HostArray, x: HostArray) -> Run:
+        """Return what is to be run when the call's turn has come."""
 
-    def function(self, x: jax.ShapeDtypeStruct) -> HostFunction:
-        call = self.host_side(x)
-        if self.in_place:
-            return lambda outputs, _, __: call(outputs[0], outputs[0])
-        return lambda outputs, inputs, _: call(outputs[0], inputs[0])
+    def counted(self, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        """Return what the call says that it is over, for an operand like ``x``."""
+        return x
 
-    def _issued(self, spec: Callable[[HostArray, HostArray], CallSpec]) -> HostSide:
-        """Return what issues the calls that ``spec`` makes (``call_spec``)."""
-        issue = self.carrier.issue
+    @property
+    def has_result(self) -> bool:
+        """Whether anything comes to this member; else its result is zeros."""
+        return True
 
-        def call(output: HostArray, x: HostArray) -> None:
-            issue(spec(output, x))
+    @property
+    def extra(self) -> int:
+        """What else must be equal on every member (see ``CallHeader``)."""
+        return vars(self).get("tag", 0)
 
-        return call
+    @property
+    def carrier(self) -> ProcessGroup:
+        """The group that makes the call."""
+        return self.group
 
-    def call_spec(
-        self,
-        kind: Kind,
-        work: Work,
-        like: jax.ShapeDtypeStruct,
-        *,
-        agreed: bool = True,
-        op: int = 0,
-        root: int = NO_ROOT,
-        extra: int = 0,
-        peer: int = COLLECTIVE,
-    ) -> Callable[[HostArray, HostArray], CallSpec]:
-        """Return what makes the ``CallSpec`` of ``work``, on arrays ``like`` one of them.
-
-        With ``agreed`` all members must have as many elements. The others as for ``CallSpec``.
-        """
-        dtype = np.dtype(like.dtype)
-        elements, nbytes = like.size if agreed else 0, like.size * dtype.itemsize
-        header = (elements, root, dtype_code(dtype), op, extra, nbytes)
+    def call_spec(self, x: jax.ShapeDtypeStruct) -> Callable[[HostArray, HostArray], CallSpec]:
+        """Return what makes the ``CallSpec`` of a result and an operand like ``x``."""
+        kind, work, own, like = self.kind, self.work, vars(self), self.counted(x)
+        dtype, op = np.dtype(like.dtype), own.get("op")
+        header = (
+            like.size if self.agreed else 0,
+            own.get("root", NO_ROOT),
+            dtype_code(dtype),
+            0 if op is None else op.code,
+            self.extra,
+            like.size * dtype.itemsize,
+        )
+        peer = own.get("peer", COLLECTIVE)
 
         def spec(output: HostArray, x: HostArray) -> CallSpec:
             device = "cpu" if type(output) is np.ndarray else "cuda"
@@ -102,10 +104,22 @@ class Issuing(InJit):
 
         return spec
 
-    @property
-    def carrier(self) -> ProcessGroup:
-        """The group that makes the call."""
-        return self.group
+    def host_side(self, x: jax.ShapeDtypeStruct) -> HostSide:
+        """Return what makes the call. Where ``in_place`` its two arrays are the same one."""
+        spec, issue, has_result = self.call_spec(x), self.carrier.issue, self.has_result
+
+        def call(output: HostArray, x: HostArray) -> None:
+            issue(spec(output, x))
+            if not has_result:
+                output.fill(0)
+
+        return call
+
+    def function(self, x: jax.ShapeDtypeStruct) -> HostFunction:
+        call = self.host_side(x)
+        if self.in_place:
+            return lambda outputs, _, __: call(outputs[0], outputs[0])
+        return lambda outputs, inputs, _: call(outputs[0], inputs[0])
 
     @property
     def _size(self) -> int:
@@ -152,22 +166,21 @@ class _OneToMembers(Issuing):
 class AllReduce(SameShape):
     """All members get the reduction of all."""
 
+    kind = Kind.ALL_REDUCE
     op: ReduceOp
 
+    def work(self, output: HostArray, x: HostArray) -> Run:
+        flat, op = flat_of(output), self.op
+        return lambda communicator, call: communicator.all_reduce(call, flat, op)
+
     def host_side(self, x: jax.ShapeDtypeStruct) -> HostSide:
-        op, group = self.op, self.group
-
-        def work(output: HostArray, _: HostArray) -> Run:
-            flat = flat_of(output)
-            return lambda communicator, call: communicator.all_reduce(call, flat, op)
-
-        issue = self._issued(self.call_spec(Kind.ALL_REDUCE, work, x, op=op.code))
+        op, group, otherwise = self.op, self.group, super().host_side(x)
 
         def call(output: HostArray, x: HostArray) -> None:
             if type(output) is np.ndarray:
                 group.issue(in_place_reduction(output, op))
             else:
-                issue(output, x)
+                otherwise(output, x)
 
         return call
 
@@ -194,16 +207,12 @@ class AllReduce(SameShape):
 class Broadcast(SameShape):
     """All members get the root's."""
 
+    kind = Kind.BROADCAST
     root: int
 
-    def host_side(self, x: jax.ShapeDtypeStruct) -> HostSide:
-        root = self.root
-
-        def work(output: HostArray, _: HostArray) -> Run:
-            flat = flat_of(output)
-            return lambda communicator, call: communicator.broadcast(call, flat, root)
-
-        return self._issued(self.call_spec(Kind.BROADCAST, work, x, root=root))
+    def work(self, output: HostArray, x: HostArray) -> Run:
+        flat, root = flat_of(output), self.root
+        return lambda communicator, call: communicator.broadcast(call, flat, root)
 
     def transposed(self) -> InJit:
         return Reduce(self.group, self.root, ReduceOp.SUM)
@@ -213,18 +222,17 @@ class Broadcast(SameShape):
 class Reduce(SameShape):
     """The root gets the reduction of all, the others zeros."""
 
+    kind = Kind.REDUCE
     root: int
     op: ReduceOp
 
-    def host_side(self, x: jax.ShapeDtypeStruct) -> HostSide:
-        root, op = self.root, self.op
+    def work(self, output: HostArray, x: HostArray) -> Run:
+        flat, op, root = flat_of(output), self.op, self.root
+        return lambda communicator, call: communicator.reduce(call, flat, op, root)
 
-        def work(output: HostArray, _: HostArray) -> Run:
-            flat = flat_of(output)
-            return lambda communicator, call: communicator.reduce(call, flat, op, root)
-
-        call = self._issued(self.call_spec(Kind.REDUCE, work, x, op=op.code, root=root))
-        return call if self.group.rank() == root else then_zeros(call)
+    @property
+    def has_result(self) -> bool:
+        return self.group.rank() == self.root
 
     def transposed(self) -> InJit | None:
         return Broadcast(self.group, self.root) if self.op.kind is RedOpType.SUM else None
@@ -242,12 +250,14 @@ class Reduce(SameShape):
 class AllGather(_OneToMembers):
     """All members get everybody's."""
 
-    def host_side(self, x: jax.ShapeDtypeStruct) -> HostSide:
-        def work(output: HostArray, x: HostArray) -> Run:
-            outputs, flat = _rows(output), flat_of(x)
-            return lambda communicator, call: communicator.all_gather(call, outputs, flat)
+    kind = Kind.ALL_GATHER
 
-        return self._issued(self.call_spec(Kind.ALL_GATHER, work, self.result(x)))
+    def work(self, output: HostArray, x: HostArray) -> Run:
+        outputs, flat = _rows(output), flat_of(x)
+        return lambda communicator, call: communicator.all_gather(call, outputs, flat)
+
+    def counted(self, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        return self.result(x)
 
     def transposed(self) -> InJit:
         return ReduceScatter(self.group, ReduceOp.SUM)
@@ -257,16 +267,12 @@ class AllGather(_OneToMembers):
 class ReduceScatter(_MembersToOne):
     """Member i gets the reduction of everybody's row i."""
 
+    kind = Kind.REDUCE_SCATTER
     op: ReduceOp
 
-    def host_side(self, x: jax.ShapeDtypeStruct) -> HostSide:
-        op = self.op
-
-        def work(output: HostArray, x: HostArray) -> Run:
-            flat, inputs = flat_of(output), _rows(x)
-            return lambda communicator, call: communicator.reduce_scatter(call, flat, inputs, op)
-
-        return self._issued(self.call_spec(Kind.REDUCE_SCATTER, work, x, op=op.code))
+    def work(self, output: HostArray, x: HostArray) -> Run:
+        flat, inputs, op = flat_of(output), _rows(x), self.op
+        return lambda communicator, call: communicator.reduce_scatter(call, flat, inputs, op)
 
     def transposed(self) -> InJit | None:
         if self.op.kind is RedOpType.AVG:
@@ -281,11 +287,11 @@ class ReduceScatter(_MembersToOne):
 
 
 @dataclass(frozen=True)
-class _AveragingGather(_OneToMembers):
+class _AveragingGather(AllGather):
     """The transpose of an averaging reduce-scatter: a gather, divided by the number of members."""
 
     def host_side(self, x: jax.ShapeDtypeStruct) -> HostSide:
-        gather, size = AllGather(self.group).host_side(x), self._size
+        gather, size = super().host_side(x), self._size
 
         def call(output: HostArray, x: HostArray) -> None:
             gather(output, x)
@@ -301,18 +307,18 @@ class _AveragingGather(_OneToMembers):
 class Gather(_OneToMembers):
     """The root gets everybody's, the others zeros."""
 
+    kind = Kind.GATHER
+    agreed: ClassVar[bool] = False
     root: int
 
-    def host_side(self, x: jax.ShapeDtypeStruct) -> HostSide:
-        root = self.root
-        is_root = self.group.rank() == root
+    def work(self, output: HostArray, x: HostArray) -> Run:
+        root, flat = self.root, flat_of(x)
+        outputs = _rows(output) if self.has_result else None
+        return lambda communicator, call: communicator.gather(call, outputs, flat, root)
 
-        def work(output: HostArray, x: HostArray) -> Run:
-            outputs, flat = _rows(output) if is_root else None, flat_of(x)
-            return lambda communicator, call: communicator.gather(call, outputs, flat, root)
-
-        call = self._issued(self.call_spec(Kind.GATHER, work, x, agreed=False, root=root))
-        return call if is_root else then_zeros(call)
+    @property
+    def has_result(self) -> bool:
+        return self.group.rank() == self.root
 
     def transposed(self) -> InJit:
         return Scatter(self.group, self.root)
@@ -322,19 +328,17 @@ class Gather(_OneToMembers):
 class Scatter(_MembersToOne):
     """Member i gets the root's row i."""
 
+    kind = Kind.SCATTER
+    agreed: ClassVar[bool] = False
     root: int
 
-    def host_side(self, x: jax.ShapeDtypeStruct) -> HostSide:
-        root = self.root
-        is_root = self.group.rank() == root
+    def work(self, output: HostArray, x: HostArray) -> Run:
+        root, flat = self.root, flat_of(output)
+        inputs = _rows(x) if self.group.rank() == root else None
+        return lambda communicator, call: communicator.scatter(call, flat, inputs, root)
 
-        def work(output: HostArray, x: HostArray) -> Run:
-            flat, inputs = flat_of(output), _rows(x) if is_root else None
-            return lambda communicator, call: communicator.scatter(call, flat, inputs, root)
-
-        return self._issued(
-            self.call_spec(Kind.SCATTER, work, self.result(x), agreed=False, root=root)
-        )
+    def counted(self, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        return self.result(x)
 
     def transposed(self) -> InJit:
         return Gather(self.group, self.root)
@@ -344,33 +348,22 @@ class Scatter(_MembersToOne):
 class AllToAll(Issuing):
     """Member j's row i becomes member i's row j."""
 
+    kind = Kind.ALL_TO_ALL
+    agreed: ClassVar[bool] = False
     operand_has_rows = result_has_rows = True
 
     def result(self, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         return x
 
-    def host_side(self, x: jax.ShapeDtypeStruct) -> HostSide:
-        def work(output: HostArray, x: HostArray) -> Run:
-            outputs, inputs = _rows(output), _rows(x)
-            return lambda communicator, call: communicator.all_to_all(call, outputs, inputs)
-
-        return self._issued(self.call_spec(Kind.ALL_TO_ALL, work, x, agreed=False))
+    def work(self, output: HostArray, x: HostArray) -> Run:
+        outputs, inputs = _rows(output), _rows(x)
+        return lambda communicator, call: communicator.all_to_all(call, outputs, inputs)
 
     def transposed(self) -> InJit:
         return self
 
     def batched(self, x: jax.Array, dim: int) -> tuple[jax.Array, int]:
         return front(x, dim, 1), 1
-
-
-def then_zeros(call: HostSide) -> HostSide:
-    """Return ``call`` for a member whose result is zeros."""
-
-    def and_zeros(output: HostArray, x: HostArray) -> None:
-        call(output, x)
-        output.fill(0)
-
-    return and_zeros
 
 
 def barrier(group: Any) -> Any:

@@ -14,7 +14,7 @@ import numpy as np
 from meshlib.calls.spec import Run
 from meshlib.groups.process_group import ProcessGroup
 from meshlib.jit.collective import InJit
-from meshlib.jit.kinds import HostSide, SameShape, flat_of, then_zeros
+from meshlib.jit.kinds import HostSide, SameShape, flat_of
 from meshlib.jit.program import HostArray
 from transport.call import Kind
 
@@ -54,14 +54,11 @@ class _OneToOne(SameShape):
 class Send(_OneToOne):
     """Sends the operand to ``peer``, and returns it."""
 
-    def host_side(self, x: jax.ShapeDtypeStruct) -> HostSide:
-        peer, tag = self.peer, self.tag
+    kind = Kind.SEND
 
-        def work(output: HostArray, _: HostArray) -> Run:
-            flat = flat_of(output)
-            return lambda communicator, call: communicator.send(call, flat, peer, tag)
-
-        return self._issued(self.call_spec(Kind.SEND, work, x, extra=tag, peer=peer))
+    def work(self, output: HostArray, x: HostArray) -> Run:
+        flat, peer, tag = flat_of(output), self.peer, self.tag
+        return lambda communicator, call: communicator.send(call, flat, peer, tag)
 
     def transposed(self) -> InJit:
         return _ReceiveAndAdd(self.group, self.peer, self.tag, self._transpose)
@@ -71,25 +68,22 @@ class Send(_OneToOne):
 class Receive(_OneToOne):
     """Receives from ``peer``; the operand is a template whose values do not matter."""
 
-    def host_side(self, x: jax.ShapeDtypeStruct) -> HostSide:
-        peer, tag = self.peer, self.tag
+    kind = Kind.RECV
 
-        def work(output: HostArray, _: HostArray) -> Run:
-            flat = flat_of(output)
-            return lambda communicator, call: communicator.recv(call, flat, peer, tag)
-
-        return self._issued(self.call_spec(Kind.RECV, work, x, extra=tag, peer=peer))
+    def work(self, output: HostArray, x: HostArray) -> Run:
+        flat, peer, tag = flat_of(output), self.peer, self.tag
+        return lambda communicator, call: communicator.recv(call, flat, peer, tag)
 
     def transposed(self) -> InJit:
         return _SendAndForget(self.group, self.peer, self.tag, self._transpose)
 
 
 @dataclass(frozen=True)
-class _ReceiveAndAdd(_OneToOne):
+class _ReceiveAndAdd(Receive):
     """The transpose of a send, whose operand goes two ways: to its result and to the peer."""
 
     def host_side(self, x: jax.ShapeDtypeStruct) -> HostSide:
-        receive = Receive(self.group, self.peer, self.tag, self.derivation).host_side(x)
+        receive = super().host_side(x)
 
         def call(output: HostArray, _: HostArray) -> None:
             received = np.empty_like(output)
@@ -103,11 +97,12 @@ class _ReceiveAndAdd(_OneToOne):
 
 
 @dataclass(frozen=True)
-class _SendAndForget(_OneToOne):
+class _SendAndForget(Send):
     """The transpose of a receive: the cotangent goes to the peer, nothing to the template."""
 
-    def host_side(self, x: jax.ShapeDtypeStruct) -> HostSide:
-        return then_zeros(Send(self.group, self.peer, self.tag, self.derivation).host_side(x))
+    @property
+    def has_result(self) -> bool:
+        return False
 
     def transposed(self) -> InJit:
         return Receive(self.group, self.peer, self.tag, self._transpose)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from meshlib.calls.spec import CallSpec, Run
+from meshlib.calls.spec import Run
 from meshlib.calls.work import Work
 from meshlib.groups.process_group import ProcessGroup
 from meshlib.jit.collective import InJit, bind
-from meshlib.jit.kinds import HostSide, Issuing, flat_of, then_zeros
+from meshlib.jit.kinds import Issuing, flat_of
 from meshlib.jit.program import HostArray, HostFunction, Program
 from transport.call import Kind
 
@@ -27,42 +28,40 @@ class Permute(Issuing):
     hash of the pairs and of ``tag``, so that members with others are found out.
     """
 
+    kind = Kind.ALL_TO_ALL
     pairs: tuple[tuple[int, int], ...]
     tag: int = 0
 
     def result(self, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         return x
 
-    @property
+    @cached_property
     def source(self) -> int | None:
         """Whose array comes to this member; None: zeros."""
         me = self.group.rank()
         return next((here for here, there in self.pairs if there == me), None)
 
-    def host_side(self, x: jax.ShapeDtypeStruct) -> HostSide:
-        spec, issue = self.spec(x), self.group.issue
+    @cached_property
+    def _destination(self) -> int | None:
+        me = self.group.rank()
+        return next((there for here, there in self.pairs if here == me), None)
 
-        def call(output: HostArray, x: HostArray) -> None:
-            issue(spec(output, x))
+    @property
+    def has_result(self) -> bool:
+        return self.source is not None
 
-        return then_zeros(call) if self.source is None else call
+    @property
+    def extra(self) -> int:
+        return zlib.crc32(repr((self.tag, sorted(self.pairs))).encode())
 
-    def spec(self, x: jax.ShapeDtypeStruct) -> Callable[[HostArray, HostArray], CallSpec]:
-        """Return what makes the call's ``CallSpec`` of its result and operand, like ``x``."""
-        me, size, source = self.group.rank(), self._size, self.source
-        to = next((there for here, there in self.pairs if here == me), None)
-
-        def work(output: HostArray, x: HostArray) -> Run:
-            flat = flat_of(x)
-            outputs, inputs = [flat[:0]] * size, [flat[:0]] * size
-            if to is not None:
-                inputs[to] = flat
-            if source is not None:
-                outputs[source] = flat_of(output)
-            return lambda communicator, call: communicator.all_to_all(call, outputs, inputs)
-
-        pairs = zlib.crc32(repr((self.tag, sorted(self.pairs))).encode())
-        return self.call_spec(Kind.ALL_TO_ALL, work, x, extra=pairs)
+    def work(self, output: HostArray, x: HostArray) -> Run:
+        size, flat = self._size, flat_of(x)
+        outputs, inputs = [flat[:0]] * size, [flat[:0]] * size
+        if self._destination is not None:
+            inputs[self._destination] = flat
+        if self.source is not None:
+            outputs[self.source] = flat_of(output)
+        return lambda communicator, call: communicator.all_to_all(call, outputs, inputs)
 
     def transposed(self) -> InJit:
         return Permute(self.group, tuple((there, here) for here, there in self.pairs))
@@ -107,7 +106,7 @@ class PermuteStart(_Half):
 
     def function(self, x: jax.ShapeDtypeStruct) -> HostFunction:
         permute = self.beside()
-        group, spec, tag = permute.group, permute.spec(x), self.tag
+        group, spec, tag = permute.group, permute.call_spec(x), self.tag
 
         def start(held: HostArray, program: Program) -> None:
             if type(held) is not np.ndarray:

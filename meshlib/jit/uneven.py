@@ -6,14 +6,13 @@ The members are along dim 0, each with as many rows as ``sizes`` says; a batch g
 from __future__ import annotations
 
 import itertools
-import math
 from dataclasses import dataclass
 
 import jax
 
 from meshlib.calls.spec import Run
 from meshlib.jit.collective import InJit, front
-from meshlib.jit.kinds import HostSide, Issuing, flat_of
+from meshlib.jit.kinds import Issuing, flat_of
 from meshlib.jit.program import HostArray
 from transport.call import Kind
 from transport.operands.reduce_op import ReduceOp
@@ -23,9 +22,10 @@ from transport.operands.reduce_op import ReduceOp
 class _Uneven(Issuing):
     sizes: tuple[int, ...]
 
-    def _parts(self, whole: HostArray, rest: tuple[int, ...]) -> list[HostArray]:
+    def _parts(self, whole: HostArray) -> list[HostArray]:
         """Return each member's rows of the whole array, flat."""
-        flat, width = flat_of(whole), math.prod(rest)
+        flat, rows = flat_of(whole), sum(self.sizes)
+        width = flat.size // rows if rows else 0
         ends = [0, *itertools.accumulate(size * width for size in self.sizes)]
         return [flat[begin:end] for begin, end in itertools.pairwise(ends)]
 
@@ -37,17 +37,17 @@ class _Uneven(Issuing):
 class UnevenAllGather(_Uneven):
     """From member i's (sizes[i], …) to (sum of sizes, …) on all members."""
 
+    kind = Kind.ALL_GATHER
+
     def result(self, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((sum(self.sizes), *x.shape[1:]), x.dtype)
 
-    def host_side(self, x: jax.ShapeDtypeStruct) -> HostSide:
-        rest = x.shape[1:]
+    def work(self, output: HostArray, x: HostArray) -> Run:
+        outputs, flat = self._parts(output), flat_of(x)
+        return lambda communicator, call: communicator.all_gather(call, outputs, flat)
 
-        def work(output: HostArray, x: HostArray) -> Run:
-            outputs, flat = self._parts(output, rest), flat_of(x)
-            return lambda communicator, call: communicator.all_gather(call, outputs, flat)
-
-        return self._issued(self.call_spec(Kind.ALL_GATHER, work, self.result(x)))
+    def counted(self, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        return self.result(x)
 
     def transposed(self) -> InJit:
         return UnevenReduceScatter(self.group, self.sizes)
@@ -57,19 +57,15 @@ class UnevenAllGather(_Uneven):
 class UnevenReduceScatter(_Uneven):
     """From (sum of sizes, …) to the sum of member i's rows on it, (sizes[i], …)."""
 
+    kind = Kind.REDUCE_SCATTER
+    op: ReduceOp = ReduceOp.SUM
+
     def result(self, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((self.sizes[self.group.rank()], *x.shape[1:]), x.dtype)
 
-    def host_side(self, x: jax.ShapeDtypeStruct) -> HostSide:
-        rest = x.shape[1:]
-
-        def work(output: HostArray, x: HostArray) -> Run:
-            flat, inputs = flat_of(output), self._parts(x, rest)
-            return lambda communicator, call: communicator.reduce_scatter(
-                call, flat, inputs, ReduceOp.SUM
-            )
-
-        return self._issued(self.call_spec(Kind.REDUCE_SCATTER, work, x, op=ReduceOp.SUM.code))
+    def work(self, output: HostArray, x: HostArray) -> Run:
+        flat, inputs, op = flat_of(output), self._parts(x), self.op
+        return lambda communicator, call: communicator.reduce_scatter(call, flat, inputs, op)
 
     def transposed(self) -> InJit:
         return UnevenAllGather(self.group, self.sizes)

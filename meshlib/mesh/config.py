@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -19,17 +19,15 @@ from meshlib.mesh.spec import (
     CONVENTIONAL_NAMES,
     INFER,
     DimOptions,
-    check_backend,
-    check_compress,
     check_degree,
     check_name,
     check_one_inferred,
-    check_timeout,
     describe_dims,
     infer_sizes,
     integer,
     parse_mesh,
 )
+from meshlib.records import values_of
 
 if TYPE_CHECKING:
     import os
@@ -207,10 +205,7 @@ class MeshConfig:
             compress={n: o.compress for n, o in own if o.compress is not None},
         )
         for name, parts in self.flattened:
-            options = self.options_for(name)
-            mesh[parts].flatten(
-                name, backend=options.backend, timeout=options.timeout, compress=options.compress
-            )
+            mesh[parts].flatten(name, **values_of(self.options_for(name)))
         return mesh
 
     def build(self, device_type: str = "cpu") -> DeviceMesh:
@@ -315,21 +310,17 @@ def _overrides(value: object, names: list[str], where: str) -> dict[str, DimOpti
 
 
 def _options(table: Mapping[str, object], where: str) -> DimOptions:
-    known = ("backend", "timeout", "compress")
+    known = tuple(field.name for field in fields(DimOptions))
     for key in table:
         if key not in known:
             hint = did_you_mean(str(key), known)
             raise ValueError(f"{where}: {key!r} is unknown; expected {', '.join(known)}{hint}")
-    return DimOptions(
-        check_backend(table.get("backend"), where),
-        check_timeout(table.get("timeout"), where),
-        check_compress(table.get("compress"), where),
-    )
+    return DimOptions.checked(where, **table)
 
 
 def _said(options: DimOptions) -> dict[str, object]:
     compress = options.compress and options.compress.to_value()
-    said = {"backend": options.backend, "timeout": options.timeout, "compress": compress}
+    said = values_of(options) | {"compress": compress}
     return {key: value for key, value in said.items() if value is not None}
 
 

@@ -30,12 +30,11 @@ from meshlib.mesh.rank_layout import RankLayout, RankNumbering
 from meshlib.mesh.spec import (
     DimOptions,
     MeshDimError,
-    check_backend,
     check_dim_names,
     check_shape,
-    check_timeout,
 )
 from meshlib.mesh.value import MeshValue, check_product
+from meshlib.records import values_of
 from transport.checks import to_whole_numbers
 from transport.deadline import Timeout
 
@@ -80,7 +79,7 @@ class DeviceMesh(MeshValue, Collectives):
         """
         ranks = RankLayout.of(mesh)
         names = check_dim_names(mesh_dim_names, ranks.layout.ndim)
-        options = DimOptions(check_backend(backend, "mesh"), check_timeout(timeout, "mesh"))
+        options = DimOptions.checked("mesh", backend, timeout)
         dims = make_dims(names, backend_override, timeout_override, compress)
         self._init(device_type, ranks, dims, options)
         world = find_world()
@@ -116,7 +115,7 @@ class DeviceMesh(MeshValue, Collectives):
         shape = check_shape(mesh_shape)
         check_product(shape)
         names = check_dim_names(mesh_dim_names, len(shape))
-        options = DimOptions(check_backend(backend, "mesh"), check_timeout(timeout, "mesh"))
+        options = DimOptions.checked("mesh", backend, timeout)
         dims = make_dims(names, backend_override, timeout_override, compress)
         return cls._make(device_type, RankLayout.row_major(shape), dims, options)
 
@@ -222,12 +221,7 @@ class DeviceMesh(MeshValue, Collectives):
             flattened = names.find(name) is None and self._flattened(name)
             if flattened:
                 positions, options = flattened
-                moved[positions].flatten(
-                    name,
-                    backend=options.backend,
-                    timeout=options.timeout,
-                    compress=options.compress,
-                )
+                moved[positions].flatten(name, **values_of(options))
         if world is not None:
             moved._check_world(world)
         return moved

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from meshlib.mesh.config import MeshConfig
 from meshlib.mesh.device_mesh import DeviceMesh
 from meshlib.mesh.spec import DimOptions
+from meshlib.plain_text import columns
 
 WHOLE_TABLE = 64
 """Up to so many ranks each has its line; of more, the first and the last few have."""
@@ -48,7 +49,7 @@ def _coordinates(mesh: DeviceMesh, config: MeshConfig, rank: int | None) -> list
         rows.append(
             ["…"] * (mesh.ndim + 1) if coordinates is None else [str(one), *map(str, coordinates)]
         )
-    return _aligned(rows, right=range(mesh.ndim + 1))
+    return columns(rows, right=range(mesh.ndim + 1))
 
 
 def _groups(mesh: DeviceMesh, config: MeshConfig, rank: int | None) -> list[str]:
@@ -68,7 +69,7 @@ def _groups(mesh: DeviceMesh, config: MeshConfig, rank: int | None) -> list[str]
             listed = along.described_ranks(number)
         rows.append([f"  {shown}", count, listed, _options(config.options_for(name))])
     title = "groups" if rank is None else f"groups of rank {rank}"
-    return [title, *_aligned(rows)]
+    return [title, *columns(rows)]
 
 
 def _listed(along: DeviceMesh) -> str:
@@ -94,17 +95,3 @@ def _options(options: DimOptions) -> str:
 
 def _count(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
-def _aligned(rows: Sequence[Sequence[str]], right: Iterable[int] = ()) -> list[str]:
-    """Return the rows as lines, their columns below each other."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    to_right = set(right)
-    lines: list[str] = []
-    for row in rows:
-        cells = [
-            cell.rjust(width) if i in to_right else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return lines

@@ -49,6 +49,17 @@ class DimOptions:
     timeout: float | None = None
     compress: Compression | None = None
 
+    @classmethod
+    def checked(
+        cls, where: str, backend: object = None, timeout: object = None, compress: object = None
+    ) -> DimOptions:
+        """Return the options as users write them; raise ValueError, with ``where``, for others."""
+        return cls(
+            check_backend(backend, where),
+            check_timeout(timeout, where),
+            check_compress(compress, where),
+        )
+
     def over(self, default: DimOptions) -> DimOptions:
         """Return these options, with ``default``'s where these say nothing."""
         return DimOptions(

@@ -16,11 +16,8 @@ from meshlib.mesh.spec import (
     INFER,
     DimOptions,
     MeshDimError,
-    check_backend,
-    check_compress,
     check_dim_names,
     check_shape,
-    check_timeout,
     describe_dims,
     infer_sizes,
 )
@@ -263,11 +260,7 @@ class MeshValue:
             name = "_".join(self.mesh_dim_names)
         if name is not None and (not isinstance(name, str) or not name):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ValueError(f"mesh_dim_name {name!r} is not a non-empty string")
-        options = DimOptions(
-            check_backend(backend, "flatten"),
-            check_timeout(timeout, "flatten"),
-            check_compress(compress, "flatten"),
-        )
+        options = DimOptions.checked("flatten", backend, timeout, compress)
         if self.ndim == 1:
             # The same ranks, so the same options unless others are given.
             options = options.over(self._dims[0].options)

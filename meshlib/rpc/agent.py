@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 import time
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple
 from meshlib.diagnosis.recorder import Record
 from meshlib.job.current import adopt_thread, current_world, find_world
 from meshlib.job.world import World
-from meshlib.rpc.calls import Callbacks, Clock, Numbers, Outgoing, Request, RpcFuture
+from meshlib.rpc.calls import Callbacks, Clock, Outgoing, Request, RpcFuture
 from meshlib.rpc.carriers import Carriers
 from meshlib.rpc.cycles import PATIENCE, Cycles
 from meshlib.rpc.errors import RpcTimeoutError
@@ -75,7 +76,7 @@ class Agent:
         self._last_number = 0
         self._next_deadline = math.inf
         self._deadlines = threading.Lock()
-        self.numbers: Numbers = Numbers()
+        self.next_number: Callable[[], int] = itertools.count(1).__next__
         self.recorder: CallRecorder = CallRecorder(
             membership.group, membership.ranks, world.recorded_calls
         )
@@ -91,7 +92,7 @@ class Agent:
         self.server: Server = Server(self)
         self._lateness = Lateness(self)
         self.clock: Clock = Clock(f"clock-{self.rank}", self._tick)
-        self.peers: Peers = Peers(self, self, membership)
+        self.peers: Peers = Peers(self, membership)
         self.holdings.ways = self.peers
         self.recorder.under_way = self._under_way
         world.calls = self.recorder
@@ -172,7 +173,7 @@ class Agent:
             if replaced is not None:
                 return replaced
         seconds = self.timeout if timeout is None else timeout
-        call = Outgoing(self, number or self.numbers.next(), to, func, seconds, kept, what)
+        call = Outgoing(self, number or self.next_number(), to, func, seconds, kept, what)
         self._last_number = call.number
         sent = self.carriers.send(to) if self.carriers else None
         serving = self.server.current
@@ -343,7 +344,7 @@ class Agent:
 
     def ask(self, to: int, *question: Any, seconds: float) -> Outgoing:
         """Ask the worker ``to`` itself, on the connection that there is; 0 seconds: for ever."""
-        call = Outgoing(self, self.numbers.next(), to, question[0], seconds, None)
+        call = Outgoing(self, self.next_number(), to, question[0], seconds, None)
         connection = self.peers.existing(to)
         if connection is None:
             call.end(None, DistBackendError("there is no connection"))

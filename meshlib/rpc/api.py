@@ -16,7 +16,7 @@ from meshlib.rpc.agent import Agent, WorkerInfo, current_agent, find_agent
 from meshlib.rpc.calls import seconds_of
 from meshlib.rpc.carriers import Carrier, Differentiating
 from meshlib.rpc.errors import WorkerLostError
-from meshlib.rpc.references.rref import RRef, create
+from meshlib.rpc.references.rref import RRef, create, polled
 from meshlib.rpc.serving import Behalf
 from transport.checks import to_whole_number
 from transport.communicators.runtime import Membership
@@ -193,7 +193,8 @@ def rpc_sync(
     ``RpcTimeoutError``, ``WorkerLostError``, ``RpcConnectionError``; ValueError and TypeError for
     arguments, and what pickling raises.
     """
-    return _call(to, func, args, kwargs, timeout).wait()
+    request = _request(to, func, args, kwargs, timeout)
+    return request[0].call(*request[1:]).wait()
 
 
 def rpc_async(
@@ -226,10 +227,8 @@ def rpc_async(
     Raises ValueError and TypeError for arguments, what pickling raises, ``WorkerLostError`` for a
     worker that is known to be gone.
     """
-    call = _call(to, func, args, kwargs, timeout)
-    if call.connection is not None:
-        call.connection.poll()
-    return call
+    request = _request(to, func, args, kwargs, timeout)
+    return polled(request[0].call(*request[1:]))
 
 
 def remote(
@@ -256,28 +255,22 @@ def remote(
     Raises ValueError and TypeError for arguments, what pickling raises, ``WorkerLostError`` for a
     worker that is known to be gone.
     """
-    agent = current_agent()
-    seconds = seconds_of(timeout)
-    _check_func(func)
-    return create(agent, agent.find(to), func, tuple(args or ()), dict(kwargs or {}), seconds)
+    return create(*_request(to, func, args, kwargs, timeout))
 
 
-def _call(
+def _request(
     to: Worker,
     func: Callable[..., Any],
     args: Sequence[Any] | None,
     kwargs: Mapping[str, Any] | None,
     timeout: Timeout | None,
-) -> Any:
+) -> tuple[Agent, int, Callable[..., Any], tuple[Any, ...], dict[str, Any], float | None]:
+    """Return who calls, and what, once that is checked."""
     agent = current_agent()
     seconds = seconds_of(timeout)
-    _check_func(func)
-    return agent.call(agent.find(to), func, tuple(args or ()), dict(kwargs or {}), seconds)
-
-
-def _check_func(func: object) -> None:
     if not callable(func):
         raise TypeError(f"func must be callable, got {func!r}")
+    return agent, agent.find(to), func, tuple(args or ()), dict(kwargs or {}), seconds
 
 
 def get_worker_info(worker_name: str | None = None) -> WorkerInfo:

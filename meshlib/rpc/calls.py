@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 import select
@@ -13,7 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from meshlib.calls.lane import Continuations
-from meshlib.calls.work import Future
+from meshlib.calls.work import Future, after
 from meshlib.diagnosis.recorder import Record
 from meshlib.job.current import current_world
 from meshlib.rpc.wire.connection import Connection
@@ -249,17 +248,6 @@ class Clock:
                 self._due = min(self._due, moment)
 
 
-class Numbers:
-    """Numbers from 1 on, each given once. Any thread."""
-
-    def __init__(self) -> None:
-        self._count = itertools.count(1)
-
-    def next(self) -> int:
-        """Return the next one."""
-        return next(self._count)
-
-
 def wait_all(futures: Sequence[Future[Any]]) -> list[Any]:
     """Wait for all ``futures`` and return their values, in this order.
 
@@ -293,18 +281,10 @@ def collect_all(futures: Sequence[Future[Any]]) -> Future[Any]:
     Raises TypeError for what is no future.
     """
     _check(futures)
-    whole, left, lock = _future_of(futures), len(futures), threading.Lock()
-
-    def note(_: Future[Any]) -> None:
-        nonlocal left
-        with lock:
-            left -= 1
-            done = left == 0
-        if done:
-            whole.set_result(list(futures))
-
+    whole = _future_of(futures)
     if not futures:
         whole.set_result([])
+    note = after(len(futures), lambda: whole.set_result(list(futures)))
     for future in futures:
         future.add_done_callback(note)
     return whole

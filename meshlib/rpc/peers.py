@@ -21,7 +21,7 @@ from meshlib.job.current import adopt_thread
 from meshlib.rpc.attempt import Attempt
 from meshlib.rpc.calls import Outgoing
 from meshlib.rpc.errors import RpcConnectionError, RpcTimeoutError, WorkerLostError
-from meshlib.rpc.wire.connection import Connection, Owner
+from meshlib.rpc.wire.connection import Connection
 from meshlib.rpc.wire.frames import Frame, Kind
 from meshlib.rpc.wire.payload import Payload, load
 from transport.call import NO_ROOT, Call, CallHeader
@@ -88,9 +88,8 @@ class Peers:
     ``membership`` are the workers, by rank.
     """
 
-    def __init__(self, agent: Agent, owner: Owner, membership: Membership) -> None:
+    def __init__(self, agent: Agent, membership: Membership) -> None:
         self._agent = agent
-        self._owner = owner
         self._membership = membership
         self._peers = [_Peer() for _ in range(membership.size)]
         self._incoming: dict[Connection, int] = {}
@@ -196,7 +195,7 @@ class Peers:
             raise self.lost_error(rank) from error
         except AuthenticationError as error:
             raise AuthenticationError(f"{who} is not talked to: {error}") from error
-        connection = Connection(sock, rank, True, self._owner)
+        connection = Connection(sock, rank, True, self._agent)
         try:
             with self._changed.lock:
                 self._check_open()
@@ -284,7 +283,7 @@ class Peers:
             sock.close()
             return
         sock.send(WELCOME)
-        connection = Connection(sock, hello.rank, False, self._owner)
+        connection = Connection(sock, hello.rank, False, self._agent)
         self._incoming[connection] = next(self._accepted)
         connection.begin(poll=True)
 

@@ -10,30 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from types import CodeType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from meshlib.diagnosis.recorder import FlightRecorder, Record
 from meshlib.rpc.calls import name_of
 from transport.call import NO_ROOT, Kind, pack_header
 
+if TYPE_CHECKING:
+    from meshlib.rpc.serving import Serving
+
 Key = tuple[int, int]
 """The caller's rank, and its number for the call."""
 _NOWHERE = -1
 """The instruction of a record whose function is not written in Python, or not known yet."""
-
-
-class Served(Protocol):
-    """A call that is served: ``came`` and ``begun`` are monotonic seconds, ``thread`` None until it
-    has begun.
-    """
-
-    key: Key
-    parent: Key | None
-    func: object
-    nbytes: int
-    came: float
-    begun: float
-    thread: int | None
 
 
 class CallRecord(Record):
@@ -88,14 +77,14 @@ class CallRecorder:
         record.label, record.started = name, record.issued
         return record
 
-    def served(self, call: Served, error: str | None) -> None:
+    def served(self, call: Serving, error: str | None) -> None:
         """Note that a call has been served, well or with ``error``."""
         packed = _packed_served(call)
         record = self._open(self.id, packed, call.nbytes, call.key[0], False, 0.0)
         _fill(record, call)
         record.end(error)
 
-    def being_served(self, call: Served) -> Record:
+    def being_served(self, call: Serving) -> Record:
         """Return the record of a call that has not ended: made when somebody asks, only."""
         key, code = call.key, self.being_served.__code__
         record = CallRecord(
@@ -116,12 +105,12 @@ class CallRecorder:
         self.under_way = lambda: left
 
 
-def _packed_served(call: Served) -> bytes:
+def _packed_served(call: Serving) -> bytes:
     root, elements = call.parent or (NO_ROOT, 0)
     return pack_header(call.key[1], elements, root, Kind.SERVE, 0, 0, 0, 0, 0)
 
 
-def _fill(record: Record, call: Served) -> None:
+def _fill(record: Record, call: Serving) -> None:
     func = call.func
     record.issued = call.came
     if call.thread is not None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from meshlib.c10d.functions import all_reduce
+from meshlib.c10d.functions.arrays import all_reduce
 from transport.call import NO_ROOT, Call, CallHeader, Kind, dtype_code
 from transport.communicators.base import Communicator
 from transport.deadline import Deadline

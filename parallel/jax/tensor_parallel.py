@@ -35,56 +35,65 @@ from meshlib import DeviceMesh, ProcessGroup, ReduceOp, get_rank, get_world_size
 Group = ProcessGroup | DeviceMesh | None
 
 
-def _crossing(function: Callable[..., jax.Array]) -> jax.custom_vjp[jax.Array]:
-    rule: Any = jax.custom_vjp(function, nondiff_argnums=(1, 2))
-    return rule
+_Crossing = Callable[[jax.Array, Group, Any], jax.Array]
 
 
-@_crossing
+def _with_derivative(back: _Crossing) -> Callable[[_Crossing], jax.custom_vjp[jax.Array]]:
+    """Make a function an operator whose gradient is ``back`` of the result's."""
+
+    def decorate(function: _Crossing) -> jax.custom_vjp[jax.Array]:
+        def forward(x: jax.Array, mesh: Group, axis: int | None) -> tuple[jax.Array, None]:
+            return function(x, mesh, axis), None
+
+        def backward(mesh: Group, axis: int | None, _: None, grad: jax.Array) -> tuple[jax.Array]:
+            return (back(grad, mesh, axis),)
+
+        rule: Any = jax.custom_vjp(function, nondiff_argnums=(1, 2))
+        rule.defvjp(forward, backward)
+        return rule
+
+    return decorate
+
+
+def _gather(x: jax.Array, mesh: Group, axis: int | None) -> jax.Array:
+    """Return all of what ``x`` is this rank's part of along ``axis``; None: it is all."""
+    return x if axis is None else jit.all_gather(x, mesh, axis=axis, tiled=True)
+
+
+def _sum(x: jax.Array, mesh: Group, axis: int | None) -> jax.Array:
+    """Return the sum of ``x`` over ``mesh``, or this rank's part of it along ``axis``."""
+    if axis is None:
+        return jit.all_reduce(x, group=mesh)
+    _part_size(x, mesh, axis)
+    return jit.reduce_scatter(x, group=mesh, axis=axis, tiled=True)
+
+
+def _own_part(x: jax.Array, mesh: Group, axis: int) -> jax.Array:
+    width, rank = _part_size(x, mesh, axis), get_rank(mesh)
+    return jax.lax.slice_in_dim(x, rank * width, (rank + 1) * width, axis=axis)
+
+
+@_with_derivative(_sum)
 def copy_to_region(x: jax.Array, mesh: Group, axis: int | None = None) -> jax.Array:
     """f: return ``x``, the same on all ranks; its gradient is summed over ``mesh``.
 
     With ``axis``, ``x`` is this rank's part along it: the ranks' parts are gathered, and the sum of
     the gradient is scattered again.
     """
-    return x if axis is None else _gather(x, mesh, axis)
+    return _gather(x, mesh, axis)
 
 
-def _copy_forward(x: jax.Array, mesh: Group, axis: int | None) -> tuple[jax.Array, None]:
-    return copy_to_region(x, mesh, axis), None
-
-
-def _copy_backward(mesh: Group, axis: int | None, _: None, grad: jax.Array) -> tuple[jax.Array]:
-    if axis is None:
-        return (jit.all_reduce(grad, group=mesh),)
-    return (_scatter(grad, mesh, axis),)
-
-
-copy_to_region.defvjp(_copy_forward, _copy_backward)
-
-
-@_crossing
+@_with_derivative(_gather)
 def reduce_from_region(x: jax.Array, mesh: Group, axis: int | None = None) -> jax.Array:
     """g: return the sum of ``x`` over ``mesh``; its gradient passes as it is.
 
     With ``axis``, return this rank's part of the sum along it; the gradient's parts are gathered.
     Raises ValueError when that dim does not divide by the number of ranks.
     """
-    return jit.all_reduce(x, group=mesh) if axis is None else _scatter(x, mesh, axis)
+    return _sum(x, mesh, axis)
 
 
-def _reduce_forward(x: jax.Array, mesh: Group, axis: int | None) -> tuple[jax.Array, None]:
-    return reduce_from_region(x, mesh, axis), None
-
-
-def _reduce_backward(mesh: Group, axis: int | None, _: None, grad: jax.Array) -> tuple[jax.Array]:
-    return (grad if axis is None else _gather(grad, mesh, axis),)
-
-
-reduce_from_region.defvjp(_reduce_forward, _reduce_backward)
-
-
-@_crossing
+@_with_derivative(_own_part)
 def gather_from_region(x: jax.Array, mesh: Group, axis: int = -1) -> jax.Array:
     """Return the ranks' ``x`` side by side along ``axis``, the same on all ranks.
 
@@ -93,18 +102,7 @@ def gather_from_region(x: jax.Array, mesh: Group, axis: int = -1) -> jax.Array:
     return _gather(x, mesh, axis)
 
 
-def _gather_forward(x: jax.Array, mesh: Group, axis: int) -> tuple[jax.Array, None]:
-    return gather_from_region(x, mesh, axis), None
-
-
-def _gather_backward(mesh: Group, axis: int, _: None, grad: jax.Array) -> tuple[jax.Array]:
-    return (_own_part(grad, mesh, axis),)
-
-
-gather_from_region.defvjp(_gather_forward, _gather_backward)
-
-
-@_crossing
+@_with_derivative(_gather)
 def scatter_to_region(x: jax.Array, mesh: Group, axis: int = -1) -> jax.Array:
     """Return this rank's part along ``axis`` of ``x``, the same on all ranks of ``mesh``.
 
@@ -112,17 +110,6 @@ def scatter_to_region(x: jax.Array, mesh: Group, axis: int = -1) -> jax.Array:
     ranks.
     """
     return _own_part(x, mesh, axis)
-
-
-def _scatter_forward(x: jax.Array, mesh: Group, axis: int) -> tuple[jax.Array, None]:
-    return scatter_to_region(x, mesh, axis), None
-
-
-def _scatter_backward(mesh: Group, axis: int, _: None, grad: jax.Array) -> tuple[jax.Array]:
-    return (_gather(grad, mesh, axis),)
-
-
-scatter_to_region.defvjp(_scatter_forward, _scatter_backward)
 
 
 def vocab_parallel_embedding(
@@ -155,20 +142,6 @@ def vocab_parallel_cross_entropy(logits: jax.Array, targets: jax.Array, mesh: Gr
     picked = jnp.where((local >= 0) & (local < own), picked, 0)
     sums: jax.Array = reduce_from_region(jnp.stack([jnp.exp(logits).sum(axis=-1), picked]), mesh)
     return jnp.log(sums[0]) - sums[1]
-
-
-def _gather(x: jax.Array, mesh: Group, axis: int) -> jax.Array:
-    return jit.all_gather(x, mesh, axis=axis, tiled=True)
-
-
-def _scatter(x: jax.Array, mesh: Group, axis: int) -> jax.Array:
-    _part_size(x, mesh, axis)
-    return jit.reduce_scatter(x, group=mesh, axis=axis, tiled=True)
-
-
-def _own_part(x: jax.Array, mesh: Group, axis: int) -> jax.Array:
-    width, rank = _part_size(x, mesh, axis), get_rank(mesh)
-    return jax.lax.slice_in_dim(x, rank * width, (rank + 1) * width, axis=axis)
 
 
 def _part_size(x: jax.Array, mesh: Group, axis: int) -> int:

@@ -12,8 +12,6 @@ from parallel.pipeline.tables.actions import Kind
 from parallel.pipeline.tables.simulation import USUAL_COSTS, Costs, most_held, simulate
 from parallel.pipeline.tables.table import Table
 
-_ONE_EACH = ("gpipe", "1f1b", "eager1f1b")
-
 
 def explain_schedule(
     schedule: str,
@@ -81,8 +79,7 @@ def _table(schedule: str, stages: int | None, microbatches: int | None, ranks: i
     if stages is None or microbatches is None:
         raise ValueError(f"--schedule {schedule} needs --stages and --microbatches")
     if ranks is None:
-        one_each = schedule.casefold().removeprefix("schedule") in _ONE_EACH
-        ranks = stages if one_each else max(1, stages // 2)
+        ranks = stages if kind.stages_per_rank == 1 else max(1, stages // 2)
     each, rest = divmod(stages, max(1, ranks))
     if ranks < 1 or rest or not each:
         raise ValueError(f"{stages} stages do not divide by {ranks} ranks")

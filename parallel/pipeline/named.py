@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 from parallel.checks import check_instance, to_count
 from parallel.pipeline.running.agreement import agree
@@ -62,88 +62,79 @@ class NamedSchedule(PipelineSchedule):
             raise
         super().__init__(listed, table, loss_fn, scale_grads=scale_grads)
 
-    @staticmethod
+    stages_per_rank: ClassVar[int | None] = None
+    """How many stages each rank has; None: any number."""
+
+    @classmethod
     @abstractmethod
-    def make_table(ranks: int, microbatches: int, stages_per_rank: int) -> Table:
+    def make_table(cls, ranks: int, microbatches: int, stages_per_rank: int) -> Table:
         """Return the table; raise ValueError where there is none."""
 
 
-def _one(name: str, stages_per_rank: int) -> None:
-    if stages_per_rank != 1:
-        raise ValueError(f"{name} has one stage a rank, got {stages_per_rank}")
+class _Known(NamedSchedule):
+    """A schedule whose table a function makes: of the ranks, the microbatches and, where it is not
+    always the same, the number of stages a rank.
+    """
+
+    _make: ClassVar[Callable[..., Table]]
+
+    @classmethod
+    def make_table(cls, ranks: int, microbatches: int, stages_per_rank: int) -> Table:
+        """Return the table; raise ValueError where there is none."""
+        if cls.stages_per_rank is None:
+            return cls._make(ranks, microbatches, stages_per_rank)
+        table = cls._make(ranks, microbatches)
+        if stages_per_rank != cls.stages_per_rank:
+            has = "one stage" if cls.stages_per_rank == 1 else "two stages"
+            raise ValueError(f"{table.name} has {has} a rank, got {stages_per_rank}")
+        return table
 
 
-def _two(name: str, stages_per_rank: int) -> None:
-    if stages_per_rank != 2:
-        raise ValueError(f"{name} has two stages a rank, got {stages_per_rank}")
-
-
-class ScheduleGPipe(NamedSchedule):
+class ScheduleGPipe(_Known):
     """GPipe: all forwards, then all backwards. One stage a rank. See ``gpipe``."""
 
-    @staticmethod
-    def make_table(ranks: int, microbatches: int, stages_per_rank: int) -> Table:
-        """Return the table of ``gpipe``."""
-        _one("GPipe", stages_per_rank)
-        return gpipe(ranks, microbatches)
+    stages_per_rank: ClassVar[int | None] = 1
+    _make = staticmethod(gpipe)
 
 
-class Schedule1F1B(NamedSchedule):
+class Schedule1F1B(_Known):
     """1F1B: a forward and a backward in turn. One stage a rank. See ``one_f_one_b``."""
 
-    @staticmethod
-    def make_table(ranks: int, microbatches: int, stages_per_rank: int) -> Table:
-        """Return the table of ``one_f_one_b``."""
-        _one("1F1B", stages_per_rank)
-        return one_f_one_b(ranks, microbatches)
+    stages_per_rank: ClassVar[int | None] = 1
+    _make = staticmethod(one_f_one_b)
 
 
-class ScheduleEager1F1B(NamedSchedule):
+class ScheduleEager1F1B(_Known):
     """1F1B whose messages have time to pass. One stage a rank. See ``eager_1f1b``."""
 
-    @staticmethod
-    def make_table(ranks: int, microbatches: int, stages_per_rank: int) -> Table:
-        """Return the table of ``eager_1f1b``."""
-        _one("eager 1F1B", stages_per_rank)
-        return eager_1f1b(ranks, microbatches)
+    stages_per_rank: ClassVar[int | None] = 1
+    _make = staticmethod(eager_1f1b)
 
 
-class ScheduleInterleaved1F1B(NamedSchedule):
+class ScheduleInterleaved1F1B(_Known):
     """1F1B with several stages a rank: rank r has r, r+p, ... See ``interleaved_1f1b``."""
 
-    @staticmethod
-    def make_table(ranks: int, microbatches: int, stages_per_rank: int) -> Table:
-        """Return the table of ``interleaved_1f1b``."""
-        return interleaved_1f1b(ranks, microbatches, stages_per_rank)
+    _make = staticmethod(interleaved_1f1b)
 
 
-class ScheduleInterleavedZeroBubble(NamedSchedule):
+class ScheduleInterleavedZeroBubble(_Known):
     """ZB-H1, with one stage a rank or several: rank r has r, r+p, ... See ``zero_bubble``."""
 
-    @staticmethod
-    def make_table(ranks: int, microbatches: int, stages_per_rank: int) -> Table:
-        """Return the table of ``zero_bubble``."""
-        return zero_bubble(ranks, microbatches, stages_per_rank)
+    _make = staticmethod(zero_bubble)
 
 
-class ScheduleZBVZeroBubble(NamedSchedule):
+class ScheduleZBVZeroBubble(_Known):
     """ZB-V: rank r has the stages r and 2p-1-r. See ``zbv``."""
 
-    @staticmethod
-    def make_table(ranks: int, microbatches: int, stages_per_rank: int) -> Table:
-        """Return the table of ``zbv``."""
-        _two("ZB-V", stages_per_rank)
-        return zbv(ranks, microbatches)
+    stages_per_rank: ClassVar[int | None] = 2
+    _make = staticmethod(zbv)
 
 
-class ScheduleDualPipeV(NamedSchedule):
+class ScheduleDualPipeV(_Known):
     """DualPipeV: rank r has the stages r and 2p-1-r. See ``dual_pipe_v``."""
 
-    @staticmethod
-    def make_table(ranks: int, microbatches: int, stages_per_rank: int) -> Table:
-        """Return the table of ``dual_pipe_v``."""
-        _two("DualPipeV", stages_per_rank)
-        return dual_pipe_v(ranks, microbatches)
+    stages_per_rank: ClassVar[int | None] = 2
+    _make = staticmethod(dual_pipe_v)
 
 
 _CLASSES: dict[str, type[NamedSchedule]] = {

@@ -75,8 +75,8 @@ class UncheckedDoor(Door):
                 raise RuntimeError("unchecked calls are not logged")
         try:
             result = self._run_unchecked(spec.run, _UncheckedCall(seconds), spec.device)
-            if not self._has_looked and spec.kind in SHORT:
-                self.open_shortcut()
+            if shortcut is None and spec.kind in SHORT:
+                self.open_shortcut(met=True)
                 if self.shortcut is not None:
                     self.shortcut.checked = False
         finally:

@@ -15,7 +15,7 @@ from pathlib import Path
 from meshlib.collectives.collectives import Collectives
 
 ROOT = Path(__file__).parents[2]
-FUNCTIONS = ROOT / "meshlib" / "functions"
+FUNCTIONS = ROOT / "meshlib" / "c10d" / "functions"
 OF_FUNCTIONS_ALONE = {
     "group": ["    group: A ProcessGroup or a DeviceMesh; None is the default group."],
     "device_ids": ["    device_ids: Accepted for c10d's sake."],
@@ -42,6 +42,8 @@ def with_shared_words(source: str) -> str:
     lines = source.splitlines()
     for node in reversed(ast.parse(source).body):
         if isinstance(node, ast.FunctionDef) and hasattr(Collectives, node.name):
+            if node.decorator_list:  # an overload, which has no words
+                continue
             old = node.body[0]
             text = [f"    {line}".rstrip() for line in words_for(node).splitlines()]
             text[0] = f'    """{text[0].strip()}'
@@ -51,7 +53,9 @@ def with_shared_words(source: str) -> str:
 
 def modules() -> list[Path]:
     """Return the modules of ``meshlib.c10d.functions`` that hold functions."""
-    return sorted(path for path in FUNCTIONS.glob("*.py") if "\ndef " in path.read_text())
+    found = sorted(path for path in FUNCTIONS.glob("*.py") if "\ndef " in path.read_text())
+    assert found, f"{FUNCTIONS} has no functions"
+    return found
 
 
 if __name__ == "__main__":

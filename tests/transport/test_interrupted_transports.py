@@ -75,8 +75,13 @@ def beside_a_peer(wait: Callable[[Member], object]) -> int:
     return run_group(SHM, 2, body, seconds=12 * SOON)[0]
 
 
-def test_receiving_in_vain_over_shm() -> None:
+@pytest.mark.parametrize("looks", [False, True])
+def test_receiving_in_vain_over_shm(looks: bool) -> None:
+    """Also where it looks for a moment first, as ranks do that are processes."""
+
     def wait(member: Member) -> None:
+        mailbox: Any = member.comm.mailbox  # type: ignore[attr-defined]
+        mailbox._patience._polls = looks
         with suppress(CommunicatorTimeoutError):
             member.recv(np.zeros(3), 1, timeout=0.0)
 

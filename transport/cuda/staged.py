@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -29,21 +30,21 @@ CHUNK_BYTES = 4 << 20
 _SLOTS = 2
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Part:
-    """A piece of device memory in a step: brought to the host before, back after, or both."""
+    """A piece of device memory in a call: brought to the host before, back after, or both."""
 
     flat: DeviceFlat
     load: bool = False
     store: bool = False
 
+    def __getitem__(self, piece: slice) -> _Part:
+        return _Part(self.flat[piece], self.load, self.store)
 
-@dataclass(slots=True)
-class _Step:
-    """One call of the transport below, on the host's copies of ``parts``, in their order."""
 
-    parts: list[_Part]
-    run: Callable[[list[Flat]], None]
+_Run = Callable[[list[Flat], int, int], None]
+"""``run(host, lo, hi)`` makes the call on the transport below, for the elements ``lo`` to ``hi`` of
+each part, of which ``host`` has copies."""
 
 
 class StagedCommunicator(DeviceCommunicator):
@@ -69,63 +70,34 @@ class StagedCommunicator(DeviceCommunicator):
         self._inner.barrier(call)
 
     def broadcast(self, call: Call, buffer: DeviceFlat, root: int) -> None:
-        is_root = root == self.rank
-
-        def run(host: list[Flat]) -> None:
+        def run(host: list[Flat], lo: int, hi: int) -> None:
             self._inner.broadcast(call, host[0], root)
 
-        self._collective(
-            call,
-            [buffer],
-            (
-                _Step([_Part(buffer[lo:hi], load=is_root, store=not is_root)], run)
-                for lo, hi in self._chunks(buffer.size, buffer.itemsize)
-            ),
-        )
+        is_root = root == self.rank
+        parts = [_Part(buffer, load=is_root, store=not is_root)]
+        self._staged(call, parts, run, self._chunks(buffer.size, buffer.itemsize))
 
     def all_reduce(self, call: Call, buffer: DeviceFlat, op: ReduceOp) -> None:
-        def step(lo: int, hi: int) -> _Step:
-            part = op.part(lo, hi, buffer.size)
+        def run(host: list[Flat], lo: int, hi: int) -> None:
+            self._inner.all_reduce(call, host[0], op.part(lo, hi, buffer.size))
 
-            def run(host: list[Flat]) -> None:
-                self._inner.all_reduce(call, host[0], part)
-
-            return _Step([_Part(buffer[lo:hi], load=True, store=True)], run)
-
-        chunks = self._chunks(buffer.size, buffer.itemsize)
-        self._collective(call, [buffer], (step(lo, hi) for lo, hi in chunks))
+        parts = [_Part(buffer, load=True, store=True)]
+        self._staged(call, parts, run, self._chunks(buffer.size, buffer.itemsize))
 
     def reduce(self, call: Call, buffer: DeviceFlat, op: ReduceOp, root: int) -> None:
-        def step(lo: int, hi: int) -> _Step:
-            part = op.part(lo, hi, buffer.size)
+        def run(host: list[Flat], lo: int, hi: int) -> None:
+            self._inner.reduce(call, host[0], op.part(lo, hi, buffer.size), root)
 
-            def run(host: list[Flat]) -> None:
-                self._inner.reduce(call, host[0], part, root)
-
-            return _Step([_Part(buffer[lo:hi], load=True, store=root == self.rank)], run)
-
-        chunks = self._chunks(buffer.size, buffer.itemsize)
-        self._collective(call, [buffer], (step(lo, hi) for lo, hi in chunks))
+        parts = [_Part(buffer, load=True, store=root == self.rank)]
+        self._staged(call, parts, run, self._chunks(buffer.size, buffer.itemsize))
 
     def all_gather(self, call: Call, outputs: Sequence[DeviceFlat], input_: DeviceFlat) -> None:
-        def run(host: list[Flat]) -> None:
+        def run(host: list[Flat], lo: int, hi: int) -> None:
             self._inner.all_gather(call, host[1:], host[0])
 
+        parts = [_Part(input_, load=True), *(_Part(output, store=True) for output in outputs)]
         longest = max(output.size for output in outputs)
-        self._collective(
-            call,
-            [input_, *outputs],
-            (
-                _Step(
-                    [
-                        _Part(input_[lo:hi], load=True),
-                        *(_Part(output[lo:hi], store=True) for output in outputs),
-                    ],
-                    run,
-                )
-                for lo, hi in self._vouched(call, longest, input_.itemsize)
-            ),
-        )
+        self._staged(call, parts, run, self._vouched(call, longest, input_.itemsize))
 
     def reduce_scatter(
         self, call: Call, output: DeviceFlat, inputs: Sequence[DeviceFlat], op: ReduceOp
@@ -134,7 +106,7 @@ class StagedCommunicator(DeviceCommunicator):
         total = starts.pop()
         array_factor = op.factor is not None and np.ndim(op.factor) > 0
 
-        def step(lo: int, hi: int) -> _Step:
+        def run(host: list[Flat], lo: int, hi: int) -> None:
             part = op
             if array_factor:
                 # The factor of what is in this step: the same piece of each member's part.
@@ -145,55 +117,40 @@ class StagedCommunicator(DeviceCommunicator):
                     for start, end in zip(starts, ends, strict=True)
                 ]
                 part = ReduceOp(op.kind, np.concatenate(pieces))
+            self._inner.reduce_scatter(call, host[0], host[1:], part)
 
-            def run(host: list[Flat]) -> None:
-                self._inner.reduce_scatter(call, host[0], host[1:], part)
-
-            return _Step(
-                [
-                    _Part(output[lo:hi], store=True),
-                    *(_Part(input_[lo:hi], load=True) for input_ in inputs),
-                ],
-                run,
-            )
-
+        parts = [_Part(output, store=True), *(_Part(input_, load=True) for input_ in inputs)]
         longest = max(input_.size for input_ in inputs)
-        chunks = self._vouched(call, longest, output.itemsize)
-        self._collective(call, [output, *inputs], (step(lo, hi) for lo, hi in chunks))
+        self._staged(call, parts, run, self._vouched(call, longest, output.itemsize))
 
     # Collectives of which nobody knows all sizes: as a whole.
 
     def gather(
         self, call: Call, outputs: Sequence[DeviceFlat] | None, input_: DeviceFlat, root: int
     ) -> None:
-        outs = list(outputs or ())
-
-        def run(host: list[Flat]) -> None:
+        def run(host: list[Flat], lo: int, hi: int) -> None:
             self._inner.gather(call, None if outputs is None else host[1:], host[0], root)
 
-        parts = [_Part(input_, load=True), *(_Part(output, store=True) for output in outs)]
-        self._collective(call, [input_, *outs], iter([_Step(parts, run)]))
+        outs = (_Part(output, store=True) for output in outputs or ())
+        self._staged(call, [_Part(input_, load=True), *outs], run)
 
     def scatter(
         self, call: Call, output: DeviceFlat, inputs: Sequence[DeviceFlat] | None, root: int
     ) -> None:
-        ins = list(inputs or ())
-
-        def run(host: list[Flat]) -> None:
+        def run(host: list[Flat], lo: int, hi: int) -> None:
             self._inner.scatter(call, host[0], None if inputs is None else host[1:], root)
 
-        parts = [_Part(output, store=True), *(_Part(input_, load=True) for input_ in ins)]
-        self._collective(call, [output, *ins], iter([_Step(parts, run)]))
+        ins = (_Part(input_, load=True) for input_ in inputs or ())
+        self._staged(call, [_Part(output, store=True), *ins], run)
 
     def all_to_all(
         self, call: Call, outputs: Sequence[DeviceFlat], inputs: Sequence[DeviceFlat]
     ) -> None:
-        def run(host: list[Flat]) -> None:
+        def run(host: list[Flat], lo: int, hi: int) -> None:
             self._inner.all_to_all(call, host[: self.size], host[self.size :])
 
-        parts = [_Part(output, store=True) for output in outputs]
-        parts += [_Part(input_, load=True) for input_ in inputs]
-        self._collective(call, [*outputs, *inputs], iter([_Step(parts, run)]))
+        outs = [_Part(output, store=True) for output in outputs]
+        self._staged(call, [*outs, *(_Part(input_, load=True) for input_ in inputs)], run)
 
     # Point to point.
 
@@ -255,13 +212,22 @@ class StagedCommunicator(DeviceCommunicator):
         agreed = header.elements or header.extra
         return self._chunks(count, itemsize) if agreed else iter([(0, count)])
 
-    def _collective(self, call: Call, flats: Sequence[DeviceFlat], steps: Iterator[_Step]) -> None:
+    def _staged(
+        self,
+        call: Call,
+        parts: Sequence[_Part],
+        run: _Run,
+        chunks: Iterator[tuple[int, int]] | None = None,
+    ) -> None:
+        """Make a call in steps, one for each of ``chunks`` of its ``parts``; by default in one."""
         self._check_aborted()
+        flats = [part.flat for part in parts]
         check_one_device(flats)
         stream = self._streams.get(flats[0], "collectives")
         stream.begin(flats)
+        whole = 0, max(flat.size for flat in flats)
         pipeline = _Pipeline(stream, self._slots, lambda event: self._await(call, event))
-        pipeline.run(steps)
+        pipeline.run(parts, iter([whole]) if chunks is None else chunks, run)
         stream.end(call, flats)
 
     def _await(self, call: Call, event: Event) -> None:
@@ -287,32 +253,37 @@ class _Pipeline:
         self._slots = slots
         self._wait = wait
 
-    def run(self, steps: Iterator[_Step]) -> None:
-        waiting: deque[tuple[_Step, list[Flat], Event]] = deque()
-        for number, step in enumerate(steps):
-            waiting.append((step, *self._load(step, number % _SLOTS)))
+    def run(self, parts: Sequence[_Part], chunks: Iterator[tuple[int, int]], run: _Run) -> None:
+        """Load, ``run`` and store the pieces ``lo`` to ``hi`` of ``parts`` that ``chunks`` are."""
+        waiting: deque[Callable[[], None]] = deque()
+        for number, (lo, hi) in enumerate(chunks):
+            step = [part[lo:hi] for part in parts]
+            host, loaded = self._load(step, number % _SLOTS)
+            waiting.append(partial(self._carry_out, step, host, loaded, partial(run, host, lo, hi)))
             if len(waiting) == _SLOTS:
-                self._carry_out(*waiting.popleft())
+                waiting.popleft()()
         while waiting:
-            self._carry_out(*waiting.popleft())
+            waiting.popleft()()
 
-    def _load(self, step: _Step, slot: int) -> tuple[list[Flat], Event]:
+    def _load(self, step: Sequence[_Part], slot: int) -> tuple[list[Flat], Event]:
         host = self._host(step, slot)
         driver, stream = self._stream.driver, self._stream.handle
-        for part, flat in zip(step.parts, host, strict=True):
+        for part, flat in zip(step, host, strict=True):
             if part.load and flat.size:
                 driver.copy_to_host(flat, part.flat.pointer, stream)
         return host, self._stream.now()
 
-    def _carry_out(self, step: _Step, host: list[Flat], loaded: Event) -> None:
+    def _carry_out(
+        self, step: Sequence[_Part], host: list[Flat], loaded: Event, run: Callable[[], None]
+    ) -> None:
         self._wait(loaded)
-        step.run(host)
+        run()
         driver, stream = self._stream.driver, self._stream.handle
-        for part, flat in zip(step.parts, host, strict=True):
+        for part, flat in zip(step, host, strict=True):
             if part.store and flat.size:
                 driver.copy_from_host(part.flat.pointer, flat, stream)
 
-    def _host(self, step: _Step, slot: int) -> list[Flat]:
+    def _host(self, step: Sequence[_Part], slot: int) -> list[Flat]:
         """Return the host's places for the parts of ``step``, one behind the other in a slot.
 
         What the slot held before is on its way back to the device at most, on this same stream.
@@ -321,7 +292,7 @@ class _Pipeline:
         """
         starts: list[int] = []
         end = 0
-        for part in step.parts:
+        for part in step:
             starts.append(end)
             end += -(-part.flat.nbytes // 64) * 64
         memory = self._slots[slot]
@@ -331,7 +302,7 @@ class _Pipeline:
             self._slots[slot] = memory
         return [
             memory[start : start + part.flat.nbytes].view(part.flat.dtype)
-            for start, part in zip(starts, step.parts, strict=True)
+            for start, part in zip(starts, step, strict=True)
         ]
 
 

@@ -17,7 +17,7 @@ from transport.call import Call
 from transport.communicators.backends import CommunicatorFactory, over_tcp
 from transport.communicators.base import Communicator
 from transport.communicators.runtime import Membership
-from transport.cuda.device_communicator import CLOSE_SECONDS, DeviceCommunicator
+from transport.cuda.device_communicator import CLOSE_SECONDS
 from transport.cuda.device_state import DeviceStream, check_device_of_group, check_one_device
 from transport.cuda.driver import DeviceMemory, Driver
 from transport.cuda.flat import DeviceFlat, StreamOrder, wait_for_event
@@ -29,7 +29,6 @@ from transport.errors import (
     CommunicatorAbortedError,
     CommunicatorTimeoutError,
     DistBackendError,
-    DistError,
 )
 from transport.operands.flat import part_bounds
 from transport.operands.reduce_op import RedOpType, ReduceOp, reduction_dtype
@@ -99,26 +98,20 @@ class _Device:
         self.stream.close()
 
 
-class CudaIpcCommunicator(DeviceCommunicator):
+class CudaIpcCommunicator(StagedCommunicator):
     """A member of a group on one host. ``inner`` has the same members, and belongs to this one.
 
-    Messages, and what there is no kernel for, go by way of the host and ``inner``.
+    Messages, and what there is no kernel for, go by way of the host and ``inner``, as staged.
     """
 
     def __init__(self, membership: Membership, inner: Communicator) -> None:
-        super().__init__(membership)
-        self._inner = inner
-        self._staged = StagedCommunicator(membership, inner)
+        super().__init__(membership, inner)
         self._device: _Device | None = None
         self._lock = threading.Lock()
-        self.abort_reason: str | None = None
         name = f"meshlib-cuda-ipc-{membership.rank}"
-        self._watch = Watch(name, lambda: None, self._on_trouble)
+        self._watch = Watch(name, lambda: None, lambda error: self.abort(str(error)))
 
     # Collectives.
-
-    def barrier(self, call: Call) -> None:
-        self._inner.barrier(call)
 
     def broadcast(self, call: Call, buffer: DeviceFlat, root: int) -> None:
         is_root = root == self.rank
@@ -129,13 +122,12 @@ class CudaIpcCommunicator(DeviceCommunicator):
             if not is_root:
                 _copy(device, buffer, sources[root])
 
-        done = self._run(call, [buffer], offered, wanted, work)
-        if not done:
-            self._staged.broadcast(call, buffer, root)
+        if not self._run(call, [buffer], offered, wanted, work):
+            super().broadcast(call, buffer, root)
 
     def all_reduce(self, call: Call, buffer: DeviceFlat, op: ReduceOp) -> None:
         if not self._can_fold(buffer, op, scales=True):
-            self._staged.all_reduce(call, buffer, op)
+            super().all_reduce(call, buffer, op)
             return
         fold = ReduceOp.SUM if op.kind is RedOpType.PREMUL_SUM else op
         parts = [buffer[slice(*part_bounds(buffer.size, self.size, i))] for i in range(self.size)]
@@ -159,11 +151,11 @@ class CudaIpcCommunicator(DeviceCommunicator):
         everybody = [buffer] * self.size
         wanted = [buffer.nbytes] * self.size
         if not self._run(call, [buffer], everybody, wanted, work, prepare):
-            self._staged.all_reduce(call, buffer, op)
+            super().all_reduce(call, buffer, op)
 
     def reduce(self, call: Call, buffer: DeviceFlat, op: ReduceOp, root: int) -> None:
         if not self._can_fold(buffer, op):
-            self._staged.reduce(call, buffer, op, root)
+            super().reduce(call, buffer, op, root)
             return
         is_root = root == self.rank
         offered = [buffer if peer == root else None for peer in range(self.size)]
@@ -174,7 +166,7 @@ class CudaIpcCommunicator(DeviceCommunicator):
                 _fold(device, buffer, sources, op)
 
         if not self._run(call, [buffer], offered, wanted, work):
-            self._staged.reduce(call, buffer, op, root)
+            super().reduce(call, buffer, op, root)
 
     def all_gather(self, call: Call, outputs: Sequence[DeviceFlat], input_: DeviceFlat) -> None:
         def work(device: _Device, sources: list[int]) -> None:
@@ -184,13 +176,13 @@ class CudaIpcCommunicator(DeviceCommunicator):
         wanted = [output.nbytes for output in outputs]
         flats = [input_, *outputs]
         if not self._run(call, flats, [input_] * self.size, wanted, work):
-            self._staged.all_gather(call, outputs, input_)
+            super().all_gather(call, outputs, input_)
 
     def reduce_scatter(
         self, call: Call, output: DeviceFlat, inputs: Sequence[DeviceFlat], op: ReduceOp
     ) -> None:
         if not self._can_fold(output, op):
-            self._staged.reduce_scatter(call, output, inputs, op)
+            super().reduce_scatter(call, output, inputs, op)
             return
 
         def work(device: _Device, sources: list[int]) -> None:
@@ -198,7 +190,7 @@ class CudaIpcCommunicator(DeviceCommunicator):
 
         wanted = [output.nbytes] * self.size
         if not self._run(call, [output, *inputs], inputs, wanted, work):
-            self._staged.reduce_scatter(call, output, inputs, op)
+            super().reduce_scatter(call, output, inputs, op)
 
     def gather(
         self, call: Call, outputs: Sequence[DeviceFlat] | None, input_: DeviceFlat, root: int
@@ -212,7 +204,7 @@ class CudaIpcCommunicator(DeviceCommunicator):
                 _copy(device, output, source)
 
         if not self._run(call, [input_, *outs], offered, wanted, work):
-            self._staged.gather(call, outputs, input_, root)
+            super().gather(call, outputs, input_, root)
 
     def scatter(
         self, call: Call, output: DeviceFlat, inputs: Sequence[DeviceFlat] | None, root: int
@@ -225,7 +217,7 @@ class CudaIpcCommunicator(DeviceCommunicator):
             _copy(device, output, sources[root])
 
         if not self._run(call, [output, *ins], offered, wanted, work):
-            self._staged.scatter(call, output, inputs, root)
+            super().scatter(call, output, inputs, root)
 
     def all_to_all(
         self, call: Call, outputs: Sequence[DeviceFlat], inputs: Sequence[DeviceFlat]
@@ -236,36 +228,19 @@ class CudaIpcCommunicator(DeviceCommunicator):
 
         wanted = [output.nbytes for output in outputs]
         if not self._run(call, [*outputs, *inputs], inputs, wanted, work):
-            self._staged.all_to_all(call, outputs, inputs)
+            super().all_to_all(call, outputs, inputs)
 
     # Memory.
 
     def allocate_on(self, call: Call, driver: Driver, device: int, nbytes: int) -> DeviceMemory:
         return self._met(call, driver, device).segments.allocate(call, nbytes)
 
-    # Point to point.
-
-    def send(self, call: Call, buffer: DeviceFlat, dst: int, tag: int) -> None:
-        self._staged.send(call, buffer, dst, tag)
-
-    def recv(self, call: Call, buffer: DeviceFlat, src: int | None, tag: int) -> int:
-        return self._staged.recv(call, buffer, src, tag)
-
-    def lose(self, peer: int, reason: str) -> None:
-        self._staged.lose(peer, reason)
-
-    @property
-    def receiving(self) -> bool:
-        return self._staged.receiving
-
     # The end.
 
     def abort(self, reason: str) -> None:
+        super().abort(reason)
         with self._lock:
-            if self.abort_reason is None:
-                self.abort_reason = reason
             device = self._device
-        self._staged.abort(reason)
         self._watch.fail(CommunicatorAbortedError(reason))
         if device is not None:
             device.let_go()
@@ -275,16 +250,13 @@ class CudaIpcCommunicator(DeviceCommunicator):
             device, self._device = self._device, None
         drained = self._watch.drain(CLOSE_SECONDS)
         self._watch.close()
-        self._staged.close()
+        super().close()
         if device is not None:
             if drained and self.abort_reason is None:
                 device.offers.close()
                 device.segments.close()
             device.let_go()
             device.close()
-
-    def _on_trouble(self, error: DistError) -> None:
-        self.abort(str(error))
 
     # How it is done.
 
@@ -328,8 +300,7 @@ class CudaIpcCommunicator(DeviceCommunicator):
 
     def _met(self, call: Call, driver: Driver, number: int) -> _Device:
         self._watch.check_for(call)
-        if self.abort_reason is not None:
-            raise CommunicatorAbortedError(self.abort_reason)
+        self._check_aborted()
         if self._device is None:
             self._check_one_host(call)
             device = _Device(self._inner, call, driver, number)

@@ -281,13 +281,28 @@ class Mailbox:
         except BaseException:
             let_go(self._lock)
             raise
-        if incoming.error is not None:
-            raise PeerLostError(str(incoming.error), incoming.src)
+        self._check_whole(incoming)
         if receive.mismatch(incoming.header, incoming.buffer.nbytes):
             raise self._mismatch_error(receive, incoming)
         if incoming.stored:
             as_bytes(buffer)[:] = incoming.buffer
         return incoming.src
+
+    def _await_rest(self, call: Call, receive: Receive, incoming: Incoming) -> None:
+        """Wait for the rest of a message that was begun in the buffer of ``receive``, and for it
+        alone, by those who extend this class.
+        """
+        with self._lock:
+            try:
+                self._await_bytes(call, receive, incoming)
+            except BaseException:
+                self._give_up(receive)
+                raise
+        self._check_whole(incoming)
+
+    def _check_whole(self, incoming: Incoming) -> None:
+        if incoming.error is not None:
+            raise PeerLostError(str(incoming.error), incoming.src)
 
     # Under the lock.
 

@@ -47,7 +47,7 @@ typedef struct {
 /* meshlib/calls/shortcut.py */
 typedef struct {
     PyObject_HEAD
-    unsigned long long sequence;
+    unsigned long long sequence, messages;
     unsigned short history;
 } Order;
 
@@ -95,8 +95,8 @@ typedef struct {
     Header header;
 } CallSpec;
 
-/* Whether the call is a collective on arrays in the host's memory. */
-int is_collective_on_host(CallSpec *spec);
+/* Whether the call is on arrays in the host's memory. */
+int is_on_host(CallSpec *spec);
 
 /* ------------------------------------------------------------------ ring.c, frames.c */
 

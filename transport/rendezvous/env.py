@@ -6,13 +6,8 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Iterator
-from types import EllipsisType
-from typing import Any
 
 from transport import environment
-from transport.deadline import Deadline
-from transport.errors import DistError
 from transport.launch_environments import (
     KNOWN,
     NONE,
@@ -21,13 +16,12 @@ from transport.launch_environments import (
     detect,
     hints,
 )
-from transport.net.auth import secret_from_environment
 from transport.net.sockets import LOOPBACK, format_address, is_local
-from transport.rendezvous.address import RendezvousAddress
+from transport.rendezvous.request import Request
 from transport.rendezvous.seats import in_group, join_turn, take_turn
 from transport.rendezvous.solo import solo_rendezvous
-from transport.rendezvous.static import Secret, static_store
-from transport.store.base import DEFAULT_STORE_TIMEOUT, Store
+from transport.rendezvous.static import static_store
+from transport.store.base import Store
 from transport.store.prefix_store import PrefixStore
 from transport.store.tcp.store import TCPStore
 
@@ -35,22 +29,15 @@ ALONE = "solo://"
 _LOGGER = logging.getLogger("meshlib.transport")
 
 
-def env_rendezvous(
-    url: str,
-    *,
-    timeout: float = DEFAULT_STORE_TIMEOUT,
-    group_name: str = "",
-    secret: Secret = ...,
-    **_: Any,
-) -> Iterator[tuple[Store, int, int]]:
-    """Yield the store, the rank and the world size that the environment names.
+def env_rendezvous(request: Request) -> tuple[Store, int, int]:
+    """Return the store, the rank and the world size that the environment names.
 
     Rank and world size in the URL's query are stronger. Raises LaunchEnvironmentError naming the
     variables that are missing and what was found.
     """
-    address = RendezvousAddress.parse(url)
+    address = request.address
     if os.environ.get(environment.LAUNCHER, "").strip().lower() == NONE:
-        yield from solo_rendezvous(url, why=f"{environment.LAUNCHER}={NONE}")
+        return solo_rendezvous(request, f"{environment.LAUNCHER}={NONE}")
     place = detect()
     rank = _pick(address.rank, place.rank)
     world_size = _pick(address.world_size, place.world_size)
@@ -88,40 +75,29 @@ def env_rendezvous(
         )
     _log(place, rank, world_size, host, port)
     if not os.environ.get(environment.MASTER_ADDR):
-        _check_implied(host, rank, place.launcher, secret)
-    deadline = Deadline.after(timeout)
+        _check_implied(request, host, rank, place.launcher)
     if os.environ.get(environment.AGENT_STORE) == f"{host}:{port}":
-        store = _agent_store(host, port, rank, deadline, group_name, secret, joining)
+        store = _agent_store(request, host, port, rank, joining)
     elif joining:
         raise LaunchEnvironmentError(
             f"{environment.JOIN} is 1, but no launcher serves the store at {host}:{port}: expected"
             " meshrun --replace or --spares"
         )
     else:
-        store = static_store(host, port, rank, world_size, deadline, group_name, secret)
-    yield store, rank, world_size
-    raise DistError(f"{url!r} gives one rendezvous only; expected no second next()")
+        store = static_store(request, host, port, rank, world_size)
+    return store, rank, world_size
 
 
-def _agent_store(
-    host: str,
-    port: int,
-    rank: int,
-    deadline: Deadline,
-    group_name: str,
-    secret: Secret,
-    joining: bool,
-) -> Store:
+def _agent_store(request: Request, host: str, port: int, rank: int, joining: bool) -> Store:
     """Return this job's part of the store that the launcher's agent serves.
 
     The agent's store outlives the ranks: restarts and repeated initialisations get parts of
     their own.
     """
-    store = TCPStore(host, port, timeout=deadline.remaining(), secret=secret)
+    store = TCPStore(host, port, timeout=request.timeout, secret=request.secret)
     try:
-        store.set_timeout(deadline.seconds)
         restart = os.environ.get(environment.RESTART_COUNT, "0")
-        part = in_group(PrefixStore(f"restart{restart}", store), group_name)
+        part = in_group(PrefixStore(f"restart{restart}", store), request.group_name)
         return join_turn(part) if joining else take_turn(part, rank)
     except BaseException:
         store.close()
@@ -132,7 +108,7 @@ def _pick(given: int, found: int | None) -> int | None:
     return found if given < 0 else given
 
 
-def _check_implied(host: str, rank: int, launcher: str, secret: Secret) -> None:
+def _check_implied(request: Request, host: str, rank: int, launcher: str) -> None:
     """Check an address that the launcher implies: rank 0 has to be there, and strangers are.
 
     Raises LaunchEnvironmentError.
@@ -143,8 +119,7 @@ def _check_implied(host: str, rank: int, launcher: str, secret: Secret) -> None:
             f" list the ranks take it to be on {host}, which is no address of this machine:"
             f" expected {environment.MASTER_ADDR}, the address of rank 0, equal on all ranks"
         )
-    known = secret_from_environment() if isinstance(secret, EllipsisType) else secret
-    if known is None and host != LOOPBACK and not os.environ.get(environment.HOST):
+    if request.secret is None and host != LOOPBACK and not os.environ.get(environment.HOST):
         raise LaunchEnvironmentError(
             f"{launcher} started ranks on several machines, which meet at {host}, and they have no"
             " secret to know each other by: run `meshlib secret` once where the machines share a"

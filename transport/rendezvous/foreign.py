@@ -13,10 +13,9 @@ from typing import Any, Protocol, runtime_checkable
 from transport import environment
 from transport.deadline import Deadline, Timeout
 from transport.errors import DistStoreError
-from transport.net.auth import secret_from_environment
 from transport.net.sockets import LOOPBACK, is_local, local_address_towards
+from transport.rendezvous.request import Secret, known_secret
 from transport.rendezvous.seats import in_group
-from transport.rendezvous.static import Secret
 from transport.store.base import DEFAULT_STORE_TIMEOUT, Store
 from transport.store.tcp.store import TCPStore
 from transport.tcp.meeting.address import Address, this_machine
@@ -76,7 +75,7 @@ def foreign_rendezvous(
     part = f"{group_name}/" if group_name else ""
     turn = foreign.add(f"{part}{_TURN}/{rank}", 1)
     key = f"{part}{_KEY}/{turn}"
-    known = secret_from_environment() if secret is ... else secret
+    known = known_secret(secret)
     if rank == 0:
         made = secrets.token_hex(32)
         mine = bytes.fromhex(made) if known is None and secret is ... else known

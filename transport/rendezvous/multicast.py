@@ -16,12 +16,9 @@ import time
 from collections.abc import Sequence
 
 from transport import environment
-from transport.deadline import Deadline
 from transport.errors import DistNetworkError, DistStoreError, StoreTimeoutError
-from transport.net.auth import secret_from_environment
-from transport.rendezvous.address import RendezvousAddress
 from transport.rendezvous.beacon import Beacon, BeaconSocket, new_identity
-from transport.rendezvous.static import Secret
+from transport.rendezvous.request import Request
 from transport.store.base import Store
 from transport.store.tcp.store import TCPStore
 
@@ -33,47 +30,37 @@ _SIZE = "rendezvous/size"
 _HEARD = "rendezvous/heard"
 
 
-def multicast_rendezvous(
-    address: RendezvousAddress, timeout: float, group_name: str, secret: Secret
-) -> tuple[Store, int, int]:
-    """Return the store, the rank and the world size of the job ``group_name`` in the group.
+def multicast_rendezvous(request: Request) -> tuple[Store, int, int]:
+    """Return the store, the rank and the world size of the job in the group.
 
     Processes without a rank get those that are left, in the order of arrival.
 
     Raises StoreTimeoutError when not all come in time, DistStoreError when their ranks or world
     sizes do not fit together, DistNetworkError when the machine has no way to the group.
     """
+    address, secret = request.address, request.secret
     address.check_place(rank_needed=False)
-    known = secret_from_environment() if secret is ... else secret
     interface = os.environ.get(environment.HOST) or None
-    beacons = BeaconSocket(address.host, address.port, group_name, known, interface)
+    beacons = BeaconSocket(address.host, address.port, request.group_name, secret, interface)
     try:
-        search = _Search(address, beacons, group_name, known, Deadline.after(timeout))
-        store, rank = search.run()
+        store, rank = _Search(request, beacons, secret).run()
     finally:
         beacons.close()
-    store.set_timeout(timeout)
+    store.set_timeout(request.timeout)
     return store, rank, address.world_size
 
 
 class _Search:
     """One process' search for the others."""
 
-    def __init__(
-        self,
-        address: RendezvousAddress,
-        beacons: BeaconSocket,
-        group: str,
-        secret: bytes | None,
-        deadline: Deadline,
-    ) -> None:
-        self._where = address.url
-        self._rank = address.rank
-        self._world_size = address.world_size
+    def __init__(self, request: Request, beacons: BeaconSocket, secret: bytes | None) -> None:
+        self._where = request.address.url
+        self._rank = request.address.rank
+        self._world_size = request.address.world_size
         self._beacons = beacons
         self._secret = secret
-        self._deadline = deadline
-        self._me = Beacon(group, new_identity())
+        self._deadline = request.deadline()
+        self._me = Beacon(request.group_name, new_identity())
         # Those whose store could not be joined, and until when they are not asked again.
         self._avoided: dict[str, float] = {}
 
@@ -163,25 +150,20 @@ class _Search:
             store.set_timeout(max(self._deadline.remaining(), 0.001))
             mine = self._enroll(store)
             if mine > self._world_size:
-                raise _TooManyError(
+                raise _MisfitError(
                     f"{self._where}: world_size={self._world_size} processes have joined"
                     " already; this one is too many"
                 )
             return store, self._read_rank(store, mine)
-        except (StoreTimeoutError, _TooManyError, _MisfitError):
+        except BaseException as error:
             if store is not None:
                 store.close()
-            raise
-        except (DistStoreError, DistNetworkError):
-            if store is not None:
-                store.close()
+            gone = isinstance(error, DistStoreError | DistNetworkError)
+            if not gone or isinstance(error, StoreTimeoutError | _MisfitError):
+                raise
             self._avoided[host.identity] = time.monotonic() + 1.0
             self._check_deadline("somebody who serves the store")
             return None
-        except BaseException:
-            if store is not None:
-                store.close()
-            raise
 
     def _enroll(self, store: Store) -> int:
         mine = store.add(_COUNT, 1)
@@ -216,12 +198,8 @@ class _Search:
             )
 
 
-class _TooManyError(DistStoreError):
-    """More processes than the world size."""
-
-
 class _MisfitError(DistStoreError):
-    """Processes whose ranks or world sizes do not fit together."""
+    """Processes that do not fit together: by their ranks, their world sizes, or their number."""
 
 
 def _fill(ranks: Sequence[int]) -> dict[str, object]:

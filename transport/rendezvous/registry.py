@@ -8,12 +8,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from transport.deadline import Timeout, to_seconds
-from transport.rendezvous.address import with_place
+from transport.errors import DistError
 from transport.rendezvous.env import env_rendezvous
 from transport.rendezvous.file import file_rendezvous
 from transport.rendezvous.mpi import mpi_rendezvous
+from transport.rendezvous.request import RendezvousAddress, Request, Secret, with_place
 from transport.rendezvous.solo import solo_rendezvous
-from transport.rendezvous.static import Secret
 from transport.rendezvous.tcp import tcp_rendezvous
 from transport.store.base import DEFAULT_STORE_TIMEOUT, Store
 
@@ -23,12 +23,25 @@ world size, where given, are in the URL's query. Yields (store, rank, world size
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
 
+
+def _handler(meet: Callable[[Request], tuple[Store, int, int]]) -> RendezvousHandler:
+    """Return the handler for a method of our own: it has one rendezvous to give."""
+
+    def handle(
+        url: str, *, timeout: float, group_name: str, secret: Secret, **_: Any
+    ) -> Iterator[tuple[Store, int, int]]:
+        yield meet(Request(RendezvousAddress.parse(url), timeout, group_name, secret))
+        raise DistError(f"{url!r} gives one rendezvous only; expected no second next()")
+
+    return handle
+
+
 _HANDLERS: dict[str, RendezvousHandler] = {
-    "env": env_rendezvous,
-    "mpi": mpi_rendezvous,
-    "file": file_rendezvous,
-    "solo": solo_rendezvous,
-    "tcp": tcp_rendezvous,
+    "env": _handler(env_rendezvous),
+    "mpi": _handler(mpi_rendezvous),
+    "file": _handler(file_rendezvous),
+    "solo": _handler(solo_rendezvous),
+    "tcp": _handler(tcp_rendezvous),
 }
 
 

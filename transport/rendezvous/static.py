@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-from types import EllipsisType
-
 from transport.deadline import Deadline
+from transport.rendezvous.request import Request
 from transport.rendezvous.seats import in_group, take_seat
 from transport.store.base import Store
 from transport.store.tcp.store import TCPStore
 
-Secret = bytes | EllipsisType | None
-"""The job's secret, None for none, ``...`` for the environment's."""
 
-
-def static_store(
-    host: str,
-    port: int,
-    rank: int,
-    world_size: int,
-    deadline: Deadline,
-    group_name: str,
-    secret: Secret,
-) -> Store:
+def static_store(request: Request, host: str, port: int, rank: int, world_size: int) -> Store:
     """Return the store at ``host:port``, which rank 0 serves, once this rank has joined.
 
-    Several jobs of one process may share the port under different ``group_name``.
+    Several jobs of one process may share the port under different group names.
     """
 
     def connect(deadline: Deadline) -> Store:
@@ -36,9 +24,9 @@ def static_store(
             timeout=deadline.remaining(),
             wait_for_workers=False,
             multi_tenant=True,
-            secret=secret,
+            secret=request.secret,
         )
         store.set_timeout(deadline.seconds)
-        return in_group(store, group_name)
+        return in_group(store, request.group_name)
 
-    return take_seat(connect, rank, world_size, deadline)[0]
+    return take_seat(connect, rank, world_size, request.deadline())[0]

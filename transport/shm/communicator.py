@@ -15,6 +15,7 @@ from transport.call import Call
 from transport.communicators.runtime import Membership
 from transport.errors import CommunicatorAbortedError, CommunicatorTimeoutError, PeerLostError
 from transport.links.messaging import MessagingCommunicator
+from transport.operands.flat import as_bytes
 from transport.operands.quiet import quiet_runner
 from transport.operands.reduce_op import Flat, ReduceOp
 from transport.place import this_place
@@ -171,6 +172,13 @@ class ShmCommunicator(MessagingCommunicator):
             self._run(meeting.copies.barrier, call)
 
     # Point to point.
+
+    def send(self, call: Call, buffer: Flat, dst: int, tag: int) -> None:
+        # The usual one at once: ``post`` itself says for whom it waits, if it must.
+        if dst == self.rank or self.abort_reason is not None:
+            super().send(call, buffer, dst, tag)
+        else:
+            self.mailbox.post(call, as_bytes(buffer), dst)
 
     def post(self, call: Call, data: memoryview, dst: int) -> None:
         self.mailbox.post(call, data, dst)

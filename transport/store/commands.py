@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from transport.store.fields import unpack_number
 from transport.store.table import KeysWaiter, PopWaiter, Table, TailWaiter, Waiter
@@ -59,6 +58,35 @@ def wanted(op: Op) -> str:
     return "more at the end of key" if op == Op.TAIL else "key"
 
 
+Answer = Callable[[Fields], Fields | None]
+MakeWaiter = Callable[[Fields, Deliver], tuple[Table, Waiter]]
+
+
+def _nothing(method: Callable[..., None]) -> Answer:
+    """Return the command that does ``method`` with its fields, and answers that it is done."""
+
+    def answer(fields: Fields) -> Fields:
+        method(*fields)
+        return ()
+
+    return answer
+
+
+def _found(method: Callable[..., bytes | None]) -> Answer:
+    """Return the command that answers with the value that ``method`` returns, if there is one."""
+
+    def answer(fields: Fields) -> Fields | None:
+        value = method(*fields)
+        return None if value is None else (value,)
+
+    return answer
+
+
+def _number(method: Callable[..., int]) -> Answer:
+    """Return the command that answers with the number, or the truth, that ``method`` returns."""
+    return lambda fields: (b"%d" % method(*fields),)
+
+
 class Commands:
     """The commands over one table. Fields that are wrong raise ValueError or TypeError.
 
@@ -66,33 +94,62 @@ class Commands:
     """
 
     def __init__(self) -> None:
-        self.table = Table()
+        self.table = table = Table()
         # Not the users' keys: num_keys does not count them and no key can collide with them.
-        self._internal = Table()
-        self._at_once: dict[int, Callable[[Fields], Fields | None]] = {
-            Op.SET: self._set,
-            Op.GET: self._get,
-            Op.ADD: self._add,
-            Op.APPEND: self._append,
-            Op.CHECK: self._check,
-            Op.COMPARE_SET: self._compare_set,
-            Op.DELETE: self._delete,
-            Op.MULTI_SET: self._multi_set,
-            Op.NUM_KEYS: self._num_keys,
-            Op.LIST_KEYS: self._list_keys,
-            Op.PUSH: self._push,
-            Op.TRY_POP: self._try_pop,
-            Op.QUEUE_LEN: self._queue_len,
-            Op.JOIN: self._join,
-            Op.NUM_WORKERS: self._num_workers,
+        internal = Table()
+
+        def add(key: bytes, amount: bytes) -> int:
+            return table.add(key, int(amount))
+
+        def multi_set(*fields: bytes) -> None:
+            for key, value in zip(fields[::2], fields[1::2], strict=True):
+                table.set(key, value)
+
+        def join() -> int:
+            internal.append(_WORKERS, b".")
+            return internal.size(_WORKERS)
+
+        pop = _found(table.pop)
+        self._at_once: dict[int, Answer] = {
+            Op.SET: _nothing(table.set),
+            Op.GET: _found(table.get),
+            Op.ADD: _number(add),
+            Op.APPEND: _nothing(table.append),
+            Op.CHECK: _number(lambda *keys: table.has_all(keys)),
+            Op.COMPARE_SET: _found(table.compare_set),
+            Op.DELETE: _number(table.delete),
+            Op.MULTI_SET: _nothing(multi_set),
+            Op.NUM_KEYS: _number(lambda: len(table)),
+            Op.LIST_KEYS: lambda _: table.keys(),
+            Op.PUSH: _nothing(table.push),
+            Op.TRY_POP: lambda fields: pop(fields) or (),
+            Op.QUEUE_LEN: _number(table.queue_len),
+            Op.JOIN: _number(join),
+            Op.NUM_WORKERS: _number(lambda: internal.size(_WORKERS)),
         }
-        self._waits: dict[int, Callable[[Fields], tuple[Table, Callable[[Deliver], Waiter]]]] = {
-            Op.GET: self._wait_for_values,
-            Op.MULTI_GET: self._wait_for_values,
-            Op.WAIT: self._wait_for_keys,
-            Op.POP: self._wait_for_queue,
-            Op.TAIL: self._wait_for_tail,
-            Op.WAIT_WORKERS: self._wait_for_workers,
+
+        def values(keys: Fields, deliver: Deliver) -> tuple[Table, Waiter]:
+            return table, KeysWaiter(keys, deliver, values=True)
+
+        def queue(fields: Fields, deliver: Deliver) -> tuple[Table, Waiter]:
+            (key,) = fields
+            return table, PopWaiter(key, deliver)
+
+        def tail(fields: Fields, deliver: Deliver) -> tuple[Table, Waiter]:
+            key, offset = fields
+            return table, TailWaiter(key, unpack_number(offset), deliver)
+
+        def workers(fields: Fields, deliver: Deliver) -> tuple[Table, Waiter]:
+            (count,) = fields
+            return internal, TailWaiter(_WORKERS, unpack_number(count) - 1, deliver)
+
+        self._waits: dict[int, MakeWaiter] = {
+            Op.GET: values,
+            Op.MULTI_GET: values,
+            Op.WAIT: lambda keys, deliver: (table, KeysWaiter(keys, deliver, values=False)),
+            Op.POP: queue,
+            Op.TAIL: tail,
+            Op.WAIT_WORKERS: workers,
         }
 
     def answer(self, op: int, fields: Fields) -> Fields | None:
@@ -106,85 +163,4 @@ class Commands:
         """
         if op not in self._waits:
             raise ValueError(f"opcode {op} is none of ours")
-        table, make = self._waits[op](fields)
-        return table, make(deliver)
-
-    def _set(self, fields: Fields) -> Fields:
-        key, value = fields
-        self.table.set(key, value)
-        return ()
-
-    def _get(self, fields: Fields) -> Fields | None:
-        (key,) = fields
-        value = self.table.get(key)
-        return None if value is None else (value,)
-
-    def _add(self, fields: Fields) -> Fields:
-        key, amount = fields
-        return (b"%d" % self.table.add(key, int(amount)),)
-
-    def _append(self, fields: Fields) -> Fields:
-        key, value = fields
-        self.table.append(key, value)
-        return ()
-
-    def _check(self, fields: Fields) -> Fields:
-        return (b"1" if self.table.has_all(fields) else b"0",)
-
-    def _compare_set(self, fields: Fields) -> Fields:
-        key, expected, desired = fields
-        return (self.table.compare_set(key, expected, desired),)
-
-    def _delete(self, fields: Fields) -> Fields:
-        (key,) = fields
-        return (b"1" if self.table.delete(key) else b"0",)
-
-    def _multi_set(self, fields: Fields) -> Fields:
-        for key, value in zip(fields[::2], fields[1::2], strict=True):
-            self.table.set(key, value)
-        return ()
-
-    def _num_keys(self, _fields: Fields) -> Fields:
-        return (b"%d" % len(self.table),)
-
-    def _list_keys(self, _fields: Fields) -> Fields:
-        return self.table.keys()
-
-    def _push(self, fields: Fields) -> Fields:
-        key, value = fields
-        self.table.push(key, value)
-        return ()
-
-    def _try_pop(self, fields: Fields) -> Fields:
-        (key,) = fields
-        value = self.table.pop(key)
-        return () if value is None else (value,)
-
-    def _queue_len(self, fields: Fields) -> Fields:
-        (key,) = fields
-        return (b"%d" % self.table.queue_len(key),)
-
-    def _join(self, _fields: Fields) -> Fields:
-        self._internal.append(_WORKERS, b".")
-        return self._num_workers(())
-
-    def _num_workers(self, _fields: Fields) -> Fields:
-        return (b"%d" % self._internal.size(_WORKERS),)
-
-    def _wait_for_values(self, fields: Fields) -> tuple[Table, Callable[[Deliver], Waiter]]:
-        return self.table, partial(KeysWaiter, fields, values=True)
-
-    def _wait_for_keys(self, fields: Fields) -> tuple[Table, Callable[[Deliver], Waiter]]:
-        return self.table, partial(KeysWaiter, fields, values=False)
-
-    def _wait_for_queue(self, fields: Fields) -> tuple[Table, Callable[[Deliver], Waiter]]:
-        (key,) = fields
-        return self.table, partial(PopWaiter, key)
-
-    def _wait_for_tail(self, fields: Fields) -> tuple[Table, Callable[[Deliver], Waiter]]:
-        key, offset = fields
-        return self.table, partial(TailWaiter, key, unpack_number(offset))
-
-    def _wait_for_workers(self, fields: Fields) -> tuple[Table, Callable[[Deliver], Waiter]]:
-        (count,) = fields
-        return self._internal, partial(TailWaiter, _WORKERS, unpack_number(count) - 1)
+        return self._waits[op](fields, deliver)

@@ -153,10 +153,9 @@ class TcpCommunicator(LinkCommunicator):
         self._converse(dst, call).send(call, data)
 
     def recv(self, call: Call, buffer: Flat, src: int | None, tag: int) -> int:
-        if src is not None and src != self.rank and src not in self._gone:
-            with suppress(PeerLostError):  # The mailbox has what it sent before it left, and knows.
-                self._converse(src, call)
-        return super().recv(call, buffer, src, tag)
+        if src is not None and src not in self._conversations:
+            self._open_towards(src, call)
+        return self.mailbox.recv(call, buffer, src, tag)
 
     def lose(self, peer: int, reason: str) -> None:
         self._note_end(peer, PeerLostError(reason, peer))
@@ -338,6 +337,11 @@ class TcpCommunicator(LinkCommunicator):
     def _on_watcher_end(self, sock: socket.socket) -> None:
         with self._lock:
             self._watchers.discard(sock)
+
+    def _open_towards(self, src: int, call: Call) -> None:
+        if src != self.rank and src not in self._gone:
+            with suppress(PeerLostError):  # The mailbox has what it sent before it left, and knows.
+                self._converse(src, call)
 
     def _converse(self, peer: int, call: Call) -> Conversation:
         """Return the conversation with ``peer``, opening it at the first use."""

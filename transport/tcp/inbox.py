@@ -34,17 +34,19 @@ class Inbox(Mailbox):
                 super()._sleep(call, receive)
                 return
             self._lock.release()
+            settled = False
             try:
                 conversation.carry(receive.is_settled, call.deadline)
             finally:
                 hold(self._lock)
-                if self._receives or not receive.is_settled():
+                settled = receive.is_settled()
+                if self._receives or not settled:
                     conversation.resume()
         except BaseException:
             conversation.end_turn()
             hold(self._lock)
             raise
         self._check_aborted()
-        if not receive.is_settled():
+        if not settled:
             # It takes the thread to end the conversation.
             super()._sleep(call, receive)

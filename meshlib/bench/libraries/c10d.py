@@ -51,28 +51,28 @@ class C10dLibrary(Library):
     def __init__(self) -> None:
         self._store: Any = None
 
-    def host(self, size: int) -> int:  # noqa: D102
+    def host(self, size: int) -> int:
         self._store = self.dist.TCPStore(LOOPBACK, 0, is_master=True, timeout=TIMEOUT)
         return self._store.port
 
-    def join(self, port: int, rank: int, size: int) -> None:  # noqa: D102
+    def join(self, port: int, rank: int, size: int) -> None:
         if self._store is None:
             self._store = self.dist.TCPStore(LOOPBACK, port, timeout=TIMEOUT)
         self.dist.init_process_group(
             self.backend, store=self._store, rank=rank, world_size=size, timeout=TIMEOUT
         )
 
-    def barrier(self) -> object:  # noqa: D102
+    def barrier(self) -> object:
         return self.dist.barrier()
 
-    def bind(self, case: Case) -> Bound:  # noqa: D102
+    def bind(self, case: Case) -> Bound:
         return bind_c10d(self.dist, case, self.wrap)
 
     def wrap(self, array: Floats) -> Any:
         """Return the library's array over the memory of ``array``."""
         return array
 
-    def leave(self) -> None:  # noqa: D102
+    def leave(self) -> None:
         self.dist.destroy_process_group()
 
 
@@ -85,10 +85,10 @@ class Meshlib(C10dLibrary):
         super().__init__()
         self.dist: Any = importlib.import_module("meshlib")
 
-    def version(self) -> str:  # noqa: D102
+    def version(self) -> str:
         return f"meshlib {self.dist.__version__}, {self.dist.get_backend()}"
 
-    def leave(self) -> None:  # noqa: D102
+    def leave(self) -> None:
         super().leave()
         self._store.close()
 
@@ -112,7 +112,7 @@ class MeshlibSymmetric(Meshlib):
 
     name = "meshlib-symmetric"
 
-    def empty(self, count: int, most: int) -> Floats:  # noqa: D102
+    def empty(self, count: int, most: int) -> Floats:
         array = self.dist.group.WORLD.empty(most)  # the same on all ranks
         assert array is not None
         return array[:count]
@@ -130,8 +130,8 @@ class TorchGloo(C10dLibrary):
         self._torch.set_num_threads(1)
         self.dist: Any = importlib.import_module("torch.distributed")
 
-    def wrap(self, array: Floats) -> Any:  # noqa: D102
+    def wrap(self, array: Floats) -> Any:
         return self._torch.from_numpy(array)
 
-    def version(self) -> str:  # noqa: D102
+    def version(self) -> str:
         return f"torch {self._torch.__version__}, gloo"

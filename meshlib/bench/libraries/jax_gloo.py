@@ -37,12 +37,12 @@ class JaxGloo(Library):
         self._one: Any = None
         self._result: Any = None
 
-    def host(self, size: int) -> int:  # noqa: D102
+    def host(self, size: int) -> int:
         with socket.socket() as free:  # the service takes no port 0
             free.bind((LOOPBACK, 0))
             return free.getsockname()[1]
 
-    def join(self, port: int, rank: int, size: int) -> None:  # noqa: D102
+    def join(self, port: int, rank: int, size: int) -> None:
         jax = self._jax
         jax.distributed.initialize(
             f"{LOOPBACK}:{port}",
@@ -89,10 +89,10 @@ class JaxGloo(Library):
     def _put(self, array: Floats) -> Any:
         return self._jax.make_array_from_process_local_data(self._sharding, array)
 
-    def barrier(self) -> object:  # noqa: D102
+    def barrier(self) -> object:
         return self._calls["barrier"](self._one).block_until_ready()
 
-    def bind(self, case: Case) -> Bound:  # noqa: D102
+    def bind(self, case: Case) -> Bound:
         if case.name == "barrier":
             return self.barrier
         # JAX may read what it is given later, and the case fills its input with other values.
@@ -103,14 +103,14 @@ class JaxGloo(Library):
 
         return run
 
-    def result(self, case: Case) -> Floats:  # noqa: D102
+    def result(self, case: Case) -> Floats:
         if case.name == "barrier":
             return case.output
         result, self._result = np.asarray(self._result.addressable_shards[0].data), None
         return result
 
-    def version(self) -> str:  # noqa: D102
+    def version(self) -> str:
         return f"jax {self._jax.__version__}, gloo"
 
-    def leave(self) -> None:  # noqa: D102
+    def leave(self) -> None:
         self._jax.distributed.shutdown()

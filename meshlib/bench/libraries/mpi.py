@@ -17,18 +17,18 @@ class Mpi(Library):
         self._mpi: Any = importlib.import_module("mpi4py.MPI")
         self._comm: Any = self._mpi.COMM_WORLD
 
-    def host(self, size: int) -> int:  # noqa: D102
+    def host(self, size: int) -> int:
         return 0
 
-    def join(self, port: int, rank: int, size: int) -> None:  # noqa: D102
+    def join(self, port: int, rank: int, size: int) -> None:
         found = self._comm.Get_rank(), self._comm.Get_size()
         if found != (rank, size):
             raise RuntimeError(f"{self.name} says rank {found[0]} of {found[1]}, not {rank}/{size}")
 
-    def barrier(self) -> object:  # noqa: D102
+    def barrier(self) -> object:
         return self._comm.Barrier()
 
-    def bind(self, case: Case) -> Bound:  # noqa: D102
+    def bind(self, case: Case) -> Bound:
         mpi, comm = self._mpi, self._comm
         x = [case.input, mpi.FLOAT]
         out = [case.output, mpi.FLOAT] if case.has_output else x
@@ -60,12 +60,12 @@ class Mpi(Library):
             case _:
                 raise ValueError(f"case {case.name!r} has no call in MPI")
 
-    def version(self) -> str:  # noqa: D102
+    def version(self) -> str:
         name, numbers = self._mpi.get_vendor()
         mpi4py = importlib.import_module("mpi4py")
         return f"{name} {'.'.join(map(str, numbers))}, mpi4py {mpi4py.__version__}"
 
-    def leave(self) -> None:  # noqa: D102
+    def leave(self) -> None:
         self._mpi.Finalize()
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from meshlib.diagnosis.failures.statements import CALLS_BEFORE, Statement
 from meshlib.diagnosis.members import Members
 from meshlib.diagnosis.recorder import ANY_SOURCE, Record
+from meshlib.plain_text import columns
 from transport.call import CallHeader
 from transport.errors import HeaderMismatchError, PeerLostError
 
@@ -144,14 +145,8 @@ def _where(
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return ``rows`` under ``head``, in aligned columns, indented by two."""
-    lines = [head, *rows]
-    widths = [max(len(row[i]) for row in lines) for i in range(len(head))]
-    return "\n".join(
-        "  "
-        + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in lines
-    )
+    """Return ``rows`` under ``head``, in columns columns, indented by two."""
+    return "\n".join(f"  {line}" for line in columns([head, *rows]))
 
 
 def _join(ranks: Sequence[int]) -> str:

@@ -34,7 +34,7 @@ class RRef(Generic[T]):
 
     def __init__(self, value: T, type_hint: Any = None) -> None:
         agent = current_agent()
-        oid = ObjectId(agent.rank, agent.numbers.next())
+        oid = ObjectId(agent.rank, agent.next_number())
         owned = agent.holdings.create(oid)
         self._set(agent, agent.rank, oid, agent.rank)
         owned.value.set_result(value)
@@ -103,15 +103,15 @@ class RRef(Generic[T]):
         """Return a proxy: ``rref.rpc_sync().method(...)`` calls the object's method on its owner
         and waits for the result.
         """
-        return _Proxy(self, timeout, Outgoing.wait)
+        return _Proxy(self, timeout, lambda *a, **named: _call(*a, **named).wait())
 
     def rpc_async(self, timeout: Timeout | None = None) -> Any:
         """Return a proxy whose methods are called on the owner, and return futures."""
-        return _Proxy(self, timeout, _polled)
+        return _Proxy(self, timeout, lambda *a, **named: polled(_call(*a, **named)))
 
     def remote(self, timeout: Timeout | None = None) -> Any:
         """Return a proxy whose methods are called on the owner, and return RRefs to the results."""
-        return _RemoteProxy(self, timeout)
+        return _Proxy(self, timeout, create)
 
     def backward(self, dist_autograd_ctx_id: int = -1, retain_graph: bool = False) -> None:
         """Compute gradients from the object, the result of recorded calls, on its owner.
@@ -153,12 +153,12 @@ class RRef(Generic[T]):
 
 
 class _Proxy:
-    """Calls methods of the object behind an RRef; ``ends`` makes of the call what is returned."""
+    """Calls methods of the object behind an RRef; ``begin`` makes the call and what is returned."""
 
-    def __init__(self, rref: RRef[Any], timeout: Timeout | None, ends: Callable[..., Any]) -> None:
+    def __init__(self, rref: RRef[Any], timeout: Timeout | None, begin: Callable[..., Any]) -> None:
         self._rref = rref
         self._seconds = seconds_of(timeout)
-        self._ends = ends
+        self._begin = begin
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name.startswith("__"):
@@ -166,34 +166,17 @@ class _Proxy:
         rref = self._rref
 
         def method(*args: Any, **kwargs: Any) -> Any:
-            rref._check_made()  # pyright: ignore[reportPrivateUsage]
             agent, owner, oid = rref._agent, rref._owner, rref._oid  # pyright: ignore[reportPrivateUsage]
             sent = (oid, name, args, kwargs)
             what = f"RRef.{name}"
-            return self._ends(
-                agent.call(owner, _invoke, sent, {}, self._seconds, kept=rref, what=what)
-            )
+            return self._begin(agent, owner, _invoke, sent, {}, self._seconds, kept=rref, what=what)
 
         return method
 
 
-class _RemoteProxy:
-    def __init__(self, rref: RRef[Any], timeout: Timeout | None) -> None:
-        self._rref = rref
-        self._seconds = seconds_of(timeout)
-
-    def __getattr__(self, name: str) -> Callable[..., RRef[Any]]:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        rref = self._rref
-
-        def method(*args: Any, **kwargs: Any) -> RRef[Any]:
-            agent, owner, oid = rref._agent, rref._owner, rref._oid  # pyright: ignore[reportPrivateUsage]
-            sent = (oid, name, args, kwargs)
-            what = f"RRef.{name}"
-            return create(agent, owner, _invoke, sent, {}, self._seconds, kept=rref, what=what)
-
-        return method
+def _call(agent: Agent, *request: Any, kept: RRef[Any], what: str) -> Outgoing:
+    kept._check_made()  # pyright: ignore[reportPrivateUsage]
+    return agent.call(*request, kept=kept, what=what)
 
 
 def create(
@@ -207,7 +190,7 @@ def create(
     what: str = "",
 ) -> RRef[Any]:
     """Have ``owner`` call a function, and return a reference to what that returns."""
-    oid = ObjectId(agent.rank, agent.numbers.next())
+    oid = ObjectId(agent.rank, agent.next_number())
     rref: RRef[Any] = RRef.__new__(RRef)
     number = oid.number
     made = agent.call(
@@ -215,7 +198,7 @@ def create(
     )
     rref._set(agent, owner, oid, agent.rank)  # pyright: ignore[reportPrivateUsage]
     rref._made = made  # pyright: ignore[reportPrivateUsage]
-    _polled(made)
+    polled(made)
 
     def note(done: Future[Any]) -> None:
         error = done.failure
@@ -236,7 +219,8 @@ def _received(owner: int, oid: tuple[int, int], giver: int) -> RRef[Any]:
     return rref
 
 
-def _polled(call: Any) -> Any:
+def polled(call: Any) -> Any:
+    """Return ``call``, whose reply is read when it comes, also if nobody waits for it."""
     if call.connection is not None:
         call.connection.poll()
     return call

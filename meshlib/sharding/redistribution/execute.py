@@ -18,7 +18,7 @@ import numpy as np
 
 from meshlib.arrays.checks import check_op
 from meshlib.calls.spec import CallSpec
-from meshlib.calls.work import Message, Work
+from meshlib.calls.work import Message, Work, after
 from meshlib.groups.process_group import ProcessGroup
 from meshlib.job.current import current_world
 from meshlib.sharding.local import (
@@ -329,16 +329,8 @@ def _once(make: Value) -> Value:
 
 def _when_all_are_done(works: list[Work[Any]], then: Callable[[], None]) -> None:
     """Call ``then`` when all of ``works`` have ended, well or not; at once if there are none."""
-    left, lock = [len(works)], threading.Lock()
     if not works:
         then()
-
-    def one_is_done(_: object) -> None:
-        with lock:
-            left[0] -= 1
-            last = not left[0]
-        if last:
-            then()
-
+    note = after(len(works), then)
     for work in works:
-        work.get_future().add_done_callback(one_is_done)
+        work.get_future().add_done_callback(note)

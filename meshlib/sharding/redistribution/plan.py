@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from meshlib.mesh.spec import describe_dims
+from meshlib.plain_text import binary_size, columns
 from meshlib.sharding.blocks import shared_elements
 from meshlib.sharding.sharding import Sharding
 
@@ -82,7 +83,7 @@ class Plan:
         """Return a line for the whole and one for each step."""
         nbytes = math.prod(self.shape) * self.dtype.itemsize
         head = (
-            f"{self.dtype} {self.shape}, {_bytes(nbytes)}: {self.source.described()} on"
+            f"{self.dtype} {self.shape}, {binary_size(nbytes)}: {self.source.described()} on"
             f" {self.source.mesh.described()} -> {self.target.described()}"
         )
         if self.target.mesh != self.source.mesh:
@@ -93,13 +94,8 @@ class Plan:
         ]
         if not rows:
             return f"{head}\n  nothing to do"
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-            for row in rows
-        ]
-        total = f"  on the wire: {_bytes(self.wire_bytes)}"
-        return "\n".join([head, *lines, total])
+        total = f"  on the wire: {binary_size(self.wire_bytes)}"
+        return "\n".join([head, *columns(rows), total])
 
 
 def plan(
@@ -154,11 +150,4 @@ def _cost(step: Step) -> str:
     if step.is_local:
         return "nothing sent"
     each = step.wire_bytes / max(step.target.mesh.size(), 1)
-    return f"{_bytes(step.wire_bytes)}, {_bytes(each)} a rank"
-
-
-def _bytes(number: float) -> str:
-    unit = 0
-    while number >= 1024 and unit < 5:
-        number, unit = number / 1024, unit + 1
-    return f"{number:.4g} {('B', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB')[unit]}"
+    return f"{binary_size(step.wire_bytes)}, {binary_size(each)} a rank"

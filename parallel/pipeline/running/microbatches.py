@@ -10,8 +10,8 @@ from parallel.arrays import Array
 from parallel.nested import map_leaves
 
 
-def check_divisible(array: Any, count: int, name: str) -> int:
-    """Return the rows of a microbatch.
+def rows_of(array: Any, i: int, count: int, name: str) -> Array:
+    """Return the rows of microbatch ``i`` of ``count``.
 
     Raises TypeError for what is no array with dims, ValueError where its first dim does not divide.
     """
@@ -25,14 +25,14 @@ def check_divisible(array: Any, count: int, name: str) -> int:
         raise ValueError(
             f"{name} has {shape[0]} rows, which do not divide into {count} microbatches"
         )
-    return shape[0] // count
+    rows = shape[0] // count
+    return array[i * rows : (i + 1) * rows]
 
 
 def cut(args: Sequence[Array], count: int, name: str) -> list[tuple[Array, ...]]:
     """Return for each of ``count`` microbatches its rows of each of ``args``."""
-    rows = [check_divisible(array, count, f"{name}[{i}]") for i, array in enumerate(args)]
     return [
-        tuple(array[i * n : (i + 1) * n] for array, n in zip(args, rows, strict=True))
+        tuple(rows_of(array, i, count, f"{name}[{j}]") for j, array in enumerate(args))
         for i in range(count)
     ]
 
@@ -41,10 +41,8 @@ def cut_kwargs(kwargs: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
     """Return for each microbatch its rows of the arrays in ``kwargs``; other values are whole."""
 
     def part(i: int, path: str, leaf: Any) -> Any:
-        if not getattr(leaf, "shape", None):
-            return leaf
-        rows = check_divisible(leaf, count, f"kwargs{path}")
-        return leaf[i * rows : (i + 1) * rows]
+        has_rows = getattr(leaf, "shape", None)
+        return rows_of(leaf, i, count, f"kwargs{path}") if has_rows else leaf
 
     return [map_leaves(partial(part, i), dict(kwargs)) for i in range(count)]
 
@@ -53,7 +51,6 @@ def cut_target(target: Any, count: int) -> list[Any]:
     """Return for each microbatch its rows of the arrays in ``target``, however nested."""
 
     def part(i: int, path: str, leaf: Any) -> Any:
-        rows = check_divisible(leaf, count, f"target{path}")
-        return leaf[i * rows : (i + 1) * rows]
+        return rows_of(leaf, i, count, f"target{path}")
 
     return [map_leaves(partial(part, i), target) for i in range(count)]

@@ -124,8 +124,7 @@ class Table:
     @property
     def digest(self) -> str:
         """What is the same for equal tables only."""
-        text = "\n".join(",".join(map(str, actions)) for actions in self.ranks)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return hashlib.sha256(self.to_csv().encode()).hexdigest()[:16]
 
     # ------------------------------------------------------------------ files
 

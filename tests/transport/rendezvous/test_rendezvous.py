@@ -20,7 +20,7 @@ from transport.errors import (
 )
 from transport.rendezvous import register_rendezvous_handler, rendezvous
 from transport.rendezvous import registry as registry_module
-from transport.rendezvous.address import RendezvousAddress, with_place
+from transport.rendezvous.request import RendezvousAddress, with_place
 from transport.store import FileStore, HashStore
 
 

@@ -1,71 +1,41 @@
-/* The door for usual small calls of a group: Door.issue and what it calls, in one step. */
+/* The door for usual calls of a group: Door.issue, and for small ones what it calls, in one step. */
 #include "core.h"
+#include "calls/turns.h"
 #include "memory/staging.h"
 
 #include <string.h>
 
 typedef struct {
     PyObject_HEAD
-    Board *board;
+    Board *board; /* NULL: no call is made here, or no collective: `met` says which */
     Order *order;
     Py_ssize_t direct;
     Staging staging;
     char checked; /* 0: neither recorded nor compared, to measure what that costs */
+    char met;     /* 0: the members have made no collective yet, which is left to Python */
     /* What Python's way looks at, and where it keeps its records. */
     Ring *ring;
-    PyObject *id, *resume, *run, *observers, *log_cache, *locked, *queue, *acquire, *release, *lane;
+    PyObject *id, *resume, *run, *observers, *log_cache, *locked;
+    Turn collectives;
+    PeerTurns messages;
 } Shortcut;
 
-static PyObject *str_draining, *str_notify, *str_cpu, *str_code, *debug_level;
+static PyObject *str_cpu, *str_code, *debug_level;
 
 /* Whether nobody looks on: 1, 0, or -1 with an exception. */
 static int is_unwatched(Shortcut *s) {
-    if (PyDict_GET_SIZE(s->observers)) return 0;
     if (PyDict_GetItemWithError(s->log_cache, debug_level) != Py_False) return PyErr_Occurred() ? -1 : 0;
     return PyTuple_GET_SIZE(s->ring->followers) == 0 && s->ring->annotate == Py_None;
 }
 
-/* Take the group's turn if nobody has it or waits for it: 1, 0, or -1 with an exception. Nothing
- * between here and the record gives up the interpreter's lock, so the order of calls is kept. */
-static int take_turn(Shortcut *s) {
+/* Take a turn of the group: 1, 0, or -1 with an exception. Nothing between here and the record gives up
+ * the interpreter's lock, so the order of calls is kept. */
+static int enter(Shortcut *s, const Turn *turn) {
     PyObject *value = PyObject_CallNoArgs(s->locked);
     if (!value) return -1;
     int free = value == Py_False;
     Py_DECREF(value);
-    if (!free) return 0;
-    Py_ssize_t queued = PyObject_Size(s->queue);
-    if (queued) return queued < 0 ? -1 : 0;
-    value = PyObject_CallOneArg(s->acquire, Py_False);
-    if (!value) return -1;
-    int taken = value == Py_True;
-    Py_DECREF(value);
-    return taken;
-}
-
-static int leave_turn(Shortcut *s) {
-    PyObject *value = PyObject_CallNoArgs(s->release);
-    if (!value) return -1;
-    Py_DECREF(value);
-    value = PyObject_GetAttr(s->lane, str_draining);
-    if (!value) return -1;
-    int draining = PyObject_IsTrue(value);
-    Py_DECREF(value);
-    if (draining <= 0) return draining;
-    value = PyObject_CallMethodNoArgs(s->lane, str_notify);
-    Py_XDECREF(value);
-    return value ? 0 : -1;
-}
-
-/* Give the turn back, and return result, or NULL with the exception that there was. */
-static PyObject *leave_with(Shortcut *s, PyObject *result) {
-    PyObject *type, *value, *trace;
-    PyErr_Fetch(&type, &value, &trace);
-    if (leave_turn(s) < 0) {
-        Py_CLEAR(result);
-        if (type) PyErr_Clear();
-    }
-    if (type) PyErr_Restore(type, value, trace);
-    return result;
+    return free ? take_turn(turn) : 0;
 }
 
 /* A call that is made here. */
@@ -80,8 +50,8 @@ typedef struct {
 /* Begin a call of this group if that is as usual: 1; 0: it is left to Python; -1: there is an
  * exception. Whether its board is free is another question. */
 static int begin(Shortcut *s, Short *call) {
-    int usual = is_unwatched(s);
-    if (usual > 0) usual = take_turn(s);
+    int usual = PyDict_GET_SIZE(s->observers) ? 0 : is_unwatched(s);
+    if (usual > 0) usual = enter(s, &s->collectives);
     if (usual <= 0) return usual;
     call->header.sequence = ++s->order->sequence;
     call->record = NULL;
@@ -90,13 +60,12 @@ static int begin(Shortcut *s, Short *call) {
     s->order->history = history_after(&call->header);
     /* Other threads may run meanwhile: their calls come after this one. */
     if (prepare_record(s->ring, &call->opening) == 0) return 1;
-    leave_with(s, NULL);
+    leave_with(&s->collectives, NULL);
     return -1;
 }
 
-static void record(Shortcut *s, Short *call) {
-    call->record =
-        fill_record(&call->opening, s->id, &call->header, call->nbytes, COLLECTIVE, 1, call->seconds);
+static void record(Shortcut *s, Short *call, int peer) {
+    call->record = fill_record(&call->opening, s->id, &call->header, call->nbytes, peer, 1, call->seconds);
     call->record->started = call->record->issued;
 }
 
@@ -113,7 +82,7 @@ static int meet(Shortcut *s, Short *call, const void *data) {
                     (size_t)call->nbytes, (Also){0});
     publish(b, base + FIRST);
     /* While what was published is on its way, and as much from the others. */
-    if (s->checked) record(s, call);
+    if (s->checked) record(s, call, COLLECTIVE);
     return meet_holding(b, &call->header, s->checked);
 }
 
@@ -121,7 +90,7 @@ static int meet(Shortcut *s, Short *call, const void *data) {
 static PyObject *end(Shortcut *s, Short *call, PyObject *result) {
     if (call->record) call->record->ended = monotonic();
     Py_XDECREF(call->record);
-    return leave_with(s, Py_NewRef(result));
+    return leave_with(&s->collectives, Py_NewRef(result));
 }
 
 /* Let Python wait for the others, or say what went wrong. Called from here, so that the turn is given
@@ -130,7 +99,7 @@ static PyObject *resume(Shortcut *s, Short *call, PyObject *array, PyObject *op)
     PyObject *result =
         PyObject_CallFunctionObjArgs(s->resume, (PyObject *)call->record, array, op, NULL);
     Py_DECREF(call->record);
-    return leave_with(s, result);
+    return leave_with(&s->collectives, result);
 }
 
 static PyObject *left_to_python(int begun) {
@@ -164,7 +133,7 @@ static PyObject *all_reduce(Shortcut *s, PyObject *array, PyObject *reduce_op, l
     if (!small) {
         /* Python has the way, and the board's beginning; what is saved is what comes before. */
         PyBuffer_Release(&view);
-        record(s, &call);
+        record(s, &call, COLLECTIVE);
         return resume(s, &call, array, reduce_op);
     }
     if (!meet(s, &call, view.buf)) {
@@ -192,15 +161,57 @@ static PyObject *barrier(Shortcut *s, double seconds) {
 }
 
 /* Have the door's run make the call. */
-static PyObject *other(Shortcut *s, CallSpec *spec, double seconds) {
-    Short call = {.seconds = seconds, .nbytes = spec->nbytes, .header = spec->header};
-    int begun = s->checked && is_collective_on_host(spec) ? begin(s, &call) : 0;
-    if (begun <= 0) return left_to_python(begun);
-    record(s, &call);
+static PyObject *run_spec(Shortcut *s, CallSpec *spec, Short *call, const Turn *turn) {
+    record(s, call, spec->peer);
     PyObject *result =
-        PyObject_CallFunctionObjArgs(s->run, spec->run, (PyObject *)call.record, str_cpu, NULL);
-    Py_DECREF(call.record);
-    return leave_with(s, result);
+        PyObject_CallFunctionObjArgs(s->run, spec->run, (PyObject *)call->record, str_cpu, NULL);
+    Py_DECREF(call->record);
+    return leave_with(turn, result);
+}
+
+static PyObject *collective(Shortcut *s, CallSpec *spec, double seconds) {
+    Short call = {.seconds = seconds, .nbytes = spec->nbytes, .header = spec->header};
+    int begun = s->checked && s->met ? begin(s, &call) : 0;
+    return begun > 0 ? run_spec(s, spec, &call, &s->collectives) : left_to_python(begun);
+}
+
+static PyObject *message(Shortcut *s, CallSpec *spec, double seconds) {
+    int usual = s->checked ? is_unwatched(s) : 0;
+    if (usual <= 0) return left_to_python(usual);
+    Short call = {.seconds = seconds, .nbytes = spec->nbytes, .header = spec->header};
+    Turn turn;
+    if (find_turn(&s->messages, spec, &turn) < 0) return NULL;
+    PyObject *result = NULL;
+    int entered = enter(s, &turn);
+    if (entered <= 0) {
+        result = left_to_python(entered);
+    } else {
+        call.header.sequence = ++s->order->messages;
+        if (prepare_record(s->ring, &call.opening) < 0)
+            leave_with(&turn, NULL);
+        else
+            result = run_spec(s, spec, &call, &turn);
+    }
+    drop_turn(&turn);
+    return result;
+}
+
+static PyObject *issue_spec(Shortcut *s, CallSpec *spec, double seconds) {
+    if (!is_on_host(spec)) Py_RETURN_NOTIMPLEMENTED;
+    if (spec->peer != COLLECTIVE) return message(s, spec, seconds);
+    if (s->board && spec->header.kind == BARRIER) return barrier(s, seconds);
+    return collective(s, spec, seconds);
+}
+
+/* An all_reduce that is not made here. */
+static PyObject *spell_out(Shortcut *s, PyObject *what, double seconds) {
+    if (!s->met) Py_RETURN_NOTIMPLEMENTED;
+    PyObject *args[] = {PyTuple_GET_ITEM(what, 0), PyTuple_GET_ITEM(what, 1)};
+    PyObject *spec = PyObject_Vectorcall(PyTuple_GET_ITEM(what, 2), args, 2, NULL), *result = NULL;
+    if (spec && Py_IS_TYPE(spec, spec_type)) result = issue_spec(s, (CallSpec *)spec, seconds);
+    else if (spec) PyErr_Format(PyExc_TypeError, "expected a CallSpec, got %R", spec);
+    Py_XDECREF(spec);
+    return result;
 }
 
 /* issue(what, seconds): what is a CallSpec or an InPlace. */
@@ -212,14 +223,12 @@ static PyObject *shortcut_issue(Shortcut *s, PyObject *const *args, Py_ssize_t c
     PyObject *what = args[0];
     double seconds = PyFloat_AsDouble(args[1]);
     if (seconds == -1 && PyErr_Occurred()) return NULL;
-    if (Py_IS_TYPE(what, spec_type)) {
-        CallSpec *spec = (CallSpec *)what;
-        return spec->header.kind == BARRIER ? barrier(s, seconds) : other(s, spec, seconds);
-    }
+    if (Py_IS_TYPE(what, spec_type)) return issue_spec(s, (CallSpec *)what, seconds);
     if (!PyTuple_CheckExact(what) || PyTuple_GET_SIZE(what) != 3) {
         PyErr_SetString(PyExc_TypeError, "expected a CallSpec, or an array, an op and what spells them out");
         return NULL;
     }
+    if (!s->board) return spell_out(s, what, seconds);
     PyObject *array = PyTuple_GET_ITEM(what, 0), *op = PyTuple_GET_ITEM(what, 1);
     PyObject *code = PyObject_GetAttr(op, str_code);
     long number = code ? PyLong_AsLong(code) : -1;
@@ -231,56 +240,66 @@ static PyObject *keep(PyObject *owner, const char *name) {
     return owner ? PyObject_GetAttrString(owner, name) : NULL;
 }
 
-/* Shortcut(board, direct, group): direct is the most that is reduced here, in bytes; group is (id,
- * resume, run, order, lock, lane, queue, turn, ring, observers, cache of the log's levels). */
+/* Shortcut(board, direct, met, group): direct is the most that is reduced on the board, in bytes; group
+ * is (id, resume, run, order, lock, lane, queue, turn, parts_of_peer, ring, observers, cache of the log's
+ * levels). */
 static int shortcut_init(Shortcut *s, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
     PyObject *board, *lock, *queue, *turn, *ring, *order, *id, *resume, *run, *lane, *observers;
-    PyObject *log_cache;
-    if (s->board) {
+    PyObject *log_cache, *parts_of_peer;
+    int met;
+    if (s->order) {
         PyErr_SetString(PyExc_RuntimeError, "a Shortcut is made once");
         return -1;
     }
-    if (!PyArg_ParseTuple(args, "O!n(UOOO!OOOOO!O!O!)", board_type, &board, &s->direct, &id, &resume,
-                          &run, order_type, &order, &lock, &lane, &queue, &turn, ring_type, &ring,
-                          &PyDict_Type, &observers, &PyDict_Type, &log_cache))
+    if (!PyArg_ParseTuple(args, "Onp(OOOO!OOOOOO!O!O!)", &board, &s->direct, &met, &id, &resume, &run,
+                          order_type, &order, &lock, &lane, &queue, &turn, &parts_of_peer, ring_type,
+                          &ring, &PyDict_Type, &observers, &PyDict_Type, &log_cache))
         return -1;
-    if (s->direct < 0 || (uint64_t)s->direct > ((Board *)board)->block) {
+    if (board != Py_None && !Py_IS_TYPE(board, board_type)) {
+        PyErr_Format(PyExc_TypeError, "expected a Board or None, got %R", board);
+        return -1;
+    }
+    if (board != Py_None && (s->direct < 0 || (uint64_t)s->direct > ((Board *)board)->block)) {
         PyErr_SetString(PyExc_ValueError, "expected what fits a block");
         return -1;
     }
     s->checked = 1;
-    s->board = (Board *)Py_NewRef(board);
+    s->met = (char)met;
+    s->board = board == Py_None ? NULL : (Board *)Py_NewRef(board);
     s->order = (Order *)Py_NewRef(order);
     s->id = Py_NewRef(id);
     s->resume = Py_NewRef(resume);
     s->run = Py_NewRef(run);
-    s->lane = Py_NewRef(lane);
-    s->queue = Py_NewRef(queue);
+    s->messages.parts_of_peer = Py_NewRef(parts_of_peer);
     s->ring = (Ring *)Py_NewRef(ring);
     s->observers = Py_NewRef(observers);
     s->log_cache = Py_NewRef(log_cache);
     s->locked = keep(lock, "locked");
-    s->acquire = keep(turn, "acquire");
-    s->release = keep(turn, "release");
-    return s->locked && s->acquire && s->release ? 0 : -1;
+    return s->locked ? make_turn(&s->collectives, lane, queue, turn) : -1;
 }
 
 #define EACH_OBJECT(DO)                                                                     \
     DO(s->ring) DO(s->id) DO(s->resume) DO(s->run) DO(s->observers) DO(s->log_cache) DO(s->locked)     \
-    DO(s->queue) DO(s->acquire) DO(s->release) DO(s->lane)
+    DO(s->messages.parts_of_peer)
 
 static int shortcut_traverse(Shortcut *s, visitproc visit, void *arg) {
     Py_VISIT(Py_TYPE(s));
 #define DO(X) Py_VISIT(X);
     EACH_OBJECT(DO)
 #undef DO
-    return 0;
+    for (int i = 0; i < s->messages.count; i++) {
+        int stop = visit_turn(&s->messages.known[i].turn, visit, arg);
+        if (stop) return stop;
+    }
+    return visit_turn(&s->collectives, visit, arg);
 }
 
 static int shortcut_clear(Shortcut *s) {
 #define DO(X) Py_CLEAR(X);
     EACH_OBJECT(DO)
 #undef DO
+    drop_turn(&s->collectives);
+    while (s->messages.count) drop_turn(&s->messages.known[--s->messages.count].turn);
     Py_CLEAR(s->board);
     Py_CLEAR(s->order);
     return 0;
@@ -298,6 +317,7 @@ static PyMethodDef shortcut_methods[] = {
     {"issue", (PyCFunction)(void (*)(void))shortcut_issue, METH_FASTCALL, NULL},
     {NULL}};
 static PyMemberDef shortcut_members[] = {{"checked", T_BOOL, offsetof(Shortcut, checked), 0, NULL},
+                                         {"met", T_BOOL, offsetof(Shortcut, met), READONLY, NULL},
                                          {NULL}};
 static PyType_Slot shortcut_slots[] = {{Py_tp_init, shortcut_init},
                                        {Py_tp_members, shortcut_members},
@@ -311,10 +331,8 @@ PyType_Spec shortcut_spec = {"transport.native._core.Shortcut", sizeof(Shortcut)
                                     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, shortcut_slots};
 
 int init_shortcut(void) {
-    str_draining = PyUnicode_InternFromString("_draining");
-    str_notify = PyUnicode_InternFromString("_notify");
     str_cpu = PyUnicode_InternFromString("cpu");
     str_code = PyUnicode_InternFromString("code");
     debug_level = PyLong_FromLong(10);
-    return str_draining && str_notify && str_cpu && str_code && debug_level ? 0 : -1;
+    return str_cpu && str_code && debug_level ? init_turns() : -1;
 }

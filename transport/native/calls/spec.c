@@ -55,8 +55,7 @@ static PyObject *spec_new(PyObject *type, PyObject *const *args, size_t flags, P
     return (PyObject *)spec;
 }
 
-int is_collective_on_host(CallSpec *spec) {
-    if (spec->peer != COLLECTIVE) return 0;
+int is_on_host(CallSpec *spec) {
     return spec->device == str_cpu || PyUnicode_Compare(spec->device, str_cpu) == 0;
 }
 

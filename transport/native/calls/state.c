@@ -27,6 +27,7 @@ PyType_Spec progress_spec = {"transport.native._core.Progress", sizeof(Progress)
 static PyMemberDef order_members[] = {
     {"sequence", T_ULONGLONG, offsetof(Order, sequence), 0, NULL},
     {"history", T_USHORT, offsetof(Order, history), 0, NULL},
+    {"messages", T_ULONGLONG, offsetof(Order, messages), 0, NULL},
     {NULL}};
 
 /* One argument of read_header, for a field of so many bits. */
@@ -64,12 +65,17 @@ static PyObject *order_next_header(Order *order, PyObject *spec) {
         return NULL;
     }
     Header header = ((CallSpec *)spec)->header;
-    header.sequence = order->sequence + 1;
-    header.history = order->history;
+    int collective = ((CallSpec *)spec)->peer == COLLECTIVE;
+    header.sequence = (collective ? order->sequence : order->messages) + 1;
+    if (collective) header.history = order->history;
     PyObject *packed = PyBytes_FromStringAndSize((const char *)&header, HEADER_BYTES);
     if (!packed) return NULL;
-    order->sequence++;
-    order->history = history_after(&header);
+    if (collective) {
+        order->sequence++;
+        order->history = history_after(&header);
+    } else {
+        order->messages++;
+    }
     return packed;
 }
 

@@ -18,7 +18,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from transport.call import NO_ROOT, Call, CallHeader, Kind
+from transport.call import NO_ROOT, Call, CallHeader, Kind, dtype_code
 from transport.communicators.runtime import Membership
 from transport.condition import has, hold, let_go
 from transport.errors import CommunicatorTimeoutError, DistBackendError, PeerLostError
@@ -250,7 +250,51 @@ class Messages(Mailbox):
         """See ``Mailbox.recv``."""
         if len(self._watched) < self._size - 1:
             self._watch(call, src)
+        if core is not None and call.sync and src is not None and self._patience.polls:
+            ring = self._rings.get(src)
+            if ring is not None and self._meet(call, buffer, ring, tag):
+                return src
         return super().recv(call, buffer, src, tag)
+
+    def _meet(self, call: Call, buffer: Flat, ring: RingReader, tag: int) -> bool:
+        """Wait a moment for the ring's next message, for the only receive that there is; return
+        whether that was it. If not, nothing has happened.
+        """
+        src = ring.src
+        try:
+            with self._lock:
+                if (
+                    self._receives
+                    or (tag, src) in self._unclaimed
+                    or src in self._lost
+                    or self._aborted is not None
+                    or not ring.between
+                    or not self._try_carrying()
+                ):
+                    return False
+            call.waiting_for = src
+            before, code, end = ring.position, dtype_code(buffer.dtype), cast("Any", ring)
+            data = as_bytes(buffer)
+            try:
+                end.meet(data, self.inbox.words[BELL], tag, code)
+            finally:
+                come = ring.position != before
+                if ring.left:
+                    header = CallHeader(0, buffer.size, NO_ROOT, Kind.SEND, code, 0, extra=tag)
+                    incoming = Incoming(self._lock, self._stir, src, header, data)
+                    ring.adopt(incoming)
+                else:
+                    incoming = None
+            self._stop_carrying()
+            if incoming is not None:
+                self._await_rest(call, Receive(call, buffer, src, tag), incoming)
+            if come:
+                call.waiting_for = None
+            return come
+        except BaseException:
+            self._drop_carrying()
+            let_go(self._lock)
+            raise
 
     def carry(self) -> None:
         """Take in what has arrived. Never blocks; any thread."""
@@ -314,11 +358,9 @@ class Messages(Mailbox):
                     self._ring_bell()  # this receive may be what the ring waits for
                 super()._sleep(call, receive)
                 return
-            ring = self._sole_ring(call, receive)
             try:
                 self._lock.release()
-                if ring is None or not self._meet(receive, ring, rung):
-                    self._carry_patiently(call, rung)
+                self._carry_patiently(call, rung)
                 self._stop_carrying()
             finally:
                 hold(self._lock)
@@ -330,42 +372,6 @@ class Messages(Mailbox):
         if call.deadline.expired:
             raise self._late(call, receive)
 
-    def _sole_ring(self, call: Call, receive: Receive) -> RingReader | None:
-        """Return the ring that alone can bring what the only receive waits for, which is then this
-        thread's own; None where it is not so simple. Under the lock, for the carrier.
-        """
-        if core is None or receive.src is None or self.shared:
-            return None
-        if len(self._receives) != 1 or self._receives[0] is not receive:
-            return None
-        ring = self._rings.get(receive.src)
-        if ring is None or not ring.between or not call.sync or not self._patience.polls:
-            return None
-        self._receives.clear()
-        return ring
-
-    def _meet(self, receive: Receive, ring: RingReader, rung: int) -> bool:
-        """Wait a moment for the message of ``receive``; return whether it is there, whole."""
-        before, buffer, end = ring.position, as_bytes(receive.buffer), cast("Any", ring)
-        try:
-            end.meet(buffer, rung, receive.tag, receive.code)
-        finally:
-            if ring.position == before:
-                with self._lock:
-                    # It was the oldest. Nobody told it meanwhile what there is to tell.
-                    receive.error = self._lost_error(receive.src)
-                    if receive.error is None:
-                        self._receives.insert(0, receive)
-            else:
-                header = CallHeader(
-                    0, receive.buffer.size, NO_ROOT, Kind.SEND, receive.code, 0, extra=receive.tag
-                )
-                incoming = Incoming(self._lock, self._stir, ring.src, header, buffer)
-                incoming.receive = receive
-                receive.incoming = incoming
-                ring.adopt(incoming)
-        return receive.is_settled()
-
     def _try_carrying(self) -> bool:
         """Become the carrier, unless there is one."""
         me = threading.get_ident()
@@ -376,23 +382,24 @@ class Messages(Mailbox):
 
     def _stop_carrying(self) -> None:
         """Leave the rest to somebody else. Not under the mailbox's lock."""
-        self._carrier = None
-        self._let_carry()
-        if self._ending and self._try_carrying():
+        while True:
+            self._carrier = None
+            self._carrying.release()
+            self._wake_carriers()
+            if not self._ending or not self._try_carrying():
+                return
             # Somebody came with news while this thread was busy.
             self._carry(False)
-            self._carrier = None
-            self._let_carry()
 
     def _drop_carrying(self) -> None:
         """Leave all to somebody else if this thread carries, wherever an exception came."""
         if has(self._carrying):
             self._carrier = None
-            self._let_carry()
+            let_go(self._carrying)
+            self._wake_carriers()
 
-    def _let_carry(self) -> None:
+    def _wake_carriers(self) -> None:
         """Let another thread carry: who came meanwhile sleeps, and has to look."""
-        let_go(self._carrying)
         with self._lock:
             for wake in self._asleep:
                 wake.notify_all()

@@ -248,10 +248,7 @@ class RingReader(Ring):
 
     def adopt(self, incoming: Incoming) -> None:
         """Go on with a message that was begun without the mailbox."""
-        if self.left:
-            self._incoming = incoming
-        else:
-            incoming.complete()
+        self._incoming = incoming
 
     def pull(self, mailbox: Mailbox, memory: PeerMemory | None, patient: bool) -> bool:
         """Move what is there, of at most one message, and make room; return whether anything was

@@ -1,11 +1,22 @@
-"""A rendezvous' URL, read and checked once."""
+"""What a process asks a rendezvous for: a URL, read and checked once, and whose it is."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import EllipsisType
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from transport.checks import to_whole_number
+from transport.deadline import Deadline
+from transport.net.auth import secret_from_environment
+
+Secret = bytes | EllipsisType | None
+"""The job's secret, None for none, ``...`` for the environment's."""
+
+
+def known_secret(secret: Secret) -> bytes | None:
+    """Return the secret that was given, else the environment's."""
+    return secret_from_environment() if isinstance(secret, EllipsisType) else secret
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +68,36 @@ class RendezvousAddress:
                 f"rank must be less than world_size={self.world_size}, got {self.rank}"
                 f" ({self.url!r})"
             )
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The URL's parts, the seconds that others are waited for, and whose the rendezvous is."""
+
+    address: RendezvousAddress
+    timeout: float
+    group_name: str
+    given: Secret
+    """The secret, as ``rendezvous`` was given it."""
+
+    @property
+    def secret(self) -> bytes | None:
+        """The job's secret, if there is one."""
+        return known_secret(self.given)
+
+    def deadline(self) -> Deadline:
+        """Return the moment until which others are waited for, from now on."""
+        return Deadline.after(self.timeout)
+
+    def check_place(self, rank: int, world_size: int, why: str) -> None:
+        """Raise ValueError when the URL has another rank or world size than there are: ``why``."""
+        address = self.address
+        for name, given, real in (
+            ("rank", address.rank, rank),
+            ("world_size", address.world_size, world_size),
+        ):
+            if given not in (-1, real):
+                raise ValueError(f"{name} is {given}, but {why}; expected {real}, or none")
 
 
 def with_place(url: str, rank: int, world_size: int) -> str:

@@ -1,0 +1,29 @@
+"""What reports and tables are made of: columns, sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
+    """Return ``rows`` as lines, with their columns below each other, those of ``right`` to the
+    right.
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.rjust(width) if i in right else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def binary_size(nbytes: float) -> str:
+    """Return ``1.5 MiB``, a KiB being 1024 bytes."""
+    unit = 0
+    while nbytes >= 1024 and unit < len(_UNITS) - 1:
+        nbytes, unit = nbytes / 1024, unit + 1
+    return f"{nbytes:.4g} {_UNITS[unit]}"
