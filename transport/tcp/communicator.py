@@ -275,7 +275,9 @@ class TcpCommunicator(LinkCommunicator):
 
     def _wait_for_arrival(self, peer: int, deadline: Deadline) -> socket.socket | None:
         with self._lock:
-            while peer not in self._arrived:
+            while True:
+                if peer in self._arrived:
+                    return self._arrived.pop(peer)
                 self._check_unbroken()
                 if peer in self._gone:
                     raise PeerLostError(str(self._gone[peer]), peer)
@@ -284,7 +286,6 @@ class TcpCommunicator(LinkCommunicator):
                     raise watch.error
                 if not self._changed.wait(deadline.remaining()) and deadline.expired:
                     return None
-            return self._arrived.pop(peer)
 
     def _watch(self, peer: int, call: Call) -> None:
         """See to it that this rank learns when ``peer`` is gone, while it waits for it.
