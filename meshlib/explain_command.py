@@ -46,6 +46,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--estimate", metavar="PROGRAM.py", help="its explain(file, mesh) is called, and printed"
     )
     run.add_argument("--over", metavar="DIMS", help="another mesh than the file's")
+    parser.add_argument(
+        "--network",
+        metavar="FILE",
+        help="also on which levels each group goes over a network that meshlib bench --between"
+        " --write-network has measured",
+    )
     plan = parser.add_argument_group("the plan that lays an array out anew, instead of the mesh")
     plan.add_argument("--from", dest="source", metavar="SPEC", help="such as 'dp, None'")
     plan.add_argument("--to", dest="target", metavar="SPEC", help="such as 'None, (dp, tp)'")
@@ -95,12 +101,26 @@ def main(argv: Sequence[str] | None = None) -> int:
                 rank=given.rank,
             )
         text = explain(config, given.world_size, given.rank)
+        if given.network is not None:
+            text += "\n" + _levels(Path(given.network), config, given.world_size)
         if given.estimate is not None:
             mesh = config.mesh_for(given.world_size or config.world_size or 1)
             text += "\n" + _estimate_of(Path(given.estimate))(Path(given.file), mesh)
         return text
 
     return print_result(parser.prog, make)
+
+
+def _levels(file: Path, config: MeshConfig, world_size: int | None) -> str:
+    from meshlib.bench.network import HostNetwork, levels_of_groups
+
+    network = HostNetwork.load(file)
+    mesh = config.mesh_for(world_size or config.world_size or 1)
+    names = [*config.names, *(name for name, _ in config.flattened)]
+    groups = {
+        name: mesh[name].slices().reshape(mesh[name].slice_count, -1).tolist() for name in names
+    }
+    return "\n".join(levels_of_groups(network, groups)) + "\n"
 
 
 def _explain_schedule(given: Namespace) -> str:

@@ -1,4 +1,4 @@
-"""What reports and tables are made of: columns, sizes."""
+"""What reports and tables are made of: columns, sizes, ranks."""
 
 from __future__ import annotations
 
@@ -27,3 +27,15 @@ def binary_size(nbytes: float) -> str:
     while nbytes >= 1024 and unit < len(_UNITS) - 1:
         nbytes, unit = nbytes / 1024, unit + 1
     return f"{nbytes:.4g} {_UNITS[unit]}"
+
+
+def named(ranks: Sequence[int], most: int | None = None) -> str:
+    """Return ``ranks 1, 2``: all of them, or where they are more than ``most`` the first ones."""
+    shown = ", ".join(map(str, ranks[:most]))
+    more = f" and {len(ranks) - most} more" if most is not None and len(ranks) > most else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown}{more}"
+
+
+def have(ranks: Sequence[int]) -> str:
+    """Return the verb of ``named``."""
+    return "have" if len(ranks) > 1 else "has"

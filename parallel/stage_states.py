@@ -17,7 +17,6 @@ from meshlib import DeviceMesh
 from meshlib.sharding import DArray, P, Sharding
 from parallel.arrays import is_array
 from parallel.nn.module import Module
-from parallel.nn.parameter import Parameter
 from parallel.optim.optimizer import Optimizer
 
 _Dims = tuple[tuple[str, ...], ...]
@@ -142,12 +141,12 @@ class StageStates:
         """Return this stage's arrays and the states of its parameters, by path, as global ones."""
         parameters = dict(self._model.named_parameters())
         model = {
-            path: _global(parameters.get(path), value)
+            path: parameters[path].whole_of(value) if path in parameters else value
             for path, value in self._model.state_dict().items()
         }
         optimizer = {
             path: {
-                name: _global(parameter, parameter.as_global(value))
+                name: parameter.whole_of(parameter.as_global(value))
                 for name, value in self._optimizer.state[parameter].items()
             }
             for path, parameter in parameters.items()
@@ -164,18 +163,6 @@ class StageStates:
 
 def _is_array(value: Any) -> bool:
     return isinstance(value, DArray) or is_array(value)
-
-
-def _global(parameter: Parameter | None, value: Any) -> Any:
-    """Return an array that a layer has split, of which a parameter tells, as a DArray."""
-    if parameter is None or parameter.split is None or isinstance(value, DArray):
-        return value
-    sharding, shape = parameter.split
-    if parameter.sharding is not None or not _is_array(value):
-        return value
-    if tuple(value.shape) != sharding.local_shape(shape):
-        return value
-    return DArray(value, sharding, shape, value.dtype)
 
 
 def _leaf(value: Any) -> _Leaf:

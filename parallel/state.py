@@ -32,10 +32,11 @@ def global_state(model: Module, optimizer: Optimizer | None = None) -> dict[str,
         TypeError: For what is no module or optimizer.
     """
     _check(model, optimizer)
-    splits = _by_path(model)
+    parameters = _by_path(model)
     state: dict[str, Any] = {
         "model": {
-            path: _whole(array, splits.get(path)) for path, array in model.state_dict().items()
+            path: parameters[path].whole_of(array) if path in parameters else array
+            for path, array in model.state_dict().items()
         }
     }
     if isinstance(optimizer, ZeroRedundancyOptimizer):
@@ -46,7 +47,7 @@ def global_state(model: Module, optimizer: Optimizer | None = None) -> dict[str,
         state["optimizer"] = {
             **told,
             "state": {
-                number: {name: _whole(value, numbered[number]) for name, value in values.items()}
+                number: {name: numbered[number].whole_of(value) for name, value in values.items()}
                 for number, values in told["state"].items()
             },
         }
@@ -130,19 +131,8 @@ def _split(parameter: Parameter | None) -> tuple[Sharding, tuple[int, ...]] | No
     return parameter.split
 
 
-def _whole(array: Any, parameter: Parameter | None) -> Any:
-    """Return the global array of a part that has the shape of its split parameter."""
-    split = _split(parameter)
-    if split is None or isinstance(array, DArray) or not hasattr(array, "dtype"):
-        return array
-    sharding, shape = split
-    if tuple(array.shape) != sharding.local_shape(shape):
-        return array  # a count of steps
-    return DArray(array, sharding, shape, array.dtype)
-
-
 def _part(value: Any, parameter: Parameter | None) -> Any:
-    """Return the inverse of ``_whole``."""
+    """Return the inverse of ``Parameter.whole_of``."""
     split = _split(parameter)
     if split is None or not isinstance(value, DArray) or value.sharding != split[0]:
         return value

@@ -84,6 +84,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture
+def double_precision() -> Iterator[None]:
+    """Have JAX compute in the dtypes that it is given, as NumPy does."""
+    from jax_settings import jax_settings
+
+    with jax_settings(jax_enable_x64=True):
+        yield
+
+
+@pytest.fixture
 def free_port() -> Iterator[int]:
     """A port on which nobody listens but whom the test has listen."""
     with reserved_port() as port:

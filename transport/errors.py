@@ -35,6 +35,10 @@ class StoreTimeoutError(DistStoreError, TimeoutError):
         self.missing = tuple(missing)
 
 
+class StoreSilentError(DistStoreError):
+    """A store's server does not answer, or there is no way to it: it may live all the same."""
+
+
 class QueueEmptyError(DistStoreError):
     """A queue of a store has no value, and it was asked not to wait for one."""
 
@@ -57,12 +61,19 @@ class AuthenticationError(DistNetworkError):
 class PeerLostError(DistNetworkError):
     """The connection to a member ended while it was needed.
 
-    ``peer`` is the member's rank in the group of the communicator that noticed.
+    ``peer`` is the member's rank in the group of the communicator that noticed. ``unreachable``:
+    nothing came of it for too long, so it may live; else it has ended the connection, or died.
     """
 
-    def __init__(self, message: str, peer: int) -> None:
+    def __init__(self, message: str, peer: int, unreachable: bool = False) -> None:
         super().__init__(message)
         self.peer = peer
+        self.unreachable = unreachable
+
+    @classmethod
+    def of(cls, error: Exception, peer: int) -> PeerLostError:
+        """Return a new one that says what ``error`` does, which may be one."""
+        return cls(str(error), peer, isinstance(error, PeerLostError) and error.unreachable)
 
 
 class CommunicatorTimeoutError(DistBackendError, TimeoutError):

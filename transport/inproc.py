@@ -271,14 +271,6 @@ class InprocLink(Link):
         source._receive(call, into, on_piece)
         self._finish_send(call, frame)
 
-    def abort(self) -> None:
-        for channel in (self._out(), self._in()):
-            channel.cut()
-
-    def close(self) -> None:
-        self._out().leave(as_sender=True)
-        self._in().leave(as_sender=False)
-
     # Many algorithms send to one neighbour and receive from another one.
 
     def _out(self) -> _Channel:

@@ -3,7 +3,7 @@
 Where it will be woken, it looks for a moment before it sleeps: ``LookOut``. Where nothing would
 wake it, it asks ever more rarely: ``Pauses``.
 
-``transport/native/shm/waiting.c`` is ``LookOut`` in C.
+``transport/native/shm/waiting.c`` looks as ``LookOut`` does, in C, and reads its constants here.
 """
 
 from __future__ import annotations
@@ -14,63 +14,81 @@ import threading
 import time
 from collections.abc import Callable
 
-# So long the processor is offered to others before a thread goes to sleep.
-_YIELD_SECONDS = 500e-6
-# What came after so few yields was done by somebody who had been waiting for this very core.
-_FEW_YIELDS = 2
+LOOK_SECONDS = 500e-6
+"""So long the processor is offered to others before a thread goes to sleep."""
+FEW_YIELDS = 2
+"""What came after so few yields was done by somebody who had been waiting for this very core."""
 _FEWEST_SPINS = 4
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.064
 
 
 class LookOut:
-    """One receiver's way of looking for what is about to come, before it sleeps.
+    """One receiver's way of looking for what is about to come, before it sleeps. One thread at a
+    time.
 
-    A rank that is woken by another tends to be put on the other's core, where both then wait for
-    each other: not sleeping halves the time of a small exchange. Looking holds the interpreter's
-    lock, and polling a core as well, so it is brief.
+    To sleep and be woken takes longer than most small calls: some 40 microseconds on either side,
+    in a virtual machine more. And a rank that is woken by another tends to be put on the other's
+    core, where both then wait for each other: not sleeping halves the time of a small exchange.
+    Looking holds the interpreter's lock, and polling a core as well, so it is brief.
 
     ``spins`` is how often to look before the core is first offered to others; it becomes a few
     where offering turns out to be what helps, as it does where other programs leave the ranks one
-    core together. ``most_missed`` is how many waits may go to sleep at once after looking has been
-    in vain several times: then whoever is waited for is busy or far. 0: each wait looks.
-    ``main_only``: no other thread than the main one looks, since another one (a group's own, or a
-    rank that is a thread) would starve whoever computes.
+    core together. ``seconds`` is how long to look. ``pauses``: where that was in vain, whoever is
+    waited for is busy or far; for a while waits sleep at once, and for longer each time, so that a
+    hundredth of the time is spent in vain at most. ``main_only``: no other thread than the main one
+    looks, since another one (a group's own, or a rank that is a thread) would starve whoever
+    computes.
     """
 
-    __slots__ = ("_asleep", "_main", "_missed", "_most_missed", "_most_spins", "_spins")
+    __slots__ = ("_again", "_main", "_most_spins", "_pause", "_pauses", "_seconds", "_spins")
 
-    def __init__(self, spins: int = 0, most_missed: int = 0, *, main_only: bool = False) -> None:
+    def __init__(
+        self,
+        spins: int = 0,
+        *,
+        pauses: bool = False,
+        seconds: float = LOOK_SECONDS,
+        main_only: bool = False,
+    ) -> None:
         self._main = threading.main_thread().ident if main_only else None
         self._most_spins = spins
         self._spins = spins
-        self._most_missed = most_missed
-        # How many waits go to sleep at once, and how many did when looking was last in vain.
-        self._asleep = 0
-        self._missed = 0
+        self._pauses = pauses
+        self._seconds = seconds
+        # How long looking is left out since it was in vain, and until when.
+        self._pause = self._again = 0.0
+
+    @property
+    def looks(self) -> bool:
+        """Whether the calling thread would look this time, instead of sleeping at once."""
+        if self._main is not None and threading.get_ident() != self._main:
+            return False
+        return not self._pause or time.perf_counter() >= self._again
 
     def until(self, ready: Callable[[], bool]) -> bool:
         """Return whether ``ready()`` is true, or comes true soon; others may run in between."""
         if ready():
             return True
-        if self._main is not None and threading.get_ident() != self._main:
-            return False
-        if self._asleep:
-            self._asleep -= 1
+        if not self.looks:
             return False
         for _ in range(self._spins):
             if ready():
                 return True
-        give_up = time.perf_counter() + _YIELD_SECONDS
+        give_up = time.perf_counter() + self._seconds
         yields = 0
         while True:
             os.sched_yield()
             yields += 1
             if ready():
-                spins = _FEWEST_SPINS if yields <= _FEW_YIELDS else self._most_spins
+                spins = _FEWEST_SPINS if yields <= FEW_YIELDS else self._most_spins
                 self._spins = min(spins, self._most_spins)
-                self._missed = 0
+                self._pause = 0.0
                 return True
-            if time.perf_counter() >= give_up:
-                self._missed = self._asleep = min(2 * self._missed + 1, self._most_missed)
+            now = time.perf_counter()
+            if now >= give_up:
+                if self._pauses:
+                    self._pause = min(max(2 * self._pause, _FIRST_PAUSE), _LONGEST_PAUSE)
+                    self._again = now + self._pause
                 return False
 
 

@@ -26,6 +26,7 @@ from meshlib.bench.cases import CASES, Bound, Case
 from meshlib.bench.jobs.job import BenchmarkError
 from meshlib.bench.libraries.c10d import TorchGloo, bind_c10d
 from meshlib.bench.libraries.library import TIMEOUT
+from meshlib.bench.network import HostNetwork, Path, levels_in_words
 from meshlib.bench.predict import KINDS, cost_of
 from meshlib.bench.sizes import format_size
 from meshlib.command_line import say
@@ -39,14 +40,6 @@ _PINGS = 20
 _RATE_BYTES = 32 << 20
 _WARMUP = 2
 _SIOCGIFADDR = 0x8915
-
-
-@dataclass(frozen=True, slots=True)
-class Path:
-    """What lies between two hosts: seconds there and back, bytes a second one way."""
-
-    round_trip: float
-    rate: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +89,8 @@ class Between:
         """Measure and print."""
         hosts = self._hosts()
         self._say(f"{self._size} ranks on {len(hosts)} hosts, {self._dist.get_backend()}")
-        paths = self._paths([ranks[0] for ranks in hosts])
+        network = self._network(hosts)
+        paths = list(network.paths.values())
         self._compare_clocks()
         binds: dict[str, Callable[[Case], Bound]] = {
             "meshlib": lambda case: bind_c10d(self._dist, case, np.asarray)
@@ -116,6 +110,22 @@ class Between:
             self._say("(the model is of hosts with one rank each: --nproc-per-node 1)")
         if gloo is not None:
             gloo.leave()
+
+    def _network(self, hosts: Sequence[Sequence[int]]) -> HostNetwork:
+        """Measure the network; say what a group of all makes of it, and write it if asked."""
+        said: list[Any] = [None] * self._size
+        self._dist.all_gather_object(said, os.environ.get(environment.SITE, ""))
+        paths = self._paths([ranks[0] for ranks in hosts])
+        found = HostNetwork(
+            tuple(tuple(ranks) for ranks in hosts),
+            tuple(said[ranks[0]] for ranks in hosts),
+            dict(zip(combinations(range(min(len(hosts), _MOST_HOSTS)), 2), paths, strict=True)),
+        )
+        levels = levels_in_words(found.placement(range(self._size)))
+        self._say(f"with auto or hierarchical: {levels}")
+        if self._rank == 0 and self._args.write_network is not None:
+            self._args.write_network.write_text(found.encode())
+        return found
 
     def _say(self, text: str) -> None:
         if self._rank == 0:

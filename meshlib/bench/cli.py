@@ -127,6 +127,12 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         help="measure between the hosts of a job, as one of its ranks: meshrun --nnodes N ..."
         " -m meshlib.bench --between (--ranks, --json, --plot, --predict do not count)",
     )
+    parser.add_argument(
+        "--write-network",
+        type=Path,
+        metavar="FILE",
+        help="with --between: write the hosts and the paths between them, for meshlib explain",
+    )
     model = parser.add_argument_group("many hosts, with --predict")
     model.add_argument("--hosts", type=_positive, default=1000, metavar="N", help="(1000)")
     model.add_argument("--ranks-per-host", type=_positive, default=8, metavar="N", help="(8)")
@@ -203,7 +209,8 @@ def _amount(text: str) -> float:
 _PEERS = [name for name in LIBRARIES if name not in OWN]
 
 
-def _chosen(text: str, known: Sequence[str], what: str) -> list[str]:
+def chosen(text: str, known: Sequence[str], what: str) -> list[str]:
+    """Return the comma-separated names in ``text``; raise ArgumentTypeError for a strange one."""
     names = [name.strip() for name in text.split(",")]
     for name in names:
         if name not in known:
@@ -214,15 +221,15 @@ def _chosen(text: str, known: Sequence[str], what: str) -> list[str]:
 
 
 def _collectives(text: str) -> list[str]:
-    return COLLECTIVES if text == "all" else _chosen(text, list(CASES), "collective")
+    return COLLECTIVES if text == "all" else chosen(text, list(CASES), "collective")
 
 
 def _backends(text: str) -> list[str]:
-    return _chosen(text, list(_BACKENDS), "backend")
+    return chosen(text, list(_BACKENDS), "backend")
 
 
 def _peers(text: str) -> list[str]:
-    return _chosen(text, _PEERS, "peer")
+    return chosen(text, _PEERS, "peer")
 
 
 def _sizes(text: str) -> list[int]:

@@ -68,15 +68,8 @@ def new_subgroups_by_enumeration(
     for c10d's sake. Raises ValueError for a list that is empty or has ranks that do not exist, and
     for a rank that is in two of them; TypeError for what is no list of lists of ranks.
     """
-    lists = _disjoint(ranks_per_subgroup_list, "ranks_per_subgroup_list")
     size = current_world().size
-    for i, ranks in enumerate(lists):
-        strange = [rank for rank in ranks if not 0 <= rank < size]
-        if strange or not ranks:
-            raise ValueError(
-                f"ranks_per_subgroup_list[{i}] is {ranks}; expected one or more ranks from 0 to"
-                f" {size - 1}"
-            )
+    lists = _disjoint(ranks_per_subgroup_list, "ranks_per_subgroup_list", size)
     every = [
         new_group(ranks, timeout, backend, pg_options, group_desc=group_desc) for ranks in lists
     ]
@@ -103,14 +96,7 @@ def split_group(
     parent = _parent(parent_pg, "split_group")
     if split_ranks is None:
         raise ValueError("split_ranks is None; expected a list of lists of ranks in the parent")
-    lists = _disjoint(split_ranks, "split_ranks")
-    for i, ranks in enumerate(lists):
-        strange = [rank for rank in ranks if not 0 <= rank < len(parent.ranks)]
-        if strange or not ranks:
-            raise ValueError(
-                f"split_ranks[{i}] is {ranks}; expected one or more ranks from 0 to "
-                f"{len(parent.ranks) - 1} in {parent}"
-            )
+    lists = _disjoint(split_ranks, "split_ranks", len(parent.ranks), f" in {parent}")
     chosen = parent.backend if backend is None else backend
     strange = parse_backend(chosen).items() - parent.backends.items()
     if strange:
@@ -133,7 +119,10 @@ def _parent(group: Group, function: str) -> ProcessGroup:
     return parent
 
 
-def _disjoint(lists: Sequence[Sequence[int]], name: str) -> list[list[int]]:
+def _disjoint(
+    lists: Sequence[Sequence[int]], name: str, size: int, where: str = ""
+) -> list[list[int]]:
+    """Return lists of ranks below ``size``, none of them empty, without a rank twice."""
     check_list(lists, name)
     found = [to_whole_numbers(ranks, f"{name}[{i}]") for i, ranks in enumerate(lists)]
     seen: dict[int, int] = {}
@@ -142,4 +131,8 @@ def _disjoint(lists: Sequence[Sequence[int]], name: str) -> list[list[int]]:
             if rank in seen:
                 raise ValueError(f"{name}: rank {rank} is in list {seen[rank]} and in list {i}")
             seen[rank] = i
+        if not ranks or min(ranks) < 0 or max(ranks) >= size:
+            raise ValueError(
+                f"{name}[{i}] is {ranks}; expected one or more ranks from 0 to {size - 1}{where}"
+            )
     return found

@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from meshlib.checkpoint.errors import CheckpointError
 from meshlib.groups.process_group import ProcessGroup
-from meshlib.job.current import find_world
+from meshlib.job.current import Group, find_world
 
 T = TypeVar("T")
-
-
-class Ranks(Protocol):
-    """A set of ranks that can be communicated over: a ``DeviceMesh`` or a ``ProcessGroup``."""
-
-    @property
-    def process_group(self) -> Any:
-        """The group over all the ranks."""
-        ...
 
 
 class Party:
@@ -28,7 +19,7 @@ class Party:
     is neither, ValueError on a rank outside.
     """
 
-    def __init__(self, group: Ranks | None) -> None:
+    def __init__(self, group: Group) -> None:
         world = find_world()
         found = getattr(group, "process_group", None)
         if group is None and world is not None:

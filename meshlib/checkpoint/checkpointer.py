@@ -7,7 +7,7 @@ import threading
 from functools import partial
 from typing import Any, Literal, Self
 
-from meshlib.checkpoint.agreement import Party, Ranks
+from meshlib.checkpoint.agreement import Party
 from meshlib.checkpoint.errors import CheckpointError
 from meshlib.checkpoint.files.folder import entries_of, latest_step, read_description
 from meshlib.checkpoint.files.storage import Storage, open_storage
@@ -15,6 +15,7 @@ from meshlib.checkpoint.files.zarr import DOCUMENT
 from meshlib.checkpoint.loading import find_together, load_like
 from meshlib.checkpoint.pieces import Room, Shares
 from meshlib.checkpoint.saving import Save
+from meshlib.job.current import Group
 from transport.checks import to_whole_number
 
 Location = str | os.PathLike[str]
@@ -25,7 +26,7 @@ def save(
     state: Any,
     *,
     step: int,
-    group: Ranks | None = None,
+    group: Group = None,
     metric: float | None = None,
     sync: bool = True,
 ) -> str:
@@ -68,7 +69,7 @@ def load(
     like: Any = ...,
     *,
     step: int | None = None,
-    group: Ranks | None = None,
+    group: Group = None,
     strict: bool = True,
     verify: bool = True,
 ) -> Any:
@@ -134,7 +135,7 @@ class Checkpointer:
     def __init__(
         self,
         path: Location,
-        group: Ranks | None = None,
+        group: Group = None,
         *,
         keep_last: int | None = None,
         keep_best: int | None = None,

@@ -94,7 +94,7 @@ def target_like(grid: ChunkGrid, leaf: Any) -> Target:
     """Return what has to be read for an array like ``leaf``, and how it becomes one."""
     sharding = sharding_of(leaf)
     if sharding is None:
-        return Target(grid, _whole(grid), _finisher(leaf))
+        return Target(grid, grid.whole, _finisher(leaf))
     landed = sharding.reduced()
     mesh = landed.mesh
     rank = mesh.get_rank()
@@ -105,10 +105,6 @@ def target_like(grid: ChunkGrid, leaf: Any) -> Target:
         return DArray(local, landed, grid.shape, grid.dtype)
 
     return Target(grid, landed.slices(grid.shape, rank) if inside else None, finish)
-
-
-def _whole(grid: ChunkGrid) -> Box:
-    return tuple(slice(0, length) for length in grid.shape)
 
 
 def _finisher(leaf: Any) -> Callable[[Host | None], Any]:

@@ -14,7 +14,7 @@ from meshlib.checkpoint.files.folder import Description, check_step, find
 from meshlib.checkpoint.files.layout import Index
 from meshlib.checkpoint.files.storage import BLOCK, Reader, open_storage
 from meshlib.checkpoint.files.zarr import CHECKSUM_BYTES, ChunkGrid, chunk_file, grid_of
-from meshlib.checkpoint.leaves import Box, Host, is_wanted_array, target_like, why_not_like
+from meshlib.checkpoint.leaves import Box, Host, target_like
 from meshlib.checkpoint.tree import Maker, Matching
 from meshlib.sharding.local import relative, shape_of
 from transport.crc32c import crc32c
@@ -25,16 +25,11 @@ def load_like(party: Party, found: Description, like: Any, *, strict: bool, veri
     grids = {name: grid_of(document, name) for name, document in found.arrays.items()}
 
     def match() -> tuple[Maker, dict[str, Any]]:
-        matching = Matching(
-            is_wanted_array,
-            lambda name, leaf: why_not_like(_grid(grids, name), leaf),
-            lambda name: _grid(grids, name).shape,
-            strict=strict,
-        )
+        matching = Matching(grids, strict=strict)
         make = matching.match(found.tree, like)
         matching.check(found.path)
         return make, {
-            name: target_like(_grid(grids, name), leaf) for name, leaf in matching.wanted.items()
+            name: target_like(matching.grid(name), leaf) for name, leaf in matching.wanted.items()
         }
 
     own: list[tuple[Maker, dict[str, Any]]] = []
@@ -75,12 +70,6 @@ def find_together(party: Party, path: Any, step: Any) -> Description:
             )
     assert found is not None
     return found
-
-
-def _grid(grids: dict[str, ChunkGrid], name: str) -> ChunkGrid:
-    if name not in grids:
-        raise CheckpointError(f"the checkpoint's tree has array {name!r}, but not its description")
-    return grids[name]
 
 
 class ChunkReader:

@@ -25,7 +25,7 @@ from meshlib.checkpoint.files.zarr import (
     groups_above,
     little_endian,
 )
-from meshlib.checkpoint.leaves import Box, Host, check_saved, sharding_of, to_host
+from meshlib.checkpoint.leaves import Host, check_saved, sharding_of, to_host
 from meshlib.sharding.local import relative
 from meshlib.sharding.sharding import Sharding
 from transport.crc32c import crc32c
@@ -135,7 +135,7 @@ class Shares:
         indices = list(writers.deal(grid, sharding))
         if not indices:
             return
-        origin = sharding.slices(shape, party.rank) if sharding is not None else _whole(shape)
+        origin = sharding.slices(shape, party.rank) if sharding is not None else grid.whole
         own = [_Own(index, relative(grid.box(index), origin)) for index in indices]
         self._chunks[name] = grid, own
         if not any(indices[0]):
@@ -172,13 +172,13 @@ class Shares:
         for piece in pieces:
             piece.write(storage, folder)
         for name in self.first_chunks:
-            _write_document(storage, f"{folder}/{name}", self.documents[name])
+            write_document(storage, f"{folder}/{name}", self.documents[name])
         if first:
             for name, document in self.documents.items():
                 if 0 in document["shape"]:  # has no first chunk
-                    _write_document(storage, f"{folder}/{name}", document)
+                    write_document(storage, f"{folder}/{name}", document)
             for group in groups_above(list(self.documents)):
-                _write_document(storage, f"{folder}/{group}", group_document({}, None))
+                write_document(storage, f"{folder}/{group}", group_document({}, None))
         if not pieces:
             return None
         last = pieces[-1]
@@ -205,9 +205,6 @@ def detach(pieces: Sequence[Piece], room: Room | None = None) -> Room:
     return room
 
 
-def _whole(shape: tuple[int, ...]) -> Box:
-    return tuple(slice(0, n) for n in shape)
-
-
-def _write_document(storage: Storage, name: str, document: Any) -> None:
+def write_document(storage: Storage, name: str, document: Any) -> None:
+    """Write the document of the array or group ``name``."""
     storage.write(f"{name}/{DOCUMENT}", [memoryview(json.dumps(document).encode())])

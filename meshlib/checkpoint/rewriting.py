@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 
 from meshlib.checkpoint.files.folder import Description, Entry, entries_of, make_document
 from meshlib.checkpoint.files.storage import Storage
 from meshlib.checkpoint.files.zarr import (
-    DOCUMENT,
     ChunkGrid,
     array_document,
     grid_of,
@@ -17,7 +15,7 @@ from meshlib.checkpoint.files.zarr import (
     groups_above,
 )
 from meshlib.checkpoint.loading import ChunkReader
-from meshlib.checkpoint.pieces import Piece
+from meshlib.checkpoint.pieces import Piece, write_document
 
 
 def rewrite(
@@ -49,8 +47,7 @@ def rewrite(
     groups = groups_above(list(documents))
     below = {**documents, **{group: group_document({}, None) for group in groups}}
     for name, document in below.items():
-        data = json.dumps(document).encode()
-        storage.write(f"{entry.name}/{name}/{DOCUMENT}", [memoryview(data)])
+        write_document(storage, f"{entry.name}/{name}", document)
     top = make_document(found.step, found.metric, found.tree, documents, groups)
     storage.publish(entry.document, top)
     return storage.path(entry.name), (now, before)

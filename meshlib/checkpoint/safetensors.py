@@ -108,11 +108,10 @@ def export_safetensors(
         if called in tensors:
             raise CheckpointError(f"rename makes two arrays {called!r}; the second is {name!r}")
         grid = grid_of(document, name)
-        box = tuple(slice(0, n) for n in grid.shape)
         tensors[called] = Tensor(
             grid.shape,
             grid.dtype,
-            lambda name=name, grid=grid, box=box: reader.read(name, grid, box),
+            lambda name=name, grid=grid: reader.read(name, grid, grid.whole),
         )
     if not tensors:
         raise CheckpointError(

@@ -20,7 +20,6 @@ from meshlib.checkpoint.errors import CheckpointError
 from meshlib.checkpoint.files.folder import Entry, check_step, entries_of, make_document
 from meshlib.checkpoint.files.storage import Storage
 from meshlib.checkpoint.files.zarr import DOCUMENT, groups_above
-from meshlib.checkpoint.leaves import is_array
 from meshlib.checkpoint.pieces import Kept, Piece, Room, Shares, detach
 from meshlib.checkpoint.tree import array_of, encode, leaves_of, shown
 from transport.errors import DistError
@@ -107,7 +106,7 @@ class Save:
         """Take the state apart; return its arrays by name."""
         self._storage = storage()
         self._step, self._metric = check_step(step), check_metric(self._metric)
-        self._tree, arrays = encode(state, is_array)
+        self._tree, arrays = encode(state)
         kept = tuple(Kept.of(name, leaf) for name, leaf in arrays.items())
         same = known is not None and known.arrays == kept
         self.shares = known if same else Shares(self._party, kept)

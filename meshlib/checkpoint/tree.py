@@ -21,7 +21,8 @@ from urllib.parse import quote
 import numpy as np
 
 from meshlib.checkpoint.errors import CheckpointError
-from meshlib.checkpoint.files.zarr import dtype_name, dtype_of
+from meshlib.checkpoint.files.zarr import ChunkGrid, dtype_name, dtype_of
+from meshlib.checkpoint.leaves import is_array, is_wanted_array, why_not_like
 
 Node = Any
 """JSON: a value, or an object of one member."""
@@ -33,7 +34,7 @@ _LONGEST_NAME = 200  # a file's name may have 255 bytes
 _SHOWN_DIFFERENCES = 8
 
 
-def encode(tree: Any, is_array: Callable[[Any], bool]) -> tuple[Node, dict[str, Any]]:
+def encode(tree: Any) -> tuple[Node, dict[str, Any]]:
     """Return ``tree`` as JSON, and its arrays by name: the path with ``/`` between the keys.
 
     Raises TypeError, naming the path, for what is neither a tree, nor a value, nor an array.
@@ -205,25 +206,23 @@ def decode(node: Node, array: Callable[[str], Any]) -> Any:
 class Matching:
     """Goes through a checkpoint's tree and the one that it is to be like, and notes what differs.
 
-    ``fits(name, leaf)`` returns what is wrong when the array ``name`` is to become like ``leaf``,
-    None if nothing is; ``shape_of(name)`` its shape. ``wanted`` has the arrays that are needed
-    afterwards, each with its leaf (``...`` for one that is wanted as it is).
+    ``grids`` has the checkpoint's arrays, by name. ``wanted`` has those that are needed afterwards,
+    each with its leaf (``...`` for one that is wanted as it is).
     """
 
-    def __init__(
-        self,
-        is_array: Callable[[Any], bool],
-        fits: Callable[[str, Any], str | None],
-        shape_of: Callable[[str], tuple[int, ...]],
-        *,
-        strict: bool,
-    ) -> None:
-        self._is_array = is_array
-        self._fits = fits
-        self._shape_of = shape_of
+    def __init__(self, grids: Mapping[str, ChunkGrid], *, strict: bool) -> None:
+        self._grids = grids
         self._strict = strict
         self.wanted: dict[str, Any] = {}
         self.differences: list[str] = []
+
+    def grid(self, name: str) -> ChunkGrid:
+        """Return an array's grid. Raises CheckpointError where it has no description."""
+        if name not in self._grids:
+            raise CheckpointError(
+                f"the checkpoint's tree has array {name!r}, but not its description"
+            )
+        return self._grids[name]
 
     def check(self, where: str) -> None:
         """Raise CheckpointError that lists the differences, if there are any."""
@@ -240,10 +239,10 @@ class Matching:
             self._lay_out(node, like, path)
             return partial(decode, node)
         kind, data = _kind(node)
-        if self._is_array(like):
+        if is_wanted_array(like):
             if kind != "array":
                 return self._differ(path, f"is {_described(node)}, not an array")
-            wrong = self._fits(data, like)
+            wrong = why_not_like(self.grid(data), like)
             if wrong is not None:
                 return self._differ(path, wrong)
             self.wanted[data] = like
@@ -261,13 +260,13 @@ class Matching:
             name = array_of(leaf)
             if name is None:
                 continue
-            self.wanted[name] = ... if like is ... else like(below, self._shape_of(name))
+            self.wanted[name] = ... if like is ... else like(below, self.grid(name).shape)
             chosen = self.wanted[name]
-            if chosen is not ... and not self._is_array(chosen):
+            if chosen is not ... and not is_wanted_array(chosen):
                 what = f"is to be like {chosen!r}, says {like!r}; expected a Sharding or ..."
                 self._differ((*path, *below), what)
             elif chosen is not ...:
-                wrong = self._fits(name, chosen)
+                wrong = why_not_like(self.grid(name), chosen)
                 if wrong is not None:
                     self._differ((*path, *below), wrong)
 

@@ -104,9 +104,7 @@ class CoalescedCollectives(GroupOfRanks):
                 # Packing would cost a device more than it saves there.
                 for x in xs:
                     communicator.all_reduce(call, x.flat, op)
-                result = [x.finish() for x in xs]
-                end_together(call, [cast(DeviceFlat, x.flat) for x in xs])
-                return result
+                return _finish(call, xs)
             flat = np.concatenate([x.flat for x in xs])
             communicator.all_reduce(call, flat, op)
             return _unpack(flat, xs)
@@ -279,9 +277,7 @@ class CoalescedCollectives(GroupOfRanks):
             if device != "cpu":
                 for part, x in zip(parts, ins, strict=True):
                     communicator.all_gather(call, part, x.flat)
-                result = [out.finish() for out in outs]
-                end_together(call, [cast(DeviceFlat, out.flat) for out in outs])
-                return result
+                return _finish(call, outs)
             rows = [np.empty(sum(sizes), dtype) for _ in range(size)]
             communicator.all_gather(call, rows, np.concatenate([x.flat for x in ins]))
             for member, row in enumerate(rows):
@@ -365,9 +361,7 @@ class CoalescedCollectives(GroupOfRanks):
             if device != "cpu":
                 for out, part in zip(outs, parts, strict=True):
                     communicator.reduce_scatter(call, out.flat, part, op)
-                result = [out.finish() for out in outs]
-                end_together(call, [cast(DeviceFlat, out.flat) for out in outs])
-                return result
+                return _finish(call, outs)
             flat = np.empty(sum(sizes), dtype)
             rows = [np.concatenate([part[member] for part in parts]) for member in range(size)]
             communicator.reduce_scatter(call, flat, rows, op)
@@ -414,8 +408,14 @@ def _gather_device_arrays(
         own = ins[j].flat if j < len(ins) else ins[0].flat[:0]
         assert targets[rank].size == own.size
         communicator.all_gather(call, targets, own)
-    result = [[out.finish() for out in row] for row in outs]
-    end_together(call, [cast(DeviceFlat, out.flat) for row in outs for out in row])
+    finished = iter(_finish(call, [out for row in outs for out in row]))
+    return [[next(finished) for _ in row] for row in outs]
+
+
+def _finish(call: Call, outs: Sequence[Adapted]) -> list[Any]:
+    """Return the results of a call on a device that has made several."""
+    result = [out.finish() for out in outs]
+    end_together(call, [cast(DeviceFlat, out.flat) for out in outs])
     return result
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from contextlib import suppress
 from typing import ClassVar, Generic, TypeVar, cast
 
-from transport.errors import DistNetworkError, DistStoreError
+from transport.errors import DistError, DistNetworkError, DistStoreError
 from transport.store.base import Store
 
 U = TypeVar("U")
@@ -77,8 +76,8 @@ class Attendant(ABC, Generic[U]):
     def work(self, store: Store, ending: threading.Event) -> None:
         """Work with ``store`` until ``ending``. DistStoreError is no fault: the store has gone."""
 
-    def bereave(self) -> None:
-        """Act on the store's having gone before its users."""
+    def bereave(self, error: DistError | None) -> None:
+        """Act on the store's having gone before its users; ``error`` is what it was noticed by."""
 
 
 class _Shift:
@@ -95,12 +94,15 @@ class _Shift:
 
     def begin(self, attendant: Attendant[U]) -> None:
         def run() -> None:
-            with suppress(DistStoreError, DistNetworkError):
+            failure: DistError | None = None
+            try:
                 store = self._client()
                 if store is not None:
                     attendant.work(store, self.ending)
+            except (DistStoreError, DistNetworkError) as error:
+                failure = error
             if not self.ending.is_set():
-                attendant.bereave()
+                attendant.bereave(failure)
 
         self._thread = threading.Thread(target=run, name=f"meshlib-{attendant.name}", daemon=True)
         self._thread.start()

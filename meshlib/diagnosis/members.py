@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Sequence, Set
 
 from transport.deadline import Timeout, to_seconds
 from transport.operands.compression import Compression
@@ -33,7 +33,9 @@ class Members:
         self.group_desc = desc
         self.seconds = timeout
         self.compression: Compression | None = compression
-        self._places = _places(ranks)
+        self._places: range | dict[int, int] = even(ranks) or {
+            rank: i for i, rank in enumerate(ranks)
+        }
         place = self.place_of(global_rank)
         self._rank = -1 if place is None else place
 
@@ -92,13 +94,14 @@ class Members:
         return f"group {name!r} of {len(self.ranks)} ranks [{shown}]{sent}"
 
 
-def _places(ranks: tuple[int, ...]) -> range | dict[int, int]:
-    """Return what knows each rank's place: by arithmetic where they lie at even distances.
+def even(ranks: Sequence[int]) -> range | None:
+    """Return ``ranks`` as a range where they lie at even distances, else None.
 
-    So they do in most groups, and each of a thousand ranks need not keep a table of a thousand.
+    So they do in most groups, and each of a thousand ranks need not keep, send or read a table of
+    a thousand.
     """
     if len(ranks) > 1 and (step := ranks[1] - ranks[0]):
-        even = range(ranks[0], ranks[-1] + (1 if step > 0 else -1), step)
-        if tuple(even) == ranks:
-            return even
-    return {rank: i for i, rank in enumerate(ranks)}
+        found = range(ranks[0], ranks[-1] + (1 if step > 0 else -1), step)
+        if len(found) == len(ranks) and all(map(int.__eq__, found, ranks)):
+            return found
+    return None

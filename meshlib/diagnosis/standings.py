@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshlib.diagnosis.failures.messages import table
+from meshlib.diagnosis.members import even
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,9 @@ class Standing:
 
     def pack(self) -> str:
         """Return the standing as JSON."""
-        return json.dumps({**self.__dict__, "ranks": _pack_ranks(self.ranks)})
+        found = even(self.ranks)
+        ranks = self.ranks if found is None else {"range": (found.start, found.stop, found.step)}
+        return json.dumps({**self.__dict__, "ranks": ranks})
 
     @classmethod
     def unpack(cls, data: bytes) -> Standing:
@@ -118,18 +121,6 @@ def _find_circle(standings: Mapping[int, Standing]) -> list[int] | None:
                 if missing[waiting] == 0:
                     free.append(waiting)
     return sorted(rank for ranks in here.values() for rank in ranks) or None
-
-
-def _pack_ranks(ranks: Sequence[int]) -> Sequence[int] | dict[str, Sequence[int]]:
-    """Return ``ranks``, those at even distances as a range: every rank reads what every rank posts,
-    and a group may have thousands.
-    """
-    step = ranks[1] - ranks[0] if len(ranks) > 2 else 0
-    if step == 0:
-        return ranks
-    even = range(ranks[0], ranks[-1] + (1 if step > 0 else -1), step)
-    same = len(even) == len(ranks) and all(map(int.__eq__, even, ranks))
-    return {"range": (even.start, even.stop, even.step)} if same else ranks
 
 
 def tangle_message(tangle: Mapping[int, Standing], beside: Mapping[int, Standing | None]) -> str:

@@ -17,6 +17,7 @@ from meshlib.diagnosis.attendant import END_SECONDS, Attendant
 from meshlib.diagnosis.event_log import EVENTS, LogReader
 from meshlib.diagnosis.events import Departures, Event, Leave, RankLost, parse
 from transport import environment
+from transport.errors import DistError
 from transport.store.base import Store
 
 _LOGGER = logging.getLogger("meshlib")
@@ -31,18 +32,23 @@ LEAVING_SECONDS = 0.01
 
 News = Event | Departures
 Handler = Callable[[News], None]
+OnSilence = Callable[[DistError | None], None]
 
 
 class Watcher:
     """Hands each event of the job's log in ``store`` to ``handler``, in order, one at a time.
 
     What was in the log before may come in the thread that makes this. ``on_silence`` is called
-    when the store has gone before this rank. Ranks that are read to leave together come as one
-    ``Departures``.
+    when the store has gone before this rank, with the error that told. Ranks that are read to leave
+    together come as one ``Departures``.
     """
 
     def __init__(
-        self, store: Store, rank: int, handler: Handler, on_silence: Callable[[], None]
+        self,
+        store: Store,
+        rank: int,
+        handler: Handler,
+        on_silence: OnSilence,
     ) -> None:
         self._rank = rank
         self._handler = handler
@@ -114,9 +120,9 @@ class _Reader(Attendant[Watcher]):
             if any(isinstance(event, Departures) for event in events):
                 ending.wait(LEAVING_SECONDS)
 
-    def bereave(self) -> None:
+    def bereave(self, error: DistError | None) -> None:
         for watcher in self.users:
-            watcher.on_silence()
+            watcher.on_silence(error)
 
     def _prepare(self, store: Store, user: Watcher) -> None:
         store.set_will(EVENTS, user.will)

@@ -428,22 +428,3 @@ def _pairs(perm: Iterable[tuple[int, int]], size: int) -> tuple[tuple[int, int],
         if len(set(ranks)) != len(ranks):
             raise ValueError(f"perm has {name} more than once: {ranks}")
     return pairs
-
-
-__all__ = [
-    "Passing",
-    "all_gather",
-    "all_reduce",
-    "all_to_all",
-    "barrier",
-    "broadcast",
-    "gather",
-    "permute",
-    "permute_done",
-    "permute_start",
-    "recv",
-    "reduce",
-    "reduce_scatter",
-    "scatter",
-    "send",
-]

@@ -27,6 +27,7 @@ from meshlib.diagnosis.events import (
     StackAsked,
     Watched,
 )
+from meshlib.diagnosis.failures.messages import end_of_server
 from meshlib.diagnosis.failures.reporter import NEWS_SECONDS
 from meshlib.diagnosis.failures.statements import Statement
 from meshlib.diagnosis.log import RankLog
@@ -321,12 +322,12 @@ class World:
             case _:
                 pass
 
-    def _on_silence(self) -> None:
+    def _on_silence(self, error: DistError | None) -> None:
         """The store is gone: so is the rank that served it, unless it has left in good order."""
         self._gone.set()
         server = self._server
         if server not in (None, self.rank) and server not in self.membership.left:
-            self._lose(server, "is gone, and the store that it served with it")
+            self._lose(server, end_of_server(error))
 
     def _lose(self, rank: int, how: str) -> None:
         error = RankFailedError(f"rank {rank} {how}", rank)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -57,7 +58,7 @@ def init_device_mesh(
     if device_type == "cuda":
         chosen = choose_cuda_device(ensure_world())
         backend = backend or (chosen if mesh_shape is not None else None)
-    options = {
+    options: dict[str, Any] = {
         "mesh_dim_names": mesh_dim_names,
         "backend": backend,
         "timeout": timeout,
@@ -74,16 +75,7 @@ def init_device_mesh(
     names = check_dim_names(mesh_dim_names, len(shape))
     ranks = ensure_world().membership.whole
     sizes = infer_sizes(shape, len(ranks), f"mesh_shape {describe_dims(names, shape)}")
-    mesh = DeviceMesh.from_shape(
-        device_type,
-        sizes,
-        mesh_dim_names=mesh_dim_names,
-        backend=backend,
-        timeout=timeout,
-        backend_override=backend_override,
-        timeout_override=timeout_override,
-        compress=compress,
-    )
+    mesh = DeviceMesh.from_shape(device_type, sizes, **options)
     if ranks != range(len(ranks)):
         mesh = mesh.with_ranks(np.reshape(ranks, sizes))
     return _bound(mesh)

@@ -8,6 +8,19 @@ from meshlib.monitor.view import STATES, JobView
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
+_SHARE = "The share of the time that ranks"
+_OF_DIMS = (
+    ("waiting", "dim_waiting_ratio", f"{_SHARE} wait for others in calls on a mesh dim, a mean."),
+    ("inside", "dim_inside_ratio", f"{_SHARE} are inside of calls on a mesh dim, a mean."),
+    (
+        "bandwidth",
+        "dim_bytes_per_second",
+        "The bytes of all ranks' arrays in calls on a mesh dim, a second.",
+    ),
+    ("calls", "dim_calls_per_second", "All ranks' calls on a mesh dim, a second."),
+)
+"""Of ``DimShare`` the field, what it is called here, and what that means."""
+
 
 def metrics(view: JobView, now: float) -> str:
     """Return the job's metrics. Times are in seconds, shares from 0 to 1."""
@@ -77,26 +90,8 @@ def metrics(view: JobView, now: float) -> str:
             if one in there
         ],
     )
-    gauge(
-        "dim_waiting_ratio",
-        "The share of the time that ranks wait for others in calls on a mesh dim, a mean.",
-        [({"dim": dim.name}, dim.waiting) for dim in view.dims],
-    )
-    gauge(
-        "dim_inside_ratio",
-        "The share of the time that ranks are inside of calls on a mesh dim, a mean.",
-        [({"dim": dim.name}, dim.inside) for dim in view.dims],
-    )
-    gauge(
-        "dim_bytes_per_second",
-        "The bytes of all ranks' arrays in calls on a mesh dim, a second.",
-        [({"dim": dim.name}, dim.bandwidth) for dim in view.dims],
-    )
-    gauge(
-        "dim_calls_per_second",
-        "All ranks' calls on a mesh dim, a second.",
-        [({"dim": dim.name}, dim.calls) for dim in view.dims],
-    )
+    for field, name, words in _OF_DIMS:
+        gauge(name, words, [({"dim": dim.name}, getattr(dim, field)) for dim in view.dims])
     return "\n".join(lines) + "\n"
 
 

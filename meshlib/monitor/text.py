@@ -20,28 +20,19 @@ from meshlib.monitor.view import (
 )
 from meshlib.monitor.words import duration, headline, percent, rate
 
-_PAINTS = {
-    COMPUTING: "37;44",
-    CALLING: "30;42",
-    WAITING: "30;43",
-    SPARE: "37;45",
-    ABSENT: "30;47",
-    SILENT: "37;100",
-    LOST: "37;41",
-    LEFT: "37;100",
+_LOOKS = {
+    COMPUTING: ("37;44", " "),
+    CALLING: ("30;42", "c"),
+    WAITING: ("30;43", "w"),
+    SPARE: ("37;45", "+"),
+    ABSENT: ("30;47", "?"),
+    SILENT: ("37;100", "-"),
+    LOST: ("37;41", "x"),
+    LEFT: ("37;100", "."),
 }
-"""ANSI's colours of the states."""
-_MARKS = {
-    COMPUTING: " ",
-    CALLING: "c",
-    WAITING: "w",
-    SPARE: "+",
-    ABSENT: "?",
-    SILENT: "-",
-    LOST: "x",
-    LEFT: ".",
-}
-"""What stands behind a rank's number, for those who see no colours. A straggler has a "!"."""
+"""By state ANSI's colours, and what stands behind a rank's number for those who see none (of a
+straggler "!").
+"""
 _URGENT = (LOST, SILENT, ABSENT, WAITING)
 _NOTES = 5
 _BAR = 20
@@ -101,8 +92,9 @@ def _cell(view: JobView, one: RankView | None, now: float, digits: int, paint: b
         return " " * (digits + 1)
     state = one.state(now)
     slow = any(straggler.rank == one.rank for straggler in view.stragglers)
-    text = f"{one.rank:>{digits}}{'!' if slow else _MARKS[state]}"
-    return f"\x1b[{_PAINTS[state]}m{text}\x1b[0m" if paint else text
+    colours, mark = _LOOKS[state]
+    text = f"{one.rank:>{digits}}{'!' if slow else mark}"
+    return f"\x1b[{colours}m{text}\x1b[0m" if paint else text
 
 
 def _dims(view: JobView) -> list[str]:

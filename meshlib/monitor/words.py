@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from meshlib import plain_text
 from meshlib.monitor.view import (
     ABSENT,
     LEFT,
@@ -17,8 +18,12 @@ from meshlib.monitor.view import (
     RankView,
 )
 
-_SHOWN = 8
 _PREFIXES = ("", "k", "M", "G", "T", "P")
+
+
+def named(ranks: Sequence[int]) -> str:
+    """Return ``ranks 1, 2``; of more than eight the first ones."""
+    return plain_text.named(ranks, most=8)
 
 
 def headline(view: JobView, now: float) -> str:
@@ -34,7 +39,7 @@ def headline(view: JobView, now: float) -> str:
         return "All ranks have left in good order."
     said: list[str] = []
     if absent := by_state.get(ABSENT):
-        said.append(f"{named(absent)} {_have(absent)} not come")
+        said.append(f"{named(absent)} {plain_text.have(absent)} not come")
     if silent := by_state.get(SILENT):
         said.append(f"{named(silent)} {'say' if len(silent) > 1 else 'says'} nothing")
     if lost := by_state.get(LOST):
@@ -69,17 +74,6 @@ def _awaited(view: JobView, waiting: Sequence[int]) -> list[int]:
             if call.waiting_for is not None:
                 found.add(call.waiting_for)
     return sorted(found - set(waiting))
-
-
-def named(ranks: Sequence[int]) -> str:
-    """Return ``ranks 1, 2``, the first of them where they are many."""
-    shown = ", ".join(map(str, ranks[:_SHOWN]))
-    more = f" and {len(ranks) - _SHOWN} more" if len(ranks) > _SHOWN else ""
-    return f"rank{'s' if len(ranks) > 1 else ''} {shown}{more}"
-
-
-def _have(ranks: Sequence[int]) -> str:
-    return "have" if len(ranks) > 1 else "has"
 
 
 def _were(ranks: Sequence[int]) -> str:

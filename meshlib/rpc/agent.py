@@ -15,10 +15,10 @@ from meshlib.job.current import adopt_thread, current_world, find_world
 from meshlib.job.world import World
 from meshlib.rpc.calls import Callbacks, Clock, Outgoing, Request, RpcFuture
 from meshlib.rpc.carriers import Carriers
-from meshlib.rpc.cycles import PATIENCE, Cycles
 from meshlib.rpc.errors import RpcTimeoutError
-from meshlib.rpc.late import Lateness
 from meshlib.rpc.leaving import Leaving
+from meshlib.rpc.overdue.cycles import PATIENCE, Cycles
+from meshlib.rpc.overdue.late import Lateness
 from meshlib.rpc.peers import Peers
 from meshlib.rpc.recording import CallRecorder
 from meshlib.rpc.references.holdings import Holdings

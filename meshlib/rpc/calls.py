@@ -140,13 +140,16 @@ class Outgoing(RpcFuture):
         self.kept = None
         if self.record is not None and not self.record.ended:
             self.record.end(None if error is None else f"{type(error).__name__}: {error}")
-        try:
-            if error is not None:
-                self.set_exception(error)
-            else:
-                self.set_result(value)
-        except RuntimeError:  # there is one
-            pass
+        settle(self, value, error)
+
+
+def settle(future: Future[Any], value: Any, error: BaseException | None) -> None:
+    """Make this the outcome of ``future``, unless there is one."""
+    with suppress(RuntimeError):
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(value)
 
 
 def seconds_of(timeout: Timeout | None) -> float | None:
@@ -265,8 +268,7 @@ def wait_all(futures: Sequence[Future[Any]]) -> list[Any]:
             left -= 1
             over = left == 0
         if over or done.failure is not None:
-            with suppress(RuntimeError):
-                end.set_result(done)
+            settle(end, done, None)
 
     for future in futures:
         future.at_once(note)

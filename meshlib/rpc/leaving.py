@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from meshlib.calls.work import WaitTimeoutError
 from meshlib.rpc.errors import RpcTimeoutError
 from transport.condition import Condition
+from transport.deadline import Deadline
 from transport.errors import DistError
 
 if TYPE_CHECKING:
@@ -48,20 +49,18 @@ class Leaving:
         agent = self._agent
         self._wanted = True
         agent.clock.ring()
-        until = time.monotonic() + seconds if seconds else None
+        deadline = Deadline.after(seconds or threading.TIMEOUT_MAX)
         while not self._down:
             others = [r for r in range(len(agent.workers)) if r not in agent.peers.lost]
             if others[0] == agent.rank:
-                self._lead(others[1:], seconds, until)
+                self._lead(others[1:], deadline)
                 return
             with self._changed.lock:
-                left = _left(until)
-                self._changed.wait_for(lambda: self._down, min(left, 0.2))
-            if not self._down and left <= 0:
-                raise RpcTimeoutError(
-                    f"shutdown() was not done after {seconds:g} s: {agent.who(others[0])} has not"
-                    f" ended it: {self._own_state()}"
-                )
+                late = deadline.expired
+                self._changed.wait_for(lambda: self._down, min(deadline.remaining(), 0.2))
+            if late and not self._down:
+                who = agent.who(others[0])
+                raise _too_late(deadline, f"{who} has not ended it: {self._own_state()}")
 
     def on_question(self, what: str, answer: Answer) -> None:
         """Answer the worker that leads: ``idle`` when this one is, ``down`` at once."""
@@ -88,52 +87,43 @@ class Leaving:
             answer(activity)
         return None
 
-    def _lead(self, others: list[int], seconds: float, until: float | None) -> None:
+    def _lead(self, others: list[int], deadline: Deadline) -> None:
         before: dict[int, object] | None = None
         while True:
-            numbers = self._wave("idle", others, seconds, until)
-            numbers[self._agent.rank] = self._await_own(seconds, until)
+            numbers = self._wave("idle", others, deadline)
+            numbers[self._agent.rank] = self._await_own(deadline)
             if numbers == before:
                 break
             before = numbers
-        self._wave("down", others, seconds, until)
+        self._wave("down", others, deadline)
 
-    def _wave(
-        self, what: str, others: list[int], seconds: float, until: float | None
-    ) -> dict[int, object]:
+    def _wave(self, what: str, others: list[int], deadline: Deadline) -> dict[int, object]:
         agent = self._agent
         asked: dict[int, Outgoing] = {}
         for rank in others:
             try:
-                agent.peers.connection(rank, max(_left(until), 0.1))
+                agent.peers.connection(rank, max(deadline.remaining(), 0.1))
             except RpcTimeoutError as error:
-                raise RpcTimeoutError(
-                    f"shutdown() was not done after {seconds:g} s: {agent.who(rank)} was not"
-                    " reached in time"
-                ) from error
+                raise _too_late(deadline, f"{agent.who(rank)} was not reached in time") from error
             except DistError:
                 continue  # lost: nobody waits for it
             asked[rank] = agent.ask(rank, what, seconds=0)
         said: dict[int, object] = {}
         for rank, call in asked.items():
             with suppress(WaitTimeoutError):
-                call.block(None if until is None else _left(until), lambda: "shutdown")
+                call.block(deadline.remaining(), lambda: "shutdown")
             if not call.done():
-                missing = [agent.who(r) for r, c in asked.items() if not c.done()]
-                raise RpcTimeoutError(
-                    f"shutdown() was not done after {seconds:g} s: {', '.join(missing)} have not"
-                    " called it, or are not done with their calls"
-                )
+                missing = ", ".join(agent.who(r) for r, c in asked.items() if not c.done())
+                why = f"{missing} have not called it, or are not done with their calls"
+                raise _too_late(deadline, why)
             if call.exception() is None:
                 said[rank] = call.value()
         return said
 
-    def _await_own(self, seconds: float, until: float | None) -> int:
+    def _await_own(self, deadline: Deadline) -> int:
         while (activity := self._agent.activity()) is None:
-            if _left(until) <= 0:
-                raise RpcTimeoutError(
-                    f"shutdown() was not done after {seconds:g} s: {self._own_state()}"
-                )
+            if deadline.expired:
+                raise _too_late(deadline, self._own_state())
             time.sleep(_PAUSE_SECONDS)
         return activity
 
@@ -147,5 +137,5 @@ class Leaving:
         return f"this worker serves {len(serving)} calls" if serving else "this worker is done"
 
 
-def _left(until: float | None) -> float:
-    return threading.TIMEOUT_MAX if until is None else max(until - time.monotonic(), 0.0)
+def _too_late(deadline: Deadline, why: str) -> RpcTimeoutError:
+    return RpcTimeoutError(f"shutdown() was not done after {deadline.seconds:g} s: {why}")

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from meshlib.job.current import adopt_thread
-from meshlib.rpc.attempt import Attempt
 from meshlib.rpc.calls import Outgoing
 from meshlib.rpc.errors import RpcConnectionError, RpcTimeoutError, WorkerLostError
+from meshlib.rpc.wire.attempt import Attempt
 from meshlib.rpc.wire.connection import Connection
 from meshlib.rpc.wire.frames import Frame, Kind
 from meshlib.rpc.wire.payload import Payload, load

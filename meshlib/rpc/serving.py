@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from meshlib.calls.work import Future
 from meshlib.diagnosis.stacks import frames_of
 from meshlib.job.current import adopted_thread
-from meshlib.rpc.calls import name_of
+from meshlib.rpc.calls import name_of, settle
 from meshlib.rpc.errors import RemoteError, RemoteTraceback, without_frames
 from meshlib.rpc.functions import future_of, is_async
 from meshlib.rpc.recording import Key
@@ -227,23 +227,20 @@ class Server:
     def _answer_later(
         self, serving: Serving, done: Future[Any], backs: dict[str, Any] | None
     ) -> None:
-        here, before = self._here, self._here.serving
-        here.serving = None
-        try:
-            error = done.exception()
-            if error is not None:
+        with self.serving(None):
+            try:
+                error = done.exception()
+                if error is not None:
+                    self._fail(serving, error)
+                else:
+                    self._answer(serving, done.value(), backs)
+            except BaseException as error:  # noqa: BLE001 (it becomes the caller's)
                 self._fail(serving, error)
-            else:
-                self._answer(serving, done.value(), backs)
-        except BaseException as error:  # noqa: BLE001 (it becomes the caller's)
-            self._fail(serving, error)
-        finally:
-            here.serving = before
 
     def _answer(self, serving: Serving, result: Any, backs: dict[str, Any] | None) -> None:
         made = serving.kept
         if isinstance(made, Owned):
-            _settle(made.value, result, None)
+            settle(made.value, result, None)
             result = None
         brought = {name: it for name, back in (backs or {}).items() if (it := back()) is not None}
         with self._agent.carriers.answering(serving.sent):
@@ -255,7 +252,7 @@ class Server:
         text = f"On {self._agent.who(self._agent.rank)}, in {name}:\n"
         text += "".join(traceback.format_exception(error))
         if isinstance(serving.kept, Owned):
-            _settle(serving.kept.value, None, with_cause(without_frames(error), text))
+            settle(serving.kept.value, None, with_cause(without_frames(error), text))
         error = error if isinstance(error, Exception) else RemoteError(f"it ended with {error!r}")
         try:
             # References in it are passed to this worker itself by the trial, and counted as such.
@@ -303,14 +300,6 @@ def _stack_below(thread: int) -> str:
     entries = traceback.StackSummary.extract(iter(frames[ours[-1] + 1 :] if ours else []))
     text = "".join(entries.format()).rstrip()
     return f"and is at\n{text}" if text else "inside of a function that is not written in Python"
-
-
-def _settle(future: Future[Any], value: Any, error: BaseException | None) -> None:
-    with suppress(RuntimeError):  # its creator has given it up before
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(value)
 
 
 def _memories(frame: Frame) -> list[memoryview]:

@@ -264,27 +264,19 @@ class DArray(NDArrayOperatorsMixin):
 
     def sum(self, axis: Any = None, dtype: Any = None, keepdims: bool = False) -> DArray:
         """Return the sum, partial along the mesh dims that split ``axis``."""
-        from meshlib.sharding.rules.reductions import SUM, reduce
-
-        return reduce(SUM, self, axis, dtype=dtype, keepdims=keepdims)
+        return np.sum(self, axis=axis, dtype=dtype, keepdims=keepdims)
 
     def mean(self, axis: Any = None, dtype: Any = None, keepdims: bool = False) -> DArray:
         """Return the mean, partial along the mesh dims that split ``axis``."""
-        from meshlib.sharding.rules.reductions import mean
-
-        return mean(self, axis, dtype=dtype, keepdims=keepdims)
+        return np.mean(self, axis=axis, dtype=dtype, keepdims=keepdims)
 
     def max(self, axis: Any = None, keepdims: bool = False) -> DArray:
         """Return the greatest value, partial along the mesh dims that split ``axis``."""
-        from meshlib.sharding.rules.reductions import MAX, reduce
-
-        return reduce(MAX, self, axis, keepdims=keepdims)
+        return np.max(self, axis=axis, keepdims=keepdims)
 
     def min(self, axis: Any = None, keepdims: bool = False) -> DArray:
         """Return the least value, partial along the mesh dims that split ``axis``."""
-        from meshlib.sharding.rules.reductions import MIN, reduce
-
-        return reduce(MIN, self, axis, keepdims=keepdims)
+        return np.min(self, axis=axis, keepdims=keepdims)
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
         from meshlib.sharding.rules import apply_ufunc

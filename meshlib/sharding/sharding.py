@@ -11,6 +11,7 @@ from meshlib.mesh.device_mesh import DeviceMesh
 from meshlib.mesh.names import DimKey
 from meshlib.mesh.spec import MeshDimError
 from meshlib.sharding.blocks import block, blocks
+from meshlib.sharding.local import shape_of
 from meshlib.sharding.spec import (
     Entry,
     P,
@@ -29,8 +30,10 @@ if TYPE_CHECKING:
     from meshlib.sharding.redistribution.plan import Plan
 
 PartialDims = Mapping[DimKey, Any] | Sequence[DimKey] | DimKey | None
-# Partial values of these kinds may be reduced in any order, and be partial together.
-_LINEAR = frozenset({"sum", "avg"})
+LINEAR = frozenset({"sum", "avg"})
+"""Partial values that may be reduced in any order, and be partial together: sums and multiples of
+the parts are parts of the sum and multiple.
+"""
 
 
 @final
@@ -79,7 +82,7 @@ class Sharding:
         self, mesh: DeviceMesh, dims: Sequence[Sequence[int]], ops: Sequence[tuple[int, str]]
     ) -> None:
         kinds = {op for _, op in ops}
-        if len(kinds) > 1 and not kinds <= _LINEAR:
+        if len(kinds) > 1 and not kinds <= LINEAR:
             raise ValueError(
                 f"partial has the ops {', '.join(sorted(kinds))}: in which order they are to be"
                 " reduced would matter; expected one of them, or sum and avg"
@@ -208,7 +211,7 @@ class Sharding:
 
         Raises as ``slices`` does.
         """
-        return tuple(part.stop - part.start for part in self.slices(shape, rank))
+        return shape_of(self.slices(shape, rank))
 
     def slices(self, shape: Sequence[int], rank: int | None = None) -> tuple[slice, ...]:
         """Return which part of a global array of ``shape`` a global ``rank`` has, a slice a dim.
@@ -217,12 +220,14 @@ class Sharding:
         partial, is still to be reduced). ``rank`` is this rank by default. Raises ValueError for a
         rank that is not in the mesh and for a shape with fewer dims than the spec.
         """
-        lengths = self.check_shape(shape)
+        return self.slices_at(self.check_shape(shape), self._coordinate_of(rank))
+
+    def _coordinate_of(self, rank: int | None) -> list[int]:
         rank = self._mesh.get_rank() if rank is None else rank
         coordinate = self._mesh.coordinate_of(rank)
         if coordinate is None:
             raise ValueError(f"rank {rank} is not in {self._mesh}, so it has no part of the array")
-        return self.slices_at(lengths, coordinate)
+        return coordinate
 
     def slices_at(self, shape: Sequence[int], coordinate: Sequence[int]) -> tuple[slice, ...]:
         """Return the part of whoever has this ``coordinate`` in the mesh; checks nothing."""
@@ -245,10 +250,7 @@ class Sharding:
         Of each part one rank is 0: the work of writing or counting it can be that rank's. Raises
         ValueError for a rank that is not in the mesh.
         """
-        rank = self._mesh.get_rank() if rank is None else rank
-        coordinate = self._mesh.coordinate_of(rank)
-        if coordinate is None:
-            raise ValueError(f"rank {rank} is not in {self._mesh}")
+        coordinate = self._coordinate_of(rank)
         number = 0
         for i in self.replicated_dims:
             number = number * self._mesh.shape[i] + coordinate[i]

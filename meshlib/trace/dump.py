@@ -11,7 +11,7 @@ import os
 import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import NoneType
 from typing import Any, Protocol
@@ -82,6 +82,11 @@ class RankDump:
     """The names that the ranks have in remote calls, by rank."""
 
 
+_AS_WRITTEN = tuple(
+    field.name for field in fields(CallDump) if field.name not in ("rank", "nbytes", "header")
+)
+
+
 def as_dict(
     rank: int,
     size: int,
@@ -139,19 +144,9 @@ def parse(data: Mapping[str, Any]) -> RankDump:
         calls = tuple(
             CallDump(
                 rank=rank,
-                group=call["group"],
-                sequence=call["sequence"],
-                call=call["call"],
-                header=tuple(call["header"]),
                 nbytes=call["bytes"],
-                peer=call["peer"],
-                site=call["site"],
-                state=call["state"],
-                issued=call["issued"],
-                started=call["started"],
-                ended=call["ended"],
-                error=call["error"],
-                waiting_for=call["waiting_for"],
+                header=tuple(call["header"]),
+                **{name: call[name] for name in _AS_WRITTEN},
             )
             for call in data["calls"]
         )

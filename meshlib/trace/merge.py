@@ -7,13 +7,15 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from meshlib.trace.chains import describe, key_of
+from meshlib.plain_text import named
+from meshlib.trace.chains import Key, describe, key_of
 from meshlib.trace.dump import CallDump, RankDump, first_line
 
 # How a rank's end is told: by itself, and by the others (see ``rank_exit_event``).
 _ENDED = re.compile(r"(?:ended with|raised) .*")
 _LOST = re.compile(
-    r"rank (\d+) ((?:ended with|raised|was killed|was lost|is gone|has left|closed its)\b.*)"
+    r"rank (\d+) ((?:ended with|raised|was killed|was lost|is gone|cannot be reached|has left"
+    r"|closed its)\b.*)"
 )
 
 
@@ -71,18 +73,58 @@ def collectives(dumps: Sequence[RankDump]) -> list[Collective]:
     return sorted(merged, key=lambda c: min(call.issued for call in c.calls.values()))
 
 
+@dataclass(frozen=True)
+class Span:
+    """One call in time: it waits for others from ``begin`` to ``ready``, then moves until ``end``.
+
+    ``together`` is the collective that it is a part of, ``remote`` the remote call.
+    """
+
+    call: CallDump
+    begin: float
+    ready: float
+    end: float
+    together: Collective | None
+    remote: Key | None
+
+
+def spans(dumps: Sequence[RankDump]) -> list[Span]:
+    """Return all calls, in seconds from the first one on; what has not ended lasts to the end."""
+    calls = [call for dump in dumps for call in dump.calls]
+    origin = min((call.issued for call in calls), default=0.0)
+    last = max((max(call.ended, call.started, call.issued) for call in calls), default=0.0)
+    merged = {(one.group, one.sequence): one for one in collectives(dumps)}
+    found: list[Span] = []
+    for call in calls:
+        one = merged[call.group, call.sequence] if call.collective else None
+        begin, end = (call.started or call.issued) - origin, (call.ended or last) - origin
+        if one is None:
+            ready = begin
+        elif one.all_started:
+            ready = min(max(one.all_started - origin, begin), end)
+        else:
+            ready = end
+        found.append(Span(call, begin, ready, end, one, key_of(call)))
+    return found
+
+
+def names_of_groups(dumps: Sequence[RankDump]) -> dict[str, str]:
+    """Return what the groups are called, by their ids."""
+    return {key: desc or key for dump in dumps for key, (desc, _) in dump.groups.items()}
+
+
 def verdict(dumps: Sequence[RankDump]) -> str:
     """Return, in a sentence or two, what went wrong and who was first."""
     merged = collectives(dumps)
     absent = sorted(set(range(dumps[0].size)) - {dump.rank for dump in dumps})
-    silent = f" There is no record of {_ranks(absent)}." if absent else ""
+    silent = f" There is no record of {named(absent)}." if absent else ""
     for one in merged:
         if one.mismatched:
             alike: dict[tuple[str, str], list[int]] = defaultdict(list)
             for rank, call in sorted(one.calls.items()):
                 alike[call.call, call.site].append(rank)
             views = "; ".join(
-                f"{_ranks(ranks)} made {call} at {site}" for (call, site), ranks in alike.items()
+                f"{named(ranks)} made {call} at {site}" for (call, site), ranks in alike.items()
             )
             return (
                 f"The members of {one.description} made different calls at #{one.sequence}: "
@@ -99,7 +141,7 @@ def verdict(dumps: Sequence[RankDump]) -> str:
         elsewhere = [other for other in stuck if _wait_for_each_other(one, other)]
         if missing and elsewhere:
             views = "; ".join(
-                f"{_ranks(sorted(each.calls))} in {call.call} on {each.description} at {call.site}"
+                f"{named(sorted(each.calls))} in {call.call} on {each.description} at {call.site}"
                 for each in (one, elsewhere[0])
                 for call in [each.calls[min(each.calls)]]
             )
@@ -107,7 +149,7 @@ def verdict(dumps: Sequence[RankDump]) -> str:
         if missing:
             came = min(one.calls.values(), key=lambda call: call.issued)
             return (
-                f"{_ranks(missing).capitalize()} never came to {came.call} on {one.description}; "
+                f"{named(missing).capitalize()} never came to {came.call} on {one.description}; "
                 f"the first to wait was rank {came.rank}, at {came.site}."
                 f"{_doing(dumps, missing)}{silent}"
             )
@@ -162,7 +204,3 @@ def _doing(dumps: Sequence[RankDump], ranks: Sequence[int]) -> str:
                 f" {last.site}."
             )
     return "".join(parts)
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

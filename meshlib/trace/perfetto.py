@@ -10,18 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from meshlib.trace.chains import key_of
 from meshlib.trace.dump import CallDump, RankDump
-from meshlib.trace.merge import collectives
+from meshlib.trace.merge import names_of_groups, spans
 
 
 def trace(dumps: Sequence[RankDump]) -> dict[str, Any]:
     """Return the trace of ``dumps``, ready for ``json.dump``."""
-    calls = [call for dump in dumps for call in dump.calls]
-    origin = min((call.issued for call in calls), default=0.0)
-    end = max((max(call.ended, call.started, call.issued) for call in calls), default=0.0)
-    lanes = {group: i for i, group in enumerate(sorted({call.group for call in calls}))}
-    names = {key: desc or key for dump in dumps for key, (desc, _) in dump.groups.items()}
+    every = spans(dumps)
+    lanes = {group: i for i, group in enumerate(sorted({one.call.group for one in every}))}
+    names = names_of_groups(dumps)
     events: list[dict[str, Any]] = []
     for dump in dumps:
         title = f"rank {dump.rank} ({dump.host}, pid {dump.pid})"
@@ -29,33 +26,27 @@ def trace(dumps: Sequence[RankDump]) -> dict[str, Any]:
         events.append({**_meta("process_sort_index", dump.rank, 0, ""), "args": _sort(dump.rank)})
         for group, lane in lanes.items():
             events.append(_meta("thread_name", dump.rank, lane, names.get(group, group)))
-    together = {(one.group, one.sequence): one for one in collectives(dumps)}
-    for call in calls:
-        one = together.get((call.group, call.sequence)) if call.collective else None
-        ready = one.all_started if one is not None else 0.0
-        lane = lanes[call.group]
-        begin = call.started or call.issued
-        stop = call.ended or end
-        moving = min(max(ready, begin), stop) if ready else (begin if one is None else stop)
+    for one in every:
+        call, lane = one.call, lanes[one.call.group]
         base = {"pid": call.rank, "tid": lane, "cat": call.kind, "args": _details(call)}
-        if moving > begin:
+        if one.ready > one.begin:
             waiting = {**base, "cat": "waiting", "name": f"wait: {call.kind}"}
-            events.append({**waiting, "ph": "X", **_span(begin, moving, origin)})
-        if stop > moving:
-            events.append({**base, "name": call.kind, "ph": "X", **_span(moving, stop, origin)})
-        remote = key_of(call)
-        if remote is not None or (one is not None and len(one.calls) > 1):
-            first = remote[1] if remote is not None else min(one.calls if one else ())
+            events.append({**waiting, "ph": "X", **_span(one.begin, one.ready)})
+        if one.end > one.ready:
+            events.append({**base, "name": call.kind, "ph": "X", **_span(one.ready, one.end)})
+        views = one.together.calls if one.together is not None else ()
+        if one.remote is not None or len(views) > 1:
+            first = one.remote[1] if one.remote is not None else min(views)
             events.append(
                 {
                     "ph": "s" if call.rank == first else "f",
                     "bp": "e",
-                    "id": "#".join(map(str, remote or (call.group, call.sequence))),
+                    "id": "#".join(map(str, one.remote or (call.group, call.sequence))),
                     "name": call.kind,
-                    "cat": "collective" if remote is None else "call",
+                    "cat": "collective" if one.remote is None else "call",
                     "pid": call.rank,
                     "tid": lane,
-                    "ts": _micros(begin, origin),
+                    "ts": _micros(one.begin),
                 }
             )
     return {"traceEvents": events, "displayTimeUnit": "ms"}
@@ -69,12 +60,12 @@ def _sort(rank: int) -> dict[str, int]:
     return {"sort_index": rank}
 
 
-def _span(begin: float, end: float, origin: float) -> dict[str, float]:
-    return {"ts": _micros(begin, origin), "dur": round((end - begin) * 1e6, 3)}
+def _span(begin: float, end: float) -> dict[str, float]:
+    return {"ts": _micros(begin), "dur": _micros(end - begin)}
 
 
-def _micros(moment: float, origin: float) -> float:
-    return round((moment - origin) * 1e6, 3)
+def _micros(seconds: float) -> float:
+    return round(seconds * 1e6, 3)
 
 
 def _details(call: CallDump) -> dict[str, Any]:

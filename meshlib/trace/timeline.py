@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
 
-from meshlib.trace.chains import key_of
-from meshlib.trace.dump import CallDump, RankDump
-from meshlib.trace.merge import collectives, verdict
+from meshlib.trace.dump import RankDump
+from meshlib.trace.merge import names_of_groups, spans, verdict
 
 _PLACE = "/*DATA*/"
 
@@ -22,34 +21,17 @@ def page(dumps: Sequence[RankDump]) -> str:
     return template.replace(_PLACE, data)
 
 
-def _id(call: CallDump) -> str:
-    """Return what the views of one collective, or of one remote call, have in common."""
-    key = key_of(call)
-    return f"{call.group}#{call.sequence}" if key is None else "#".join(map(str, key))
-
-
 def page_data(dumps: Sequence[RankDump]) -> dict[str, Any]:
     """Return what the page draws: times in seconds from the first call on."""
-    everything = [call for dump in dumps for call in dump.calls]
-    origin = min((call.issued for call in everything), default=0.0)
-    end = max((max(c.ended, c.started, c.issued) for c in everything), default=0.0) - origin
-    names = {key: desc or key for dump in dumps for key, (desc, _) in dump.groups.items()}
-    together = {(one.group, one.sequence): one for one in collectives(dumps)}
+    names = names_of_groups(dumps)
     calls: list[dict[str, Any]] = []
-    for i, call in enumerate(everything):
-        one = together[call.group, call.sequence] if call.collective else None
-        remote = key_of(call)
-        begin = (call.started or call.issued) - origin
-        stop = call.ended - origin if call.ended else end
-        if one is None:
-            ready = begin
-        elif one.all_started:
-            ready = min(max(one.all_started - origin, begin), stop)
-        else:
-            ready = stop
+    for i, span in enumerate(spans(dumps)):
+        call, one, remote = span.call, span.together, span.remote
+        # What the views of one collective, or of one remote call, have in common.
+        name = f"message {i}" if one is None else f"{call.group}#{call.sequence}"
         calls.append(
             {
-                "id": _id(call) if one is not None or remote is not None else f"message {i}",
+                "id": name if remote is None else "#".join(map(str, remote)),
                 "rank": call.rank,
                 "kind": call.kind,
                 "call": call.call,
@@ -57,9 +39,9 @@ def page_data(dumps: Sequence[RankDump]) -> dict[str, Any]:
                 "members": list(one.ranks)
                 if one is not None
                 else sorted({call.rank, *([] if remote is None else [call.peer])}),
-                "begin": begin,
-                "ready": ready,
-                "end": stop,
+                "begin": span.begin,
+                "ready": span.ready,
+                "end": span.end,
                 "bytes": call.nbytes,
                 "state": call.state,
                 "bad": call.state != "done" or (one is not None and one.mismatched),

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from meshlib.bench.cli import chosen
 from meshlib.bench.report import processor
 from meshlib.bench.sizes import format_size
 from meshlib.command_line import OneLineParser, say
@@ -153,12 +154,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _transports(text: str) -> list[str]:
-    names = [name.strip() for name in text.split(",")]
-    for name in names:
-        if name not in TRANSPORTS:
-            expected = ", ".join(TRANSPORTS)
-            raise argparse.ArgumentTypeError(f"transport {name!r} is unknown; expected {expected}")
-    return names
+    return chosen(text, TRANSPORTS, "transport")
 
 
 def _ranks(text: str) -> list[int]:

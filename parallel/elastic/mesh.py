@@ -206,13 +206,11 @@ class ElasticMesh:
             except DistError as broken:
                 if isinstance(broken, CollectiveMismatchError):
                     raise
-                self._break(broken)
-                self._go_on(broken, step)
+                self._recover(broken, step)
             return True
         if not self._is_of_others(error):
             return False
-        self._break(error)
-        self._go_on(error, step)
+        self._recover(error, step)
         return True
 
     def _vote(self, step: Step) -> None:
@@ -254,8 +252,7 @@ class ElasticMesh:
         try:
             self._votes.barrier(timeout=self._timeout)
         except DistError as error:
-            self._break(error)
-            self._go_on(error)
+            self._recover(error)
             return False
         return True
 
@@ -281,6 +278,11 @@ class ElasticMesh:
         """Have all members leave the step, if they have not heard that it failed."""
         if self._votes is not None and not self._is_broken(0):
             self._votes.abort(f"its step failed: {error}")
+
+    def _recover(self, error: BaseException, step: Step | None = None) -> None:
+        """Leave the step, all together, and go on with those who are there."""
+        self._break(error)
+        self._go_on(error, step)
 
     def _has_candidates(self) -> bool:
         waiting = self._world.membership.waiting
@@ -342,8 +344,7 @@ class ElasticMesh:
         try:
             self._gather()
         except DistError as error:
-            self._break(error)
-            self._go_on(error)
+            self._recover(error)
 
     def _gather(self) -> None:
         """Make what the members need to compute together."""
@@ -400,8 +401,7 @@ class ElasticMesh:
             try:
                 self._begin(change, Choice.of(change.chosen))
             except DistError as error:
-                self._break(error)
-                self._go_on(error)
+                self._recover(error)
             return
 
     @property

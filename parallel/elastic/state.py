@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -13,6 +14,7 @@ from meshlib import DeviceMesh
 from meshlib.sharding import DArray, Sharding
 from parallel.arrays import namespace
 from parallel.checks import check_instance
+from parallel.nested import map_leaves
 from parallel.nn.module import Module
 
 
@@ -61,12 +63,14 @@ class ManagedState:
     def take_apart(self) -> tuple[Any, list[Any]]:
         """Return the state with a ``Leaf`` in the place of each array, and the arrays."""
         arrays: list[Any] = []
-        told = {
+        return map_leaves(partial(_leaf_of, arrays), self._told()), arrays
+
+    def _told(self) -> dict[str, Any]:
+        return {
             name: value.state_dict() if _has_state_dict(value) else value
             for name, value in self._state.items()
             if _has_state_dict(value) or not hasattr(value, "move_to")
         }
-        return _mapped(told, lambda leaf: _leaf_of(leaf, arrays)), arrays
 
     def room_for(self, tree: Mapping[str, Any]) -> list[npt.NDArray[Any]]:
         """Return an array of NumPy for each leaf of a ``tree`` that another rank has taken apart.
@@ -74,19 +78,21 @@ class ManagedState:
         Where this rank has an array of the same shape and dtype in its place, it is that one: what
         is written to it is there, and needs no memory of its own.
         """
-        own = {
-            name: value.state_dict() if _has_state_dict(value) else value
-            for name, value in self._state.items()
-            if name in tree
-        }
+        own: dict[str, Any] = {}
+        map_leaves(own.__setitem__, self._told())
         room: list[npt.NDArray[Any]] = []
-        _make_room(tree, own, room)
+
+        def make_room(path: str, leaf: Any) -> None:
+            if isinstance(leaf, Leaf):
+                room.append(_room(leaf, own.get(path)))
+
+        map_leaves(make_room, tree)
         return room
 
     def put_together(self, tree: Mapping[str, Any], arrays: list[Any]) -> None:
         """Take over what another rank has taken apart; ``arrays`` are NumPy's."""
         left = iter(arrays)
-        told = _mapped(tree, lambda leaf: _array_of(leaf, left))
+        told = map_leaves(partial(_array_of, left), tree)
         for name, value in told.items():
             own = self._state.get(name)
             if _has_state_dict(own):
@@ -98,24 +104,16 @@ class ManagedState:
                 self._state[name] = value
 
 
-def _make_room(tree: Any, own: Any, room: list[npt.NDArray[Any]]) -> None:
-    """Walk through ``tree`` as ``_mapped`` does, and through ``own`` as far as it is alike."""
-    if isinstance(tree, Mapping):
-        for key, value in cast(Any, tree).items():
-            _make_room(value, own.get(key) if isinstance(own, Mapping) else None, room)
-    elif isinstance(tree, (list, tuple)):
-        alike = isinstance(own, (list, tuple)) and len(own) == len(cast(Any, tree))
-        for i, value in enumerate(cast(Any, tree)):
-            _make_room(value, cast(Any, own)[i] if alike else None, room)
-    elif isinstance(tree, Leaf):
-        here = own.local if isinstance(own, DArray) else own
-        usable = (
-            isinstance(here, np.ndarray)
-            and (here.shape, here.dtype) == (tree.shape, tree.dtype)
-            and here.flags.writeable
-            and here.flags.c_contiguous
-        )
-        room.append(cast(Any, here) if usable else np.empty(tree.shape, tree.dtype))
+def _room(leaf: Leaf, own: Any) -> npt.NDArray[Any]:
+    """Return memory for an array: that of ``own``, what this rank has in its place, if it fits."""
+    here = own.local if isinstance(own, DArray) else own
+    usable = (
+        isinstance(here, np.ndarray)
+        and (here.shape, here.dtype) == (leaf.shape, leaf.dtype)
+        and here.flags.writeable
+        and here.flags.c_contiguous
+    )
+    return cast(Any, here) if usable else np.empty(leaf.shape, leaf.dtype)
 
 
 def _has_state_dict(value: Any) -> bool:
@@ -127,20 +125,7 @@ def _fits(own: Any, value: Any) -> bool:
     return alike and own.dtype == value.dtype and own.flags.writeable
 
 
-def _mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
-    """Return ``tree`` with each leaf changed: dicts, lists, (named) tuples, and JAX's pytrees."""
-    if isinstance(tree, Mapping):
-        return {key: _mapped(value, change) for key, value in cast(Any, tree).items()}
-    if isinstance(tree, list):
-        return [_mapped(value, change) for value in cast(Any, tree)]
-    if isinstance(tree, tuple):
-        values = [_mapped(value, change) for value in cast(Any, tree)]
-        # A named tuple takes its fields one by one, as optax's states do.
-        return type(tree)(*values) if hasattr(tree, "_fields") else tuple(values)
-    return change(tree)
-
-
-def _leaf_of(value: Any, arrays: list[Any]) -> Any:
+def _leaf_of(arrays: list[Any], _path: str, value: Any) -> Any:
     local = value.local if isinstance(value, DArray) else value
     if not (hasattr(local, "dtype") and hasattr(local, "shape")) or isinstance(local, np.generic):
         return value
@@ -154,7 +139,7 @@ def _leaf_of(value: Any, arrays: list[Any]) -> Any:
     return Leaf(shape, dtype, library)
 
 
-def _array_of(leaf: Any, arrays: Iterator[Any]) -> Any:
+def _array_of(arrays: Iterator[Any], _path: str, leaf: Any) -> Any:
     if not isinstance(leaf, Leaf):
         return leaf
     array = next(arrays)

@@ -8,6 +8,7 @@ from typing import Any
 
 from meshlib import DeviceMesh
 from parallel.checks import check_instance
+from parallel.fsdp.group import ParameterGroup
 from parallel.fsdp.state import ModuleState
 from parallel.nn.module import Module
 
@@ -51,10 +52,9 @@ class FSDPModule(Module):
 
     def set_reshard_after_forward(self, reshard: bool, recurse: bool = True) -> None:
         """Say whether whole parameters are given up after forward, and gathered for backward."""
-        for state in self.sharded_states() if recurse else [self._fsdp]:
-            if state.own is not None:
-                state.own.reshard_after_forward = bool(reshard)
-                state.own.forward_group = None
+        for group in self._own_groups(recurse):
+            group.reshard_after_forward = bool(reshard)
+            group.forward_group = None
 
     def set_reshard_after_backward(self, reshard: bool, recurse: bool = True) -> None:
         """Say whether whole parameters are given up after backward.
@@ -62,9 +62,8 @@ class FSDPModule(Module):
         Without, the next microbatch need not gather them. It must be on again for the last one
         before the optimizer steps.
         """
-        for state in self.sharded_states() if recurse else [self._fsdp]:
-            if state.own is not None:
-                state.own.reshard_after_backward = bool(reshard)
+        for group in self._own_groups(recurse):
+            group.reshard_after_backward = bool(reshard)
 
     def set_modules_to_forward_prefetch(self, modules: Iterable[FSDPModule]) -> None:
         """Say whose parameters are gathered while this module's forward computes.
@@ -99,9 +98,8 @@ class FSDPModule(Module):
         Without, each rank keeps its parts' gradients, for a later backward that does. It means
         something on a mesh of two dims only.
         """
-        for state in self.sharded_states() if recurse else [self._fsdp]:
-            if state.own is not None:
-                state.own.all_reduce = bool(requires_all_reduce)
+        for group in self._own_groups(recurse):
+            group.all_reduce = bool(requires_all_reduce)
 
     @contextmanager
     def no_sync(self) -> Generator[None]:
@@ -120,9 +118,8 @@ class FSDPModule(Module):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget all gradients of the tree, or fill them with zeros in place."""
         super().zero_grad(set_to_none)
-        for state in self.sharded_states():
-            if state.own is not None:
-                state.own.forget_gradients()
+        for group in self._own_groups():
+            group.forget_gradients()
 
     # ------------------------------------------------------------------ other ranks
 
@@ -137,16 +134,14 @@ class FSDPModule(Module):
         for schedule in {id(state.schedule): state.schedule for state in states}.values():
             if schedule is not None:
                 schedule.abandon()
-        for state in states:
-            if state.own is None:
-                continue
-            if state.own.forward_group is not None:
+        for group in self._own_groups():
+            if group.forward_group is not None:
                 raise ValueError(
                     "this module was fully sharded with a number as reshard_after_forward, for"
                     " which there is no group of other ranks; expected True or False"
                 )
-            state.own.move_to(mesh)
-            for part in state.own.parts:
+            group.move_to(mesh)
+            for part in group.parts:
                 part.parameter.zero_grad()
 
     # ------------------------------------------------------------------ the tree
@@ -171,6 +166,11 @@ class FSDPModule(Module):
     def sharded_states(self) -> list[ModuleState]:
         """Return the states of this module and of all fully sharded ones below it, each once."""
         return [module._fsdp for module in self.modules() if isinstance(module, FSDPModule)]
+
+    def _own_groups(self, recurse: bool = True) -> list[ParameterGroup]:
+        """Return the groups of parameters that those modules, or this one alone, were given."""
+        states = self.sharded_states() if recurse else [self._fsdp]
+        return [state.own for state in states if state.own is not None]
 
 
 def _states(modules: Iterable[FSDPModule]) -> list[ModuleState]:

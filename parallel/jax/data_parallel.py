@@ -126,42 +126,30 @@ class DistributedDataParallel:
 
         def value_and_grad(params: Tree, *args: Any, **kwargs: Any) -> tuple[Any, Tree]:
             self._tree.check(params, "params")
-            synchronise = self._sync and self._has_replicas()
+            synchronise, given = self._sync and self._has_replicas(), extra
             if synchronise:
                 params, args, kwargs, given = untransformed(
                     (params, args, kwargs, extra), "DistributedDataParallel.value_and_grad"
                 )
-            else:
-                given = extra
-            with self._pass(synchronise and not self._on_gpu) as ticket:
-                return averaged(params, args, kwargs, given, ticket, synchronise)
-
-        def averaged(
-            params: Tree,
-            args: tuple[Any, ...],
-            kwargs: dict[str, Any],
-            extra: list[Any] | None,
-            ticket: jax.Array | None,
-            synchronise: bool,
-        ) -> tuple[Any, Tree]:
             trained, others = self._tree.split(params)
+            with self._pass(synchronise and not self._on_gpu) as ticket:
 
-            def loss(trained: list[jax.Array]) -> Any:
+                def loss(trained: list[jax.Array]) -> Any:
+                    if ticket is not None:
+                        trained = [
+                            self._announce(number, leaf, ticket, given[number] if given else None)
+                            for number, leaf in enumerate(trained)
+                        ]
+                    return fun(self._tree.join(trained, others), *args, **kwargs)
+
+                value, grads = jax.value_and_grad(loss, has_aux=has_aux)(trained)
                 if ticket is not None:
-                    trained = [
-                        self._announce(number, leaf, ticket, extra[number] if extra else None)
-                        for number, leaf in enumerate(trained)
-                    ]
-                return fun(self._tree.join(trained, others), *args, **kwargs)
-
-            value, grads = jax.value_and_grad(loss, has_aux=has_aux)(trained)
-            if ticket is not None:
-                grads = self._finish(grads, extra or [])
-            elif extra is not None:
-                grads = [grad + more for grad, more in zip(grads, extra, strict=True)]
-            if synchronise and self._on_gpu:
-                grads = average_in_program(grads, self.process_group, self._cap)
-            return value, self._tree.join(grads, [None] * len(others))
+                    grads = self._finish(grads, given or [])
+                elif given is not None:
+                    grads = [grad + more for grad, more in zip(grads, given, strict=True)]
+                if synchronise and self._on_gpu:
+                    grads = average_in_program(grads, self.process_group, self._cap)
+                return value, self._tree.join(grads, [None] * len(others))
 
         return value_and_grad
 

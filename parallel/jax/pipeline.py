@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,17 @@ from parallel.pipeline.stages.stage import Stage
 Tree = Any
 _Trained = list[jax.Array]
 _Inputs = tuple[Array, ...]
+
+
+class _Given(NamedTuple):
+    """The arguments of a stage's program; of its inputs those that are trained are ``floats``."""
+
+    trained: _Trained
+    floats: _Inputs
+    others: _Inputs
+    fixed: list[Any]
+    """The parameters' leaves that are arrays and not trained, None for the other leaves."""
+    kwargs: dict[str, Any]
 
 
 class PipelineStage(Stage):
@@ -70,8 +81,8 @@ class PipelineStage(Stage):
         self._kept: dict[int, tuple[Any, list[int], int]] = {}
         self._later: dict[int, tuple[Any, tuple[jax.Array, ...]]] = {}
         self._sum: _Trained | None = None
-        self._run = jax.jit(self._apply, static_argnums=(5,))
-        self._run_for_backward = jax.jit(self._with_vjp, static_argnums=(5,))
+        self._run = jax.jit(self._apply, static_argnums=(1,))
+        self._run_for_backward = jax.jit(self._with_vjp, static_argnums=(1,))
         self._both = jax.jit(_derivative)
         self._of_inputs = jax.jit(_derivative_by_inputs)
         self._of_params = jax.jit(_derivative_by_params)
@@ -84,38 +95,24 @@ class PipelineStage(Stage):
 
     # ------------------------------------------------------------------ programs
 
-    def _apply(
-        self,
-        trained: _Trained,
-        floats: _Inputs,
-        others: _Inputs,
-        fixed: list[Any],
-        kwargs: dict[str, Any],
-        where: tuple[bool, ...],
-    ) -> tuple[jax.Array, ...]:
+    def _apply(self, given: _Given, where: tuple[bool, ...]) -> tuple[jax.Array, ...]:
         """Call the function; ``where`` says which of its inputs are ``floats``."""
-        coming, rest = iter(floats), iter(others)
+        coming, rest = iter(given.floats), iter(given.others)
         inputs = [next(coming) if is_float else next(rest) for is_float in where]
-        kept = [self._others[i] if leaf is None else leaf for i, leaf in enumerate(fixed)]
-        params = self._tree.join(trained, kept)
-        output = self._function(params, *inputs, **kwargs)
+        kept = [self._others[i] if leaf is None else leaf for i, leaf in enumerate(given.fixed)]
+        params = self._tree.join(given.trained, kept)
+        output = self._function(params, *inputs, **given.kwargs)
         return as_tuple(output, f"the output of {self!r}")
 
     def _with_vjp(
-        self,
-        trained: _Trained,
-        floats: _Inputs,
-        others: _Inputs,
-        fixed: list[Any],
-        kwargs: dict[str, Any],
-        where: tuple[bool, ...],
+        self, given: _Given, where: tuple[bool, ...]
     ) -> tuple[tuple[jax.Array, ...], Any]:
         def run(trained: _Trained, floats: _Inputs) -> tuple[Any, Any]:
-            outputs = self._apply(trained, floats, others, fixed, kwargs, where)
+            outputs = self._apply(given._replace(trained=trained, floats=floats), where)
             # Of outputs without a gradient none is asked for.
             return tuple(o for o in outputs if is_trained(o)), outputs
 
-        _, vjp, outputs = jax.vjp(run, trained, floats, has_aux=True)
+        _, vjp, outputs = jax.vjp(run, given.trained, given.floats, has_aux=True)
         return outputs, vjp
 
     # ------------------------------------------------------------------ what the executor asks
@@ -147,10 +144,10 @@ class PipelineStage(Stage):
         where = tuple(is_trained(array) for array in inputs)
         floats = tuple(array for array in inputs if is_trained(array))
         others = tuple(array for array in inputs if not is_trained(array))
-        arguments = self._trained, floats, others, self._fixed, kwargs, where
+        given = _Given(self._trained, floats, others, self._fixed, kwargs)
         if not self._training:
-            return jax.block_until_ready(self._run(*arguments))
-        outputs, vjp = jax.block_until_ready(self._run_for_backward(*arguments))
+            return jax.block_until_ready(self._run(given, where))
+        outputs, vjp = jax.block_until_ready(self._run_for_backward(given, where))
         places = [place for place, is_float in enumerate(where) if is_float]
         self._kept[microbatch] = vjp, places, len(where)
         return outputs

@@ -157,6 +157,19 @@ class Parameter:
             return array
         return DArray(array, self.sharding, self._global_shape, array.dtype)
 
+    def whole_of(self, array: Any) -> Any:
+        """Return an array like ``data`` as the part that it is where a layer has ``split`` this.
+
+        Itself where none has, where the parameter is kept as parts, and for what is of another
+        shape (a count of steps) or a DArray already.
+        """
+        if self.split is None or self.sharding is not None or isinstance(array, DArray):
+            return array
+        sharding, shape = self.split
+        if getattr(array, "shape", None) != sharding.local_shape(shape):
+            return array
+        return DArray(array, sharding, shape, array.dtype)
+
     def part_of(self, value: Any, *, copy: bool = True) -> Any:
         """Return the inverse of ``as_global``: of an array, as many values as ``master`` has.
 

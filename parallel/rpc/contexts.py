@@ -10,23 +10,18 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from meshlib import DistError, rpc
 from parallel.nn.module import Module
 from parallel.rpc.graph import Edge, Node, Received, Recorded, Sent
 from parallel.rpc.passes import Pass, PassKey
 
+if TYPE_CHECKING:
+    from parallel.rpc.modules import ModuleCall
+
 _RANK_BITS = 48
 _REMEMBERED = 1 << 16
-
-
-class Discardable(Protocol):
-    """Something outside of the context that waits for its backward pass."""
-
-    def discard(self, wait: bool) -> bool:
-        """Give it up; False if that has to wait and must not."""
-        ...
 
 
 class Context:
@@ -39,7 +34,8 @@ class Context:
         """The workers that this one has brought it to."""
         self.gradients: dict[Any, Any] = {}
         self.passes: dict[PassKey, Pass] = {}
-        self.outstanding: dict[Discardable, None] = {}
+        self.outstanding: dict[ModuleCall, None] = {}
+        """Forward passes of modules that wait for their backward pass."""
         self.ended: bool = False
         self._rank = rank
         self._numbers = itertools.count(1)

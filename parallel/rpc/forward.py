@@ -38,7 +38,7 @@ def forward(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     NotImplementedError for a module in evaluation mode with recorded arguments, and what ``fn``
     raises.
     """
-    args, kwargs = _localized(args), {name: _localized(it) for name, it in kwargs.items()}
+    args, kwargs = _mapped(_localized, (args, kwargs))
     try:
         here = keeper()
     except (RuntimeError, ValueError):  # no RPC, or no process group: there are no contexts
@@ -234,17 +234,22 @@ def _leaves(tree: Any) -> list[Any]:
     return jax.tree.leaves(tree, is_leaf=_is_ours)
 
 
-def _localized(tree: Any) -> Any:
-    """Return ``tree`` with weights and recorded values of this worker in place of RRefs to them."""
-    if isinstance(tree, rpc.RRef):
-        rref: rpc.RRef[Any] = tree
-        found = rref.local_value() if rref.is_owner() else None
-        return found if _is_ours(found) else rref
+def _mapped(change: Callable[[Any], Any], tree: Any) -> Any:
+    """Return plain tuples, lists and dicts with ``change`` of what is in them."""
     if type(tree) in (tuple, list):
-        return type(tree)(_localized(it) for it in tree)
+        return type(tree)(_mapped(change, it) for it in tree)
     if type(tree) is dict:
-        return {name: _localized(it) for name, it in tree.items()}
-    return tree
+        return {name: _mapped(change, it) for name, it in tree.items()}
+    return change(tree)
+
+
+def _localized(leaf: Any) -> Any:
+    """Return weights and recorded values of this worker in place of RRefs to them."""
+    if not isinstance(leaf, rpc.RRef):
+        return leaf
+    rref: rpc.RRef[Any] = leaf
+    found = rref.local_value() if rref.is_owner() else None
+    return found if _is_ours(found) else rref
 
 
 def _in_program(here: Keeper, args: Any, kwargs: Any) -> Any:
@@ -264,13 +269,7 @@ def _in_program(here: Keeper, args: Any, kwargs: Any) -> Any:
 
 def _values(tree: Any) -> Any:
     """Return ``tree`` with the arrays in place of weights."""
-    if isinstance(tree, Weights):
-        return tree.value
-    if type(tree) in (tuple, list):
-        return type(tree)(_values(it) for it in tree)
-    if type(tree) is dict:
-        return {name: _values(it) for name, it in tree.items()}
-    return tree
+    return _mapped(lambda leaf: leaf.value if isinstance(leaf, Weights) else leaf, tree)
 
 
 def _context_of(here: Keeper, tree: Any) -> Context | None:

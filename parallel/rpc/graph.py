@@ -8,25 +8,18 @@ same way back. (As the send and recv functions of ``torch.distributed.autograd``
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from meshlib import rpc
 from parallel.checks import describe
+
+if TYPE_CHECKING:
+    from parallel.rpc.contexts import Context
 
 RECORDED = "_meshlib_recorded"
 """The attribute of functions that are recorded."""
 RETURNS = "_meshlib_returns"
 """The attribute with what a function's author says that it returns."""
-
-
-class Recording(Protocol):
-    """The context that a value was recorded in, on this worker."""
-
-    id: int
-
-    def send(self, edge: Edge, value: Any, to: int) -> tuple[Any, ...]:
-        """Note that a value is sent to a worker; return what ``__reduce__`` does."""
-        ...
 
 
 class Node:
@@ -118,9 +111,9 @@ class Recorded:
 
     __slots__ = ("context", "edge", "value")
 
-    def __init__(self, value: Any, context: Recording, edge: Edge) -> None:
+    def __init__(self, value: Any, context: Context, edge: Edge) -> None:
         self.value: Any = value
-        self.context: Recording = context
+        self.context: Context = context
         self.edge: Edge = edge
 
     @property

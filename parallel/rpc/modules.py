@@ -110,7 +110,10 @@ class ModuleCall(Node):
         return found
 
     def discard(self, wait: bool) -> bool:
-        """Forget what forward has saved: there will be no backward."""
+        """Forget what forward has saved: there will be no backward.
+
+        False if that has to wait for who uses the module, and must not.
+        """
         lock = self._here.lock_of(self._module)
         if not lock.acquire(blocking=wait):
             return False

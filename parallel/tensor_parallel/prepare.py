@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -125,22 +126,25 @@ class PreparedModule(Module):
         """Lay out the inputs anew, and what the module makes of them."""
         inputs = self._crossed("inputs", args, self._inputs, backward=False)
         outputs = super().forward(*inputs, **kwargs)
-        return _each(self._crossed, "outputs", outputs, self._outputs, backward=False)
+        return self._crossed("outputs", outputs, self._outputs, backward=False)
 
     def backward(self, *args: Any, **kwargs: Any) -> Any:
         """Lay out the outputs' gradients anew, and those of the inputs."""
         grads = self._crossed("gradients of outputs", args, self._outputs, backward=True)
         back = super().backward(*grads, **kwargs)
-        return _each(self._crossed, "gradients of inputs", back, self._inputs, backward=True)
+        return self._crossed("gradients of inputs", back, self._inputs, backward=True)
 
     def _crossed(
         self,
         what: str,
-        values: tuple[Any, ...],
+        values: Any,
         crossings: tuple[_Crossing | None, ...],
         *,
         backward: bool,
-    ) -> tuple[Any, ...]:
+    ) -> Any:
+        if not isinstance(values, tuple):
+            return self._crossed(what, (values,), crossings, backward=backward)[0]
+        values = cast(tuple[Any, ...], values)
         if len(values) < len(crossings):
             raise ValueError(
                 f"{type(self).__name__} has {len(values)} {what}, its plan layouts for"
@@ -155,25 +159,19 @@ class PreparedModule(Module):
         return (*done, *values[len(done) :])
 
 
-def _each(
-    crossed: Callable[..., tuple[Any, ...]],
-    what: str,
-    values: Any,
-    crossings: tuple[_Crossing | None, ...],
-    *,
-    backward: bool,
-) -> Any:
-    if isinstance(values, tuple):
-        return crossed(what, cast(Any, values), crossings, backward=backward)
-    return crossed(what, (values,), crossings, backward=backward)[0]
-
-
 @cache
 def _prepared_class(kind: type[Module]) -> type[Module]:
     return type(f"Prepared{kind.__name__}", (PreparedModule, kind), {"__module__": kind.__module__})
 
 
 class _Prepare(ParallelStyle):
+    def __post_init__(self) -> None:
+        self.crossings()
+
+    @abstractmethod
+    def crossings(self) -> tuple[_Crossing | None, ...]:
+        """Return what is done to each array."""
+
     def check(self, module: Module, path: str, parts: Parts) -> None:
         """Raise for a ``module``, at ``path``, that was prepared before; ``parts`` are any."""
         del parts
@@ -209,9 +207,6 @@ class PrepareModuleInput(_Prepare):
     input_layouts: Layouts
     desired_input_layouts: Layouts
 
-    def __post_init__(self) -> None:
-        self.crossings()
-
     def crossings(self) -> tuple[_Crossing | None, ...]:
         """Return what is done to each input."""
         return _crossings(self.input_layouts, self.desired_input_layouts, _into, "input")
@@ -242,9 +237,6 @@ class PrepareModuleOutput(_Prepare):
 
     output_layouts: Layouts
     desired_output_layouts: Layouts
-
-    def __post_init__(self) -> None:
-        self.crossings()
 
     def crossings(self) -> tuple[_Crossing | None, ...]:
         """Return what is done to each output."""

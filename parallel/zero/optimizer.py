@@ -167,10 +167,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         each rank.
         """
         check_group_rank(to, self._group)
-        mine = self.local_optimizer.state_dict()
-        numbers = self._numbers()
-        own = [numbers[p] for g in self.local_optimizer.param_groups for p in g["params"]]
-        mine["state"] = {own[number]: values for number, values in mine["state"].items()}
+        mine = self._own_state()
         parts = collected(mine, self._group, to)
         if parts is not None:
             # Beside the parameters' own states there may be shared ones, equal on all ranks.
@@ -205,10 +202,8 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         self.check_state(state)
         self._consolidated = None
         self._load_options(state)
-        numbers = self._numbers()
-        inner = self.local_optimizer
-        own = [numbers[p] for group in inner.param_groups for p in group["params"]]
-        local = {number: i for i, number in enumerate(own)}
+        inner, numbers = self.local_optimizer, self._numbers()
+        local = {number: i for i, number in enumerate(self._own_numbers())}
         groups: list[ParamGroup] = []
         for whole, mine in zip(state["param_groups"], inner.param_groups, strict=True):
             chosen = [local[numbers[parameter]] for parameter in mine["params"]]
@@ -229,10 +224,8 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         ``process_group`` must have been a slice of it, such as ``mesh["dp"]``. Raises ValueError as
         ``consolidate_state_dict`` does, on all ranks.
         """
-        mine = self.local_optimizer.state_dict()
-        numbers = self._numbers()
-        own = [numbers[p] for g in self.local_optimizer.param_groups for p in g["params"]]
-        kept = {own[number]: values for number, values in mine["state"].items()}
+        mine = self._own_state()
+        kept = mine["state"]
         told = {number: described(values) for number, values in kept.items()}
         answers: list[Any] = [None] * self._group.size()
         self._group.all_gather_object(answers, (told, mine.get("shared")))
@@ -255,6 +248,16 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         """
         self.owner(parameter)
         return self._keepers.sharding(parameter, tuple(shape))
+
+    def _own_numbers(self) -> list[int]:
+        numbers = self._numbers()
+        return [numbers[p] for g in self.local_optimizer.param_groups for p in g["params"]]
+
+    def _own_state(self) -> dict[str, Any]:
+        """Return the state of this rank's parameters, by their numbers among all."""
+        mine, own = self.local_optimizer.state_dict(), self._own_numbers()
+        mine["state"] = {own[number]: values for number, values in mine["state"].items()}
+        return mine
 
     def _by_number(self, number: int) -> Parameter:
         return [p for group in self.param_groups for p in group["params"]][number]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import pytest
 
+from transport import waiting
 from transport.waiting import LookOut, Pauses
 
 
@@ -37,19 +39,59 @@ def test_after_a_short_yield_it_polls_only_a_few_times() -> None:
     assert LookOut(0).until(Asked(2))  # a look and a yield
 
 
-def test_after_looking_in_vain_ever_more_waits_sleep_at_once() -> None:
-    look_out = LookOut(most_missed=3)
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """A clock that goes on by what it is told, and by a fiftieth of a look when it is read."""
+    now = [1000.0]
+
+    def read() -> float:
+        now[0] += waiting.LOOK_SECONDS / 50
+        return now[0]
+
+    def go_on(seconds: float) -> None:
+        now[0] += seconds
+
+    monkeypatch.setattr(waiting.time, "perf_counter", read)
+    return go_on
+
+
+def test_looking_in_vain_is_done_less_and_less_often(passes: Callable[[float], None]) -> None:
+    look_out, pauses = LookOut(pauses=True), list[float]()
+    for _ in range(9):
+        assert look_out.looks
+        assert not look_out.until(Asked())
+        asked, waited = Asked(), 0.0
+        assert not look_out.until(asked)  # which goes to sleep at once
+        assert asked.looks == 1
+        while not look_out.looks:
+            passes(0.0005)
+            waited += 0.0005
+        pauses.append(waited)
+    assert pauses == sorted(pauses)
+    assert pauses[0] < 0.002
+    assert 0.05 < pauses[-1] < 0.08
+
+
+def test_one_success_forgets_what_was_in_vain(passes: Callable[[float], None]) -> None:
+    look_out = LookOut(pauses=True)
+    for _ in range(3):
+        assert not look_out.until(Asked())
+        passes(1.0)
+    assert look_out.until(Asked(2))
+    assert look_out.looks
+    assert not look_out.until(Asked())
+    passes(0.002)  # the first pause again
+    assert look_out.looks
+
+
+def test_it_looks_as_long_as_it_is_told(passes: Callable[[float], None]) -> None:
+    del passes
     looked = []
-    for _ in range(10):
+    for part in (1.0, 0.5):
         asked = Asked()
-        assert not look_out.until(asked)
-        looked.append(asked.looks > 1)
-    asleep = [False]
-    assert looked == [True, *asleep, True, *3 * asleep, True, *3 * asleep]
-    assert look_out.until(Asked(2))  # what comes in time ends that
-    asked = Asked()
-    assert not look_out.until(asked)
-    assert asked.looks > 1
+        assert not LookOut(seconds=part * waiting.LOOK_SECONDS).until(asked)
+        looked.append(asked.looks)
+    assert 1.5 * looked[1] < looked[0] < 2.5 * looked[1]
 
 
 def test_one_that_never_misses_looks_each_time() -> None:

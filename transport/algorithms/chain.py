@@ -7,10 +7,13 @@ the root. With two ranks there is nobody to pass data on to, and one frame does.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
+from transport.algorithms.exchanges.ahead import is_far
 from transport.algorithms.team import Team
 from transport.call import Call
+from transport.link import Link, PacedLink
 from transport.operands.flat import as_bytes, laps_of, part_bounds
 from transport.operands.operand import ARRIVING, ARRIVING_NEXT, Arrival, Operand, store
 from transport.operands.reduce_op import Flat, ReduceOp
@@ -31,6 +34,9 @@ def broadcast(team: Team, call: Call, buffer: Flat, root: int) -> None:
         for segment in segments:
             onward.send(call, segment)
         return
+    if onward is not None and is_far(onward, team.table.segment):
+        _pass_on(call, segments, behind, onward)
+        return
     behind.recv_into(call, segments[0])
     for held, segment in pairwise(segments):
         if onward is None:
@@ -39,6 +45,19 @@ def broadcast(team: Team, call: Call, buffer: Flat, root: int) -> None:
             onward.exchange(call, held, behind, segment)
     if onward is not None:
         onward.send(call, segments[-1])
+
+
+def _pass_on(call: Call, segments: Sequence[memoryview], behind: Link, onward: Link) -> None:
+    """Receive and send as fast as each of two links with delay allows, none waiting for the other:
+    whoever does not read has its window closed.
+    """
+    assert isinstance(onward, PacedLink)
+    with onward.outbox(call) as outbox:
+        for segment in segments:
+            outbox.expect(behind, segment)
+        for segment in segments:
+            outbox.wait(behind)
+            outbox.post(onward, segment)
 
 
 def reduce(team: Team, call: Call, buffer: Flat, op: ReduceOp, root: int) -> None:

@@ -99,19 +99,7 @@ class _Event:
 
 
 class _Memory:
-    """An allocation of its own (not out of CuPy's pool), so that it can be shared whole."""
-
-    def __init__(self, nbytes: int, device: int) -> None:
-        with _errors(), cupy.cuda.Device(device):
-            self._owner: Any = cupy.cuda.Memory(max(nbytes, 1))
-        self.pointer: int = self._owner.ptr
-        self.nbytes = nbytes
-
-
-class _Scratch:
-    """Memory out of CuPy's pool, which gives it to later work of the same stream only: letting go
-    of it asks nothing of the device, where CUDA's own way waits for all that is under way.
-    """
+    """``memory`` of CuPy's, for as long as somebody refers to this."""
 
     def __init__(self, memory: Any, nbytes: int) -> None:
         self._owner = memory
@@ -121,8 +109,6 @@ class _Scratch:
 
 class CupyDriver:
     """One process' GPUs through CuPy. Several may exist; they hold kernels that they compiled."""
-
-    name = "CUDA through CuPy"
 
     def __init__(self) -> None:
         if int(cupy.__version__.partition(".")[0]) < _OLDEST:
@@ -186,11 +172,15 @@ class CupyDriver:
             _runtime.streamWaitEvent(stream, event.handle)
 
     def allocate(self, nbytes: int, device: int) -> _Memory:
-        return _Memory(nbytes, device)
+        # Not out of CuPy's pool, so that it can be shared whole.
+        with _errors(), cupy.cuda.Device(device):
+            return _Memory(cupy.cuda.Memory(max(nbytes, 1)), nbytes)
 
-    def scratch(self, nbytes: int, device: int, stream: int) -> _Scratch:
+    def scratch(self, nbytes: int, device: int, stream: int) -> _Memory:
+        # Out of the pool, which gives it to later work of the same stream only: letting go of it
+        # asks nothing of the device, where CUDA's own way waits for all that is under way.
         with self.on(device, stream), _errors():
-            return _Scratch(cupy.cuda.alloc(max(nbytes, 1)), nbytes)
+            return _Memory(cupy.cuda.alloc(max(nbytes, 1)), nbytes)
 
     def array(
         self, pointer: int, shape: tuple[int, ...], dtype: np.dtype[Any], device: int, owner: object

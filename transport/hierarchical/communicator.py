@@ -15,11 +15,11 @@ from transport.communicators.base import Collectives, Communicator
 from transport.communicators.forwarding import Forwarding
 from transport.communicators.runtime import Membership
 from transport.errors import CommunicatorAbortedError, PeerLostError
-from transport.hierarchical.hosts import Placement
+from transport.hierarchical.hosts import Placement, Spread
 from transport.hierarchical.inside import Inside, PartMembership
 from transport.hierarchical.learning import Learning
 from transport.hierarchical.levels import Levels
-from transport.hierarchical.roll_call import RollCall
+from transport.hierarchical.roll_call import Known, RollCall, Whereabouts
 from transport.hierarchical.selection import Selection
 from transport.hierarchical.two_levels import TwoLevels
 from transport.links.communicator import LinkCommunicator
@@ -64,11 +64,12 @@ class HierarchicalCommunicator(Forwarding, Communicator):
         self._inside: Communicator | None = None
         self._collectives: Collectives | None = None
         self._ended = _Ended(self)
-        self._placement = placement
         self._learning = Learning(membership)
-        self._roll_call: RollCall | None = None
+        self._whereabouts: Whereabouts
         if placement is None:
-            self._roll_call = RollCall(membership, host or this_place(unsupported_reason()))
+            self._whereabouts = RollCall(membership, host or this_place(unsupported_reason()))
+        else:
+            self._whereabouts = Known(placement)
 
     # Collectives.
 
@@ -124,8 +125,7 @@ class HierarchicalCommunicator(Forwarding, Communicator):
             levels: list[Communicator] = [self._whole]
             if self._inside is not None:
                 levels.insert(0, self._inside)
-        if self._roll_call is not None:
-            self._roll_call.cancel(reason)
+        self._whereabouts.cancel(reason)
         self._learning.cancel(reason)
         return levels
 
@@ -136,10 +136,7 @@ class HierarchicalCommunicator(Forwarding, Communicator):
         if self.abort_reason is not None:
             raise CommunicatorAbortedError(self.abort_reason)
         if self._collectives is None:
-            placement = self._placement
-            if self._roll_call is not None:
-                placement = self._roll_call.placement(call)
-            assert placement is not None
+            placement = self._whereabouts.placement(call)
             placement = self._learning.with_sites(placement, self._whole, call)
             self._collectives = self._arrange(placement, call)
         return self._collectives
@@ -147,16 +144,15 @@ class HierarchicalCommunicator(Forwarding, Communicator):
     def _arrange(self, placement: Placement, call: Call) -> Collectives:
         """Return the collectives of all: on two levels, or on three where there are sites."""
         sites, everybody = placement.by_site(), tuple(range(self.size))
-        if len(sites.hosts) == 1:
+        if sites.spread is Spread.TOGETHER:
             return self._arrange_hosts(placement, self._whole, everybody, call)
-        if len(sites.hosts) == self.size:
+        if sites.spread is Spread.APART:
             return self._whole
         tuning = self.membership.runtime.tuning
         levels = Levels(sites, self._whole, self._table, tuning, between_sites=True)
         near = levels.select(levels.local)
-        if len(levels.local) > 1:
-            here = placement.within(levels.local)
-            levels.inside = self._arrange_hosts(here, near, levels.local, call)
+        here = placement.within(levels.local)
+        levels.inside = self._arrange_hosts(here, near, levels.local, call)
         return TwoLevels(levels)
 
     def _arrange_hosts(
@@ -168,7 +164,7 @@ class HierarchicalCommunicator(Forwarding, Communicator):
     ) -> Collectives:
         """Return the collectives of ``members``, whom ``whole`` connects, on their hosts."""
         levels = Levels(placement, whole, self._table, self.membership.runtime.tuning)
-        if len(levels.local) > 1 and placement.memory[levels.host]:
+        if placement.memory[levels.host]:
             near = levels.inside
             local = tuple(members[member] for member in levels.local)
             # Named after its first member, who is on no other host.
@@ -176,9 +172,9 @@ class HierarchicalCommunicator(Forwarding, Communicator):
             # A member that left without having come so far would be waited for inside; here it
             # is known to have left.
             near.barrier(call)
-        if len(placement.hosts) == 1:
+        if placement.spread is Spread.TOGETHER:
             return levels.inside
-        if len(placement.hosts) == whole.size:
+        if placement.spread is Spread.APART:
             return whole
         return TwoLevels(levels)
 

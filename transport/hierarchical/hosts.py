@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -10,13 +11,21 @@ from transport.errors import DistNetworkError
 from transport.place import Place
 
 
+class Spread(enum.Enum):
+    """How a group's members lie on hosts, which decides whether it has levels."""
+
+    TOGETHER = "all on one host"
+    APART = "each on a host of its own"
+    LEVELS = "several on some hosts"
+
+
 @dataclass(frozen=True, slots=True)
 class Placement:
     """The members of a group by host (``Place.machine``): ``hosts[a]`` are group ranks, rising, and
-    the hosts are in the order of their first ones. ``memory[a]`` says whether all members on host a
-    can share it, ``sites[a]`` at which site host a is: that of its first member. ``to_store`` are
-    the hosts' round trips to the store in seconds, of the nearest member each; empty where one is
-    not known.
+    the hosts are in the order of their first ones. ``memory[a]`` says whether there are several
+    members on host a, who can all share it, ``sites[a]`` at which site host a is: that of its first
+    member. ``to_store`` are the hosts' round trips to the store in seconds, of the nearest member
+    each; empty where one is not known.
     """
 
     hosts: tuple[tuple[int, ...], ...]
@@ -32,13 +41,20 @@ class Placement:
             by_machine.setdefault(place.machine, []).append(rank)
         groups = tuple(tuple(ranks) for ranks in by_machine.values())
         shares = [not place.obstacle for place in members]
-        memory = tuple(all(shares[rank] for rank in ranks) for ranks in groups)
+        memory = tuple(len(ranks) > 1 and all(shares[rank] for rank in ranks) for ranks in groups)
         sites = tuple(members[ranks[0]].site for ranks in groups)
         trips = [place.round_trip for place in members]
         known = [seconds for seconds in trips if seconds is not None]
         if len(known) < len(trips):
             return cls(groups, memory, sites)
         return cls(groups, memory, sites, tuple(min(known[r] for r in ranks) for ranks in groups))
+
+    @property
+    def spread(self) -> Spread:
+        """How the members lie on the hosts."""
+        if len(self.hosts) == 1:
+            return Spread.TOGETHER
+        return Spread.APART if all(len(r) == 1 for r in self.hosts) else Spread.LEVELS
 
     def by_site(self) -> Placement:
         """Return the same as if each site were a host, whose members cannot share memory."""

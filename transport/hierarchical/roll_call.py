@@ -1,6 +1,8 @@
-"""How members learn where the others are: through the group's store."""
+"""How members learn where the others are: through the group's store, unless it is known."""
 
 from __future__ import annotations
+
+from typing import Protocol
 
 from transport.call import Call
 from transport.communicators.runtime import Membership
@@ -11,11 +13,38 @@ from transport.place import Place
 _PLACEMENT = "placement"
 
 
+class Whereabouts(Protocol):
+    """Where all members of a group are. Any thread may ``cancel``."""
+
+    def placement(self, call: Call) -> Placement:
+        """Return where all members are; raises as a wait of ``call`` does if that takes one."""
+        ...
+
+    def cancel(self, reason: str) -> None:
+        """Break off all waits, now and later. Never blocks."""
+        ...
+
+
+class Known:
+    """A ``placement`` that all members have already."""
+
+    def __init__(self, placement: Placement) -> None:
+        self._placement = placement
+
+    def placement(self, call: Call) -> Placement:
+        """See ``Whereabouts``."""
+        del call
+        return self._placement
+
+    def cancel(self, reason: str) -> None:
+        """See ``Whereabouts``: nobody waits."""
+
+
 class RollCall:
     """Publishes where this rank is at once; ``placement`` waits for all.
 
     The last member to publish puts the whole together, so that each of the others reads one value,
-    not as many as there are members. Any thread may ``cancel``.
+    not as many as there are members.
     """
 
     def __init__(self, membership: Membership, place: Place) -> None:

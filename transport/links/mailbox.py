@@ -304,7 +304,7 @@ class Mailbox:
 
     def _check_whole(self, incoming: Incoming) -> None:
         if incoming.error is not None:
-            raise PeerLostError(str(incoming.error), incoming.src)
+            raise PeerLostError.of(incoming.error, incoming.src)
 
     # Under the lock.
 
@@ -490,7 +490,7 @@ class Mailbox:
         """Return the error for a receive from ``src`` that no message can satisfy any more."""
         if src is not None:
             lost = self._lost.get(src)
-            return None if lost is None else PeerLostError(str(lost), src)
+            return None if lost is None else PeerLostError.of(lost, src)
         others = self._membership.size - 1
         lost = len(self._lost) - (self._membership.rank in self._lost)
         if others and lost == others:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from transport import environment
+from transport.waiting import FEW_YIELDS, LOOK_SECONDS
 
 _MODULE = "transport.native._core"
 _AGAIN = "install meshlib again"
@@ -30,6 +31,7 @@ class Core(Protocol):
     Ring: type[Any]
     Shortcut: type[Any]
     crc32c: Callable[..., int]
+    wait_as: Callable[[float, int], None]
 
 
 def _load() -> tuple[Core | None, str | None]:
@@ -54,7 +56,9 @@ def _load() -> tuple[Core | None, str | None]:
             if os.environ.get(environment.LOCAL_RANK, "0") == "0":  # once a host, not once a rank
                 logging.getLogger("meshlib").warning("running without the compiled core: %s", why)
             return None, why
-    return cast("Core", module), None
+    loaded = cast("Core", module)
+    loaded.wait_as(LOOK_SECONDS, FEW_YIELDS)
+    return loaded, None
 
 
 def _why_not_built() -> str:

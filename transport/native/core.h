@@ -139,11 +139,13 @@ int is_own(Ring *ring, PyObject *file);
 
 /* ------------------------------------------------------------------ waiting.c */
 
-/* As in transport/shm/board/patience.py; a look takes a few nanoseconds here. */
+/* As in transport/waiting.py; a look takes a few nanoseconds here. */
 typedef struct {
     int spins, most_spins;
 } Patience;
 
+/* wait_as(look_seconds, few_yields): the constants of transport/waiting.py, said once, at the beginning. */
+PyObject *wait_as(PyObject *module, PyObject *args);
 void be_patient(Patience *p, int may_spin);
 
 /* Whether what is waited for has come. */

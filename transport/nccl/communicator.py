@@ -16,7 +16,7 @@ from transport.cuda.device_state import DeviceStream, check_one_device
 from transport.cuda.driver import Driver
 from transport.cuda.flat import DeviceFlat
 from transport.cuda.staged import make_communicator as make_staged
-from transport.errors import CommunicatorAbortedError, DistError
+from transport.errors import CommunicatorAbortedError, DistError, PeerLostError
 from transport.nccl import library as nccl
 from transport.nccl import operands
 from transport.nccl.connection import Connection
@@ -281,6 +281,9 @@ class NcclCommunicator(DeviceCommunicator):
         """Have ``call`` compared with the other members'; see ``Ledger.post``."""
         with self._lock:
             self._connection.check_open(call)
+            for peer, reason in self._lost.items():
+                # It has given up what it was in, for which its kernels do not come any more.
+                raise PeerLostError(f"{call.header}: {reason}", peer)
             if self._ledger is None:
                 self._ledger = Ledger(self._make_channel(), self._on_dispute)
             return self._ledger.post(call, gives, wants)

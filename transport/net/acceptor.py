@@ -200,7 +200,9 @@ class Acceptor:
             # Never more than the message: what follows belongs to the connection's user.
             data = pending.sock.recv(handshake.wanted - len(pending.received))
             if not data:
-                self._drop(pending, handshake.explain_end(len(pending.received)))
+                unasked = pending in self._silent and not pending.received
+                reason = handshake.explain_end(len(pending.received))
+                self._drop(pending, reason, logging.DEBUG if unasked else logging.INFO)
                 return
             pending.received += data
             if len(pending.received) < handshake.wanted:
@@ -244,9 +246,12 @@ class Acceptor:
     def _drop_oldest(self, reason: str) -> None:
         self._drop(next(iter(self._silent or self._greeted)), reason)
 
-    def _drop(self, pending: _Pending, reason: str) -> None:
+    def _drop(self, pending: _Pending, reason: str, level: int = logging.INFO) -> None:
+        """Close a connection, and log why: only for who debugs where it has asked for nothing, as
+        those don't by which other members find out how far this rank is.
+        """
         self._forget(pending)
-        _LOGGER.info("refused a connection: %s", reason)
+        _LOGGER.log(level, "refused a connection: %s", reason)
         pending.sock.close()
 
     def _forget(self, pending: _Pending) -> None:

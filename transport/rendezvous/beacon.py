@@ -104,8 +104,7 @@ class BeaconSocket:
         failure: OSError | None = None
         for way in ways:
             try:
-                open_ = _open_4 if version_4 else _open_6
-                self._sock = open_(host, port, way, local=local)
+                self._sock = _open(host, port, way, local=local)
             except OSError as error:
                 failure = error
             else:
@@ -144,40 +143,33 @@ def _proof(secret: bytes | None, body: bytes) -> bytes:
     return hmac.digest(secret or b"", _MAGIC + body, "sha256")
 
 
-def _open_4(host: str, port: int, way: str | None, *, local: bool) -> socket.socket:
-    interface = socket.inet_aton(way or "0.0.0.0")  # noqa: S104 (the kernel's choice)
-    sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind((host, port))
-        membership = socket.inet_aton(host) + interface
-        sock.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, membership)
-        sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, interface)
-        sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, 0 if local else 1)
-        sock.sendto(b"", (host, port))
-    except BaseException:
-        sock.close()
-        raise
-    return sock
-
-
-def _open_6(host: str, port: int, way: str | None, *, local: bool) -> socket.socket:
-    if way == _LOOPBACK_6:
-        index = socket.if_nametoindex("lo")
+def _open(host: str, port: int, way: str | None, *, local: bool) -> socket.socket:
+    """Return a socket in the multicast group, by the address of an interface, ``way``, if given."""
+    bare = host.partition("%")[0]
+    interface: int | bytes
+    if ipaddress.ip_address(bare).version == 4:
+        interface = socket.inet_aton(way or "0.0.0.0")  # noqa: S104 (the kernel's choice)
+        address, membership = (host, port), socket.inet_aton(host) + interface
+        family, level = socket.AF_INET, socket.IPPROTO_IP
+        join, leave_by = socket.IP_ADD_MEMBERSHIP, socket.IP_MULTICAST_IF
+        hops = socket.IP_MULTICAST_TTL
     else:
         # An interface other than the routing table's choice is named as address%interface.
-        name = (way or host).partition("%")[2]
-        index = socket.if_nametoindex(name) if name else 0
-    group = socket.inet_pton(socket.AF_INET6, host.partition("%")[0])
-    sock = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
+        name = "lo" if way == _LOOPBACK_6 else (way or host).partition("%")[2]
+        interface = socket.if_nametoindex(name) if name else 0
+        address = host, port, 0, interface
+        membership = socket.inet_pton(socket.AF_INET6, bare) + struct.pack("@I", interface)
+        family, level = socket.AF_INET6, socket.IPPROTO_IPV6
+        join, leave_by = socket.IPV6_JOIN_GROUP, socket.IPV6_MULTICAST_IF
+        hops = socket.IPV6_MULTICAST_HOPS
+    sock = socket.socket(family, socket.SOCK_DGRAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind((host, port, 0, index))
-        membership = group + struct.pack("@I", index)
-        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_JOIN_GROUP, membership)
-        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_IF, index)
-        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_HOPS, 0 if local else 1)
-        sock.sendto(b"", (host, port, 0, index))
+        sock.bind(address)
+        sock.setsockopt(level, join, membership)
+        sock.setsockopt(level, leave_by, interface)
+        sock.setsockopt(level, hops, 0 if local else 1)
+        sock.sendto(b"", address)
     except BaseException:
         sock.close()
         raise

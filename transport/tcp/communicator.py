@@ -37,7 +37,7 @@ from transport.tcp.meeting.dial import Dial, address_key, publish, time_ways
 from transport.tcp.meeting.endpoint import Endpoint
 from transport.tcp.meeting.hello import WELCOME, Channel, Hello
 from transport.tcp.meeting.threads import Threads
-from transport.tcp.meeting.watch import Watch, end_watch
+from transport.tcp.meeting.watch import Watches, end_watch
 from transport.tcp.pace import narrow_windows
 
 # After so long without the connection that a peer is to make, this rank looks whether it lives.
@@ -78,9 +78,6 @@ class TcpCommunicator(LinkCommunicator):
         # The one for sending by peer, and all: two members may call each other at the same time.
         self._conversations: dict[int, Conversation] = {}
         self._all_conversations: set[Conversation] = set()
-        # By which this rank watches a peer that it waits for, and others watch this one.
-        self._watched: dict[int, Watch] = {}
-        self._watchers: set[socket.socket] = set()
         # By peer, the thread that is connecting to it to send messages.
         self._opening: dict[int, int] = {}
         self._ends: dict[int, PeerLostError] = {}
@@ -94,6 +91,9 @@ class TcpCommunicator(LinkCommunicator):
         self._endpoint = runtime.shared(
             "tcp-endpoint",
             lambda: Endpoint(runtime.secret, listening_host(membership), tls=runtime.tls),
+        )
+        self._watches = Watches(
+            membership, self._changed, self._endpoint, self._threads, self._dial, self._note_end
         )
         publish(membership, self._endpoint.address)
         self._endpoint.register(membership.group, self._deliver)
@@ -187,14 +187,10 @@ class TcpCommunicator(LinkCommunicator):
             self._dialled.clear()
             dials = list(self._dials)
             links, conversations = list(self._links.values()), list(self._all_conversations)
-            watches, watchers = list(self._watched.values()), list(self._watchers)
-            self._watched.clear()
-            self._watchers.clear()
+            watches = self._watches.shut()
             self._changed.notify_all()
         let_go(self._lock)  # which a call that was interrupted, and is the reason, may have kept
-        for watch in watches:
-            watch.end()
-        for sock in watchers:
+        for sock in watches:
             end_watch(sock)
         self._addresses.cancel(reason)
         for dial in dials:
@@ -253,11 +249,12 @@ class TcpCommunicator(LinkCommunicator):
         sock = self._wait_for_arrival(peer, patience)
         if sock is None and not call.deadline.expired:
             # The answer may be that it has left; if it lives, we are told when it goes.
-            self._watch(peer, call)
+            if peer not in self._conversations:  # whose end is noticed as well
+                self._watches.begin(peer, call)
             try:
                 sock = self._wait_for_arrival(peer, call.deadline)
             finally:
-                self._watch_no_more(peer)
+                self._watches.end(peer)
         if sock is None:
             raise self._has_not_connected(peer, call)
         return sock
@@ -280,64 +277,10 @@ class TcpCommunicator(LinkCommunicator):
                     return self._arrived.pop(peer)
                 self._check_unbroken()
                 if peer in self._gone:
-                    raise PeerLostError(str(self._gone[peer]), peer)
-                watch = self._watched.get(peer)
-                if watch is not None and watch.error is not None:
-                    raise watch.error
+                    raise PeerLostError.of(self._gone[peer], peer)
+                self._watches.check(peer)
                 if not self._changed.wait(deadline.remaining()) and deadline.expired:
                     return None
-
-    def _watch(self, peer: int, call: Call) -> None:
-        """See to it that this rank learns when ``peer`` is gone, while it waits for it.
-
-        In a thread: to connect takes as long as the peer itself needs for that.
-        """
-        if peer in self._conversations or peer in self._watched:
-            return
-        self._watched[peer] = watch = Watch()
-        dial = partial(self._dial_watch, peer, Call(call.header, call.deadline), watch)
-        name = f"meshlib-tcp-watch-{peer}"
-        try:
-            self._threads.begin(name, dial)
-        except RuntimeError:  # no room for another thread
-            dial()
-
-    def _dial_watch(self, peer: int, call: Call, watch: Watch) -> None:
-        try:
-            sock = self._dial(peer, Channel.WATCH, call)
-        except PeerLostError as error:
-            if self._watched.get(peer) is watch:
-                self._note_end(peer, error)  # which those who wait for it are told
-            return
-        except (DistError, OSError) as error:
-            with self._lock:
-                watch.error = error
-                self._changed.notify_all()
-            return
-        with self._lock:
-            if self.abort_reason is None and self._watched.get(peer) is watch:
-                watch.sock = sock
-                self._endpoint.watch(sock, partial(self._on_watch_end, peer, watch))
-                return
-        sock.close()
-
-    def _watch_no_more(self, peer: int) -> None:
-        with self._lock:
-            watch = self._watched.pop(peer, None)
-        if watch is not None:
-            watch.end()
-
-    def _on_watch_end(self, peer: int, watch: Watch) -> None:
-        with self._lock:
-            if self._watched.get(peer) is not watch:
-                return
-            del self._watched[peer]
-        text = f"the connection to {self.membership.describe(peer)} was lost: it hung up"
-        self._note_end(peer, PeerLostError(text, peer))
-
-    def _on_watcher_end(self, sock: socket.socket) -> None:
-        with self._lock:
-            self._watchers.discard(sock)
 
     def _open_towards(self, src: int, call: Call) -> None:
         if src != self.rank and src not in self._gone:
@@ -354,7 +297,7 @@ class TcpCommunicator(LinkCommunicator):
         except (PeerLostError, AuthenticationError) as error:
             conversation = self._conversations.get(peer)
             if conversation is not None or isinstance(error, PeerLostError):
-                self._note_end(peer, PeerLostError(str(error), peer))
+                self._note_end(peer, PeerLostError.of(error, peer))
             if conversation is None:
                 raise
             # It has called meanwhile, and left in the middle of our handshake.
@@ -486,8 +429,7 @@ class TcpCommunicator(LinkCommunicator):
             self._begin_conversation(peer, sock)
             return None
         if hello.channel == Channel.WATCH:
-            self._watchers.add(sock)
-            self._endpoint.watch(sock, partial(self._on_watcher_end, sock))
+            self._watches.accept(sock)
             return None
         if hello.channel == Channel.MORE:
             return None

@@ -15,8 +15,9 @@ from transport.condition import Condition, let_go
 from transport.deadline import Deadline
 from transport.errors import CommunicatorAbortedError, PeerLostError
 from transport.links.mailbox import Incoming, Mailbox
+from transport.net.reach import is_out_of_reach
 from transport.tcp.frame import NOW, PREFIX_BYTES, STAGING_BYTES, parse_prefix
-from transport.tcp.link import MOST_MISSED, TcpLink
+from transport.tcp.link import TcpLink
 from transport.waiting import LookOut
 
 # Of a large message hardly more than a small one has is copied out of here.
@@ -73,7 +74,7 @@ class Conversation:
         self._message: Incoming | None = None  # the one whose payload is on its way
         self._filled = 0
         self._spoken = False
-        self._look_out = LookOut(most_missed=MOST_MISSED, main_only=True)
+        self._look_out = LookOut(pauses=True, main_only=True)
         self._poller = select.poll()
         self._poller.register(sock, select.POLLIN)
         self._thread = threading.Thread(
@@ -157,7 +158,7 @@ class Conversation:
         with self._turn:  # A receiver may still be about to find out.
             self._sending.let_go(reason)
         text = f"the connection to {self._name} was lost: {reason}"
-        self._on_end(self, PeerLostError(text, self.peer))
+        self._on_end(self, PeerLostError(text, self.peer, is_out_of_reach(self._failure)))
 
     def _stay_away(self) -> None:
         """Return when no receiver has read for a while, or somebody wants the thread to."""
@@ -248,7 +249,7 @@ class Conversation:
             raise
         except OSError as error:
             text = f"the connection to {self._name} was lost in the middle of a message: {error}"
-            message.fail(PeerLostError(text, self.peer))
+            message.fail(PeerLostError(text, self.peer, is_out_of_reach(error)))
             raise
         if self._filled == message.buffer.nbytes:
             self._message = None

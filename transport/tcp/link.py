@@ -24,6 +24,7 @@ from transport.errors import (
     PeerLostError,
 )
 from transport.link import UNKNOWN, Link, OnPiece, Pace, PacedLink, wrong_frame
+from transport.net.reach import is_out_of_reach
 from transport.tcp.frame import (
     ALL,
     NOW,
@@ -36,15 +37,13 @@ from transport.tcp.frame import (
     WrongFrame,
 )
 from transport.tcp.outbox import TcpOutbox
-from transport.tcp.pace import pace_of
+from transport.tcp.pace import make_room, pace_of
 from transport.tcp.striping import STRIPED_BYTES
 from transport.tcp.waiting import poll
 from transport.waiting import LookOut
 
 _SLICE_SECONDS = 1
 _STALLED_MILLISECONDS = 2
-# How many receives go to sleep at once after looking out was in vain again and again.
-MOST_MISSED = 15
 # Between processes of one machine the kernel lets megabytes pile up, which fall out of the caches
 # before the receiver copies them; this is a third faster. Elsewhere the kernel knows better.
 _LOCAL_SEND_BUFFER = 512 << 10
@@ -86,7 +85,7 @@ class TcpLink(PacedLink):
         # Connections beside the first, in the same order at both ends. The peer may know of fewer.
         self._more: tuple[socket.socket, ...] = ()
         self._usable = 0
-        self._look_out = LookOut(most_missed=MOST_MISSED, main_only=True)
+        self._look_out = LookOut(pauses=True, main_only=True)
         self.staging = memoryview(bytearray(STAGING_BYTES))
         sock.settimeout(None)
         slice_ = struct.pack("@ll", _SLICE_SECONDS, 0)
@@ -94,6 +93,8 @@ class TcpLink(PacedLink):
         self._on_this_machine = _on_this_machine(sock)
         if self._on_this_machine:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LOCAL_SEND_BUFFER)
+        else:
+            make_room(sock)
 
     def send(self, call: Call, data: memoryview) -> None:
         try:
@@ -156,6 +157,7 @@ class TcpLink(PacedLink):
         about to learn that it was accepted. It belongs to the link from now on. Any thread.
         """
         sock.settimeout(None)
+        make_room(sock)
         self._more = (*self._more, sock)
         if known:
             self._usable = len(self._more)
@@ -365,7 +367,8 @@ class TcpLink(PacedLink):
         """Return the error for a connection that ended: ours, where this rank ended it."""
         if self._ended is not None and not self._peer_left:
             return CommunicatorAbortedError(self._ended)
-        return PeerLostError(f"the connection to {self.name} was lost: {reason}", self.peer)
+        text = f"the connection to {self.name} was lost: {reason}"
+        return PeerLostError(text, self.peer, is_out_of_reach(reason))
 
 
 def _on_this_machine(sock: socket.socket) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import socket
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from transport.link import UNKNOWN, Pace
-from transport.net.round_trip import INFO_BYTES, round_trip_in
+from transport.net.round_trip import INFO_BYTES, round_trip_in, round_trip_of
 
 _LOGGER = logging.getLogger("meshlib.transport")
 
@@ -20,6 +21,12 @@ _BUSY_AND_LIMITED = struct.Struct("@168xQQQ")
 
 # Less than so many microseconds with something to send tell nothing.
 _TELLING = 50_000
+
+# Bytes a second that a fast network card moves, twice: half of them are confirmed only later.
+_FAST = 1e9
+
+# No connection asks for more memory.
+_MOST = 16 << 20
 
 
 def pace_of(sockets: Sequence[socket.socket]) -> Pace:
@@ -34,15 +41,29 @@ def pace_of(sockets: Sequence[socket.socket]) -> Pace:
         sum(each.rate for each in found),
         len(sockets),
         found[-1].held_back,
-        min(_limits()),
+        found[-1].room,
     )
+
+
+def make_room(sock: socket.socket) -> None:
+    """Let a connection have as much under way as it is allowed to, where its round trip may need
+    it: what a socket asks for may be more than what the kernel gives by itself. Since it is kept
+    then whatever the need, only connections with much delay ask.
+    """
+    by_itself, on_request = _limits()[0], _on_request()
+    if on_request > by_itself and round_trip_of(sock) * _FAST > by_itself:
+        with contextlib.suppress(OSError):  # gone: the next call finds out
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, on_request // 2)
 
 
 def _read(sock: socket.socket) -> Pace:
     try:
         info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, INFO_BYTES)
+        asked_for = sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
     except OSError:  # gone: the next call finds out
         return UNKNOWN
+    by_itself, receive_room = _limits()
+    send_room = max(by_itself, asked_for)
     rate, held_back = 0.0, 0.0
     if len(info) >= _BUSY_AND_LIMITED.size:
         (confirmed,) = _CONFIRMED.unpack_from(info)
@@ -50,7 +71,7 @@ def _read(sock: socket.socket) -> Pace:
         if busy >= _TELLING:
             rate = 1e6 * confirmed / busy
             held_back = (by_receiver + by_buffer) / busy
-    return Pace(round_trip_in(info), rate, 1, held_back)
+    return Pace(round_trip_in(info), rate, 1, held_back, min(send_room, receive_room))
 
 
 @functools.cache
@@ -61,6 +82,7 @@ def _say_once(text: str) -> None:
 def narrow_windows(name: str, pace: Pace) -> None:
     """Log, once for each number of connections, which settings of the kernel would save them."""
     limits = _limits()
+    limits = max(limits[0], _on_request()), limits[1]
     _say_once(
         f"{pace.connections} connections to {name} and its like, with a round trip of"
         f" {1e3 * pace.round_trip:.1f} ms: the kernel's limits of {limits[0]} and {limits[1]} bytes"
@@ -73,6 +95,18 @@ def narrow_windows(name: str, pace: Pace) -> None:
 def _limits() -> tuple[int, int]:
     """Return the most memory of a connection, for sending and for receiving; 0 if not known."""
     return _limit("tcp_wmem"), _limit("tcp_rmem")
+
+
+@functools.cache
+def _on_request() -> int:
+    """Return the most memory for sending that a socket is given when it asks for half of that; 0 if
+    not known. The kernel doubles it, and cuts it to ``net.core.wmem_max`` before, which cannot be
+    read in each namespace.
+    """
+    with contextlib.suppress(OSError), socket.socket() as asks:
+        asks.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MOST)
+        return min(asks.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF), _MOST)
+    return 0
 
 
 def _limit(name: str) -> int:

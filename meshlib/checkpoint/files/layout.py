@@ -121,11 +121,7 @@ class Writers:
         ranks = self.sharing(sharding)
         if not ranks:
             return
-        box = (
-            tuple(slice(0, n) for n in grid.shape)
-            if sharding is None
-            else sharding.slices(grid.shape, self._rank)
-        )
+        box = grid.whole if sharding is None else sharding.slices(grid.shape, self._rank)
         loads = self._loads.setdefault(ranks, [(0, rank) for rank in ranks])
         for index in grid.overlapping(box):
             load, rank = loads[0]

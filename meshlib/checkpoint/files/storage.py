@@ -148,12 +148,10 @@ class LocalStorage(Storage):
                 _sync_path(folder)
 
     def read(self, name: str) -> bytes:
-        """Return a file's contents."""
         return (self._root / name).read_bytes()
 
     @contextmanager
     def open(self, name: str) -> Generator[Reader]:
-        """Open a file for reading."""
         file = os.open(self._root / name, os.O_RDONLY | os.O_CLOEXEC)
         try:
             yield _LocalReader(file)
@@ -161,11 +159,9 @@ class LocalStorage(Storage):
             os.close(file)
 
     def exists(self, name: str) -> bool:
-        """Whether there is a file of this name."""
         return (self._root / name).is_file()
 
     def folders(self) -> list[str]:
-        """Return the names of the folders at the top."""
         try:
             with os.scandir(self._root) as entries:
                 return [entry.name for entry in entries if entry.is_dir()]
@@ -263,7 +259,6 @@ class _LocalReader:
         self.size = os.fstat(file).st_size
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
-        """Fill ``buffer``."""
         done = 0
         while done < len(buffer):
             count = os.preadv(self._file, [buffer[done:]], offset + done)
@@ -293,7 +288,6 @@ class FsspecStorage(Storage):
         return f"{self._root.rstrip('/')}/{name}"
 
     def write(self, name: str, parts: Iterable[memoryview]) -> None:
-        """Write a new file."""
         path = self._at(name)
         self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
         with self._fs.open(path, "wb") as file:
@@ -305,7 +299,6 @@ class FsspecStorage(Storage):
         self.write(name, [memoryview(data)])
 
     def read(self, name: str) -> bytes:
-        """Return a file's contents."""
         return self._fs.cat_file(self._at(name))
 
     @contextmanager
@@ -315,11 +308,9 @@ class FsspecStorage(Storage):
         yield _FsspecReader(self._fs, path, int(self._fs.info(path)["size"]))
 
     def exists(self, name: str) -> bool:
-        """Whether there is a file of this name."""
         return bool(self._fs.isfile(self._at(name)))
 
     def folders(self) -> list[str]:
-        """Return the names of the folders at the top."""
         self._fs.invalidate_cache()
         try:
             entries = self._fs.ls(self._root, detail=True)
@@ -347,7 +338,6 @@ class _FsspecReader:
         self.size = size
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
-        """Fill ``buffer``."""
         data = self._fs.cat_file(self._path, start=offset, end=offset + len(buffer))
         if len(data) != len(buffer):
             raise OSError(f"the file ends at byte {offset + len(data)}")

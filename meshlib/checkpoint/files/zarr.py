@@ -79,6 +79,11 @@ class ChunkGrid:
         """The bytes of the array."""
         return math.prod(self.shape) * self.dtype.itemsize
 
+    @property
+    def whole(self) -> tuple[slice, ...]:
+        """All of the array, as a part of it."""
+        return tuple(slice(0, length) for length in self.shape)
+
     def box(self, index: Sequence[int]) -> tuple[slice, ...]:
         """Return the part of the array that a chunk has; the last ones may reach beyond it."""
         return tuple(
@@ -99,7 +104,7 @@ class ChunkGrid:
 
     def all_chunks(self) -> Iterator[tuple[int, ...]]:
         """Yield all chunks, in C order."""
-        return self.overlapping([slice(0, length) for length in self.shape])
+        return self.overlapping(self.whole)
 
 
 def chunk_file(array: str, index: Sequence[int]) -> str:

@@ -8,9 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from meshlib.diagnosis.failures.statements import CALLS_BEFORE, Statement
 from meshlib.diagnosis.members import Members
 from meshlib.diagnosis.recorder import ANY_SOURCE, Record
-from meshlib.plain_text import columns
+from meshlib.plain_text import columns, have, named
 from transport.call import CallHeader
-from transport.errors import HeaderMismatchError, PeerLostError
+from transport.errors import DistError, HeaderMismatchError, PeerLostError, StoreSilentError
+from transport.net.reach import is_out_of_reach
 
 ANSWER_SECONDS = 0.5
 """How long a reporter waits for statements: a rank that computes answers from its watcher thread
@@ -64,7 +65,7 @@ def timeout_message(group: Members, record: Record, statements: Mapping[int, Sta
         )
     missing = [r for r in group.ranks if not _has_come(statements.get(r), sequence)]
     who = (
-        f"rank{'s' if len(missing) > 1 else ''} {_join(missing)} {_have(missing)} not come"
+        f"{named(missing)} {have(missing)} not come"
         if missing
         else "all ranks have come, but it did not finish"
     )
@@ -84,10 +85,12 @@ def lost_message(
     lost = group.ranks[error.peer]
     said = statements.get(lost)
     if record.peer == ANY_SOURCE:
-        others = _join([rank for rank in group.ranks if rank != group.global_rank])
-        what = f"all that could send have left {group} (ranks {others})"
+        others = named([rank for rank in group.ranks if rank != group.global_rank])
+        what = f"all that could send have left {group} ({others})"
     elif lost in departed:
         what = f"rank {lost} has left the job"
+    elif said is None and error.unreachable:
+        what = f"rank {lost} cannot be reached, nor does it answer: {error}"
     elif said is None:
         what = f"rank {lost} is gone: its connection closed and it does not answer"
     else:
@@ -96,6 +99,15 @@ def lost_message(
             f" it has left {group} ({error})"
         )
     return f"{what}; rank {group.global_rank} noticed in {record.header} on {group}, {record.site}"
+
+
+def end_of_server(error: DistError | None) -> str:
+    """Return what has become of a rank with whose store the connection ended by ``error``: "rank 0
+    …". How a host ended that is cut off, its peers cannot know.
+    """
+    if isinstance(error, StoreSilentError) or is_out_of_reach(getattr(error, "__cause__", None)):
+        return f"cannot be reached, nor the store that it serves: {error}"
+    return "is gone, and the store that it served with it"
 
 
 def _first_difference(statements: Iterable[Statement], sequence: int) -> int:
@@ -123,7 +135,9 @@ def _where(
     ``ranks`` are the group's; ``missing`` those that have not come, for whom the others wait.
     """
     if said is None:
-        return f"  rank {rank}: silent (no answer in {ANSWER_SECONDS:g} s: stopped or gone)"
+        return (
+            f"  rank {rank}: silent (no answer in {ANSWER_SECONDS:g} s: stopped, gone or cut off)"
+        )
     here = None if sequence is None else said.call_at(sequence)
     lines = [f"  rank {rank} (pid {said.pid} on {said.host}):"]
     if here is None:
@@ -138,7 +152,7 @@ def _where(
         suffix = "" if waits is None else f", waits for rank {ranks[waits]}"
         # Whom it waits for may itself wait for another.
         if missing and (waits is None or ranks[waits] not in missing):
-            suffix += f", misses rank{'s' if len(missing) > 1 else ''} {_join(missing)}"
+            suffix += f", misses {named(missing)}"
         lines.append(f"    {here.call} ({here.state}{suffix}), {here.site}")
     lines += [f"    | {line}" for line in said.stack[-STACK_LINES:]]
     return "\n".join(lines)
@@ -147,11 +161,3 @@ def _where(
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return ``rows`` under ``head``, in columns columns, indented by two."""
     return "\n".join(f"  {line}" for line in columns([head, *rows]))
-
-
-def _join(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks))
-
-
-def _have(ranks: Sequence[int]) -> str:
-    return "have" if len(ranks) > 1 else "has"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from collections import Counter, deque
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, Protocol
 
 from meshlib.calls.work import Future
+from meshlib.rpc.calls import settle
 from meshlib.rpc.errors import RRefLostError
 from meshlib.rpc.references.losses import Losses
 from meshlib.rpc.references.ownership import ObjectId, Owned, Ownership
@@ -234,7 +234,7 @@ class Holdings:
                 with self._lock:
                     found = self._objects.void(ObjectId(*oid))
                 if found is not None:
-                    _fail(found, why)
+                    settle(found.value, None, RRefLostError(why))
             case _:
                 raise DistBackendError(f"expected news of references, got {notice!r}")
 
@@ -243,7 +243,8 @@ class Holdings:
         with self._lock:
             orphans = self._objects.bury(rank, how)
         for orphan in orphans:
-            _fail(orphan, f"the object was never made: {who}, which asked for it, {how}")
+            why = f"the object was never made: {who}, which asked for it, {how}"
+            settle(orphan.value, None, RRefLostError(why))
         self._ask()
 
     def _ask(self) -> None:
@@ -257,8 +258,3 @@ class Holdings:
             grouped.setdefault((worker, giver), []).append(tuple(oid))
         for (worker, giver), oids in grouped.items():
             self._tell(worker, ("whose", giver, oids))
-
-
-def _fail(owned: Owned, why: str) -> None:
-    with suppress(RuntimeError):  # it was made all the same
-        owned.value.set_exception(RRefLostError(why))

@@ -21,7 +21,6 @@ import numpy as np
 
 from meshlib.rpc.wire.brief import Brief
 from meshlib.rpc.wire.frames import Buffer, Frame, FrameReader, pack
-from meshlib.rpc.wire.patience import Patience
 from meshlib.rpc.wire.payload import Payload
 from meshlib.rpc.wire.recycling import Recycler
 from meshlib.rpc.wire.threads import Threads
@@ -30,6 +29,7 @@ from transport.deadline import Deadline
 from transport.errors import DistError
 from transport.net.tls import TlsSocket
 from transport.shm.messages.single_copy import ProcessMemory
+from transport.waiting import LookOut
 
 QUEUE_BYTES = 1 << 20
 """Who has more waiting for its peer waits itself, and takes no more requests from it."""
@@ -38,6 +38,8 @@ FETCH_BYTES = 96 << 10
 WAIT_SECONDS = 0.02
 """A caller that has had no reply for so long leaves the reading to the poll."""
 _PARTS_AT_ONCE = 64
+# Shorter than members of a group do: several threads of a process may look at once.
+_LOOK_SECONDS = 200e-6
 _AT_ONCE = int(socket.MSG_DONTWAIT)
 _SEND_AT_ONCE = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 _TIMEVAL = struct.Struct("@ll")
@@ -81,7 +83,8 @@ class Connection:
         self._owner = owner
         self._threads = owner.threads
         self._frames = FrameReader()
-        self._patience = Patience()
+        self._look_out = LookOut(pauses=True, seconds=_LOOK_SECONDS)
+        self._found: list[Frame] = []
         self._sending = threading.Lock()
         self._queue: deque[memoryview] = deque()
         self._state = threading.Lock()
@@ -279,7 +282,7 @@ class Connection:
 
     def look(self) -> bool:
         """Look whether another request comes soon, and act on it."""
-        if self.outgoing or not self._patience.looks:
+        if self.outgoing or not self._look_out.looks:
             return False
         with self._state:
             if self._reader != _POLL or self.error is not None:
@@ -307,7 +310,7 @@ class Connection:
         return frames is not None
 
     def _receive(self) -> list[Frame]:
-        found = self._receive_soon() if self._patience.looks else None
+        found = self._receive_soon() if self._look_out.looks else None
         return self._frames.receive(self._sock) if found is None else found
 
     def _receive_now(self) -> list[Frame]:
@@ -315,7 +318,17 @@ class Connection:
 
     def _receive_soon(self) -> list[Frame] | None:
         """Return what comes within a moment, None if nothing does."""
-        return self._patience.look(self._receive_now)
+        if not self._look_out.until(self._finds):
+            return None
+        found, self._found = self._found, []
+        return found
+
+    def _finds(self) -> bool:
+        try:
+            self._found = self._receive_now()
+        except (BlockingIOError, InterruptedError):
+            return False
+        return True
 
     def _go_on_sending(self) -> None:
         with self._sending:

@@ -141,7 +141,6 @@ class Exchange:
         self.elements: int = prod(shape_of(members.after[own])) if self._is_gather else 0
 
     def prepare(self, local: Array, *, gaps: bool) -> int:
-        """See ``Part``."""
         members, own = self._members, self._own
         module, peers = array_module(local), range(len(members.before))
         before, after = members.before[own], members.after[own]
@@ -169,7 +168,6 @@ class Exchange:
         return rounds
 
     def pack(self, number: int) -> None:
-        """See ``Part``."""
         self._sources = [message.packed(number) for message in self._out]
         self._targets = [message.room(number) for message in self._in]
         if self._is_gather and not self._gaps:
@@ -177,14 +175,12 @@ class Exchange:
             self._targets[self._own] = self._sources[0]
 
     def call(self, communicator: Communicator, call: Call) -> None:
-        """See ``Part``."""
         if self._is_gather:
             communicator.all_gather(call, self._targets, self._sources[0])
         else:
             communicator.all_to_all(call, self._targets, self._sources)
 
     def unpack(self, number: int) -> Array:
-        """See ``Part``."""
         for message in self._in:
             message.place()
         return self._result
@@ -251,12 +247,10 @@ class Reduction:
         self.elements: int = prod(shape_of(members.before[own]))
 
     def prepare(self, local: Array, *, gaps: bool) -> int:
-        """See ``Part``."""
         self._local = local
         return 1
 
     def pack(self, number: int) -> None:
-        """See ``Part``."""
         local, module = self._local, array_module(self._local)
         if not self._scatter:
             self._result = module.array(local, order="C")
@@ -267,7 +261,6 @@ class Reduction:
         self._target = flat_target(self._result)
 
     def call(self, communicator: Communicator, call: Call) -> None:
-        """See ``Part``."""
         if self._scatter:
             sources = [source.flat for source in self._sources]
             communicator.reduce_scatter(call, self._target.flat, sources, self._op)
@@ -275,7 +268,6 @@ class Reduction:
             communicator.all_reduce(call, self._target.flat, self._op)
 
     def unpack(self, number: int) -> Array:
-        """See ``Part``."""
         self._target.finish()
         return self._result
 

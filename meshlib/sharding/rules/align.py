@@ -17,13 +17,10 @@ import numpy as np
 from meshlib.mesh.device_mesh import DeviceMesh
 from meshlib.sharding.darray import DArray, ShardingError
 from meshlib.sharding.local import Array, relative
-from meshlib.sharding.sharding import Sharding
+from meshlib.sharding.sharding import LINEAR, Sharding
 
 Label = Hashable
 Split = tuple[int, ...]
-
-LINEAR = frozenset({"sum", "avg"})
-"""Partial values for which sums and multiples of the parts are parts of the sum and multiple."""
 
 
 @dataclass(slots=True)

@@ -11,8 +11,8 @@ import numpy as np
 
 from meshlib.sharding.darray import DArray, ShardingError
 from meshlib.sharding.local import array_module, dim_of
-from meshlib.sharding.rules.align import LINEAR, wraps
-from meshlib.sharding.sharding import Sharding
+from meshlib.sharding.rules.align import wraps
+from meshlib.sharding.sharding import LINEAR, Sharding
 
 Axis = int | tuple[int, ...] | None
 

@@ -81,22 +81,26 @@ class _Travelling:
         return jnp.asarray, (self.value,)
 
 
-class Staged(rpc.Future[Any]):
-    """A call in a program: its results are there for what is traced."""
-
-    connection = None
+class InFunction(rpc.Future[Any]):
+    """A call that was made in a function that JAX transforms. ``wait`` in that function."""
 
     def then(self, callback: Any) -> NoReturn:
-        """Raise NotImplementedError: callbacks run in other threads, outside of the program."""
+        """Raise NotImplementedError: callbacks run in other threads, outside of the function."""
         del callback
         raise NotImplementedError(
-            "then() was called on a remote call in a function that JAX compiles, and would run in"
-            " another thread; expected wait() in the function"
+            "then() was called on a remote call in a function that JAX differentiates or compiles,"
+            " and would run in another thread; expected wait() in the function"
         )
 
     def add_done_callback(self, callback: Any) -> NoReturn:
         """Raise NotImplementedError, as ``then``."""
         self.then(callback)
+
+
+class Staged(InFunction):
+    """A call in a program: its results are there for what is traced."""
+
+    connection = None
 
 
 class _Call(NamedTuple):

@@ -19,7 +19,7 @@ from meshlib.jit import current_trace, is_compiling, is_tracing
 from parallel.rpc.contexts import Context, Keeper
 from parallel.rpc.engine import run_pass
 from parallel.rpc.graph import RECORDED, Edge, Recorded, Sink
-from parallel.rpc.in_jax.staged import stage
+from parallel.rpc.in_jax.staged import InFunction, stage
 
 Call = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
@@ -100,7 +100,7 @@ def through_here(here: Keeper, context: Context, call: Call, args: Any, kwargs: 
     return through(here, context, start, args, kwargs).wait()
 
 
-class Through(rpc.Future[Any]):
+class Through(InFunction):
     """A call that was made in a function that JAX differentiates. ``wait`` in that function."""
 
     def __init__(
@@ -165,18 +165,6 @@ class Through(rpc.Future[Any]):
     def at_once(self, callback: Any) -> None:
         """Have ``callback(self)`` called when the call ends (``wait_all``)."""
         self._started.at_once(lambda _: callback(self))
-
-    def then(self, callback: Any) -> NoReturn:
-        """Raise NotImplementedError: JAX differentiates what this thread does."""
-        del callback
-        raise NotImplementedError(
-            "then() was called on a call in a function that JAX differentiates, and would run in"
-            " another thread; expected wait() in the function"
-        )
-
-    def add_done_callback(self, callback: Any) -> NoReturn:
-        """Raise NotImplementedError, as ``then``."""
-        self.then(callback)
 
     def _derivative(self, recorded: list[Recorded]) -> Any:
         here, context, sinks = self._here, self._context, self._sinks

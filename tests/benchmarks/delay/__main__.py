@@ -4,7 +4,8 @@
 
 Each rank is in a network namespace of its own; ``wire.py`` holds their frames back. ``wire`` is how
 long plain sockets take for the bytes that the ranks must send. Without torch there is no Gloo.
-Rows: collective, bytes, round trip; milliseconds, medians of interleaved rounds.
+Rows: collective, bytes, round trip; milliseconds, medians of interleaved rounds; in brackets those
+in which the ranks had processors, all together, and the program that pretends the wire.
 """
 
 from __future__ import annotations
@@ -90,6 +91,7 @@ def _measure(options: argparse.Namespace, round_trip: float, cells: list[list[ob
                 "round_trip": round_trip, "rounds": options.rounds, "warm": options.warm,
                 "cells": cells, "backend": options.backend, "wire": True,
                 "verbose": options.verbose, "sites": options.sites,
+                "wire_pid": network.wire.pid,
                 "compress": options.compress.split(",") if options.compress else [],
                 "gloo": importlib.util.find_spec("torch") is not None,
             }  # fmt: skip
@@ -102,7 +104,10 @@ def _measure(options: argparse.Namespace, round_trip: float, cells: list[list[ob
                 print(line, end="", flush=True)
                 continue
             name, nbytes, row = json.loads(line)
-            columns = "  ".join(f"{library} {ms:9.2f}" for library, ms in row.items())
+            columns = "  ".join(
+                f"{library} {ms:9.2f} ({ranks:.0f} + {wire:.0f})"
+                for library, (ms, ranks, wire) in row.items()
+            )
             print(
                 f"{1e3 * round_trip:6.1f} ms  {name:15} {format_size(nbytes):>8}  {columns}",
                 flush=True,

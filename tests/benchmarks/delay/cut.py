@@ -38,7 +38,7 @@ def rank_main(rank: int, addresses: list[str]) -> None:
         try:
             dist.all_reduce(x)
         except dist.DistError as error:
-            text = str(error).splitlines()[0]
+            text = type(error).__name__ + ": " + " | ".join(str(error).splitlines()[:4])
             waited = time.monotonic() - begin
             print(
                 f"rank {rank}: {right} right, slowest {slowest:.1f} s; after {waited:.1f} s {text}",

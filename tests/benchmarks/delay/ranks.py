@@ -201,17 +201,29 @@ if plan["wire"] and size > 1:
     libraries["wire"] = Wire()
 
 
+def wires_seconds():
+    """Return how long the program that pretends the wire has had a processor."""
+    with open(f"/proc/{plan['wire_pid']}/schedstat") as file:
+        return int(file.read().split()[0]) / 1e9
+
+
 def measure(call):
-    """Return how many seconds ``call`` took, from a common moment to the last rank's return."""
+    """Return how many seconds ``call`` took, from a common moment to the last rank's return, and
+    for how many it had processors: all ranks together, and whoever pretends the wire.
+    """
     begin = np.array([time.monotonic() + 2 * round_trip + 0.005])
     dist.broadcast(begin, 0)
     while (left := begin[0] - time.monotonic()) > 0:
         if left > 0.002:
             time.sleep(left - 0.001)
+    worked, wire_worked = time.process_time(), wires_seconds()
     call()
     end = np.array([time.monotonic()])
+    worked = np.array([time.process_time() - worked])
     dist.all_reduce(end, dist.ReduceOp.MAX)
-    return float(end[0] - begin[0])
+    wire_worked = wires_seconds() - wire_worked  # rank 0's counts
+    dist.all_reduce(worked)
+    return float(end[0] - begin[0]), float(worked[0]), wire_worked
 
 
 COUNTERS = (
@@ -234,14 +246,15 @@ def counted():
 results = []
 for name, nbytes in plan["cells"]:
     calls = {library: made.call(name, nbytes) for library, made in libraries.items()}
-    times = {library: [] for library in calls}
+    times, worked = ({library: [] for library in calls} for _ in range(2))
     lost = {library: Counter() for library in calls}
     for turn in range(plan["rounds"] + plan["warm"]):
         for library, call in calls.items():
             before = counted()
-            seconds = measure(call)
+            seconds, *processors = measure(call)
             if turn >= plan["warm"]:
                 times[library].append(seconds)
+                worked[library].append(processors)
                 lost[library] += counted() - before
     if plan["verbose"] and rank == 0:
         print(
@@ -250,7 +263,10 @@ for name, nbytes in plan["cells"]:
             {k: [round(1e3 * x) for x in v] for k, v in times.items()},
             flush=True,
         )
-    row = {library: 1e3 * statistics.median(found) for library, found in times.items()}
+    row = {}
+    for library, found in times.items():
+        columns = found, *zip(*worked[library], strict=True)
+        row[library] = [1e3 * statistics.median(column) for column in columns]
     results.append([name, nbytes, row])
     if rank == 0:
         print(json.dumps(results[-1]), flush=True)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -138,52 +140,41 @@ def test_the_median_is_of_rounds_and_ratios_are_of_medians() -> None:
     assert lines[1].split() == ["gloo", "80.0", "0.000", "0.000"]
 
 
+class _Answering(Job):
+    """Answers what ``block(repetitions, calls)`` returns."""
+
+    def __init__(self, library: str, block: Callable[[int, int], Block]) -> None:
+        self.library, self.block = library, block
+
+    def measure(self, case: str, nbytes: int, repetitions: int, warmup: int, **_: bool) -> Block:
+        return self.block(repetitions, repetitions + warmup)
+
+
 def test_a_turn_has_as_many_calls_as_fit_once_the_ranks_are_connected() -> None:
-    class Connecting(Job):
-        def __init__(self) -> None:
-            self.library, self.turns = "meshlib", [0.3, 0.002]
+    turns = iter([0.3, 0.002])
 
-        def measure(
-            self,
-            case: str,
-            nbytes: int,
-            repetitions: int,
-            warmup: int,
-            *,
-            keep: bool = True,
-            synchronised: bool = True,
-        ) -> Block:
-            calls = repetitions + warmup
-            return Block([[1e-4]] * repetitions, [], True, calls * self.turns.pop(0), Counter())
+    def connecting(repetitions: int, calls: int) -> Block:
+        return Block([[1e-4]] * repetitions, [], True, calls * next(turns), Counter())
 
-    contender = Contender(Connecting(), "")
+    contender = Contender(_Answering("meshlib", connecting), "")
     contender.probe("all_reduce", 8, keep=True)
     assert contender.repetitions(rounds=3, turn=0.05) == (25, 2)
 
 
 def test_a_peers_wrong_result_is_told_and_ours_ends_the_run() -> None:
-    class Answering(Job):
-        def __init__(self, library: str, wrong_from: int) -> None:
-            self.library, self.wrong_from, self.calls = library, wrong_from, 0
+    def job(library: str, wrong_from: int) -> Job:
+        numbers = itertools.count(1)
 
-        def measure(
-            self,
-            case: str,
-            nbytes: int,
-            repetitions: int,
-            warmup: int,
-            *,
-            keep: bool = True,
-            synchronised: bool = True,
-        ) -> Block:
-            self.calls += 1
-            right = self.calls < self.wrong_from
+        def block(repetitions: int, _: int) -> Block:
+            right = next(numbers) < wrong_from
             return Block([[1e-4]] * repetitions, [], right, 1e-3, Counter())
+
+        return _Answering(library, block)
 
     def measured(ours: int, theirs: int) -> list[list[Result] | Skipped]:
         cell = Cell("all_reduce", 8, 2, ("meshlib", "gloo"))
-        jobs = [Answering("meshlib", ours), Answering("gloo", theirs)]
-        return list(_measure(Plan([cell], {}, 3), cell, [Contender(job, "") for job in jobs]))
+        jobs = [job("meshlib", ours), job("gloo", theirs)]
+        return list(_measure(Plan([cell], {}, 3), cell, [Contender(one, "") for one in jobs]))
 
     never = 100
     for theirs in (1, 4):  # at once, or in a round

@@ -18,6 +18,7 @@ from meshlib.testing import run_ranks
 
 def arguments(**options: object) -> argparse.Namespace:
     known = {"collectives": COLLECTIVES, "sizes": [8, 4096], "rounds": 1, "vs": [], "backend": []}
+    known["write_network"] = None
     return argparse.Namespace(**known | options)
 
 

@@ -57,7 +57,7 @@ class Worker(Attendant[str]):
         self.works.set()
         ending.wait()
 
-    def bereave(self):
+    def bereave(self, error):
         self.bereaved.set()
 
 

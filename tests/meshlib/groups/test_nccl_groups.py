@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -267,3 +268,26 @@ def test_a_device_id_that_is_none_is_refused(wrong: Any) -> None:
         assert current_world().cuda_device is None
 
     run_ranks(body, 1)
+
+
+def test_who_comes_when_a_member_has_given_up_and_left_is_told_at_once(
+    run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its array would stay as it is: the call cannot be made without that member any more."""
+    monkeypatch.setattr("transport.nccl.communicator.CLOSE_SECONDS", 0.1)
+
+    def body(driver: HostDriver) -> None:
+        group = current_world().default_group
+        dist.all_reduce(array(driver, np.ones(4, np.float32)))
+        x = array(driver, np.full(4, dist.get_rank() + 1, np.float32))
+        if dist.get_rank() == 0:
+            dist.all_reduce(x, async_op=True)
+            dist.destroy_process_group()
+            return
+        while not group.door._channels.made["cuda"]._lost:
+            time.sleep(0.001)
+        with pytest.raises(dist.RankFailedError, match="rank 0"):
+            dist.all_reduce(x)
+        assert (x.get() == 2).all()
+
+    run(body, 2)

@@ -22,7 +22,6 @@ from meshlib.testing import RankError, run_ranks
 jax = pytest.importorskip("jax", reason="JAX is not installed (the extra 'jax')")
 
 import jax.numpy as jnp  # noqa: E402
-from jax_settings import jax_settings  # noqa: E402
 
 from meshlib import jit as mj  # noqa: E402
 
@@ -30,11 +29,7 @@ SIZE = 3
 PAIRS = [(0, 2), (2, 1)]
 UNEVEN = (2, 0, 3)
 
-
-@pytest.fixture(autouse=True)
-def _settings():
-    with jax_settings(jax_enable_x64=True):
-        yield
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 
 class Case(NamedTuple):

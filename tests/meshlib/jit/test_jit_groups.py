@@ -19,17 +19,12 @@ jax = pytest.importorskip("jax", reason="JAX is not installed (the extra 'jax')"
 
 import jax.numpy as jnp  # noqa: E402
 from jax.experimental.xla_metadata import set_xla_metadata  # noqa: E402
-from jax_settings import jax_settings  # noqa: E402
 
 from meshlib import jit as mj  # noqa: E402
 
 CALLS = 30
 
-
-@pytest.fixture(autouse=True)
-def _settings():
-    with jax_settings(jax_enable_x64=True):
-        yield
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 
 def summed(group):

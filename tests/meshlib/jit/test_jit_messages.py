@@ -11,15 +11,10 @@ from meshlib.testing import run_ranks
 jax = pytest.importorskip("jax", reason="JAX is not installed (the extra 'jax')")
 
 import jax.numpy as jnp  # noqa: E402
-from jax_settings import jax_settings  # noqa: E402
 
 from meshlib import jit as mj  # noqa: E402
 
-
-@pytest.fixture(autouse=True)
-def _settings():
-    with jax_settings(jax_enable_x64=True):
-        yield
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 
 def simple(x):

@@ -10,8 +10,9 @@ from rpc_workers import agents, expire, start_thread, until, workers
 
 import meshlib as dist
 from meshlib import rpc
-from meshlib.rpc import late, peers
+from meshlib.rpc import peers
 from meshlib.rpc.agent import BACKLOG_BYTES, BACKLOG_CALLS, current_agent
+from meshlib.rpc.overdue import late
 from meshlib.testing import run_ranks
 from transport.tcp.meeting.dial import Dial
 

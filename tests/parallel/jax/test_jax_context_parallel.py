@@ -20,11 +20,7 @@ from parallel.jax import context, ring_attention, ulysses_attention  # noqa: E40
 
 LENGTH, WIDTH, HEADS, KV_HEADS = 12, 8, 4, 2
 
-
-@pytest.fixture(autouse=True)
-def _settings():
-    with jax_settings(jax_enable_x64=True):
-        yield
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 
 def make_params():

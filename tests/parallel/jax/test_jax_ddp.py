@@ -22,7 +22,6 @@ from parallel.jax import DistributedDataParallel
 jax = pytest.importorskip("jax", reason="JAX is not installed (the extra 'jax')")
 
 import jax.numpy as jnp  # noqa: E402
-from jax_settings import jax_settings  # noqa: E402
 from slow_backward import LAYERS, layers, slow_backward  # noqa: E402
 
 from meshlib import jit as mj  # noqa: E402
@@ -31,11 +30,7 @@ STEPS = 50
 BATCH = 12
 KIB = 1 / 1024  # in MiB
 
-
-@pytest.fixture(autouse=True)
-def _settings():
-    with jax_settings(jax_enable_x64=True):
-        yield
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 
 class Head(NamedTuple):

@@ -22,11 +22,7 @@ from slow_backward import LAYERS, layers, slow_backward, user_callback_in_backwa
 
 KIB = 1 / 1024  # in MiB
 
-
-@pytest.fixture(autouse=True)
-def _settings():
-    with jax_settings(jax_enable_x64=True):
-        yield
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 
 def test_trees_that_differ_between_ranks_are_an_error_that_names_the_first():

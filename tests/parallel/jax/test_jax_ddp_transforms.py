@@ -14,15 +14,10 @@ from parallel.jax import DistributedDataParallel
 jax = pytest.importorskip("jax", reason="JAX is not installed (the extra 'jax')")
 
 import jax.numpy as jnp  # noqa: E402
-from jax_settings import jax_settings  # noqa: E402
 
 WHAT = "DistributedDataParallel.value_and_grad"
 
-
-@pytest.fixture(autouse=True)
-def _settings():
-    with jax_settings(jax_enable_x64=True):
-        yield
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 
 def loss(params, scale=1.0):

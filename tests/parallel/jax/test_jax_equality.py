@@ -14,7 +14,6 @@ from parallel.jax import DistributedDataParallel
 jax = pytest.importorskip("jax", reason="JAX is not installed (the extra 'jax')")
 
 import jax.numpy as jnp  # noqa: E402
-from jax_settings import jax_settings  # noqa: E402
 
 from meshlib import jit as mj  # noqa: E402
 
@@ -23,11 +22,7 @@ WORLD = 2
 SHARE = 4  # samples a rank and step
 TOLERANCE = {"f8": 1e-12, "f4": 1e-5}
 
-
-@pytest.fixture(autouse=True)
-def _settings():
-    with jax_settings(jax_enable_x64=True):
-        yield
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 
 def make_params(dtype):

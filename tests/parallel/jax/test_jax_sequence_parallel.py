@@ -11,7 +11,6 @@ from meshlib.testing import run_ranks
 jax = pytest.importorskip("jax", reason="JAX is not installed (the extra 'jax')")
 
 import jax.numpy as jnp  # noqa: E402
-from jax_settings import jax_settings  # noqa: E402
 
 from parallel.jax import (  # noqa: E402
     copy_to_region,
@@ -24,11 +23,7 @@ from parallel.jax import (  # noqa: E402
 
 VOCABULARY, WIDTH = 12, 6
 
-
-@pytest.fixture(autouse=True)
-def _settings():
-    with jax_settings(jax_enable_x64=True):
-        yield
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 
 def make_params():

@@ -11,7 +11,6 @@ from meshlib.testing import run_ranks
 jax = pytest.importorskip("jax", reason="JAX is not installed (the extra 'jax')")
 
 import jax.numpy as jnp  # noqa: E402
-from jax_settings import jax_settings  # noqa: E402
 
 from parallel.jax import (  # noqa: E402
     DistributedDataParallel,
@@ -21,11 +20,7 @@ from parallel.jax import (  # noqa: E402
     scatter_to_region,
 )
 
-
-@pytest.fixture(autouse=True)
-def _settings():
-    with jax_settings(jax_enable_x64=True):
-        yield
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 
 def make_params():

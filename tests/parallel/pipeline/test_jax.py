@@ -13,15 +13,10 @@ from parallel.pipeline import Kind, get_schedule_class
 jax = pytest.importorskip("jax", reason="JAX is not installed (the extra 'jax')")
 
 import jax.numpy as jnp  # noqa: E402
-from jax_settings import jax_settings  # noqa: E402
 
 from parallel.jax import DistributedDataParallel, PipelineStage  # noqa: E402
 
-
-@pytest.fixture(autouse=True)
-def _settings():
-    with jax_settings(jax_enable_x64=True):
-        yield
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 
 def make_params(seed=0):

@@ -94,6 +94,69 @@ def log_of(n: int, pace_of: PaceOf, body: Callable[[Member], Any]) -> list[list[
     return run_group(transport(pace_of), n, run, TABLE)
 
 
+@pytest.mark.parametrize(
+    ("n", "laps", "segments"), [(2, 64, 4), (2, 17, 2), (2, 15, 1), (4, 40, 4)]
+)
+def test_long_calls_have_longer_frames_and_the_same_bits(n: int, laps: int, segments: int) -> None:
+    count = laps * n * SEGMENT // 4
+
+    def body(m: Member) -> bytes:
+        numbers = np.random.default_rng(m.rank).standard_normal(count).astype(np.float32)
+        output = np.empty(count // n, np.float32)
+        call = m.call(Kind.REDUCE_SCATTER, np.float32)
+        m.comm.reduce_scatter(call, output, np.split(numbers, n), ReduceOp.SUM)
+        m.all_reduce(numbers, ReduceOp.SUM)
+        return numbers.tobytes() + output.tobytes()
+
+    lockstep = run_group(Transport("inproc", InprocCommunicator), n, body, TABLE)
+    assert run_group(transport(everywhere(10**6)), n, body, TABLE) == lockstep
+    for log in log_of(n, everywhere(10**6), body):
+        longest = max(size for _, _, size in log)
+        assert (segments - 1) * SEGMENT < longest <= segments * SEGMENT
+
+
+def test_the_bits_do_not_depend_on_the_segment() -> None:
+    def body(m: Member) -> bytes:
+        buffer = np.random.default_rng(m.rank).standard_normal(5003).astype(np.float32)
+        m.all_reduce(buffer, ReduceOp.SUM)
+        return buffer.tobytes()
+
+    kind = Transport("inproc", InprocCommunicator)
+    small, large = (run_group(kind, 3, body, replace(TABLE, segment=s)) for s in (256, 4096))
+    assert small == large
+
+
+@pytest.mark.parametrize("n", [2, 9])
+def test_what_arrives_is_bounded_however_long_frames_are(n: int) -> None:
+    def body(m: Member) -> int:
+        m.all_reduce(np.ones(100 * n * SEGMENT // 4, np.float32), ReduceOp.SUM)
+        return m.comm.scratch.nbytes  # pyright: ignore
+
+    assert max(run_group(transport(everywhere(10**6)), n, body, TABLE)) <= 32 * SEGMENT + 4096
+
+
+def test_a_chain_reads_on_while_it_sends() -> None:
+    laps = 9
+
+    def body(m: Member) -> None:
+        buffer = np.full(laps * SEGMENT // 4, m.rank, np.float32)
+        m.comm.broadcast(m.call(Kind.BROADCAST, np.float32, root=1), buffer, 1)
+        assert (buffer == 1).all()
+
+    table = replace(TABLE, broadcast_tree=0)
+
+    def run(m: Member) -> list[Any]:
+        body(m)
+        assert isinstance(m.comm, FarInprocCommunicator)
+        return m.comm.log
+
+    logs = run_group(transport(everywhere(10**6)), 4, run, table)
+    for place in (1, 2):  # from the root on; the last one sends nothing
+        events = [event for event, _, _ in logs[(place + 1) % 4]]
+        assert events == ["expect"] * laps + ["receive", "post"] * laps
+    assert logs[1] == logs[0] == []
+
+
 @pytest.mark.parametrize("n", [2, 3])
 @pytest.mark.parametrize("laps_ahead", [1, 3])
 def test_a_rank_is_so_many_laps_ahead_and_no_more(n: int, laps_ahead: int) -> None:

@@ -250,7 +250,7 @@ def test_a_site_is_that_of_its_hosts_first_members() -> None:
     sites = placement.by_site()
     assert sites.hosts == ((0, 5), (1, 2, 3), (4,))
     here = placement.within(sites.hosts[1])
-    assert (here.hosts, here.memory) == (((0, 1), (2,)), (False, True))
+    assert (here.hosts, here.memory) == (((0, 1), (2,)), (False, False))
     assert Placement.of([Place("a"), Place("b")]).by_site().hosts == ((0, 1),)
 
 

@@ -23,7 +23,8 @@ from transport.hierarchical import HierarchicalCommunicator
 from transport.hierarchical.hosts import Placement
 from transport.hierarchical.learning import find_sites, hosts_to_measure
 from transport.inproc import InprocCommunicator
-from transport.net.round_trip import round_trip_of, time_connections
+from transport.net import round_trip
+from transport.net.round_trip import ATTEMPTS, round_trip_of, time_connections
 from transport.net.sockets import listen
 from transport.operands.reduce_op import ReduceOp
 from transport.place import Place, this_place
@@ -244,7 +245,17 @@ def test_connections_are_timed() -> None:
         found = time_connections(addresses, 30.0)
         assert found[0] > 0
         assert found[1:] == [0.0, 0.0]
-        sock = listener.accept()[0]
-        assert round_trip_of(sock) > 0
-        sock.close()
-        assert round_trip_of(sock) == 0
+        for _ in range(ATTEMPTS):
+            sock = listener.accept()[0]
+            assert round_trip_of(sock) > 0
+            sock.close()
+            assert round_trip_of(sock) == 0
+
+
+def test_the_least_of_a_few_connections_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that was held up, by a lost packet say, makes nobody far."""
+    said = [0.050, 0.0002, 0.030]
+    monkeypatch.setattr(round_trip, "round_trip_of", lambda _sock: said.pop())
+    with listen() as listener:
+        assert time_connections([listener.getsockname()[:2]], 30.0) == [0.0002]
+    assert said == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import resource
 import selectors
@@ -213,6 +214,20 @@ def test_a_shortage_of_descriptors(loop: Loop) -> None:
     authenticate(sock, b"s", Deadline.after(SOON), initiator=True)
     sock.close()
     friend(loop)
+
+
+@pytest.mark.parametrize(("data", "alarming"), [(b"", False), (b"x", True)])
+def test_who_hangs_up_without_a_word_alarms_nobody(
+    loop: Loop, caplog: pytest.LogCaptureFixture, data: bytes, alarming: bool
+) -> None:
+    with caplog.at_level(logging.DEBUG, "meshlib.transport"):
+        sock = stranger(loop, data)
+        until(lambda: loop.acceptor.pending == 1)
+        sock.close()
+        until(lambda: loop.acceptor.pending == 0)
+        until(lambda: "refused a connection" in caplog.text)
+    levels = [record.levelno for record in caplog.records if "refused" in record.message]
+    assert levels == [logging.INFO if alarming else logging.DEBUG]
 
 
 def test_closing_drops_the_pending() -> None:

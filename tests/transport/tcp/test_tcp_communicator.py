@@ -29,6 +29,7 @@ from transport.store.tcp.store import TCPStore
 from transport.tcp import TcpCommunicator
 from transport.tcp.frame import Outgoing
 from transport.tcp.meeting.hello import Channel
+from transport.tcp.meeting.watch import Watches
 
 # Point to point.
 
@@ -222,9 +223,9 @@ class TestWaitingForOneThatIsLate:
                     member.all_reduce(np.ones(2), ReduceOp.SUM)
                 met.wait()
                 assert not comm._all_conversations
-                assert not comm._watched
+                assert not comm._watches.watched
                 deadline = Deadline.after(LONG)
-                while comm._watchers or comm._endpoint._watched:
+                while comm._watches.watchers or comm._endpoint._watched:
                     assert not deadline.expired
                     time.sleep(0.001)
                 met.wait()
@@ -236,13 +237,13 @@ class TestWaitingForOneThatIsLate:
         monkeypatch.setattr("transport.tcp.communicator._PATIENCE_SECONDS", 0.0)
         store = HashStore()
         begun, closing = threading.Event(), threading.Event()
-        watch, shut = TcpCommunicator._dial_watch, TcpCommunicator._shut
+        connect, shut = Watches._connect, TcpCommunicator._shut
         late: list[threading.Thread] = []
 
-        def dial_watch(comm: TcpCommunicator, *arguments: Any) -> None:
+        def connecting(watches: Watches, *arguments: Any) -> None:
             late.append(threading.current_thread())
             begun.set()
-            watch(comm, *arguments)
+            connect(watches, *arguments)
             assert closing.wait(LONG)
             time.sleep(0.2)
 
@@ -252,7 +253,7 @@ class TestWaitingForOneThatIsLate:
                 closing.set()
             return found
 
-        monkeypatch.setattr(TcpCommunicator, "_dial_watch", dial_watch)
+        monkeypatch.setattr(Watches, "_connect", connecting)
         monkeypatch.setattr(TcpCommunicator, "_shut", noted)
 
         def run(rank: int) -> None:
@@ -277,7 +278,7 @@ class TestWaitingForOneThatIsLate:
         def leave() -> None:
             with member_of(store, 1) as member:
                 comm: Any = member.comm
-                while not comm._watchers:
+                while not comm._watches.watchers:
                     time.sleep(0.001)
                 watched.set()
                 if end == "abort":

@@ -249,8 +249,8 @@ def test_what_older_kernels_say_is_enough() -> None:
         def __init__(self, info: bytes) -> None:
             self.info = info
 
-        def getsockopt(self, *_: Any) -> bytes:
-            return self.info
+        def getsockopt(self, _level: int, _option: int, size: int = 0) -> bytes | int:
+            return self.info if size else 4096
 
     old: Any = Old(bytes(68) + (1500).to_bytes(4, "little") + bytes(32))
     assert pace_of([old])[:2] == (0.0015, 0.0)

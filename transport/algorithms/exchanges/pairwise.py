@@ -17,7 +17,7 @@ from transport.algorithms.exchanges.partial import Part, Partial
 from transport.algorithms.team import Team
 from transport.call import Call
 from transport.link import Link
-from transport.operands.flat import as_bytes, laps_of, part_bounds
+from transport.operands.flat import as_bytes, part_bounds
 from transport.operands.operand import store
 from transport.operands.reduce_op import Flat, ReduceOp, reduction_dtype
 
@@ -88,8 +88,7 @@ def all_reduce(team: Team, call: Call, buffer: Flat, op: ReduceOp) -> None:
     """
     size = team.size
     wide = reduction_dtype(buffer.dtype).itemsize
-    laps = laps_of(buffer.size * wide, team.table.segment * size)
-    ahead = pairwise_ahead.laps_ahead(team, call, op, laps)
+    laps, ahead = pairwise_ahead.schedule(team, call, op, -(-buffer.size // size) * wide)
     if ahead:
         pairwise_ahead.all_reduce(team, call, buffer, op, laps, ahead)
         return
@@ -104,8 +103,8 @@ def reduce_scatter(
 ) -> None:
     """Reduce ``inputs[i]`` to member i's ``output``. Sizes may differ; inputs stay as they were."""
     wide = reduction_dtype(output.dtype).itemsize
-    laps = laps_of(max(part.size for part in inputs) * wide, team.table.segment)
-    ahead = pairwise_ahead.laps_ahead(team, call, op, laps)
+    longest = max(part.size for part in inputs)
+    laps, ahead = pairwise_ahead.schedule(team, call, op, longest * wide)
     if ahead:
         pairwise_ahead.reduce_scatter(team, call, output, inputs, op, laps, ahead)
         return

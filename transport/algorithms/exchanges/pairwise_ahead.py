@@ -10,24 +10,54 @@ memory of its own, and reduced in the order of the steps.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from transport.algorithms.exchanges.coming import Coming, Places
 from transport.algorithms.exchanges.partial import Part, Partial
 from transport.algorithms.team import Team
 from transport.call import Call
 from transport.link import Link, Outbox, PacedLink
-from transport.operands.flat import as_bytes, part_bounds
+from transport.operands.flat import as_bytes, laps_of, part_bounds
 from transport.operands.reduce_op import Flat, RedOpType, ReduceOp
 
+# See ``_segments_a_frame``.
+_LEAST_LAPS = 8
+_MOST_SEGMENTS = 4
+_SEGMENTS_ARRIVING = 32
 
-def laps_ahead(team: Team, call: Call, op: ReduceOp, laps: int) -> int:
-    """Return by how many laps inputs are to be sent ahead; 0: not at all. Every member calls."""
+
+class Schedule(NamedTuple):
+    """In how many ``laps`` a call goes, and by how many of them inputs are sent ahead; 0: not at
+    all, so ``pairwise`` does it.
+    """
+
+    laps: int
+    ahead: int
+
+
+def schedule(team: Team, call: Call, op: ReduceOp, nbytes: int) -> Schedule:
+    """Return the laps for parts of ``nbytes`` at most, as they are reduced. Every member calls."""
+    segment = team.table.segment
+    laps = laps_of(nbytes, segment)
     if op.kind is RedOpType.PREMUL_SUM or (laps == 1 and team.size == 2):
         # Scaled inputs leave from scratch memory, which has room for one.
-        return 0
-    segment, under_way = team.table.segment, team.ahead(call)
+        return Schedule(laps, 0)
+    under_way = team.ahead(call)
+    if under_way < segment:
+        return Schedule(laps, 0)
+    segment *= _segments_a_frame(laps, team.size)
     # In each lap there is an input and a result on a link.
-    return -(-under_way // (2 * segment)) if under_way >= segment else 0
+    return Schedule(laps_of(nbytes, segment), -(-under_way // (2 * segment)))
+
+
+def _segments_a_frame(laps: int, size: int) -> int:
+    """Return how many of the segments, of which a call has so many ``laps``, travel as one frame.
+
+    Where nothing is waited for in each lap, only what is done for each frame is left to be saved:
+    as long as there are laps enough to be reduced while others arrive, and room for what arrives.
+    """
+    room = _SEGMENTS_ARRIVING // (Coming.MOST * (size - 1))
+    return max(1, min(laps // _LEAST_LAPS, _MOST_SEGMENTS, room))
 
 
 def order(laps: int, ahead: int) -> list[tuple[bool, int]]:
@@ -138,10 +168,16 @@ def swap(
 
 
 def cut(buffer: Flat, laps: int, lap: int, size: int) -> tuple[list[Part], list[Flat]]:
-    """Return what of ``buffer`` each member reduces in one of ``laps`` laps, in both ways."""
-    start, stop = part_bounds(buffer.size, laps, lap)
-    bounds = [part_bounds(stop - start, size, member) for member in range(size)]
-    parts = [(buffer, start + low, start + high) for low, high in bounds]
+    """Return what of ``buffer`` each member reduces in one of ``laps`` laps, in both ways.
+
+    Who reduces an element, which decides in which order it is added up, does not depend on the
+    laps: so they may be chosen by what was measured.
+    """
+    parts: list[Part] = []
+    for member in range(size):
+        start, stop = part_bounds(buffer.size, size, member)
+        low, high = part_bounds(stop - start, laps, lap)
+        parts.append((buffer, start + low, start + high))
     return parts, [buffer[low:high] for _, low, high in parts]
 
 

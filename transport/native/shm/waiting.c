@@ -1,5 +1,5 @@
-/* How a rank waits for what others write: as transport/shm/board/patience.py does, but all the while that
- * counts without the interpreter's lock.
+/* How a rank waits for what others write: as transport/waiting.py does, which hands over
+ * its constants, but all the while that counts without the interpreter's lock.
  */
 #include "core.h"
 
@@ -19,9 +19,19 @@
 #define MOST_SPINS 1000
 #define HELD_SPINS 200
 #define FEWEST_SPINS 50
-#define YIELD_SECONDS 500e-6
 #define YIELDS_PER_LOOK 8
-#define FEW_YIELDS 2
+
+static double look_seconds;
+static long few_yields;
+
+PyObject *wait_as(PyObject *Py_UNUSED(module), PyObject *args) {
+    double seconds;
+    long yields;
+    if (!PyArg_ParseTuple(args, "dl", &seconds, &yields)) return NULL;
+    look_seconds = seconds;
+    few_yields = yields;
+    Py_RETURN_NONE;
+}
 
 void be_patient(Patience *p, int may_spin) { p->spins = p->most_spins = may_spin ? MOST_SPINS : 0; }
 
@@ -35,7 +45,7 @@ static inline int spin(Look look, const void *what, int spins) {
 
 /* Offer the core to others for a while. */
 static int yield(Patience *p, Look look, const void *what) {
-    double give_up = read_clock() + YIELD_SECONDS;
+    double give_up = read_clock() + look_seconds;
     long yields = 0;
     int come = 0;
     do {
@@ -47,7 +57,7 @@ static int yield(Patience *p, Look look, const void *what) {
     } while (!come && read_clock() < give_up);
     if (come) {
         /* What came after so few yields was done by somebody who waited for this very core. */
-        int spins = yields <= FEW_YIELDS ? FEWEST_SPINS : p->most_spins;
+        int spins = yields <= few_yields ? FEWEST_SPINS : p->most_spins;
         p->spins = spins < p->most_spins ? spins : p->most_spins;
     }
     return come;

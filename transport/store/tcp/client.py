@@ -26,8 +26,9 @@ from collections.abc import Sequence
 from queue import Empty, SimpleQueue
 
 from transport.condition import let_go
-from transport.errors import DistStoreError
+from transport.errors import DistStoreError, StoreSilentError
 from transport.net.fork import refusal
+from transport.net.reach import is_out_of_reach
 from transport.net.round_trip import round_trip_of
 from transport.net.tls import TlsSocket
 from transport.store.commands import Op
@@ -95,6 +96,7 @@ class StoreConnection:
         self._expected: dict[int, _Request] = {}
         self._waits_end: set[Breaker | None] = set()
         self._failure: str | None = None
+        self._unreachable = False
         # Under the lock, but for appending.
         self._send_lock = threading.RLock()
         self._outbox: deque[_Outgoing] = deque()
@@ -296,10 +298,11 @@ class StoreConnection:
                 if not self._await_room(min(lost, until)):
                     if until < lost:
                         raise self._silence() from None
-                    self._fail(f"sending failed: the server took nothing for {_SEND_SECONDS:g} s")
+                    why = f"sending failed: the server took nothing for {_SEND_SECONDS:g} s"
+                    self._fail(why, unreachable=True)
                     raise self._error() from None
             except OSError as error:
-                self._fail(f"sending failed: {error}")
+                self._fail(f"sending failed: {error}", is_out_of_reach(error))
                 raise self._error() from error
 
     def _await_room(self, until: float) -> bool:
@@ -359,7 +362,7 @@ class StoreConnection:
             except BlockingIOError:
                 continue
             except OSError as error:
-                self._fail(f"receiving failed: {error}")
+                self._fail(f"receiving failed: {error}", is_out_of_reach(error))
                 raise self._error() from error
             self._hand_out()
 
@@ -435,13 +438,15 @@ class StoreConnection:
     def _error(self) -> DistStoreError:
         if self._failure == _CLOSED:
             return DistStoreError(f"{self._name} is closed")
-        return DistStoreError(f"{self._name}: the connection is lost ({self._failure})")
+        kind = StoreSilentError if self._unreachable else DistStoreError
+        return kind(f"{self._name}: the connection is lost ({self._failure})")
 
     def _silence(self) -> DistStoreError:
-        return DistStoreError(f"{self._name}: the server did not answer in time")
+        return StoreSilentError(f"{self._name}: the server did not answer in time")
 
-    def _fail(self, reason: str) -> None:
+    def _fail(self, reason: str, unreachable: bool = False) -> None:
         if self._failure is None:
+            self._unreachable = unreachable
             self._failure = reason
         self._wake()
 

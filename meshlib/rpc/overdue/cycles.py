@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from meshlib.calls.work import Future
-from meshlib.rpc.calls import Outgoing, RpcFuture, name_of
+from meshlib.rpc.calls import Outgoing, RpcFuture, name_of, settle
 from meshlib.rpc.errors import WaitCycleError
 from meshlib.rpc.recording import Key
 from meshlib.rpc.serving import Serving
@@ -124,5 +124,4 @@ class Cycles:
             self._agent.forget_own(awaited)
             awaited.end(None, WaitCycleError(text))
         elif awaited is not None:
-            with suppress(RuntimeError):
-                awaited.set_exception(WaitCycleError(text))
+            settle(awaited, None, WaitCycleError(text))
