@@ -51,9 +51,9 @@ class Hearing:
     ) -> None:
         self.server: int | None = None
         """The rank that serves the store, if one does."""
-        self.bad_news = threading.Event()
+        self.bad_news: threading.Event = threading.Event()
         """A rank was lost."""
-        self.gone = threading.Event()
+        self.gone: threading.Event = threading.Event()
         """All who left before this rank are known."""
         self._store = store
         self._rank = membership.rank
