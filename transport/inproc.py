@@ -80,7 +80,9 @@ class _Channel:
         deadline passes first.
         """
         with self._lock:
-            while not frame.taken:
+            while True:
+                if frame.taken:
+                    return True
                 # While the receiver copies, the memory must stay as it is, whatever happens.
                 if not frame.started and (self._cut or self._receiver_left):
                     raise _Cut
@@ -91,21 +93,21 @@ class _Channel:
                 if not arrived and deadline.expired and not frame.started:
                     self._frames.remove(frame)
                     return False
-        return True
 
     def begin_take(self, deadline: Deadline) -> _Frame | None:
         """Wait for the next frame; None when the deadline passes first."""
         with self._lock:
-            while not self._frames:
-                if self._cut or self._sender_left:
+            while True:
+                if self._cut:
+                    raise _Cut
+                if self._frames:
+                    frame = self._frames.popleft()
+                    frame.started = True
+                    return frame
+                if self._sender_left:
                     raise _Cut
                 if not self._changed.wait(deadline.remaining()) and deadline.expired:
                     return None
-            if self._cut:
-                raise _Cut
-            frame = self._frames.popleft()
-            frame.started = True
-            return frame
 
     def end_take(self, frame: _Frame) -> None:
         """Give the frame's memory back to its sender."""
@@ -268,14 +270,6 @@ class InprocLink(Link):
         frame = self._offer(call, data)
         source._receive(call, into, on_piece)
         self._finish_send(call, frame)
-
-    def abort(self) -> None:
-        for channel in (self._out(), self._in()):
-            channel.cut()
-
-    def close(self) -> None:
-        self._out().leave(as_sender=True)
-        self._in().leave(as_sender=False)
 
     # Many algorithms send to one neighbour and receive from another one.
 

@@ -64,12 +64,12 @@ class Link(ABC):
     """One end of a channel to the member ``peer`` (a group rank).
 
     Buffers are C-contiguous memoryviews of bytes (format ``B``), used in place. One thread at a
-    time uses a link, but any thread may ``abort`` it.
+    time uses a link. It belongs to its communicator, which alone ends it.
 
     Every method raises ``CommunicatorTimeoutError`` past ``call.deadline``,
     ``HeaderMismatchError`` when the peer's frame belongs to another call (its payload is then
     not in ``into``, unless documented otherwise) or has another length, ``PeerLostError`` when the
-    peer's end is gone, ``CommunicatorAbortedError`` after ``abort``.
+    peer's end is gone, ``CommunicatorAbortedError`` after the communicator's ``abort``.
     """
 
     peer: int
@@ -102,14 +102,6 @@ class Link(ABC):
         Neither direction waits for the other, so a ring of exchanges cannot deadlock, however
         large the frames. ``on_piece`` lets the caller reduce what has arrived meanwhile.
         """
-
-    @abstractmethod
-    def abort(self) -> None:
-        """Wake whoever is blocked on this link, now, on both ends. Any thread; idempotent."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Let go of the channel; what was sent before still arrives. Idempotent."""
 
 
 class PacedLink(Link):

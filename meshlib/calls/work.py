@@ -109,9 +109,14 @@ class Future(Generic[T]):
         """
         self.block(timeout, lambda: "the future")
         exception = self.exception()
-        if exception is not None:
+        if exception is None:
+            return self._value
+        try:
             raise exception
-        return self._value
+        finally:
+            # Its traceback has this frame, and those of the callers with all that they hold:
+            # in a circle these would stay until the collector comes.
+            del exception, self
 
     def block(self, timeout: Timeout | None, what: Callable[[], str]) -> None:
         """Wait for the outcome without looking at it; ``what()`` names it in the error.
@@ -138,11 +143,10 @@ class Future(Generic[T]):
     def _wait(self, what: Callable[[], str], deadline: Deadline | None) -> None:
         try:
             with self._ready.lock:
-                while not self._done:
-                    # Without a timeout it still ends: the call that fills this has a deadline.
-                    if deadline is not None and deadline.expired:
-                        raise WaitTimeoutError(f"{what()} is not done after {deadline.seconds:g} s")
-                    self._ready.wait(None if deadline is None else deadline.remaining())
+                # Without a timeout it still ends: the call that fills this has a deadline.
+                left = None if deadline is None else deadline.remaining()
+                if not self._ready.wait_for(lambda: self._done, left) and deadline is not None:
+                    raise WaitTimeoutError(f"{what()} is not done after {deadline.seconds:g} s")
         except BaseException:
             let_go(self._ready.lock)
             raise
@@ -374,9 +378,12 @@ class Work(Generic[T]):
         bound = None if timeout is None or to_seconds(timeout) == 0 else timeout
         self._future.block(bound, self._describe)
         exception = self._future.exception()
-        if exception is not None:
+        if exception is None:
+            return True
+        try:
             raise exception
-        return True
+        finally:
+            del exception, self  # as Future.wait
 
     def synchronize(self) -> None:
         """Make the result usable by the caller: the same as ``wait()``."""

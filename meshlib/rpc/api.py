@@ -135,7 +135,7 @@ def _exchange_names(store: Store, name: str, agent: Agent) -> list[str]:
             break
         except StoreTimeoutError as error:
             missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
-            gone = {rank: how for rank, how in world.ends().items() if rank in missing}
+            gone = {rank: how for rank, how in world.hearing.ends().items() if rank in missing}
             for rank, how in gone.items():
                 raise WorkerLostError(f"rank {rank} {how} before init_rpc()", rank) from error
             if deadline.expired:

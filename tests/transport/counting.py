@@ -55,12 +55,6 @@ class CountingLink(Link):
         self._count.add(data.nbytes)
         self.inner.exchange(call, data, source.inner, into, on_piece)
 
-    def abort(self) -> None:
-        self.inner.abort()
-
-    def close(self) -> None:
-        self.inner.close()
-
 
 def counting(
     count_of: Callable[[int, int], Count],

@@ -110,8 +110,6 @@ class _Memory:
 class CupyDriver:
     """One process' GPUs through CuPy. Several may exist; they hold kernels that they compiled."""
 
-    name = "CUDA through CuPy"
-
     def __init__(self) -> None:
         if int(cupy.__version__.partition(".")[0]) < _OLDEST:
             raise DistBackendError(

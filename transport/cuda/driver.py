@@ -43,8 +43,6 @@ class DeviceMemory(Protocol):
 class Driver(Protocol):
     """One process' way to its GPUs."""
 
-    name: str
-
     def device_count(self) -> int:
         """Return the number of devices that this process sees."""
         ...

@@ -32,13 +32,13 @@ def barrier(levels: Levels, call: Call) -> None:
 def broadcast(levels: Levels, call: Call, buffer: Flat, root: int) -> None:
     """Copy ``root``'s ``buffer`` into everybody's.
 
-    A segment of each slice at a time: while one crosses, the next one goes round on the root's
-    host, and the one before on the others. Nobody waits for an answer.
+    A segment of each slice at a time (up to four between sites): while they cross, the next ones go
+    round on the root's host, and those before on the others. Nobody waits for an answer.
     """
     if levels.placement.find(root)[0] != levels.host:
         levels.inside.barrier(call)
     slices = levels.slices(buffer.nbytes)
-    laps = laps_of(buffer.nbytes, slices * levels.table.segment)
+    laps = levels.laps(buffer.nbytes, slices)
     for lap in range(laps):
         part = buffer[slice(*part_bounds(buffer.size, laps, lap))]
         _broadcast(levels, call, part, root, slices)

@@ -9,12 +9,16 @@ from transport.communicators.base import Collectives
 from transport.hierarchical.hosts import Placement
 from transport.hierarchical.selection import Selection
 from transport.links.communicator import LinkCommunicator
-from transport.operands.flat import Scratch, part_bounds
+from transport.operands.flat import Scratch, laps_of, part_bounds
 from transport.operands.reduce_op import Flat
 
 _LAP_SEGMENTS = 16
 # Each lap of an all_gather or a reduce_scatter waits for one crossing.
 _LAP_SEGMENTS_BETWEEN_SITES = 128
+# A lap of a broadcast waits for nothing, so longer ones save what three steps cost the interpreter,
+# as long as there are enough of them for both ends of the line between sites to work at once.
+_LEAST_LAPS = 8
+_MOST_SEGMENTS = 4
 
 
 class Levels:
@@ -44,6 +48,7 @@ class Levels:
         self.table = table or tuning.thresholds("hierarchical", whole.size)
         self.scratch = Scratch()
         self.placement = placement
+        self._between_sites = between_sites
         self._lap_segments = _LAP_SEGMENTS_BETWEEN_SITES if between_sites else _LAP_SEGMENTS
         self._most_slices = min(len(ranks) for ranks in self.hosts)
         self._given_table = table
@@ -56,6 +61,12 @@ class Levels:
     def lap_bytes(self) -> int:
         """How much is worked on at a time where that takes scratch memory."""
         return self._lap_segments * self.table.segment
+
+    def laps(self, nbytes: int, slices: int) -> int:
+        """Return in how many laps ``slices`` are broadcast that have ``nbytes`` in all."""
+        laps = laps_of(nbytes, slices * self.table.segment)
+        segments = min(laps // _LEAST_LAPS, _MOST_SEGMENTS) if self._between_sites else 1
+        return -(-laps // max(1, segments))
 
     def slices(self, nbytes: int) -> int:
         """Return into how many slices ``nbytes`` are cut: one, if they are few."""

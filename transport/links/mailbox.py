@@ -192,9 +192,11 @@ class Mailbox:
             self._blocked += 1
             self._count_waiters(1)  # before it looks (again) who is lost
             try:
-                while (incoming := self._begin(src, header, nbytes)) is None:
+                while True:
+                    incoming = self._begin(src, header, nbytes)
+                    if incoming is not None:
+                        return incoming
                     self._await_space(src, deadline)
-                return incoming
             finally:
                 self._blocked -= 1
                 self._count_waiters(-1)
@@ -430,7 +432,9 @@ class Mailbox:
         receive.incoming = incoming
         self._arriving += 1
         try:
-            while not incoming.done:
+            while True:
+                if incoming.done:
+                    return
                 self._sleep(call, receive)
         finally:
             self._arriving -= 1

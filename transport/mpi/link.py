@@ -104,12 +104,6 @@ class MpiLink(Link):
             raise
         self._finish(call, frame)
 
-    def abort(self) -> None:
-        """Do nothing: whoever waits asks the communicator, and MPI cannot break a channel."""
-
-    def close(self) -> None:
-        """Do nothing: a link holds nothing."""
-
     def _begin(self, call: Call, data: memoryview) -> Frame:
         self._check()
         return Frame(self._process, call, data, self._rank, self._tag)

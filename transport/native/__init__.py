@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from transport import environment
-from transport.waiting import FEW_YIELDS, LOOK_SECONDS
 
 _MODULE = "transport.native._core"
 _AGAIN = "install meshlib again"
@@ -24,7 +23,7 @@ class Core(Protocol):
     Board: type[Any]
     CallFields: type[Any]
     CallSpec: type[Any]
-    Laps: type[Any]
+    Plans: type[Any]
     Order: type[Any]
     Progress: type[Any]
     RingEnd: type[Any]
@@ -56,9 +55,7 @@ def _load() -> tuple[Core | None, str | None]:
             if os.environ.get(environment.LOCAL_RANK, "0") == "0":  # once a host, not once a rank
                 logging.getLogger("meshlib").warning("running without the compiled core: %s", why)
             return None, why
-    loaded = cast("Core", module)
-    loaded.wait_as(LOOK_SECONDS, FEW_YIELDS)
-    return loaded, None
+    return cast("Core", module), None
 
 
 def _why_not_built() -> str:

@@ -144,7 +144,7 @@ typedef struct {
     int spins, most_spins;
 } Patience;
 
-/* wait_as(look_seconds, few_yields): the constants of transport/waiting.py, said once, at the beginning. */
+/* wait_as(look_seconds, few_yields): the constants of transport/waiting.py, said once, before the first wait. */
 PyObject *wait_as(PyObject *module, PyObject *args);
 void be_patient(Patience *p, int may_spin);
 

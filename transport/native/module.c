@@ -1,6 +1,6 @@
 /* The module transport.native._core. */
 #include "core.h"
-#include "shm/laps.h"
+#include "shm/plans.h"
 
 static PyTypeObject *add_type(PyObject *module, PyType_Spec *spec) {
     PyTypeObject *type = (PyTypeObject *)PyType_FromSpec(spec);
@@ -21,7 +21,7 @@ PyMODINIT_FUNC PyInit__core(void) {
 #endif
     init_clock();
     init_crc32c();
-    PyObject *module = init_shortcut() || init_laps() ? NULL : PyModule_Create(&definition);
+    PyObject *module = init_shortcut() || init_plans() ? NULL : PyModule_Create(&definition);
     if (!module) return NULL;
     progress_type = add_type(module, &progress_spec);
     order_type = add_type(module, &order_spec);
@@ -30,7 +30,7 @@ PyMODINIT_FUNC PyInit__core(void) {
     board_type = add_type(module, &board_spec);
     ring_end_type = add_type(module, &ring_end_spec);
     if (!progress_type || !order_type || !fields_type || !ring_type || !board_type || !ring_end_type ||
-        init_spec(module) < 0 || !add_type(module, &laps_spec) || !add_type(module, &shortcut_spec) ||
+        init_spec(module) < 0 || !add_type(module, &plans_spec) || !add_type(module, &shortcut_spec) ||
         PyModule_AddIntConstant(module, "MOST_MEMBERS", MOST) < 0) {
         Py_DECREF(module);
         return NULL;

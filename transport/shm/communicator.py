@@ -26,9 +26,9 @@ from transport.shm.board.patience import Patience
 from transport.shm.board.segment import OwnedSegment, Segment
 from transport.shm.collectives.arena import Arena
 from transport.shm.collectives.copies import Copies
-from transport.shm.collectives.exchange import Exchange
 from transport.shm.collectives.places import Places
 from transport.shm.collectives.reductions import Reductions
+from transport.shm.collectives.runner import Runner
 from transport.shm.meeting.directory import Directory
 from transport.shm.meeting.endpoint import ABORTED, DIED, LEFT, Endpoint
 from transport.shm.meeting.neighbourhood import Neighbourhood
@@ -319,13 +319,13 @@ class ShmCommunicator(MessagingCommunicator):
         board = Board(segment, layout, self.membership, self._patience, self._check)
         sizes, arena = self._sizes, Arena(self.rank, self.size)
         places = Places(arena)
-        exchange = Exchange(board, self.membership, arena, places, sizes.piece)
+        runner = Runner(board, self.membership, arena, places, sizes.piece)
         meeting = _Meeting(
             board,
             arena,
             places,
-            Copies(board, exchange, places, sizes.piece),
-            Reductions(board, exchange, arena, sizes.direct, sizes.piece),
+            Copies(board, runner),
+            Reductions(board, runner, sizes.direct),
         )
         with self._lock:
             self.check_open()

@@ -99,7 +99,9 @@ class Conversation:
         For those who took the turn; it is over then.
         """
         try:
-            while self._failure is None and not settled():
+            while True:
+                if self._failure is not None or settled():
+                    break
                 # What was read already must be used before the socket is asked for more.
                 if self._look_out.until(self._advance_now):
                     continue

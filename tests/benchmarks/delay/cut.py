@@ -38,7 +38,7 @@ def rank_main(rank: int, addresses: list[str]) -> None:
         try:
             dist.all_reduce(x)
         except dist.DistError as error:
-            text = type(error).__name__ + ": " + " | ".join(str(error).splitlines()[:4])
+            text = f"{type(error).__name__}: {str(error).splitlines()[0]}"
             waited = time.monotonic() - begin
             print(
                 f"rank {rank}: {right} right, slowest {slowest:.1f} s; after {waited:.1f} s {text}",
@@ -47,6 +47,8 @@ def rank_main(rank: int, addresses: list[str]) -> None:
             os._exit(0)
         assert (x == 3).all()
         right, slowest = right + 1, max(slowest, time.monotonic() - begin)
+        if right == 1:
+            print(f"rank {rank} has begun", flush=True)
 
 
 def main() -> None:
@@ -57,15 +59,18 @@ def main() -> None:
         module = "tests.benchmarks.delay.cut"
         for rank in range(2):
             command = [sys.executable, "-m", module, str(rank), *network.addresses]
-            ranks.append(network.start(rank, command))
-        time.sleep(8)
+            ranks.append(network.start(rank, command, stdout=subprocess.PIPE))
+        said = [process.stdout for process in ranks if process.stdout is not None]
+        for lines in said:
+            print(lines.readline(), end="", flush=True)
+        time.sleep(3)
         network.wire.send_signal(signal.SIGUSR1)
         time.sleep(2)
         network.wire.send_signal(signal.SIGUSR1)
         time.sleep(6)
         network.wire.send_signal(signal.SIGUSR1)
-        for process in ranks:
-            process.wait(60)
+        for lines in said:
+            print(lines.read(), end="", flush=True)
     finally:
         for process in ranks:
             process.kill()

@@ -91,7 +91,7 @@ def test_from_any_sharding_to_any_other_on_one_mesh(mesh_shape, async_op):
 @pytest.mark.parametrize("mesh_shape", [(3,), (2, 2)])
 def test_the_same_where_parts_are_read_as_they_lie(monkeypatch, mesh_shape, compiled):
     if not compiled:
-        monkeypatch.setattr("transport.shm.collectives.exchange.core", None)
+        monkeypatch.setattr("transport.shm.collectives.runner.core", None)
     mesh = named_mesh(*mesh_shape)
     check(pairs_on(mesh, f"shm {mesh_shape}"), mesh.size(), False, backend="shm")
 

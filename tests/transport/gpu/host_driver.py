@@ -145,8 +145,6 @@ class HostEvent:
 class HostDriver:
     """One rank's driver on a ``HostMachine``."""
 
-    name = "host memory"
-
     def __init__(self, machine: HostMachine | None = None) -> None:
         self.machine = machine or HostMachine()
         self._current = threading.local()

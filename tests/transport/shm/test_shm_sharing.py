@@ -17,7 +17,7 @@ from transport.communicators.runtime import Membership
 from transport.operands.reduce_op import Flat, ReduceOp, premul_sum, reduction_dtype
 from transport.shm import ShmCommunicator
 from transport.shm.board.layout import Sizes
-from transport.shm.collectives.sharing import share_of
+from transport.shm.collectives.interpreter import share_of
 
 BLOCK = 1 << 9
 SIZES = Sizes(block=BLOCK, direct=64, ring=1 << 10, piece=256)

@@ -1,9 +1,9 @@
 """Pairwise exchanges on links with delay: what is to be sent leaves before what comes is there.
 
-The bits are those of ``pairwise``, as are the frames on each link; their order is another one. An
+The bits are those of ``pairwise``. Frames are in another order, and longer where there are many. An
 input is sent as soon as the link has room for it, so many laps ahead of those that are reduced that
 the wire is never idle. Results follow as they are ready. What is sent ahead is kept nowhere: inputs
-leave from the caller's memory. All peers are received from at the same time, a segment of each in
+leave from the caller's memory. All peers are received from at the same time, a frame of each in
 memory of its own, and reduced in the order of the steps.
 """
 

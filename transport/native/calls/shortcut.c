@@ -7,12 +7,12 @@
 
 typedef struct {
     PyObject_HEAD
-    Board *board; /* NULL: no call is made here, or no collective: `met` says which */
+    Board *board; /* NULL: the ranks share no memory, and no call is made here, only opened */
     Order *order;
     Py_ssize_t direct;
     Staging staging;
     char checked; /* 0: neither recorded nor compared, to measure what that costs */
-    char met;     /* 0: the members have made no collective yet, which is left to Python */
+    char met;     /* 0: the members have not met yet, and collectives are left to Python */
     /* What Python's way looks at, and where it keeps its records. */
     Ring *ring;
     PyObject *id, *resume, *run, *observers, *log_cache, *locked;
@@ -176,15 +176,15 @@ static PyObject *collective(Shortcut *s, CallSpec *spec, double seconds) {
 }
 
 static PyObject *message(Shortcut *s, CallSpec *spec, double seconds) {
-    int usual = s->checked ? is_unwatched(s) : 0;
-    if (usual <= 0) return left_to_python(usual);
+    if (!s->checked) Py_RETURN_NOTIMPLEMENTED;
     Short call = {.seconds = seconds, .nbytes = spec->nbytes, .header = spec->header};
     Turn turn;
     if (find_turn(&s->messages, spec, &turn) < 0) return NULL;
     PyObject *result = NULL;
-    int entered = enter(s, &turn);
-    if (entered <= 0) {
-        result = left_to_python(entered);
+    int usual = is_unwatched(s);
+    if (usual > 0) usual = enter(s, &turn);
+    if (usual <= 0) {
+        result = left_to_python(usual);
     } else {
         call.header.sequence = ++s->order->messages;
         if (prepare_record(s->ring, &call.opening) < 0)

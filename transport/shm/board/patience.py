@@ -6,9 +6,13 @@ import os
 from collections.abc import Callable
 
 from transport.call import Call
+from transport.native import core
 from transport.shm.board.segment import Segment
-from transport.waiting import LookOut
+from transport.waiting import FEW_YIELDS, LOOK_SECONDS, LookOut
 
+if core is not None:
+    # What looks in C: boards and rings, of which there are none yet.
+    core.wait_as(LOOK_SECONDS, FEW_YIELDS)
 # Polls before the first yield: some 20 microseconds, longer than a small call takes.
 _MOST_SPINS = 300
 # A sleeper looks this often whether the world has ended, should a wake-up have been missed.

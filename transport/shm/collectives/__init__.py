@@ -1,1 +1,1 @@
-"""Collectives over the board: exchanges, reductions, copies."""
+"""Collectives over the board: plans, what runs them, and the small calls that have none."""

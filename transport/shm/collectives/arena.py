@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,7 +26,6 @@ _LEAST = 256 << 10
 
 _OFFSET_BITS = 40
 _ALIGNMENT = 64
-_MOST_VIEWS = 64
 
 
 @dataclass(slots=True)
@@ -51,9 +51,10 @@ class Arena:
         self._segments: dict[int, tuple[Segment, int]] = {}
         # Where this member's parts begin and end, by segment.
         self._bounds: list[tuple[int, int, int]] = []
-        self._views: dict[tuple[int, int, int], list[Flat]] = {}
         self._blocks: list[_Block] = []
         self._next_number = 0
+        self.follower: Callable[[list[tuple[int, int, int]]], object] | None = None
+        """Told, whenever it changes, where segments are mapped: number, address, bytes a member."""
         # Filled by finalizers, which run at any moment in any thread.
         self._dropped: deque[_Block] = deque()
 
@@ -128,11 +129,13 @@ class Arena:
         self._blocks = merged
 
     def _note_bounds(self) -> None:
-        self._views.clear()  # they would keep a segment mapped
         self._bounds.clear()
         for number, (segment, part) in self._segments.items():
             low = segment.address + self._rank * part
             self._bounds.append((low, low + part, number))
+        if self.follower is not None:
+            layout = [(n, of.address, part) for n, (of, part) in self._segments.items()]
+            self.follower(layout)
 
     # Finding.
 
@@ -148,21 +151,6 @@ class Arena:
             if low <= start and start + buffer.nbytes <= high:
                 return (number << _OFFSET_BITS) + start - low + 1
         return 0
-
-    def apart(self, where: int) -> int:
-        """Return how many bytes lie between one member's place ``where`` and the next one's."""
-        return self._segments[(where - 1) >> _OFFSET_BITS][1]
-
-    def views(self, where: int, count: int, dtype: np.dtype[np.generic]) -> list[Flat]:
-        """Return ``view`` of all members, in order; those that were used last are kept."""
-        key = (where, count, dtype.num)
-        views = self._views.get(key)
-        if views is None:
-            if len(self._views) >= _MOST_VIEWS:
-                self._views.clear()
-            views = [self.view(rank, where, count, dtype) for rank in range(self._size)]
-            self._views[key] = views
-        return views
 
     def view(self, rank: int, where: int, count: int, dtype: np.dtype[np.generic]) -> Flat:
         """Return ``count`` elements of member ``rank`` at a place that its ``locate`` returned."""

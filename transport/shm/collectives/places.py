@@ -25,41 +25,39 @@ class Places:
         self.memory: PeerMemory | None = None
         self._arena = arena
 
-    def are_possible(self, nbytes: int) -> bool:
-        """Whether ``locate`` may find a place for a part of a transfer of ``nbytes``."""
-        return not self._arena.empty or (self.memory is not None and self.memory.pays(nbytes))
+    def locate(
+        self, buffers: Sequence[Flat], *, private: bool, alone: bool = False
+    ) -> list[int] | None:
+        """Return the places of ``buffers``, which are sent in one call; None: they are staged.
 
-    def are_symmetric(self, buffers: Sequence[Flat]) -> bool:
-        """Whether all of them lie in symmetric memory."""
-        return not self._arena.empty and all(
-            buffer.ndim == 1 and self._arena.locate(buffer) for buffer in buffers
-        )
-
-    def locate(self, buffer: Flat, nbytes: int | None = None, *, alone: bool = False) -> int:
-        """Return the place of ``buffer``, which is part of a transfer of ``nbytes`` (None: all).
-
-        ``alone``: as in ``fetch``. What does not lie in one piece has none.
+        ``private``: they may be private arrays. ``alone``: as in ``fetch``. What does not lie in
+        one piece has no place.
         """
-        if buffer.ndim > 1:
-            return 0
-        where = self._arena.locate(buffer)
-        size = buffer.nbytes if nbytes is None else nbytes
-        if not where and self.memory is not None and self.memory.pays(size, alone=alone):
-            where = _PRIVATE + address(buffer)
-        return where
+        pays = False
+        if private and self.memory is not None:
+            nbytes = max([buffer.nbytes for buffer in buffers])
+            pays = self.memory.pays(nbytes, alone=alone)
+        if not pays and self._arena.empty:
+            return None
+        places: list[int] = []
+        for buffer in buffers:
+            where = 0 if buffer.ndim > 1 else self._arena.locate(buffer)
+            if not where:
+                if buffer.ndim > 1 or not pays:
+                    return None
+                where = _PRIVATE + address(buffer)
+            places.append(where)
+        return places
+
+    def view(self, peer: int, where: int, count: int, dtype: np.dtype[np.generic]) -> Flat:
+        """Return ``count`` elements of member ``peer`` at a place in symmetric memory."""
+        return self._arena.view(peer, where, count, dtype)
 
     def fetch(self, peer: int, where: int, into: Flat, *, alone: bool = False) -> None:
         """Copy what member ``peer`` has at ``where`` into ``into``.
 
         ``alone``: no other member does anything in this call meanwhile.
         """
-        if not into.size:
-            return
-        if into.ndim > 1:
-            room = np.empty(into.size, into.dtype)
-            self.fetch(peer, where, room, alone=alone)
-            into[...] = room.reshape(into.shape)
-            return
         if where < _PRIVATE:
             copy(into, self._arena.view(peer, where, into.size, into.dtype))
         elif self.memory is not None:

@@ -1,8 +1,8 @@
 """Reductions through the board.
 
 A small all_reduce goes the direct way: everybody stages its input and reduces everybody's for
-itself, with one meeting. Large ones are those of ``sharing``, beside this. All reduce in rank
-order, and so give the same bits on every rank.
+itself, with one meeting. All others have plans. All reduce in rank order, and so give the same bits
+on every rank.
 """
 
 from __future__ import annotations
@@ -12,15 +12,10 @@ from typing import Any
 
 from transport.call import Call
 from transport.operands.copying import LONG, copy
-from transport.operands.folding import Folding
 from transport.operands.reduce_op import Flat, RedOpType, ReduceOp, reduction_dtype
 from transport.shm.board.board import Board
-from transport.shm.collectives.arena import Arena
-from transport.shm.collectives.exchange import Exchange
-from transport.shm.collectives.exchange_plan import share_among
-from transport.shm.collectives.reduced import Reduced
-from transport.shm.collectives.rooted import Rooted
-from transport.shm.collectives.sharing import Sharing
+from transport.shm.collectives.planning import Kind
+from transport.shm.collectives.runner import Runner
 
 _DIRECT_OF_TWO = 8
 """How much more data goes the direct way between two members than among more."""
@@ -35,20 +30,15 @@ _AVG = RedOpType.AVG
 class Reductions:
     """The reductions of one member of a group of at least two. One thread at a time."""
 
-    def __init__(
-        self, board: Board, exchange: Exchange, arena: Arena, direct: int, piece: int
-    ) -> None:
+    def __init__(self, board: Board, runner: Runner, direct: int) -> None:
         self._board = board
-        self._arena = arena
-        self._piece = piece
-        self._exchange = exchange
-        self._rooted = Rooted(board, exchange)
-        self._block = block = board.layout.block
-        self._share = share_among(block, board.size - 1)
+        self._run = runner.run
+        self._all_reduce = runner.number(Kind.ALL_REDUCE)
+        self._reduce_scatter = runner.number(Kind.REDUCE_SCATTER)
+        self._reduce = runner.number(Kind.REDUCE)  # to the first root; to the others come next
+        block = board.layout.block
         self._direct = direct if board.size > 2 else min(_DIRECT_OF_TWO * direct, block)
         self._most_compiled = min(self._direct, _MOST_COMPILED)
-        self._folding = Folding(board.size, piece)
-        self._sharing = Sharing(board, arena, self._folding, piece, exchange.laps)
         self._rank = board.rank
         self._size = board.size
         # The parts of blocks that the last small call used, by slot, and what it was.
@@ -68,7 +58,7 @@ class Reductions:
             or buffer.nbytes > self._direct
             or reduction_dtype(buffer.dtype) != buffer.dtype
         ):
-            self._sharing.all_reduce(call, buffer, op)
+            self._run(self._all_reduce, call, (), [buffer], op)
         else:
             self._get_ready(buffer)
             self._all_reduce_at_once(call, buffer, op)
@@ -127,23 +117,11 @@ class Reductions:
 
     def reduce(self, call: Call, buffer: Flat, op: ReduceOp, root: int) -> None:
         """See ``Communicator.reduce``."""
-        parts = Reduced(self._folding, self._rank, buffer, [buffer], op, self._block, root)
-        if root == self._rank:
-            self._rooted.receive(call, parts, None, even=True)
-        else:
-            # Scaled inputs would have to be written back to be read in place.
-            self._rooted.send(call, parts, root, even=True, placed=op.factor is None)
+        inputs, outputs = ((), [buffer]) if root == self._rank else ([buffer], ())
+        self._run(self._reduce + root, call, inputs, outputs, op)
 
     def reduce_scatter(
         self, call: Call, output: Flat, inputs: Sequence[Flat], op: ReduceOp
     ) -> None:
         """See ``Communicator.reduce_scatter``."""
-        # Scaled inputs are not what lies in anybody's memory.
-        placed, done = op.factor is None, None
-        if placed and (laps := self._exchange.laps) is not None:
-            symmetric = self._exchange.places.are_symmetric(inputs)
-            done = laps.reduce_scatter(call, output, inputs, op.code, symmetric)
-            if done:
-                return
-        parts = Reduced(self._folding, self._rank, output, inputs, op, self._share)
-        self._exchange.run(call, parts, placed=placed, met=done is not None)
+        self._run(self._reduce_scatter, call, inputs, [output], op)

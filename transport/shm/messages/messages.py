@@ -169,7 +169,9 @@ class Messages(Mailbox):
         while not ring.begin(call.packed, data, patient):
             self._await_room(call, dst, outbox, LINE + min(lines(size), piece))
         try:
-            while ring.left:
+            while True:
+                if not ring.left:
+                    break
                 self._await_room(call, dst, outbox, lines(min(ring.left, piece)))
                 ring.go_on(data, patient)
         except BaseException:
@@ -308,8 +310,9 @@ class Messages(Mailbox):
             if not self._try_carrying():
                 self._ring_bell()
                 return
-            while self._carry(False):
-                pass
+            while True:
+                if not self._carry(False):
+                    break
             self._stop_carrying()
         except BaseException:
             self._drop_carrying()
