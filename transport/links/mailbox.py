@@ -290,16 +290,15 @@ class Mailbox:
             as_bytes(buffer)[:] = incoming.buffer
         return incoming.src
 
-    def _await_rest(self, call: Call, receive: Receive, incoming: Incoming) -> None:
+    def _await_rest(self, call: Call, receive: Receive) -> None:
         """Wait for the rest of a message that was begun in the buffer of ``receive``, and for it
-        alone, by those who extend this class.
+        alone, by those who extend this class: they give the receive up if this raises.
         """
+        incoming = receive.incoming
+        assert incoming is not None
         with self._lock:
-            try:
-                self._await_bytes(call, receive, incoming)
-            except BaseException:
-                self._give_up(receive)
-                raise
+            self._check_aborted()  # it may have been while nobody looked
+            self._await_bytes(call, receive, incoming)
         self._check_whole(incoming)
 
     def _check_whole(self, incoming: Incoming) -> None:
