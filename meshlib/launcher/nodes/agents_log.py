@@ -48,7 +48,9 @@ class SharedLog(Log):
     def __init__(self, options: LaunchOptions, agent: str, knock: Callable[[], None]) -> None:
         self._options = options
         self._nodes = nodes = options.nodes
-        self.host, self.port, self.secret = nodes.host, nodes.port, nodes.secret or ""
+        self.host: str = nodes.host
+        self.port: int = nodes.port
+        self.secret: str = nodes.secret or ""
         self._key = bytes.fromhex(self.secret) or None
         self._agent = agent
         self._knock = knock

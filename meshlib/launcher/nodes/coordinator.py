@@ -131,9 +131,10 @@ class OwnLog(Log):
 
     def __init__(self, options: LaunchOptions, agent: str) -> None:
         secret = os.urandom(32)
-        self.host, self.secret = "127.0.0.1", secret.hex()
+        self.host: str = "127.0.0.1"
+        self.secret: str = secret.hex()
         self._server = TCPStoreServer(self.host, options.nodes.port, secret=secret)
-        self.port = self._server.port
+        self.port: int = self._server.port
         self._leader = leader_of(options, agent, self._last_members)
         self._news: list[Record] = []
 
