@@ -54,7 +54,8 @@ from meshlib.c10d.labels import record_comm
 from meshlib.c10d.profiler import profile
 from meshlib.c10d.shrink import shrink_group
 from meshlib.c10d.subgroups import new_subgroups, new_subgroups_by_enumeration, split_group
-from meshlib.calls.work import Future, WaitTimeoutError, Work, WorkResult, collect_all
+from meshlib.calls.future import Future, WaitTimeoutError
+from meshlib.calls.work import Work, WorkResult, collect_all
 from meshlib.diagnosis.log import (
     DebugLevel,
     get_debug_level,

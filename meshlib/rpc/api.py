@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from meshlib.calls.work import Future
+from meshlib.calls.future import Future
 from meshlib.job.current import current_world, find_world
 from meshlib.job.init import destroy_process_group, init_process_group
 from meshlib.job.world import World

@@ -14,7 +14,8 @@ from transport.call import Call, CallHeader, Kind
 from transport.condition import Condition, let_go
 from transport.deadline import Deadline
 from transport.errors import CommunicatorAbortedError, PeerLostError
-from transport.links.mailbox import Incoming, Mailbox
+from transport.links.incoming import Incoming
+from transport.links.mailbox import Mailbox
 from transport.net.reach import is_out_of_reach
 from transport.tcp.frame import NOW, PREFIX_BYTES, STAGING_BYTES, parse_prefix
 from transport.tcp.link import TcpLink

@@ -9,7 +9,8 @@ from datetime import timedelta
 import numpy as np
 import pytest
 
-from meshlib.calls.work import Future, Message, WaitTimeoutError, Work, WorkResult
+from meshlib.calls.future import Future, WaitTimeoutError
+from meshlib.calls.work import Message, Work, WorkResult
 from transport.errors import DistBackendError
 
 

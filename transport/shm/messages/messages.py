@@ -22,7 +22,8 @@ from transport.call import NO_ROOT, Call, CallHeader, Kind, dtype_code
 from transport.communicators.runtime import Membership
 from transport.condition import has, hold, let_go
 from transport.errors import CommunicatorTimeoutError, DistBackendError, PeerLostError
-from transport.links.mailbox import Incoming, Mailbox, Receive
+from transport.links.incoming import Incoming, Receive
+from transport.links.mailbox import Mailbox
 from transport.native import core
 from transport.operands.copying import address
 from transport.operands.flat import as_bytes
