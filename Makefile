@@ -13,7 +13,7 @@ CUDA   ?= cuda13
 # What tests start a thousand times is compiled once, also where the environment forbids it.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-4d test test-meshes test-all coverage wheels test-mpi test-torch test-slurm test-ray test-dask test-kubernetes test-browser check lint types docs gpu-check bench chaos format clean
+.PHONY: demo demo-4d test test-meshes test-all test-debian coverage wheels test-mpi test-torch test-slurm test-ray test-dask test-kubernetes test-browser check lint types docs gpu-check bench chaos format clean
 
 $(STAMP): $(SOURCES)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -50,6 +50,16 @@ test-all:  ## run all tests on each Python that is here, in an environment of it
 		.pythons/$$version/bin/python -m pytest --numprocesses auto --maxprocesses 8 \
 			--dist worksteal || exit 1; \
 	done
+
+SUITE := trixie
+test-debian:  ## run all tests on the Python of another suite, trixie or SUITE=sid (Debian, root)
+	@if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
+		echo "test-debian: skipped, it needs root and apt-get: namespaces, and debootstrap"; \
+	else \
+		command -v debootstrap >/dev/null || { apt-get update -q && \
+			apt-get install -qy --no-install-recommends debootstrap; } || exit 1; \
+		tests/debian.sh $(SUITE) --numprocesses auto --maxprocesses 8 --dist worksteal; \
+	fi
 
 coverage: $(STAMP)  ## run the tests in one process, and say which lines they do not reach
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'coverage>=7.6'
@@ -159,4 +169,4 @@ format: $(STAMP)  ## ... and copy the words of methods to the functions that sha
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) .mpi .torch .engines .pythons .bench out build dist transport/native/_core.*
+	rm -rf $(VENV) .mpi .torch .engines .pythons .debian .bench out build dist transport/native/_core.*

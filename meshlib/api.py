@@ -54,7 +54,8 @@ from meshlib.c10d.labels import record_comm
 from meshlib.c10d.profiler import profile
 from meshlib.c10d.shrink import shrink_group
 from meshlib.c10d.subgroups import new_subgroups, new_subgroups_by_enumeration, split_group
-from meshlib.calls.work import Future, WaitTimeoutError, Work, WorkResult, collect_all
+from meshlib.calls.future import Future, WaitTimeoutError
+from meshlib.calls.work import Work, WorkResult, collect_all
 from meshlib.diagnosis.log import (
     DebugLevel,
     get_debug_level,
@@ -64,12 +65,12 @@ from meshlib.diagnosis.log import (
 from meshlib.groups.backend import Backend, get_default_backend_for_device, is_backend_available
 from meshlib.groups.process_group import ProcessGroup
 from meshlib.job.init import destroy_process_group, init_process_group, is_initialized
-from meshlib.launcher.ranks.failure import (
+from meshlib.launcher.spawn import (
     ProcessException,
     ProcessExitedException,
     ProcessRaisedException,
+    spawn,
 )
-from meshlib.launcher.spawn import spawn
 from meshlib.mesh.config import MeshConfig
 from meshlib.mesh.device_mesh import DeviceMesh, current_mesh
 from meshlib.mesh.init import init_device_mesh

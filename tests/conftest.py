@@ -52,8 +52,8 @@ class Memory:
 
     JAX keeps what it compiled (some 40 MB a test: ranks that are threads each compile their own),
     the collector comes the more rarely the more objects there are, and malloc keeps what hundreds
-    of threads have freed. A worker that has run everything held twelve gigabytes without this, and
-    still holds seven: what those are is not known.
+    of threads have freed. A worker that has run everything held twelve gigabytes without this. With
+    it a process holds 1 to 1.5: JAX's programs, arenas of malloc, libraries; nothing shared.
     """
 
     def __init__(self, much: int = 1 << 30) -> None:

@@ -5,6 +5,10 @@ took a lock in ``Condition.__enter__``, which then stays taken, or the one that 
 ``Condition.wait``, whose caller then releases what another thread holds. So the lock is one that
 knows its thread (``RLock``), is taken by ``with condition.lock``, in which no Python code runs, and
 is held however ``wait`` ends. What an interrupt leaves taken all the same, ``let_go`` gives back.
+
+In Python 3.12 and 3.13 the jump back of ``while condition:`` is outside of the ``with`` or ``try``
+around the loop, and Python looks for signals there. So a loop under what has to be given back
+begins with ``while True:``, or is in a function of its own, such as ``wait_for``.
 """
 
 from __future__ import annotations

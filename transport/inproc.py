@@ -80,7 +80,9 @@ class _Channel:
         deadline passes first.
         """
         with self._lock:
-            while not frame.taken:
+            while True:
+                if frame.taken:
+                    return True
                 # While the receiver copies, the memory must stay as it is, whatever happens.
                 if not frame.started and (self._cut or self._receiver_left):
                     raise _Cut
@@ -91,21 +93,21 @@ class _Channel:
                 if not arrived and deadline.expired and not frame.started:
                     self._frames.remove(frame)
                     return False
-        return True
 
     def begin_take(self, deadline: Deadline) -> _Frame | None:
         """Wait for the next frame; None when the deadline passes first."""
         with self._lock:
-            while not self._frames:
-                if self._cut or self._sender_left:
+            while True:
+                if self._cut:
+                    raise _Cut
+                if self._frames:
+                    frame = self._frames.popleft()
+                    frame.started = True
+                    return frame
+                if self._sender_left:
                     raise _Cut
                 if not self._changed.wait(deadline.remaining()) and deadline.expired:
                     return None
-            if self._cut:
-                raise _Cut
-            frame = self._frames.popleft()
-            frame.started = True
-            return frame
 
     def end_take(self, frame: _Frame) -> None:
         """Give the frame's memory back to its sender."""

@@ -33,7 +33,9 @@ class Lanes:
         key = (kind, peer, 0 if kind is Kind.SEND else tag)
         lane = self._peers.get(key)
         if lane is None:
-            lane = self._peers[key] = Lane(f"meshlib-{kind.name.lower()}-{peer}-{self._rank}")
+            # Threads that are the first at the same time share one.
+            name = f"meshlib-{kind.name.lower()}-{peer}-{self._rank}"
+            lane = self._peers.setdefault(key, Lane(name))
         return lane
 
     def parts_of_peer(self, kind: Kind, peer: int, tag: int, /) -> tuple[Any, ...]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from distributed import Client, as_completed, wait
 
-from meshlib.engines.variables import Attempt, RankVariables, place_variables
+from meshlib.engines.variables import Attempt, RankVariables
 from meshlib.launcher.ranks.failure import ECHOES
 from transport.net.sockets import LOOPBACK, local_address_towards
 
@@ -57,12 +57,12 @@ def run(
 
         MeshConfig.from_string(mesh).resolve(len(chosen))
     hosts = [information[worker]["host"] for worker in chosen]
-    job = f"dask-{secrets.token_hex(4)}"
-    attempt = Attempt(host or _address_of_client(client), job)
+    name = f"dask-{secrets.token_hex(4)}"
+    attempt = Attempt(host or _address_of_client(client), name, mesh)
     futures: list[Any] = []
     try:
         for rank, worker in enumerate(chosen):
-            variables = attempt.variables(mesh) | place_variables(rank, hosts, hosts[rank])
+            variables = attempt.job.variables(rank, hosts, hosts[rank])
             futures.append(
                 client.submit(
                     _rank,
@@ -71,7 +71,7 @@ def run(
                     timeout,
                     fn,
                     args,
-                    key=f"{job}-{rank}",
+                    key=f"{name}-{rank}",
                     workers=[worker],
                     allow_other_workers=False,
                     retries=0,

@@ -20,7 +20,7 @@ import ray.train
 from ray.train.backend import Backend, BackendConfig
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
-from meshlib.engines.variables import Attempt, place_variables
+from meshlib.engines.variables import Attempt, Job
 
 _LEAVING_SECONDS = 5.0
 
@@ -81,13 +81,13 @@ class _MeshlibBackend(Backend):
     def on_start(self, worker_group: Any, backend_config: MeshlibConfig) -> None:
         """Serve a store for these workers, and make ranks of them."""
         self._close()  # of an attempt whose end was not announced
-        job = f"ray-{ray.get_runtime_context().get_job_id()}"
-        self._attempt = Attempt(ray.util.get_node_ip_address(), job, self._attempts)
+        name = f"ray-{ray.get_runtime_context().get_job_id()}"
+        host, mesh = ray.util.get_node_ip_address(), backend_config.mesh
+        self._attempt = Attempt(host, name, mesh, self._attempts)
         self._attempts += 1
-        variables = self._attempt.variables(backend_config.mesh)
         places = ray.get(worker_group.execute_async(_where))
         nodes = [node for _, node in sorted(places)]
-        worker_group.execute(_become_rank, variables, nodes)
+        worker_group.execute(_become_rank, self._attempt.job, nodes)
         if backend_config.init:
             worker_group.execute(_init, backend_config.backend, backend_config.timeout)
 
@@ -111,9 +111,9 @@ def _where() -> tuple[int, str]:
     return ray.train.get_context().get_world_rank(), ray.get_runtime_context().get_node_id()
 
 
-def _become_rank(variables: dict[str, str], nodes: list[str]) -> None:
+def _become_rank(job: Job, nodes: list[str]) -> None:
     rank, host = ray.train.get_context().get_world_rank(), ray.util.get_node_ip_address()
-    os.environ.update(variables | place_variables(rank, nodes, host))
+    os.environ.update(job.variables(rank, nodes, host))
 
 
 def _init(backend: str | None, timeout: float) -> None:

@@ -4,57 +4,63 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from meshlib.launcher.ranks.environment import Placement
 from transport import environment
 from transport.net.auth import new_secret
 from transport.store.tcp.server import TCPStoreServer
 
 
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What all ranks of an attempt are told alike; ``mesh`` is what ``meshrun --mesh`` takes."""
+
+    name: str
+    attempt: int
+    host: str
+    port: int
+    secret: str
+    mesh: str | None
+
+    def variables(self, rank: int, nodes: Sequence[str], host: str) -> dict[str, str]:
+        """Return what makes a process ``rank``: ``nodes`` names each rank's machine, by rank;
+        ``host`` is the address of its own.
+        """
+        nodes = list(nodes)
+        node = nodes[rank]
+        order = list(dict.fromkeys(nodes))
+        placement = Placement(
+            attempt=self.attempt,
+            node=order.index(node),
+            nodes=len(order),
+            first_rank=nodes.index(node),
+            ranks=nodes.count(node),
+            world_size=len(nodes),
+            store_host=self.host,
+            store_port=self.port,
+            secret=self.secret,
+        )
+        own = placement.variables_of(rank, nodes[:rank].count(node))
+        own |= {environment.RUN_ID: self.name, environment.LAUNCHER: "", environment.HOST: host}
+        return placement.variables() | own | ({environment.MESH: self.mesh} if self.mesh else {})
+
+
 class Attempt:
-    """One attempt to run a job: a store, served from here, that its ranks meet in.
+    """One attempt to run a ``job``: a store, served from here, that its ranks meet in.
 
     ``host`` is the address at which ranks reach this process. The kernel chooses the port, and each
     attempt has a secret of its own, so what is left of another one cannot join.
     """
 
-    def __init__(self, host: str, job: str, number: int = 0) -> None:
+    def __init__(self, host: str, name: str, mesh: str | None, number: int = 0) -> None:
         secret = new_secret()
         self._server = TCPStoreServer("", 0, secret=secret)
-        self._variables = {
-            environment.MASTER_ADDR: host,
-            environment.MASTER_PORT: str(self._server.port),
-            environment.AGENT_STORE: f"{host}:{self._server.port}",
-            environment.SECRET: secret.hex(),
-            environment.RUN_ID: job,
-            environment.RESTART_COUNT: str(number),
-            environment.LAUNCHER: "",
-        }
-
-    def variables(self, mesh: str | None = None) -> dict[str, str]:
-        """Return what is equal on all ranks."""
-        return self._variables | ({environment.MESH: mesh} if mesh else {})
+        self.job: Job = Job(name, number, host, self._server.port, secret.hex(), mesh)
 
     def close(self) -> None:
         """Stop serving the store. Idempotent."""
         self._server.close()
-
-
-def place_variables(rank: int, nodes: Sequence[str], host: str) -> dict[str, str]:
-    """Return what is ``rank``'s own: ``nodes`` names each rank's machine, by rank; ``host`` is the
-    address of its own.
-    """
-    nodes = list(nodes)
-    node = nodes[rank]
-    order = list(dict.fromkeys(nodes))
-    return {
-        environment.RANK: str(rank),
-        environment.WORLD_SIZE: str(len(nodes)),
-        environment.LOCAL_RANK: str(nodes[:rank].count(node)),
-        environment.LOCAL_WORLD_SIZE: str(nodes.count(node)),
-        environment.GROUP_RANK: str(order.index(node)),
-        environment.GROUP_WORLD_SIZE: str(len(order)),
-        environment.HOST: host,
-    }
 
 
 class RankVariables:

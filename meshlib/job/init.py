@@ -125,7 +125,7 @@ def init_process_group(
         joining=rank >= world_size,
     )
     if users_store is not None:
-        world.tell(users_store)
+        world.hearing.tell_store(users_store)
     install(world, thread_only=thread_only)
     if device_id is not None:
         try:

@@ -8,13 +8,12 @@ from collections.abc import Sequence
 from meshlib.diagnosis.event_log import ended_ranks, publish, register_log
 from meshlib.diagnosis.events import RankEnded
 from meshlib.diagnosis.stalls import standing_key
-from meshlib.job.thread_rank import ALL_HERE
+from meshlib.job.thread_rank import ALL_HERE, LOST
 from transport import environment
 from transport.deadline import Deadline
 from transport.errors import DistStoreError
 from transport.store.base import Store
 
-LOST = b"lost"
 _SERVER = "served-by"
 _NOBODY = b"none"
 _SIZE = "size"

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 ALL_HERE = "all-here"
 """The key that ends the meeting of a World's ranks: ``1``, ``lost``, or why it is in vain."""
+LOST = b"lost"
 
 
 @dataclass(slots=True)

@@ -1,8 +1,8 @@
 """The World: all that is global about a rank, in one place.
 
 A process has one World; a thread may have one of its own, so that ranks can be threads. It holds
-the store, who is there (``membership``), the groups (``registry``), the flight recorder and the
-watcher.
+the store, who is there (``membership``), the groups (``registry``), what is heard of other ranks
+(``hearing``), the flight recorder and the watcher.
 """
 
 from __future__ import annotations
@@ -15,42 +15,30 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from meshlib.calls.context import RankContext
-from meshlib.diagnosis.event_log import answer_key, publish
-from meshlib.diagnosis.events import (
-    Abort,
-    Agreed,
-    Departures,
-    Query,
-    RankEnded,
-    RankLost,
-    Ready,
-    StackAsked,
-    Watched,
-)
-from meshlib.diagnosis.failures.messages import end_of_server
+from meshlib.diagnosis.event_log import publish
+from meshlib.diagnosis.events import RankLost
 from meshlib.diagnosis.failures.reporter import NEWS_SECONDS
-from meshlib.diagnosis.failures.statements import Statement
 from meshlib.diagnosis.log import RankLog
 from meshlib.diagnosis.members import Members
 from meshlib.diagnosis.recorder import FlightRecorder, Record, capacity_from_environment
 from meshlib.diagnosis.stalls import StallDetector
-from meshlib.diagnosis.watcher import News, Watcher
+from meshlib.diagnosis.watcher import Watcher
 from meshlib.groups.communicators import STAGED, make_device_communicator
 from meshlib.groups.process_group import DRAIN_SECONDS, ProcessGroup
 from meshlib.job.current import adopt_thread
+from meshlib.job.hearing import Hearing
 from meshlib.job.leaving import chains, count_out, find_mismatch, say_goodbye
-from meshlib.job.meeting import LOST, join, meet, server_of
+from meshlib.job.meeting import join, meet, server_of
 from meshlib.job.membership import Epoch, JobMembership
 from meshlib.job.registry import GroupRegistry
 from meshlib.job.seen import Seen
-from meshlib.job.thread_rank import ALL_HERE
 from meshlib.trace import dump
 from transport import environment
 from transport.communicators import backends
 from transport.communicators.base import Communicator
 from transport.communicators.runtime import Membership, Runtime
 from transport.deadline import Deadline, Timeout
-from transport.errors import DistBackendError, DistError, DistStoreError, RankFailedError
+from transport.errors import DistBackendError, DistError, DistStoreError
 from transport.net.fork import in_forked_children, refusal
 from transport.operands.compression import Compression
 from transport.store.base import Store
@@ -150,28 +138,29 @@ class World:
         variables = {environment.RANK: str(rank), environment.WORLD_SIZE: str(size)}
         self._as_launched = variables.items() <= os.environ.items()
         self._pid = os.getpid()
-        self._lock = threading.Lock()
         self.registry: GroupRegistry = GroupRegistry(
             self.context, self.membership, self.backends, timeout, self._on_made
         )
-        self._failures: dict[str, DistError] = {}
         self._joined: set[str] = set()
-        self._gone = threading.Event()  # all who left before this rank are known
-        self._users_stores: tuple[Store, ...] = ()
         self._closers: list[Callable[[], None]] = []
-        # Who is told of the ends of ranks, and of whose so far.
-        self._mourners: tuple[tuple[Callable[[int, str], None], set[int]], ...] = ()
         self.rpc: Service | None = None
         """The agent of remote calls, where there is one."""
         self.rpc_count = 0
         self._trouble: str | None = None
         self._dumping = threading.Lock()
-        self._bad_news = threading.Event()
-        self._server: int | None = None  # the rank that serves the store, if one does
         self._refusal: DistBackendError | None = None  # in a fork of this rank's process
         self.seen: Seen = Seen(store, self.recorder, self.membership, self.groups, self.thread_id)
+        self.hearing: Hearing = Hearing(
+            store,
+            self.membership,
+            self.registry,
+            self.recorder,
+            self.seen,
+            self.thread_id,
+            as_launched=self._as_launched,
+        )
         in_forked_children(self, World._leave_behind)
-        self._watcher = Watcher(store, rank, self._on_event, self._on_silence)
+        self._watcher = Watcher(store, rank, self.hearing.hear, self.hearing.hear_silence)
         try:
             self._meet(Deadline.after(timeout))
         except BaseException:
@@ -266,122 +255,18 @@ class World:
         return make_device_communicator(membership, name, group.backends.get("cpu"))
 
     def _on_made(self, group: ProcessGroup) -> None:
-        """Tell a new group what is known already."""
-        with self._lock:
-            known = self._failures.get(group.id) or self.membership.failure_of(group.ranks)
         if self._refusal is not None:
             group.leave_behind(self._refusal)
             return
         seconds, backends = group.seconds, group.backends
         self.log.info("%s has id %s, backends %s, timeout %g s", group, group.id, backends, seconds)
-        if known is not None:
-            group.fail(known)
-        for departures in self.membership.departures:
-            group.do_without(departures)
-
-    # ------------------------------------------------------------------ events
+        self.hearing.tell_group(group)
 
     def announce_exit(self, how: str) -> None:
         """Tell the other ranks that this one will not make another call; ``how`` says why."""
         self._trouble = self._trouble or how
         with suppress(DistStoreError):  # also in a fork
             publish(self.store, RankLost(self.rank, how))
-
-    def _on_event(self, event: News) -> None:
-        """Act on one entry of the job's log; runs in the watcher's thread."""
-        match event:
-            case Query():
-                self._answer(event)
-            case Abort():
-                error = event.exception()
-                with self._lock:
-                    self._failures.setdefault(event.group, error)
-                group = self.registry.get(event.group)
-                if group is not None:
-                    group.fail(error)
-            case Departures():
-                self.membership.note_departures(event)
-                for group in self.groups():
-                    group.do_without(event)
-                if self._mourners:
-                    self._tell_of_ends(dict.fromkeys(event.ranks, "has left the job"))
-                if self.rank in event.ranks:
-                    self._gone.set()
-            case RankLost(rank, how) if rank != self.rank:
-                self._lose(rank, how)
-            case RankEnded(rank, how) if rank != self.rank and self._as_launched:
-                self._lose(rank, how)
-            case Agreed(name, text):
-                self.membership.note_agreed(name, text)
-                if self.membership.is_left_out(name, text):
-                    self._end_calls(f"rank {self.rank} was left out of {name} of the job")
-            case Ready(rank):
-                self.membership.note_waiting(rank)
-            case Watched() | StackAsked():
-                self.seen.hear(event)
-            case _:
-                pass
-
-    def _on_silence(self, error: DistError | None) -> None:
-        """The store is gone: so is the rank that served it, unless it has left in good order."""
-        self._gone.set()
-        server = self._server
-        if server not in (None, self.rank) and server not in self.membership.left:
-            self._lose(server, end_of_server(error))
-
-    def _lose(self, rank: int, how: str) -> None:
-        error = RankFailedError(f"rank {rank} {how}", rank)
-        # A group that is made from now on is told by ``_on_made``.
-        self.membership.note_lost(rank, error)
-        with self._lock:
-            broken = [g for g in self.groups() if rank in g.ranks]
-            stores = self._users_stores
-        for group in broken:
-            group.fail(error)
-        for store in stores:
-            store.end_waits(error, self)
-        self._bad_news.set()
-        self._tell_of_ends({rank: how})
-        # Who still waits for all to come waits in vain.
-        with suppress(DistStoreError):
-            self.store.compare_set(ALL_HERE, "", LOST)
-
-    def _end_calls(self, why: str) -> None:
-        for group in self.groups():
-            group.fail(DistBackendError(f"{group} has ended: {why}"))
-
-    def _tell_of_ends(self, ends: Mapping[int, str]) -> None:
-        for told, known in self._mourners:
-            with self._lock:
-                news = [rank for rank in ends if rank != self.rank and rank not in known]
-                known.update(news)
-            for rank in news:
-                told(rank, ends[rank])
-
-    def on_end(self, told: Callable[[int, str], None]) -> None:
-        """Have ``told(rank, how)`` called for each other rank that is gone, lost or in good order:
-        at once for those that are known to be, later from the watcher's thread.
-
-        ``how`` completes "rank 1 …".
-        """
-        with self._lock:
-            self._mourners = (*self._mourners, (told, set()))
-        self._tell_of_ends(self.ends())
-
-    def ends(self) -> dict[int, str]:
-        """Return how the other ranks ended that are known to be gone: "rank 1 …"."""
-        ends = dict.fromkeys(self.membership.left, "has left the job")
-        for rank, error in self.membership.lost.items():
-            ends.setdefault(rank, str(error).removeprefix(f"rank {rank} "))
-        ends.pop(self.rank, None)
-        return ends
-
-    def _answer(self, query: Query) -> None:
-        group = self.registry.get(query.group)
-        reached = group.reached() if group is not None else 0
-        said = Statement.of(self.rank, self.recorder.records(), self.thread_id, query, reached)
-        with suppress(DistStoreError):
-            self.store.set(answer_key(query.ticket, self.rank), said.pack())
 
     # ------------------------------------------------------------------ flight record
 
@@ -423,19 +308,12 @@ class World:
             join(self.store, self.rank)
             return
         if meet(self.store, self.rank, self.size, deadline, self._as_launched):
-            self._server = server_of(self.store)
+            self.hearing.server = server_of(self.store)
             return
         # Another rank's watcher may have been faster than this one's.
-        self._bad_news.wait(NEWS_SECONDS)
+        self.hearing.bad_news.wait(NEWS_SECONDS)
         lost = next(iter(self.membership.lost.values()), None)
         raise lost or DistBackendError("a rank was lost before all had come")
-
-    def tell(self, store: Store) -> None:
-        """Have waits on ``store``, an object of the user's, end when a rank of this job is lost."""
-        with self._lock:
-            self._users_stores = (*self._users_stores, store)
-        lost = next(iter(self.membership.lost.values()), None)
-        store.end_waits(lost, self)
 
     @property
     def refusal(self) -> DistBackendError | None:
@@ -446,8 +324,8 @@ class World:
         """Refuse all calls from now on, and say nothing to anybody: this is a forked child."""
         why = refusal(f"rank {self.rank} of the job", self._pid, _IN_A_FORK)
         self._refusal = DistBackendError(why)
-        # Threads that are not here may have held them.
-        self._lock, self._dumping = threading.Lock(), threading.Lock()
+        self._dumping = threading.Lock()  # a thread that is not here may have held it
+        self.hearing.end_in_a_fork()
         self.membership.end_in_a_fork()
         self.registry.end_in_a_fork()
         for group in self.groups():
@@ -481,8 +359,7 @@ class World:
         self._stalls.close()
         self.seen.close()
         self._watcher.close()
-        for store in self._users_stores:
-            store.end_waits(None, self)
+        self.hearing.close()
         count_out(self.store, self.membership.launched, lost, linger)
         self.runtime.close()
         for closer in reversed(self._closers):
@@ -494,6 +371,6 @@ class World:
     def _take_leave(self, groups: list[ProcessGroup], told: set[str]) -> DistError | None:
         found = chains(groups, self._joined)
         if say_goodbye(self.store, self.rank, found, groups, self.recorder) and self.size > 1:
-            self._gone.wait(LEAVE_SECONDS)
+            self.hearing.gone.wait(LEAVE_SECONDS)
         left = self.membership.departures
         return find_mismatch(self.store, groups, found, left, self.recorder, told)

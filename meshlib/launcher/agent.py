@@ -8,30 +8,18 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
 from meshlib.command_line import reader_is_gone, say
-from meshlib.launcher.nodes.coordinator import (
-    Come,
-    Coordinator,
-    Placed,
-    Placement,
-    Stop,
-    Verdict,
-)
+from meshlib.launcher.nodes.coordinator import Come, Coordinator, Placed, Stop, Verdict
 from meshlib.launcher.options.launch import LaunchOptions
-from meshlib.launcher.ranks.ending import (
-    SETTLE_AFTER_ECHO_SECONDS,
-    SETTLE_SECONDS,
-    Ending,
-)
+from meshlib.launcher.ranks.environment import Placement
 from meshlib.launcher.ranks.failure import RankExit, Report, rank_list
 from meshlib.launcher.ranks.fork_server import ForkServer
 from meshlib.launcher.ranks.sweep import end_strays
-from meshlib.launcher.ranks.workers import Worker, WorkerGroup
-from meshlib.launcher.shown import Shown
+from meshlib.launcher.ranks.workers import Ending, Worker, WorkerGroup
 from meshlib.launcher.signals import SignalPipe
 from meshlib.trace import RECORDS
 from transport import environment
@@ -50,7 +38,7 @@ class Agent:
     """Runs this node's part of a job; ``run`` returns the exit code of the launcher.
 
     ``directory`` takes a folder for each attempt; ``spare`` are children of this process that are
-    none of its ranks. ``shown`` lets the job be seen. ``server`` is what ranks are forked from.
+    none of its ranks. ``show`` is told of each attempt. ``server`` is what ranks are forked from.
     """
 
     def __init__(
@@ -61,7 +49,7 @@ class Agent:
         run_id: str,
         directory: Path,
         spare: Iterable[int],
-        shown: Shown,
+        show: Callable[[Placement], None],
         server: ForkServer | None = None,
     ) -> None:
         self._options = options
@@ -70,9 +58,8 @@ class Agent:
         self._run_id = run_id
         self._directory = directory
         self._server = server
-        self._shown = shown
+        self._show = show
         self._spare = {*spare, server.pid} if server is not None else set(spare)
-        self._continues: bool = options.on_failure == "continue"
         self._group: WorkerGroup | None = None
         self._ending: Ending | None = None
         self._announced: set[int] = set()
@@ -127,7 +114,7 @@ class Agent:
             self._coordinator.ended([], interrupted=True)
             return
         self._attempts += 1
-        self._shown.begin(placement)
+        self._show(placement)
         folder = self._directory / f"attempt_{placement.attempt}"
         self._announced.clear()
         self._ending = None
@@ -173,7 +160,7 @@ class Agent:
         first, self._interrupt = self._interrupt is None, self._interrupt or number
         self._vacant.clear()
         if first:
-            leaves = self._continues and number != signal.SIGINT
+            leaves = self._options.continues and number != signal.SIGINT
             self._coordinator.interrupted(leaves=leaves)
         if self._group is None:
             if first:
@@ -194,10 +181,10 @@ class Agent:
             worker.told_by_others()
         return Ending(lambda: group.running, 0.0, grace, None)
 
-    def _ending_after(self, settle: float, workers: Sequence[Worker]) -> Ending:
+    def _ending_after(self, failure: RankExit | None, workers: Sequence[Worker]) -> Ending:
         """End ``workers``, and who is added to them, because of a failure."""
         grace = self._options.failure_grace
-        return Ending(lambda: [w for w in workers if w.running], settle, grace, signal.SIGTERM)
+        return Ending.after_failure(lambda: [w for w in workers if w.running], grace, failure)
 
     def _look_at_ranks(self) -> None:
         group = self._group
@@ -250,22 +237,21 @@ class Agent:
         if self._go_on_without(group, worker, result):
             return
         if self._ending is None:
-            settle = SETTLE_SECONDS if result.is_cause else SETTLE_AFTER_ECHO_SECONDS
-            self._ending = self._ending_after(settle, group.workers)
+            self._ending = self._ending_after(result, group.workers)
         elif result.is_cause:
-            self._ending.settle_within(SETTLE_SECONDS)
+            self._ending.hear_cause()
 
     def _go_on_without(self, group: WorkerGroup, worker: Worker, result: RankExit) -> bool:
         """Return whether the others go on, with another rank in the place of ``worker`` or not."""
         limit = self._options.replace
-        if not self._continues or self._ending is not None or self._interrupt is not None:
+        if not self._options.continues or self._ending is not None or self._interrupt is not None:
             return False
         left = [one for one in group.running if not one.has_failed()]
         if not left and not self._vacant and self._coordinator.alone:
             return False
         lost = f"rank {result.rank} {result.loss.how}"
         if worker.running:  # it has said why it fails, and may take long to end
-            self._leaving.append(self._ending_after(SETTLE_SECONDS, [worker]))
+            self._leaving.append(self._ending_after(None, [worker]))
         if self._replaced < limit:
             self._replaced += 1
             self._vacant.append((worker.local_rank, lost))
@@ -279,7 +265,7 @@ class Agent:
         self._vacant.clear()
         if self._group is not None and self._ending is None:
             self._stopped_elsewhere = True
-            self._ending = self._ending_after(SETTLE_SECONDS, self._group.workers)
+            self._ending = self._ending_after(None, self._group.workers)
 
     def _try_again(self, verdict: Verdict) -> None:
         cause = Report(verdict.exits, verdict.error).cause

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from meshlib.command_line import say
-from meshlib.launcher.agent import Agent
-from meshlib.launcher.nodes.coordinator import Coordinator, OneNode
 from meshlib.launcher.options.launch import LaunchOptions
 from meshlib.launcher.ranks.sweep import Guardian, adopt_orphans, children
 from meshlib.launcher.ranks.workers import start_server
-from meshlib.launcher.shown import Shown
 from meshlib.launcher.signals import SignalPipe
-from meshlib.monitor.jobs import FOLDERS
+from meshlib.monitor.jobs import FOLDERS, Job, write
 from transport.errors import DistError
-from transport.net.sockets import is_in_use
+
+if TYPE_CHECKING:
+    from meshlib.launcher.nodes.coordinator import Log
+    from meshlib.launcher.ranks.environment import Placement
+    from meshlib.monitor.server import PageServer
+    from meshlib.monitor.watch import JobWatch
 
 
 def launch(options: LaunchOptions) -> int:
@@ -30,49 +34,47 @@ def launch(options: LaunchOptions) -> int:
     for note in options.warnings:
         say("meshrun", note)
     with SignalPipe() as signals:  # from here on Ctrl-C is the agent's, who ends what was begun
-        return _launch(options, signals)
+        try:
+            return _launch(options, signals)
+        except (DistError, OSError) as error:
+            say("meshrun", f"{error}{_mend(error, options)}")
+            return 1
 
 
 def _launch(options: LaunchOptions, signals: SignalPipe) -> int:
     run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(4).hex()}"
     strangers = children(os.getpid())  # of a shell that became this process by exec
-    temporary = Path(tempfile.mkdtemp(prefix=FOLDERS))
-    directory = temporary
-    if options.output.log_dir is not None:
-        directory = options.output.log_dir / run_id
-        if options.trace_dir is None:
-            options = replace(options, trace_dir=directory / "trace")
-    # Order matters: the guardian is forked while there is no thread, and dismissed last.
-    guardian = Guardian(run_id, str(temporary))
-    adopt_orphans()
-    try:
+    with contextlib.ExitStack() as made:
+        temporary = Path(tempfile.mkdtemp(prefix=FOLDERS))
+        directory = temporary
+        if options.output.log_dir is not None:
+            directory = options.output.log_dir / run_id
+            if options.trace_dir is None:
+                options = replace(options, trace_dir=directory / "trace")
+        # Order matters: the guardian is forked while there is no thread, and dismissed last.
+        guardian = Guardian(run_id, str(temporary))
+        made.callback(guardian.dismiss)
+        made.callback(shutil.rmtree, temporary, ignore_errors=True)
+        adopt_orphans()
         server = start_server(options, run_id)
-        try:
-            coordinator = _coordinator(options, run_id, signals)
-            try:
-                spare = {guardian.pid, *strangers}
-                shown = Shown(options, run_id, temporary)
-                agent = Agent(
-                    options, coordinator, signals, run_id, directory, spare, shown, server
-                )
-                try:
-                    return agent.run()
-                finally:
-                    shown.close()
-            finally:
-                coordinator.close()
-        finally:
-            if server is not None:
-                server.close()
-    except (DistError, OSError) as error:
-        say("meshrun", f"{error}{_mend(error, options)}")
-        return 1
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-        guardian.dismiss()
+        if server is not None:
+            made.callback(server.close)
+        # The server imports what ranks need; meanwhile come what this process needs.
+        from meshlib.launcher.agent import Agent
+        from meshlib.launcher.nodes.coordinator import Coordinator
+
+        coordinator = Coordinator(options, run_id, _log(options, run_id, signals))
+        made.callback(coordinator.close)
+        shown = made.enter_context(contextlib.closing(_Shown(options, run_id, temporary)))
+        spare = {guardian.pid, *strangers}
+        return Agent(
+            options, coordinator, signals, run_id, directory, spare, shown.begin, server
+        ).run()
 
 
 def _mend(error: Exception, options: LaunchOptions) -> str:
+    from transport.net.sockets import is_in_use
+
     if not is_in_use(error):
         return ""
     if options.nodes.many:
@@ -80,13 +82,63 @@ def _mend(error: Exception, options: LaunchOptions) -> str:
     return "; choose another one with --master-port, or leave it out to have any that is free"
 
 
-def _coordinator(options: LaunchOptions, run_id: str, signals: SignalPipe) -> Coordinator:
-    nodes = options.nodes
-    continues = options.on_failure == "continue"
-    if not nodes.many:
-        return OneNode(options.ranks, options.max_restarts, nodes.port, continues=continues)
-    from meshlib.launcher.nodes.many_nodes import ManyNodes  # one node does not pay for it
+def _log(options: LaunchOptions, run_id: str, signals: SignalPipe) -> Log:
+    if options.nodes.many:
+        from meshlib.launcher.nodes.agents_log import SharedLog
 
-    return ManyNodes(
-        nodes, options.ranks, options.max_restarts, run_id, signals.knock, continues=continues
-    )
+        return SharedLog(options, run_id, signals.knock)
+    from meshlib.launcher.nodes.coordinator import OwnLog
+
+    return OwnLog(options, run_id)
+
+
+class _Shown:
+    """Lets ``meshlib top`` find the launch ``run_id``, by its ``folder``, which only this user may
+    enter; and serves its page, until ``close``.
+    """
+
+    def __init__(self, options: LaunchOptions, run_id: str, folder: Path) -> None:
+        self._options = options
+        self._run_id = run_id
+        self._folder = folder
+        self._watch: JobWatch | None = None
+        self._page: PageServer | None = None
+
+    def begin(self, placement: Placement) -> None:
+        """Show the ranks that are about to be started; the page is at the first node alone."""
+        program = self._options.program.target
+        job = Job(
+            name=self._run_id,
+            host=placement.store_host,
+            port=placement.store_port,
+            secret=placement.secret,
+            program=program,
+            pid=os.getpid(),
+            ranks=placement.world_size,
+        )
+        write(self._folder, job)
+        address = self._options.monitor
+        if address is None or placement.node != 0 or self._page is not None:
+            return
+        # HTTP is not for those who launch without it.
+        from meshlib.monitor.server import PageServer
+        from meshlib.monitor.view import JobView
+        from meshlib.monitor.watch import JobWatch
+
+        try:
+            self._watch = JobWatch(job.connect(), JobView(Path(program).name, job.ranks))
+            self._page = PageServer(self._watch, *address)
+        except (DistError, OSError) as error:  # a job is not to fail because nobody sees it
+            self.close()
+            say("meshrun", f"there is no page of this job: {error}")
+            return
+        self._watch.start()
+        say("meshrun", f"this job can be seen at {self._page.url}")
+
+    def close(self) -> None:
+        """Stop showing."""
+        if self._page is not None:
+            self._page.close()
+        if self._watch is not None:
+            self._watch.close()
+        self._page = self._watch = None

@@ -6,31 +6,23 @@ import atexit
 import contextlib
 import multiprocessing
 import os
-import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from multiprocessing.context import SpawnProcess
 from typing import Any
 
-from meshlib.launcher.nodes.coordinator import OneNode
-from meshlib.launcher.ranks.bootstrap import describe_error, die_with_parent
-from meshlib.launcher.ranks.ending import (
-    FAILURE_GRACE_SECONDS,
-    SETTLE_AFTER_ECHO_SECONDS,
-    SETTLE_SECONDS,
-    Ending,
-)
-from meshlib.launcher.ranks.failure import (
-    ErrorRecord,
+from meshlib.launcher.nodes.coordinator import Coordinator, OwnLog, Placed
+from meshlib.launcher.options.launch import FAILURE_GRACE_SECONDS, LaunchOptions, Program
+from meshlib.launcher.ranks.environment import node_environment
+from meshlib.launcher.ranks.failure import ErrorRecord, RankExit, describe_code, first_failure
+from meshlib.launcher.ranks.workers import Ending, Worker
+from meshlib.launcher.spawn import (
     ProcessException,
     ProcessExitedException,
     ProcessRaisedException,
-    RankExit,
-    first_failure,
-    wall_time,
+    run_rank,
 )
 from transport.deadline import Deadline
 
@@ -44,14 +36,22 @@ class ProcessContext:
     def __init__(
         self, fn: Callable[..., Any], args: tuple[Any, ...], nprocs: int, daemon: bool
     ) -> None:
-        self._node = OneNode(nprocs, max_restarts=0)
-        placement = self._node.place()
-        self._children: list[_Child] = []
+        program = Program("function", getattr(fn, "__qualname__", repr(fn)))
+        options = LaunchOptions(program, nprocs)
+        name = f"spawn-{os.getpid()}"
+        self._job = Coordinator(options, name, OwnLog(options, name))
+        self._job.join()
+        (placed,) = self._job.poll()
+        assert isinstance(placed, Placed)
+        placement = placed.placement
+        environment = node_environment(os.environ, placement, {})
+        self._ranks: list[_Rank] = []
+        self._failed: list[_Rank] = []
         self._daemon = daemon
         try:
             for rank in range(nprocs):
-                variables = placement.variables(os.environ) | placement.variables_of(rank)
-                self._children.append(_Child(fn, args, rank, variables, daemon))
+                variables = environment | placement.variables_of(rank, rank)
+                self._ranks.append(_Rank(fn, args, rank, variables, daemon))
         except BaseException:
             self.close()
             raise
@@ -60,16 +60,11 @@ class ProcessContext:
     @property
     def processes(self) -> list[SpawnProcess]:
         """The processes, by rank."""
-        return [child.process for child in self._children]
-
-    @property
-    def running(self) -> list[_Child]:
-        """The ranks that have not ended."""
-        return [child for child in self._children if child.look()]
+        return [rank.child for rank in self._ranks]
 
     def pids(self) -> list[int]:
         """Return the process ids, by rank."""
-        return [child.process.pid or 0 for child in self._children]
+        return [rank.child.pid or 0 for rank in self._ranks]
 
     def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:
         """Wait until all ranks have ended; return False after ``timeout`` seconds.
@@ -78,50 +73,66 @@ class ProcessContext:
         SIGTERM and SIGKILL, and raise the ``ProcessException`` of the first that failed.
         """
         deadline = None if timeout is None else Deadline.after(timeout)
-        while running := self.running:
-            if first := first_failure(self._failures()):
-                self._node.failed(first)
-                settle = SETTLE_SECONDS if first.is_cause else SETTLE_AFTER_ECHO_SECONDS
-                self.end(FAILURE_GRACE_SECONDS if grace_period is None else grace_period, settle)
+        while running := self._look():
+            if first := self._first_failure():
+                grace = FAILURE_GRACE_SECONDS if grace_period is None else grace_period
+                self._end(Ending.after_failure(self._running, grace, first), grace)
                 break
             left = None if deadline is None else deadline.piece()
             if not _wait(running, left) and deadline is not None and deadline.expired:
                 return False
-        failure = first_failure(self._failures())
+        failure = self._first_failure()
         self.close()
         if failure is not None:
             raise _exception(failure)
         return True
 
-    def end(
-        self, grace_period: float = FAILURE_GRACE_SECONDS, settle: float = SETTLE_SECONDS
-    ) -> None:
-        """End the ranks: let them do it for ``settle`` seconds, then SIGTERM, then SIGKILL."""
-        deadline = Deadline.after(settle + grace_period + _KILL_SECONDS)
-        ending = Ending(lambda: self.running, settle, grace_period, signal.SIGTERM)
-        while (running := self.running) and not deadline.expired:
-            _wait(running, max(0.0, ending.due - time.monotonic()))
-            ending.advance()
+    def end(self) -> None:
+        """End the ranks: let them do it by themselves, then SIGTERM, then SIGKILL."""
+        grace = FAILURE_GRACE_SECONDS
+        self._end(Ending.after_failure(self._running, grace), grace)
 
     def close(self) -> None:
         """Kill the ranks that still run, and end the store. Idempotent."""
         atexit.unregister(self._at_exit)
-        for child in self._children:
-            child.close()
-        self._node.close()
+        for rank in self._ranks:
+            rank.close()
+        self._job.close()
+
+    def _end(self, ending: Ending, grace: float) -> None:
+        deadline = Deadline.after(max(0.0, ending.due - time.monotonic()) + grace + _KILL_SECONDS)
+        while (running := self._look()) and not deadline.expired:
+            _wait(running, max(0.0, ending.due - time.monotonic()))
+            ending.advance()
 
     def _at_exit(self) -> None:
         """Let ranks that nobody joined end, as multiprocessing does, before their store goes."""
         if not self._daemon:
-            for child in self._children:
-                child.process.join()
+            while running := self._look():
+                _wait(running, None)
         self.close()
 
-    def _failures(self) -> list[RankExit]:
-        return [child.failure for child in self._children if child.failure is not None]
+    def _look(self) -> list[_Rank]:
+        """Tell the other ranks what has happened to some; return those that have not ended."""
+        for rank in self._ranks:
+            ended = rank.collect()
+            if rank.has_failed():
+                if rank not in self._failed:
+                    self._failed.append(rank)
+                    if not (failure := rank.result()).stopped:
+                        self._job.failed(failure)
+            elif ended:
+                self._job.finished([rank.rank])
+        return self._running()
+
+    def _running(self) -> list[_Rank]:
+        return [rank for rank in self._ranks if rank.running]
+
+    def _first_failure(self) -> RankExit | None:
+        return first_failure([rank.result() for rank in self._failed])
 
 
-class _Child:
+class _Rank(Worker):
     """One rank, seen from its parent."""
 
     def __init__(
@@ -133,20 +144,19 @@ class _Child:
         daemon: bool,
     ) -> None:
         context = multiprocessing.get_context("spawn")
-        self._rank = rank
-        self._stopped = False
         self._errors, errors = context.Pipe(duplex=False)
+        self._told: ErrorRecord | None = None
         # The kernel watches the thread that starts a process. Only the main one surely stays.
         lasting = threading.current_thread() is threading.main_thread()
-        self.failure: RankExit | None = None
-        self.process = context.Process(
-            target=_run,
+        self.child = context.Process(
+            target=run_rank,
             args=(fn, rank, args, variables, errors, os.getpid() if lasting else None),
             name=f"meshlib-rank-{rank}",
             daemon=daemon,
         )
+        super().__init__(_Process(self.child), rank, rank, self._receive)
         try:
-            self.process.start()
+            self.child.start()
         except BaseException:
             self._errors.close()
             raise
@@ -156,56 +166,47 @@ class _Child:
     @property
     def waitables(self) -> list[Any]:
         """What becomes ready when the rank ends or says why it fails."""
-        return [self.process.sentinel, *([] if self._errors.closed else [self._errors])]
-
-    def look(self) -> bool:
-        """Note what has happened; return whether the process runs."""
-        running = self.process.exitcode is None
-        error = self._receive()
-        code = self.process.exitcode
-        if self.failure is None and (error is not None or code):
-            self.failure = RankExit(
-                rank=self._rank,
-                local_rank=self._rank,
-                host=socket.gethostname(),
-                pid=self.process.pid or 0,
-                code=code or 1,
-                time=error.time if error is not None else wall_time(),
-                stopped=self._stopped and error is None,
-                error=error,
-            )
-        return running
-
-    def has_failed(self) -> bool:
-        """Whether it has ended badly, or has said why it is about to."""
-        return self.failure is not None
-
-    def signal(self, number: signal.Signals) -> None:
-        """Send ``number``: what happens from now on is not the rank's own failure."""
-        self._stopped = True
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.process.pid or 0, number)
+        return [self.child.sentinel, *([] if self._errors.closed else [self._errors])]
 
     def close(self) -> None:
         """Kill the process if it runs, and collect it."""
-        if self.process.pid is not None:
-            self.process.kill()
-            self.process.join()
+        if self.child.pid is not None:
+            self.child.kill()
+            self.child.join()
         self._errors.close()
 
     def _receive(self) -> ErrorRecord | None:
-        if self._errors.closed or not self._errors.poll():
-            return None
-        try:
-            return ErrorRecord.from_dict(self._errors.recv())
-        except (EOFError, OSError):
-            return None
-        finally:
-            self._errors.close()
+        if not self._errors.closed and self._errors.poll():
+            with contextlib.suppress(EOFError, OSError), self._errors as errors:
+                self._told = ErrorRecord.from_dict(errors.recv())
+        return self._told
 
 
-def _wait(children: Sequence[_Child], timeout: float | None) -> bool:
-    return bool(wait([item for child in children for item in child.waitables], timeout))
+class _Process:
+    """A process of multiprocessing's, with what a ``Worker`` uses of ``subprocess.Popen``."""
+
+    def __init__(self, child: SpawnProcess) -> None:
+        self._child = child
+        self.returncode: int | None = None
+
+    @property
+    def pid(self) -> int:
+        """Its number."""
+        return self._child.pid or 0
+
+    def poll(self) -> int | None:
+        """Collect it if it has ended; return its exit code."""
+        self.returncode = self._child.exitcode
+        return self.returncode
+
+    def wait(self) -> int | None:
+        """Wait until it has ended; return its exit code."""
+        self._child.join()
+        return self.poll()
+
+
+def _wait(ranks: Sequence[_Rank], timeout: float | None) -> bool:
+    return bool(wait([item for rank in ranks for item in rank.waitables], timeout))
 
 
 def _exception(failure: RankExit) -> ProcessException:
@@ -215,39 +216,6 @@ def _exception(failure: RankExit) -> ProcessException:
         return ProcessRaisedException(text, rank, pid)
     if failure.code < 0:
         text = f"rank {rank} (pid {pid}) was killed by {failure.exit_name}"
-        return ProcessExitedException(text, rank, pid, failure.code, failure.exit_name)
+        return ProcessExitedException(text, rank, pid, failure.code, describe_code(failure.code))
     text = f"rank {rank} (pid {pid}) ended with exit code {failure.code}"
     return ProcessExitedException(text, rank, pid, failure.code, None)
-
-
-def _run(
-    fn: Callable[..., Any],
-    rank: int,
-    args: tuple[Any, ...],
-    variables: dict[str, str],
-    errors: Connection,
-    parent: int | None,
-) -> None:
-    """What a rank's process does."""
-    if parent is not None:
-        die_with_parent(parent)
-    else:
-        threading.Thread(target=_end_with_parent, name="meshlib-parent", daemon=True).start()
-    os.environ.clear()
-    os.environ.update(variables)
-    try:
-        fn(rank, *args)
-    except KeyboardInterrupt:  # the parent was interrupted as well, and says so
-        raise SystemExit(128 + signal.SIGINT) from None
-    except Exception as error:  # noqa: BLE001 (whatever it is, the parent raises it)
-        errors.send(describe_error(error, rank, __file__))
-        raise SystemExit(1) from None
-    finally:
-        errors.close()
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os.kill(os.getpid(), signal.SIGKILL)

@@ -2,7 +2,7 @@
 ``torch.distributed.rpc``.
 """
 
-from meshlib.calls.work import Future
+from meshlib.calls.future import Future
 from meshlib.rpc import functions
 from meshlib.rpc.agent import WorkerInfo
 from meshlib.rpc.api import (

@@ -105,7 +105,7 @@ class Agent:
         self.by_name = {worker.name: worker for worker in self.workers}
         self.recorder.workers = tuple(names)
         self._met.set()
-        self.world.on_end(self._on_news)
+        self.world.hearing.on_end(self._on_news)
 
     def find(self, to: object) -> int:
         """Return the rank of a worker that is given by its name, its rank or its ``WorkerInfo``.

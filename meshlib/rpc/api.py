@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from meshlib.calls.work import Future
+from meshlib.calls.future import Future
 from meshlib.job.current import current_world, find_world
 from meshlib.job.init import destroy_process_group, init_process_group
 from meshlib.job.world import World
@@ -135,7 +135,7 @@ def _exchange_names(store: Store, name: str, agent: Agent) -> list[str]:
             break
         except StoreTimeoutError as error:
             missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
-            gone = {rank: how for rank, how in world.ends().items() if rank in missing}
+            gone = {rank: how for rank, how in world.hearing.ends().items() if rank in missing}
             for rank, how in gone.items():
                 raise WorkerLostError(f"rank {rank} {how} before init_rpc()", rank) from error
             if deadline.expired:

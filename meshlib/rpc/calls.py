@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from meshlib.calls.future import Future, after
 from meshlib.calls.lane import Continuations
-from meshlib.calls.work import Future, after
 from meshlib.diagnosis.recorder import Record
 from meshlib.job.current import current_world
 from meshlib.rpc.wire.connection import Connection

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from meshlib.calls.work import WaitTimeoutError
+from meshlib.calls.future import WaitTimeoutError
 from meshlib.rpc.errors import RpcTimeoutError
 from transport.condition import Condition
 from transport.deadline import Deadline

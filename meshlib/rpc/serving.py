@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from meshlib.calls.work import Future
+from meshlib.calls.future import Future
 from meshlib.diagnosis.stacks import frames_of
 from meshlib.job.current import adopted_thread
 from meshlib.rpc.calls import name_of, settle

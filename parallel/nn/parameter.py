@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -80,7 +79,7 @@ class Parameter:
         self._whole: Array | None = None
         self._global_shape: tuple[int, ...] = ()
         self._hooks: dict[int, GradHook] = {}
-        self._keys = itertools.count()
+        self._hooks_so_far = 0
 
     def __repr__(self) -> str:
         label = f"{self.name}: " if self.name else ""
@@ -277,7 +276,8 @@ class Parameter:
         TypeError for what cannot be called.
         """
         check_callable(hook, "hook")
-        key = next(self._keys)
+        key = self._hooks_so_far
+        self._hooks_so_far += 1
         self._hooks[key] = hook
         return RemovableHandle(self._hooks, key)
 

@@ -21,7 +21,7 @@ DEADLINE = 100.0
 PATIENT = """
     from meshlib.launcher import agent
     from meshlib.launcher.ranks import workers
-    agent.SETTLE_SECONDS = agent.SETTLE_AFTER_ECHO_SECONDS = 60
+    workers.SETTLE_SECONDS = workers.SETTLE_AFTER_ECHO_SECONDS = 60
     agent._SAME_SIGNAL_SECONDS = workers._A_MOMENT = 60
 """
 

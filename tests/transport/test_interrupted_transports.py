@@ -25,7 +25,7 @@ from transport.cuda import watch as watches
 from transport.cuda.watch import Watch
 from transport.deadline import Deadline
 from transport.errors import CommunicatorAbortedError, CommunicatorTimeoutError
-from transport.links import mailbox
+from transport.links import incoming, mailbox
 from transport.links.mailbox import Mailbox
 from transport.mpi import inbox as mpi_inbox
 from transport.mpi.inbox import Inbox
@@ -44,7 +44,7 @@ SHM = Transport(
 )
 _CODE = {
     module.__file__
-    for module in (condition, ledgers, link, mailbox, messages, mpi_inbox, tcp, watches)
+    for module in (condition, incoming, ledgers, link, mailbox, messages, mpi_inbox, tcp, watches)
 }
 
 

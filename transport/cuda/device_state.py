@@ -46,10 +46,13 @@ class DeviceStream:
             order.completion = completion
         call.completion = completion
         with self._lock:
-            while self._under_way and self._under_way[0].over():
-                self._under_way.popleft()
+            self._forget_what_is_over()
             self._under_way.append(completion)
         return completion
+
+    def _forget_what_is_over(self) -> None:
+        while self._under_way and self._under_way[0].over():
+            self._under_way.popleft()
 
     def close(self) -> None:
         """Let go of the stream; work that is on it still runs."""

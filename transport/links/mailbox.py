@@ -14,11 +14,10 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable
 
 import numpy as np
 
-from transport.call import NO_ROOT, Call, CallHeader, Kind, dtype_code, dtype_name
+from transport.call import NO_ROOT, Call, CallHeader, Kind, dtype_name
 from transport.communicators.runtime import Membership
 from transport.condition import Condition, let_go
 from transport.deadline import Deadline
@@ -28,102 +27,11 @@ from transport.errors import (
     HeaderMismatchError,
     PeerLostError,
 )
+from transport.links.incoming import Incoming, Receive
 from transport.operands.flat import as_bytes
 from transport.operands.reduce_op import Flat
 
 DEFAULT_LIMIT = 8 << 20
-
-
-class Incoming:
-    """A message whose bytes are on their way: fill ``buffer``, then ``complete`` or ``fail``.
-
-    ``buffer`` may be the receiver's array, and a receiver that gives up takes it back: so it is
-    looked up and written under the ``guard``, which is held for moments, not while anybody is
-    waited for. What is ``stored`` has memory of its own. The other attributes are the mailbox's,
-    under its lock.
-    """
-
-    __slots__ = (
-        "_lock",
-        "_stir",
-        "buffer",
-        "done",
-        "error",
-        "guard",
-        "header",
-        "receive",
-        "serial",
-        "src",
-        "stored",
-    )
-
-    def __init__(
-        self,
-        lock: threading.RLock,  # pyright: ignore[reportInvalidTypeForm]
-        stir: Callable[[], None],
-        src: int,
-        header: CallHeader,
-        buffer: memoryview,
-    ) -> None:
-        self._lock = lock
-        self._stir = stir
-        self.src = src
-        self.header = header
-        self.buffer = buffer
-        self.guard = threading.Lock()
-        self.done = False
-        self.error: Exception | None = None
-        self.serial = 0
-        self.stored = False
-        self.receive: Receive | None = None
-
-    def complete(self) -> None:
-        """Say that ``buffer`` holds the message."""
-        with self._lock:
-            self.done = True
-            receive, self.receive = self.receive, None  # each refers to the other
-            if receive is not None:
-                receive.notify()
-                self._stir()
-
-    def fail(self, error: Exception) -> None:
-        """Say that the message will never be whole; its receiver raises ``error``."""
-        self.error = error
-        self.complete()
-
-
-class Receive:
-    """A receive that waits for a message to be announced."""
-
-    __slots__ = ("buffer", "call", "code", "error", "incoming", "src", "tag", "wake")
-
-    def __init__(self, call: Call, buffer: Flat, src: int | None, tag: int) -> None:
-        self.call = call
-        self.buffer = buffer
-        self.code = dtype_code(buffer.dtype)
-        self.src = src
-        self.tag = tag
-        self.wake: Condition | None = None
-        """What its thread sleeps on; made when it comes to that. Under the mailbox's lock."""
-        self.incoming: Incoming | None = None
-        self.error: Exception | None = None
-
-    def notify(self) -> None:
-        """Wake its thread, if that sleeps. Under the mailbox's lock."""
-        if self.wake is not None:
-            self.wake.notify_all()
-
-    def is_settled(self) -> bool:
-        """Whether there is nothing to wait for any more."""
-        return self.error is not None or (self.incoming is not None and self.incoming.done)
-
-    def mismatch(self, incoming_header: CallHeader, nbytes: int) -> bool:
-        """Whether a message is not what this receive has room for."""
-        return (
-            incoming_header.dtype != self.code
-            or incoming_header.elements != self.buffer.size
-            or nbytes != self.buffer.nbytes
-        )
 
 
 class Mailbox:
@@ -192,9 +100,11 @@ class Mailbox:
             self._blocked += 1
             self._count_waiters(1)  # before it looks (again) who is lost
             try:
-                while (incoming := self._begin(src, header, nbytes)) is None:
+                while True:
+                    incoming = self._begin(src, header, nbytes)
+                    if incoming is not None:
+                        return incoming
                     self._await_space(src, deadline)
-                return incoming
             finally:
                 self._blocked -= 1
                 self._count_waiters(-1)
@@ -288,16 +198,15 @@ class Mailbox:
             as_bytes(buffer)[:] = incoming.buffer
         return incoming.src
 
-    def _await_rest(self, call: Call, receive: Receive, incoming: Incoming) -> None:
+    def _await_rest(self, call: Call, receive: Receive) -> None:
         """Wait for the rest of a message that was begun in the buffer of ``receive``, and for it
-        alone, by those who extend this class.
+        alone, by those who extend this class: they give the receive up if this raises.
         """
+        incoming = receive.incoming
+        assert incoming is not None
         with self._lock:
-            try:
-                self._await_bytes(call, receive, incoming)
-            except BaseException:
-                self._give_up(receive)
-                raise
+            self._check_aborted()  # it may have been while nobody looked
+            self._await_bytes(call, receive, incoming)
         self._check_whole(incoming)
 
     def _check_whole(self, incoming: Incoming) -> None:
@@ -431,7 +340,9 @@ class Mailbox:
         receive.incoming = incoming
         self._arriving += 1
         try:
-            while not incoming.done:
+            while True:
+                if incoming.done:
+                    return
                 self._sleep(call, receive)
         finally:
             self._arriving -= 1

@@ -208,12 +208,18 @@ class TlsSocket(ssl.SSLSocket):
 
     def recv(self, buflen: int = _RECORD_BYTES, flags: int = 0) -> bytes:
         size = min(buflen, _RECORD_BYTES)
-        return self._retry(partial(super().recv, size), flags, self._receive_seconds)
+        try:
+            return self._retry(partial(super().recv, size), flags, self._receive_seconds)
+        except BrokenPipeError:  # OpenSSL would answer the end, after a shutdown of ours
+            return b""
 
     def recv_into(self, buffer: Any, nbytes: int | None = None, flags: int = 0) -> int:
         size = min(nbytes or memoryview(buffer).nbytes, _RECORD_BYTES)
         attempt = partial(super().recv_into, buffer, size)
-        return self._retry(attempt, flags, self._receive_seconds)
+        try:
+            return self._retry(attempt, flags, self._receive_seconds)
+        except BrokenPipeError:
+            return 0
 
     def send(self, data: Any, flags: int = 0) -> int:
         piece = memoryview(data)[:_RECORD_BYTES]

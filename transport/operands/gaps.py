@@ -34,9 +34,9 @@ def scatter(into: Strided, start: int, source: Flat) -> None:
 
 
 def copy_all(into: Strided, source: Strided) -> None:
-    """Copy all elements, in their order; either may be flat."""
+    """Copy all elements, in their order; either may be flat, and their shapes may differ."""
     if into.ndim > 1:
-        into[...] = source.reshape(into.shape) if source.ndim == 1 else source
+        into[...] = source.reshape(into.shape)
     else:
         into.reshape(source.shape)[...] = source
 

@@ -128,8 +128,8 @@ class HashStore(Store):
             if self._ends:
                 event.set()
         try:
-            while not event.wait(deadline.remaining()):
-                if deadline.expired:
+            while True:
+                if event.wait(deadline.remaining()) or deadline.expired:
                     break
         finally:
             unfinished, missing = False, list[bytes]()

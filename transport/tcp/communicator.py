@@ -272,14 +272,15 @@ class TcpCommunicator(LinkCommunicator):
 
     def _wait_for_arrival(self, peer: int, deadline: Deadline) -> socket.socket | None:
         with self._lock:
-            while peer not in self._arrived:
+            while True:
+                if peer in self._arrived:
+                    return self._arrived.pop(peer)
                 self._check_unbroken()
                 if peer in self._gone:
                     raise PeerLostError.of(self._gone[peer], peer)
                 self._watches.check(peer)
                 if not self._changed.wait(deadline.remaining()) and deadline.expired:
                     return None
-            return self._arrived.pop(peer)
 
     def _open_towards(self, src: int, call: Call) -> None:
         if src != self.rank and src not in self._gone:

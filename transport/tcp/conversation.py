@@ -14,7 +14,8 @@ from transport.call import Call, CallHeader, Kind
 from transport.condition import Condition, let_go
 from transport.deadline import Deadline
 from transport.errors import CommunicatorAbortedError, PeerLostError
-from transport.links.mailbox import Incoming, Mailbox
+from transport.links.incoming import Incoming
+from transport.links.mailbox import Mailbox
 from transport.net.reach import is_out_of_reach
 from transport.tcp.frame import NOW, PREFIX_BYTES, STAGING_BYTES, parse_prefix
 from transport.tcp.link import TcpLink
@@ -99,7 +100,9 @@ class Conversation:
         For those who took the turn; it is over then.
         """
         try:
-            while self._failure is None and not settled():
+            while True:
+                if self._failure is not None or settled():
+                    break
                 # What was read already must be used before the socket is asked for more.
                 if self._look_out.until(self._advance_now):
                     continue

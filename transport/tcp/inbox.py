@@ -5,7 +5,8 @@ from __future__ import annotations
 from transport.call import Call
 from transport.communicators.runtime import Membership
 from transport.condition import hold
-from transport.links.mailbox import Mailbox, Receive
+from transport.links.incoming import Receive
+from transport.links.mailbox import Mailbox
 from transport.tcp.conversation import Conversation
 
 

@@ -1,47 +1,228 @@
-"""The agents' log, as each node follows it: what its agent hears, and on one of them what the
-leader decides. That is the one that serves the store.
+"""The log that the agents of several nodes share, in the store on which their ranks meet.
+
+The agent that serves the store leads. Threads keep this node in touch: one says what there is to
+say and that this node is alive, one reads the log (and decides, where this node leads), and one
+notices when the store has fallen silent. None of them ever holds up the agent.
 """
 
 from __future__ import annotations
 
+import contextlib
+import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 
 from meshlib.diagnosis.event_log import LogReader, announce_lost
+from meshlib.launcher.nodes.continuing import last_members, leader_of
+from meshlib.launcher.nodes.coordinator import Log, News
 from meshlib.launcher.nodes.leader import Leader
-from meshlib.launcher.nodes.records import LOG, Gone, Record, alive_key, parse
-from meshlib.launcher.options.launch import NodeOptions
-from transport.errors import DistError, DistNetworkError
-from transport.net.sockets import is_local
+from meshlib.launcher.nodes.records import LOG, CutOff, Gone, Hello, Record, alive_key, parse
+from meshlib.launcher.nodes.waiting import Waiting
+from meshlib.launcher.options.launch import LaunchOptions, NodeOptions
+from transport.deadline import Deadline
+from transport.errors import AuthenticationError, DistError, DistNetworkError
+from transport.net.sockets import format_address, is_local, resolves
 from transport.store.base import Store
 from transport.store.tcp.server import TCPStoreServer
+from transport.store.tcp.store import TCPStore
 
+_CONNECT_SECONDS = 2.0
+_MOMENT_SECONDS = 0.3
+_PAUSE_SECONDS = 0.1
 _CLOSE_SECONDS = 2.0
 _FAREWELL_SECONDS = 10.0
 """What the leader waits, when it has ended, for the others to read how the job did."""
 
 
-def serve_if_ours(options: NodeOptions, secret: bytes | None) -> TCPStoreServer | None:
+class SharedLog(Log):
+    """This node's part in the log of a job on several nodes.
+
+    ``agent`` names this launch, ``knock`` wakes the agent's loop. Raises DistNetworkError when
+    this node is to serve the store and cannot.
+    """
+
+    alone = False
+
+    def __init__(self, options: LaunchOptions, agent: str, knock: Callable[[], None]) -> None:
+        self._options = options
+        self._nodes = nodes = options.nodes
+        self.host: str = nodes.host
+        self.port: int = nodes.port
+        self.secret: str = nodes.secret or ""
+        self._key = bytes.fromhex(self.secret) or None
+        self._agent = agent
+        self._knock = knock
+        self._silence = nodes.heartbeat_timeout
+        self._beat = self._silence / 5
+        self._beaten = threading.Event()
+        self._inbox: deque[Record] = deque()
+        self._outbox: queue.SimpleQueue[News | None] = queue.SimpleQueue()
+        self._closing = threading.Event()
+        self._follower: Follower | None = None
+        self._waiting = Waiting(nodes, agent)
+        self._server: TCPStoreServer | None = _serve_if_ours(nodes, self._key)
+        self._talker = threading.Thread(target=self._talk, name="meshrun-talker", daemon=True)
+        self._watchdog = threading.Thread(target=self._watch, name="meshrun-watchdog", daemon=True)
+        self._talker.start()
+
+    @property
+    def leads(self) -> bool:
+        """See ``Log``."""
+        return self._server is not None
+
+    def say(self, record: Record) -> None:
+        """See ``Log``."""
+        if isinstance(record, Hello):
+            self._waiting.begin(time.monotonic())
+        self.tell(lambda store: store.append(LOG, record.line()))
+
+    def read(self) -> list[Record]:
+        """See ``Log``."""
+        news: list[Record] = []
+        while self._inbox:
+            news.append(self._inbox.popleft())
+            self._waiting.hear(news[-1], leads=self.leads)
+        return news
+
+    def tell(self, news: News) -> None:
+        """See ``Log``."""
+        self._outbox.put(news)
+
+    def flush(self) -> None:
+        """See ``Log``."""
+        said = threading.Event()
+        self.tell(lambda _: said.set())
+        said.wait(_MOMENT_SECONDS)
+
+    def close(self, *, in_touch: bool) -> None:
+        """See ``Log``. The leader stays until the others have left, for some seconds."""
+        self._closing.set()
+        self._beaten.set()
+        self._outbox.put(None)
+        if not in_touch and self._server is None:
+            return  # the threads wait for a store that does not answer; the process need not
+        self._talker.join(_FAREWELL_SECONDS)
+        if self._follower is not None:
+            self._follower.close()
+        if self._server is not None:
+            self._server.close()
+
+    def _talk(self) -> None:
+        where = format_address(self.host, self.port)
+        try:
+            store = self._connect()
+            if store is None:
+                return
+            with store:
+                self._converse(store)
+        except DistError as error:
+            self._give_up(f"lost touch with the job's store at {where}: {error}")
+
+    def _converse(self, store: TCPStore) -> None:
+        """Say that this node is alive, and what there is to say, until it is time to leave."""
+        farewell = Gone(self._agent, lost="was lost: its connection to the store broke")
+        store.set_will(LOG, farewell.line())
+        key = alive_key(self._agent)
+        store.set(key, "0")
+        self._follow(store.clone())
+        self._watchdog.start()
+        beats, due = 0, time.monotonic() + self._beat
+        while True:
+            with contextlib.suppress(queue.Empty):
+                action = self._outbox.get(timeout=max(due - time.monotonic(), 0.001))
+                if action is None:
+                    return
+                action(store)
+            if time.monotonic() >= due:
+                beats, due = beats + 1, time.monotonic() + self._beat
+                store.set(key, str(beats))
+                self._beaten.set()
+                self._waiting.tick(time.monotonic())
+
+    def _follow(self, store: TCPStore) -> None:
+        leading = None
+        if self._server is not None:
+            leader = leader_of(
+                self._options, self._agent, lambda attempt: last_members(store, attempt)
+            )
+            leading = Leading(leader, store, self._agent, self._silence)
+        self._follower = Follower(store, self._agent, leading, self._hear, self._give_up)
+
+    def _watch(self) -> None:
+        """Notice when the talker is stuck in a store that has fallen silent."""
+        while self._beaten.wait(self._silence):
+            if self._closing.is_set():
+                return
+            self._beaten.clear()
+        where = format_address(self.host, self.port)
+        self._give_up(
+            f"lost touch with the job's store at {where}: no answer for {self._silence:g} s"
+        )
+
+    def _connect(self) -> TCPStore | None:
+        """Return a connection to the store as soon as it is served; None when closed before.
+
+        A name that nobody knew when this began may turn out to be this machine's.
+        """
+        host = self.host
+        deadline = Deadline.after(self._nodes.join_timeout)
+        undecided = self._server is None
+        while not self._closing.is_set():
+            try:
+                # First and by itself: an answer may take longer than an attempt to connect may.
+                if self._server is None and not resolves(host):
+                    raise DistNetworkError(f"cannot resolve {host}")
+                if undecided:
+                    undecided = False
+                    self._server = _serve_if_ours(self._nodes, self._key)
+                return self._open_store(min(_CONNECT_SECONDS, deadline.remaining()))
+            except AuthenticationError:
+                raise
+            except DistNetworkError as error:
+                if deadline.expired:
+                    raise
+                self._waiting.tick(time.monotonic(), error)
+                self._closing.wait(_PAUSE_SECONDS)
+        return None
+
+    def _open_store(self, seconds: float) -> TCPStore:
+        # The node that serves does not need the name by which others find it.
+        served = self._server.address if self._server is not None else None
+        host, port = served or (self.host, self.port)
+        store = TCPStore(host, port, timeout=seconds, secret=self._key)
+        store.set_timeout(self._beat)  # an answer that takes longer than a beat is none
+        return store
+
+    def _give_up(self, reason: str) -> None:
+        self._hear(CutOff(reason))
+
+    def _hear(self, record: Record) -> None:
+        self._inbox.append(record)
+        self._knock()
+
+
+def _serve_if_ours(nodes: NodeOptions, secret: bytes | None) -> TCPStoreServer | None:
     """Return the store's server if it is this node that has to serve it.
 
     Raises DistNetworkError when it must and cannot.
     """
-    wish = options.config["is_host"]
-    if wish == 0 or (wish < 0 and options.rank not in (None, 0)):
+    wish = nodes.is_host
+    if wish == 0 or (wish < 0 and nodes.rank not in (None, 0)):
         return None
-    must = wish == 1 or options.rank == 0
-    if not must and not is_local(options.host):
+    must = wish == 1 or nodes.rank == 0
+    if not must and not is_local(nodes.host):
         return None
     try:
-        return TCPStoreServer(options.host, options.port, secret=secret)
+        return TCPStoreServer(nodes.host, nodes.port, secret=secret)
     except DistNetworkError:
         if not must:
             return None  # another agent on this machine was first
-        if secret is None or is_local(options.host):
+        if secret is None or is_local(nodes.host):
             raise
     # The address leads here by some translation on the way: a service, a container's host.
-    return TCPStoreServer("", options.port, secret=secret)
+    return TCPStoreServer("", nodes.port, secret=secret)
 
 
 class Leading:

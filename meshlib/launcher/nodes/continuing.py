@@ -4,15 +4,21 @@ A rank's loss concerns its node, which may start another; a node's loss, or its 
 ranks along. A node that comes while the others run (its engine has started it again, or somebody
 has) brings ranks that come to them. All new ranks get numbers that nobody had: here, so that no two
 nodes give the same.
+
+Such a job has ended as its first member has: rank 0, until the members agree on an epoch without it
+(``shrink_group``, ``ElasticMesh``), and then the first of those who have gone on.
 """
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Callable, Sequence
 
-from meshlib.diagnosis.events import RankLost
-from meshlib.launcher.nodes.coordinator import exits_of_first
-from meshlib.launcher.nodes.leader import Attempt, Leader, Outcome, Rules
+from meshlib.diagnosis.event_log import LogReader, last_log
+from meshlib.diagnosis.events import Agreed, RankLost, parse
+from meshlib.job.membership import epoch_number
+from meshlib.launcher.nodes.leader import Attempt, Leader, Outcome
 from meshlib.launcher.nodes.records import (
     Admitted,
     Ended,
@@ -26,19 +32,29 @@ from meshlib.launcher.nodes.records import (
     Record,
     Wanted,
 )
+from meshlib.launcher.options.launch import LaunchOptions
+from meshlib.launcher.ranks.failure import RankExit
+from transport.store.base import Store
 
 LastMembers = Callable[[int], Sequence[int] | None]
 """Says of an attempt who the members of its last epoch are, by place; None: who they were first."""
 
 
+def leader_of(options: LaunchOptions, agent: str, last_members: LastMembers) -> Leader:
+    """Return who leads the job that ``options`` describe."""
+    now = time.monotonic()
+    if options.continues:
+        return ContinuingLeader(options, agent, now, last_members)
+    return Leader(options, agent, now)
+
+
 class ContinuingLeader(Leader):
-    """A ``Leader`` that ends an attempt only when all ranks have ended, or the user wants it to.
+    """A ``Leader`` that ends an attempt only when all ranks have ended, or the user wants it to."""
 
-    The attempt has then ended as its first member has (``outcome``).
-    """
-
-    def __init__(self, rules: Rules, now: float, last_members: LastMembers) -> None:
-        super().__init__(rules, now)
+    def __init__(
+        self, options: LaunchOptions, agent: str, now: float, last_members: LastMembers
+    ) -> None:
+        super().__init__(options, agent, now)
         self._last_members = last_members
 
     def losses(self, record: Record) -> list[RankLost]:
@@ -53,8 +69,8 @@ class ContinuingLeader(Leader):
     def _comes_late(self, attempt: Attempt, hello: Hello) -> list[Record]:
         if attempt.reason is not None or self._is_ending(attempt):
             return []
-        if len(self._running(attempt)) >= self._rules.most:
-            reason = f"the job runs on {self._rules.most} nodes: waiting until one of them is lost"
+        if len(self._running(attempt)) >= self._nodes.most:
+            reason = f"the job runs on {self._nodes.most} nodes: waiting until one of them is lost"
             return [Held(hello.agent, reason)]
         del self._candidates[hello.agent]
         first, attempt.next = attempt.next, attempt.next + hello.ranks
@@ -85,17 +101,17 @@ class ContinuingLeader(Leader):
         return [Granted(record.agent, self._number, first, record.count)]
 
     def _interrupted(self, attempt: Attempt, record: Interrupted) -> list[Record]:
-        if record.leaves and record.agent != self._rules.agent:
+        if record.leaves and record.agent != self._agent:
             return []  # its ranks are lost when they have ended
         return super()._interrupted(attempt, record)
 
     def _without(self, attempt: Attempt, record: Gone) -> list[Record]:
-        if record.agent == self._rules.agent:
+        if record.agent == self._agent:
             return super()._without(attempt, record)
         attempt.lost[record.agent] = record.lost or "has left"
         decisions: list[Record] = []
         for hello in list(self._candidates.values()):
-            if len(self._running(attempt)) < self._rules.most:
+            if len(self._running(attempt)) < self._nodes.most:
                 decisions += self._comes_late(attempt, hello)
         return decisions
 
@@ -109,3 +125,33 @@ class ContinuingLeader(Leader):
         exits = [item for ended in attempt.ended.values() for item in ended.exits]
         found = exits_of_first(members, exits)
         return bool(found), found, None
+
+
+def last_members(store: Store, attempt: int) -> list[int] | None:
+    """Return the members of the last epoch that was agreed on in ``attempt``, by place; None where
+    nothing was: they are those that the job began with.
+    """
+    log = last_log(store, attempt)
+    if log is None:
+        return None
+    found: dict[int, list[int]] = {}
+    for event in LogReader(store, log, parse).read(0.0):
+        if isinstance(event, Agreed) and event.text != "null":
+            number = epoch_number(event.name)
+            if number is not None:
+                found[number] = json.loads(event.text)["members"]
+    return found[max(found)] if found else None
+
+
+def exits_of_first(members: Sequence[int], exits: Sequence[RankExit]) -> list[RankExit]:
+    """Return those of ``exits``, of ranks that failed or were stopped, that say how the job ended.
+
+    Nothing, where the first of ``members`` has ended well: the failures of others were told when
+    they came. Where it has failed because of others, theirs as well.
+    """
+    first = next((item for item in exits if item.rank == members[0]), None)
+    if first is None:
+        return []
+    if first.is_cause and not first.stopped:
+        return [first]
+    return [item for item in exits if item.rank in members]

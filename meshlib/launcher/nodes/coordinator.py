@@ -1,79 +1,48 @@
-"""What an agent knows and hears of the job beyond its own ranks, and the answer on one node.
+"""This node's part in the job: what its agent says, and what it is told to do.
 
 An agent is an event loop. It asks its coordinator for a place (``join``), tells it how its ranks
-end, and obeys what ``poll`` returns. With one node the answers are immediate (``OneNode``); with
-several they come from the node that leads (see ``many_nodes``).
-
-A job that goes on when ranks are lost has ended as its first member has: rank 0, until the members
-agree on an epoch without it (``shrink_group``, ``ElasticMesh``), and then the first of those who
-have gone on.
+end, and obeys what ``poll`` returns. What it says are records of a log, to which the agent that
+leads adds its decisions (``leader``). Agents of several nodes share that log (``agents_log``); an
+agent that is alone leads, and answers itself (``OwnLog``).
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
+import socket
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from meshlib.diagnosis.event_log import LogReader, announce_ends, announce_lost, last_log
-from meshlib.diagnosis.events import Agreed, parse
-from meshlib.job.membership import epoch_number
+from meshlib.diagnosis.event_log import announce_ends, announce_lost
+from meshlib.launcher.nodes.continuing import last_members, leader_of
+from meshlib.launcher.nodes.records import (
+    Admitted,
+    CutOff,
+    Ended,
+    Failed,
+    Gone,
+    Granted,
+    Hello,
+    Interrupted,
+    Record,
+    Refused,
+    Result,
+    Round,
+    StopAll,
+    Wanted,
+)
+from meshlib.launcher.options.launch import LaunchOptions
+from meshlib.launcher.ranks.environment import Placement
 from meshlib.launcher.ranks.failure import RankExit
-from transport import environment
 from transport.errors import DistError
 from transport.store.base import Store
 from transport.store.tcp.server import TCPStoreServer
 from transport.store.tcp.store import TCPStore
 
-_OF_A_LAUNCH = (environment.MESH, environment.LAUNCHER, environment.ERROR_FILE)
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """This node's place in one attempt to run the job, and the store that its ranks use."""
-
-    attempt: int
-    node: int
-    nodes: int
-    first_rank: int
-    ranks: int
-    world_size: int
-    store_host: str
-    store_port: int
-    secret: str
-
-    def variables(self, inherited: Mapping[str, str]) -> dict[str, str]:
-        """Return the environment of the ranks here: ``inherited``, with what leads them to the job.
-
-        What a launch around this one has said of its own ranks is gone.
-        """
-        address = f"{self.store_host}:{self.store_port}"
-        variables = {name: text for name, text in inherited.items() if name not in _OF_A_LAUNCH}
-        for name in (environment.TLS_CERT, environment.TLS_KEY, environment.TLS_CA):
-            if variables.get(name):
-                variables[name] = os.path.abspath(variables[name])  # ranks may change directory
-        if self.secret:
-            variables[environment.SECRET] = self.secret
-        return variables | {
-            environment.WORLD_SIZE: str(self.world_size),
-            environment.LOCAL_WORLD_SIZE: str(self.ranks),
-            environment.GROUP_RANK: str(self.node),
-            environment.GROUP_WORLD_SIZE: str(self.nodes),
-            environment.MASTER_ADDR: self.store_host,
-            environment.MASTER_PORT: str(self.store_port),
-            environment.AGENT_STORE: address,
-            environment.RESTART_COUNT: str(self.attempt),
-        }
-
-    def variables_of(self, local_rank: int) -> dict[str, str]:
-        """Return what is a rank's own in its environment."""
-        return {
-            environment.RANK: str(self.first_rank + local_rank),
-            environment.LOCAL_RANK: str(local_rank),
-        }
+_TELL_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,37 +80,170 @@ class Verdict:
 
 
 Decision = Placed | Come | Stop | Verdict
+News = Callable[[Store], None]
 
 
-class Coordinator(ABC):
-    """One job, seen from one node. All methods return soon and are for one thread."""
+class Log(ABC):
+    """What carries records between agents, and news to their ranks. All methods return soon.
 
-    @abstractmethod
-    def join(self) -> None:
-        """Ask for a place in the next attempt: ``Placed`` will follow."""
+    ``host``, ``port`` and ``secret`` (hexadecimal) lead ranks to the store; ``leads``: whether it
+    is this node that serves it, and decides.
+    """
 
-    @abstractmethod
-    def poll(self) -> list[Decision]:
-        """Return what is new, in order."""
+    host: str
+    port: int
+    secret: str
+    alone: bool
 
     @property
     @abstractmethod
+    def leads(self) -> bool:
+        """Whether this node serves the store, and its agent leads."""
+
+    @abstractmethod
+    def say(self, record: Record) -> None:
+        """Add ``record``."""
+
+    @abstractmethod
+    def read(self) -> list[Record]:
+        """Return the records that are new here, in order."""
+
+    @abstractmethod
+    def tell(self, news: News) -> None:
+        """Call ``news`` with the store on which the ranks are."""
+
+    @abstractmethod
+    def flush(self) -> None:
+        """Return when what was said is written, or after a moment."""
+
+    @abstractmethod
+    def close(self, *, in_touch: bool) -> None:
+        """Leave; ``in_touch``: where the others can hear it. Idempotent."""
+
+
+class OwnLog(Log):
+    """The log of an agent that is alone: the leader's answers come at once.
+
+    Port 0 takes any free one, so that jobs on one machine never meet.
+    """
+
+    alone = True
+
+    def __init__(self, options: LaunchOptions, agent: str) -> None:
+        secret = os.urandom(32)
+        self.host: str = "127.0.0.1"
+        self.secret: str = secret.hex()
+        self._server = TCPStoreServer(self.host, options.nodes.port, secret=secret)
+        self.port: int = self._server.port
+        self._leader = leader_of(options, agent, self._last_members)
+        self._news: list[Record] = []
+
+    @property
+    def leads(self) -> bool:
+        """See ``Log``."""
+        return True
+
+    def say(self, record: Record) -> None:
+        """See ``Log``."""
+        answers = self._leader.receive(record, time.monotonic())
+        # Who says what stops all has stopped all, and is not to be told so.
+        self._news += [answer for answer in answers if not isinstance(answer, StopAll)]
+
+    def read(self) -> list[Record]:
+        """See ``Log``."""
+        news, self._news = self._news, []
+        return news
+
+    def tell(self, news: News) -> None:
+        """See ``Log``."""
+        with contextlib.suppress(DistError), self._open_store() as store:
+            news(store)
+
+    def flush(self) -> None:
+        """See ``Log``."""
+
+    def close(self, *, in_touch: bool) -> None:
+        """See ``Log``."""
+        self._server.close()
+
+    def _last_members(self, attempt: int) -> list[int] | None:
+        with contextlib.suppress(DistError), self._open_store() as store:
+            return last_members(store, attempt)
+        return None
+
+    def _open_store(self) -> TCPStore:
+        secret = bytes.fromhex(self.secret)
+        return TCPStore(self.host, self.port, timeout=_TELL_SECONDS, secret=secret)
+
+
+class Coordinator:
+    """One job, seen from the node that the launch ``agent`` has started ``ranks`` ranks on.
+
+    All methods return soon and are for one thread.
+    """
+
+    def __init__(self, options: LaunchOptions, agent: str, log: Log) -> None:
+        self._options = options
+        self._agent = agent
+        self._log = log
+        self._placement: Placement | None = None
+        self._running = 0
+        self._ended: Sequence[RankExit] | None = None
+        self._cut_off: str | None = None
+        self._decisions: list[Decision] = []
+
+    def join(self) -> None:
+        """Ask for a place in the next attempt: ``Placed`` will follow."""
+        self._placement = self._ended = None
+        nodes, host = self._options.nodes, socket.gethostname()
+        self._log.say(
+            Hello(
+                agent=self._agent,
+                host=host,
+                ranks=self._options.ranks,
+                node=nodes.rank,
+                least=nodes.least,
+                most=nodes.most,
+                job=nodes.job,
+                on_failure=self._options.on_failure,
+            )
+        )
+
+    def poll(self) -> list[Decision]:
+        """Return what is new, in order."""
+        for record in self._log.read():
+            self._take(record)
+        decisions, self._decisions = self._decisions, []
+        return decisions
+
+    @property
     def alone(self) -> bool:
         """Whether there are no ranks but this node's."""
+        return self._log.alone
 
-    @abstractmethod
     def want(self, count: int) -> None:
         """Ask for the numbers of so many more ranks, which come later: ``Come`` will follow."""
+        if self._placement is not None:
+            self._log.say(Wanted(self._agent, self._placement.attempt, count))
 
-    @abstractmethod
     def failed(self, exit_: RankExit) -> None:
         """Tell the job's ranks, and the other nodes, that a rank here has failed."""
+        if self._placement is not None:
+            loss, attempt = exit_.loss, self._placement.attempt
+            self._log.tell(lambda store: announce_lost(store, [loss]))
+            self._log.say(
+                Failed(self._agent, attempt, exit_.rank, loss.how, echo=not exit_.is_cause)
+            )
 
-    @abstractmethod
     def finished(self, ranks: Sequence[int]) -> None:
-        """Tell the job's ranks that the programs of ``ranks``, here, have ended well."""
+        """Tell the job's ranks that the programs of ``ranks``, here, have ended well: they may be
+        waited for.
+        """
+        self._running -= len(ranks)
+        if self._placement is not None and (self._running or not self.alone):
+            attempt = self._placement.attempt
+            self._log.tell(lambda store: announce_ends(store, attempt, ranks))
 
-    @abstractmethod
     def interrupted(self, *, leaves: bool = False) -> None:
         """Tell that the user wants the job to end, before the ranks here are told; ``leaves``: this
         node alone is to end, where the others can go on without it.
@@ -149,149 +251,98 @@ class Coordinator(ABC):
         Returns when it is said, or after a moment: the ranks of other nodes fail when those here
         end, and what comes first is taken for the cause.
         """
+        if self._placement is not None:
+            self._log.say(Interrupted(self._agent, self._placement.attempt, leaves))
+            self._log.flush()
 
-    @abstractmethod
     def ended(self, exits: Sequence[RankExit], interrupted: bool, well: int = 0) -> None:
-        """Tell that all ranks here have ended: a ``Verdict`` will follow.
+        """Tell that no rank runs here any more: ``Verdict`` will follow.
 
-        ``exits`` are those that failed or were stopped, ``well`` how many others there are.
-        ``interrupted``: by the user's wish, so nothing is tried again.
+        ``exits`` are those that failed or were stopped, ``well`` how many others there are;
+        ``interrupted``: the user has asked for it, which allows no further attempt. Also before
+        there was a place.
         """
+        first = self._ended is None
+        self._ended = exits if self._ended is None else self._ended
+        if self._cut_off is not None:
+            self._decisions.append(Verdict(False, self._ended, self._cut_off))
+            return
+        if self._placement is not None and first:
+            self._log.say(Ended(self._agent, self._placement.attempt, list(exits), well))
+        all_lost = self._options.continues and not well
+        if interrupted or (all_lost and not self._log.leads):
+            # The others may go on; who started this launcher may start it again.
+            self._decisions.append(Verdict(False, self._ended))
 
-    @abstractmethod
     def close(self) -> None:
-        """Leave the job; close connections and what this node serves."""
+        """Leave the job. The leader stays until the others have left, for some seconds."""
+        self._log.say(Gone(self._agent))
+        self._log.close(in_touch=self._cut_off is None)
 
+    def _take(self, record: Record) -> None:
+        """Turn a record into what the agent has to do."""
+        attempt = self._placement.attempt if self._placement is not None else None
+        match record:
+            case Round():
+                self._place(record)
+            case StopAll(attempt=about, reason=reason) if about == attempt:
+                self._decisions.append(Stop(reason))
+            case Result():
+                self._conclude(record)
+            case Admitted(agent=self._agent):
+                self._begin(
+                    record.attempt, record.node, record.nodes, record.first, record.world_size
+                )
+            case Granted(agent=self._agent, attempt=about) if about == attempt:
+                self._running += record.count
+                self._decisions.append(Come(range(record.first, record.first + record.count)))
+            case Refused(agent=self._agent, reason=reason):
+                self._decisions.append(Verdict(False, (), reason))
+            case Gone(agent=self._agent, lost=str() as why):
+                self._lose_touch(f"the node that leads has given this one up: it {why}")
+            case CutOff(reason=reason):
+                self._lose_touch(reason)
+            case _:
+                pass
 
-HOST = "127.0.0.1"
-_TELL_SECONDS = 2.0
+    def _place(self, record: Round) -> None:
+        agents = [member.agent for member in record.members]
+        if self._agent not in agents:
+            return
+        node = agents.index(self._agent)
+        ranks = [member.ranks for member in record.members]
+        self._begin(record.attempt, node, len(agents), sum(ranks[:node]), sum(ranks))
 
-
-class OneNode(Coordinator):
-    """A job of ``ranks`` ranks, tried again up to ``max_restarts`` times.
-
-    ``port`` 0 takes any free one, so that jobs on one machine never meet. ``continues``: the job
-    goes on when a rank is lost, and has ended as its first member has.
-    """
-
-    def __init__(
-        self, ranks: int, max_restarts: int, port: int = 0, *, continues: bool = False
-    ) -> None:
-        self._ranks = ranks
-        self._next = ranks
-        self._restarts_left = max_restarts
-        self._continues = continues
-        self._attempt = -1
-        self._running = 0
-        self._events: list[Decision] = []
-        secret = os.urandom(32)
-        self._secret = secret.hex()
-        self._server = TCPStoreServer(HOST, port, secret=secret)
-
-    def join(self) -> None:
-        """Place all ranks here."""
-        self._events.append(Placed(self.place()))
-
-    def place(self) -> Placement:
-        """Begin an attempt, and return the place of all ranks in it, which is here."""
-        self._attempt += 1
-        self._running = self._next = self._ranks
-        return Placement(
-            attempt=self._attempt,
-            node=0,
-            nodes=1,
-            first_rank=0,
-            ranks=self._ranks,
-            world_size=self._ranks,
-            store_host=HOST,
-            store_port=self._server.port,
-            secret=self._secret,
+    def _begin(self, attempt: int, node: int, nodes: int, first: int, size: int) -> None:
+        self._running = self._options.ranks
+        self._placement = Placement(
+            attempt=attempt,
+            node=node,
+            nodes=nodes,
+            first_rank=first,
+            ranks=self._options.ranks,
+            world_size=size,
+            store_host=self._log.host,
+            store_port=self._log.port,
+            secret=self._log.secret,
         )
+        self._decisions.append(Placed(self._placement))
 
-    def poll(self) -> list[Decision]:
-        """Return what is new, in order."""
-        events, self._events = self._events, []
-        return events
+    def _conclude(self, result: Result) -> None:
+        if self._placement is not None and self._placement.attempt == result.attempt:
+            self._decisions.append(Verdict(result.again, result.exits, result.error))
+        elif self._placement is None and not result.again:
+            if self._options.continues and not result.exits and result.error is None:
+                self._decisions.append(Verdict(False))  # it was needed by nobody
+                return
+            error = result.error or "the job ended before this node could join it"
+            self._decisions.append(Verdict(False, (), error))
 
-    @property
-    def alone(self) -> bool:
-        """There is no other node."""
-        return True
-
-    def want(self, count: int) -> None:
-        """Number so many more ranks, after all that there are."""
-        ranks = range(self._next, self._next + count)
-        self._next, self._running = ranks.stop, self._running + count
-        self._events.append(Come(ranks))
-
-    def failed(self, exit_: RankExit) -> None:
-        """Tell the other ranks, who may be waiting for this one."""
-        self._tell(lambda store: announce_lost(store, [exit_.loss]))
-
-    def finished(self, ranks: Sequence[int]) -> None:
-        """Tell the other ranks, who may be waiting for these to come."""
-        self._running -= len(ranks)
-        if self._running:
-            self._tell(lambda store: announce_ends(store, self._attempt, ranks))
-
-    def interrupted(self, *, leaves: bool = False) -> None:
-        """There is nobody to tell."""
-
-    def ended(self, exits: Sequence[RankExit], interrupted: bool, well: int = 0) -> None:
-        """Decide whether to try again."""
-        if self._continues and not interrupted:
-            exits = self._exits_that_count(exits)
-        failed = any(not item.ok for item in exits)
-        again = failed and not interrupted and self._restarts_left > 0
-        if again:
-            self._restarts_left -= 1
-        self._events.append(Verdict(again, exits))
-
-    def close(self) -> None:
-        """Stop serving the store."""
-        self._server.close()
-
-    def _exits_that_count(self, exits: Sequence[RankExit]) -> Sequence[RankExit]:
-        members: Sequence[int] = range(self._ranks)
-        with contextlib.suppress(DistError), self._open_store() as store:
-            members = last_members(store, self._attempt) or members
-        return exits_of_first(members, exits)
-
-    def _tell(self, news: Callable[[Store], None]) -> None:
-        """Call ``news`` with the store, if it can be reached."""
-        with contextlib.suppress(DistError), self._open_store() as store:
-            news(store)
-
-    def _open_store(self) -> TCPStore:
-        secret = bytes.fromhex(self._secret)
-        return TCPStore(HOST, self._server.port, timeout=_TELL_SECONDS, secret=secret)
-
-
-def last_members(store: Store, attempt: int) -> list[int] | None:
-    """Return the members of the last epoch that was agreed on in ``attempt``, by place; None where
-    nothing was: they are those that the job began with.
-    """
-    log = last_log(store, attempt)
-    if log is None:
-        return None
-    found: dict[int, list[int]] = {}
-    for event in LogReader(store, log, parse).read(0.0):
-        if isinstance(event, Agreed) and event.text != "null":
-            number = epoch_number(event.name)
-            if number is not None:
-                found[number] = json.loads(event.text)["members"]
-    return found[max(found)] if found else None
-
-
-def exits_of_first(members: Sequence[int], exits: Sequence[RankExit]) -> list[RankExit]:
-    """Return those of ``exits``, of ranks that failed or were stopped, that say how the job ended.
-
-    Nothing, where the first of ``members`` has ended well: the failures of others were told when
-    they came. Where it has failed because of others, theirs as well.
-    """
-    first = next((item for item in exits if item.rank == members[0]), None)
-    if first is None:
-        return []
-    if first.is_cause and not first.stopped:
-        return [first]
-    return [item for item in exits if item.rank in members]
+    def _lose_touch(self, reason: str) -> None:
+        if self._cut_off is not None:
+            return
+        self._cut_off = reason
+        if self._placement is not None and self._ended is None:
+            self._decisions.append(Stop(reason))  # the verdict follows when the ranks have ended
+        else:
+            self._decisions.append(Verdict(False, self._ended or (), reason))

@@ -1,6 +1,7 @@
 """The decisions of the agent that leads: who takes part, when all must stop, what comes next.
 
-Pure: records and the time go in, records come out. ``many_nodes`` connects it to the store.
+Pure: records and the time go in, records come out. ``agents_log`` connects it to those of several
+nodes; the agent of a job on one node asks it directly.
 """
 
 from __future__ import annotations
@@ -23,26 +24,10 @@ from meshlib.launcher.nodes.records import (
     StopAll,
     Wanted,
 )
+from meshlib.launcher.options.launch import LaunchOptions
 from meshlib.launcher.ranks.failure import RankExit
 
 Outcome = tuple[bool, list[RankExit], str | None]
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """What the job allows; ``agent`` is the leader's own, which becomes node 0. In seconds.
-
-    ``continues``: ranks go on when others are lost (``continuing``).
-    """
-
-    agent: str
-    job: str
-    least: int
-    most: int
-    max_restarts: int = 0
-    join_timeout: float = 600.0
-    last_call: float = 30.0
-    continues: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +67,16 @@ class Leader:
 
     Both return the records to add to the log. Between attempts it gathers members; the first time
     it waits ``last_call`` seconds for more than the least number of them, later only for those
-    that it knows.
+    that it knows. ``agent`` is the leader's own, which becomes node 0; ``options`` are what the job
+    allows.
     """
 
-    def __init__(self, rules: Rules, now: float) -> None:
-        self._rules = rules
+    def __init__(self, options: LaunchOptions, agent: str, now: float) -> None:
+        self._options = options
+        self._agent = agent
+        self._nodes = options.nodes
         self._number = 0
-        self._restarts_left = rules.max_restarts
+        self._restarts_left = options.max_restarts
         self._candidates: dict[str, Hello] = {}
         self._expected: set[str] = set()
         self._present: set[str] = set()
@@ -145,13 +133,13 @@ class Leader:
         """Return decisions that time has brought about."""
         if self._attempt is not None or self._done:
             return []
-        rules = self._rules
-        if self._enough_since is not None and now - self._enough_since >= rules.last_call:
+        nodes, since = self._nodes, self._enough_since
+        if since is not None and now - since >= nodes.last_call_timeout:
             return self._begin()
-        if now - self._gathering_since >= rules.join_timeout:
+        if now - self._gathering_since >= nodes.join_timeout:
             have = ", ".join(hello.host for hello in self._candidates.values())
             return self._finish(
-                f"waited {rules.join_timeout:g} s for {rules.least} nodes;"
+                f"waited {nodes.join_timeout:g} s for {nodes.least} nodes;"
                 f" {len(self._candidates)} came: {have}"
             )
         return []
@@ -169,26 +157,27 @@ class Leader:
     def _comes_late(self, attempt: Attempt, hello: Hello) -> list[Record]:
         if attempt.ended or attempt.reason is not None:
             return []  # the job is about to end, or to begin again
-        if len(attempt.members) >= self._rules.most:
+        if len(attempt.members) >= self._nodes.most:
             del self._candidates[hello.agent]
-            return [Refused(hello.agent, f"the job has its {self._rules.most} nodes already")]
+            return [Refused(hello.agent, f"the job has its {self._nodes.most} nodes already")]
         attempt.makes_room = True
         return self._stop(attempt, Reason(f"another node ({hello.host}) joins"))
 
     def _problem(self, hello: Hello) -> str | None:
-        rules = self._rules
+        nodes, on_failure = self._nodes, self._options.on_failure
         if self._done:
             return "the job has ended"
-        if hello.job != rules.job:
-            return f"the job here is --rdzv-id {rules.job}, not {hello.job}"
-        if (hello.least, hello.most) != (rules.least, rules.most):
+        if hello.job != nodes.job:
+            return f"the job here is --rdzv-id {nodes.job}, not {hello.job}"
+        if (hello.least, hello.most) != (nodes.least, nodes.most):
             return (
                 f"--nnodes is {hello.least}:{hello.most} there,"
-                f" but {rules.least}:{rules.most} on the node that leads"
+                f" but {nodes.least}:{nodes.most} on the node that leads"
             )
-        if hello.continues != rules.continues:
-            there, here = map(_on_failure, (hello.continues, rules.continues))
-            return f"--on-failure is {there} there, but {here} on the node that leads"
+        if hello.on_failure != on_failure:
+            return (
+                f"--on-failure is {hello.on_failure} there, but {on_failure} on the node that leads"
+            )
         for other in self._candidates.values():
             if other.agent != hello.agent and hello.node is not None and other.node == hello.node:
                 return f"--node-rank {hello.node} is taken by {other.host}"
@@ -196,9 +185,9 @@ class Leader:
 
     def _gather(self, now: float) -> list[Record]:
         count = len(self._candidates)
-        if count == self._rules.most:
+        if count == self._nodes.most:
             return self._begin()
-        if count < self._rules.least:
+        if count < self._nodes.least:
             self._enough_since = None
             return []
         if self._expected and self._expected <= set(self._candidates):
@@ -207,7 +196,7 @@ class Leader:
         return []
 
     def _begin(self) -> list[Record]:
-        ordered = _in_order(list(self._candidates.values()), self._rules.agent)
+        ordered = _in_order(list(self._candidates.values()), self._agent)
         members = [Member(hello.agent, hello.host, hello.ranks) for hello in ordered]
         ranks, first = dict[str, list[int]](), 0
         for member in members:
@@ -296,10 +285,6 @@ class Leader:
         if self._attempt is None or agent not in members:
             return f"node {agent}"
         return f"node {members.index(agent)} ({self._attempt.members[agent].host})"
-
-
-def _on_failure(continues: bool) -> str:
-    return "continue" if continues else "stop"
 
 
 def _in_order(hellos: list[Hello], leader: str) -> list[Hello]:

@@ -19,16 +19,18 @@ LOG = "meshrun/agents"
 
 @dataclass(frozen=True, slots=True)
 class Record(Entry):
-    """One line of the log."""
+    """One line of the log. Its class says of which kind it is."""
+
+    kind: ClassVar[str]
+
+    def __init_subclass__(cls) -> None:
+        cls.kind = cls.__name__
 
 
 @dataclass(frozen=True, slots=True)
 class Hello(Record):
-    """An agent asks for a place in the next attempt. ``node`` is the rank that it wants, if any;
-    ``continues``: whether its ranks go on when others are lost.
-    """
+    """An agent asks for a place in the next attempt. ``node`` is the rank that it wants, if any."""
 
-    kind: ClassVar[str] = "hello"
     agent: str
     host: str
     ranks: int
@@ -36,7 +38,7 @@ class Hello(Record):
     least: int
     most: int
     job: str
-    continues: bool = False
+    on_failure: str = "stop"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,6 @@ class Failed(Record):
     something else that failed, of which the news may be still on its way.
     """
 
-    kind: ClassVar[str] = "failed"
     agent: str
     attempt: int
     rank: int
@@ -59,7 +60,6 @@ class Interrupted(Record):
     can go on without this node.
     """
 
-    kind: ClassVar[str] = "interrupted"
     agent: str
     attempt: int
     leaves: bool = False
@@ -69,7 +69,6 @@ class Interrupted(Record):
 class Wanted(Record):
     """An agent asks for the numbers of ``count`` more ranks, for lost ones or as spares."""
 
-    kind: ClassVar[str] = "wanted"
     agent: str
     attempt: int
     count: int
@@ -81,7 +80,6 @@ class Ended(Record):
     were stopped.
     """
 
-    kind: ClassVar[str] = "ended"
     agent: str
     attempt: int
     exits: list[RankExit] = field(default_factory=list[RankExit])
@@ -92,7 +90,6 @@ class Ended(Record):
 class Gone(Record):
     """An agent has left the job; ``lost`` says why if it did not mean to."""
 
-    kind: ClassVar[str] = "gone"
     agent: str
     lost: str | None = None
 
@@ -101,7 +98,6 @@ class Gone(Record):
 class Member(Record):
     """One node of an attempt; part of ``Round``."""
 
-    kind: ClassVar[str] = "member"
     agent: str
     host: str
     ranks: int
@@ -111,7 +107,6 @@ class Member(Record):
 class Round(Record):
     """The leader's decision who takes part in an attempt, in the order of the nodes."""
 
-    kind: ClassVar[str] = "round"
     attempt: int
     members: list[Member]
 
@@ -120,7 +115,6 @@ class Round(Record):
 class Refused(Record):
     """The leader's answer to a ``Hello`` that does not fit."""
 
-    kind: ClassVar[str] = "refused"
     agent: str
     reason: str
 
@@ -129,7 +123,6 @@ class Refused(Record):
 class Granted(Record):
     """The leader's answer to ``Wanted``: the ranks from ``first`` on."""
 
-    kind: ClassVar[str] = "granted"
     agent: str
     attempt: int
     first: int
@@ -143,7 +136,6 @@ class Admitted(Record):
     attempt began with.
     """
 
-    kind: ClassVar[str] = "admitted"
     agent: str
     attempt: int
     node: int
@@ -156,7 +148,6 @@ class Admitted(Record):
 class Held(Record):
     """The leader's answer to a ``Hello`` for which there is no place so far: the agent waits."""
 
-    kind: ClassVar[str] = "held"
     agent: str
     reason: str
 
@@ -165,7 +156,6 @@ class Held(Record):
 class StopAll(Record):
     """The leader's decision that an attempt is to end."""
 
-    kind: ClassVar[str] = "stop"
     attempt: int
     reason: str
 
@@ -177,11 +167,17 @@ class Result(Record):
     ``error`` is why it ended, where that was not a rank's failure.
     """
 
-    kind: ClassVar[str] = "result"
     attempt: int
     again: bool
     exits: list[RankExit] = field(default_factory=list[RankExit])
     error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CutOff(Record):
+    """Not of the log: this node has lost touch with it."""
+
+    reason: str
 
 
 parse: Parse[Record] = reader_of(

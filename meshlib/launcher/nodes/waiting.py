@@ -5,8 +5,9 @@ from __future__ import annotations
 from functools import partial
 
 from meshlib.command_line import say
-from meshlib.launcher.nodes.leader import Rules
 from meshlib.launcher.nodes.records import Gone, Held, Hello, Record, Refused, Round
+from meshlib.launcher.options.launch import NodeOptions
+from transport.net.sockets import format_address
 
 _say = partial(say, "meshrun")
 FIRST_SECONDS = 5.0
@@ -15,15 +16,12 @@ NEXT_SECONDS = 30.0
 
 
 class Waiting:
-    """Follows the agents' log, and prints a line on standard error where a person would wonder.
+    """Follows the agents' log, and prints a line on standard error where a person would wonder."""
 
-    ``where`` is the address at which the nodes meet.
-    """
-
-    def __init__(self, rules: Rules, where: str) -> None:
-        self._rules = rules
-        self._agent = rules.agent
-        self._where = where
+    def __init__(self, nodes: NodeOptions, agent: str) -> None:
+        self._nodes = nodes
+        self._agent = agent
+        self._where = format_address(nodes.host, nodes.port)
         self._hosts: dict[str, str] = {}
         self._came: set[str] = set()
         self._began: float | None = None
@@ -59,11 +57,11 @@ class Waiting:
         if self._began is None or now < self._next:
             return
         self._next = now + NEXT_SECONDS
-        left = f"{max(0.0, self._began + self._rules.join_timeout - now):.0f} s left"
+        left = f"{max(0.0, self._began + self._nodes.join_timeout - now):.0f} s left"
         if unreached is not None:
             _say(f"waiting for the node that leads, at {self._where}, {left}: {unreached}")
             return
-        least, most = self._rules.least, self._rules.most
+        least, most = self._nodes.least, self._nodes.most
         wanted = str(most) if least == most else f"{least} to {most}"
         # A moment ago it may have been one less: this node itself is here.
         _say(f"{max(1, len(self._came))} of {wanted} nodes, waiting at {self._where}, {left}")

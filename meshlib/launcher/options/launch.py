@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from meshlib.launcher.ranks.ending import FAILURE_GRACE_SECONDS, SIGNAL_GRACE_SECONDS
 from meshlib.launcher.ranks.output import OutputOptions
+
+FAILURE_GRACE_SECONDS = 3.0
+"""Between SIGTERM and SIGKILL when a rank has failed, or after Ctrl-C."""
+SIGNAL_GRACE_SECONDS = 30.0
+"""Between SIGTERM and SIGKILL when the launcher itself was told to end: ranks may be saving."""
+SLURM_GRACE_SECONDS = 25.0
+"""The same under Slurm, which kills everything KillWait (30 s) after its own SIGTERM."""
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What each rank runs: a Python script, a module (``-m``), or anything executable."""
+    """What each rank runs: a Python script, a module (``-m``), anything executable; or, for
+    ``spawn``, a function.
+    """
 
-    kind: Literal["script", "module", "program"]
+    kind: Literal["script", "module", "program", "function"]
     target: str
     arguments: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class NodeOptions:
-    """Where the nodes meet. ``rank`` is None where it is assigned by arrival."""
+    """How many nodes there are, and where they meet. Times are in seconds.
+
+    ``rank`` is None where it is assigned by arrival; ``is_host``: whether this node serves the
+    store, 1 or 0, -1 where its address tells.
+    """
 
     least: int = 1
     most: int = 1
@@ -30,7 +41,10 @@ class NodeOptions:
     host: str = "127.0.0.1"
     port: int = 0
     job: str = "none"
-    config: Mapping[str, float] = field(default_factory=dict[str, float])
+    join_timeout: float = 600.0
+    last_call_timeout: float = 30.0
+    heartbeat_timeout: float = 10.0
+    is_host: float = -1.0
     local_address: str | None = None
     secret: str | None = None
 
@@ -73,3 +87,8 @@ class LaunchOptions:
     engine_signals: bool = False
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+
+    @property
+    def continues(self) -> bool:
+        """Whether ranks go on when others are lost."""
+        return self.on_failure == "continue"

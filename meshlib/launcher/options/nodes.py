@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TypedDict
 
-from meshlib.launcher.options.launch import NodeOptions
-from meshlib.launcher.ranks.ending import SIGNAL_GRACE_SECONDS, SLURM_GRACE_SECONDS
+from meshlib.launcher.options.launch import (
+    SIGNAL_GRACE_SECONDS,
+    SLURM_GRACE_SECONDS,
+    NodeOptions,
+)
 from transport import environment
 from transport.deadline import read_duration
 from transport.launch_environments import (
@@ -30,12 +34,8 @@ from transport.net.secret_file import read_secret
 
 _LOCAL_NAMES = ("localhost", "::1")
 _BACKENDS = ("static", "store", "c10d")
-_CONFIG_DEFAULTS = {
-    "join_timeout": 600.0,
-    "last_call_timeout": 30.0,
-    "heartbeat_timeout": 10.0,
-    "is_host": -1.0,
-}
+_CONFIG = ("join_timeout", "last_call_timeout", "heartbeat_timeout", "is_host")
+"""What ``--rdzv-conf`` may set of ``NodeOptions``."""
 
 
 def node_options(given: argparse.Namespace) -> NodeOptions:
@@ -72,17 +72,17 @@ def node_options(given: argparse.Namespace) -> NodeOptions:
             " once where they share a home, or give all of them the same"
             f" {environment.SECRET}, or --secret-file FILE"
         )
-    return NodeOptions(
+    meeting = NodeOptions(
         least=least,
         most=most,
         rank=rank,
         host=host,
         port=port or DEFAULT_PORT,
         job=given.rdzv_id,
-        config=_config(given.rdzv_conf or ""),
         local_address=given.local_addr,
         secret=secret,
     )
+    return replace(meeting, **_config(given.rdzv_conf or ""))
 
 
 def is_loopback(host: str) -> bool:
@@ -131,7 +131,7 @@ def _refuse_unused(given: argparse.Namespace) -> None:
 
 def _config(text: str) -> dict[str, float]:
     """Read ``--rdzv-conf``: ``join_timeout=60,last_call_timeout=1``."""
-    config = dict(_CONFIG_DEFAULTS)
+    config: dict[str, float] = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
         key, _, value = item.partition("=")
         value = {"true": "1", "false": "0"}.get(value.lower(), value)
@@ -139,10 +139,8 @@ def _config(text: str) -> dict[str, float]:
             number = float(value if (read := read_duration(value)) is None else read)
         except ValueError:
             number = -1.0
-        if key not in config:
-            raise ValueError(
-                f"--rdzv-conf: {key!r} is unknown; expected {', '.join(_CONFIG_DEFAULTS)}"
-            )
+        if key not in _CONFIG:
+            raise ValueError(f"--rdzv-conf: {key!r} is unknown; expected {', '.join(_CONFIG)}")
         if not 0 <= number < float("inf"):
             raise ValueError(f"--rdzv-conf: expected {key}=NUMBER, got {item!r}")
         config[key] = number

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from meshlib.diagnosis.events import RankLost
-from transport.errors import DistError
 
 ECHOES = frozenset({"RankFailedError", "PeerLostError", "CommunicatorAbortedError"})
 """Errors that a rank raises because another one failed: never the first cause if there is one."""
@@ -230,31 +230,33 @@ def rank_list(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {text}"
 
 
-class ProcessException(DistError):
-    """A rank that ``spawn`` started has failed.
+_CGROUPS = Path("/sys/fs/cgroup")
+OOM_HINT = "probably the kernel's out-of-memory killer, which has just struck"
 
-    ``error_index`` is the rank, ``error_pid`` the id of its process.
+
+def oom_kills() -> int:
+    """Return how many processes it has killed in this process's memory cgroup, or, where that does
+    not say, on this machine; 0 where nothing does.
+
+    Only that the number rises means anything.
     """
-
-    def __init__(self, message: str, error_index: int, pid: int) -> None:
-        super().__init__(message)
-        self.error_index = error_index
-        self.error_pid = pid
-
-
-class ProcessRaisedException(ProcessException):
-    """The function raised; the message holds the rank's traceback."""
+    for path in _counters():
+        with contextlib.suppress(OSError, ValueError):
+            for line in path.read_text().splitlines():
+                name, _, count = line.partition(" ")
+                if name == "oom_kill":
+                    return int(count)
+    return 0
 
 
-class ProcessExitedException(ProcessException):
-    """The process ended by itself or was killed.
-
-    ``exit_code`` is its own, or minus the signal's number; ``signal_name`` is None for an exit.
-    """
-
-    def __init__(
-        self, message: str, error_index: int, pid: int, exit_code: int, signal_name: str | None
-    ) -> None:
-        super().__init__(message, error_index, pid)
-        self.exit_code = exit_code
-        self.signal_name = signal_name
+def _counters() -> Iterator[Path]:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, controllers, place = line.split(":", 2)
+            # In a container the path may begin above what is mounted here: then it is the root.
+            for inside in (place.lstrip("/"), ""):
+                if not controllers:
+                    yield _CGROUPS / inside / "memory.events"
+                elif "memory" in controllers.split(","):
+                    yield _CGROUPS / "memory" / inside / "memory.oom_control"
+    yield Path("/proc/vmstat")

@@ -1,4 +1,4 @@
-"""The processes of one node's ranks in one attempt."""
+"""The processes of one node's ranks: how they are started, watched, and ended."""
 
 from __future__ import annotations
 
@@ -8,35 +8,66 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Generator, Iterator, Mapping
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
-from meshlib.launcher.nodes.coordinator import Placement
 from meshlib.launcher.options.launch import LaunchOptions, Program
 from meshlib.launcher.ranks import bootstrap
-from meshlib.launcher.ranks.failure import ErrorRecord, RankExit, wall_time
-from meshlib.launcher.ranks.fork_server import ForkedRank, ForkServer
+from meshlib.launcher.ranks.environment import Placement, limit_threads, node_environment
+from meshlib.launcher.ranks.failure import OOM_HINT, ErrorRecord, RankExit, oom_kills, wall_time
+from meshlib.launcher.ranks.fork_server import ForkServer
 from meshlib.launcher.ranks.output import OutputPump, RankStreams, connect
 from transport import environment
 
+SETTLE_SECONDS = 0.8
+"""What the others get, when a rank has failed, to notice it and end by themselves."""
+SETTLE_AFTER_ECHO_SECONDS = 1.0
+"""The same when the first to end did so because of another, which has yet to say why."""
 _A_MOMENT = 1.0
 
 
+class Process(Protocol):
+    """A process, with what a ``Worker`` uses of ``subprocess.Popen``."""
+
+    @property
+    def pid(self) -> int:
+        """Its number."""
+        ...
+
+    @property
+    def returncode(self) -> int | None:
+        """Its exit code, -n for signal n, once it has been collected."""
+        ...
+
+    def poll(self) -> int | None:
+        """Collect it if it has ended; return its exit code."""
+        ...
+
+    def wait(self) -> int | None:
+        """Wait until it has ended; return its exit code."""
+        ...
+
+
 class Worker:
-    """One rank's process. It leads a session of its own, so that a signal reaches all of it."""
+    """One rank's process; ``error`` returns what it has said of an error that ends it.
+
+    Where it leads a session of its own, a signal reaches all of that.
+    """
 
     def __init__(
         self,
-        process: subprocess.Popen[bytes] | ForkedRank,
+        process: Process,
         rank: int,
         local_rank: int,
-        error_file: Path,
+        error: Callable[[], ErrorRecord | None],
     ) -> None:
         self.rank = rank
         self.local_rank = local_rank
         self.process = process
-        self._error_file = error_file
+        self._error = error
         self._stopped_at: float | None = None
         self._ended_at = 0.0
         self._oom_kills = oom_kills()
@@ -54,12 +85,12 @@ class Worker:
         self._ended_at = wall_time()
         killed = self.process.returncode == -signal.SIGKILL and self._stopped_at is None
         if killed and oom_kills() > self._oom_kills:
-            self._hint = HINT
+            self._hint = OOM_HINT
         return True
 
     def has_failed(self) -> bool:
-        """Whether the rank has ended badly, or is about to: it has written its error file."""
-        return self.process.returncode not in (None, 0) or self._error_file.exists()
+        """Whether the rank has ended badly, or has said why it is about to."""
+        return self.process.returncode not in (None, 0) or self._error() is not None
 
     def signal(self, number: signal.Signals, *, stop: bool = True) -> None:
         """Send ``number`` to the rank and the processes of its group; ``stop``: to end it."""
@@ -82,7 +113,7 @@ class Worker:
 
     def result(self) -> RankExit:
         """Return how the rank ended, or, while it runs, how it has failed."""
-        error = ErrorRecord.load(self._error_file)
+        error = self._error()
         at = error.time if error and error.time else self._ended_at
         stopped = self._stopped_at is not None and (at == 0.0 or at >= self._stopped_at)
         code = self.process.returncode
@@ -103,6 +134,67 @@ class Worker:
         )
 
 
+class Ending:
+    """Sends ``first`` after ``settle`` seconds and SIGKILL ``grace`` seconds later.
+
+    ``running`` returns those of the ranks that have not ended. ``first`` None: others have sent it.
+    A rank that has already said why it fails is left to end by itself until then: it may be saving
+    what it knows. Call ``advance`` whenever ``due`` has passed.
+    """
+
+    def __init__(
+        self,
+        running: Callable[[], Sequence[Worker]],
+        settle: float,
+        grace: float,
+        first: signal.Signals | None,
+    ) -> None:
+        self.running = running
+        self._first = first
+        self._grace = grace
+        self.due: float = time.monotonic() + (settle if first is not None else grace)
+        self.advance()
+
+    @classmethod
+    def after_failure(
+        cls,
+        running: Callable[[], Sequence[Worker]],
+        grace: float,
+        failure: RankExit | None = None,
+    ) -> Ending:
+        """End ranks because of a ``failure``, here or (None) elsewhere."""
+        echo = failure is not None and not failure.is_cause
+        settle = SETTLE_AFTER_ECHO_SECONDS if echo else SETTLE_SECONDS
+        return cls(running, settle, grace, signal.SIGTERM)
+
+    def hear_cause(self) -> None:
+        """The failure of which others were echoes is known: nobody else has to say anything."""
+        if self._first is not None:
+            self.due = min(self.due, time.monotonic() + SETTLE_SECONDS)
+
+    def kill(self) -> None:
+        """Send SIGKILL now."""
+        self._first = None
+        self.due = time.monotonic()
+        self.advance()
+
+    def advance(self) -> None:
+        """Send what is due."""
+        now = time.monotonic()
+        if now < self.due:
+            return
+        if self._first is None:
+            for rank in self.running():
+                rank.signal(signal.SIGKILL)
+            self.due = now + 1.0
+            return
+        for rank in self.running():
+            if not rank.has_failed():
+                rank.signal(self._first)
+        self._first = None
+        self.due = now + self._grace
+
+
 class WorkerGroup:
     """All ranks of this node in one attempt."""
 
@@ -118,7 +210,8 @@ class WorkerGroup:
         self._options, self._placement = options, placement
         self._directory, self._server = directory, server
         self._pump = OutputPump()
-        self._base = common_environment(os.environ, options, placement, run_id)
+        self._base = node_environment(os.environ, placement, _of_launch(options, run_id))
+        limit_threads(self._base, placement.ranks)
         try:
             for local_rank in range(placement.ranks):
                 self._begin(placement.first_rank + local_rank, local_rank)
@@ -142,12 +235,10 @@ class WorkerGroup:
             connect(options.output, self._pump, rank, local_rank, placement.ranks, own)
         ) as ends:
             error_file = own / "error.json"
-            variables = self._base | placement.variables_of(local_rank)
-            variables |= {environment.RANK: str(rank), environment.ERROR_FILE: str(error_file)}
-            if rank >= placement.world_size:
-                variables[environment.JOIN] = "1"
+            variables = self._base | placement.variables_of(rank, local_rank)
+            variables[environment.ERROR_FILE] = str(error_file)
             process = _start(options.program, ends, variables, self._server)
-        worker = Worker(process, rank, local_rank, error_file)
+        worker = Worker(process, rank, local_rank, partial(ErrorRecord.load, error_file))
         self.workers.append(worker)
         return worker
 
@@ -216,7 +307,7 @@ def start_server(options: LaunchOptions, run_id: str) -> ForkServer | None:
     if options.start != "fork" or options.program.kind == "program":
         return None
     variables = {**os.environ, environment.RUN_ID: run_id}
-    _limit_threads(variables, options.ranks)
+    limit_threads(variables, options.ranks)
     try:
         with _interrupt_later():
             return ForkServer(partial(_command_line, options.program), variables)
@@ -226,7 +317,7 @@ def start_server(options: LaunchOptions, run_id: str) -> ForkServer | None:
 
 def _start(
     program: Program, ends: RankStreams, variables: Mapping[str, str], server: ForkServer | None
-) -> subprocess.Popen[bytes] | ForkedRank:
+) -> Process:
     flags = "-" if ends.inherited else "-l"
     if not ends.logged:  # a log keeps each rank's traceback; the console gets only the first
         flags += "q"
@@ -260,54 +351,10 @@ def _command_line(program: Program, flags: str) -> list[str]:
     ]
 
 
-def _limit_threads(variables: dict[str, str], ranks: int) -> None:
-    if ranks > 1:
-        # Ranks that each start a thread for every core are slower than ranks with one.
-        variables.setdefault("OMP_NUM_THREADS", "1")
-
-
-def common_environment(
-    inherited: Mapping[str, str], options: LaunchOptions, placement: Placement, run_id: str
-) -> dict[str, str]:
-    """Return the variables that all ranks of this node get."""
-    variables = placement.variables(inherited)
-    optional = {
+def _of_launch(options: LaunchOptions, run_id: str) -> dict[str, str | None]:
+    return {
         environment.MESH: options.mesh,
-        environment.TRACE_DIR: options.trace_dir and str(options.trace_dir.absolute()),
+        environment.TRACE_DIR: str(options.trace_dir.absolute()) if options.trace_dir else None,
         environment.HOST: options.nodes.local_address,
+        environment.RUN_ID: run_id,
     }
-    variables.update({name: value for name, value in optional.items() if value is not None})
-    _limit_threads(variables, placement.ranks)
-    return variables | {environment.RUN_ID: run_id}
-
-
-_CGROUPS = Path("/sys/fs/cgroup")
-HINT = "probably the kernel's out-of-memory killer, which has just struck"
-
-
-def oom_kills() -> int:
-    """Return how many processes it has killed in this process's memory cgroup, or, where that does
-    not say, on this machine; 0 where nothing does.
-
-    Only that the number rises means anything.
-    """
-    for path in _counters():
-        with contextlib.suppress(OSError, ValueError):
-            for line in path.read_text().splitlines():
-                name, _, count = line.partition(" ")
-                if name == "oom_kill":
-                    return int(count)
-    return 0
-
-
-def _counters() -> Iterator[Path]:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/cgroup").read_text().splitlines():
-            _, controllers, place = line.split(":", 2)
-            # In a container the path may begin above what is mounted here: then it is the root.
-            for inside in (place.lstrip("/"), ""):
-                if not controllers:
-                    yield _CGROUPS / inside / "memory.events"
-                elif "memory" in controllers.split(","):
-                    yield _CGROUPS / "memory" / inside / "memory.oom_control"
-    yield Path("/proc/vmstat")

@@ -12,7 +12,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from meshlib.calls.work import Future
+from meshlib.calls.future import Future
 from meshlib.rpc.calls import Outgoing, RpcFuture, name_of, settle
 from meshlib.rpc.errors import WaitCycleError
 from meshlib.rpc.recording import Key

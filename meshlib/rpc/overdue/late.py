@@ -7,7 +7,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from meshlib.calls.work import Future
+from meshlib.calls.future import Future
 from meshlib.rpc.calls import Outgoing
 from meshlib.rpc.errors import RpcTimeoutError
 from meshlib.rpc.wire.frames import Kind

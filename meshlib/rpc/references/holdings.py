@@ -7,7 +7,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from meshlib.calls.work import Future
+from meshlib.calls.future import Future
 from meshlib.rpc.calls import settle
 from meshlib.rpc.errors import RRefLostError
 from meshlib.rpc.references.losses import Losses

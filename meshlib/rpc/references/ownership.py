@@ -25,7 +25,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from meshlib.calls.work import Future
+from meshlib.calls.future import Future
 from meshlib.rpc.errors import RRefLostError
 
 _REMEMBERED = 1 << 16

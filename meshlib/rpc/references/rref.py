@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from meshlib.calls.work import Future
+from meshlib.calls.future import Future
 from meshlib.rpc.agent import Agent, WorkerInfo, current_agent
 from meshlib.rpc.calls import Outgoing, seconds_of
 from meshlib.rpc.errors import RemoteTraceback, without_frames

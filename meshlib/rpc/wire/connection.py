@@ -246,7 +246,9 @@ class Connection:
             if polled:
                 self._arm()
         try:
-            while not done():
+            while True:
+                if done():
+                    break
                 self._owner.on_frames(self, self._receive())
         except (BlockingIOError, InterruptedError):
             self._end_turn(_POLL)

@@ -17,8 +17,9 @@ from zlib import crc32
 import numpy as np
 
 from meshlib.arrays.checks import check_op
+from meshlib.calls.future import after
 from meshlib.calls.spec import CallSpec
-from meshlib.calls.work import Message, Work, after
+from meshlib.calls.work import Message, Work
 from meshlib.groups.process_group import ProcessGroup
 from meshlib.job.current import current_world
 from meshlib.sharding.local import (

@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from meshlib.launcher.nodes import many_nodes
-from meshlib.launcher.nodes.coordinator import Verdict
-from meshlib.launcher.options.launch import NodeOptions
+from meshlib.launcher.nodes.agents_log import SharedLog
+from meshlib.launcher.nodes.coordinator import Coordinator, Verdict
+from meshlib.launcher.options.launch import LaunchOptions, NodeOptions, Program
 from transport.net import sockets
 
 pytestmark = pytest.mark.processes
@@ -87,10 +87,9 @@ def test_a_name_that_no_machine_has_is_said(monkeypatch):
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     monkeypatch.setattr(sockets.socket, "getaddrinfo", unknown)
-    times = {"join_timeout": 0.3, "last_call_timeout": 1.0, "heartbeat_timeout": 10.0}
-    config = times | {"is_host": 0.0}
-    options = NodeOptions(2, 2, 1, host="nodeA", port=29500, config=config)
-    node = many_nodes.ManyNodes(options, 1, 0, "agent", lambda: None)
+    nodes = NodeOptions(2, 2, 1, host="nodeA", port=29500, join_timeout=0.3, is_host=0)
+    options = LaunchOptions(Program("script", "x"), 1, nodes=nodes)
+    node = Coordinator(options, "agent", SharedLog(options, "agent", lambda: None))
     try:
         node.join()
         end = time.monotonic() + 60

@@ -1,11 +1,16 @@
 """Work and Future: outcomes, waits, callbacks."""
 
+import gc
 import threading
+import weakref
+from contextlib import suppress
 from datetime import timedelta
 
+import numpy as np
 import pytest
 
-from meshlib.calls.work import Future, Message, WaitTimeoutError, Work, WorkResult
+from meshlib.calls.future import Future, WaitTimeoutError
+from meshlib.calls.work import Message, Work, WorkResult
 from transport.errors import DistBackendError
 
 
@@ -70,6 +75,35 @@ def test_work_raises_what_the_call_raised():
     for ask in (work.wait, work.result, work.source_rank, work.get_future().wait):
         with pytest.raises(OSError, match="gone"):
             ask()
+
+
+def failed_work():
+    work = Work(lambda: "call #3")
+    work.fail(OSError("gone"))
+    return work
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [lambda: failed_work().wait(), lambda: failed_work().get_future().wait()],
+    ids=["work", "future"],
+)
+def test_what_a_caller_held_is_gone_with_the_exception(wait):
+    """At once, not when the collector comes: it may be a large array, or a remote reference."""
+
+    def caller(_held):
+        wait()
+
+    held = np.ones(3)
+    gone = weakref.ref(held)
+    gc.disable()
+    try:
+        with suppress(OSError):
+            caller(held)
+        del held
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_a_receive_has_a_source():

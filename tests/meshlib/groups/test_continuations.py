@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import meshlib as dist
+from meshlib.calls.future import Future
 from meshlib.calls.lane import Continuations
-from meshlib.calls.work import Future, Work
+from meshlib.calls.work import Work
 from meshlib.testing import run_ranks
 
 WAIT = 60.0

@@ -2,7 +2,10 @@
 
 import threading
 
+from meshlib.calls import lanes
 from meshlib.calls.lane import Lane
+from meshlib.calls.lanes import Lanes
+from transport.call import Kind
 
 WAIT = 60.0
 
@@ -103,3 +106,24 @@ def test_many_threads_share_a_lane_without_overlap():
     assert lane.drain(WAIT)
     lane.join(WAIT)
     assert worst[0] == 1
+
+
+def test_threads_that_are_the_first_to_send_to_a_peer_share_its_lane(monkeypatch):
+    both = threading.Barrier(2, timeout=WAIT)
+    found, of_two = [], Lanes("group", 0, lambda: None)
+
+    def make(name):
+        both.wait()
+        return Lane(name)
+
+    monkeypatch.setattr(lanes, "Lane", make)
+    threads = [
+        threading.Thread(target=lambda tag=tag: found.append(of_two.of_peer(Kind.SEND, 1, tag)))
+        for tag in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT)
+    assert len(found) == 2
+    assert found[0] is found[1]

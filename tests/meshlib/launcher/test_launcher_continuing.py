@@ -8,9 +8,8 @@ import pytest
 
 from meshlib.diagnosis.event_log import publish, register_log
 from meshlib.diagnosis.events import Agreed, RankLost
-from meshlib.launcher.nodes.continuing import ContinuingLeader
-from meshlib.launcher.nodes.coordinator import exits_of_first, last_members
-from meshlib.launcher.nodes.leader import Leader, Rules
+from meshlib.launcher.nodes.continuing import ContinuingLeader, exits_of_first, last_members
+from meshlib.launcher.nodes.leader import Leader
 from meshlib.launcher.nodes.records import (
     Admitted,
     Ended,
@@ -26,13 +25,20 @@ from meshlib.launcher.nodes.records import (
     Wanted,
     parse,
 )
+from meshlib.launcher.options.launch import LaunchOptions, NodeOptions, Program
 from meshlib.launcher.ranks.failure import ErrorRecord, RankExit
 from transport.store.hash_store import HashStore
 from transport.store.prefix_store import PrefixStore
 
 
-def hello(agent, *, ranks=2, continues=True):
-    return Hello(agent, f"host-{agent}", ranks, None, 2, 2, "none", continues)
+def hello(agent, *, ranks=2, on_failure="continue"):
+    return Hello(agent, f"host-{agent}", ranks, None, 2, 2, "none", on_failure)
+
+
+def allowed(on_failure, **given):
+    return LaunchOptions(
+        Program("script", "x"), 2, nodes=NodeOptions(2, 2), on_failure=on_failure, **given
+    )
 
 
 def rank_exit(rank, *, kind="ValueError", stopped=False):
@@ -40,10 +46,9 @@ def rank_exit(rank, *, kind="ValueError", stopped=False):
     return RankExit(rank, 0, "host", 7, 1, 1.0, stopped, error)
 
 
-def running(members=None, **rules):
+def running(members=None, **given):
     """Return a leader of the nodes a and b, with ranks 0, 1 and 2, 3."""
-    given = {"agent": "a", "job": "none", "least": 2, "most": 2, "continues": True} | rules
-    boss = ContinuingLeader(Rules(**given), 0.0, lambda _: members)
+    boss = ContinuingLeader(allowed("continue", **given), "a", 0.0, lambda _: members)
     boss.receive(hello("a"), 0.0)
     boss.receive(hello("b"), 0.0)
     return boss
@@ -130,7 +135,7 @@ def test_a_job_without_its_first_member_has_failed():
 
 
 def test_nodes_must_agree_on_going_on():
-    boss = Leader(Rules("a", "none", 2, 2), 0.0)
+    boss = Leader(allowed("stop"), "a", 0.0)
     (refused,) = boss.receive(hello("b"), 1.0)
     words = "--on-failure is continue there, but stop on the node that leads"
     assert refused == Refused("b", words)

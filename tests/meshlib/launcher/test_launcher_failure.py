@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import pytest
 
@@ -150,7 +151,7 @@ def test_setting_the_clock_changes_nothing_about_who_failed_first(monkeypatch, t
     """The clock is set back by an hour between a rank's error and the launcher's signals."""
     began, now = time.time(), time.time
     file, process = tmp_path / "error.json", subprocess.Popen([sys.executable, "-c", "exit(1)"])
-    worker = Worker(process, 0, 0, file)
+    worker = Worker(process, 0, 0, partial(ErrorRecord.load, file))
     write_error_file(str(file), describe_error(OSError("mine"), 0, ""))
     monkeypatch.setattr(time, "time", lambda: now() - 3600)
     worker.signal(signal.SIGTERM)
@@ -168,11 +169,11 @@ def test_a_program_that_is_not_python_may_tell_the_wall_clock():
 
 
 @pytest.mark.parametrize(("struck", "said"), [(1, True), (0, False)])
-def test_a_rank_that_the_kernel_killed_for_want_of_memory(monkeypatch, tmp_path, struck, said):
+def test_a_rank_that_the_kernel_killed_for_want_of_memory(monkeypatch, struck, said):
     kills = iter([3, 3 + struck])
     monkeypatch.setattr(workers, "oom_kills", lambda: next(kills))
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    worker = Worker(process, 0, 0, tmp_path / "error.json")
+    worker = Worker(process, 0, 0, lambda: None)
     process.kill()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     assert worker.collect()

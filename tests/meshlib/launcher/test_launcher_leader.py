@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshlib.launcher.nodes.leader import Leader, Rules
+from meshlib.launcher.nodes.leader import Leader
 from meshlib.launcher.nodes.records import (
     Ended,
     Failed,
@@ -18,6 +18,7 @@ from meshlib.launcher.nodes.records import (
     StopAll,
     parse,
 )
+from meshlib.launcher.options.launch import LaunchOptions, NodeOptions, Program
 from meshlib.launcher.ranks.failure import ErrorRecord, RankExit
 
 
@@ -25,9 +26,11 @@ def hello(agent, *, node=None, ranks=2, least=2, most=2, job="none"):
     return Hello(agent, f"host-{agent}", ranks, node, least, most, job)
 
 
-def leader(**rules):
-    defaults = {"agent": "a", "job": "none", "least": 2, "most": 2}
-    return Leader(Rules(**(defaults | rules)), now=0.0)
+def leader(*, max_restarts=0, last_call=30.0, **given):
+    nodes = NodeOptions(**({"least": 2, "most": 2, "last_call_timeout": last_call} | given))
+    program = Program("script", "x")
+    options = LaunchOptions(program, 2, nodes=nodes, max_restarts=max_restarts)
+    return Leader(options, "a", now=0.0)
 
 
 def gathered(boss, *hellos, now=0.0):

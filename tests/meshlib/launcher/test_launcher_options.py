@@ -51,8 +51,8 @@ def test_times_may_have_units(script):
     conf = "join_timeout=10m,last_call_timeout=500ms"
     options = parse(["--grace-period", "1.5m", *MANY, "--rdzv-conf", conf, script])
     assert options.failure_grace == 90.0
-    assert options.nodes.config["join_timeout"] == 600.0
-    assert options.nodes.config["last_call_timeout"] == 0.5
+    assert options.nodes.join_timeout == 600.0
+    assert options.nodes.last_call_timeout == 0.5
 
 
 def test_the_version(capsys):
@@ -143,7 +143,7 @@ def test_nodes_with_ranks(script, monkeypatch):
     nodes = parse([*flags, script]).nodes
     assert (nodes.least, nodes.most, nodes.rank) == (2, 2, 1)
     assert (nodes.host, nodes.port, nodes.secret) == ("10.0.0.1", 1234, SECRET)
-    assert nodes.config["is_host"] == -1.0
+    assert nodes.is_host == -1.0
 
 
 @pytest.mark.parametrize(
@@ -162,8 +162,8 @@ def test_nodes_that_meet(script, endpoint, host, port):
     nodes = parse([*flags, *conf, script]).nodes
     assert (nodes.least, nodes.most, nodes.rank) == (1, 4, None)
     assert (nodes.host, nodes.port, nodes.job) == (host, port, "job7")
-    assert (nodes.config["join_timeout"], nodes.config["is_host"]) == (5.0, 1.0)
-    assert nodes.config["last_call_timeout"] == 30.0
+    assert (nodes.join_timeout, nodes.is_host) == (5.0, 1.0)
+    assert nodes.last_call_timeout == 30.0
 
 
 def test_the_mesh_is_shared_by_the_nodes(script):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from meshlib.launcher.nodes.leader import Rules
 from meshlib.launcher.nodes.records import Gone, Hello, Member, Refused, Round
 from meshlib.launcher.nodes.waiting import Waiting
+from meshlib.launcher.options.launch import NodeOptions
 
 
 def hello(agent):
@@ -15,7 +15,7 @@ def hello(agent):
 
 @pytest.fixture
 def waiting():
-    made = Waiting(Rules("a", "none", 2, 2, join_timeout=600.0), "node0:29500")
+    made = Waiting(NodeOptions(2, 2, host="node0", port=29500), "a")
     made.begin(100.0)
     return made
 
@@ -42,7 +42,7 @@ def test_how_many_have_come_and_how_long_it_takes(waiting, capsys):
 
 
 def test_between_two_numbers_of_nodes(capsys):
-    waiting = Waiting(Rules("a", "none", 3, 8, join_timeout=60.0), "node0:1")
+    waiting = Waiting(NodeOptions(3, 8, host="node0", port=1, join_timeout=60.0), "a")
     waiting.begin(0.0)
     for agent in "abc":
         waiting.hear(hello(agent), leads=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 
 import meshlib as dist
 from meshlib import ProcessExitedException, ProcessRaisedException, spawn
-from meshlib.launcher import process_context
+from meshlib.launcher.ranks import workers
 
 pytestmark = pytest.mark.processes
 
@@ -113,7 +114,7 @@ def test_the_error_of_the_failing_rank_is_raised():
     text = str(caught.value)
     assert text.rstrip().endswith("KeyError: 'from rank 1'")
     assert "in _raise" in text
-    assert "meshlib/launcher/process_context.py" not in text
+    assert "meshlib/launcher/spawn.py" not in text
 
 
 def test_an_exit_code_is_reported():
@@ -142,10 +143,22 @@ def _echo_or_cause(rank):
 
 
 def test_an_echo_is_not_taken_for_the_cause(monkeypatch):
-    monkeypatch.setattr(process_context, "SETTLE_AFTER_ECHO_SECONDS", 60.0)
+    monkeypatch.setattr(workers, "SETTLE_AFTER_ECHO_SECONDS", 60.0)
     with pytest.raises(ProcessRaisedException, match="ValueError: the cause") as caught:
         spawn(_echo_or_cause, nprocs=2)
     assert caught.value.error_index == 1
+
+
+def _only_rank_1_comes(rank):
+    if rank == 1:
+        dist.init_process_group(timeout=60)
+
+
+def test_who_waits_for_a_rank_that_has_ended_is_told():
+    """As by meshrun: at once, and not at the deadline."""
+    words = "rank 0 ended with exit code 0 and has not joined"
+    with pytest.raises(ProcessRaisedException, match=words):
+        spawn(_only_rank_1_comes, nprocs=2)
 
 
 def _wait_for_file(rank, path):
@@ -264,5 +277,5 @@ def test_bad_arguments(arguments, error, words):
 
 
 def test_what_cannot_be_pickled_leaves_nothing():
-    with pytest.raises((AttributeError, TypeError), match="pickle"):
+    with pytest.raises((AttributeError, TypeError, pickle.PicklingError), match="pickle"):
         spawn(lambda rank: None, nprocs=2)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshlib.calls.work import Future
+from meshlib.calls.future import Future
 from meshlib.rpc.errors import RRefLostError
 from meshlib.rpc.references.ownership import ObjectId, Ownership
 

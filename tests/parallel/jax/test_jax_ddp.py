@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import meshlib as dist
-from meshlib.calls.work import Future
+from meshlib.calls.future import Future
 from meshlib.job.current import current_world
 from meshlib.testing import run_ranks
 from parallel import GradBucket

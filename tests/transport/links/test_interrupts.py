@@ -11,8 +11,8 @@ import interrupts
 import numpy as np
 from interrupts import SOON
 
+from meshlib.calls import future, work
 from meshlib.calls import lane as lanes
-from meshlib.calls import work
 from meshlib.calls.lane import Lane
 from transport import condition, inproc
 from transport.call import Call, CallHeader, Kind, dtype_code
@@ -20,13 +20,17 @@ from transport.communicators.runtime import Membership, Runtime
 from transport.deadline import Deadline
 from transport.errors import CommunicatorTimeoutError
 from transport.inproc import _Channel, _Cut
+from transport.links import incoming
 from transport.links import mailbox as mailboxes
 from transport.links.mailbox import Mailbox
 from transport.store.hash_store import HashStore
 
 HEADER = CallHeader(0, 3, -1, Kind.SEND, dtype_code(np.dtype(np.float64)), 0)
 PAYLOAD = np.arange(3.0).view(np.uint8).data
-_CODE = {module.__file__ for module in (condition, inproc, lanes, mailboxes, threading, work)}
+_CODE = {
+    module.__file__
+    for module in (condition, future, incoming, inproc, lanes, mailboxes, threading, work)
+}
 
 
 def at_every_step(wait: Callable[[], object], check: Callable[[], object]) -> int:
@@ -101,16 +105,16 @@ class TestInproc:
 
 class TestCalls:
     def test_waiting_for_a_future(self) -> None:
-        futures = [work.Future()]
+        futures = [future.Future()]
 
         def wait() -> None:
-            with suppress(work.WaitTimeoutError):
+            with suppress(future.WaitTimeoutError):
                 futures[-1].wait(0.0001)
 
         def check() -> None:
             futures[-1]._settle(1, None)
             assert futures[-1].wait(SOON) == 1
-            futures.append(work.Future())
+            futures.append(future.Future())
 
         assert at_every_step(wait, check) > 50
 

@@ -22,7 +22,8 @@ from transport.errors import (
     CommunicatorTimeoutError,
     PeerLostError,
 )
-from transport.links.mailbox import Incoming, Mailbox, Receive
+from transport.links.incoming import Incoming, Receive
+from transport.links.mailbox import Mailbox
 from transport.net.sockets import recv_exact
 from transport.operands.reduce_op import Flat
 from transport.shm import ShmCommunicator

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -151,11 +152,8 @@ def _exchange_with_gaps(
             assert np.count_nonzero(room == 99) >= room.size - output.size
 
 
-@pytest.mark.parametrize("compiled", ["all", "none", "some"])
-@pytest.mark.parametrize("size", [2, 3])
-def test_arrays_that_do_not_lie_in_one_piece(
-    size: int, compiled: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def _compile(compiled: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give the core to all members, to none, or to ``some``: all but rank 1."""
     # Threads of one process have no core otherwise, since they must sleep while they wait.
     monkeypatch.setattr(Patience, "share_process", lambda self: None)
     begin = Runner.__init__
@@ -167,6 +165,14 @@ def test_arrays_that_do_not_lie_in_one_piece(
 
     monkeypatch.setattr(Runner, "__init__", without)
 
+
+@pytest.mark.parametrize("compiled", ["all", "none", "some"])
+@pytest.mark.parametrize("size", [2, 3])
+def test_arrays_that_do_not_lie_in_one_piece(
+    size: int, compiled: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _compile(compiled, monkeypatch)
+
     def body(member: Member) -> None:
         same = random.Random(f"{size} {compiled}")
         for number in range(60):
@@ -175,6 +181,44 @@ def test_arrays_that_do_not_lie_in_one_piece(
             _exchange_with_gaps(member, number, shape, same.choice(DTYPES), number % 3 == 0)
 
     run_group(SHM, size, body)
+
+
+@pytest.mark.parametrize("compiled", ["all", "none"])
+def test_a_members_own_part_goes_from_one_shape_to_another(
+    compiled: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _compile(compiled, monkeypatch)
+    shapes = (6, 4), (2, 12), (3, 2, 4), (24,)
+
+    def body(member: Member) -> None:
+        for number, shape in enumerate(shapes * 2):
+            rng = random.Random(number)
+            inputs = [
+                _with_gaps(rng, _values(member.rank, dst, number, 24, np.float64).reshape(shape))
+                for dst in range(2)
+            ]
+            outputs = [_with_gaps(rng, np.zeros(rng.choice(shapes))) for _ in range(2)]
+            member.comm.all_to_all(member.call(Kind.ALL_TO_ALL, np.float64), outputs, inputs)
+            for src, output in enumerate(outputs):
+                wanted = _values(src, member.rank, number, 24, np.float64)
+                np.testing.assert_array_equal(output.reshape(-1), wanted)
+
+    run_group(SHM, 2, body)
+
+
+def test_the_core_leaves_off_where_another_member_is_read_where_its_data_lies(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What it had begun to copy along with what it staged is complete: all laps of its own part."""
+    _compile("some", monkeypatch)
+    sizes = replace(SIZES, single=1 << 10)
+    shm = Transport("shm", lambda of, _: ShmCommunicator(of, sizes), has_links=False)
+
+    def body(member: Member) -> None:
+        for number, counts in enumerate(([500, 500, 500], [700, 300, 0], [0, 200, 900])):
+            _all_gather(member, number, counts, np.float64)
+
+    run_group(shm, 3, body)
 
 
 def test_parts_that_are_read_in_place_into_arrays_with_gaps() -> None:

@@ -90,7 +90,8 @@ int find_turn(PeerTurns *turns, const CallSpec *spec, Turn *found) {
     Py_XDECREF(parts);
     if (failed) return -1;
     /* Another thread may have come here meanwhile: one of them stands twice then. */
-    int at = turns->count < KNOWN_TURNS ? turns->count++ : turns->next++ % KNOWN_TURNS;
+    int at = turns->count < KNOWN_TURNS ? turns->count++ : turns->next;
+    turns->next = (at + 1) % KNOWN_TURNS;
     Turn before = turns->known[at].turn;
     turns->known[at] = (PeerTurn){spec->header.kind, spec->peer, spec->header.extra, same_turn(found)};
     drop_turn(&before);

@@ -301,6 +301,10 @@ int run_plan(Passage *p) {
             if (step->op != SURVEY) {
                 if (do_step(p, step, (uint64_t)lap) < 0) return -1;
             } else if (!survey(p)) {
+                if (p->along) { /* Python keeps nothing along, and KEEP is behind it */
+                    p->along = 0;
+                    keep(p);
+                }
                 return i;
             }
         }

@@ -22,7 +22,8 @@ from transport.call import NO_ROOT, Call, CallHeader, Kind, dtype_code
 from transport.communicators.runtime import Membership
 from transport.condition import has, hold, let_go
 from transport.errors import CommunicatorTimeoutError, DistBackendError, PeerLostError
-from transport.links.mailbox import Incoming, Mailbox, Receive
+from transport.links.incoming import Incoming, Receive
+from transport.links.mailbox import Mailbox
 from transport.native import core
 from transport.operands.copying import address
 from transport.operands.flat import as_bytes
@@ -169,7 +170,9 @@ class Messages(Mailbox):
         while not ring.begin(call.packed, data, patient):
             self._await_room(call, dst, outbox, LINE + min(lines(size), piece))
         try:
-            while ring.left:
+            while True:
+                if not ring.left:
+                    break
                 self._await_room(call, dst, outbox, lines(min(ring.left, piece)))
                 ring.go_on(data, patient)
         except BaseException:
@@ -261,6 +264,7 @@ class Messages(Mailbox):
         whether that was it. If not, nothing has happened.
         """
         src = ring.src
+        receive: Receive | None = None
         try:
             with self._lock:
                 if (
@@ -268,32 +272,37 @@ class Messages(Mailbox):
                     or (tag, src) in self._unclaimed
                     or src in self._lost
                     or self._aborted is not None
-                    or not ring.between
                     or not self._try_carrying()
                 ):
                     return False
-            call.waiting_for = src
-            before, code, end = ring.position, dtype_code(buffer.dtype), cast("Any", ring)
-            data = as_bytes(buffer)
-            try:
-                end.meet(data, self.inbox.words[BELL], tag, code)
-            finally:
-                come = ring.position != before
-                if ring.left:
-                    header = CallHeader(0, buffer.size, NO_ROOT, Kind.SEND, code, 0, extra=tag)
-                    incoming = Incoming(self._lock, self._stir, src, header, data)
-                    ring.adopt(incoming)
-                else:
-                    incoming = None
+            # Not before: another carrier may have begun a message until this moment.
+            come = False
+            if ring.between:
+                call.waiting_for = src
+                before, code, end = ring.position, dtype_code(buffer.dtype), cast("Any", ring)
+                data = as_bytes(buffer)
+                try:
+                    end.meet(data, self.inbox.words[BELL], tag, code)
+                finally:
+                    come = ring.position != before
+                    if ring.left:
+                        header = CallHeader(0, buffer.size, NO_ROOT, Kind.SEND, code, 0, extra=tag)
+                        incoming = Incoming(self._lock, self._stir, src, header, data)
+                        receive = Receive(call, buffer, src, tag)
+                        receive.incoming = incoming
+                        ring.adopt(incoming)
             self._stop_carrying()
-            if incoming is not None:
-                self._await_rest(call, Receive(call, buffer, src, tag), incoming)
+            if receive is not None:
+                self._await_rest(call, receive)
             if come:
                 call.waiting_for = None
             return come
         except BaseException:
             self._drop_carrying()
             let_go(self._lock)
+            if receive is not None:
+                with self._lock:
+                    self._give_up(receive)
             raise
 
     def carry(self) -> None:
@@ -302,8 +311,9 @@ class Messages(Mailbox):
             if not self._try_carrying():
                 self._ring_bell()
                 return
-            while self._carry(False):
-                pass
+            while True:
+                if not self._carry(False):
+                    break
             self._stop_carrying()
         except BaseException:
             self._drop_carrying()

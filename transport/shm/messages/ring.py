@@ -14,7 +14,8 @@ import numpy as np
 
 from transport.call import HEADER_BYTES, CallHeader
 from transport.errors import CommunicatorAbortedError, PeerLostError
-from transport.links.mailbox import Incoming, Mailbox
+from transport.links.incoming import Incoming
+from transport.links.mailbox import Mailbox
 from transport.native import core
 from transport.operands.copying import LONG, copy_bytes
 from transport.shm.board.futex import Fence

@@ -1,0 +1,133 @@
+"""The only receive that there is takes its message out of the ring itself: what comes between."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pytest
+from rank_threads import LONG, Member, Transport, run_group
+
+from transport.errors import CommunicatorAbortedError, PeerLostError
+from transport.native import core
+from transport.shm import ShmCommunicator
+from transport.shm.board.layout import Sizes
+from transport.shm.board.patience import Patience
+from transport.shm.messages import messages as shm_messages
+
+SMALL = Sizes(block=1 << 10, direct=64, ring=1 << 10, piece=256)
+SHM = Transport("shm", lambda membership, _: ShmCommunicator(membership, SMALL), has_links=False)
+LARGE = np.arange(4096).astype(np.uint8)
+
+pytestmark = pytest.mark.skipif(core is None, reason="there is no compiled core")
+
+
+@pytest.fixture(autouse=True)
+def _as_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that are threads do not look before they sleep."""
+    monkeypatch.setattr(Patience, "share_process", lambda _: None)
+
+
+def write_a_part(member: Member, stopped: threading.Barrier, tag: int) -> None:
+    """Send ``LARGE``, of which the ring has room for a part, and stop there twice."""
+    mailbox: Any = member.comm.mailbox  # type: ignore[attr-defined]
+
+    def await_room(*args: Any) -> None:
+        del mailbox._await_room
+        stopped.wait()
+        stopped.wait()
+        shm_messages.Messages._await_room(mailbox, *args)
+
+    mailbox._await_room = await_room
+    member.send(LARGE, 1, tag=tag)
+
+
+def test_a_message_that_another_thread_has_just_begun_is_not_taken_over() -> None:
+    stopped = threading.Barrier(2, timeout=LONG)
+
+    def body(member: Member) -> None:
+        if member.rank == 0:
+            member.send(np.ones(1), 1)
+            write_a_part(member, stopped, tag=1)
+            member.send(LARGE[::-1].copy(), 1, tag=2)
+            return
+        member.recv(np.ones(1), 0)
+        mailbox: Any = member.comm.mailbox  # type: ignore[attr-defined]
+
+        def try_carrying() -> bool:
+            del mailbox._try_carrying
+            mailbox._rings[0].pull(mailbox, None, False)  # as a carrier that has gone since
+            stopped.wait()  # the rest comes
+            return mailbox._try_carrying()
+
+        stopped.wait()
+        mailbox._try_carrying = try_carrying
+        second, first = np.zeros_like(LARGE), np.zeros_like(LARGE)
+        member.recv(second, 0, tag=2)
+        member.recv(first, 0, tag=1)
+        assert np.array_equal(first, LARGE)
+        assert np.array_equal(second, LARGE[::-1])
+
+    run_group(SHM, 2, body)
+
+
+def test_an_abort_that_comes_in_the_middle_of_a_message_ends_its_receive() -> None:
+    stopped = threading.Barrier(2, timeout=LONG)
+
+    def body(member: Member) -> None:
+        if member.rank == 0:
+            member.send(np.ones(1), 1)
+            with suppress(PeerLostError):  # the other end takes the rest, or is gone
+                write_a_part(member, stopped, tag=1)
+            return
+        member.recv(np.ones(1), 0)
+        mailbox: Any = member.comm.mailbox  # type: ignore[attr-defined]
+
+        def stop_carrying() -> None:
+            del mailbox._stop_carrying
+            mailbox._stop_carrying()
+            member.comm.abort("by the test")
+
+        stopped.wait()
+        mailbox._stop_carrying = stop_carrying
+        got = np.zeros_like(LARGE)
+        with pytest.raises(CommunicatorAbortedError, match="by the test"):
+            member.recv(got, 0, tag=1)
+        taken = got.copy()
+        stopped.wait()
+        mailbox.carry()
+        assert np.array_equal(got, taken)
+
+    run_group(SHM, 2, body)
+
+
+def test_an_interrupt_in_the_middle_of_a_message_takes_the_buffer_back() -> None:
+    stopped = threading.Barrier(2, timeout=LONG)
+
+    def body(member: Member) -> None:
+        if member.rank == 0:
+            member.send(np.ones(1), 1)
+            write_a_part(member, stopped, tag=1)
+            return
+        member.recv(np.ones(1), 0)
+        mailbox: Any = member.comm.mailbox  # type: ignore[attr-defined]
+
+        def stop_carrying() -> None:
+            del mailbox._stop_carrying
+            raise KeyboardInterrupt
+
+        stopped.wait()
+        mailbox._stop_carrying = stop_carrying
+        got = np.zeros_like(LARGE)
+        with pytest.raises(KeyboardInterrupt):
+            member.recv(got, 0, tag=1)
+        taken = got.copy()
+        assert np.array_equal(taken[:256], LARGE[:256])
+        stopped.wait()
+        while mailbox._rings[0]._incoming is not None:
+            mailbox.carry()
+        assert np.array_equal(got, taken)
+
+    run_group(SHM, 2, body)
