@@ -90,7 +90,7 @@ class Leg:
         self._lane = lane
         self._task = task
         self._on_turn = on_turn
-        self.nbytes = nbytes
+        self.nbytes: int = nbytes
         self._former: Leg | None = None
         self._standing = threading.Event()
         self._over = threading.Event()

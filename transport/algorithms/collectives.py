@@ -114,9 +114,14 @@ class LinkCollectives(Collectives):
         if self._ahead is None:
             self._ahead = Ahead()
         found = self._ahead.agree(self, call)
-        if self.overlap is None and self.turns is not None and found >= self.table.segment:
-            self.overlap = Overlap(self.turns, self.size)
+        if found >= self.table.segment:
+            self.note_far()
         return found
+
+    def note_far(self) -> None:
+        """See ``Team``."""
+        if self.overlap is None and self.turns is not None:
+            self.overlap = Overlap(self.turns, self.size)
 
     def barrier(self, call: Call) -> None:
         self._begin()

@@ -242,6 +242,32 @@ def test_ranks_of_which_each_waits_elsewhere(begun: Begun, seed: int) -> None:
     assert all(run_ranks(program, size, backend="tcp"))
 
 
+def test_copies_overlap_where_nothing_is_ever_reduced(begun: Begun) -> None:
+    order = Order()
+
+    def program() -> bool:
+        found = np.empty((4, 2, 50_000), np.float32)
+
+        def calls() -> Calls:
+            return [
+                lambda out=out, own=numbers(call, 50_000), **how: dist.all_gather_into_tensor(
+                    out, own, **how
+                )
+                for call, out in enumerate(found)
+            ]
+
+        calls()[0]()
+        for work in order.issue(calls()):
+            work.wait()
+        together = found.copy()
+        for call in calls():
+            call()
+        return bool((together == found).all())
+
+    assert all(run_ranks(program, 2, backend="tcp"))
+    assert begun.once.is_set()
+
+
 def test_an_interpreter_without_room_for_threads_makes_one_call_after_the_other(
     begun: Begun, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -81,10 +81,10 @@ def swap_at_once(
         for into, link in zip(arriving, behind, strict=True):
             link.recv_into(call, into)
         return True
-    overlap = team.overlap
-    several = len(onward) > 1 or (overlap is not None and sent[0].nbytes <= MOST_BEHIND)
+    several = len(onward) > 1 or (team.turns is not None and sent[0].nbytes <= MOST_BEHIND)
     if several and any(is_far(link, team.table.segment) for link in onward):
-        pairwise_ahead.swap(overlap, call, onward, sent, behind, arriving)
+        team.note_far()
+        pairwise_ahead.swap(team.overlap, call, onward, sent, behind, arriving)
         return True
     return False
 
