@@ -248,12 +248,12 @@ def test_copies_overlap_where_nothing_is_ever_reduced(begun: Begun) -> None:
     def program() -> bool:
         found = np.empty((4, 2, 50_000), np.float32)
 
+        own = [numbers(call, 50_000) for call in range(4)]
+
         def calls() -> Calls:
             return [
-                lambda out=out, own=numbers(call, 50_000), **how: dist.all_gather_into_tensor(
-                    out, own, **how
-                )
-                for call, out in enumerate(found)
+                lambda x=x, out=out, **how: dist.all_gather_into_tensor(out, x, **how)
+                for x, out in zip(own, found, strict=True)
             ]
 
         calls()[0]()
