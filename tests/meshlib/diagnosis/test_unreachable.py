@@ -101,8 +101,8 @@ def test_the_rank_that_serves_the_store(error: DistError | None, words: str) -> 
         both.wait(LONG)  # rank 0 is through
         if dist.get_rank() == 1:
             world = current_world()
-            world._server = 0
-            world._on_silence(error)
+            world.hearing.server = 0
+            world.hearing.hear_silence(error)
             with pytest.raises(dist.RankFailedError, match=f"^rank 0 {words}") as caught:
                 dist.all_reduce(np.ones(1))
             assert caught.value.rank == 0
