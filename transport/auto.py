@@ -15,6 +15,7 @@ from transport.choosing.choice import Thresholds
 from transport.communicators.base import Communicator
 from transport.communicators.forwarding import Forwarding
 from transport.communicators.runtime import Membership
+from transport.communicators.turns import Turns
 from transport.errors import (
     CommunicatorAbortedError,
     CommunicatorTimeoutError,
@@ -62,6 +63,7 @@ class AutoCommunicator(Forwarding, Communicator):
         self._far: LinkCommunicator | None = None
         self._levels: HierarchicalCommunicator | None = None
         self._chosen: Communicator | None = None
+        self._turns: Turns | None = None
         # What carries messages, by peer.
         self._ways: dict[int, Communicator] = {}
         machine = host.machine if host is not None else None
@@ -75,10 +77,15 @@ class AutoCommunicator(Forwarding, Communicator):
             self._directory = Directory(membership, this_place(obstacle, machine=machine))
             self._directory.publish()
 
+    def take_turns(self, turns: Turns) -> None:
+        self._turns = turns
+
     # Collectives.
 
     def _hand_on(self, call: Call, collective: str, *arguments: Any) -> None:
         chosen = self._chosen or self._choose(call)
+        if self._turns is not None:
+            chosen.take_turns(self._turns)
         self._settle_on(chosen)
         getattr(chosen, collective)(call, *arguments)
 

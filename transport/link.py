@@ -116,8 +116,13 @@ class PacedLink(Link):
         """Have so many connections to the peer soon, if possible. Never blocks."""
 
     @abstractmethod
-    def outbox(self, call: Call) -> Outbox:
-        """Return an outbox for links of the same communicator."""
+    def outbox(self, call: Call, former: Outbox | None = None) -> Outbox:
+        """Return an outbox for links of the same communicator.
+
+        Its frames follow on those of ``former``, the outbox of the call before, which has been
+        given all that it gets and moves the frames of both: until ``take_over``, frames can be
+        posted and expected, not waited for.
+        """
 
 
 class Outbox(ABC):
@@ -144,6 +149,18 @@ class Outbox(ABC):
     def wait(self, link: Link, on_piece: OnPiece | None = None) -> None:
         """Wait for the first of the frames that are expected of ``link``, which is none of them
         then, while others come and leave. ``on_piece`` is told of this one, from now on.
+        """
+
+    @abstractmethod
+    def while_waiting(self, let_next: Callable[[], bool]) -> None:
+        """Nothing more will be posted. In each wait ask ``let_next``, which may make an outbox that
+        follows on this one, until it has returned True.
+        """
+
+    @abstractmethod
+    def take_over(self) -> None:
+        """Go on alone: the call of the ``former`` outbox is over, and that was left. Raises what
+        has befallen the frames of this one.
         """
 
     def receive(self, link: Link, into: memoryview, on_piece: OnPiece | None = None) -> None:

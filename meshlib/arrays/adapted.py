@@ -17,13 +17,14 @@ class Adapted:
     possible (a ``DeviceFlat``, which has its attributes and slices alike, where ``device`` is not
     ``"cpu"``: the communicator of that device takes it). ``finish()`` brings the contents of
     ``flat`` back (a no-op when memory is shared) and returns what the caller gets: the same array
-    if it is writable, else a new one.
+    if it is writable, else a new one. ``writes_back``: ``finish`` changes the caller's memory.
     """
 
     flat: Flat
     shape: tuple[int, ...]
     device: str
     finish: Callable[[], Any]
+    writes_back: bool = False
 
 
 class ArrayLibrary(Protocol):

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from meshlib.calls.context import RankContext
 from meshlib.diagnosis.failures.fate import Fate
 from transport.communicators.base import Communicator
+from transport.communicators.turns import Turns
 
 
 class Channels:
@@ -17,6 +18,8 @@ class Channels:
         self._context = context
         self._fate = fate
         self._making = threading.Lock()
+        self.turns: Turns | None = None
+        """The turns of the collectives, for those communicators that ask."""
         self.made: dict[str, Communicator] = {}
         """By device; it changes under the lock of the group's ``Fate``."""
 
@@ -31,6 +34,8 @@ class Channels:
             communicator = self.made.get(device)
             if communicator is None:
                 communicator = self._context.make_communicator(fate.members, device)
+                if self.turns is not None:
+                    communicator.take_turns(self.turns)
                 with fate.lock:
                     self.made[device] = communicator
                     failure, departed = fate.error, fate.departed

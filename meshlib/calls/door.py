@@ -14,8 +14,9 @@ from meshlib.calls.context import RankContext
 from meshlib.calls.failure import Failure
 from meshlib.calls.lane import Lane
 from meshlib.calls.lanes import Lanes
+from meshlib.calls.legs import Leg
 from meshlib.calls.shortcut import SHORT, CallOrder, Order, Shortcut, open_shortcut, resume
-from meshlib.calls.spec import CallSpec, InPlace, Run
+from meshlib.calls.spec import CallSpec, InPlace, Run, Straight
 from meshlib.calls.work import Work
 from meshlib.diagnosis.failures.fate import Fate
 from meshlib.diagnosis.members import Members
@@ -49,6 +50,7 @@ class Door:
         self._context = context
         self._fate = fate
         self._channels = channels
+        channels.turns = self.lanes.collectives
         self._failure = failure
         failure.unusual.append(self.close_shortcut)
 
@@ -96,7 +98,7 @@ class Door:
             if inline and async_op and not self._ends_at_once(spec):
                 lane.leave()
                 inline = False
-            work = None if inline else self._enqueue(lane, run, record, device)
+            work = None if inline else self._enqueue(lane, run, record, what, spec)
         if work is not None:
             return work if async_op else work.outcome()
         if async_op:
@@ -119,6 +121,12 @@ class Door:
         if device not in backends and not (device == "cuda" and "cpu" in backends):
             has = self.members.backend
             raise ValueError(f"{self} has no backend for arrays on {device!r}; it has {has!r}")
+
+    def _is_straight(self, what: CallSpec | InPlace, spec: CallSpec) -> bool:
+        """Whether a call is what ``Straight`` says."""
+        if spec.device != "cpu" or (self._context.observers and spec.peer == COLLECTIVE):
+            return False
+        return isinstance(spec.run, Straight) or (isinstance(what, tuple) and what[0].flags.carray)
 
     def _observed(self, spec: CallSpec) -> Run:
         header = CallHeader(
@@ -151,8 +159,10 @@ class Door:
             lambda: f"{record.header} on {self}", self._failure.note_told, self.lanes.continuations
         )
 
-    def _enqueue(self, lane: Lane, run: Run, record: Record, device: str) -> Work[Any]:
-        work = self._work(record)
+    def _enqueue(
+        self, lane: Lane, run: Run, record: Record, what: CallSpec | InPlace, spec: CallSpec
+    ) -> Work[Any]:
+        work, device = self._work(record), spec.device
 
         def task() -> None:
             try:
@@ -163,7 +173,11 @@ class Door:
             except BaseException as error:  # noqa: BLE001 (it belongs to whoever waits)
                 work.fail(error)
 
-        lane.submit(task)
+        legs = self.lanes.collectives
+        if legs.overlapping and lane is legs and self._is_straight(what, spec):
+            lane.submit(Leg(legs, task, record.nbytes, record.start))
+        else:
+            lane.submit(task)
         return work
 
     def _run(self, run: Run, record: Record, device: str) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from meshlib.calls.lane import Continuations, Lane
+from meshlib.calls.legs import LegLane
 from transport.call import Kind
 from transport.deadline import Deadline
 
@@ -15,14 +16,14 @@ _JOIN_SECONDS = 1.0
 
 
 class Lanes:
-    """``collectives`` run in the order of issue, and so do point-to-point calls with one peer,
-    direction and tag, independently of all others. ``continuations`` follow on both; ``enter()``
-    makes their thread one of the rank's.
+    """``collectives`` run in the order of issue (two may overlap), and so do point-to-point calls
+    with one peer, direction and tag, independently of all others. ``continuations`` follow on both;
+    ``enter()`` makes their thread one of the rank's.
     """
 
     def __init__(self, name: str, rank: int, enter: Callable[[], None]) -> None:
         self._rank = rank
-        self.collectives: Lane = Lane(f"meshlib-{name}-{rank}")
+        self.collectives: LegLane = LegLane(f"meshlib-{name}-{rank}")
         self.continuations: Continuations = Continuations(f"meshlib-{name}-then-{rank}", enter)
         self._peers: dict[tuple[Kind, int, int], Lane] = {}
 

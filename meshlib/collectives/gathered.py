@@ -100,7 +100,16 @@ class GatheringCollectives(GroupOfRanks):
             communicator.all_gather(call, flats, x.flat)
             return [out.finish() for out in outs]
 
-        return self._issue(Kind.ALL_GATHER, run, x, code, async_op, timeout, elements=total)
+        return self._issue(
+            Kind.ALL_GATHER,
+            run,
+            x,
+            code,
+            async_op,
+            timeout,
+            elements=total,
+            straight=not any(out.writes_back for out in outs),
+        )
 
     @overload
     def all_gather_into_tensor(
@@ -167,7 +176,16 @@ class GatheringCollectives(GroupOfRanks):
             communicator.all_gather(call, flats, x.flat)
             return out.finish()
 
-        return self._issue(Kind.ALL_GATHER, run, x, code, async_op, timeout, elements=out.flat.size)
+        return self._issue(
+            Kind.ALL_GATHER,
+            run,
+            x,
+            code,
+            async_op,
+            timeout,
+            elements=out.flat.size,
+            straight=not out.writes_back,
+        )
 
     @overload
     def reduce_scatter(
@@ -240,7 +258,15 @@ class GatheringCollectives(GroupOfRanks):
             return out.finish()
 
         return self._issue(
-            Kind.REDUCE_SCATTER, run, out, code, async_op, timeout, elements=total, op=op.code
+            Kind.REDUCE_SCATTER,
+            run,
+            out,
+            code,
+            async_op,
+            timeout,
+            elements=total,
+            op=op.code,
+            straight=not out.writes_back,
         )
 
     @overload
@@ -313,7 +339,15 @@ class GatheringCollectives(GroupOfRanks):
             return out.finish()
 
         return self._issue(
-            Kind.REDUCE_SCATTER, run, out, code, async_op, timeout, elements=x.flat.size, op=op.code
+            Kind.REDUCE_SCATTER,
+            run,
+            out,
+            code,
+            async_op,
+            timeout,
+            elements=x.flat.size,
+            op=op.code,
+            straight=not out.writes_back,
         )
 
     # The names that c10d gives to these two since it has others with "tensor" in them.

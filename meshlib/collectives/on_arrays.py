@@ -17,7 +17,7 @@ from meshlib.arrays.checks import (
     check_dtype,
     check_reduction,
 )
-from meshlib.calls.spec import CallSpec, InPlace
+from meshlib.calls.spec import CallSpec, InPlace, Straight
 from meshlib.calls.work import Work
 from meshlib.collectives.group_of_ranks import GroupOfRanks
 from transport.call import NO_ROOT, Call, Kind
@@ -60,7 +60,8 @@ def _all_reduction(tensor: Any, op: Any) -> CallSpec:
         return x.finish()
 
     size, nbytes = flat.size, flat.nbytes
-    return CallSpec(_ALL_REDUCE, run, size, NO_ROOT, code, op.code, 0, nbytes, x.device)
+    how = run if x.writes_back else Straight(run)
+    return CallSpec(_ALL_REDUCE, how, size, NO_ROOT, code, op.code, 0, nbytes, x.device)
 
 
 class ArrayCollectives(GroupOfRanks):

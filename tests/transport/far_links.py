@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -55,6 +56,12 @@ class _InprocOutbox(Outbox):
         self._log.append(("receive", link.peer, into.nbytes))
         link.take(self._call, into, on_piece)
 
+    def while_waiting(self, let_next: Callable[[], bool]) -> None:
+        pass
+
+    def take_over(self) -> None:
+        pass
+
     def __enter__(self) -> Outbox:
         return self
 
@@ -91,7 +98,8 @@ class FarLink(InprocLink, PacedLink):
     def wait(self, call: Call, frame: Any) -> None:
         self._finish_send(call, frame)
 
-    def outbox(self, call: Call) -> Outbox:
+    def outbox(self, call: Call, former: Outbox | None = None) -> Outbox:
+        assert former is None
         return _InprocOutbox(call, self.log)
 
 

@@ -21,11 +21,13 @@ from transport.algorithms import (
 )
 from transport.algorithms.exchanges import pairwise
 from transport.algorithms.exchanges.ahead import Ahead
+from transport.algorithms.exchanges.overlap import Overlap
 from transport.algorithms.team import Team
 from transport.call import Call
 from transport.choosing.choice import Algorithm, Thresholds
 from transport.choosing.peers import peers_of
 from transport.communicators.base import Collectives
+from transport.communicators.turns import Turns
 from transport.link import Link
 from transport.operands.compression import Compression
 from transport.operands.flat import Scratch
@@ -51,6 +53,10 @@ class LinkCollectives(Collectives):
     scratch: Scratch
     compression: Compression | None = None
     """How large reductions travel; None: as they are."""
+    turns: Turns | None = None
+    """How calls follow each other; None: each ends before the next begins."""
+    overlap: Overlap | None = None
+    """Which calls overlap; None: none does, as far as is known by now."""
     _ahead: Ahead | None = None
     _reached: frozenset[Algorithm] = frozenset()
     _rooted: frozenset[tuple[Algorithm, int]] = frozenset()
@@ -72,6 +78,8 @@ class LinkCollectives(Collectives):
 
     def _prepare(self, algorithm: Algorithm, call: Call) -> None:
         """Have the links that ``algorithm`` needs opened side by side, the first time."""
+        if self.overlap is not None:
+            self.overlap.await_former()
         self._reached |= {algorithm}
         peers = peers_of(algorithm, self.rank, self.size)
         if len(peers) > 1:
@@ -90,21 +98,40 @@ class LinkCollectives(Collectives):
         if len(peers) > 1:
             self.reach(peers, call)
 
+    def _settle(self) -> None:
+        """Go on with a call that does not overlap with the one before it."""
+        if self.overlap is not None:
+            self.overlap.settle()
+
+    def _begin(self) -> None:
+        """Begin a call that does not overlap with the one before it."""
+        self.check_open()
+        if self.overlap is not None:
+            self.overlap.settle()
+
     def ahead(self, call: Call) -> int:
         """See ``Team``."""
         if self._ahead is None:
             self._ahead = Ahead()
-        return self._ahead.agree(self, call)
+        found = self._ahead.agree(self, call)
+        if found >= self.table.segment:
+            self.note_far()
+        return found
+
+    def note_far(self) -> None:
+        """See ``Team``."""
+        if self.overlap is None and self.turns is not None:
+            self.overlap = Overlap(self.turns, self.size)
 
     def barrier(self, call: Call) -> None:
-        self.check_open()
+        self._begin()
         algorithm = self.table.barrier(self.size)
         if algorithm not in self._reached:
             self._prepare(algorithm, call)
         (star if algorithm is Algorithm.STAR else dissemination).barrier(self, call)
 
     def broadcast(self, call: Call, buffer: Flat, root: int) -> None:
-        self.check_open()
+        self._begin()
         algorithm = self.table.broadcast(buffer.nbytes, self.size)
         self._prepare_rooted(algorithm, root, call)
         (chain if algorithm is Algorithm.CHAIN else tree).broadcast(self, call, buffer, root)
@@ -115,16 +142,25 @@ class LinkCollectives(Collectives):
 
     def all_reduce(self, call: Call, buffer: Flat, op: ReduceOp) -> None:
         self.check_open()
-        self._quietly(self._all_reduce, call, buffer, op)
+        overlap, run = self.overlap, self._quietly
+        if overlap is not None:
+            overlap.enter((buffer,))
+            run = overlap.runner(run)
+        run(self._all_reduce, call, buffer, op)
 
     def _all_reduce(self, call: Call, buffer: Flat, op: ReduceOp) -> None:
         form = self.compression
         if form is not None and compressed.compresses(form, buffer.nbytes, buffer.dtype, op):
+            self._settle()
             self._prepare_once(Algorithm.PAIRWISE, call)
             compressed.all_reduce(self, call, buffer, op, form)
             return
         narrow = reduction_dtype(buffer.dtype) != buffer.dtype
         algorithm = self.table.all_reduce(buffer.nbytes, self.size, narrow)
+        if self.overlap is not None and (
+            algorithm is not Algorithm.PAIRWISE or op.kind is RedOpType.PREMUL_SUM
+        ):
+            self.overlap.settle()
         if algorithm not in self._reached:
             self._prepare(algorithm, call)
         if algorithm is Algorithm.STAR or algorithm is Algorithm.DOUBLING:
@@ -155,7 +191,7 @@ class LinkCollectives(Collectives):
             store(buffer, total)
 
     def reduce(self, call: Call, buffer: Flat, op: ReduceOp, root: int) -> None:
-        self.check_open()
+        self._begin()
         self._quietly(self._reduce, call, buffer, op, root)
 
     def _reduce(self, call: Call, buffer: Flat, op: ReduceOp, root: int) -> None:
@@ -165,11 +201,15 @@ class LinkCollectives(Collectives):
 
     def all_gather(self, call: Call, outputs: Sequence[Flat], input_: Flat) -> None:
         self.check_open()
+        if self.overlap is not None:
+            self.overlap.enter((*outputs, input_))
         _copy(outputs[self.rank], input_)
         total = sum(output.nbytes for output in outputs)
         algorithm = self.table.all_gather(total, self.size)
         if algorithm is Algorithm.RING and self._pairs_pay(call):
             algorithm = Algorithm.PAIRWISE
+        if self.overlap is not None and algorithm is not Algorithm.PAIRWISE:
+            self.overlap.settle()
         if algorithm not in self._reached:
             self._prepare(algorithm, call)
         match algorithm:
@@ -193,7 +233,11 @@ class LinkCollectives(Collectives):
         self, call: Call, output: Flat, inputs: Sequence[Flat], op: ReduceOp
     ) -> None:
         self.check_open()
-        self._quietly(self._reduce_scatter, call, output, inputs, op)
+        overlap, run = self.overlap, self._quietly
+        if overlap is not None:
+            overlap.enter((output, *inputs))
+            run = overlap.runner(run)
+        run(self._reduce_scatter, call, output, inputs, op)
 
     def _reduce_scatter(
         self, call: Call, output: Flat, inputs: Sequence[Flat], op: ReduceOp
@@ -201,11 +245,14 @@ class LinkCollectives(Collectives):
         total = sum(part.nbytes for part in inputs)
         form = self.compression
         if form is not None and compressed.compresses(form, total, output.dtype, op):
+            self._settle()
             self._prepare_once(Algorithm.PAIRWISE, call)
             compressed.reduce_scatter(self, call, output, inputs, op, form)
             return
         narrow = reduction_dtype(output.dtype) != output.dtype
         algorithm = self.table.reduce_scatter(total, self.size, narrow)
+        if self.overlap is not None and algorithm is not Algorithm.PAIRWISE:
+            self.overlap.settle()
         if algorithm not in self._reached:
             self._prepare(algorithm, call)
         match algorithm:
@@ -219,17 +266,17 @@ class LinkCollectives(Collectives):
                 ring.reduce_scatter(self, call, output, inputs, op)
 
     def gather(self, call: Call, outputs: Sequence[Flat] | None, input_: Flat, root: int) -> None:
-        self.check_open()
+        self._begin()
         self._prepare_rooted(Algorithm.DIRECT, root, call)
         direct.gather(self, call, outputs, input_, root)
 
     def scatter(self, call: Call, output: Flat, inputs: Sequence[Flat] | None, root: int) -> None:
-        self.check_open()
+        self._begin()
         self._prepare_rooted(Algorithm.DIRECT, root, call)
         direct.scatter(self, call, output, inputs, root)
 
     def all_to_all(self, call: Call, outputs: Sequence[Flat], inputs: Sequence[Flat]) -> None:
-        self.check_open()
+        self._begin()
         if Algorithm.PAIRWISE not in self._reached:
             self._prepare(Algorithm.PAIRWISE, call)
         pairwise.all_to_all(self, call, outputs, inputs)

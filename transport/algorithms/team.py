@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from transport.algorithms.exchanges.overlap import Overlap
 from transport.call import Call
 from transport.choosing.choice import Thresholds
+from transport.communicators.turns import Turns
 from transport.link import Link
 from transport.operands.flat import Scratch
 
@@ -18,6 +20,10 @@ class Team(Protocol):
     size: int
     table: Thresholds
     scratch: Scratch
+    turns: Turns | None
+    """How its calls follow each other; None: each ends before the next begins."""
+    overlap: Overlap | None
+    """Which of its calls overlap; None: none does, as far as is known by now."""
 
     def link(self, peer: int, call: Call) -> Link:
         """Return the link to the member ``peer``, opening it at the first use."""
@@ -32,4 +38,10 @@ class Team(Protocol):
 
     def ahead(self, call: Call) -> int:
         """Return how many bytes should be under way on a link. All members call, or none."""
+        ...
+
+    def note_far(self) -> None:
+        """Be told that there is delay on some link, where calls overlap from the next one on. Again
+        and again, maybe; each member on its own.
+        """
         ...

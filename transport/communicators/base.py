@@ -20,6 +20,7 @@ import numpy as np
 
 from transport.call import Call
 from transport.communicators.runtime import Membership
+from transport.communicators.turns import Turns
 from transport.operands.reduce_op import Flat, ReduceOp
 
 if TYPE_CHECKING:
@@ -98,6 +99,11 @@ class Communicator(Collectives[Buffer], Generic[Buffer]):
         self.membership = membership
         self.rank = membership.rank
         self.size = membership.size
+
+    def take_turns(self, turns: Turns) -> None:
+        """Be told how its collectives follow each other, once, before the first; for communicators
+        of which two can overlap.
+        """
 
     def takes_gaps(self, call: Call) -> bool:
         """Whether ``all_gather`` and ``all_to_all`` take arrays that do not lie in one piece, too.

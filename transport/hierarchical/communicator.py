@@ -14,6 +14,7 @@ from transport.choosing.choice import Thresholds
 from transport.communicators.base import Collectives, Communicator
 from transport.communicators.forwarding import Forwarding
 from transport.communicators.runtime import Membership
+from transport.communicators.turns import Turns
 from transport.errors import CommunicatorAbortedError, PeerLostError
 from transport.hierarchical.hosts import Placement, Spread
 from transport.hierarchical.inside import Inside, PartMembership
@@ -63,6 +64,7 @@ class HierarchicalCommunicator(Forwarding, Communicator):
         self._lock = threading.Lock()
         self._inside: Communicator | None = None
         self._collectives: Collectives | None = None
+        self._turns: Turns | None = None
         self._ended = _Ended(self)
         self._learning = Learning(membership)
         self._whereabouts: Whereabouts
@@ -70,6 +72,10 @@ class HierarchicalCommunicator(Forwarding, Communicator):
             self._whereabouts = RollCall(membership, host or this_place(unsupported_reason()))
         else:
             self._whereabouts = Known(placement)
+
+    def take_turns(self, turns: Turns) -> None:
+        # On levels, each would have to be through with a call before the next one gets there.
+        self._turns = turns
 
     # Collectives.
 
@@ -139,6 +145,8 @@ class HierarchicalCommunicator(Forwarding, Communicator):
             placement = self._whereabouts.placement(call)
             placement = self._learning.with_sites(placement, self._whole, call)
             self._collectives = self._arrange(placement, call)
+            if self._collectives is self._whole and self._turns is not None:
+                self._whole.take_turns(self._turns)
         return self._collectives
 
     def _arrange(self, placement: Placement, call: Call) -> Collectives:

@@ -9,6 +9,7 @@ from transport.algorithms.collectives import LinkCollectives
 from transport.call import Call
 from transport.choosing.choice import Thresholds
 from transport.communicators.runtime import Membership
+from transport.communicators.turns import Turns
 from transport.links.mailbox import Mailbox
 from transport.links.messaging import MessagingCommunicator
 from transport.operands.flat import Scratch
@@ -41,6 +42,9 @@ class LinkCommunicator(MessagingCommunicator, LinkCollectives):
         self.table = table or membership.runtime.tuning.thresholds(self.tuned_as, self.size)
         self.scratch = Scratch()
         self.compression = membership.compression
+
+    def take_turns(self, turns: Turns) -> None:
+        self.turns = turns
 
     def round_trips(self, peers: Sequence[int], call: Call) -> list[float]:
         """Return the seconds from here to the hosts of ``peers`` and back; 0.0: not known."""

@@ -19,6 +19,7 @@ WHOLE = 4
 CODED = 5
 WIDENED = 6
 ENCODED = 7
+ARRIVING_BEHIND = 8
 
 
 class Operand:

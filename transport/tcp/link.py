@@ -23,7 +23,7 @@ from transport.errors import (
     CommunicatorTimeoutError,
     PeerLostError,
 )
-from transport.link import UNKNOWN, Link, OnPiece, Pace, PacedLink, wrong_frame
+from transport.link import UNKNOWN, Link, OnPiece, Outbox, Pace, PacedLink, wrong_frame
 from transport.net.reach import is_out_of_reach
 from transport.tcp.frame import (
     ALL,
@@ -164,8 +164,9 @@ class TcpLink(PacedLink):
         if self._ended is not None:
             self._end(self._ended)
 
-    def outbox(self, call: Call) -> TcpOutbox:
-        return TcpOutbox(call)
+    def outbox(self, call: Call, former: Outbox | None = None) -> TcpOutbox:
+        assert former is None or isinstance(former, TcpOutbox)
+        return TcpOutbox(call, former)
 
     def abort(self, reason: str = "the link was aborted") -> None:
         """Wake whoever is blocked on this link, here and on the peer.

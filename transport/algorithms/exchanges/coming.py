@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from transport.algorithms.team import Team
 from transport.link import Link, OnPiece, Outbox
 from transport.operands.flat import as_bytes
-from transport.operands.operand import ARRIVING
+from transport.operands.operand import ARRIVING, ARRIVING_BEHIND
 from transport.operands.reduce_op import Flat
 
 
@@ -56,7 +56,9 @@ class Places:
         self._sizes = [result.size for result in results]
         self._longest = max(self._sizes)
         count = Coming.MOST * (team.size - 1) * self._longest
-        self._room = team.scratch.flat(ARRIVING, results[0].dtype, count)
+        behind = team.overlap is not None and team.overlap.odd
+        slot = ARRIVING_BEHIND if behind else ARRIVING
+        self._room = team.scratch.flat(slot, results[0].dtype, count)
 
     def of(self, lap: int, step: int) -> Flat:
         """Return where the input of a lap is received; valid for the next laps but one."""

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from transport.algorithms.exchanges import pairwise_ahead
 from transport.algorithms.exchanges.ahead import is_far
+from transport.algorithms.exchanges.overlap import MOST_BEHIND
 from transport.algorithms.exchanges.partial import Part, Partial
 from transport.algorithms.team import Team
 from transport.call import Call
@@ -51,6 +52,8 @@ def _swap(
     behind = [team.link((rank - step) % size, call) for step in range(1, size)]
     if swap_at_once(team, call, onward, sent, behind, arriving):
         return
+    if team.overlap is not None:
+        team.overlap.settle()
     for data, link, into, source in zip(sent, onward, arriving, behind, strict=True):
         link.exchange(call, data, source, into)
 
@@ -70,14 +73,18 @@ def swap_at_once(
     On each link the same frames pass in the same order, whichever way its two ends choose.
     """
     if all(data.nbytes <= link.eager_bytes for data, link in zip(sent, onward, strict=True)):
+        if team.overlap is not None:
+            team.overlap.settle()
         # Nobody is waited for before the others have what they wait for.
         for data, link in zip(sent, onward, strict=True):
             link.send(call, data)
         for into, link in zip(arriving, behind, strict=True):
             link.recv_into(call, into)
         return True
-    if len(onward) > 1 and any(is_far(link, team.table.segment) for link in onward):
-        pairwise_ahead.swap(call, onward, sent, behind, arriving)
+    several = len(onward) > 1 or (team.turns is not None and sent[0].nbytes <= MOST_BEHIND)
+    if several and any(is_far(link, team.table.segment) for link in onward):
+        team.note_far()
+        pairwise_ahead.swap(team.overlap, call, onward, sent, behind, arriving)
         return True
     return False
 
@@ -92,6 +99,8 @@ def all_reduce(team: Team, call: Call, buffer: Flat, op: ReduceOp) -> None:
     if ahead:
         pairwise_ahead.all_reduce(team, call, buffer, op, laps, ahead)
         return
+    if team.overlap is not None:
+        team.overlap.settle()
     for lap in range(laps):
         parts, chunks = pairwise_ahead.cut(buffer, laps, lap, size)
         _reduce_own(team, call, parts, chunks[team.rank], op)
@@ -108,6 +117,8 @@ def reduce_scatter(
     if ahead:
         pairwise_ahead.reduce_scatter(team, call, output, inputs, op, laps, ahead)
         return
+    if team.overlap is not None:
+        team.overlap.settle()
     for lap in range(laps):
         parts = [(part, *part_bounds(part.size, laps, lap)) for part in inputs]
         result = output[slice(*part_bounds(output.size, laps, lap))]

@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from transport.algorithms.exchanges.coming import Coming, Places
+from transport.algorithms.exchanges.overlap import Overlap, note_all_posted, outbox_of, take_over
 from transport.algorithms.exchanges.partial import Part, Partial
 from transport.algorithms.team import Team
 from transport.call import Call
-from transport.link import Link, Outbox, PacedLink
+from transport.link import Link
 from transport.operands.flat import as_bytes, laps_of, part_bounds
 from transport.operands.reduce_op import Flat, RedOpType, ReduceOp
 
@@ -85,9 +86,9 @@ def all_reduce(team: Team, call: Call, buffer: Flat, op: ReduceOp, laps: int, ah
     pieces = [cut(buffer, laps, lap, size) for lap in range(laps)]
     results = [chunks[rank] for _, chunks in pieces]
     frames = order(laps, ahead)
-    places = Places(team, results)
     onward = [team.link(peer, call) for peer in targets]
-    with _outbox(onward, call) as outbox:
+    with outbox_of(team.overlap, call, onward) as outbox:
+        places = Places(team, results)
 
         def send_inputs(lap: int) -> None:
             if lap < laps:
@@ -104,6 +105,7 @@ def all_reduce(team: Team, call: Call, buffer: Flat, op: ReduceOp, laps: int, ah
         ]
         for lap in range(ahead + 1):
             send_inputs(lap)
+        take_over(team.overlap, outbox)
         for done, lap in frames:
             if done:
                 for each in coming:
@@ -113,6 +115,8 @@ def all_reduce(team: Team, call: Call, buffer: Flat, op: ReduceOp, laps: int, ah
             for link in onward:
                 outbox.post(link, as_bytes(results[lap]))
             send_inputs(lap + ahead + 1)
+            if lap == laps - 1:
+                note_all_posted(team.overlap, outbox)
 
 
 def reduce_scatter(
@@ -130,8 +134,8 @@ def reduce_scatter(
     onward = [team.link(peer, call) for peer in targets]
     bounds = [part_bounds(output.size, laps, lap) for lap in range(laps)]
     results = [output[slice(*each)] for each in bounds]
-    places = Places(team, results)
-    with _outbox(onward, call) as outbox:
+    with outbox_of(team.overlap, call, onward) as outbox:
+        places = Places(team, results)
 
         def send_inputs(lap: int) -> None:
             if lap < laps:
@@ -145,12 +149,16 @@ def reduce_scatter(
         ]
         for lap in range(ahead):
             send_inputs(lap)
+        take_over(team.overlap, outbox)
         for lap in range(laps):
             send_inputs(lap + ahead)
+            if lap + ahead >= laps - 1:
+                note_all_posted(team.overlap, outbox)
             _reduce(team, op, coming, (inputs[rank], *bounds[lap]), results[lap])
 
 
 def swap(
+    overlap: Overlap | None,
     call: Call,
     onward: Sequence[Link],
     sent: Sequence[memoryview],
@@ -158,11 +166,13 @@ def swap(
     arriving: Sequence[memoryview],
 ) -> None:
     """Send ``sent[i]`` on ``onward[i]`` and receive ``arriving[i]`` from ``behind[i]``."""
-    with _outbox(onward, call) as outbox:
+    with outbox_of(overlap, call, onward) as outbox:
         for link, into in zip(behind, arriving, strict=True):
             outbox.expect(link, into)
         for link, data in zip(onward, sent, strict=True):
             outbox.post(link, data)
+        take_over(overlap, outbox)
+        note_all_posted(overlap, outbox)
         for link in behind:
             outbox.wait(link)
 
@@ -186,12 +196,6 @@ def _peers(team: Team) -> tuple[list[int], list[int]]:
     rank, size = team.rank, team.size
     steps = range(1, size)
     return [(rank + step) % size for step in steps], [(rank - step) % size for step in steps]
-
-
-def _outbox(links: Sequence[Link], call: Call) -> Outbox:
-    link = links[0]
-    assert isinstance(link, PacedLink)
-    return link.outbox(call)
 
 
 def _reduce(team: Team, op: ReduceOp, coming: Sequence[Coming], own: Part, result: Flat) -> None:
