@@ -44,7 +44,7 @@ class LinkCommunicator(MessagingCommunicator, LinkCollectives):
         self.compression = membership.compression
 
     def take_turns(self, turns: Turns) -> None:
-        self.turns = turns
+        self.turns: Turns | None = turns
 
     def round_trips(self, peers: Sequence[int], call: Call) -> list[float]:
         """Return the seconds from here to the hosts of ``peers`` and back; 0.0: not known."""
