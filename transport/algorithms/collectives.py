@@ -106,8 +106,7 @@ class LinkCollectives(Collectives):
     def _begin(self) -> None:
         """Begin a call that does not overlap with the one before it."""
         self.check_open()
-        if self.overlap is not None:
-            self.overlap.settle()
+        self._settle()
 
     def ahead(self, call: Call) -> int:
         """See ``Team``."""
