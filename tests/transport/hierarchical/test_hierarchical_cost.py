@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from clocked_links import KINDS
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,15 +15,6 @@ from transport.hierarchical.cost import HostsCost, Shape, inside_bytes, phases
 INSIDE = Cost(alpha=1e-6, beta=1e-10, gamma=1e-11, lanes=8)
 ACROSS = Cost(alpha=2e-5, beta=1e-9, gamma=1e-11, lanes=1000)
 COST = HostsCost(INSIDE, ACROSS)
-KINDS = [
-    Kind.BARRIER,
-    Kind.BROADCAST,
-    Kind.ALL_REDUCE,
-    Kind.REDUCE,
-    Kind.ALL_GATHER,
-    Kind.REDUCE_SCATTER,
-    Kind.ALL_TO_ALL,
-]
 
 
 def test_a_large_all_reduce_is_three_phases() -> None:
