@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -15,15 +16,20 @@ from parallel.ddp.precision import MixedPrecision
 from parallel.ddp.reducer import WHAT_TO_DO, Reducer, ReducerOptions
 from parallel.ddp.replicas import broadcast_coalesced, check_same_model, told_to_all
 from parallel.ddp.statistics import PassStatistics
-from parallel.ddp.uneven import Phase, WrapperHook
 from parallel.groups import Ranks, resolve, same_dims
 from parallel.join.context import Join
-from parallel.join.joinable import Joinable, JoinHook
-from parallel.join.replica import OptimizerReplica
+from parallel.join.joinable import FunctionsHook, Joinable, JoinHook, OptimizerReplica
 from parallel.nn.module import Module
 from parallel.nn.parameter import Parameter
 from parallel.nn.precision import Casting
 from parallel.optim.optimizer import Optimizer
+
+
+class _Phase(enum.IntEnum):
+    """The parts of a step in which a wrapper communicates."""
+
+    FORWARD = 1
+    BACKWARD = 2
 
 
 class DistributedDataParallel(Module, Joinable):
@@ -156,7 +162,7 @@ class DistributedDataParallel(Module, Joinable):
         """Return ``module``'s output for this rank's share of the data."""
         due = self.training and self._sync and self.broadcast_buffers and not self.outstanding
         if due and any(True for _ in self.module.buffers()):
-            with Join.notify_join_context(self, Phase.FORWARD) as join:
+            with Join.notify_join_context(self, _Phase.FORWARD) as join:
                 self._broadcast_buffers(0 if join is None else join.first_active)
         begin = time.perf_counter()
         if self._casting is None:
@@ -207,7 +213,7 @@ class DistributedDataParallel(Module, Joinable):
         self, compute: Callable[[], tuple[Any, float]], accumulated: bool = False
     ) -> Any:
         try:
-            with Join.notify_join_context(self, Phase.BACKWARD):
+            with Join.notify_join_context(self, _Phase.BACKWARD):
                 result, ended = self._average_around(compute, accumulated)
         finally:
             # Over are also parts of the forward that the loss did not depend on; and after an
@@ -351,20 +357,21 @@ class DistributedDataParallel(Module, Joinable):
     def join_hook(self, **kwargs: Any) -> JoinHook:
         """Return the hook for one ``Join``; it understands ``divide_by_initial_world_size``."""
         self._average_over_all = kwargs.get("divide_by_initial_world_size", True)
-        return WrapperHook(self._shadow, self._synchronise)
+        return FunctionsHook(self._shadow, self._synchronise)
 
     def phase_name(self, phase: int) -> str:
         """Return what a phase is called in messages."""
-        return Phase(phase).name.lower()
+        return _Phase(phase).name.lower()
 
-    def _shadow(self, phase: Phase) -> None:
+    def _shadow(self, phase: int) -> None:
         assert self.join_context is not None
-        if phase is Phase.FORWARD:
+        if phase == _Phase.FORWARD:
             self._broadcast_buffers(self.join_context.first_active)
         else:
             self._reducer.shadow(self._scale)
 
-    def _synchronise(self, source: int) -> None:
+    def _synchronise(self, is_last_joiner: bool, source: int) -> None:
+        del is_last_joiner  # all take over the same
         broadcast_coalesced([p.data for p in self.module.parameters()], self.process_group, source)
         self._broadcast_buffers(source)
 

@@ -13,7 +13,7 @@ from parallel.checks import describe
 from parallel.ddp.replicas import check_same, told_to_all
 from parallel.groups import Ranks, resolve
 from parallel.join.context import Join
-from parallel.join.joinable import Joinable, JoinHook
+from parallel.join.joinable import FunctionsHook, Joinable, JoinHook
 from parallel.nn.parameter import Parameter
 from parallel.optim.optax_state import same_shared
 from parallel.optim.optimizer import Optimizer, ParamGroup
@@ -271,17 +271,8 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
         """Return the hook that takes part in the others' steps."""
-        return _StepHook(self._step)
+        return FunctionsHook(lambda phase: self._step())
 
     def phase_name(self, phase: int) -> str:
         """Return what a phase is called in messages."""
         return "step"
-
-
-class _StepHook(JoinHook):
-    def __init__(self, step: Callable[[], None]) -> None:
-        self._step = step
-
-    def main_hook(self, phase: int) -> None:
-        """Update what this rank owns, by the gradients that it has averaged with the others."""
-        self._step()
