@@ -6,7 +6,7 @@ import enum
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from meshlib import DeviceMesh, ProcessGroup
 from parallel.checks import describe
@@ -23,6 +23,8 @@ from parallel.nn.module import Module
 from parallel.nn.parameter import Parameter
 from parallel.nn.precision import Casting
 from parallel.optim.optimizer import Optimizer
+
+_T = TypeVar("_T")
 
 
 class _Phase(enum.IntEnum):
@@ -170,7 +172,7 @@ class DistributedDataParallel(Module, Joinable):
         else:
             output, context = self._casting.forward(*args, **kwargs)
         if self.training:
-            self._reducer.stopwatch.add_forward(time.perf_counter() - begin)
+            self._reducer.stopwatch.add_forward(begin)
         self.save_for_backward(context)
         return output
 
@@ -187,9 +189,13 @@ class DistributedDataParallel(Module, Joinable):
                 "call discard_saved() if a forward was not meant for training"
             )
         context = self.saved()
-        if not self._sync:
-            return self._compute_backward(context, args, kwargs)[0]
-        return self._synchronised(lambda: self._compute_backward(context, args, kwargs))
+
+        def compute() -> Any:
+            if self._casting is None:
+                return self.module.backward(*args, **kwargs)
+            return self._casting.backward(context, *args, **kwargs)
+
+        return self._synchronised(compute) if self._sync else self._timed(compute)
 
     def average_after(self, compute: Callable[[], object]) -> None:
         """Call ``compute``, which completes gradients of passes under ``no_sync``; average them.
@@ -199,58 +205,36 @@ class DistributedDataParallel(Module, Joinable):
 
         Raises RuntimeError for parameters without a gradient, unless unused ones were allowed.
         """
+        self._synchronised(compute, accumulated=True)
 
-        def timed() -> tuple[None, float]:
-            begin = time.perf_counter()
-            compute()
-            end = time.perf_counter()
-            self._reducer.stopwatch.add_backward(end - begin)
-            return None, end
+    def _timed(self, compute: Callable[[], _T]) -> _T:
+        begin = time.perf_counter()
+        result = compute()
+        self._reducer.stopwatch.add_backward(begin)
+        return result
 
-        self._synchronised(timed, accumulated=True)
-
-    def _synchronised(
-        self, compute: Callable[[], tuple[Any, float]], accumulated: bool = False
-    ) -> Any:
+    def _synchronised(self, compute: Callable[[], _T], *, accumulated: bool = False) -> _T:
         try:
             with Join.notify_join_context(self, _Phase.BACKWARD):
-                result, ended = self._average_around(compute, accumulated)
+                try:
+                    self._reducer.begin(accumulated=accumulated)
+                    result = self._timed(compute)
+                    self._reducer.finish(self._scale)
+                except BaseException as error:
+                    if self._reducer.failure is None:
+                        error.add_note(
+                            "A backward pass of DistributedDataParallel ended here before its "
+                            "gradients were reduced; the other ranks may wait for this one. "
+                            f"{WHAT_TO_DO}"
+                        )
+                        self._reducer.fail(error)
+                    raise
         finally:
             # Over are also parts of the forward that the loss did not depend on; and after an
             # error all of it, so that the module can be wrapped again.
             self.module.discard_saved()
-        self.statistics = self._reducer.stopwatch.finish(ended)
+        self.statistics = self._reducer.stopwatch.finish()
         return result
-
-    def _average_around(
-        self, compute: Callable[[], tuple[Any, float]], accumulated: bool
-    ) -> tuple[Any, float]:
-        try:
-            (self._reducer.begin_accumulated if accumulated else self._reducer.begin)()
-            result, ended = compute()
-            self._reducer.finish(self._scale)
-        except BaseException as error:
-            if not self._reducer.failed:
-                error.add_note(
-                    "A backward pass of DistributedDataParallel ended here before its gradients "
-                    f"were reduced; the other ranks may wait for this one. {WHAT_TO_DO}"
-                )
-                self._reducer.fail(error)
-            raise
-        return result, ended
-
-    def _compute_backward(
-        self, context: Any, args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> tuple[Any, float]:
-        """Return what the module's backward returns, and when it ended."""
-        begin = time.perf_counter()
-        if self._casting is None:
-            result = self.module.backward(*args, **kwargs)
-        else:
-            result = self._casting.backward(context, *args, **kwargs)
-        end = time.perf_counter()
-        self._reducer.stopwatch.add_backward(end - begin)
-        return result, end
 
     @contextmanager
     def no_sync(self) -> Generator[None]:
@@ -289,7 +273,7 @@ class DistributedDataParallel(Module, Joinable):
             for parameter in optimizer.step_for(parameters):
                 parameter.zero_grad()
 
-        self._reducer.set_after_bucket(update)
+        self._reducer.after_bucket = update
 
     def move_to(self, mesh: DeviceMesh) -> None:
         """Go on with other replicas: those of ``mesh``, along the dims that the wrapper has had.
@@ -311,10 +295,10 @@ class DistributedDataParallel(Module, Joinable):
         old = self._reducer
         self._reducer = Reducer(named, self.process_group, self._options)
         if self._custom_hook:
-            self._reducer.set_hook(*old.hook)
+            self._reducer.hook = old.hook
         else:
             self._set_hook(self.process_group, allreduce_hook)
-        self._reducer.set_after_bucket(old.after_bucket)
+        self._reducer.after_bucket = old.after_bucket
 
     # Uneven inputs
 
@@ -393,7 +377,7 @@ class DistributedDataParallel(Module, Joinable):
 
     def _set_hook(self, state: Any, hook: CommHook) -> None:
         dtype = self._precision.reduce_dtype
-        self._reducer.set_hook(state, hook if dtype is None else compress_wrapper(hook, dtype))
+        self._reducer.hook = state, hook if dtype is None else compress_wrapper(hook, dtype)
 
     def _broadcast_buffers(self, source: int = 0) -> None:
         buffers = [buffer.data for buffer in self.module.buffers()]
