@@ -34,6 +34,13 @@ def resolve(ranks: Ranks | None, argument: str) -> ProcessGroup:
     return group
 
 
+def gathered(own: Any, group: ProcessGroup) -> list[Any]:
+    """Return what each member has as its ``own``, by group rank. A collective; by pickle."""
+    everybody: list[Any] = [None] * group.size()
+    group.all_gather_object(everybody, own)
+    return everybody
+
+
 def same_dims(ranks: Ranks | None, mesh: DeviceMesh, what: str) -> DeviceMesh:
     """Return the slice of ``mesh`` along the dims of the slice ``ranks``, which ``what`` was given.
 

@@ -16,6 +16,7 @@ import numpy as np
 from meshlib import DeviceMesh
 from meshlib.sharding import DArray, P, Sharding
 from parallel.arrays import is_array
+from parallel.groups import gathered
 from parallel.nn.module import Module
 from parallel.optim.optimizer import Optimizer
 
@@ -84,7 +85,7 @@ class StageStates:
                 name: _leaf(value) if _is_array(value) else value for name, value in values.items()
             }
         state: dict[str, Any] = {"model": {}, "optimizer": {}}
-        for stage, theirs in enumerate(self._tell(told)):
+        for stage, theirs in enumerate(gathered(told, self._pipeline)):
             mesh = self._stages[stage]
             for path, leaf in theirs["model"].items():
                 own = model[path] if stage == mine else None
@@ -106,7 +107,7 @@ class StageStates:
         own, _ = self._own()
         told = {path: _leaf(value) for path, value in own.items()}
         known: dict[str, tuple[_Leaf, DeviceMesh]] = {}
-        for stage, theirs in enumerate(self._tell(told)):
+        for stage, theirs in enumerate(gathered(told, self._pipeline)):
             known |= {path: (leaf, self._stages[stage]) for path, leaf in theirs.items()}
 
         def like(keys: tuple[Any, ...], shape: tuple[int, ...]) -> Any:
@@ -153,12 +154,6 @@ class StageStates:
             if parameter in self._optimizer.state
         }
         return model, optimizer
-
-    def _tell(self, told: Any) -> list[Any]:
-        """Return what each stage tells, in their order."""
-        everybody: list[Any] = [None] * self._pipeline.size()
-        self._pipeline.all_gather_object(everybody, told)
-        return everybody
 
 
 def _is_array(value: Any) -> bool:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from meshlib import ProcessGroup, ReduceOp, error_feedback
 from parallel.arrays import Array, namespace, pieces, placement
 from parallel.ddp.buckets import MIB
+from parallel.groups import gathered
 from parallel.nn.module import Module
 
 _COALESCE_BYTES = 64 * MIB
@@ -54,9 +55,8 @@ def check_same(own: Sequence[str] | Wrong, group: ProcessGroup, what: str = "the
         told = str(own)
     elif reference[0] is not None:
         told = first_difference(own, reference[0])
-    answers: list[tuple[type[Wrong] | None, str | None]] = [(None, None)] * group.size()
-    kinds = (kind for kind in _KINDS if isinstance(own, kind))
-    group.all_gather_object(answers, (next(kinds, None), told))
+    kind_of_own = next((kind for kind in _KINDS if isinstance(own, kind)), None)
+    answers: list[tuple[type[Wrong] | None, str | None]] = gathered((kind_of_own, told), group)
     if isinstance(own, Exception):
         raise own
     for rank, (kind, text) in enumerate(answers):

@@ -11,15 +11,20 @@ from meshlib import ProcessGroup
 from meshlib.sharding import Sharding
 from parallel.checks import describe
 from parallel.ddp.replicas import check_same, told_to_all
-from parallel.groups import Ranks, resolve
+from parallel.groups import Ranks, gathered, resolve
 from parallel.join.context import Join
 from parallel.join.joinable import FunctionsHook, Joinable, JoinHook
 from parallel.nn.parameter import Parameter
 from parallel.optim.optax_state import same_shared
 from parallel.optim.optimizer import Optimizer, ParamGroup
 from parallel.zero.keepers import Keepers, described, whole_nbytes
-from parallel.zero.partition import assign_owners, check_group_rank, collected
-from parallel.zero.shards import Shards, shards_by_placement
+from parallel.zero.shards import (
+    Shards,
+    assign_owners,
+    check_group_rank,
+    collected,
+    shards_by_placement,
+)
 
 
 class ZeroRedundancyOptimizer(Optimizer, Joinable):
@@ -227,8 +232,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         mine = self._own_state()
         kept = mine["state"]
         told = {number: described(values) for number, values in kept.items()}
-        answers: list[Any] = [None] * self._group.size()
-        self._group.all_gather_object(answers, (told, mine.get("shared")))
+        answers = gathered((told, mine.get("shared")), self._group)
         whole = {**mine, "param_groups": super().state_dict()["param_groups"]}
         if "shared" in whole:
             owners = {n: shared for n, (told, shared) in enumerate(answers) if told}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from parallel.pipeline.schedules.arguments import check_counts, rounds_of
 from parallel.pipeline.schedules.greedy import fill
+from parallel.pipeline.schedules.whole import check_counts, rounds_of
 from parallel.pipeline.tables.actions import Action, Kind
 from parallel.pipeline.tables.table import Table
 
@@ -106,51 +106,37 @@ class _DualRank:
         """Return all actions, in order."""
         first, behind = self._rank + 1, self._ranks - self._rank - 1
         for _ in range(2 * behind):
-            self._forward(0)
+            self._do(_F, 0)
         for _ in range(first):
-            self._forward(0)
-            self._forward(1)
+            self._do(_F, 0)
+            self._do(_F, 1)
         for _ in range(behind):
-            self._input(1)
-            self._weight()
-            self._forward(1)
+            self._do(_I, 1)
+            self._row.append(self._weights.popleft())
+            self._do(_F, 1)
         for _ in range(microbatches - 2 * self._ranks + first):
-            self._forward(0)
-            self._backward(1)
-            self._forward(1)
-            self._backward(0)
+            self._do(_F, 0)
+            self._do(_B, 1)
+            self._do(_F, 1)
+            self._do(_B, 0)
         for _ in range(behind):
-            self._backward(1)
-            self._forward(1)
-            self._backward(0)
+            self._do(_B, 1)
+            self._do(_F, 1)
+            self._do(_B, 0)
         # From the middle of these on nothing is left that could fill a bubble but weights.
         for number in range(2 * first):
-            (self._backward if number < first else self._input)(1 - number % 2)
+            self._do(_B if number < first else _I, 1 - number % 2)
         for _ in range(behind):
             if self._weights:
-                self._weight()
-            self._input(0)
-        while self._weights:
-            self._weight()
-        return tuple(self._row)
+                self._row.append(self._weights.popleft())
+            self._do(_I, 0)
+        return (*self._row, *self._weights)
 
-    def _take(self, side: int, kind: Kind) -> tuple[int, int]:
-        number = self._next[side, kind]
-        self._next[side, kind] = number + 1
-        return self._stages[side], number
-
-    def _forward(self, side: int) -> None:
-        stage, number = self._take(side, _F)
-        self._row.append(Action(stage, _F, number))
-
-    def _backward(self, side: int) -> None:
-        stage, number = self._take(side, _B)
-        self._row.append(Action(stage, _B, number))
-
-    def _input(self, side: int) -> None:
-        stage, number = self._take(side, _B)
-        self._row.append(Action(stage, _I, number))
-        self._weights.append(Action(stage, _W, number))
-
-    def _weight(self) -> None:
-        self._row.append(self._weights.popleft())
+    def _do(self, kind: Kind, side: int) -> None:
+        """Add the next action of this kind; after an I, its W is waiting."""
+        counted = _F if kind is _F else _B
+        stage, number = self._stages[side], self._next[side, counted]
+        self._next[side, counted] = number + 1
+        self._row.append(Action(stage, kind, number))
+        if kind is _I:
+            self._weights.append(Action(stage, _W, number))

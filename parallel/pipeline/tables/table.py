@@ -86,13 +86,10 @@ class Table:
                         f" microbatch {microbatch}; expected F and B, or F, I and W"
                     )
 
-    def is_split(self, stage: int, microbatch: int) -> bool:
-        """Whether the backward of a microbatch is in two halves there."""
-        return (stage, microbatch) in self._halves
-
     def needs(self, action: Action) -> list[Action]:
         """Return the actions that must have ended before ``action`` begins."""
-        return action.needs(self.stages - 1, self.is_split(action.stage + 1, action.microbatch))
+        next_is_split = (action.stage + 1, action.microbatch) in self._halves
+        return action.needs(self.stages - 1, next_is_split)
 
     def in_time(self) -> list[tuple[int, Action]]:
         """Return all actions, with their ranks, in an order in which they can be done.
