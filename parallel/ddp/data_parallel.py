@@ -12,7 +12,6 @@ from meshlib import DeviceMesh, ProcessGroup
 from parallel.checks import describe
 from parallel.ddp.buckets import FIRST_BUCKET_BYTES, MIB, cap_in_bytes
 from parallel.ddp.comm_hooks import CommHook, allreduce_hook, compress_wrapper
-from parallel.ddp.precision import MixedPrecision
 from parallel.ddp.reducer import WHAT_TO_DO, Reducer, ReducerOptions
 from parallel.ddp.replicas import broadcast_coalesced, check_same_model, told_to_all
 from parallel.ddp.statistics import PassStatistics
@@ -21,7 +20,7 @@ from parallel.join.context import Join
 from parallel.join.joinable import FunctionsHook, Joinable, JoinHook, OptimizerReplica
 from parallel.nn.module import Module
 from parallel.nn.parameter import Parameter
-from parallel.nn.precision import Casting
+from parallel.nn.precision import Casting, MixedPrecision
 from parallel.optim.optimizer import Optimizer
 
 _T = TypeVar("_T")
@@ -291,7 +290,7 @@ class DistributedDataParallel(Module, Joinable):
         for _, parameter in named:
             parameter.grad = None
             parameter.set_grad_home(None)
-            parameter.forget_uses(parameter.uses)
+            parameter.uses = 0
         old = self._reducer
         self._reducer = Reducer(named, self.process_group, self._options)
         if self._custom_hook:

@@ -12,7 +12,7 @@ import numpy as np
 from meshlib import Future, ProcessGroup
 from parallel.arrays import Array, namespace, placement
 from parallel.ddp.buckets import Bucket, GradBucket, assign_buckets, check_like
-from parallel.ddp.comm_hooks import CommHook, allreduce_hook, only
+from parallel.ddp.comm_hooks import allreduce_hook, only
 from parallel.ddp.replicas import check_same
 from parallel.ddp.statistics import Stopwatch
 from parallel.ddp.unused import UnusedParameters
@@ -68,8 +68,8 @@ class Reducer:
         self._parameters = [parameter for _, parameter in named]
         self._group = group
         self._options = options
-        self.hook: tuple[Any, CommHook] = (group, allreduce_hook)
-        """What buckets are reduced with: its state and itself."""
+        self.hook: tuple[Any, Callable[..., Any]] = (group, allreduce_hook)
+        """What buckets are reduced with: its state and itself; what it returns is checked."""
         self.after_bucket: Callable[[Sequence[Parameter]], None] | None = None
         """Called with a bucket's parameters once their gradients are averages.
 
@@ -317,7 +317,7 @@ class Reducer:
         is_last = bucket.index == len(self._buckets) - 1
         handed = GradBucket(bucket, is_last, self._group)
         state, hook = self.hook
-        future: object = hook(state, handed)
+        future = hook(state, handed)
         if not isinstance(future, Future):
             raise TypeError(
                 f"the communication hook must return a Future, got {type(future).__qualname__} "

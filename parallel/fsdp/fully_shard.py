@@ -11,11 +11,11 @@ from parallel.checks import check_instance, describe
 from parallel.ddp.replicas import check_same, describe_options, told_to_all
 from parallel.fsdp.group import ParameterGroup
 from parallel.fsdp.module import FSDPModule
-from parallel.fsdp.policy import MixedPrecisionPolicy
 from parallel.fsdp.state import ModuleState
 from parallel.groups import check_shard_mesh
 from parallel.nn.module import Module
 from parallel.nn.parameter import Parameter
+from parallel.nn.precision import MixedPrecisionPolicy
 from transport.checks import to_whole_number
 
 _M = TypeVar("_M", bound=Module)

@@ -61,7 +61,7 @@ class XlaReducer(Reducer):
         """Prepare for a pass in which every parameter's gradient will come."""
         self.share_in_place = 0.0
         for parameter in self._parameters:
-            parameter.forget_uses(parameter.uses)
+            parameter.uses = 0
             parameter.grad = None
             parameter.expect_grad()
         super().begin(accumulated=accumulated)
