@@ -13,8 +13,7 @@ from parallel.arrays import Array
 from parallel.checks import check_callable
 from parallel.groups import Ranks
 from parallel.jax.trees import TreeOfParameters, is_trained
-from parallel.pipeline.stages.specs import Spec, as_tuple
-from parallel.pipeline.stages.stage import Stage
+from parallel.pipeline.stages.stage import Spec, Stage, as_tuple
 
 Tree = Any
 _Trained = list[jax.Array]

@@ -11,17 +11,13 @@ from parallel.arrays import Array
 from parallel.checks import check_instance
 from parallel.ddp.replicas import describe_options, first_difference
 from parallel.groups import gathered
-from parallel.pipeline.running.executor import Batch, Step
-from parallel.pipeline.running.messages import Agreement, Passage, joined, watched
-from parallel.pipeline.running.microbatches import cut, cut_kwargs, cut_target
-from parallel.pipeline.running.plan import Plan
+from parallel.pipeline.running.executor import Batch, Step, cut, cut_kwargs, cut_target
+from parallel.pipeline.running.messages import Agreement, Passage, Plan, joined, watched
 from parallel.pipeline.stages.module_stage import PipelineStage
 from parallel.pipeline.stages.shared import SharedParameters
-from parallel.pipeline.stages.specs import check_like, specs_of
-from parallel.pipeline.stages.stage import Stage
-from parallel.pipeline.tables.actions import Action
+from parallel.pipeline.stages.stage import Stage, check_like, specs_of
 from parallel.pipeline.tables.simulation import Span, Timing
-from parallel.pipeline.tables.table import Table
+from parallel.pipeline.tables.table import Action, Table
 
 
 class PipelineSchedule:

@@ -13,7 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from meshlib import ProcessGroup
+from meshlib.sharding import Partial, Replicate, Shard
 from parallel.arrays import Array, namespace
+from parallel.checks import describe
 
 Pending = Callable[[], Array]
 """Waits for what was started, and returns the array."""
@@ -127,3 +129,31 @@ def _reduce_scatter(x: Array, group: ProcessGroup, dim: int, *, async_op: bool) 
         return part
 
     return finish
+
+
+Placement = Shard | Replicate | Partial
+
+
+def sequence_dim(layout: object, name: str) -> int | None:
+    """Return the dim that ``layout``, called ``name``, is split along; None if it is whole.
+
+    Raises TypeError for what is neither ``Shard`` nor ``Replicate``.
+    """
+    if isinstance(layout, Shard):
+        return layout.dim
+    if isinstance(layout, Replicate):
+        return None
+    raise TypeError(f"{name} must be Replicate() or Shard(dim), got {describe(layout)}")
+
+
+def features_split(layout: object, name: str) -> bool:
+    """Return whether ``layout``, called ``name``, has features split (None), or is whole.
+
+    Raises TypeError for what is neither None nor ``Replicate``.
+    """
+    if layout is not None and not isinstance(layout, Replicate):
+        raise TypeError(
+            f"{name} must be Replicate() or None, for features that are split, got"
+            f" {describe(layout)}"
+        )
+    return layout is None

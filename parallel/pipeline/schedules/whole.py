@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from parallel.checks import to_count
-from parallel.pipeline.tables.actions import Action, Kind
-from parallel.pipeline.tables.table import Table
+from parallel.pipeline.tables.table import Action, Kind, Table
 
 _F, _B = Kind.FORWARD, Kind.BACKWARD
 

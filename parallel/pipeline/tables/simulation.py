@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 
-from parallel.pipeline.tables.actions import Action, Kind
-from parallel.pipeline.tables.table import Table
+from parallel.pipeline.tables.table import Action, Kind, Table
 
 Costs = Mapping[Kind, float] | Callable[[Action], float]
 """What an action takes: by its kind, or by itself."""
