@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 import meshlib
 from meshlib import ProcessGroup, ReduceOp, error_feedback
-from parallel.arrays import Array, namespace, pieces
+from parallel.arrays import Array, namespace, pieces, written
 from parallel.nn.parameter import Parameter
 
 MIB = 1 << 20
@@ -209,7 +209,5 @@ def check_like(got: Array, expected: Array, what: str, dtype: Any = None) -> Non
     """
     dtype = expected.dtype if dtype is None else dtype
     if getattr(got, "shape", None) != expected.shape or got.dtype != dtype:
-        described = (
-            f"{got.dtype.name}{list(got.shape)}" if hasattr(got, "dtype") else type(got).__name__
-        )
+        described = written(got) if hasattr(got, "dtype") else type(got).__name__
         raise ValueError(f"{what}: expected {dtype.name}{list(expected.shape)}, got {described}")

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 
 from meshlib import DeviceMesh
 from parallel.checks import check_instance, describe
-from parallel.ddp.replicas import check_same, describe_options, told_to_all
+from parallel.ddp.replicas import check_same, describe_options, describe_parameters, told_to_all
 from parallel.fsdp.group import ParameterGroup
 from parallel.fsdp.module import FSDPModule
 from parallel.fsdp.state import ModuleState
@@ -87,11 +87,7 @@ def fully_shard(
     check_same(
         [
             *describe_options(reshard_after_forward=resharding, mp_policy=policy),
-            *(
-                f"parameter {path} {p.data.dtype.name}{list(p.shape)}"
-                + ("" if p.requires_grad else " (frozen)")
-                for path, p in own
-            ),
+            *describe_parameters(own),
         ],
         mesh.process_group,
     )

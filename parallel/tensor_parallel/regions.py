@@ -5,7 +5,7 @@ section 3 (f is the identity forward and an all-reduce backward, g the reverse),
 Korthikanti et al., arXiv:2205.05198, section 4.2.2, which gather and reduce-scatter along the
 sequence in their place. Here each is one function, and a layer calls it where it needs it. Parts
 are equal, by group rank, along ``dim`` (by default the last). ``reduce`` takes its array over and
-works in place.
+works in place. How activations lie before and after a module is said by torch's placements.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from meshlib import ProcessGroup
 from meshlib.sharding import Partial, Replicate, Shard
 from parallel.arrays import Array, namespace
 from parallel.checks import describe
+
+Placement = Shard | Replicate | Partial
 
 Pending = Callable[[], Array]
 """Waits for what was started, and returns the array."""
@@ -129,9 +131,6 @@ def _reduce_scatter(x: Array, group: ProcessGroup, dim: int, *, async_op: bool) 
         return part
 
     return finish
-
-
-Placement = Shard | Replicate | Partial
 
 
 def sequence_dim(layout: object, name: str) -> int | None:

@@ -207,7 +207,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         self.check_state(state)
         self._consolidated = None
         self._load_options(state)
-        inner, numbers = self.local_optimizer, self._numbers()
+        inner, numbers, parameters = self.local_optimizer, self._numbers(), self.parameters()
         local = {number: i for i, number in enumerate(self._own_numbers())}
         groups: list[ParamGroup] = []
         for whole, mine in zip(state["param_groups"], inner.param_groups, strict=True):
@@ -215,7 +215,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
             groups.append({**whole, "params": chosen})
         parts: dict[int, dict[str, Any]] = {}
         for number, values in state["state"].items():
-            mine = self._keepers.take(self._by_number(number), values)
+            mine = self._keepers.take(parameters[number], values)
             if number in local:
                 parts[local[number]] = mine
         inner.load_state_dict({**state, "state": parts, "param_groups": groups})
@@ -238,10 +238,10 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
             owners = {n: shared for n, (told, shared) in enumerate(answers) if told}
             whole["shared"] = same_shared(owners)
         state: dict[int, Any] = {}
+        parameters = self.parameters()
         for told, _ in answers:
             for number, values in told.items():
-                parameter = self._by_number(number)
-                state[number] = self._keepers.give(parameter, values, kept.get(number))
+                state[number] = self._keepers.give(parameters[number], values, kept.get(number))
         whole["state"] = dict(sorted(state.items()))
         return whole
 
@@ -255,16 +255,13 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
 
     def _own_numbers(self) -> list[int]:
         numbers = self._numbers()
-        return [numbers[p] for g in self.local_optimizer.param_groups for p in g["params"]]
+        return [numbers[parameter] for parameter in self.local_optimizer.parameters()]
 
     def _own_state(self) -> dict[str, Any]:
         """Return the state of this rank's parameters, by their numbers among all."""
         mine, own = self.local_optimizer.state_dict(), self._own_numbers()
         mine["state"] = {own[number]: values for number, values in mine["state"].items()}
         return mine
-
-    def _by_number(self, number: int) -> Parameter:
-        return [p for group in self.param_groups for p in group["params"]][number]
 
     # ------------------------------------------------------------------ uneven inputs
 
