@@ -9,7 +9,7 @@ import numpy as np
 
 from meshlib import ProcessGroup
 from meshlib.sharding import DArray, Sharding
-from parallel.arrays import Array, is_floating, namespace
+from parallel.arrays import Array, is_floating, namespace, written
 from parallel.checks import check_array, check_callable
 
 GradHook = Callable[["Parameter"], None]
@@ -86,7 +86,7 @@ class Parameter:
     def __repr__(self) -> str:
         label = f"{self.name}: " if self.name else ""
         frozen = "" if self.requires_grad else ", frozen"
-        return f"Parameter({label}{self.data.dtype.name}{list(self.data.shape)}{frozen})"
+        return f"Parameter({label}{written(self.data)}{frozen})"
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -225,8 +225,7 @@ class Parameter:
         )
         if contribution.shape != self.data.shape or not fits:
             raise ValueError(
-                f"gradient of {self!r} must have its shape and dtype, got "
-                f"{contribution.dtype.name}{list(contribution.shape)}"
+                f"gradient of {self!r} must have its shape and dtype, got {written(contribution)}"
             )
         if self.requires_grad:
             contribution = contribution.astype(self.master.dtype, copy=False)
@@ -288,10 +287,7 @@ class Parameter:
         if home is not None:
             check_array(home, "home")
         if home is not None and (home.shape != self.shape or home.dtype != self.master.dtype):
-            raise ValueError(
-                f"home of {self!r} must have its shape and dtype, got "
-                f"{home.dtype.name}{list(home.shape)}"
-            )
+            raise ValueError(f"home of {self!r} must have its shape and dtype, got {written(home)}")
         if self.grad is not None and self.grad is not home:
             if home is None:
                 self.grad = self.grad.copy()
@@ -321,4 +317,4 @@ class Buffer:
         self.persistent = persistent
 
     def __repr__(self) -> str:
-        return f"Buffer({self.data.dtype.name}{list(self.data.shape)})"
+        return f"Buffer({written(self.data)})"

@@ -37,7 +37,9 @@ class Casting:
 
     def forward(self, *args: Any, **kwargs: Any) -> tuple[Any, _Dtype]:
         """Return the output, and the dtype outside, which ``backward`` wants."""
-        outside = first_dtype([args, kwargs]) or self._master_dtype()
+        first = next(self.module.parameters(), None)
+        own = self.dtype if first is None else first.master.dtype
+        outside = first_dtype([args, kwargs]) or own
         with self._lowered():
             output = self.module(*cast(args, self.dtype), **cast(kwargs, self.dtype))
         return cast(output, outside), outside
@@ -51,10 +53,6 @@ class Casting:
     def _do_deferred(self, work: Work) -> None:
         with self._lowered():
             work()
-
-    def _master_dtype(self) -> _Dtype:
-        first = next(self.module.parameters(), None)
-        return self.dtype if first is None else first.master.dtype
 
     @contextmanager
     def _lowered(self) -> Generator[None]:

@@ -198,7 +198,15 @@ class PipelineSchedule:
         step = Step(plan, self._stages, self._agreement, batch, self._loss, scale)
         try:
             with watched(self.group) as passages:
-                self._step(step, training)
+                for stage in self._stages.values():
+                    stage.begin(training)
+                if training:
+                    self._shared.begin()
+                step.run()
+                for stage in self._stages.values():
+                    stage.end(failed=False)
+                if training:
+                    self._shared.finish()
         except BaseException:
             self._failed = True
             for stage in self._stages.values():
@@ -210,17 +218,6 @@ class PipelineSchedule:
         if batch.outputs is None or last is None:
             return None
         return _joined(last, batch.outputs)
-
-    def _step(self, step: Step, training: bool) -> None:
-        for stage in self._stages.values():
-            stage.begin(training)
-        if training:
-            self._shared.begin()
-        step.run()
-        for stage in self._stages.values():
-            stage.end(failed=False)
-        if training:
-            self._shared.finish()
 
     def _batch(
         self, args: Sequence[Array], kwargs: dict[str, Any], target: Any, training: bool

@@ -43,22 +43,12 @@ def start_reduce(x: Array, group: ProcessGroup) -> Pending:
 
 def gather(x: Array, group: ProcessGroup, dim: int = -1) -> Array:
     """Return the ranks' ``x`` side by side along ``dim``, the same on every rank."""
-    return _gather(x, group, dim, async_op=False)()
-
-
-def start_gather(x: Array, group: ProcessGroup, dim: int = -1) -> Pending:
-    """Begin ``gather`` and let the caller compute meanwhile; ``x`` must not change until then."""
-    return _gather(x, group, dim, async_op=True)
+    return start_gather(x, group, dim, async_op=False)()
 
 
 def reduce_scatter(x: Array, group: ProcessGroup, dim: int) -> Array:
     """Return this rank's part along ``dim`` of the sum of ``x`` over the group."""
-    return _reduce_scatter(x, group, dim, async_op=False)()
-
-
-def start_reduce_scatter(x: Array, group: ProcessGroup, dim: int) -> Pending:
-    """Begin ``reduce_scatter`` and let the caller compute meanwhile."""
-    return _reduce_scatter(x, group, dim, async_op=True)
+    return start_reduce_scatter(x, group, dim, async_op=False)()
 
 
 def split(x: Array, group: ProcessGroup, dim: int = -1) -> Array:
@@ -93,7 +83,11 @@ def part_size(total: int, group: ProcessGroup, what: str) -> int:
     return width
 
 
-def _gather(x: Array, group: ProcessGroup, dim: int, *, async_op: bool) -> Pending:
+def start_gather(x: Array, group: ProcessGroup, dim: int = -1, *, async_op: bool = True) -> Pending:
+    """Begin ``gather`` and let the caller compute meanwhile; ``x`` must not change until then.
+
+    Without ``async_op`` all of it is done at once, in the caller's thread.
+    """
     size = group.size()
     if size == 1:
         return lambda: x
@@ -114,7 +108,10 @@ def _gather(x: Array, group: ProcessGroup, dim: int, *, async_op: bool) -> Pendi
     return finish
 
 
-def _reduce_scatter(x: Array, group: ProcessGroup, dim: int, *, async_op: bool) -> Pending:
+def start_reduce_scatter(
+    x: Array, group: ProcessGroup, dim: int, *, async_op: bool = True
+) -> Pending:
+    """Begin ``reduce_scatter`` and let the caller compute meanwhile; ``async_op`` as above."""
     if group.size() == 1:
         return lambda: x
     xp = namespace(x)

@@ -9,6 +9,7 @@ import numpy as np
 
 from meshlib import ProcessGroup
 from meshlib.sharding import Sharding
+from parallel.arrays import written
 from parallel.checks import describe
 from parallel.ddp.replicas import check_same, told_to_all
 from parallel.groups import Ranks, gathered, resolve
@@ -106,7 +107,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
     def _own(self, groups: Iterable[ParamGroup]) -> None:
         parameters = [parameter for group in groups for parameter in group["params"]]
         lines = [
-            f"parameter {number} {parameter.data.dtype.name}{list(parameter.shape)}"
+            f"parameter {number} {written(parameter.data)}"
             for number, parameter in enumerate(parameters, len(self._owners))
         ]
         in_parts = [p for p in parameters if p.sharding is not None]

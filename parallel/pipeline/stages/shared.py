@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from meshlib import ProcessGroup, Work
-from parallel.arrays import Array, namespace
+from parallel.arrays import Array, namespace, written
 from parallel.groups import gathered
 from parallel.nn.parameter import Parameter
 
@@ -131,4 +131,4 @@ def _check(name: str, holders: Sequence[_Holder]) -> None:
 
 def _describe(parameter: Parameter) -> str:
     frozen = "" if parameter.requires_grad else " (frozen)"
-    return f"{parameter.master.dtype.name}{list(parameter.master.shape)}{frozen}"
+    return f"{written(parameter.master)}{frozen}"

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from meshlib import ProcessGroup
-from parallel.arrays import Array, is_floating
+from parallel.arrays import Array, is_floating, written
 from parallel.checks import describe, to_count
 from parallel.groups import Ranks, resolve
 from transport.checks import to_whole_number
@@ -27,7 +27,7 @@ class Spec(NamedTuple):
     dtype: np.dtype[Any]
 
     def __str__(self) -> str:
-        return f"{self.dtype.name}{list(self.shape)}"
+        return written(self)
 
     @property
     def nbytes(self) -> int:
