@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 import meshlib
 from meshlib import ProcessGroup, ReduceOp, error_feedback
-from parallel.arrays import Array, namespace, pieces, placement
+from parallel.arrays import Array, namespace, pieces, written
 from parallel.nn.parameter import Parameter
 
 MIB = 1 << 20
@@ -104,12 +104,10 @@ class Bucket:
         """Keep what reductions round away; ``known`` has the parts of it that there are already, by
         the numbers of the parameters.
         """
-        kept = self.residual = np.zeros(self.buffer.size, np.float32)
-        for number, (begin, end) in zip(
-            self.numbers, itertools.pairwise(self.offsets), strict=True
-        ):
+        self.residual = np.zeros(self.buffer.size, np.float32)
+        for number, part in self.residuals().items():
             if number in known:
-                kept[begin:end] = known[number]
+                part[...] = known[number]
 
     def residuals(self) -> dict[int, Array]:
         """Return the parts of ``residual`` by the parameters' numbers."""
@@ -211,12 +209,5 @@ def check_like(got: Array, expected: Array, what: str, dtype: Any = None) -> Non
     """
     dtype = expected.dtype if dtype is None else dtype
     if getattr(got, "shape", None) != expected.shape or got.dtype != dtype:
-        described = (
-            f"{got.dtype.name}{list(got.shape)}" if hasattr(got, "dtype") else type(got).__name__
-        )
+        described = written(got) if hasattr(got, "dtype") else type(got).__name__
         raise ValueError(f"{what}: expected {dtype.name}{list(expected.shape)}, got {described}")
-
-
-def bucket_key(parameter: Parameter) -> tuple[str, str]:
-    """Return what parameters of one bucket have in common: (dtype, device)."""
-    return placement(parameter.data)

@@ -10,12 +10,11 @@ import numpy as np
 from meshlib import DeviceMesh, ProcessGroup
 from parallel.arrays import Array, is_floating, namespace, placement
 from parallel.fsdp.layout import rows_of
-from parallel.fsdp.movement import Gather, Homes, Reduction
+from parallel.fsdp.movement import Gather, Homes, Pool, Reduction
 from parallel.fsdp.part import Part
-from parallel.fsdp.policy import MixedPrecisionPolicy
-from parallel.fsdp.pool import Pool
 from parallel.groups import same_dims
 from parallel.nn.parameter import Parameter
+from parallel.nn.precision import MixedPrecisionPolicy
 
 
 class ParameterGroup:
@@ -30,10 +29,7 @@ class ParameterGroup:
         mesh: DeviceMesh,
         policy: MixedPrecisionPolicy,
     ) -> None:
-        self._mesh = mesh
-        last = mesh.ndim - 1
-        self.shards: ProcessGroup = mesh[last].process_group
-        self.replicas: ProcessGroup | None = mesh[0].process_group if last else None
+        self._spread(mesh)
         self.policy = policy
         self.parts: list[Part] = [Part(path, parameter, mesh) for path, parameter in named]
         for part in self.parts:
@@ -56,12 +52,15 @@ class ParameterGroup:
         self._reductions: list[Reduction] = []
         self._not_averaged: list[Array] | None = None
 
+    def _spread(self, mesh: DeviceMesh) -> None:
+        self._mesh = mesh
+        last = mesh.ndim - 1
+        self.shards: ProcessGroup = mesh[last].process_group
+        self.replicas: ProcessGroup | None = mesh[0].process_group if last else None
+
     def move_to(self, mesh: DeviceMesh) -> None:
         """Go on with the ranks of ``mesh``, along the dims that the group has had."""
-        self._mesh = same_dims(self._mesh, mesh, "fully_shard")
-        last = self._mesh.ndim - 1
-        self.shards = self._mesh[last].process_group
-        self.replicas = self._mesh[0].process_group if last else None
+        self._spread(same_dims(self._mesh, mesh, "fully_shard"))
         for part in self.parts:
             part.move_to(self._mesh)
 
@@ -136,12 +135,8 @@ class ParameterGroup:
     @property
     def is_complete(self) -> bool:
         """Whether all uses in forward have given their gradients, and there are some."""
-        return self.is_pending and not any(part.parameter.uses for part in self.parts)
-
-    @property
-    def is_pending(self) -> bool:
-        """Whether there are gradients of whole parameters that were not reduced."""
-        return any(part.whole_grad is not None for part in self.parts)
+        pending = any(part.whole_grad is not None for part in self.parts)
+        return pending and not any(part.parameter.uses for part in self.parts)
 
     def begin_reduce(self) -> None:
         """Begin to average the gradients over the ranks."""
@@ -196,9 +191,7 @@ class ParameterGroup:
             if part.lent:
                 part.take_back()
             part.pending = None
-            part.parameter.forget_uses(
-                part.parameter.uses
-            )  # some may have been in the middle of it
+            part.parameter.uses = 0  # some may have been in the middle of it
         self.pool: Pool = pool
         self.holders: int = 0
         self._whole = False

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from parallel.fsdp.group import ParameterGroup
-from parallel.fsdp.pool import Pool
+from parallel.fsdp.movement import Pool
 from parallel.nn.module import Module
 
 if TYPE_CHECKING:
@@ -104,9 +104,7 @@ class Schedule:
 
     def before_backward(self, state: ModuleState) -> None:
         """Gather what the module computes with, and begin with the one's before it in forward."""
-        self._hold(state)
-        for group in state.groups:
-            group.prepare_backward()
+        self.before_deferred(state)
         while state in self._passed and self._passed.pop() is not state:
             pass
         before = self._passed[-1:]

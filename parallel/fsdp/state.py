@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from parallel.fsdp.group import ParameterGroup
-from parallel.fsdp.policy import MixedPrecisionPolicy
 from parallel.fsdp.schedule import Schedule
 from parallel.nn.module import Work
-from parallel.nn.precision import cast, first_dtype
+from parallel.nn.precision import MixedPrecisionPolicy, cast, first_dtype
 
 if TYPE_CHECKING:
     from parallel.fsdp.module import FSDPModule
@@ -43,6 +42,12 @@ class ModuleState:
 
     def __repr__(self) -> str:
         return type(self.module).__qualname__
+
+    def set_sync(self, syncs: bool) -> None:
+        """Say whether backward reduces gradients."""
+        self.syncs: bool = syncs
+        if self.own is not None:
+            self.own.sync = syncs
 
     def forward(
         self, compute: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]

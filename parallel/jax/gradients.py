@@ -57,14 +57,14 @@ class XlaReducer(Reducer):
         super().__init__([(path, _stand_in(spec)) for path, spec in named], group, options)
         self._total_bytes = self._nbytes(range(len(named)))
 
-    def begin(self) -> None:
+    def begin(self, *, accumulated: bool = False) -> None:
         """Prepare for a pass in which every parameter's gradient will come."""
         self.share_in_place = 0.0
         for parameter in self._parameters:
-            parameter.forget_uses(parameter.uses)
+            parameter.uses = 0
             parameter.grad = None
             parameter.expect_grad()
-        super().begin()
+        super().begin(accumulated=accumulated)
 
     def arrive(self, number: int, gradient: HostArray) -> None:
         """Take the gradient of one parameter, which is complete."""
@@ -73,10 +73,6 @@ class XlaReducer(Reducer):
     def arrived(self, number: int) -> bool:
         """Whether the gradient of one parameter has come in this pass."""
         return self._ready[number]
-
-    def seal(self) -> None:
-        """Note that every gradient has come."""
-        self._seal()
 
     def collect(self, outputs: Mapping[int, HostArray]) -> None:
         """Wait for the parameters' buckets, and put the averages into ``outputs``.
@@ -90,7 +86,7 @@ class XlaReducer(Reducer):
 
     def close(self) -> None:
         """End a pass, all of whose gradients were collected."""
-        self._close()
+        super().close()
         self._forget()
 
     def portions(self) -> list[list[int]]:
@@ -174,7 +170,6 @@ class GradientExchange:
         self._same_memory: WeakKeyDictionary[Program, bool] = WeakKeyDictionary()
         self._addresses: dict[int, int] = {}
         self._begun = 0.0
-        self._computed = 0.0
         self._same = True
         self._running: Program | None = None
 
@@ -220,7 +215,7 @@ class GradientExchange:
         have that in them already.
         """
         with self._lock:
-            self._computed = time.perf_counter()
+            self.reducer.stopwatch.add_backward(self._begun)
             self._same = True
             for number in self._addresses:
                 self._compare_memory(number, inputs[number], outputs[number])
@@ -233,7 +228,6 @@ class GradientExchange:
                     np.add(gradient, accumulated[number], out=gradient)
                 self._addresses[number] = address(gradient)
                 self.reducer.arrive(number, gradient)
-            self.reducer.stopwatch.add_backward(self._computed - self._begun)
             self.reducer.seal()
 
     def collection(self, numbers: Sequence[int], *, last: bool) -> HostFunction:
@@ -268,7 +262,7 @@ class GradientExchange:
     def _end(self, program: Program) -> None:
         self.reducer.close()
         self._same_memory[program] = self._same
-        self.statistics = self.reducer.stopwatch.finish(self._computed)
+        self.statistics = self.reducer.stopwatch.finish()
         begun, self._running = self._running, None
         if begun is not None:
             begun.unguard(self._abandon)

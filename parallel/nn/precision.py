@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -36,7 +37,9 @@ class Casting:
 
     def forward(self, *args: Any, **kwargs: Any) -> tuple[Any, _Dtype]:
         """Return the output, and the dtype outside, which ``backward`` wants."""
-        outside = first_dtype([args, kwargs]) or self._master_dtype()
+        first = next(self.module.parameters(), None)
+        own = self.dtype if first is None else first.master.dtype
+        outside = first_dtype([args, kwargs]) or own
         with self._lowered():
             output = self.module(*cast(args, self.dtype), **cast(kwargs, self.dtype))
         return cast(output, outside), outside
@@ -50,10 +53,6 @@ class Casting:
     def _do_deferred(self, work: Work) -> None:
         with self._lowered():
             work()
-
-    def _master_dtype(self) -> _Dtype:
-        first = next(self.module.parameters(), None)
-        return self.dtype if first is None else first.master.dtype
 
     @contextmanager
     def _lowered(self) -> Generator[None]:
@@ -123,3 +122,56 @@ def _map_floating(value: Any, function: Callable[[Any], Any]) -> Any:
         return function(leaf) if is_array(leaf) and is_floating(leaf.dtype) else leaf
 
     return map_leaves(convert, value)
+
+
+@dataclass(frozen=True)
+class MixedPrecision:
+    """In which dtypes a model computes and averages, while it is trained in that of its parameters.
+
+    ``param_dtype`` is that of forward and backward, as by ``nn.ComputeIn`` around the whole module
+    (put ``ComputeIn`` of another dtype around parts that need it). ``reduce_dtype`` is that of the
+    buckets on the wire. None means the parameters' own. Names as in torch's.
+
+    Raises ValueError for a dtype that is not floating, TypeError for what is no dtype.
+    """
+
+    param_dtype: npt.DTypeLike | None = None
+    reduce_dtype: npt.DTypeLike | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("param_dtype", "reduce_dtype"):
+            dtype = getattr(self, name)
+            if dtype is not None:
+                to_floating(dtype, name)
+
+
+@dataclass(frozen=True)
+class MixedPrecisionPolicy:
+    """The dtypes of one ``fully_shard``: None leaves things as they are.
+
+    Args:
+        param_dtype: what parameters are gathered in, and modules compute in. The parts that the
+            optimizer updates stay what they are.
+        reduce_dtype: what gradients are reduced in; by default the parameters' own dtype.
+        output_dtype: what floating outputs of ``forward`` are cast to; by default they stay in the
+            dtype that they were computed in.
+        cast_forward_inputs: cast floating inputs of ``forward`` to ``param_dtype``.
+
+    Raises ValueError for a dtype that is not floating, TypeError for what is no dtype.
+    """
+
+    param_dtype: npt.DTypeLike | None = None
+    reduce_dtype: npt.DTypeLike | None = None
+    output_dtype: npt.DTypeLike | None = None
+    cast_forward_inputs: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("param_dtype", "reduce_dtype", "output_dtype"):
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, to_floating(value, name))
+
+    def dtype(self, name: str) -> np.dtype[Any] | None:
+        """Return ``param_dtype``, ``reduce_dtype`` or ``output_dtype`` as a dtype, or None."""
+        value = getattr(self, name)
+        return None if value is None else np.dtype(value)

@@ -14,9 +14,15 @@ from parallel.groups import Ranks
 from parallel.nn.layers.embedding import Embedding
 from parallel.nn.module import Module
 from parallel.nn.parameter import Parameter
-from parallel.tensor_parallel.layouts import Placement, sequence_dim
 from parallel.tensor_parallel.parts import Parts
-from parallel.tensor_parallel.regions import gather, part_size, reduce, reduce_scatter
+from parallel.tensor_parallel.regions import (
+    Placement,
+    gather,
+    part_size,
+    reduce,
+    reduce_scatter,
+    sequence_dim,
+)
 
 
 class VocabParallelEmbedding(Embedding):

@@ -23,13 +23,15 @@ from parallel.arrays import Array
 from parallel.checks import check_instance, to_count
 from parallel.groups import Ranks
 from parallel.nn.layers.linear import Linear, check_input, check_last
-from parallel.tensor_parallel.layouts import Placement, features_split, sequence_dim
 from parallel.tensor_parallel.parts import Parts
 from parallel.tensor_parallel.regions import (
+    Placement,
+    features_split,
     gather,
     part_size,
     reduce,
     reduce_scatter,
+    sequence_dim,
     split,
     start_gather,
     start_reduce,

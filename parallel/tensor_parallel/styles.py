@@ -12,9 +12,9 @@ from parallel.nn.layers.embedding import Embedding
 from parallel.nn.layers.linear import Linear
 from parallel.nn.module import Module
 from parallel.tensor_parallel.embedding import VocabParallelEmbedding
-from parallel.tensor_parallel.layouts import Placement, features_split, sequence_dim
 from parallel.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
 from parallel.tensor_parallel.parts import Parts
+from parallel.tensor_parallel.regions import Placement, features_split, sequence_dim
 
 
 class ParallelStyle(ABC):

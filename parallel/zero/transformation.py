@@ -19,7 +19,7 @@ from parallel.optim.optax_state import (
     same_shared,
     take_apart,
 )
-from parallel.zero.partition import assign_owners, check_group_rank, collected
+from parallel.zero.shards import assign_owners, check_group_rank, collected
 
 if TYPE_CHECKING:
     import jax
