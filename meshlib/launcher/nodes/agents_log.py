@@ -112,8 +112,7 @@ class SharedLog(Log):
         self._talker.join(_FAREWELL_SECONDS)
         if self._follower is not None:
             self._follower.close()
-        if self._server is not None:
-            self._server.close()
+        super().close(in_touch=in_touch)
 
     def _talk(self) -> None:
         try:

@@ -109,9 +109,11 @@ class Log(ABC):
     def flush(self) -> None:
         """Return when what was said is written, or after a moment."""
 
-    @abstractmethod
     def close(self, *, in_touch: bool) -> None:
         """Leave; ``in_touch``: where the others can hear it. Idempotent."""
+        del in_touch
+        if self._server is not None:
+            self._server.close()
 
 
 class OwnLog(Log):
@@ -126,8 +128,8 @@ class OwnLog(Log):
         secret = os.urandom(32)
         self.host: str = "127.0.0.1"
         self.secret: str = secret.hex()
-        self._server = TCPStoreServer(self.host, options.nodes.port, secret=secret)
-        self.port: int = self._server.port
+        self._server = server = TCPStoreServer(self.host, options.nodes.port, secret=secret)
+        self.port: int = server.port
         self._leader = leader_of(options, agent, self._last_members)
         self._news: list[Record] = []
 
@@ -149,10 +151,6 @@ class OwnLog(Log):
 
     def flush(self) -> None:
         """See ``Log``."""
-
-    def close(self, *, in_touch: bool) -> None:
-        """See ``Log``."""
-        self._server.close()
 
     def _last_members(self, attempt: int) -> list[int] | None:
         with contextlib.suppress(DistError), self._open_store() as store:

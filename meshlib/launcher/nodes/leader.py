@@ -90,11 +90,6 @@ class Leader:
         """The agents that have come and not gone."""
         return frozenset(self._present)
 
-    @property
-    def done(self) -> bool:
-        """Whether there will be no further attempt."""
-        return self._done
-
     def ranks_of(self, agent: str) -> Sequence[int]:
         """Return the ranks that ``agent`` was given in the attempt under way."""
         return self._attempt.ranks.get(agent, ()) if self._attempt else ()

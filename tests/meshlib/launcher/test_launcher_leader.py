@@ -145,9 +145,8 @@ def running(**rules):
 def test_a_job_that_ends_well():
     boss, _ = running()
     assert boss.receive(Ended("a", 0), 1.0) == []
-    assert not boss.done
     assert boss.receive(Ended("b", 0), 2.0) == [Result(0, again=False)]
-    assert boss.done
+    assert boss.receive(hello("c"), 3.0) == [Refused("c", "the job has ended")]
 
 
 def test_a_failure_stops_all_once_and_ends_the_job():
