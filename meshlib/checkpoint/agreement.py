@@ -38,14 +38,16 @@ class Party:
         world = find_world()
         if self.group is None or world is None:
             return self
-        own = world.new_group(self.ranks, timeout=self.group.seconds, desc="checkpoint", sort=False)
+        own = world.registry.new_group(
+            self.ranks, timeout=self.group.seconds, desc="checkpoint", sort=False
+        )
         return Party(own)
 
     def leave(self) -> None:
         """Give back the group that ``apart`` made."""
         world = find_world()
         if self.group is not None and world is not None:
-            world.forget(self.group)
+            world.registry.forget(self.group)
 
     @property
     def is_first(self) -> bool:
