@@ -379,13 +379,16 @@ class Agent:
 
         Does something: a call that waits for its reply, a request, a callback.
         """
-        me = threading.get_ident()
-        busy = self.threads.busy - (1 if self.threads.in_a_job else 0)
-        if busy or self._local or self.server.under_way or self._acting - {me}:
+        # A reply becomes a callback, and a callback a job that ends or calls: they are looked at in
+        # that order, so what moves on meanwhile is met later, or the number is another.
+        number = self.threads.done + self._last_number
+        if self._local or any(not call.is_question for call in self.peers.pending()):
             return None
-        if any(not call.is_question for call in self.peers.pending()):
+        if self._acting - {threading.get_ident()} or self.server.under_way:
             return None
-        return self.threads.done + self._last_number
+        if self.threads.busy - (1 if self.threads.in_a_job else 0):
+            return None
+        return number if number == self.threads.done + self._last_number else None
 
     # ------------------------------------------------------------------ deadlines and ends
 
