@@ -209,7 +209,7 @@ class Door:
             raise seen from None
         record.ended = monotonic()
         if record.completion is not None:
-            self._failure.explained_later(record)
+            record.completion.explain_by(partial(self._failure.explain, record))
         return result
 
     # ------------------------------------------------------------------ the shortcut
