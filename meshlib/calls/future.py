@@ -53,26 +53,42 @@ class Future(Generic[T]):
         continuations: Continuations | None = None,
     ) -> None:
         self._told = told
-        self.continuations: Continuations | None = continuations
-        """Where callbacks run."""
+        self._continuations = continuations
         self._pid = own_pid()
         # What this one waits for, and whether its callback runs already: until there is an outcome.
         self._source: Future[Any] | None = None
         self._under_way = False
         self._ready = Condition()
         self._done = False
-        self.outcome: Any = None
-        """The value, without a wait for a device."""
-        self.failure: BaseException | None = None
-        """The exception, of which nobody is told by this."""
-        self.completion: End | None = None
-        """What a device still has to do for the outcome."""
+        self._value: Any = None
+        self._exception: BaseException | None = None
         self._first: list[Callable[[Future[T]], object]] = []
         self._callbacks: list[Callable[[Future[T]], object]] = []
+        self._completion: End | None = None
+
+    @property
+    def continuations(self) -> Continuations | None:
+        """Where callbacks run."""
+        return self._continuations
+
+    @property
+    def completion(self) -> End | None:
+        """What a device still has to do for the outcome."""
+        return self._completion
+
+    @property
+    def outcome(self) -> Any:
+        """The value, without a wait for a device."""
+        return self._value
+
+    @property
+    def failure(self) -> BaseException | None:
+        """The exception, of which nobody is told by this."""
+        return self._exception
 
     def done(self) -> bool:
         """Whether the outcome is there; on a device, whether its work is done."""
-        return self._done and (self.completion is None or self.completion.done())
+        return self._done and (self._completion is None or self._completion.done())
 
     def wait(self, timeout: Timeout | None = None) -> T:
         """Wait for the outcome (at most ``timeout`` seconds); return it or raise it.
@@ -84,7 +100,7 @@ class Future(Generic[T]):
         self.block(timeout, lambda: "the future")
         exception = self.exception()
         if exception is None:
-            return self.outcome
+            return self._value
         try:
             raise exception
         finally:
@@ -99,7 +115,7 @@ class Future(Generic[T]):
         unless there is a ``timeout`` (seconds, a timedelta or "30s"), past which it raises
         ``WaitTimeoutError``.
         """
-        if self._done and self.completion is None:
+        if self._done and self._completion is None:
             return
         if why := refusal(what(), self._pid, "the wait in that process"):
             raise DistBackendError(why)
@@ -109,10 +125,10 @@ class Future(Generic[T]):
             self._wait_in_a_callback(lane, what, deadline)
         else:
             self._wait(what, deadline)
-        if self.completion is not None:
-            if deadline is not None and not self.completion.wait(deadline):
+        if self._completion is not None:
+            if deadline is not None and not self._completion.wait(deadline):
                 raise WaitTimeoutError(f"{what()} is not done after {deadline.seconds:g} s")
-            self.completion.join()
+            self._completion.join()
 
     def _wait(self, what: Callable[[], str], deadline: Deadline | None) -> None:
         try:
@@ -136,7 +152,7 @@ class Future(Generic[T]):
                     f"a callback waits for {what()}, which cannot come before that callback has"
                     " ended; expected it to be continued with then() instead"
                 )
-            if self.continuations is lane and self._source is not None:
+            if self._continuations is lane and self._source is not None:
                 lane.run_until(lambda: self._done, deadline)
             self._wait(what, deadline)
         finally:
@@ -147,7 +163,7 @@ class Future(Generic[T]):
         future, seen = self, set[Future[Any]]()
         while future not in seen:
             seen.add(future)
-            runs, origin = future.continuations, future
+            runs, origin = future._continuations, future
             while origin._source is not None and not origin._under_way:
                 origin = origin._source
             if runs is lane and origin._under_way:
@@ -172,9 +188,9 @@ class Future(Generic[T]):
 
     def exception(self) -> BaseException | None:
         """Return the exception that the call ended with, or None (also while it runs)."""
-        if self.failure is not None and self._told is not None:
+        if self._exception is not None and self._told is not None:
             self._told()
-        return self.failure
+        return self._exception
 
     def set_result(self, result: T, completion: End | None = None) -> None:
         """Make ``result`` the value. Raises RuntimeError when there is an outcome already.
@@ -226,7 +242,7 @@ class Future(Generic[T]):
 
     def _follower(self) -> Future[Any]:
         """Return the future that ``then`` fills."""
-        return Future[Any](continuations=self.continuations)
+        return Future[Any](continuations=self._continuations)
 
     def add_done_callback(self, callback: Callable[[Future[T]], object]) -> None:
         """Call ``callback(self)`` once this future is done, when ``then`` would; its result is not
@@ -235,7 +251,7 @@ class Future(Generic[T]):
         Raises TypeError if it cannot be called.
         """
         check_callable(callback)
-        lane = self.continuations
+        lane = self._continuations
         if self._keep(self._callbacks, callback):
             return
         # Not before those that are to come before it.
@@ -269,14 +285,14 @@ class Future(Generic[T]):
         with self._ready.lock:
             if self._done:
                 raise RuntimeError("the future has an outcome already")
-            self.outcome, self.failure = value, exception
-            self.completion = completion
+            self._value, self._exception = value, exception
+            self._completion = completion
             self._done = True
             self._source = None
             first, callbacks = self._first, self._callbacks
             self._first = self._callbacks = []
             self._ready.notify_all()
-            lane = self.continuations
+            lane = self._continuations
             inline = lane is None or lane.is_current()
             if callbacks and lane is not None and not inline:
                 lane.submit(lambda: self._call(callbacks))

@@ -119,17 +119,18 @@ class Continuations(Lane):
 
     They run in the order in which the calls ended, off the calls' own lanes: so they may wait for
     later calls of their group. One that waits for another runs what lies between in its own place.
-    ``enter()`` is called first of all in the lane's thread.
+    ``enter()`` is called first of all in their thread.
     """
 
-    def __init__(self, name: str, enter: Callable[[], None]) -> None:
+    def __init__(self, name: str, enter: Callable[[], None] | None = None) -> None:
         super().__init__(name)
         self._enter = enter
         self.awaited: object = None
         """What the task that runs now waits for."""
 
     def _run(self) -> None:
-        self._enter()
+        if self._enter is not None:
+            self._enter()
         super()._run()
 
     def is_current(self) -> bool:
