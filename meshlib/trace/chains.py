@@ -118,7 +118,8 @@ def _lines(
     if call.is_open(dumps) or below:
         caller, callee = _who(call.caller, names), _who(call.callee, names)
         indent = "  " * depth
-        yield f"{indent}{caller}{_waits(call, dumps)} {call.function} on {callee}{_site(call)}"
+        site = "" if call.made is None else f", at {call.made.site}"
+        yield f"{indent}{caller}{_waits(call, dumps)} {call.function} on {callee}{site}"
         yield from below
         if not below:
             yield f"{indent}  {callee} {_does(call, dumps)}"
@@ -149,10 +150,6 @@ def _does(call: RemoteCall, dumps: Mapping[int, RankDump]) -> str:
 
 def _reason(error: str | None) -> str:
     return f" ({first_line(error)})" if error else ""
-
-
-def _site(call: RemoteCall) -> str:
-    return f", at {call.made.site}" if call.made is not None else ""
 
 
 def _who(rank: int, names: Mapping[int, str]) -> str:

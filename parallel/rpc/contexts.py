@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from meshlib import DistError, rpc
 from parallel.nn.module import Module
-from parallel.rpc.graph import Edge, Node, Received, Recorded, Sent
-from parallel.rpc.passes import Pass, PassKey
+from parallel.rpc.graph import Edge, Node, Pass, PassKey, Received, Recorded, Sent
 
 if TYPE_CHECKING:
     from parallel.rpc.modules import ModuleCall

@@ -19,8 +19,7 @@ from typing import Any
 from meshlib import rpc
 from parallel.checks import describe
 from parallel.rpc.contexts import Context, Keeper, keeper
-from parallel.rpc.graph import Edge, Node, Received, Recorded
-from parallel.rpc.passes import Pass, PassKey
+from parallel.rpc.graph import Edge, Node, Pass, PassKey, Received, Recorded
 
 Arrival = tuple[Edge, Any]
 

@@ -147,7 +147,9 @@ class _OfWeights:
 
         def update(grads: Any, state: Any, values: Any) -> Any:
             updates, state = transformation.update(grads, state, values)
-            return jax.tree.map(_updated, values, updates), state
+            # As optax.apply_updates does.
+            new = jax.tree.map(lambda old, by: (old + by).astype(old.dtype), values, updates)
+            return new, state
 
         self._update = jax.jit(update)
 
@@ -162,7 +164,3 @@ class _OfWeights:
         new, self._state = self._update(given, self._state, values)
         for one, value in zip(self._weights, new, strict=True):
             one.value = value
-
-
-def _updated(value: Any, update: Any) -> Any:
-    return (value + update).astype(value.dtype)  # as optax.apply_updates does

@@ -10,8 +10,7 @@ import pytest
 import meshlib as dist
 from meshlib.diagnosis.recorder import FlightRecorder
 from meshlib.diagnosis.sampling.sample import Sample
-from meshlib.diagnosis.sampling.sampler import Sampler, Standpoint, covered
-from meshlib.diagnosis.sampling.steps import period_of
+from meshlib.diagnosis.sampling.sampler import Sampler, Standpoint, covered, period_of
 from meshlib.job.current import current_world
 from meshlib.testing import run_ranks
 from transport.call import CallHeader
