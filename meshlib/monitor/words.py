@@ -13,7 +13,7 @@ from meshlib.monitor.view import JobView, RankView, State
 _PREFIXES = ("", "k", "M", "G", "T", "P")
 
 
-named = partial(plain_text.named, most=8)
+named: partial[str] = partial(plain_text.named, most=8)
 
 
 def headline(view: JobView, now: float) -> str:

@@ -76,13 +76,11 @@ def remote_calls(dumps: Sequence[RankDump]) -> list[RemoteCall]:
             continue
         header = CallHeader(*call.header)
         if header.kind == Kind.CALL:
-            one = found.setdefault(key, RemoteCall(call.rank, call.peer))
-            one.made = call
+            found.setdefault(key, RemoteCall(call.rank, call.peer)).made = call
         else:
-            one = found.setdefault(key, RemoteCall(call.peer, call.rank))
-            one.served = call
+            found.setdefault(key, RemoteCall(call.peer, call.rank)).served = call
         if header.root >= 0:
-            one.parent = call.group, header.root, header.elements
+            found[key].parent = call.group, header.root, header.elements
     for one in list(found.values()):
         if one.parent is not None and one.parent not in found:  # neither has left a record of it
             found[one.parent] = RemoteCall(one.parent[1], one.caller)

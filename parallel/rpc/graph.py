@@ -1,9 +1,9 @@
 """What a context records: values, the functions that made them, and messages between workers; and
 how a backward pass goes through it.
 
-Each worker has its part of the graph. A value that is sent becomes a ``Sent`` on the worker that
-sends it and a ``Received``, which names that one, on the worker that gets it: the gradient goes the
-same way back. (As the send and recv functions of ``torch.distributed.autograd``.)
+Each worker has its part of the graph. The worker that sends a value keeps it under a number, and on
+the worker that gets it it becomes a ``Received``, which names both: the gradient goes the same way
+back. (As with the send and recv functions of ``torch.distributed.autograd``.)
 """
 
 from __future__ import annotations
@@ -69,20 +69,8 @@ def filled(tree: Any, leaves: Sequence[Any], places: Sequence[int], values: Sequ
     return jax.tree.unflatten(tree, leaves)
 
 
-class Sent(Node):
-    """A value that was sent to another worker."""
-
-    def __init__(self, edge: Edge) -> None:
-        super().__init__((edge,))
-
-    def backward(self, grads: list[Any], retain: bool) -> Sequence[Any]:
-        """Return the gradient that has come back."""
-        del retain
-        return grads
-
-
 class Received(Node):
-    """A value that came from the worker ``origin``, which keeps it as its ``Sent`` of ``number``.
+    """A value that came from the worker ``origin``, which has sent it under ``number``.
 
     The engine sends its gradient there.
     """

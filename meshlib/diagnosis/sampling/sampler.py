@@ -173,7 +173,7 @@ class Sampler:
             if len(moments) < 2:
                 return None
             seconds = (moments[-1] - moments[0]) / (len(moments) - 1)
-            return StepTime(seconds, marks.count, True)
+            return StepTime(seconds, marks.count)
         if not self._history:
             return None
         calls, issued = zip(*max(self._history.values(), key=len), strict=True)
@@ -181,7 +181,7 @@ class Sampler:
         if not period:
             return None
         steps = min(_STEPS, (len(issued) - 1) // period)
-        return StepTime((issued[-1] - issued[-1 - steps * period]) / steps, -1, False)
+        return StepTime((issued[-1] - issued[-1 - steps * period]) / steps, -1)
 
 
 def covered(spans: list[tuple[float, float]]) -> float:

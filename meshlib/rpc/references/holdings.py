@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from meshlib.calls.future import Future
-from meshlib.rpc.calls import RpcFuture, settle
+from meshlib.rpc.calls import Outgoing, RpcFuture, settle
 from meshlib.rpc.errors import RRefLostError
 from meshlib.rpc.references.ownership import ObjectId, Owned, Ownership
 from meshlib.rpc.wire.payload import Payload, Pickling, load
@@ -86,12 +86,12 @@ class Holdings:
             if taken:
                 self._losses.arrived(caller, number, taken)
 
-    def lose(self, to: int, lost: Sequence[tuple[int, Passed]]) -> None:
+    def lose(self, to: int, calls: Iterable[Outgoing]) -> None:
         """Tell a worker which requests to it have failed, with their connection or since it could
-        not unpickle them: their numbers, and the references in them.
+        not unpickle them, and the references in them.
         """
-        if some := [(number, passed) for number, passed in lost if passed]:
-            self._tell(to, ("lost", some))
+        if lost := [(call.number, call.passed) for call in calls if call.passed]:
+            self._tell(to, ("lost", lost))
 
     @property
     def pickled_for(self) -> int | None:

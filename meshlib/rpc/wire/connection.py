@@ -26,6 +26,7 @@ from transport.condition import Condition
 from transport.deadline import Deadline
 from transport.errors import DistError
 from transport.net.tls import TlsSocket
+from transport.operands.copying import address
 from transport.shm.messages.single_copy import ProcessMemory
 from transport.waiting import LookOut
 
@@ -123,9 +124,7 @@ class Connection:
         addresses = [0] * len(buffers)
         if self.lends:
             addresses = [
-                np.frombuffer(b, np.uint8).__array_interface__["data"][0]
-                if b.nbytes >= FETCH_BYTES
-                else 0
+                address(np.frombuffer(b, np.uint8)) if b.nbytes >= FETCH_BYTES else 0
                 for b in buffers
             ]
             if any(addresses):
