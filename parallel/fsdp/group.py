@@ -45,7 +45,8 @@ class ParameterGroup:
         """Over which ranks parameters are sharded from forward to backward, if not over all."""
         self.sync = True
         self.all_reduce = True
-        self._gathers: list[Gather] = []
+        self._gathers: list[tuple[list[int], Gather]] = []
+        """Those under way, with the places in ``parts`` of what they gather."""
         self._whole = False
         self._between: list[Array] | None = None
         self._homes: list[Homes] = []
@@ -75,23 +76,16 @@ class ParameterGroup:
         assert group is not None
         arrays = [part.array for part in self.parts] if between is None else between
         for dtype, places in self._batches(self._computed_dtype):
-            self._gathers.append(
-                Gather(
-                    [self.parts[i].shape for i in places],
-                    [arrays[i] for i in places],
-                    group,
-                    dtype,
-                    self.pool,
-                )
-            )
+            shapes = [self.parts[i].shape for i in places]
+            gather = Gather(shapes, [arrays[i] for i in places], group, dtype, self.pool)
+            self._gathers.append((places, gather))
 
     def unshard(self) -> None:
         """Gather the parameters: they are whole afterwards."""
         if self._whole:
             return
         self.begin_unshard()
-        batches = self._batches(self._computed_dtype)
-        for (_, places), gather in zip(batches, self._gathers, strict=True):
+        for places, gather in self._gathers:
             for i, whole in zip(places, gather.finish(), strict=True):
                 self.parts[i].lend(whole)
         self._whole = True
@@ -99,7 +93,7 @@ class ParameterGroup:
     def reshard(self, *, keep_some: bool = False) -> None:
         """Give up the whole parameters; with ``keep_some``, but for parts on ``forward_group``."""
         if not self._whole and self._gathers:  # they were on their way, and are not needed
-            for gather in self._gathers:
+            for _, gather in self._gathers:
                 gather.finish()
         if self._whole:
             if keep_some and self.forward_group is not None:
@@ -112,7 +106,7 @@ class ParameterGroup:
                 ]
             for part in self.parts:
                 part.take_back()
-        for gather in self._gathers:
+        for _, gather in self._gathers:
             gather.release()
         self._gathers = []
         self._whole = False
