@@ -93,7 +93,7 @@ def fully_shard(
         ],
         mesh.process_group,
     )
-    group = ParameterGroup(own, mesh, policy)
+    group = ParameterGroup([parameter for _, parameter in own], mesh, policy)
     group.reshard_after_forward = resharding if resharding is None else resharding > 1
     if own and resharding is not None and 1 < resharding < shards:
         group.forward_group = _consecutive(mesh, resharding)

@@ -25,26 +25,29 @@ class ParameterGroup:
 
     def __init__(
         self,
-        named: Sequence[tuple[str, Parameter]],
+        parameters: Sequence[Parameter],
         mesh: DeviceMesh,
         policy: MixedPrecisionPolicy,
     ) -> None:
         self._spread(mesh)
         self.policy = policy
-        self.parts: list[Part] = [Part(path, parameter, mesh) for path, parameter in named]
+        self.parts: list[Part] = [Part(parameter, mesh) for parameter in parameters]
         for part in self.parts:
             part.parameter.owner = self
         if self.replicas is not None:
             for part in self.parts:
                 self.replicas.broadcast(part.array, group_src=0)
-        self.pool = Pool()
-        self.holders = 0
         self.reshard_after_forward: bool | None = None
         self.reshard_after_backward = True
         self.forward_group: ProcessGroup | None = None
         """Over which ranks parameters are sharded from forward to backward, if not over all."""
         self.sync = True
         self.all_reduce = True
+        self._begin(Pool())
+
+    def _begin(self, pool: Pool) -> None:
+        self.pool: Pool = pool
+        self.holders: int = 0
         self._gathers: list[tuple[list[int], Gather]] = []
         """Those under way, with the places in ``parts`` of what they gather."""
         self._whole = False
@@ -186,11 +189,7 @@ class ParameterGroup:
                 part.take_back()
             part.pending = None
             part.parameter.uses = 0  # some may have been in the middle of it
-        self.pool: Pool = pool
-        self.holders: int = 0
-        self._whole = False
-        self._gathers, self._homes, self._reductions = [], [], []
-        self._between = self._not_averaged = None
+        self._begin(pool)
 
     # ------------------------------------------------------------------ which
 

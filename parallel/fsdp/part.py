@@ -17,8 +17,7 @@ class Part:
     it is not.
     """
 
-    def __init__(self, path: str, parameter: Parameter, mesh: DeviceMesh) -> None:
-        self.path = path
+    def __init__(self, parameter: Parameter, mesh: DeviceMesh) -> None:
         self.parameter = parameter
         whole = parameter.data
         self.shape: tuple[int, ...] = tuple(whole.shape)

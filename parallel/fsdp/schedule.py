@@ -41,6 +41,9 @@ class Schedule:
             # Its backward comes first: they would be gathered again at once.
             root.own.reshard_after_forward = False
         self._depth = 0
+        self._begin()
+
+    def _begin(self) -> None:
         self._outstanding = 0
         self._order: list[ModuleState] = []
         self._seen: list[ModuleState] = []
@@ -194,11 +197,7 @@ class Schedule:
 
     def abandon(self) -> None:
         """Be as before the first forward, after an error."""
-        self._order = []
-        self._outstanding = 0
-        self._seen, self._passed = [], []
-        self._reducing.clear()
-        self._averaging.clear()
+        self._begin()
         Module.discard_saved(self._root.module)
         pool = Pool()
         for group in self._groups():
