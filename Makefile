@@ -163,8 +163,7 @@ chaos: $(STAMP)  ## every fault on every transport, 2, 3 and 5 ranks
 	$(BIN)/python tests/chaos/run.py --transports tcp,shm,auto --repeat 3 \
 		--results out/reliability.jsonl --table out/reliability-table.md
 
-format: $(STAMP)  ## ... and copy the words of methods to the functions that share them
-	$(BIN)/python tests/docs/shared_docstrings.py
+format: $(STAMP)  ## let ruff mend and format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 

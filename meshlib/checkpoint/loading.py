@@ -14,7 +14,7 @@ from meshlib.checkpoint.files.folder import Description, check_step, find
 from meshlib.checkpoint.files.layout import Index
 from meshlib.checkpoint.files.storage import BLOCK, Reader, open_storage
 from meshlib.checkpoint.files.zarr import CHECKSUM_BYTES, ChunkGrid, chunk_file, grid_of
-from meshlib.checkpoint.leaves import Box, Host, target_like
+from meshlib.checkpoint.leaves import Box, Host, Target, target_like
 from meshlib.checkpoint.tree import Maker, Matching
 from meshlib.sharding.local import relative, shape_of
 from transport.crc32c import crc32c
@@ -24,7 +24,7 @@ def load_like(party: Party, found: Description, like: Any, *, strict: bool, veri
     """Return the tree of a checkpoint as ``like``. See ``meshlib.checkpoint.load``."""
     grids = {name: grid_of(document, name) for name, document in found.arrays.items()}
 
-    def match() -> tuple[Maker, dict[str, Any]]:
+    def match() -> tuple[Maker, dict[str, Target]]:
         matching = Matching(grids, strict=strict)
         make = matching.match(found.tree, like)
         matching.check(found.path)
@@ -32,16 +32,15 @@ def load_like(party: Party, found: Description, like: Any, *, strict: bool, veri
             name: target_like(matching.grid(name), leaf) for name, leaf in matching.wanted.items()
         }
 
-    own: list[tuple[Maker, dict[str, Any]]] = []
+    own: list[tuple[Maker, dict[str, Target]]] = []
     party.gather(lambda: own.append(match()))
     make, targets = own[0]
     loaded: dict[str, Any] = {}
 
     def read() -> None:
         chunks = ChunkReader(found, verify=verify)
-        for name, target in targets.items():
-            host = None if target.box is None else chunks.read(name, target.grid, target.box)
-            loaded[name] = target.finish(host)
+        for name, (box, finish) in targets.items():
+            loaded[name] = finish(None if box is None else chunks.read(name, grids[name], box))
 
     # Nobody has anything of it before all have theirs.
     party.gather(read)

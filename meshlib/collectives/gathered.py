@@ -6,10 +6,11 @@ As in ``on_arrays``, the words of a method are shared with the function of its n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar, overload
 
 from meshlib.arrays import adapter as arrays
+from meshlib.arrays.adapted import Adapted
 from meshlib.arrays.checks import (
     adapt_sources,
     adapt_targets,
@@ -21,12 +22,13 @@ from meshlib.arrays.checks import (
     same_start,
     split_evenly,
 )
+from meshlib.calls.spec import Straight
 from meshlib.calls.work import Work
 from meshlib.collectives.group_of_ranks import GroupOfRanks
 from transport.call import Call, Kind
 from transport.communicators.base import Communicator
 from transport.deadline import Timeout
-from transport.operands.reduce_op import ReduceOp
+from transport.operands.reduce_op import Flat, ReduceOp
 
 A = TypeVar("A")
 
@@ -93,23 +95,12 @@ class GatheringCollectives(GroupOfRanks):
             check_same_dtype(out, f"tensor_list[{i}]", x, "tensor")
             if i != door.rank or not same_start(out.flat, x.flat):
                 check_no_overlap(out, f"tensor_list[{i}]", x, "tensor")
-        flats = [out.flat for out in outs]
-        total = sum(flat.size for flat in flats)
 
-        def run(communicator: Communicator, call: Call) -> Any:
-            communicator.all_gather(call, flats, x.flat)
+        def finish() -> list[Any]:
             return [out.finish() for out in outs]
 
-        return self._issue(
-            Kind.ALL_GATHER,
-            run,
-            x,
-            code,
-            async_op,
-            timeout,
-            elements=total,
-            straight=not any(out.writes_back for out in outs),
-        )
+        flats = [out.flat for out in outs]
+        return self._all_gather(x, code, flats, outs, finish, async_op, timeout)
 
     @overload
     def all_gather_into_tensor(
@@ -171,21 +162,7 @@ class GatheringCollectives(GroupOfRanks):
         flats = split_evenly(out.flat, size)
         if not same_start(x.flat, flats[door.rank]):
             check_no_overlap(out, "output_tensor", x, "input_tensor")
-
-        def run(communicator: Communicator, call: Call) -> Any:
-            communicator.all_gather(call, flats, x.flat)
-            return out.finish()
-
-        return self._issue(
-            Kind.ALL_GATHER,
-            run,
-            x,
-            code,
-            async_op,
-            timeout,
-            elements=out.flat.size,
-            straight=not out.writes_back,
-        )
+        return self._all_gather(x, code, flats, [out], out.finish, async_op, timeout)
 
     @overload
     def reduce_scatter(
@@ -250,24 +227,7 @@ class GatheringCollectives(GroupOfRanks):
             check_same_dtype(x, f"input_list[{i}]", out, "output")
             if i != door.rank or not same_start(out.flat, x.flat):
                 check_no_overlap(out, "output", x, f"input_list[{i}]")
-        flats = [x.flat for x in ins]
-        total = sum(flat.size for flat in flats)
-
-        def run(communicator: Communicator, call: Call) -> Any:
-            communicator.reduce_scatter(call, out.flat, flats, op)
-            return out.finish()
-
-        return self._issue(
-            Kind.REDUCE_SCATTER,
-            run,
-            out,
-            code,
-            async_op,
-            timeout,
-            elements=total,
-            op=op.code,
-            straight=not out.writes_back,
-        )
+        return self._reduce_scatter(out, [x.flat for x in ins], op, code, async_op, timeout)
 
     @overload
     def reduce_scatter_tensor(
@@ -333,21 +293,48 @@ class GatheringCollectives(GroupOfRanks):
         flats = split_evenly(x.flat, size)
         if not same_start(out.flat, flats[door.rank]):
             check_no_overlap(out, "output", x, "input")
+        return self._reduce_scatter(out, flats, op, code, async_op, timeout)
+
+    def _all_gather(
+        self,
+        x: Adapted,
+        code: int,
+        flats: list[Flat],
+        outs: Sequence[Adapted],
+        finish: Callable[[], Any],
+        async_op: bool,
+        timeout: Timeout | None,
+    ) -> Any:
+        """Gather the members' ``x`` into ``flats``, the memory of ``outs``; return ``finish()``."""
+
+        def run(communicator: Communicator, call: Call) -> Any:
+            communicator.all_gather(call, flats, x.flat)
+            return finish()
+
+        straight = async_op and not any(out.writes_back for out in outs)
+        how = Straight(run) if straight else run
+        elements = sum(flat.size for flat in flats)
+        return self._issue(Kind.ALL_GATHER, how, x, code, async_op, timeout, elements=elements)
+
+    def _reduce_scatter(
+        self,
+        out: Adapted,
+        flats: list[Flat],
+        op: ReduceOp,
+        code: int,
+        async_op: bool,
+        timeout: Timeout | None,
+    ) -> Any:
+        """Reduce ``flats`` of the members, of which ``out`` gets this one's."""
 
         def run(communicator: Communicator, call: Call) -> Any:
             communicator.reduce_scatter(call, out.flat, flats, op)
             return out.finish()
 
+        how = Straight(run) if async_op and not out.writes_back else run
+        elements = sum(flat.size for flat in flats)
         return self._issue(
-            Kind.REDUCE_SCATTER,
-            run,
-            out,
-            code,
-            async_op,
-            timeout,
-            elements=x.flat.size,
-            op=op.code,
-            straight=not out.writes_back,
+            Kind.REDUCE_SCATTER, how, out, code, async_op, timeout, elements=elements, op=op.code
         )
 
     # The names that c10d gives to these two since it has others with "tensor" in them.

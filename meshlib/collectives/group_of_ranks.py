@@ -6,7 +6,7 @@ from typing import Any
 
 from meshlib.arrays.adapted import Adapted
 from meshlib.calls.door import Door
-from meshlib.calls.spec import CallSpec, Run, Straight
+from meshlib.calls.spec import CallSpec, Run
 from transport.call import NO_ROOT, Kind
 from transport.checks import to_whole_number
 from transport.deadline import Timeout
@@ -38,17 +38,13 @@ class GroupOfRanks:
         op: int = 0,
         extra: int = 0,
         nbytes: int | None = None,
-        straight: bool = False,
     ) -> Any:
         """Make a call on arrays that are ``like`` one of them; see ``Door.issue``.
 
-        ``dtype`` is its code; ``nbytes`` is what ``elements`` take, unless given; ``straight`` says
-        that ``run`` is what ``Straight`` is.
+        ``dtype`` is its code; ``nbytes`` is what ``elements`` take, unless given.
         """
         if nbytes is None:
             nbytes = elements * like.flat.itemsize
-        if straight and async_op:
-            run = Straight(run)
         spec = CallSpec(kind, run, elements, root, dtype, op, extra, nbytes, like.device)
         return self.door.issue(spec, async_op, timeout)
 

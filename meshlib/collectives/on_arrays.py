@@ -2,8 +2,7 @@
 
 All of them go the same way: adapt the arguments to flat buffers, check them, and hand the door
 what must be equal on every member together with what is to be run. What holds for all is said in
-``collectives``, beside this. The words of a method are shared with the function of its name: after
-a change, ``make format`` copies them.
+``collectives``, beside this. The words of a method are shared with the function of its name.
 """
 
 from __future__ import annotations

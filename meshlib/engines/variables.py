@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from meshlib.launcher.ranks.environment import Placement
+from meshlib.launcher.ranks.starting import Placement
 from transport import environment
 from transport.net.auth import new_secret
 from transport.store.tcp.server import TCPStoreServer

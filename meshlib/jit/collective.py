@@ -43,9 +43,9 @@ class InJit(ABC):
     derivative of theirs is taken wherever one of it is.
     """
 
-    @abstractmethod
     def result(self, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        """Return the result's shape and dtype for those of the operand."""
+        """Return the result's shape and dtype for those of the operand: by default the same."""
+        return x
 
     @abstractmethod
     def function(self, x: jax.ShapeDtypeStruct) -> HostFunction:

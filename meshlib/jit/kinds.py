@@ -132,9 +132,6 @@ class SameShape(Issuing):
 
     in_place = True
 
-    def result(self, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        return x
-
 
 @dataclass(frozen=True)
 class _MembersToOne(Issuing):
@@ -351,9 +348,6 @@ class AllToAll(Issuing):
     kind = Kind.ALL_TO_ALL
     agreed: ClassVar[bool] = False
     operand_has_rows = result_has_rows = True
-
-    def result(self, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        return x
 
     def work(self, output: HostArray, x: HostArray) -> Run:
         outputs, inputs = _rows(output), _rows(x)

@@ -32,9 +32,6 @@ class Permute(Issuing):
     pairs: tuple[tuple[int, int], ...]
     tag: int = 0
 
-    def result(self, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        return x
-
     @cached_property
     def source(self) -> int | None:
         """Whose array comes to this member; None: zeros."""
@@ -87,9 +84,6 @@ class _Half(InJit):
     tag: int
 
     in_place = True
-
-    def result(self, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        return x
 
     def transposed(self) -> None:
         return None  # a tangent has no halves

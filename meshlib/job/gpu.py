@@ -12,7 +12,7 @@ import numpy as np
 from meshlib.groups.nccl_splits import connect
 from meshlib.job.world import World
 from transport import environment
-from transport.cuda.driver import Driver, load_driver
+from transport.cuda.driver import Driver, cuda_driver
 from transport.errors import DistBackendError
 from transport.launch_environments import launched_local_rank
 from transport.operands.reduce_op import ReduceOp
@@ -32,7 +32,7 @@ def choose_cuda_device(world: World, driver: Driver | None = None) -> str | None
     trouble: DistBackendError | None = None
     shares = True
     try:
-        shares = _choose(driver or load_driver(), world.cuda_device)
+        shares = _choose(driver or cuda_driver(), world.cuda_device)
     except DistBackendError as error:
         trouble = error
     state = np.array([trouble is None, not shares and has_provider()], np.int8)
@@ -56,7 +56,7 @@ def bind_cuda_device(world: World, device_id: Any, driver: Driver | None = None)
     device = _number_of(device_id)
     if device is None:
         return
-    driver = driver or load_driver()
+    driver = driver or cuda_driver()
     count = driver.device_count()
     if device >= count:
         raise ValueError(

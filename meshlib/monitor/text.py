@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from meshlib.diagnosis.sampling.sample import Coordinate
 from meshlib.monitor.view import (
@@ -156,13 +157,10 @@ def _cut(line: str, width: int) -> str:
     return line if len(line) <= width else line[: width - 1] + "…"
 
 
-def stack_lines(said: dict[str, object]) -> Sequence[str]:
+def stack_lines(said: dict[str, Any]) -> Sequence[str]:
     """Return the lines of what ``JobWatch.stacks`` has returned."""
-    main, threads = said["main"], said["threads"]
-    assert isinstance(main, list)
-    assert isinstance(threads, dict)
     found = [f"rank {said['rank']} on {said['host']}, process {said['pid']}:", ""]
-    found += ["main thread, in the program:", *main]
-    for name, stack in threads.items():
+    found += ["main thread, in the program:", *said["main"]]
+    for name, stack in said["threads"].items():
         found += ["", f"thread {name}:", *stack]
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from meshlib import plain_text
@@ -21,9 +22,7 @@ from meshlib.monitor.view import (
 _PREFIXES = ("", "k", "M", "G", "T", "P")
 
 
-def named(ranks: Sequence[int]) -> str:
-    """Return ``ranks 1, 2``; of more than eight the first ones."""
-    return plain_text.named(ranks, most=8)
+named = partial(plain_text.named, most=8)
 
 
 def headline(view: JobView, now: float) -> str:
@@ -43,7 +42,7 @@ def headline(view: JobView, now: float) -> str:
     if silent := by_state.get(SILENT):
         said.append(f"{named(silent)} {'say' if len(silent) > 1 else 'says'} nothing")
     if lost := by_state.get(LOST):
-        said.append(f"{named(lost)} {_were(lost)} lost")
+        said.append(f"{named(lost)} {'were' if len(lost) > 1 else 'was'} lost")
     waiting = by_state.get(WAITING)
     if waiting:
         awaited = _awaited(view, waiting)
@@ -74,10 +73,6 @@ def _awaited(view: JobView, waiting: Sequence[int]) -> list[int]:
             if call.waiting_for is not None:
                 found.add(call.waiting_for)
     return sorted(found - set(waiting))
-
-
-def _were(ranks: Sequence[int]) -> str:
-    return "were" if len(ranks) > 1 else "was"
 
 
 def percent(share: float) -> str:

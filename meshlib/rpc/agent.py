@@ -17,12 +17,10 @@ from meshlib.rpc.calls import Callbacks, Clock, Outgoing, Request, RpcFuture
 from meshlib.rpc.carriers import Carriers
 from meshlib.rpc.errors import RpcTimeoutError
 from meshlib.rpc.leaving import Leaving
-from meshlib.rpc.overdue.cycles import PATIENCE, Cycles
-from meshlib.rpc.overdue.late import Lateness
+from meshlib.rpc.overdue import PATIENCE, Cycles, Lateness
 from meshlib.rpc.peers import Peers
 from meshlib.rpc.recording import CallRecorder
 from meshlib.rpc.references.holdings import Holdings
-from meshlib.rpc.references.ownership import ObjectId
 from meshlib.rpc.serving import CREATES, UNREAD, Server, with_cause
 from meshlib.rpc.wire.connection import Connection
 from meshlib.rpc.wire.frames import Buffer, Frame, Kind
@@ -48,9 +46,8 @@ class WorkerInfo(NamedTuple):
 class Agent:
     """Makes this worker's calls and serves those of others.
 
-    ``membership`` are the workers, ``names`` their names by rank, ``timeout`` the seconds that a
-    call may take if it says nothing else (0: no end), ``limit`` the number of calls that run here
-    at once.
+    ``membership`` are the workers, ``name`` is this one's, ``timeout`` the seconds that a call may
+    take if it says nothing else (0: no end), ``limit`` the number of calls that run here at once.
     """
 
     def __init__(
@@ -86,14 +83,11 @@ class Agent:
         self._local: dict[int, Outgoing] = {}
         self.threads: Threads = Threads(str(self.rank), limit, lambda: adopt_thread(world))
         self.callbacks: Callbacks = Callbacks(self.threads)
-        self.holdings: Holdings = Holdings(
-            self.rank, membership.size, self._value_of, self._wake, self._is_over, self._is_settled
-        )
+        self.holdings: Holdings = Holdings(self, membership.size)
         self.server: Server = Server(self)
         self._lateness = Lateness(self)
         self.clock: Clock = Clock(f"clock-{self.rank}", self._tick)
         self.peers: Peers = Peers(self, membership)
-        self.holdings.ways = self.peers
         self.recorder.under_way = self._under_way
         world.calls = self.recorder
 
@@ -105,7 +99,7 @@ class Agent:
         self.by_name = {worker.name: worker for worker in self.workers}
         self.recorder.workers = tuple(names)
         self._met.set()
-        self.world.hearing.on_end(self._on_news)
+        self.world.hearing.on_end(self.peers.lose)
 
     def find(self, to: object) -> int:
         """Return the rank of a worker that is given by its name, its rank or its ``WorkerInfo``.
@@ -416,20 +410,6 @@ class Agent:
                 self._next_deadline = min(self._next_deadline, due)
             self.clock.due(due)
 
-    def _value_of(self, oid: ObjectId) -> RpcFuture:
-        value = RpcFuture(self)
-        value.object = (oid.creator, oid.number)
-        return value
-
-    def _is_over(self, rank: int) -> bool:
-        return self.peers.is_over(rank) and self.server.has_begun_all_of(rank)
-
-    def _is_settled(self, rank: int, number: int) -> bool:
-        return self.peers.is_drained(rank) and self.server.has_begun((rank, number))
-
-    def _wake(self) -> None:
-        self.clock.ring()
-
     def forget_own(self, call: Outgoing) -> bool:
         """Wait no more for a call of this worker to itself; False if it is none."""
         return self._local.pop(call.number, None) is not None
@@ -440,9 +420,6 @@ class Agent:
             why = f"the connection of its caller broke ({error})"
             self.server.cancel_all(lambda serving: serving.connection is connection, why)
         self.peers.on_end(connection, error)
-
-    def _on_news(self, rank: int, how: str) -> None:
-        self.peers.lose(rank, how)
 
     def on_lost(self, rank: int, how: str) -> None:
         """A worker is gone: nobody waits for its calls, and it holds no references."""

@@ -34,7 +34,8 @@ def distribute_array(array: Array, sharding: Sharding, *, src_data_rank: int | N
     mesh = sharding.mesh
     rank = mesh.get_rank()
     if src_data_rank is None:
-        _check_array(array)
+        if array_module(array) is None:
+            raise TypeError(f"array is a {type(array).__name__}; expected a NumPy or CuPy array")
         lengths = sharding.check_shape(array.shape)
         landed = sharding.reduced()
         part = array[(*landed.slices(lengths, rank), ...)].copy()
@@ -121,8 +122,3 @@ def _made(
     inside = sharding.mesh.coordinate_of(rank) is not None
     local = make(landed.slices(lengths, rank)) if inside else None
     return DArray(local, landed, lengths, dtype).redistribute(sharding)
-
-
-def _check_array(array: Any) -> None:
-    if array_module(array) is None:
-        raise TypeError(f"array is a {type(array).__name__}; expected a NumPy or CuPy array")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import product
 from typing import TYPE_CHECKING, Any, final
 
@@ -37,6 +38,7 @@ the parts are parts of the sum and multiple.
 
 
 @final
+@dataclass(frozen=True, slots=True, init=False, repr=False)
 class Sharding:
     """How a global array of any shape lies on ``mesh``: an immutable value, the same on each rank.
 
@@ -55,12 +57,13 @@ class Sharding:
     mesh dims split is split by the first, and each part by the next.
     """
 
-    __slots__ = ("_dims", "_hash", "_mesh", "_partial")
-
-    _mesh: DeviceMesh
-    _dims: tuple[tuple[int, ...], ...]
-    _partial: tuple[tuple[int, str], ...]
-    _hash: int
+    dims: tuple[tuple[int, ...], ...]
+    """The mesh dims that split each array dim, by number; without unsplit dims at the end."""
+    partial_dims: tuple[tuple[int, str], ...]
+    """The partial mesh dims, by number, with their ops."""
+    mesh: DeviceMesh
+    """The mesh."""
+    _hash: int = field(compare=False)  # that of the mesh takes long
 
     def __init__(self, mesh: DeviceMesh, spec: Any = None, partial: PartialDims = None) -> None:
         if not isinstance(mesh, DeviceMesh):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -92,10 +95,10 @@ class Sharding:
             kept.pop()
         # Past __setattr__, which refuses.
         put = object.__setattr__
-        put(self, "_mesh", mesh)
-        put(self, "_dims", tuple(kept))
-        put(self, "_partial", tuple(sorted(ops)))
-        put(self, "_hash", hash((mesh, self._dims, self._partial)))
+        put(self, "mesh", mesh)
+        put(self, "dims", tuple(kept))
+        put(self, "partial_dims", tuple(sorted(ops)))
+        put(self, "_hash", hash((mesh, self.dims, self.partial_dims)))
 
     @classmethod
     def of_positions(
@@ -114,60 +117,30 @@ class Sharding:
 
     # ------------------------------------------------------------------ a value
 
-    def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"a Sharding is immutable; {name!r} cannot be set")
-
-    def __delattr__(self, name: str) -> None:
-        raise AttributeError(f"a Sharding is immutable; {name!r} cannot be deleted")
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Sharding):
-            return NotImplemented
-        return self is other or (
-            self._dims == other._dims
-            and self._partial == other._partial
-            and self._mesh == other._mesh
-        )
-
     def __hash__(self) -> int:
         return self._hash
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Sharding.of_positions, (self._mesh, self._dims, self._partial)
+        return Sharding.of_positions, (self.mesh, self.dims, self.partial_dims)
 
     def __repr__(self) -> str:
-        return f"Sharding({self._mesh.described()}: {self.described()})"
+        return f"Sharding({self.mesh.described()}: {self.described()})"
 
     def described(self) -> str:
         """Return spec and partial dims, as ``P('dp')`` or ``P('dp'), partial {'tp': 'sum'}``."""
-        return f"{self.spec}, partial {self.partial}" if self._partial else repr(self.spec)
+        return f"{self.spec}, partial {self.partial}" if self.partial_dims else repr(self.spec)
 
     # ------------------------------------------------------------------ asked
 
     @property
-    def mesh(self) -> DeviceMesh:
-        """The mesh."""
-        return self._mesh
-
-    @property
     def spec(self) -> P:
         """The mesh dims that split each array dim, by name (by number in a mesh without names)."""
-        return P(*([_name(self._mesh, i) for i in dim] for dim in self._dims))
+        return P(*([_name(self.mesh, i) for i in dim] for dim in self.dims))
 
     @property
     def partial(self) -> dict[DimKey, str]:
         """The ops of the mesh dims along which values are partial, by name or number."""
-        return {_name(self._mesh, i): op for i, op in self._partial}
-
-    @property
-    def dims(self) -> tuple[tuple[int, ...], ...]:
-        """The mesh dims that split each array dim, by number; without unsplit dims at the end."""
-        return self._dims
-
-    @property
-    def partial_dims(self) -> tuple[tuple[int, str], ...]:
-        """The partial mesh dims, by number, with their ops."""
-        return self._partial
+        return {_name(self.mesh, i): op for i, op in self.partial_dims}
 
     @property
     def placements(self) -> list[Placement]:
@@ -176,8 +149,8 @@ class Sharding:
         Raises ValueError where torch's list cannot say it: an array dim that is split by an inner
         mesh dim before an outer one.
         """
-        result: list[Placement] = [Replicate()] * self._mesh.ndim
-        for array_dim, dim in enumerate(self._dims):
+        result: list[Placement] = [Replicate()] * self.mesh.ndim
+        for array_dim, dim in enumerate(self.dims):
             if list(dim) != sorted(dim):
                 raise ValueError(
                     f"{self} splits dim {array_dim} by mesh dims in another order than the mesh's,"
@@ -185,24 +158,24 @@ class Sharding:
                 )
             for i in dim:
                 result[i] = Shard(array_dim)
-        for i, op in self._partial:
+        for i, op in self.partial_dims:
             result[i] = Partial(op)
         return result
 
     @property
     def replicated_dims(self) -> tuple[int, ...]:
         """The mesh dims, by number, along which all ranks have the same values."""
-        used = {i for dim in self._dims for i in dim} | {i for i, _ in self._partial}
-        return tuple(i for i in range(self._mesh.ndim) if i not in used)
+        used = {i for dim in self.dims for i in dim} | {i for i, _ in self.partial_dims}
+        return tuple(i for i in range(self.mesh.ndim) if i not in used)
 
     @property
     def is_replicated(self) -> bool:
         """Whether each rank has the whole array: nothing is split or partial."""
-        return not self._dims and not self._partial
+        return not self.dims and not self.partial_dims
 
     def split_of(self, array_dim: int) -> tuple[int, ...]:
         """Return the mesh dims, by number, that split ``array_dim`` (from 0)."""
-        return self._dims[array_dim] if array_dim < len(self._dims) else ()
+        return self.dims[array_dim] if array_dim < len(self.dims) else ()
 
     # ------------------------------------------------------------------ who has what
 
@@ -223,15 +196,15 @@ class Sharding:
         return self.slices_at(self.check_shape(shape), self._coordinate_of(rank))
 
     def _coordinate_of(self, rank: int | None) -> list[int]:
-        rank = self._mesh.get_rank() if rank is None else rank
-        coordinate = self._mesh.coordinate_of(rank)
+        rank = self.mesh.get_rank() if rank is None else rank
+        coordinate = self.mesh.coordinate_of(rank)
         if coordinate is None:
-            raise ValueError(f"rank {rank} is not in {self._mesh}, so it has no part of the array")
+            raise ValueError(f"rank {rank} is not in {self.mesh}, so it has no part of the array")
         return coordinate
 
     def slices_at(self, shape: Sequence[int], coordinate: Sequence[int]) -> tuple[slice, ...]:
         """Return the part of whoever has this ``coordinate`` in the mesh; checks nothing."""
-        sizes, dims = self._mesh.shape, self._dims
+        sizes, dims = self.mesh.shape, self.dims
         return tuple(
             slice(*block(n, [sizes[i] for i in dims[d]], [coordinate[i] for i in dims[d]]))
             if d < len(dims) and dims[d]
@@ -242,7 +215,7 @@ class Sharding:
     @property
     def replica_count(self) -> int:
         """How many ranks have the same part with the same values."""
-        return math.prod(self._mesh.shape[i] for i in self.replicated_dims)
+        return math.prod(self.mesh.shape[i] for i in self.replicated_dims)
 
     def replica(self, rank: int | None = None) -> int:
         """Return which of the ranks with the same values ``rank`` is: 0 to ``replica_count`` - 1.
@@ -253,7 +226,7 @@ class Sharding:
         coordinate = self._coordinate_of(rank)
         number = 0
         for i in self.replicated_dims:
-            number = number * self._mesh.shape[i] + coordinate[i]
+            number = number * self.mesh.shape[i] + coordinate[i]
         return number
 
     def parts(self, shape: Sequence[int]) -> Iterator[tuple[slice, ...]]:
@@ -261,7 +234,7 @@ class Sharding:
         lengths = self.check_shape(shape)
         along: list[list[slice]] = []
         for d, n in enumerate(lengths):
-            starts, stops = blocks(n, [self._mesh.shape[i] for i in self.split_of(d)])
+            starts, stops = blocks(n, [self.mesh.shape[i] for i in self.split_of(d)])
             pairs = zip(starts.ravel().tolist(), stops.ravel().tolist(), strict=True)
             along.append([slice(a, b) for a, b in pairs if a < b])
         yield from product(*along)
@@ -269,10 +242,10 @@ class Sharding:
     def check_shape(self, shape: Sequence[int]) -> list[int]:
         """Return ``shape`` as ints; raise ValueError when it has fewer dims than the spec."""
         lengths = to_whole_numbers(shape, "shape")
-        if len(lengths) < len(self._dims):
+        if len(lengths) < len(self.dims):
             raise ValueError(
                 f"shape {tuple(lengths)} has {len(lengths)} dims, but {self} splits dim"
-                f" {len(self._dims) - 1}"
+                f" {len(self.dims) - 1}"
             )
         if min(lengths, default=0) < 0:
             raise ValueError(f"shape {tuple(lengths)}: expected lengths of at least 0")
@@ -282,11 +255,11 @@ class Sharding:
 
     def with_spec(self, spec: Any = None, partial: PartialDims = None) -> Sharding:
         """Return another sharding on the same mesh."""
-        return spec if isinstance(spec, Sharding) else Sharding(self._mesh, spec, partial)
+        return spec if isinstance(spec, Sharding) else Sharding(self.mesh, spec, partial)
 
     def reduced(self) -> Sharding:
         """Return this sharding with nothing partial: those values are then on all their ranks."""
-        return Sharding.of_positions(self._mesh, self._dims) if self._partial else self
+        return Sharding.of_positions(self.mesh, self.dims) if self.partial_dims else self
 
     def plan(self, to: Sharding, shape: Sequence[int], dtype: npt.DTypeLike = float) -> Plan:
         """Return how an array of ``shape`` gets from this sharding to ``to``; see ``Plan``."""

@@ -20,8 +20,7 @@ from meshlib.command_line import OneLineParser, say
 from meshlib.launcher.spawn import spawn
 from meshlib.testing import run_ranks
 from meshlib.tune.contests import CONTESTS
-from meshlib.tune.measure import TRANSPORTS
-from meshlib.tune.worker import Found, measure, run
+from meshlib.tune.measure import TRANSPORTS, Found, measure, run
 from transport import environment
 from transport.choosing.choice import DEFAULT, Thresholds
 from transport.choosing.cost import Cost

@@ -184,8 +184,6 @@ def _listed(params: Any, name: str) -> list[Any]:
     return list(params)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
 
 
-def with_decay(parameter: Parameter, weight_decay: float) -> Array:
-    """Return the gradient, plus ``weight_decay * data`` (a penalty of the squared norm)."""
-    if not weight_decay:
-        return parameter.grad
-    return parameter.grad + weight_decay * parameter.data
+def with_decay(grad: Array, data: Array, weight_decay: float) -> Array:
+    """Return ``grad`` plus ``weight_decay * data`` (a penalty of the squared norm)."""
+    return grad + weight_decay * data if weight_decay else grad

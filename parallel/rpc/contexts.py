@@ -261,10 +261,7 @@ class Keeper:
     def lock_of(self, module: Module) -> threading.Lock:
         """Return the lock of whoever uses ``module``."""
         with self._lock:
-            found = self._module_locks.get(module)
-            if found is None:
-                found = self._module_locks[module] = threading.Lock()
-            return found
+            return self._module_locks.setdefault(module, threading.Lock())
 
     # ------------------------------------------------------------------ what calls ask it
 
@@ -281,7 +278,7 @@ class Keeper:
         """Run a call's function in its context."""
         del caller
         with self.within(self.enter(sent)):
-            yield _nothing
+            yield lambda: None
 
     @contextmanager
     def answering(self, sent: int) -> Generator[None]:
@@ -357,10 +354,6 @@ def received(context_id: int, origin: int, number: int, value: Any) -> Recorded:
 def _release(id: int, told: frozenset[int]) -> None:
     with keeper().within(None):
         keeper().release(id, told)
-
-
-def _nothing() -> None:
-    return None
 
 
 def _ended(id: int) -> str:

@@ -20,7 +20,7 @@ from meshlib import rpc
 from parallel.checks import describe
 from parallel.rpc.contexts import Context, Keeper, keeper
 from parallel.rpc.graph import Edge, Node, Received, Recorded
-from parallel.rpc.passes import Pass, PassKey, aligned
+from parallel.rpc.passes import Pass, PassKey
 
 Arrival = tuple[Edge, Any]
 
@@ -102,7 +102,7 @@ def _propagate_from(
         if ready:
             node = ready.popleft()
             grads = node.backward(_take(context, context_pass, node), retain)
-            take(aligned(node, grads))
+            take((edge, grad) for edge, grad in zip(node.inputs, grads, strict=True) if edge)
     with context.lock:
         if context_pass.is_over:
             context.passes.pop(key, None)

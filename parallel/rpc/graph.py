@@ -57,6 +57,16 @@ class Edge(NamedTuple):
     slot: int
 
 
+def filled(tree: Any, leaves: Sequence[Any], places: Sequence[int], values: Sequence[Any]) -> Any:
+    """Return the pytree of ``leaves``, with ``values`` in these places."""
+    import jax
+
+    leaves = list(leaves)
+    for i, value in zip(places, values, strict=True):
+        leaves[i] = value
+    return jax.tree.unflatten(tree, leaves)
+
+
 class Sent(Node):
     """A value that was sent to another worker."""
 

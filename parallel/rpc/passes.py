@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from parallel.rpc.graph import Edge, Node, Received
@@ -68,10 +68,3 @@ class Pass:
     def is_over(self) -> bool:
         """Whether nothing is expected any more."""
         return not self._expected
-
-
-def aligned(node: Node, grads: Sequence[Any]) -> Iterable[tuple[Edge, Any]]:
-    """Yield where the gradients of a node's inputs go."""
-    for edge, grad in zip(node.inputs, grads, strict=True):
-        if edge is not None:
-            yield edge, grad

@@ -25,7 +25,6 @@ class Core(Protocol):
     CallSpec: type[Any]
     Plans: type[Any]
     Order: type[Any]
-    Progress: type[Any]
     RingEnd: type[Any]
     Ring: type[Any]
     Shortcut: type[Any]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, TypeVar, overload
 
+from meshlib.c10d.functions.words import worded_as_method
 from meshlib.calls.work import Work
 from meshlib.job.current import Group, resolve_group
 from transport.deadline import Timeout
@@ -30,6 +31,7 @@ def all_reduce(
     async_op: Literal[True],
     timeout: Timeout | None = ...,
 ) -> Work[A]: ...
+@worded_as_method
 def all_reduce(
     tensor: Any,
     op: ReduceOp = ReduceOp.SUM,
@@ -39,25 +41,7 @@ def all_reduce(
 ) -> Any:
     """Reduce ``tensor`` over the members with ``op``; all get the same bits.
 
-    Args:
-        tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
-            one of ml_dtypes' floats. Size and dtype are the same on every member. Overwritten
-            with the result where it can be written to.
-        op: A ``ReduceOp`` that means something for the dtype.
-        group: A ProcessGroup or a DeviceMesh; None is the default group.
-        async_op: Return a ``Work`` at once, not the result.
-        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
-
-    Returns:
-        The result, in ``tensor`` or in a new array if that cannot be written to (JAX). With
-        ``async_op``, a ``Work`` whose ``result()`` that is. None on a rank that is no member.
-
-    Raises:
-        TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
-            usable.
-        CollectiveMismatchError: On every member, if they make different calls.
-        CollectiveTimeoutError: On every member, past the deadline; names who has not come.
-        RankFailedError: On every member, if one dies or leaves. These three break the group.
+    Arguments, result and errors: ``ProcessGroup.all_reduce``.
     """
     return resolve_group(group).all_reduce(tensor, op, async_op=async_op, timeout=timeout)
 
@@ -81,6 +65,7 @@ def broadcast(
     group_src: int | None = ...,
     timeout: Timeout | None = ...,
 ) -> Work[A]: ...
+@worded_as_method
 def broadcast(
     tensor: Any,
     src: int | None = None,
@@ -91,27 +76,7 @@ def broadcast(
 ) -> Any:
     """Copy ``tensor`` of one member to all.
 
-    Args:
-        tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
-            one of ml_dtypes' floats. Size and dtype are the same on every member. Overwritten
-            on all but the source, where it can be written to.
-        src: The global rank of the source.
-        group: A ProcessGroup or a DeviceMesh; None is the default group.
-        async_op: Return a ``Work`` at once, not the result.
-        group_src: The source's rank in the group, instead of ``src``.
-        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
-
-    Returns:
-        The source's values, in ``tensor`` or in a new array if that cannot be written to (JAX).
-        With ``async_op``, a ``Work`` whose ``result()`` that is. None on a rank that is no
-        member.
-
-    Raises:
-        TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
-            usable.
-        CollectiveMismatchError: On every member, if they make different calls.
-        CollectiveTimeoutError: On every member, past the deadline; names who has not come.
-        RankFailedError: On every member, if one dies or leaves. These three break the group.
+    Arguments, result and errors: ``ProcessGroup.broadcast``.
     """
     return resolve_group(group).broadcast(
         tensor, src, async_op=async_op, group_src=group_src, timeout=timeout
@@ -139,6 +104,7 @@ def reduce(
     group_dst: int | None = ...,
     timeout: Timeout | None = ...,
 ) -> Work[A]: ...
+@worded_as_method
 def reduce(
     tensor: Any,
     dst: int | None = None,
@@ -150,28 +116,7 @@ def reduce(
 ) -> Any:
     """Reduce ``tensor`` over the members with ``op``, into that of one of them.
 
-    Args:
-        tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
-            one of ml_dtypes' floats. Size and dtype are the same on every member. The
-            destination's is overwritten with the result where it can be written to; the others'
-            are left as they are.
-        dst: The global rank of the destination.
-        op: A ``ReduceOp`` that means something for the dtype.
-        group: A ProcessGroup or a DeviceMesh; None is the default group.
-        async_op: Return a ``Work`` at once, not the result.
-        group_dst: The destination's rank in the group, instead of ``dst``.
-        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
-
-    Returns:
-        On the destination the result, elsewhere ``tensor`` as it was. With ``async_op``, a
-        ``Work`` whose ``result()`` that is. None on a rank that is no member.
-
-    Raises:
-        TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
-            usable.
-        CollectiveMismatchError: On every member, if they make different calls.
-        CollectiveTimeoutError: On every member, past the deadline; names who has not come.
-        RankFailedError: On every member, if one dies or leaves. These three break the group.
+    Arguments, result and errors: ``ProcessGroup.reduce``.
     """
     return resolve_group(group).reduce(
         tensor, dst, op, async_op=async_op, group_dst=group_dst, timeout=timeout
@@ -193,6 +138,7 @@ def barrier(
     device_ids: Sequence[int] | None = ...,
     timeout: Timeout | None = ...,
 ) -> Work[None]: ...
+@worded_as_method
 def barrier(
     group: Group = None,
     async_op: bool = False,
@@ -201,25 +147,12 @@ def barrier(
 ) -> Any:
     """Return when every member has called.
 
-    Args:
-        group: A ProcessGroup or a DeviceMesh; None is the default group.
-        async_op: Return a ``Work`` at once, not the result.
-        device_ids: Accepted for c10d's sake.
-        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
-
-    Returns:
-        None; with ``async_op`` a ``Work``, except on a rank that is no member.
-
-    Raises:
-        TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
-            usable.
-        CollectiveMismatchError: On every member, if they make different calls.
-        CollectiveTimeoutError: On every member, past the deadline; names who has not come.
-        RankFailedError: On every member, if one dies or leaves. These three break the group.
+    Arguments, result and errors: ``ProcessGroup.barrier``.
     """
     return resolve_group(group).barrier(async_op=async_op, timeout=timeout)
 
 
+@worded_as_method
 def monitored_barrier(
     group: Group = None,
     timeout: Timeout | None = None,
@@ -227,17 +160,6 @@ def monitored_barrier(
 ) -> None:
     """Return when every member has called; past ``timeout`` say who has not.
 
-    Args:
-        group: A ProcessGroup or a DeviceMesh; None is the default group.
-        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
-        wait_all_ranks: Accepted for c10d's sake: all missing ranks are named either way.
-
-    Raises:
-        TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
-            usable.
-        CollectiveMismatchError: On every member, if they make different calls.
-        CollectiveTimeoutError: On every member, past the deadline; names all who have not come,
-            and where each stands.
-        RankFailedError: On every member, if one dies or leaves. These three break the group.
+    Arguments, result and errors: ``ProcessGroup.monitored_barrier``.
     """
     resolve_group(group).monitored_barrier(timeout, wait_all_ranks)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, TypeVar, overload
 
+from meshlib.c10d.functions.words import worded_as_method
 from meshlib.calls.work import Work
 from meshlib.job.current import Group, resolve_group
 from transport.deadline import Timeout
@@ -30,6 +31,7 @@ def all_reduce_coalesced(
     async_op: Literal[True],
     timeout: Timeout | None = ...,
 ) -> Work[list[A]]: ...
+@worded_as_method
 def all_reduce_coalesced(
     tensors: Sequence[Any],
     op: ReduceOp = ReduceOp.SUM,
@@ -39,25 +41,7 @@ def all_reduce_coalesced(
 ) -> Any:
     """Reduce each of ``tensors`` over the members with ``op``, in one call.
 
-    Args:
-        tensors: NumPy, JAX or CuPy arrays or buffers, of any shapes and one dtype (numeric,
-            bool, or one of ml_dtypes' floats), which do not overlap. Their sizes are the same
-            on every member. Overwritten where they can be written to.
-        op: A ``ReduceOp`` that means something for the dtype.
-        group: A ProcessGroup or a DeviceMesh; None is the default group.
-        async_op: Return a ``Work`` at once, not the result.
-        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
-
-    Returns:
-        The list of results. With ``async_op``, a ``Work`` whose ``result()`` that is. None on a
-        rank that is no member.
-
-    Raises:
-        TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
-            usable.
-        CollectiveMismatchError: On every member, if they make different calls.
-        CollectiveTimeoutError: On every member, past the deadline; names who has not come.
-        RankFailedError: On every member, if one dies or leaves. These three break the group.
+    Arguments, result and errors: ``ProcessGroup.all_reduce_coalesced``.
     """
     return resolve_group(group).all_reduce_coalesced(
         tensors, op, async_op=async_op, timeout=timeout
@@ -81,6 +65,7 @@ def all_gather_coalesced(
     async_op: Literal[True],
     timeout: Timeout | None = ...,
 ) -> Work[list[list[A]]]: ...
+@worded_as_method
 def all_gather_coalesced(
     output_tensor_lists: Sequence[Sequence[Any]],
     input_tensor_list: Sequence[Any],
@@ -90,26 +75,7 @@ def all_gather_coalesced(
 ) -> Any:
     """Gather member i's ``input_tensor_list[j]`` into ``output_tensor_lists[i][j]``.
 
-    Args:
-        output_tensor_lists: For each member, in group order, one array for each of its inputs.
-            They overlap neither each other nor the inputs.
-        input_tensor_list: NumPy, JAX or CuPy arrays or buffers, of any shapes and one dtype
-            (numeric, bool, or one of ml_dtypes' floats). Their number and sizes may differ by
-            member.
-        group: A ProcessGroup or a DeviceMesh; None is the default group.
-        async_op: Return a ``Work`` at once, not the result.
-        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
-
-    Returns:
-        The lists of what was gathered. With ``async_op``, a ``Work`` whose ``result()`` that
-        is. None on a rank that is no member.
-
-    Raises:
-        TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
-            usable.
-        CollectiveMismatchError: On every member, if they make different calls.
-        CollectiveTimeoutError: On every member, past the deadline; names who has not come.
-        RankFailedError: On every member, if one dies or leaves. These three break the group.
+    Arguments, result and errors: ``ProcessGroup.all_gather_coalesced``.
     """
     return resolve_group(group).all_gather_coalesced(
         output_tensor_lists, input_tensor_list, async_op=async_op, timeout=timeout
@@ -133,6 +99,7 @@ def all_gather_into_tensor_coalesced(
     async_op: Literal[True],
     timeout: Timeout | None = ...,
 ) -> Work[list[A]]: ...
+@worded_as_method
 def all_gather_into_tensor_coalesced(
     output_tensors: Sequence[Any],
     input_tensors: Sequence[Any],
@@ -142,24 +109,7 @@ def all_gather_into_tensor_coalesced(
 ) -> Any:
     """Gather the members' ``input_tensors[j]`` into ``output_tensors[j]`` on all members.
 
-    Args:
-        output_tensors: Writable arrays of one dtype, as many as ``input_tensors``; each has
-            ``size()`` times the elements of its input, concatenated along dim 0 or stacked.
-        input_tensors: Arrays of any shapes and that dtype, the same on every member.
-        group: A ProcessGroup or a DeviceMesh; None is the default group.
-        async_op: Return a ``Work`` at once, not the result.
-        timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
-
-    Returns:
-        ``output_tensors``, with new arrays where they cannot be written to. With ``async_op``,
-        a ``Work`` whose ``result()`` that is. None on a rank that is no member.
-
-    Raises:
-        TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
-            usable.
-        CollectiveMismatchError: On every member, if they make different calls.
-        CollectiveTimeoutError: On every member, past the deadline; names who has not come.
-        RankFailedError: On every member, if one dies or leaves. These three break the group.
+    Arguments, result and errors: ``ProcessGroup.all_gather_into_tensor_coalesced``.
     """
     return resolve_group(group).all_gather_into_tensor_coalesced(
         output_tensors, input_tensors, async_op=async_op, timeout=timeout
@@ -185,6 +135,7 @@ def reduce_scatter_tensor_coalesced(
     async_op: Literal[True],
     timeout: Timeout | None = ...,
 ) -> Work[list[A]]: ...
+@worded_as_method
 def reduce_scatter_tensor_coalesced(
     output_tensors: Sequence[Any],
     input_tensors: Sequence[Any],
@@ -195,25 +146,7 @@ def reduce_scatter_tensor_coalesced(
 ) -> Any:
     """Reduce the members' ``input_tensors[j]``; member i gets part i in ``output_tensors[j]``.
 
-    Args:
-        output_tensors: Writable arrays of any shapes and one dtype, the same on every member.
-        input_tensors: Arrays of that dtype, as many; each has ``size()`` times the elements of
-            its output, concatenated along dim 0 or stacked.
-        op: A ``ReduceOp`` that means something for the dtype.
-        group: A ProcessGroup or a DeviceMesh; None is the default group.
-        async_op: Return a ``Work`` at once, not the result.
-        timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
-
-    Returns:
-        ``output_tensors``, with new arrays where they cannot be written to. With ``async_op``,
-        a ``Work`` whose ``result()`` that is. None on a rank that is no member.
-
-    Raises:
-        TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
-            usable.
-        CollectiveMismatchError: On every member, if they make different calls.
-        CollectiveTimeoutError: On every member, past the deadline; names who has not come.
-        RankFailedError: On every member, if one dies or leaves. These three break the group.
+    Arguments, result and errors: ``ProcessGroup.reduce_scatter_tensor_coalesced``.
     """
     return resolve_group(group).reduce_scatter_tensor_coalesced(
         output_tensors, input_tensors, op, async_op=async_op, timeout=timeout

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, TypeVar, overload
 
+from meshlib.c10d.functions.words import worded_as_method
 from meshlib.calls.work import Work
 from meshlib.job.current import Group, resolve_group
 from transport.deadline import Timeout
@@ -30,6 +31,7 @@ def all_gather(
     async_op: Literal[True],
     timeout: Timeout | None = ...,
 ) -> Work[list[A]]: ...
+@worded_as_method
 def all_gather(
     tensor_list: Sequence[Any],
     tensor: Any,
@@ -39,25 +41,7 @@ def all_gather(
 ) -> Any:
     """Gather member i's ``tensor`` into ``tensor_list[i]`` on all members.
 
-    Args:
-        tensor_list: One array for each member, in group order, of its size and of ``tensor``'s
-            dtype. They do not overlap each other; ``tensor_list[rank]`` may be ``tensor``.
-        tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
-            one of ml_dtypes' floats. Its size may differ by member.
-        group: A ProcessGroup or a DeviceMesh; None is the default group.
-        async_op: Return a ``Work`` at once, not the result.
-        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
-
-    Returns:
-        The list of what was gathered. With ``async_op``, a ``Work`` whose ``result()`` that is.
-        None on a rank that is no member.
-
-    Raises:
-        TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
-            usable.
-        CollectiveMismatchError: On every member, if they make different calls.
-        CollectiveTimeoutError: On every member, past the deadline; names who has not come.
-        RankFailedError: On every member, if one dies or leaves. These three break the group.
+    Arguments, result and errors: ``ProcessGroup.all_gather``.
     """
     return resolve_group(group).all_gather(tensor_list, tensor, async_op=async_op, timeout=timeout)
 
@@ -79,6 +63,7 @@ def all_gather_into_tensor(
     async_op: Literal[True],
     timeout: Timeout | None = ...,
 ) -> Work[A]: ...
+@worded_as_method
 def all_gather_into_tensor(
     output_tensor: Any,
     input_tensor: Any,
@@ -88,26 +73,7 @@ def all_gather_into_tensor(
 ) -> Any:
     """Gather the members' ``input_tensor`` into one ``output_tensor`` on all members.
 
-    Args:
-        output_tensor: ``size()`` times the elements of ``input_tensor``, of its dtype: joined
-            along dim 0 or stacked in a new first dim, which is the same memory.
-        input_tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype,
-            bool, or one of ml_dtypes' floats. Size and dtype are the same on every member. May
-            be this member's part of ``output_tensor``.
-        group: A ProcessGroup or a DeviceMesh; None is the default group.
-        async_op: Return a ``Work`` at once, not the result.
-        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
-
-    Returns:
-        ``output_tensor``, or a new array if that cannot be written to (JAX). With ``async_op``,
-        a ``Work`` whose ``result()`` that is. None on a rank that is no member.
-
-    Raises:
-        TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
-            usable.
-        CollectiveMismatchError: On every member, if they make different calls.
-        CollectiveTimeoutError: On every member, past the deadline; names who has not come.
-        RankFailedError: On every member, if one dies or leaves. These three break the group.
+    Arguments, result and errors: ``ProcessGroup.all_gather_into_tensor``.
     """
     return resolve_group(group).all_gather_into_tensor(
         output_tensor, input_tensor, async_op=async_op, timeout=timeout
@@ -133,6 +99,7 @@ def reduce_scatter(
     async_op: Literal[True],
     timeout: Timeout | None = ...,
 ) -> Work[A]: ...
+@worded_as_method
 def reduce_scatter(
     output: Any,
     input_list: Sequence[Any],
@@ -143,27 +110,7 @@ def reduce_scatter(
 ) -> Any:
     """Reduce the members' ``input_list[i]`` with ``op`` into member i's ``output``.
 
-    Args:
-        output: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
-            one of ml_dtypes' floats. It has the size of ``input_list[rank]``, which it may be;
-            it overlaps no other.
-        input_list: One array of ``output``'s dtype for each member, in group order. Sizes may
-            differ by place, not by member.
-        op: A ``ReduceOp`` that means something for the dtype.
-        group: A ProcessGroup or a DeviceMesh; None is the default group.
-        async_op: Return a ``Work`` at once, not the result.
-        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
-
-    Returns:
-        ``output``, or a new array if that cannot be written to (JAX). With ``async_op``, a
-        ``Work`` whose ``result()`` that is. None on a rank that is no member.
-
-    Raises:
-        TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
-            usable.
-        CollectiveMismatchError: On every member, if they make different calls.
-        CollectiveTimeoutError: On every member, past the deadline; names who has not come.
-        RankFailedError: On every member, if one dies or leaves. These three break the group.
+    Arguments, result and errors: ``ProcessGroup.reduce_scatter``.
     """
     return resolve_group(group).reduce_scatter(
         output, input_list, op, async_op=async_op, timeout=timeout
@@ -189,6 +136,7 @@ def reduce_scatter_tensor(
     async_op: Literal[True],
     timeout: Timeout | None = ...,
 ) -> Work[A]: ...
+@worded_as_method
 def reduce_scatter_tensor(
     output: Any,
     input: Any,
@@ -199,27 +147,7 @@ def reduce_scatter_tensor(
 ) -> Any:
     """Reduce the members' ``input`` with ``op``; part i goes into member i's ``output``.
 
-    Args:
-        output: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
-            one of ml_dtypes' floats. Size and dtype are the same on every member. May be this
-            member's part of ``input``.
-        input: ``size()`` times the elements of ``output``, of its dtype: the parts joined along
-            dim 0 or stacked in a new first dim.
-        op: A ``ReduceOp`` that means something for the dtype.
-        group: A ProcessGroup or a DeviceMesh; None is the default group.
-        async_op: Return a ``Work`` at once, not the result.
-        timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
-
-    Returns:
-        ``output``, or a new array if that cannot be written to (JAX). With ``async_op``, a
-        ``Work`` whose ``result()`` that is. None on a rank that is no member.
-
-    Raises:
-        TypeError, ValueError: For a wrong argument, before any byte moves; the group stays
-            usable.
-        CollectiveMismatchError: On every member, if they make different calls.
-        CollectiveTimeoutError: On every member, past the deadline; names who has not come.
-        RankFailedError: On every member, if one dies or leaves. These three break the group.
+    Arguments, result and errors: ``ProcessGroup.reduce_scatter_tensor``.
     """
     return resolve_group(group).reduce_scatter_tensor(
         output, input, op, async_op=async_op, timeout=timeout

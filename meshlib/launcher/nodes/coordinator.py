@@ -35,21 +35,14 @@ from meshlib.launcher.nodes.records import (
     Wanted,
 )
 from meshlib.launcher.options.launch import LaunchOptions
-from meshlib.launcher.ranks.environment import Placement
 from meshlib.launcher.ranks.failure import RankExit
+from meshlib.launcher.ranks.starting import Placement
 from transport.errors import DistError
 from transport.store.base import Store
 from transport.store.tcp.server import TCPStoreServer
 from transport.store.tcp.store import TCPStore
 
 _TELL_SECONDS = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """Start the ranks."""
-
-    placement: Placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +72,8 @@ class Verdict:
     error: str | None = None
 
 
-Decision = Placed | Come | Stop | Verdict
+Decision = Placement | Come | Stop | Verdict
+"""What an agent is told: a ``Placement`` is to start its ranks there."""
 News = Callable[[Store], None]
 
 
@@ -193,7 +187,7 @@ class Coordinator:
         self._decisions: list[Decision] = []
 
     def join(self) -> None:
-        """Ask for a place in the next attempt: ``Placed`` will follow."""
+        """Ask for a place in the next attempt: a ``Placement`` will follow."""
         self._placement = self._ended = None
         nodes, host = self._options.nodes, socket.gethostname()
         self._log.say(
@@ -326,7 +320,7 @@ class Coordinator:
             store_port=self._log.port,
             secret=self._log.secret,
         )
-        self._decisions.append(Placed(self._placement))
+        self._decisions.append(self._placement)
 
     def _conclude(self, result: Result) -> None:
         if self._placement is not None and self._placement.attempt == result.attempt:

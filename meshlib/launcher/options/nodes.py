@@ -11,13 +11,8 @@ import argparse
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TypedDict
 
-from meshlib.launcher.options.launch import (
-    SIGNAL_GRACE_SECONDS,
-    SLURM_GRACE_SECONDS,
-    NodeOptions,
-)
+from meshlib.launcher.options.launch import NodeOptions
 from transport import environment
 from transport.deadline import read_duration
 from transport.launch_environments import (
@@ -165,13 +160,6 @@ NO_JOB = "none"
 _TEXTS = {"rdzv_backend": "PET_RDZV_BACKEND", "rdzv_conf": "PET_RDZV_CONF"}
 
 
-class Patience(TypedDict):
-    """Fields of ``LaunchOptions``."""
-
-    engine_signals: bool
-    signal_grace: float
-
-
 def ask_engine(given: argparse.Namespace, variables: Mapping[str, str]) -> tuple[str, ...]:
     """Fill in what the parsed command line leaves open; return what was filled in, and by whom.
 
@@ -198,15 +186,12 @@ def ask_engine(given: argparse.Namespace, variables: Mapping[str, str]) -> tuple
     return tuple(notes)
 
 
-def patience_under_engine(variables: Mapping[str, str]) -> Patience:
-    """Return how to treat signals: whether ranks get the engine's own, and how long they have."""
+def gets_engine_signals(variables: Mapping[str, str]) -> bool:
+    """Return whether the engine, Slurm, signals ranks itself."""
     try:
-        slurm = Slurm.in_step(variables)
+        return Slurm.in_step(variables)
     except LaunchEnvironmentError:
-        slurm = False
-    return Patience(
-        engine_signals=slurm, signal_grace=SLURM_GRACE_SECONDS if slurm else SIGNAL_GRACE_SECONDS
-    )
+        return False
 
 
 def _take_torchruns_options(given: argparse.Namespace, variables: Mapping[str, str]) -> None:

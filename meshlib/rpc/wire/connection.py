@@ -201,13 +201,11 @@ class Connection:
         self.queued = sum(view.nbytes for view in queue)
         return not queue
 
-    def wait_for_room(self, timeout: float | None) -> bool:
-        """Wait until the queue is short again, or the connection over; False past ``timeout``."""
-        if self.queued < QUEUE_BYTES:
-            return True
+    def wait_for_room(self, timeout: float | None) -> None:
+        """Wait until the queue is short again, the connection over, or ``timeout``."""
         self.poll()
         with self._threads.slot_given_up(), self._room.lock:
-            return self._room.wait_for(
+            self._room.wait_for(
                 lambda: self.queued < QUEUE_BYTES or self.error is not None, timeout
             )
 

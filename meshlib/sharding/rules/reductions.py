@@ -61,7 +61,7 @@ def reduce(
     local, module = x.local, array_module(x.local)
     if rule in (MAX, MIN) and any(local.shape[d] == 0 for d in axes):
         # This rank has nothing to compare, so what it has must not count.
-        options["initial"] = _least(local.dtype) if rule is MAX else _greatest(local.dtype)
+        options["initial"] = _bounds(local.dtype)[0 if rule is MAX else 1]
     result = module.asarray(rule.function(local, axis=axes, keepdims=keepdims, **options))
     if wraps(x) and result.dtype != x.dtype:
         return reduce(rule, x.reduced(), axis, dtype=dtype, keepdims=keepdims)
@@ -133,13 +133,8 @@ def _squares(x: DArray) -> DArray:
     return cast(DArray, np.square(np.abs(x)))
 
 
-def _least(dtype: np.dtype[Any]) -> Any:
+def _bounds(dtype: np.dtype[Any]) -> tuple[Any, Any]:
+    """Return the least and the greatest value of ``dtype``."""
     if dtype.kind == "b":
-        return False
-    return np.iinfo(dtype).min if dtype.kind in "iu" else -np.inf
-
-
-def _greatest(dtype: np.dtype[Any]) -> Any:
-    if dtype.kind == "b":
-        return True
-    return np.iinfo(dtype).max if dtype.kind in "iu" else np.inf
+        return False, True
+    return (np.iinfo(dtype).min, np.iinfo(dtype).max) if dtype.kind in "iu" else (-np.inf, np.inf)

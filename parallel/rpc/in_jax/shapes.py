@@ -10,7 +10,7 @@ import numpy as np
 
 from meshlib import rpc
 from parallel.rpc.contexts import keeper
-from parallel.rpc.graph import RETURNS, Recorded
+from parallel.rpc.graph import RETURNS, Recorded, filled
 from parallel.rpc.weights import Weights
 
 
@@ -53,10 +53,7 @@ def abstract_result(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
     structure: list[Any] = []
 
     def call(values: list[Any]) -> list[Any]:
-        filled = list(leaves)
-        for i, value in zip(places, values, strict=True):
-            filled[i] = value
-        args, kwargs = jax.tree.unflatten(tree, filled)
+        args, kwargs = filled(tree, leaves, places, values)
         with here.tracing():
             out, out_tree = jax.tree.flatten(func(*args, **kwargs), is_leaf=is_ours)
         structure[:] = out, out_tree

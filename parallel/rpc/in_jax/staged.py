@@ -24,7 +24,7 @@ from meshlib import rpc
 from meshlib.jit import HostArray, HostFunction, Program, host_call
 from parallel.rpc.contexts import Context, Keeper, keeper
 from parallel.rpc.engine import run_pass
-from parallel.rpc.graph import Edge, Recorded, Sink
+from parallel.rpc.graph import Edge, Recorded, Sink, filled
 from parallel.rpc.in_jax.shapes import Shape, is_ours, result_of, to_shape
 from parallel.rpc.weights import Weights, record
 
@@ -84,6 +84,9 @@ class _Travelling:
 class InFunction(rpc.Future[Any]):
     """A call that was made in a function that JAX transforms. ``wait`` in that function."""
 
+    connection: Any = None
+    """What the reply is read from, for whoever makes the call."""
+
     def then(self, callback: Any) -> NoReturn:
         """Raise NotImplementedError: callbacks run in other threads, outside of the function."""
         del callback
@@ -95,12 +98,6 @@ class InFunction(rpc.Future[Any]):
     def add_done_callback(self, callback: Any) -> NoReturn:
         """Raise NotImplementedError, as ``then``."""
         self.then(callback)
-
-
-class Staged(InFunction):
-    """A call in a program: its results are there for what is traced."""
-
-    connection = None
 
 
 class _Call(NamedTuple):
@@ -116,10 +113,7 @@ class _Call(NamedTuple):
 
     def make(self, values: Sequence[Any]) -> list[Any]:
         """Make the call with these values, wait, and return its arrays."""
-        leaves = list(self.leaves)
-        for i, value in zip(self.places, values, strict=True):
-            leaves[i] = value
-        args, kwargs = jax.tree.unflatten(self.tree, leaves)
+        args, kwargs = filled(self.tree, self.leaves, self.places, values)
         result = self.request(args, kwargs).wait()
         found = [leaf for leaf in jax.tree.leaves(result, is_leaf=is_ours) if _is_array(leaf)]
         said = [to_shape(it) for it in found]
@@ -131,7 +125,7 @@ class _Call(NamedTuple):
         return found
 
 
-def stage(here: Keeper, request: rpc.Request, args: Any, kwargs: Any, token: Any) -> Staged:
+def stage(here: Keeper, request: rpc.Request, args: Any, kwargs: Any, token: Any) -> InFunction:
     """Make a call part of the program that is being traced.
 
     Raises TypeError where it cannot be found out what the function returns, or an argument is a
@@ -149,10 +143,9 @@ def stage(here: Keeper, request: rpc.Request, args: Any, kwargs: Any, token: Any
     arrays = [i for i, leaf in enumerate(out) if isinstance(leaf, Shape)]
     followed = [jnp.issubdtype(it.dtype, jnp.inexact) for it in traced]
     call = _Call(request, leaves, tree, places, followed, [out[i] for i in arrays])
-    for i, value in zip(arrays, _differentiable(call)(_usable(token), traced), strict=True):
-        out[i] = value
-    staged = Staged()
-    staged.set_result(jax.tree.unflatten(out_tree, out))
+    staged = InFunction()
+    values = _differentiable(call)(_usable(token), traced)
+    staged.set_result(filled(out_tree, out, arrays, values))
     return staged
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from meshlib.launcher.nodes.agents_log import Waiting
 from meshlib.launcher.nodes.records import Gone, Hello, Member, Refused, Round
-from meshlib.launcher.nodes.waiting import Waiting
 from meshlib.launcher.options.launch import NodeOptions
 
 

@@ -10,9 +10,8 @@ from rpc_workers import agents, expire, start_thread, until, workers
 
 import meshlib as dist
 from meshlib import rpc
-from meshlib.rpc import peers
+from meshlib.rpc import overdue, peers
 from meshlib.rpc.agent import BACKLOG_BYTES, BACKLOG_CALLS, current_agent
-from meshlib.rpc.overdue import late
 from meshlib.testing import run_ranks
 from transport.tcp.meeting.dial import Dial
 
@@ -28,7 +27,7 @@ def _closed_gate(monkeypatch):
     while begun.acquire(blocking=False):
         pass
     # A callee that the scheduler has stopped is asked all the same.
-    monkeypatch.setattr(late, "ANSWER_SECONDS", 60.0)
+    monkeypatch.setattr(overdue, "STATE_SECONDS", 60.0)
 
 
 def wait_for_gate():

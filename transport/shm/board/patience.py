@@ -29,23 +29,15 @@ class Patience:
     """
 
     def __init__(self, ranks: int) -> None:
-        self._polls = True
-        self._crowded = ranks > len(os.sched_getaffinity(0))
-        self._look_out = LookOut(0 if self._crowded else _MOST_SPINS)
-
-    @property
-    def polls(self) -> bool:
+        self.polls = True
         """Whether a rank may look before it sleeps."""
-        return self._polls
-
-    @property
-    def crowded(self) -> bool:
+        self.crowded: bool = ranks > len(os.sched_getaffinity(0))
         """Whether there are more ranks than cores."""
-        return self._crowded
+        self._look_out = LookOut(0 if self.crowded else _MOST_SPINS)
 
     def share_process(self) -> None:
         """Know that another rank is a thread of this process."""
-        self._polls = False
+        self.polls = False
 
     def wait(
         self,
@@ -67,7 +59,7 @@ class Patience:
 
     def poll(self, call: Call, ready: Callable[[], bool]) -> bool:
         """Return whether ``ready()`` came true in the time that is worth it before sleeping."""
-        return self._polls and call.sync and self._look_out.until(ready)
+        return self.polls and call.sync and self._look_out.until(ready)
 
     @staticmethod
     def sleep(

@@ -55,9 +55,12 @@ class FileStore(Store):
             raise TypeError(
                 f"file_name must be a path, got {type(file_name).__name__}: {file_name!r}"
             ) from None
-        self._open_log(FileLog(self._path, world_size, Deadline.after(timeout)))
+        self._world_size = number
+        self._open_log(None)
 
-    def _open_log(self, log: FileLog) -> None:
+    def _open_log(self, beside: FileLog | None) -> None:
+        deadline = Deadline.after(self._timeout)
+        log = FileLog(self._path, self._world_size, deadline, beside)
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._log = log
@@ -72,9 +75,9 @@ class FileStore(Store):
         """Return another store on the file, which does not count towards ``world_size``."""
         other = FileStore.__new__(FileStore)
         Store.__init__(other, self._timeout)
-        other._path = self._path
+        other._path, other._world_size = self._path, self._world_size
         with self._open():
-            other._open_log(FileLog.beside(self._log, Deadline.after(self._timeout)))
+            other._open_log(self._log)
         return other
 
     def hang_up(self) -> None:
