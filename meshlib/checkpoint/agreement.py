@@ -93,7 +93,7 @@ def first_difference(ranks: Sequence[int], told: Sequence[dict[str, str]]) -> st
     for rank, other in zip(ranks, told, strict=True):
         if other == mine:
             continue
-        for path in [*mine, *(path for path in other if path not in mine)]:
+        for path in mine | other:
             if mine.get(path) != other.get(path):
                 texts = [lines.get(path, "nothing") for lines in (mine, other)]
                 return f"state{path} is {texts[0]} on rank {ranks[0]} and {texts[1]} on rank {rank}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from numbers import Real
@@ -87,13 +86,11 @@ class Bucket:
         group: ProcessGroup | None = None,
     ) -> None:
         first = parameters[0].data
-        sizes = [parameter.size for parameter in parameters]
         self.index = index
         self.numbers: list[int] = list(numbers)
         self.paths: list[str] = list(paths)
         self.parameters: list[Parameter] = list(parameters)
-        self.offsets: list[int] = [0, *itertools.accumulate(sizes)]
-        self.buffer: Array = allocate(sum(sizes), first, group)
+        self.buffer: Array = allocate(sum(p.size for p in parameters), first, group)
         # So that a gradient that never comes is zero; later passes fill what is missing.
         self.buffer.fill(0)
         self.views: list[Array] = self.split(self.buffer)
@@ -113,15 +110,19 @@ class Bucket:
         """Return the parts of ``residual`` by the parameters' numbers."""
         if self.residual is None:
             return {}
-        ends = itertools.pairwise(self.offsets)
-        return {
-            number: self.residual[begin:end]
-            for number, (begin, end) in zip(self.numbers, ends, strict=True)
-        }
+        return dict(zip(self.numbers, self.split(self.residual), strict=True))
 
     def split(self, buffer: Array) -> list[Array]:
         """Return the parts of ``buffer`` (flat, this bucket's size) in the parameters' shapes."""
         return pieces(buffer, (parameter.shape for parameter in self.parameters))
+
+
+def put(view: Array, grad: Array | None) -> None:
+    """Copy a gradient into its place in a buffer, unless it is there; zeros where there is none."""
+    if grad is None:
+        view.fill(0)
+    elif grad is not view:
+        view[...] = grad
 
 
 def allocate(size: int, like: Array, group: ProcessGroup | None) -> Array:

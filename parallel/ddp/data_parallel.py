@@ -18,7 +18,7 @@ from parallel.ddp.statistics import PassStatistics
 from parallel.groups import Ranks, resolve, same_dims
 from parallel.join.context import Join
 from parallel.join.joinable import FunctionsHook, Joinable, JoinHook, OptimizerReplica
-from parallel.nn.module import Module
+from parallel.nn.module import Module, others_wait
 from parallel.nn.parameter import Parameter
 from parallel.nn.precision import Casting, MixedPrecision
 from parallel.optim.optimizer import Optimizer
@@ -182,11 +182,7 @@ class DistributedDataParallel(Module, Joinable):
         (their gradients would come too late), and for unused parameters.
         """
         if self._sync and self.outstanding > 1:
-            raise RuntimeError(
-                f"{self.outstanding - 1} other forward passes still wait for their backward, so "
-                "this one cannot complete the gradients; run all but the last under no_sync(), or "
-                "call discard_saved() if a forward was not meant for training"
-            )
+            raise others_wait(self.outstanding - 1)
         context = self.saved()
 
         def compute() -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 
 from meshlib import Future, ProcessGroup
 from parallel.arrays import Array, namespace, placement
-from parallel.ddp.buckets import Bucket, GradBucket, assign_buckets, check_like
+from parallel.ddp.buckets import Bucket, GradBucket, assign_buckets, check_like, put
 from parallel.ddp.comm_hooks import allreduce_hook, only
 from parallel.ddp.replicas import check_same
 from parallel.ddp.statistics import Stopwatch
@@ -80,11 +80,10 @@ class Reducer:
         self._idle = False
         self.failure: str | None = None
         """Why a pass failed, so that there cannot be another one."""
-        self._next = 0
-        self._handed: list[GradBucket] = []
-        self._futures: list[Future[Any]] = []
-        self._ready = [False] * len(self._parameters)
-        self._arrived: list[int] = []
+        self._launched: list[tuple[GradBucket, Future[Any]]] = []
+        """The buckets that were handed over in this pass, the first ones."""
+        self._arrived: dict[int, None] = {}
+        """The parameters whose gradients have come, in this order."""
         self._unused: set[int] = set()
         self._rules = UnusedParameters(
             self._paths,
@@ -108,7 +107,7 @@ class Reducer:
     @property
     def under_way(self) -> bool:
         """Whether a bucket of the pass has been handed over."""
-        return bool(self._futures)
+        return bool(self._launched)
 
     def detach(self) -> None:
         """Take the hooks off the parameters."""
@@ -234,11 +233,8 @@ class Reducer:
             self._rebuild_order = None
         for bucket in self._buckets:
             bucket.pending = len(bucket.numbers)
-        self._next = 0
-        self._handed = []
-        self._futures = []
-        self._arrived = []
-        self._ready = [False] * len(self._parameters)
+        self._launched = []
+        self._arrived = {}
         self._idle = False
         self.stopwatch.begin()
 
@@ -258,7 +254,7 @@ class Reducer:
     def seal(self) -> set[int]:
         """End the pass: no gradient will come any more. Return those that came on no rank."""
         if not self._idle:
-            missing = {number for number in self._live if not self._ready[number]}
+            missing = set(self._live).difference(self._arrived)
             self._unused |= missing
             self._rules.check(self._unused, whole_pass=True)
             for number in sorted(missing, reverse=True):
@@ -269,8 +265,9 @@ class Reducer:
 
     def _settle(self, bucket: Bucket, absent: set[int], scale: Scale | None = None) -> None:
         """Wait for a bucket and hand out what it holds."""
-        self._store(bucket, self._futures[bucket.index])
-        factor = 1.0 if scale is None else scale(self._handed[bucket.index].group)
+        handed, future = self._launched[bucket.index]
+        self._store(bucket, future)
+        factor = 1.0 if scale is None else scale(handed.group)
         if factor != 1.0:
             bucket.buffer *= factor
         self._deliver(bucket, absent)
@@ -293,25 +290,22 @@ class Reducer:
             self._mark_ready(number)
 
     def _mark_ready(self, number: int) -> None:
-        if self._ready[number]:
+        if number in self._arrived:
             raise RuntimeError(
                 f"the gradient of {self._paths[number]} was completed twice in one backward pass"
             )
-        self._ready[number] = True
-        self._arrived.append(number)
+        self._arrived[number] = None
         bucket, slot = self._where[number]
         self._collect(bucket, slot, self._parameters[number].grad)
         bucket.pending -= 1
-        while self._next < len(self._buckets) and not self._buckets[self._next].pending:
-            self._launch(self._buckets[self._next])
-            self._next += 1
+        while len(self._launched) < len(self._buckets):
+            following = self._buckets[len(self._launched)]
+            if following.pending:
+                break
+            self._launch(following)
 
     def _collect(self, bucket: Bucket, slot: int, grad: Array | None) -> None:
-        view = bucket.views[slot]
-        if grad is None:
-            view.fill(0)
-        elif grad is not view:
-            view[...] = grad
+        put(bucket.views[slot], grad)
 
     def _launch(self, bucket: Bucket) -> None:
         is_last = bucket.index == len(self._buckets) - 1
@@ -323,8 +317,7 @@ class Reducer:
                 f"the communication hook must return a Future, got {type(future).__qualname__} "
                 f"for bucket {bucket.index}"
             )
-        self._handed.append(handed)
-        self._futures.append(future)
+        self._launched.append((handed, future))
         self.stopwatch.watch(future)
 
     def _store(self, bucket: Bucket, future: Future[Any]) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterable, Sequence
 from contextlib import contextmanager
 
 from meshlib import ProcessGroup, ReduceOp, error_feedback
 from parallel.arrays import Array, namespace, pieces, placement, written
-from parallel.ddp.buckets import MIB
+from parallel.ddp.buckets import MIB, assign_buckets
 from parallel.groups import gathered
 from parallel.nn.module import Module
 from parallel.nn.parameter import Parameter
@@ -144,16 +144,16 @@ def average_coalesced(
         _unflatten(flat, pile)
 
 
-def _piles(arrays: Sequence[Array]) -> Iterator[list[Array]]:
-    """Yield ``arrays`` in piles of one dtype and device, each not much above the limit."""
-    piles: dict[tuple[str, str], list[Array]] = {}
-    for array in arrays:
-        key = placement(array)
-        pile = piles.setdefault(key, [])
-        pile.append(array)
-        if sum(member.nbytes for member in pile) >= _COALESCE_BYTES:
-            yield piles.pop(key)
-    yield from piles.values()
+def _piles(arrays: Sequence[Array]) -> list[list[Array]]:
+    """Return ``arrays`` in piles of one dtype and device, each not much above the limit."""
+    piles = assign_buckets(
+        range(len(arrays)),
+        [array.nbytes for array in arrays],
+        [placement(array) for array in arrays],
+        _COALESCE_BYTES,
+        _COALESCE_BYTES,
+    )
+    return [[arrays[number] for number in pile] for pile in piles]
 
 
 def _flattened(pile: Sequence[Array]) -> Array:

@@ -91,11 +91,11 @@ def clip_grad_norm_(
 
 def _split_over(parameter: Parameter) -> ProcessGroup | None:
     """Return the ranks that have other parts of the same values; None where nobody has."""
-    sharding = parameter.sharding or (None if parameter.split is None else parameter.split[0])
-    dims = [] if sharding is None else sorted({i for dim in sharding.dims for i in dim})
-    if sharding is None or not dims:
+    if parameter.layout is None:
         return None
-    return sharding.mesh[dims].process_group
+    sharding, _ = parameter.layout
+    dims = sorted({i for dim in sharding.dims for i in dim})
+    return sharding.mesh[dims].process_group if dims else None
 
 
 def _powers(grad: Array | None, norm_type: float) -> float:

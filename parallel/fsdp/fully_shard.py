@@ -93,11 +93,10 @@ def fully_shard(
         ],
         mesh.process_group,
     )
-    group = ParameterGroup(own, mesh, policy) if own else None
-    if group is not None:
-        group.reshard_after_forward = resharding if resharding is None else resharding > 1
-        if resharding is not None and 1 < resharding < shards:
-            group.forward_group = _consecutive(mesh, resharding)
+    group = ParameterGroup([parameter for _, parameter in own], mesh, policy)
+    group.reshard_after_forward = resharding if resharding is None else resharding > 1
+    if own and resharding is not None and 1 < resharding < shards:
+        group.forward_group = _consecutive(mesh, resharding)
     module.__class__ = cast(Any, _sharded_class(type(module)))
     sharded = cast(FSDPModule, module)
     sharded._fsdp = ModuleState(sharded, group, borrowed, policy)  # pyright: ignore[reportPrivateUsage]

@@ -25,27 +25,31 @@ class ParameterGroup:
 
     def __init__(
         self,
-        named: Sequence[tuple[str, Parameter]],
+        parameters: Sequence[Parameter],
         mesh: DeviceMesh,
         policy: MixedPrecisionPolicy,
     ) -> None:
         self._spread(mesh)
         self.policy = policy
-        self.parts: list[Part] = [Part(path, parameter, mesh) for path, parameter in named]
+        self.parts: list[Part] = [Part(parameter, mesh) for parameter in parameters]
         for part in self.parts:
             part.parameter.owner = self
         if self.replicas is not None:
             for part in self.parts:
                 self.replicas.broadcast(part.array, group_src=0)
-        self.pool = Pool()
-        self.holders = 0
         self.reshard_after_forward: bool | None = None
         self.reshard_after_backward = True
         self.forward_group: ProcessGroup | None = None
         """Over which ranks parameters are sharded from forward to backward, if not over all."""
         self.sync = True
         self.all_reduce = True
-        self._gathers: list[Gather] = []
+        self._begin(Pool())
+
+    def _begin(self, pool: Pool) -> None:
+        self.pool: Pool = pool
+        self.holders: int = 0
+        self._gathers: list[tuple[list[int], Gather]] = []
+        """Those under way, with the places in ``parts`` of what they gather."""
         self._whole = False
         self._between: list[Array] | None = None
         self._homes: list[Homes] = []
@@ -75,23 +79,16 @@ class ParameterGroup:
         assert group is not None
         arrays = [part.array for part in self.parts] if between is None else between
         for dtype, places in self._batches(self._computed_dtype):
-            self._gathers.append(
-                Gather(
-                    [self.parts[i].shape for i in places],
-                    [arrays[i] for i in places],
-                    group,
-                    dtype,
-                    self.pool,
-                )
-            )
+            shapes = [self.parts[i].shape for i in places]
+            gather = Gather(shapes, [arrays[i] for i in places], group, dtype, self.pool)
+            self._gathers.append((places, gather))
 
     def unshard(self) -> None:
         """Gather the parameters: they are whole afterwards."""
         if self._whole:
             return
         self.begin_unshard()
-        batches = self._batches(self._computed_dtype)
-        for (_, places), gather in zip(batches, self._gathers, strict=True):
+        for places, gather in self._gathers:
             for i, whole in zip(places, gather.finish(), strict=True):
                 self.parts[i].lend(whole)
         self._whole = True
@@ -99,7 +96,7 @@ class ParameterGroup:
     def reshard(self, *, keep_some: bool = False) -> None:
         """Give up the whole parameters; with ``keep_some``, but for parts on ``forward_group``."""
         if not self._whole and self._gathers:  # they were on their way, and are not needed
-            for gather in self._gathers:
+            for _, gather in self._gathers:
                 gather.finish()
         if self._whole:
             if keep_some and self.forward_group is not None:
@@ -112,7 +109,7 @@ class ParameterGroup:
                 ]
             for part in self.parts:
                 part.take_back()
-        for gather in self._gathers:
+        for _, gather in self._gathers:
             gather.release()
         self._gathers = []
         self._whole = False
@@ -192,11 +189,7 @@ class ParameterGroup:
                 part.take_back()
             part.pending = None
             part.parameter.uses = 0  # some may have been in the middle of it
-        self.pool: Pool = pool
-        self.holders: int = 0
-        self._whole = False
-        self._gathers, self._homes, self._reductions = [], [], []
-        self._between = self._not_averaged = None
+        self._begin(pool)
 
     # ------------------------------------------------------------------ which
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from meshlib import ProcessGroup, ReduceOp, Work
 from parallel.arrays import Array, namespace, placement
-from parallel.ddp.buckets import allocate
+from parallel.ddp.buckets import allocate, put
 from parallel.fsdp.layout import Layout
 from parallel.fsdp.part import Part
 
@@ -125,11 +125,7 @@ class Homes:
     def collect(self) -> None:
         """Bring the gradients here, wherever they are; what is not there is zero."""
         for part, view in zip(self.parts, self.views, strict=True):
-            grad = part.whole_grad
-            if grad is None:
-                view.fill(0)
-            elif grad is not view:
-                view[...] = grad
+            put(view, part.whole_grad)
             part.whole_grad = None
 
     def release(self) -> None:

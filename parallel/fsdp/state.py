@@ -19,22 +19,21 @@ if TYPE_CHECKING:
 class ModuleState:
     """The groups that one module computes with, and how it runs.
 
-    ``own`` are the parameters that were sharded with the module (None: it has none of its own);
+    ``own`` are the parameters that were sharded with the module, which may be none at all;
     ``borrowed`` are groups of other modules that it shares parameters with.
     """
 
     def __init__(
         self,
         module: FSDPModule,
-        own: ParameterGroup | None,
+        own: ParameterGroup,
         borrowed: Sequence[ParameterGroup],
         policy: MixedPrecisionPolicy,
     ) -> None:
         self.module = module
         self.own = own
-        self.groups: list[ParameterGroup] = [*([] if own is None else [own]), *borrowed]
+        self.groups: list[ParameterGroup] = [own, *borrowed]
         self.policy = policy
-        self.syncs = True
         self.schedule: Schedule | None = None
         self.forward_prefetch: list[ModuleState] | None = None
         self.backward_prefetch: list[ModuleState] | None = None
@@ -42,12 +41,6 @@ class ModuleState:
 
     def __repr__(self) -> str:
         return type(self.module).__qualname__
-
-    def set_sync(self, syncs: bool) -> None:
-        """Say whether backward reduces gradients."""
-        self.syncs: bool = syncs
-        if self.own is not None:
-            self.own.sync = syncs
 
     def forward(
         self, compute: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -54,6 +54,7 @@ class XlaReducer(Reducer):
     ) -> None:
         self.in_place = False
         self.share_in_place: float = 0.0
+        self._large_bytes = options.first_bytes
         super().__init__([(path, _stand_in(spec)) for path, spec in named], group, options)
         self._total_bytes = self._nbytes(range(len(named)))
 
@@ -72,7 +73,7 @@ class XlaReducer(Reducer):
 
     def arrived(self, number: int) -> bool:
         """Whether the gradient of one parameter has come in this pass."""
-        return self._ready[number]
+        return number in self._arrived
 
     def collect(self, outputs: Mapping[int, HostArray]) -> None:
         """Wait for the parameters' buckets, and put the averages into ``outputs``.
@@ -102,7 +103,7 @@ class XlaReducer(Reducer):
     def let_go(self, error: BaseException) -> None:
         """Return when no call works on XLA's memory any more; the group has been broken."""
         self.fail(error)
-        for future in self._futures:
+        for _, future in self._launched:
             try:
                 future.block(_LET_GO_SECONDS, lambda: "a reduction that was broken off")
             except WaitTimeoutError:
@@ -116,7 +117,7 @@ class XlaReducer(Reducer):
         for bucket in self._buckets:
             if self._is_large(bucket):
                 bucket.buffer, bucket.views = None, [None]
-        self._futures = []
+        self._launched = []
 
     def _assign(self, order: Sequence[int]) -> list[list[int]]:
         # XLA's order changes from run to run, and a bucket of small gradients from all over the
@@ -134,10 +135,6 @@ class XlaReducer(Reducer):
             (key, number) if self._parameters[number].data.nbytes >= self._large_bytes else key
             for number, key in enumerate(super()._bucket_keys())
         ]
-
-    @property
-    def _large_bytes(self) -> int:
-        return self._options.first_bytes
 
     def _is_large(self, bucket: Bucket) -> bool:
         return bucket.parameters[0].data.nbytes >= self._large_bytes
@@ -253,8 +250,7 @@ class GradientExchange:
         with self._lock:
             begun = self._running
             if begun is not None and not self.reducer.under_way:
-                self._running = None
-                begun.unguard(self._abandon)
+                self._stand_down()
                 return
         if begun is not None:
             self._abandon(error)
@@ -263,6 +259,9 @@ class GradientExchange:
         self.reducer.close()
         self._same_memory[program] = self._same
         self.statistics = self.reducer.stopwatch.finish()
+        self._stand_down()
+
+    def _stand_down(self) -> None:
         begun, self._running = self._running, None
         if begun is not None:
             begun.unguard(self._abandon)
@@ -282,9 +281,7 @@ class GradientExchange:
         self._group.abort(f"a backward pass was broken off by {type(error).__name__}: {error}")
         with self._lock:
             self.reducer.let_go(error)
-            begun, self._running = self._running, None
-        if begun is not None:
-            begun.unguard(self._abandon)
+            self._stand_down()
 
 
 def address(array: Any) -> int:

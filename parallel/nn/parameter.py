@@ -19,13 +19,12 @@ GradHook = Callable[["Parameter"], None]
 class RemovableHandle:
     """What registering a hook returns: ``remove()`` unregisters it, once or more often."""
 
-    def __init__(self, hooks: dict[int, GradHook], key: int) -> None:
+    def __init__(self, hooks: dict[RemovableHandle, GradHook]) -> None:
         self._hooks = hooks
-        self._key = key
 
     def remove(self) -> None:
         """Unregister the hook. Idempotent."""
-        self._hooks.pop(self._key, None)
+        self._hooks.pop(self, None)
 
 
 class Parameter:
@@ -80,8 +79,7 @@ class Parameter:
         """Where gradients live (``set_grad_home``), None: in arrays of their own."""
         self._whole: Array | None = None
         self._global_shape: tuple[int, ...] = ()
-        self._hooks: dict[int, GradHook] = {}
-        self._hooks_so_far = 0
+        self._hooks: dict[RemovableHandle, GradHook] = {}
 
     def __repr__(self) -> str:
         label = f"{self.name}: " if self.name else ""
@@ -125,6 +123,11 @@ class Parameter:
         self.data = part
         self.sharding = sharding
         self._global_shape = shape
+
+    @property
+    def layout(self) -> tuple[Sharding, tuple[int, ...]] | None:
+        """How the global array lies on its mesh, and its shape; None where each rank has it all."""
+        return self.split if self.sharding is None else (self.sharding, self._global_shape)
 
     def lend(self, whole: Array, grad: Array | None) -> None:
         """Let modules compute with ``whole`` in place of the part, and add to ``grad``."""
@@ -272,10 +275,9 @@ class Parameter:
         TypeError for what cannot be called.
         """
         check_callable(hook, "hook")
-        key = self._hooks_so_far
-        self._hooks_so_far += 1
-        self._hooks[key] = hook
-        return RemovableHandle(self._hooks, key)
+        handle = RemovableHandle(self._hooks)
+        self._hooks[handle] = hook
+        return handle
 
     def set_grad_home(self, home: Array | None) -> None:
         """Make gradients live in ``home`` from now on; what ``grad`` holds moves there.

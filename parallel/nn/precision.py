@@ -6,7 +6,7 @@ the optimizer updates stay in float32; forward and backward use copies in 16 bit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from parallel.arrays import is_array, is_floating
 from parallel.checks import check_instance, to_floating
-from parallel.nested import map_leaves
+from parallel.nested import all_leaves, map_leaves
 from parallel.nn.module import Module, Work
 
 _Dtype = np.dtype[Any]
@@ -102,26 +102,20 @@ class ComputeIn(Module):
 
 def cast(value: _T, dtype: _Dtype) -> _T:
     """Return ``value`` with its floating arrays, however deep in tuples and dicts, in ``dtype``."""
-    return _map_floating(value, lambda array: array.astype(dtype, copy=False))
+
+    def convert(_: str, leaf: Any) -> Any:
+        return leaf.astype(dtype, copy=False) if _is_floating_array(leaf) else leaf
+
+    return map_leaves(convert, value)
 
 
 def first_dtype(value: Any) -> _Dtype | None:
     """Return the dtype of the first floating array in ``value``, None if there is none."""
-    seen: list[_Dtype] = []
-
-    def note(array: Any) -> Any:
-        seen.append(array.dtype)
-        return array
-
-    _map_floating(value, note)
-    return seen[0] if seen else None
+    return next((leaf.dtype for _, leaf in all_leaves(value) if _is_floating_array(leaf)), None)
 
 
-def _map_floating(value: Any, function: Callable[[Any], Any]) -> Any:
-    def convert(_: str, leaf: Any) -> Any:
-        return function(leaf) if is_array(leaf) and is_floating(leaf.dtype) else leaf
-
-    return map_leaves(convert, value)
+def _is_floating_array(leaf: Any) -> bool:
+    return is_array(leaf) and is_floating(leaf.dtype)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ library's random streams: an order never changes with a version of NumPy.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -114,6 +115,7 @@ class Sequence:
         return positions.astype(np.int64, copy=False)
 
 
+@dataclass(frozen=True, eq=False)
 class WeightedDraws:
     """At each place an independent draw, with replacement, of sample i with share weights[i].
 
@@ -121,43 +123,42 @@ class WeightedDraws:
     ``key`` and the place determine.
     """
 
-    def __init__(self, cumulative: npt.NDArray[np.float64], key: int) -> None:
-        self._cumulative = cumulative
-        self._key = key
+    cumulative: npt.NDArray[np.float64]
+    key: int
 
     def apply(self, positions: npt.NDArray[Any]) -> Positions:
         """Return the sample drawn at each place."""
-        total = self._cumulative[-1]
-        points = uniform(self._key, positions) * total
+        total = self.cumulative[-1]
+        points = uniform(self.key, positions) * total
         # "right" skips samples of weight 0, whose running sum equals their predecessor's.
-        found = np.searchsorted(self._cumulative, points, side="right")
+        found = np.searchsorted(self.cumulative, points, side="right")
         # The product may round up to the total: the last sample with weight takes it.
-        last = np.searchsorted(self._cumulative, total, side="left")
+        last = np.searchsorted(self.cumulative, total, side="left")
         return np.minimum(found, last).astype(np.int64)
 
 
+@dataclass(frozen=True, eq=False)
 class LengthGrouped:
     """A permutation in which neighbours have similar lengths.
 
-    ``order`` is cut into windows of ``window`` places; within each, samples are sorted by length,
-    longest first, so that batches cut from it need little padding, and a batch that does not fit
-    in memory shows at once. Which samples share a window is still random.
+    ``permuted`` is cut into windows of ``window`` places; within each, samples are sorted by
+    length, longest first, so that batches cut from it need little padding, and a batch that does
+    not fit in memory shows at once. Which samples share a window is still random.
     """
 
-    def __init__(self, order: Permutation, lengths: npt.NDArray[Any], window: int) -> None:
-        self._order = order
-        self._lengths = lengths
-        self._window = window
+    permuted: Permutation
+    lengths: npt.NDArray[Any]
+    window: int
 
     def apply(self, positions: npt.NDArray[Any]) -> Positions:
         """Return the sample at each place."""
         result = np.empty(len(positions), np.int64)
-        windows = positions // self._window
+        windows = positions // self.window
         for window in np.unique(windows).tolist():
-            begin = window * self._window
-            places = np.arange(begin, min(begin + self._window, len(self._order)))
-            samples = self._order.apply(places)
-            lengths = self._lengths[samples]
+            begin = window * self.window
+            places = np.arange(begin, min(begin + self.window, len(self.permuted)))
+            samples = self.permuted.apply(places)
+            lengths = self.lengths[samples]
             # ~ turns the order of integers around, of all: -0 is no larger than -1 if unsigned.
             falling = ~lengths if lengths.dtype.kind in "biu" else -lengths
             samples = samples[np.argsort(falling, kind="stable")]

@@ -55,11 +55,16 @@ def split(x: Array, group: ProcessGroup, dim: int = -1) -> Array:
     """Return this rank's part of ``x`` along ``dim``, contiguous."""
     if group.size() == 1:
         return x
+    return namespace(x).ascontiguousarray(own_part(x, group, dim))
+
+
+def own_part(x: Array, group: ProcessGroup, dim: int) -> Array:
+    """Return this rank's part of ``x`` along ``dim``, a view."""
     width = part_of_dim(x, group, dim)
     begin = group.rank() * width
     index = [slice(None)] * x.ndim
     index[dim] = slice(begin, begin + width)
-    return namespace(x).ascontiguousarray(x[tuple(index)])
+    return x[tuple(index)]
 
 
 def part_of_dim(x: Array, group: ProcessGroup, dim: int) -> int:

@@ -77,17 +77,12 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         self._inner: Optimizer | None = None
         self._consolidated: dict[str, Any] | None = None
         with told_to_all(self._group):
+            must = "optimizer_class must make an optimizer when called, such as optim.AdamW, got"
             if not callable(optimizer_class):
-                raise TypeError(
-                    "optimizer_class must make an optimizer when called, such as optim.AdamW, got "
-                    f"{describe(optimizer_class)}"
-                )
+                raise TypeError(f"{must} {describe(optimizer_class)}")
             probe = optimizer_class([Parameter(np.zeros(0))], **defaults)
             if not isinstance(probe, Optimizer):  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise TypeError(
-                    "optimizer_class must make an optimizer when called, such as optim.AdamW, got "
-                    f"{optimizer_class!r}, which makes {describe(probe)}"
-                )
+                raise TypeError(f"{must} {optimizer_class!r}, which makes {describe(probe)}")
             super().__init__(params, probe.defaults)
         self._own(self.param_groups)
         self._inner = optimizer_class([self._share(g) for g in self.param_groups], **defaults)
