@@ -8,6 +8,7 @@ a decision, the attempt that it is about.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from meshlib.diagnosis.events import Entry, Parse, reader_of
 from meshlib.launcher.ranks.failure import RankExit
@@ -19,6 +20,8 @@ LOG = "meshrun/agents"
 @dataclass(frozen=True, slots=True)
 class Record(Entry):
     """One line of the log. Its class says of which kind it is."""
+
+    kind: ClassVar[str]
 
     def __init_subclass__(cls) -> None:
         cls.kind = cls.__name__
