@@ -25,7 +25,6 @@ import numpy as np
 from meshlib.bench.cases import CASES, Bound, Case
 from meshlib.bench.jobs.job import BenchmarkError
 from meshlib.bench.libraries.c10d import TorchGloo, bind_c10d
-from meshlib.bench.libraries.library import TIMEOUT
 from meshlib.bench.network import HostNetwork, Path, levels_in_words
 from meshlib.bench.predict import KINDS, cost_of
 from meshlib.bench.sizes import format_size
@@ -112,8 +111,7 @@ class Between:
 
     def _network(self, hosts: Sequence[Sequence[int]]) -> HostNetwork:
         """Measure the network; say what a group of all makes of it, and write it if asked."""
-        said: list[Any] = [None] * self._size
-        self._dist.all_gather_object(said, os.environ.get(environment.SITE, ""))
+        said = self._of_all(os.environ.get(environment.SITE, ""))
         paths = self._paths([ranks[0] for ranks in hosts])
         found = HostNetwork(
             tuple(tuple(ranks) for ranks in hosts),
@@ -130,12 +128,16 @@ class Between:
         if self._rank == 0:
             print(text, flush=True)
 
+    def _of_all(self, value: Any) -> list[Any]:
+        """Return what each rank has given, by rank."""
+        values: list[Any] = [None] * self._size
+        self._dist.all_gather_object(values, value)
+        return values
+
     def _hosts(self) -> list[list[int]]:
         """Return the ranks of each host."""
-        names: list[Any] = [None] * self._size
-        self._dist.all_gather_object(names, self._host)
         found: dict[str, list[int]] = {}
-        for rank, name in enumerate(names):
+        for rank, name in enumerate(self._of_all(self._host)):
             found.setdefault(name, []).append(rank)
         return list(found.values())
 
@@ -242,9 +244,7 @@ class Between:
             gloo, missing = TorchGloo(), None
         except ImportError as error:
             gloo, missing = None, str(error)
-        answers: list[Any] = [None] * self._size
-        self._dist.all_gather_object(answers, missing)
-        without = {rank: answer for rank, answer in enumerate(answers) if answer}
+        without = {rank: told for rank, told in enumerate(self._of_all(missing)) if told}
         if without:
             rank, answer = next(iter(without.items()))
             self._say(f"without gloo: rank {rank}: {answer}")
@@ -255,16 +255,11 @@ class Between:
         if interface is not None:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         place: list[Any] = [None]
-        store: Any = None
         if self._rank == 0:
-            store = gloo.dist.TCPStore(address, 0, is_master=True, timeout=TIMEOUT)
-            place = [(address, store.port)]
+            place = [(address, gloo.host(self._size, address))]
         self._dist.broadcast_object_list(place, 0)
-        if store is None:
-            store = gloo.dist.TCPStore(*place[0], timeout=TIMEOUT)
-        gloo.dist.init_process_group(
-            "gloo", store=store, rank=self._rank, world_size=self._size, timeout=TIMEOUT
-        )
+        host, port = place[0]
+        gloo.join(port, self._rank, self._size, host)
         return gloo
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from meshlib.collectives.collectives import Collectives
 from meshlib.groups.process_group import ProcessGroup
@@ -18,18 +18,11 @@ Group = Collectives | None
 """A ProcessGroup, a DeviceMesh, or None for the default group."""
 
 
-class _OfThread(threading.local):
-    """The World of a thread that has one of its own."""
+class _Current(threading.local):
+    """The one state that is global: the World of the process, and of a thread with its own."""
 
-    world: World | None = None
-
-
-class _Current:
-    """The one state that is global."""
-
-    def __init__(self) -> None:
-        self.process: World | None = None
-        self.thread = _OfThread()
+    process: ClassVar[World | None] = None
+    thread: World | None = None
 
 
 _current = _Current()
@@ -37,7 +30,7 @@ _current = _Current()
 
 def find_world() -> World | None:
     """Return this thread's World, else (unless it is a rank itself) the process's, else None."""
-    return _current.thread.world or (_current.process if thread_rank() is None else None)
+    return _current.thread or (_Current.process if thread_rank() is None else None)
 
 
 def current_world() -> World:
@@ -59,14 +52,14 @@ def install(world: World | None, *, thread_only: bool) -> None:
     if mine is not None:
         mine.world, mine.provided = world, False
     if thread_only or mine is not None:
-        _current.thread.world = world
+        _current.thread = world
     else:
-        _current.process = world
+        _Current.process = world
 
 
 def is_thread_world(world: World) -> bool:
     """Return whether ``world`` belongs to this thread alone."""
-    return _current.thread.world is world
+    return _current.thread is world
 
 
 def adopt_thread(world: World) -> None:
@@ -78,14 +71,13 @@ def adopt_thread(world: World) -> None:
 @contextmanager
 def adopted_thread(world: World) -> Generator[None]:
     """Have the calling thread find ``world``, for a while."""
-    thread = _current.thread
-    before = thread.world
+    before = _current.thread
     if find_world() is not world:
-        thread.world = world
+        _current.thread = world
     try:
         yield
     finally:
-        thread.world = before
+        _current.thread = before
 
 
 def resolve_group(group: Group) -> Collectives:

@@ -11,18 +11,13 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING
 
 from meshlib.command_line import say
 from meshlib.launcher.options.launch import LaunchOptions
-from meshlib.launcher.ranks.starting import start_server
+from meshlib.launcher.ranks.starting import Placement, start_server
 from meshlib.launcher.ranks.sweep import Guardian, adopt_orphans, children, readable
 from meshlib.monitor.jobs import FOLDERS, Job, write
 from transport.errors import DistError
-
-if TYPE_CHECKING:
-    from meshlib.launcher.nodes.coordinator import Log
-    from meshlib.launcher.ranks.starting import Placement
 
 
 def launch(options: LaunchOptions) -> int:
@@ -60,9 +55,16 @@ def _launch(options: LaunchOptions, signals: SignalPipe) -> int:
             made.callback(server.close)
         # The server imports what ranks need; meanwhile come what this process needs.
         from meshlib.launcher.agent import Agent
-        from meshlib.launcher.nodes.coordinator import Coordinator
+        from meshlib.launcher.nodes.coordinator import Coordinator, Log, OwnLog
 
-        coordinator = Coordinator(options, run_id, _log(options, run_id, signals))
+        log: Log
+        if options.nodes.many:
+            from meshlib.launcher.nodes.agents_log import SharedLog
+
+            log = SharedLog(options, run_id, signals.knock)
+        else:
+            log = OwnLog(options, run_id)
+        coordinator = Coordinator(options, run_id, log)
         made.callback(coordinator.close)
         shown = _Shown(options, run_id, temporary, made)
         spare = {guardian.pid, *strangers}
@@ -79,16 +81,6 @@ def _mend(error: Exception, options: LaunchOptions) -> str:
     if options.nodes.many:
         return "; give all nodes another one with --master-port"
     return "; choose another one with --master-port, or leave it out to have any that is free"
-
-
-def _log(options: LaunchOptions, run_id: str, signals: SignalPipe) -> Log:
-    if options.nodes.many:
-        from meshlib.launcher.nodes.agents_log import SharedLog
-
-        return SharedLog(options, run_id, signals.knock)
-    from meshlib.launcher.nodes.coordinator import OwnLog
-
-    return OwnLog(options, run_id)
 
 
 class _Shown:

@@ -75,7 +75,7 @@ class ProcessContext:
         while running := self._look():
             if first := self._first_failure():
                 grace = FAILURE_GRACE_SECONDS if grace_period is None else grace_period
-                self._end(Ending.after_failure(self._running, grace, first), grace)
+                self._end(grace, first)
                 break
             left = None if deadline is None else deadline.piece()
             if not _wait(running, left) and deadline is not None and deadline.expired:
@@ -88,8 +88,7 @@ class ProcessContext:
 
     def end(self) -> None:
         """End the ranks: let them do it by themselves, then SIGTERM, then SIGKILL."""
-        grace = FAILURE_GRACE_SECONDS
-        self._end(Ending.after_failure(self._running, grace), grace)
+        self._end(FAILURE_GRACE_SECONDS)
 
     def close(self) -> None:
         """Kill the ranks that still run, and end the store. Idempotent."""
@@ -98,7 +97,8 @@ class ProcessContext:
             rank.close()
         self._job.close()
 
-    def _end(self, ending: Ending, grace: float) -> None:
+    def _end(self, grace: float, failure: RankExit | None = None) -> None:
+        ending = Ending.after_failure(self._running, grace, failure)
         deadline = Deadline.after(max(0.0, ending.due - time.monotonic()) + grace + _KILL_SECONDS)
         while (running := self._look()) and not deadline.expired:
             _wait(running, max(0.0, ending.due - time.monotonic()))

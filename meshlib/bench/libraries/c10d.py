@@ -51,13 +51,13 @@ class C10dLibrary(Library):
     def __init__(self) -> None:
         self._store: Any = None
 
-    def host(self, size: int) -> int:
-        self._store = self.dist.TCPStore(LOOPBACK, 0, is_master=True, timeout=TIMEOUT)
+    def host(self, size: int, address: str = LOOPBACK) -> int:
+        self._store = self.dist.TCPStore(address, 0, is_master=True, timeout=TIMEOUT)
         return self._store.port
 
-    def join(self, port: int, rank: int, size: int) -> None:
+    def join(self, port: int, rank: int, size: int, address: str = LOOPBACK) -> None:
         if self._store is None:
-            self._store = self.dist.TCPStore(LOOPBACK, port, timeout=TIMEOUT)
+            self._store = self.dist.TCPStore(address, port, timeout=TIMEOUT)
         self.dist.init_process_group(
             self.backend, store=self._store, rank=rank, world_size=size, timeout=TIMEOUT
         )

@@ -159,20 +159,18 @@ def _rank_count(text: str) -> int:
 
 def _output(given: argparse.Namespace, ranks: int) -> OutputOptions:
     log_dir: Path | None = given.log_dir
-    redirects, tee = ((given.redirects, "--redirects"), (given.tee, "--tee"))
-    if log_dir is None:
-        if redirects[0] is not None:
-            raise ValueError(f"--redirects {redirects[0]} needs --log-dir DIR for the files")
-        if tee[0] is not None:  # everything is shown, as asked; torchx says so to every launcher
-            _streams(*tee, ranks)
-            tee = (None, "--tee")
-    if log_dir is not None and redirects[0] is None and tee[0] is None:
-        tee = ("3", "--tee")
+    redirects, tee = given.redirects, given.tee
+    if log_dir is None and redirects is not None:
+        raise ValueError(f"--redirects {redirects} needs --log-dir DIR for the files")
+    if log_dir is not None and redirects is None and tee is None:
+        tee = "3"
+    teed = _streams(tee, "--tee", ranks)
     shown = given.local_ranks_filter
     return OutputOptions(
         log_dir=log_dir,
-        redirects=_streams(*redirects, ranks),
-        tee=_streams(*tee, ranks),
+        redirects=_streams(redirects, "--redirects", ranks),
+        # Without files everything is shown, as asked; torchx says so to every launcher.
+        tee={} if log_dir is None else teed,
         shown=None if shown is None else _local_ranks(shown, ranks),
         prefix=given.prefix,
     )

@@ -35,30 +35,19 @@ def strays(run_id: str, adopter: int | None) -> list[int]:
     process group they have moved to; the children of ``adopter`` are included without it.
     """
     mark = f"{environment.RUN_ID}={run_id}".encode()
-    parents: dict[int, int] = {}
-    found: set[int] = set()
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
-        parent = _parent_if_alive(name)
-        if parent is None:
-            continue
-        pid = int(name)
-        parents[pid] = parent
-        if parent == adopter or mark in _environment(name):
-            found.add(pid)
-    growing = True
-    while growing:
+    parents = _parents()
+    found = more = {
+        pid for pid, parent in parents.items() if parent == adopter or mark in _environment(pid)
+    }
+    while more:
         more = {pid for pid, parent in parents.items() if parent in found} - found
         found |= more
-        growing = bool(more)
     return sorted(found - {os.getpid()})
 
 
 def children(parent: int) -> list[int]:
     """Return the processes whose parent is process ``parent``."""
-    pids = (int(name) for name in os.listdir("/proc") if name.isdigit())
-    return [pid for pid in pids if _parent_if_alive(str(pid)) == parent]
+    return [pid for pid, its_parent in _parents().items() if its_parent == parent]
 
 
 def end_strays(run_id: str, spare: Iterable[int]) -> list[int]:
@@ -116,18 +105,20 @@ def reap(pids: Iterable[int]) -> None:
             os.waitpid(pid, os.WNOHANG)
 
 
-def _parent_if_alive(name: str) -> int | None:
-    try:
-        with open(f"/proc/{name}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in (b"Z", b"X") else int(fields[1])
+def _parents() -> dict[int, int]:
+    """Return the parent of each process that has not ended."""
+    found: dict[int, int] = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
+            state, parent, *_ = file.read().rpartition(b")")[2].split()
+            if state not in (b"Z", b"X"):
+                found[int(name)] = int(parent)
+    return found
 
 
-def _environment(name: str) -> list[bytes]:
+def _environment(pid: int) -> list[bytes]:
     try:
-        with open(f"/proc/{name}/environ", "rb") as file:
+        with open(f"/proc/{pid}/environ", "rb") as file:
             return file.read().split(b"\0")
     except OSError:  # gone, or another user's
         return []
