@@ -224,9 +224,10 @@ class LinkCollectives(Collectives):
     def _pairs_pay(self, call: Call) -> bool:
         """Whether there is so much delay that a ring's steps cost more than connections to all.
 
-        For copies alone: a reduction's bits must not depend on what was measured.
+        A single segment ahead is no sign of that. For copies alone: a reduction's bits must not
+        depend on what was measured.
         """
-        return self.size <= _MOST_PAIRS and self.ahead(call) >= self.table.segment
+        return self.size <= _MOST_PAIRS and self.ahead(call) > self.table.segment
 
     def reduce_scatter(
         self, call: Call, output: Flat, inputs: Sequence[Flat], op: ReduceOp

@@ -36,7 +36,8 @@ def _ip(*words: str) -> None:
 
 class Network:
     """``size`` namespaces on one wire, each with the address ``addresses[i]``; with a round trip of
-    ``near`` seconds inside each of ``sites`` equal parts. Nothing of it outlives this process.
+    ``near`` seconds inside each of ``sites`` equal parts, and TCP's control of ``congestion``, if
+    named. Nothing of it outlives this process.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Network:
         seconds: float = 3600,
         sites: int = 1,
         near: float | None = None,
+        congestion: str = "",
     ) -> None:
         self.names = [f"delay-{os.getpid()}-{i}" for i in range(size)]
         self.addresses = [f"10.98.7.{i + 1}" for i in range(size)]
@@ -65,6 +67,9 @@ class Network:
             _ip(*device, "txqueuelen", "10000", "up")
             _ip("-n", name, "addr", "add", f"{address}/24", "dev", "eth0")
             _ip("-n", name, "link", "set", "lo", "up")
+            if congestion:
+                route = ["-n", name, "route", "change", "10.98.7.0/24", "dev", "eth0"]
+                _ip(*route, "src", address, "congctl", congestion)
 
     def start(self, rank: int, command: list[str], **options: object) -> subprocess.Popen[str]:
         """Start a command in the namespace of ``rank``."""
@@ -82,7 +87,13 @@ class Network:
 
 def _measure(options: argparse.Namespace, round_trip: float, cells: list[list[object]]) -> None:
     near = options.near / 1000 if options.sites > 1 else None
-    network = Network(options.ranks, round_trip, sites=options.sites, near=near)
+    network = Network(
+        options.ranks,
+        round_trip,
+        sites=options.sites,
+        near=near,
+        congestion=options.congestion,
+    )
     ranks: list[subprocess.Popen[str]] = []
     try:
         for rank in range(options.ranks):
@@ -135,6 +146,9 @@ def main() -> None:
     parser.add_argument("--sites", type=int, default=1, help="cut the ranks into so many, as well")
     parser.add_argument("--near", type=float, default=0.1, help="milliseconds inside a site")
     parser.add_argument("--rate", type=float, default=0, help="MB/s out of a site (0: unlimited)")
+    parser.add_argument(
+        "--congestion", default="", help="control: cubic, bbr (else this machine's)"
+    )
     parser.add_argument("--code", help="measure the meshlib in this folder instead")
     parser.add_argument("--verbose", action="store_true", help="each round, and what was lost")
     options = parser.parse_args()

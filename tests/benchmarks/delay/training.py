@@ -1,6 +1,6 @@
 """Data parallel training across a network with delay, beside PyTorch's over Gloo; as root.
 
-    python -m tests.benchmarks.delay.training [ROUND_TRIP_MS] [ROUNDS] [--asleep MS]
+    python -m tests.benchmarks.delay.training [ROUND_TRIP_MS] [ROUNDS] [--asleep MS] [--congestion cubic]
 
 The model of ``tests.benchmarks.data_parallel`` (67 MB of gradients) on two ranks, each in a network
 namespace. In each round each library makes a step alone, a synchronised one, and an all_reduce of
@@ -121,8 +121,9 @@ def main() -> None:
     parser.add_argument("round_trip", type=float, nargs="?", default=10.0, help="milliseconds")
     parser.add_argument("rounds", type=int, nargs="?", default=7)
     parser.add_argument("--asleep", type=float, default=0.0, help="milliseconds a layer")
+    parser.add_argument("--congestion", default="", help="control: cubic, bbr")
     options = parser.parse_args()
-    network = Network(2, options.round_trip / 1e3)
+    network = Network(2, options.round_trip / 1e3, congestion=options.congestion)
     ranks: list[subprocess.Popen[str]] = []
     try:
         for rank in range(2):
