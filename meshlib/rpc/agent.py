@@ -436,6 +436,7 @@ class Agent:
         if self.closed:
             return
         self.closed: bool = True
+        self._met.set()
         error = DistBackendError("RPC was shut down on this worker")
         pending = self.pending()
         self.recorder.close()

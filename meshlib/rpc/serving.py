@@ -195,6 +195,8 @@ class Server:
         serving.func, serving.parent, serving.sent = func, parent, sent
         if serving.cancelled is not None:
             raise RemoteError(f"the call was not begun: {serving.cancelled}")
+        if not agent.workers:
+            agent.find(agent.rank)  # who calls may have met all workers before this one has
         if sent is None:
             result, backs = func(*args, **kwargs), None
         else:

@@ -11,13 +11,15 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any
 
-_NOP = dis.opmap["NOP"]
 # Behind these Python looks for signals; behind a call only if that was not of Python code.
 _LOOKS = {
     dis.opmap[name]
     for name in ("CALL", "CALL_KW", "CALL_FUNCTION_EX", "JUMP_BACKWARD", "RESUME")
     if name in dis.opmap
 }
+# The NOP that a try within a try begins with is covered by neither; nor is, in Python 3.14, the one
+# behind a branch.
+_COVERED_BY_NONE = {dis.opmap[name] for name in ("NOP", "NOT_TAKEN") if name in dis.opmap}
 SOON = 30.0
 
 
@@ -34,6 +36,8 @@ class Interrupter:
         self._files = files
         self._as_signals = as_signals
         self._before: dict[FrameType, int] = {}
+        self.where = ""
+        """Before which bytecode the interrupt came."""
 
     def __enter__(self) -> Interrupter:
         sys.settrace(self._trace)
@@ -48,14 +52,16 @@ class Interrupter:
         if frame.f_code.co_filename not in self._files:
             return self._trace
         frame.f_trace_opcodes = True
-        # Python looks for signals behind calls and in loops. The NOP that a try within a try
-        # begins with is covered by neither.
+        # Python looks for signals behind calls and in loops.
         if event == "opcode":
             opcode = frame.f_code.co_code[frame.f_lasti]
             before, self._before[frame] = self._before.get(frame), opcode
-            if before in _LOOKS if self._as_signals else opcode != _NOP:
+            if before in _LOOKS if self._as_signals else opcode not in _COVERED_BY_NONE:
                 self.left -= 1
                 if self.left == 0:
+                    code, name = frame.f_code, dis.opname[opcode]
+                    where = f"{code.co_filename}:{frame.f_lineno} in {code.co_qualname}"
+                    self.where = f"{where}, before {name} at {frame.f_lasti}"
                     raise KeyboardInterrupt
         return self._trace
 
@@ -90,7 +96,11 @@ def at_every_step(
         interrupter = Interrupter(moment, files, as_signals)
         with suppress(KeyboardInterrupt), interrupter:
             wait()
-        in_thread(check).result(SOON)
+        try:
+            in_thread(check).result(SOON)
+        except BaseException as error:
+            error.add_note(f"after interrupt {moment}: {interrupter.where}")
+            raise
         if interrupter.left > 0:
             return moment
         moment += 1

@@ -10,6 +10,7 @@ from rpc_workers import workers
 
 import meshlib as dist
 from meshlib import rpc
+from meshlib.rpc.agent import Agent
 from meshlib.testing import RankError, run_ranks
 
 gate = threading.Event()
@@ -72,6 +73,33 @@ def test_a_worker_is_called_by_name_rank_info_and_itself():
         assert found == [info, info, info, ("w0", 0), ("w0", 0)]
         assert rpc.rpc_sync("w1", add, (1,), {"b": 2}) == 3
 
+    workers(2, program)
+
+
+def test_a_call_that_comes_before_its_callee_has_met_all_workers_waits_for_that(monkeypatch):
+    meets, waits = threading.Event(), threading.Event()
+    meet = Agent.meet
+
+    class Met(threading.Event):
+        def wait(self, timeout=None):
+            waits.set()
+            return super().wait(timeout)
+
+    def late(agent, names):
+        if agent.rank == 1:
+            agent._met = Met()
+            meets.set()
+            assert waits.wait(90)
+        meet(agent, names)
+
+    def program():
+        assert meets.wait(90)
+        try:
+            assert rpc.rpc_sync(1, whoami) == ("w1", 1)
+        finally:
+            waits.set()
+
+    monkeypatch.setattr(Agent, "meet", late)
     workers(2, program)
 
 

@@ -7,6 +7,7 @@ communicator's by what the contract promises. The memory between is full of garb
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 from host_driver import HostDriver, HostMemory
@@ -32,6 +33,8 @@ class OnDevice(Communicator):
         memory = self.driver.allocate(array.nbytes + 64, self.device)
         pointer = memory.pointer + 64  # an array seldom begins where its allocation does
         self.driver.copy_from_host(pointer, array.copy(), self.stream)
+        # A call that fails lets go of it before that, and allocators reuse memory in this order.
+        self.driver.machine.put(self.stream, partial(id, memory))
         return self.flat(memory, pointer, array)
 
     def flat(self, memory: HostMemory, pointer: int, like: Flat) -> DeviceFlat:

@@ -68,6 +68,14 @@ def issue(member: Member, timeout: float = LONG):
     return flat, call.completion
 
 
+def test_a_failed_call_may_let_go_of_its_memory_before_the_device_is_there() -> None:
+    def body(member: Member) -> None:
+        on_device(member).upload(np.ones(4, np.float32))
+        on_device(member).driver.machine.pump()
+
+    run_group(IPC, 2, body)
+
+
 def test_a_peer_whose_stream_is_held_up_holds_the_others_until_the_deadline() -> None:
     gate = threading.Barrier(2, timeout=LONG)
 
