@@ -64,6 +64,11 @@ def pieces(flat: Array, shapes: Iterable[Sequence[int]], begin: int = 0) -> list
     return found
 
 
+def written(array: Array) -> str:
+    """Return dtype and shape as messages have them: ``float32[2, 3]``."""
+    return f"{array.dtype.name}{list(array.shape)}"
+
+
 def placement(array: Array) -> tuple[str, str]:
     """Return (dtype name, device): arrays with equal ones can share a flat buffer."""
     return array.dtype.name, str(getattr(array, "device", "cpu"))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from meshlib import ProcessGroup
@@ -15,8 +15,7 @@ from parallel.checks import check_instance, check_state_dict, to_count
 from parallel.ddp.replicas import average_coalesced
 from parallel.groups import Ranks, resolve
 from parallel.join.context import Join
-from parallel.join.joinable import Joinable, JoinHook
-from parallel.join.replica import OptimizerReplica
+from parallel.join.joinable import FunctionsHook, Joinable, JoinHook, OptimizerReplica
 from parallel.nn.parameter import Parameter
 from parallel.optim.optimizer import Optimizer, ParamGroup
 
@@ -193,7 +192,7 @@ class PostLocalSGDOptimizer(Joinable):
     def join_hook(self, **kwargs: Any) -> JoinHook:
         """Return the hook that takes part in the others' averages, and copies the state."""
         copy = OptimizerReplica(self, self.join_process_group).join_hook()
-        return _AveragingHook(self._shadow, copy)
+        return FunctionsHook(self._shadow, copy.post_hook)
 
     def _shadow(self, phase: int) -> None:
         self._average(self.averager.groups[phase], self.join_context)
@@ -201,17 +200,3 @@ class PostLocalSGDOptimizer(Joinable):
     def phase_name(self, phase: int) -> str:
         """Return what a phase is called in messages."""
         return f"averaging over {self.averager.groups[phase]}"
-
-
-class _AveragingHook(JoinHook):
-    def __init__(self, average: Callable[[int], None], copy: JoinHook) -> None:
-        self._average = average
-        self._copy = copy
-
-    def main_hook(self, phase: int) -> None:
-        """Take the average of those of this rank's group that have inputs."""
-        self._average(phase)
-
-    def post_hook(self, is_last_joiner: bool, source: int) -> None:
-        """Take over the state of a rank that went on to the end."""
-        self._copy.post_hook(is_last_joiner, source)

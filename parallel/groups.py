@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import meshlib
 from meshlib import DeviceMesh, ProcessGroup
-from parallel.checks import describe
+from parallel.checks import check_instance
 
 
 class Ranks(Protocol):
@@ -34,6 +34,13 @@ def resolve(ranks: Ranks | None, argument: str) -> ProcessGroup:
     return group
 
 
+def gathered(own: Any, group: ProcessGroup) -> list[Any]:
+    """Return what each member has as its ``own``, by group rank. A collective; by pickle."""
+    everybody: list[Any] = [None] * group.size()
+    group.all_gather_object(everybody, own)
+    return everybody
+
+
 def same_dims(ranks: Ranks | None, mesh: DeviceMesh, what: str) -> DeviceMesh:
     """Return the slice of ``mesh`` along the dims of the slice ``ranks``, which ``what`` was given.
 
@@ -50,10 +57,7 @@ def same_dims(ranks: Ranks | None, mesh: DeviceMesh, what: str) -> DeviceMesh:
 
 def check_shard_mesh(mesh: Any) -> str:
     """Raise for what is no mesh to shard over; return what messages of others begin with."""
-    if not isinstance(mesh, DeviceMesh):
-        raise TypeError(
-            f"mesh must be a DeviceMesh, such as mesh['dp_shard'], got {describe(mesh)}"
-        )
+    check_instance(mesh, DeviceMesh, "mesh", "mesh['dp_shard']")
     where = f"rank {mesh.get_rank()}"
     if mesh.ndim not in (1, 2):
         raise ValueError(

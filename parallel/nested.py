@@ -42,5 +42,12 @@ def map_leaves(function: Callable[..., Any], value: Any, *others: Any, path: str
     return function(path, value, *others)
 
 
+def all_leaves(value: Any, path: str = "") -> list[tuple[str, Any]]:
+    """Return (path, leaf) for each leaf, as ``map_leaves`` has them."""
+    found: list[tuple[str, Any]] = []
+    map_leaves(lambda path, leaf: found.append((path, leaf)), value, path=path)
+    return found
+
+
 def _differs(path: str, expected: str, got: Any) -> ValueError:
     return ValueError(f"{path or 'the value'}: expected {expected}, got {type(got).__name__}")

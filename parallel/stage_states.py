@@ -9,20 +9,25 @@ a checkpoint loads on any other number of stages.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 
 from meshlib import DeviceMesh
 from meshlib.sharding import DArray, P, Sharding
 from parallel.arrays import is_array
+from parallel.groups import gathered
+from parallel.nested import map_leaves
 from parallel.nn.module import Module
 from parallel.optim.optimizer import Optimizer
 
 _Dims = tuple[tuple[str, ...], ...]
 
 
-class _Leaf(NamedTuple):
+@dataclass(frozen=True)
+class _Leaf:
     """What other ranks need to know of an array: how its dims are split, by names of mesh dims."""
 
     dims: _Dims
@@ -74,28 +79,16 @@ class StageStates:
 
         Arrays are not copied. All ranks call.
         """
-        mine = self._pipeline.rank()
         model, optimizer = self._own()
-        told: dict[str, Any] = {"model": {}, "optimizer": {}}
-        for path, value in model.items():
-            told["model"][path] = _leaf(value)
-        for path, values in optimizer.items():
-            told["optimizer"][path] = {
-                name: _leaf(value) if _is_array(value) else value for name, value in values.items()
-            }
+        own = {"model": model, "optimizer": optimizer}
+        told = map_leaves(lambda _, value: _leaf(value) if _is_array(value) else value, own)
         state: dict[str, Any] = {"model": {}, "optimizer": {}}
-        for stage, theirs in enumerate(self._tell(told)):
+        for stage, theirs in enumerate(gathered(told, self._pipeline)):
             mesh = self._stages[stage]
-            for path, leaf in theirs["model"].items():
-                own = model[path] if stage == mine else None
-                state["model"][path] = _standing_for(leaf, mesh, own)
-            for path, values in theirs["optimizer"].items():
-                state["optimizer"][path] = {
-                    name: _standing_for(
-                        value, mesh, optimizer[path][name] if stage == mine else None
-                    )
-                    for name, value in values.items()
-                }
+            mine = own if stage == self._pipeline.rank() else theirs
+            whole = map_leaves(partial(_standing_for, mesh), theirs, mine)
+            for part, entries in state.items():
+                entries.update(whole[part])
         return state
 
     def layout(self) -> dict[str, Any]:
@@ -106,7 +99,7 @@ class StageStates:
         own, _ = self._own()
         told = {path: _leaf(value) for path, value in own.items()}
         known: dict[str, tuple[_Leaf, DeviceMesh]] = {}
-        for stage, theirs in enumerate(self._tell(told)):
+        for stage, theirs in enumerate(gathered(told, self._pipeline)):
             known |= {path: (leaf, self._stages[stage]) for path, leaf in theirs.items()}
 
         def like(keys: tuple[Any, ...], shape: tuple[int, ...]) -> Any:
@@ -154,12 +147,6 @@ class StageStates:
         }
         return model, optimizer
 
-    def _tell(self, told: Any) -> list[Any]:
-        """Return what each stage tells, in their order."""
-        everybody: list[Any] = [None] * self._pipeline.size()
-        self._pipeline.all_gather_object(everybody, told)
-        return everybody
-
 
 def _is_array(value: Any) -> bool:
     return isinstance(value, DArray) or is_array(value)
@@ -174,11 +161,14 @@ def _leaf(value: Any) -> _Leaf:
     return _Leaf(dims, shape, np.dtype(value.dtype))
 
 
-def _standing_for(leaf: Any, mesh: DeviceMesh, own: Any) -> Any:
-    """Return a value as all ranks have it: for an array a DArray on the ranks of its stage."""
+def _standing_for(mesh: DeviceMesh, _: str, leaf: Any, own: Any) -> Any:
+    """Return a value as all ranks have it: for an array a DArray on the ranks of its stage.
+
+    ``own`` is this rank's array, or ``leaf`` itself where it has none.
+    """
     if not isinstance(leaf, _Leaf):
         return leaf
-    local = own.local if isinstance(own, DArray) else own
+    local = own.local if isinstance(own, DArray) else None if own is leaf else own
     return DArray(local, Sharding(mesh, P(*leaf.dims)), leaf.shape, leaf.dtype)
 
 

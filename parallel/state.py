@@ -43,7 +43,7 @@ def global_state(model: Module, optimizer: Optimizer | None = None) -> dict[str,
         state["optimizer"] = optimizer.global_state_dict()
     elif optimizer is not None:
         told = optimizer.state_dict()
-        numbered = _by_number(optimizer)
+        numbered = optimizer.parameters()
         state["optimizer"] = {
             **told,
             "state": {
@@ -99,7 +99,7 @@ def restore(state: Mapping[str, Any], model: Module, optimizer: Optimizer | None
     if isinstance(optimizer, ZeroRedundancyOptimizer):
         optimizer.load_state_dict(state["optimizer"])
     elif optimizer is not None:
-        saved, numbered = state["optimizer"], _by_number(optimizer)
+        saved, numbered = state["optimizer"], optimizer.parameters()
         parts = {
             number: {
                 name: _part(value, numbered[number] if number < len(numbered) else None)
@@ -120,27 +120,16 @@ def _by_path(model: Module) -> dict[str, Parameter]:
     return dict(model.named_parameters(remove_duplicate=False))
 
 
-def _by_number(optimizer: Optimizer) -> list[Parameter]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def _split(parameter: Parameter | None) -> tuple[Sharding, tuple[int, ...]] | None:
-    """Return of what a parameter is a part, None where its state is the global array already."""
-    if parameter is None or parameter.sharding is not None:
-        return None
-    return parameter.split
-
-
 def _part(value: Any, parameter: Parameter | None) -> Any:
     """Return the inverse of ``Parameter.whole_of``."""
-    split = _split(parameter)
-    if split is None or not isinstance(value, DArray) or value.sharding != split[0]:
+    if parameter is None or parameter.sharding is not None or parameter.split is None:
         return value
-    return value.local
+    is_split = isinstance(value, DArray) and value.sharding == parameter.split[0]
+    return value.local if is_split else value
 
 
 def _layout_of(optimizer: Optimizer) -> Callable[[tuple[Any, ...], tuple[int, ...]], Any]:
-    numbered = _by_number(optimizer)
+    numbered = optimizer.parameters()
 
     def layout(keys: tuple[Any, ...], shape: tuple[int, ...]) -> Sharding | Any:
         # ("state", number, name); anything else is no state of a parameter.
@@ -150,9 +139,7 @@ def _layout_of(optimizer: Optimizer) -> Callable[[tuple[Any, ...], tuple[int, ..
         parameter = numbered[number]
         if isinstance(optimizer, ZeroRedundancyOptimizer):
             return optimizer.state_sharding(parameter, shape)
-        split = _split(parameter)
-        if parameter.sharding is not None:  # kept as parts by ``fully_shard``
-            split = parameter.sharding, tuple(parameter.value.shape)
-        return split[0] if split is not None and split[1] == shape else ...
+        lies = parameter.layout
+        return lies[0] if lies is not None and lies[1] == shape else ...
 
     return layout

@@ -11,17 +11,14 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from transport.call import Call, CallHeader
 from transport.choosing.choice import Thresholds
 from transport.communicators.runtime import Membership
 from transport.condition import Condition, let_go
 from transport.deadline import Deadline
-from transport.errors import (
-    CommunicatorAbortedError,
-    PeerLostError,
-)
+from transport.errors import CommunicatorAbortedError, PeerLostError
 from transport.link import Link, OnPiece, waited_for, wrong_frame
 from transport.links.alone import AloneCommunicator
 from transport.links.communicator import LinkCommunicator
@@ -34,25 +31,22 @@ _FRAME_COST = 64
 """What a frame counts in its queue besides its data, so that empty ones are bounded as well."""
 
 
+@dataclass(slots=True, eq=False)
 class _Frame:
     """A frame in a queue; ``lent`` when ``data`` is the sender's own memory."""
 
-    __slots__ = ("data", "lent", "packed", "started", "taken")
-
-    def __init__(self, packed: bytes, data: memoryview, lent: bool) -> None:
-        self.packed = packed
-        self.data = data
-        self.lent = lent
-        self.started = False
-        self.taken = False
+    packed: bytes
+    data: memoryview
+    lent: bool
+    started: bool = False
+    taken: bool = False
 
 
 class _Channel:
     """Frames from one member to another. Its methods raise ``_Cut`` when an end is gone."""
 
-    def __init__(self, eager: int, high_water: int) -> None:
+    def __init__(self, eager: int) -> None:
         self._eager = eager
-        self._high_water = high_water
         self._changed = Condition()
         self._lock = self._changed.lock
         self._frames: deque[_Frame] = deque()
@@ -67,7 +61,7 @@ class _Channel:
             if self._cut or self._receiver_left:
                 raise _Cut
             cost = data.nbytes + _FRAME_COST
-            lent = data.nbytes > self._eager or self._queued + cost > self._high_water
+            lent = data.nbytes > self._eager or self._queued + cost > HIGH_WATER
             frame = _Frame(call.packed, data if lent else memoryview(bytes(data)), lent)
             if not lent:
                 self._queued += cost
@@ -178,12 +172,12 @@ class _Hub:
                 box = self._mailboxes[rank] = Mailbox(place, lost=self._lost, waiting=self._waiting)
             return box
 
-    def channel(self, src: int, dst: int, eager: int, high_water: int) -> _Channel:
+    def channel(self, src: int, dst: int, eager: int) -> _Channel:
         """Return the channel from ``src`` to ``dst``."""
         channel = self._channels.get((src, dst))
         if channel is not None:
             return channel
-        made = _Channel(eager, high_water)
+        made = _Channel(eager)
         # Without the lock, which all members would want at once. Each of these steps is atomic,
         # and who leaves says so before it looks for its channels.
         channel = self._channels.setdefault((src, dst), made)
@@ -210,12 +204,12 @@ class _Hub:
         with self._lock:
             (self._aborted if aborted else self._left).add(rank)
             outward, inward = map(list, self._ends_of(rank))
-            for channel in (*outward, *inward) if aborted else ():
-                channel.cut()
-            for channel in outward if not aborted else ():
-                channel.leave(as_sender=True)
-            for channel in inward if not aborted else ():
-                channel.leave(as_sender=False)
+            for channels, as_sender in ((outward, True), (inward, False)):
+                for channel in channels:
+                    if aborted:
+                        channel.cut()
+                    else:
+                        channel.leave(as_sender)
             self._lose(rank, error)
             if len(self._left) == membership.size:
                 self._channels.clear()
@@ -318,8 +312,10 @@ class InprocLink(Link):
             raise waited_for(call, self.peer, self._name, "to send data")
         call.waiting_for = None
         try:
-            self._check(call, frame, into)
-            size = into.nbytes
+            size, sent = into.nbytes, frame.data.nbytes
+            if frame.packed != call.packed or sent != size:
+                header = CallHeader.unpack(frame.packed)
+                raise wrong_frame(call, size, self.peer, self._name, header, sent)
             for start in range(0, size, PIECE_BYTES):
                 stop = min(start + PIECE_BYTES, size)
                 into[start:stop] = frame.data[start:stop]
@@ -327,12 +323,6 @@ class InprocLink(Link):
                     on_piece(stop)
         finally:
             inward.end_take(frame)
-
-    def _check(self, call: Call, frame: _Frame, into: memoryview) -> None:
-        size = frame.data.nbytes
-        if frame.packed != call.packed or size != into.nbytes:
-            header = CallHeader.unpack(frame.packed)
-            raise wrong_frame(call, into.nbytes, self.peer, self._name, header, size)
 
     def _gone(self) -> CommunicatorAbortedError | PeerLostError:
         if self._owner.abort_reason is not None:
@@ -343,7 +333,7 @@ class InprocLink(Link):
 class InprocCommunicator(LinkCommunicator):
     """A member of a group of threads. Its store must be one that lives in this process.
 
-    Frames of up to ``eager_bytes`` are queued, up to ``high_water`` bytes a channel.
+    Frames of up to ``eager_bytes`` are queued, up to ``HIGH_WATER`` bytes a channel.
     """
 
     tuned_as = "inproc"
@@ -353,11 +343,9 @@ class InprocCommunicator(LinkCommunicator):
         membership: Membership,
         table: Thresholds | None = None,
         eager_bytes: int = EAGER_BYTES,
-        high_water: int = HIGH_WATER,
     ) -> None:
         super().__init__(membership, table)
         self._eager = eager_bytes
-        self._high_water = high_water
         self._hub = membership.store.in_process("inproc", _Hub)
         self.mailbox = self._hub.join(membership)
         self._links: dict[int, InprocLink] = {}
@@ -371,7 +359,7 @@ class InprocCommunicator(LinkCommunicator):
 
     def channel(self, src: int, dst: int) -> _Channel:
         """Return the channel from ``src`` to ``dst``, one of which this rank is."""
-        return self._hub.channel(src, dst, self._eager, self._high_water)
+        return self._hub.channel(src, dst, self._eager)
 
     def post(self, call: Call, data: memoryview, dst: int) -> None:
         box = self._hub.mailbox(self.membership, dst)

@@ -6,19 +6,32 @@ import argparse
 import fnmatch
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from meshlib.checkpoint.errors import CheckpointError, CorruptCheckpointError
-from meshlib.checkpoint.files.folder import Description, Entry, entries_of, find, read_description
+from meshlib.checkpoint.files.folder import (
+    Description,
+    Entry,
+    entries_of,
+    find,
+    make_document,
+    read_description,
+)
 from meshlib.checkpoint.files.layout import aligned, chunked
-from meshlib.checkpoint.files.storage import open_storage
-from meshlib.checkpoint.files.zarr import ChunkGrid, grid_of
+from meshlib.checkpoint.files.storage import Storage, open_storage
+from meshlib.checkpoint.files.zarr import (
+    ChunkGrid,
+    array_document,
+    grid_of,
+    group_document,
+    groups_above,
+)
 from meshlib.checkpoint.leaves import Host
 from meshlib.checkpoint.loading import ChunkReader
-from meshlib.checkpoint.rewriting import rewrite
+from meshlib.checkpoint.pieces import Piece, write_document
 from meshlib.checkpoint.tree import array_of, decode, leaves_of, shown
 from meshlib.command_line import OneLineParser, print_result
 from meshlib.mesh.config import MeshConfig
@@ -172,8 +185,44 @@ def _reshard(given: argparse.Namespace) -> str:
                 return chunked(grid.shape, grid.dtype, sharding, sharding.replica_count)
         return chunked(grid.shape, grid.dtype, None, 1)
 
-    path, counts = rewrite(found, open_storage(given.out), grid_for)
+    path, counts = _rewrite(found, open_storage(given.out), grid_for)
     return f"{path}: {len(found.arrays)} arrays, {counts[0]} chunks were {counts[1]}\n"
+
+
+def _rewrite(
+    found: Description, storage: Storage, grid_for: Callable[[str, ChunkGrid], ChunkGrid]
+) -> tuple[str, tuple[int, int]]:
+    """Write ``found`` into another storage, each array in the chunks of ``grid_for(name, grid)``,
+    one of which is in memory at a time.
+
+    Returns the new path, and how many chunks there are now and were before. Raises FileExistsError
+    when the storage has the step already, CorruptCheckpointError for what is damaged.
+    """
+    complete, others = entries_of(storage)
+    used = {entry.step for entry in (*complete, *others)}
+    if found.step in used:
+        name = Entry(found.step, 0).name
+        raise FileExistsError(17, "there is one of this step already", storage.path(name))
+    entry = Entry(found.step, 0)
+    reader = ChunkReader(found)
+    documents: dict[str, dict[str, object]] = {}
+    now = before = 0
+    for name, document in found.arrays.items():
+        old = grid_of(document, name)
+        new = grid_for(name, old)
+        documents[name] = array_document(new, name)
+        now += math.prod(new.counts)
+        before += math.prod(old.counts)
+        for index in new.all_chunks():
+            piece = Piece(name, index, new, reader.read(name, old, new.box(index)))
+            piece.write(storage, entry.name)
+    groups = groups_above(list(documents))
+    below = {**documents, **{group: group_document({}, None) for group in groups}}
+    for name, document in below.items():
+        write_document(storage, f"{entry.name}/{name}", document)
+    top = make_document(found.step, found.metric, found.tree, documents, groups)
+    storage.publish(entry.document, top)
+    return storage.path(entry.name), (now, before)
 
 
 # ---------------------------------------------------------------------------- diff
@@ -185,11 +234,9 @@ def _diff(given: argparse.Namespace) -> str:
     grids = dict(_grids(one)), dict(_grids(other))
     leaves = dict(leaves_of(one.tree)), dict(leaves_of(other.tree))
     rows: list[list[str]] = []
-    for path in [*leaves[0], *(path for path in leaves[1] if path not in leaves[0])]:
-        for here, there in ((0, 1), (1, 0)):
-            if path not in leaves[there]:
-                rows.append([shown(path), f"only in {(one, other)[here].path}"])
+    for path in leaves[0] | leaves[1]:
         if path not in leaves[0] or path not in leaves[1]:
+            rows.append([shown(path), f"only in {(one if path in leaves[0] else other).path}"])
             continue
         names = [array_of(side[path]) for side in leaves]
         if None in names:

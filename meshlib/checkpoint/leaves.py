@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -65,14 +64,10 @@ def to_host(leaf: Any) -> Host | None:
     return np.asarray(local) if _is_jax(local) else local.get()
 
 
-@dataclass(frozen=True)
-class Target:
-    """An array to be loaded: the part that this rank needs, and what is made of it."""
-
-    grid: ChunkGrid
-    box: Box | None
-    """None: nothing of it, on a rank outside the mesh."""
-    finish: Callable[[Host | None], Any]
+Target = tuple[Box | None, Callable[[Host | None], Any]]
+"""Of an array to be loaded the part that this rank needs (None: nothing, outside of the mesh), and
+what makes of that the array.
+"""
 
 
 def why_not_like(grid: ChunkGrid, leaf: Any) -> str | None:
@@ -94,7 +89,7 @@ def target_like(grid: ChunkGrid, leaf: Any) -> Target:
     """Return what has to be read for an array like ``leaf``, and how it becomes one."""
     sharding = sharding_of(leaf)
     if sharding is None:
-        return Target(grid, grid.whole, _finisher(leaf))
+        return grid.whole, _finisher(leaf)
     landed = sharding.reduced()
     mesh = landed.mesh
     rank = mesh.get_rank()
@@ -104,7 +99,7 @@ def target_like(grid: ChunkGrid, leaf: Any) -> Target:
         local = None if host is None else module_for(mesh.device_type).asarray(host)
         return DArray(local, landed, grid.shape, grid.dtype)
 
-    return Target(grid, landed.slices(grid.shape, rank) if inside else None, finish)
+    return landed.slices(grid.shape, rank) if inside else None, finish
 
 
 def _finisher(leaf: Any) -> Callable[[Host | None], Any]:

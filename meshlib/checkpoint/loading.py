@@ -14,17 +14,18 @@ from meshlib.checkpoint.files.folder import Description, check_step, find
 from meshlib.checkpoint.files.layout import Index
 from meshlib.checkpoint.files.storage import BLOCK, Reader, open_storage
 from meshlib.checkpoint.files.zarr import CHECKSUM_BYTES, ChunkGrid, chunk_file, grid_of
-from meshlib.checkpoint.leaves import Box, Host, target_like
+from meshlib.checkpoint.leaves import Box, Host, Target, target_like
 from meshlib.checkpoint.tree import Maker, Matching
 from meshlib.sharding.local import relative, shape_of
 from transport.crc32c import crc32c
 
 
-def load_like(party: Party, found: Description, like: Any, *, strict: bool, verify: bool) -> Any:
+def load_like(party: Party, path: Any, step: Any, like: Any, *, strict: bool, verify: bool) -> Any:
     """Return the tree of a checkpoint as ``like``. See ``meshlib.checkpoint.load``."""
+    found = _find_together(party, path, step)
     grids = {name: grid_of(document, name) for name, document in found.arrays.items()}
 
-    def match() -> tuple[Maker, dict[str, Any]]:
+    def match() -> tuple[Maker, dict[str, Target]]:
         matching = Matching(grids, strict=strict)
         make = matching.match(found.tree, like)
         matching.check(found.path)
@@ -32,23 +33,22 @@ def load_like(party: Party, found: Description, like: Any, *, strict: bool, veri
             name: target_like(matching.grid(name), leaf) for name, leaf in matching.wanted.items()
         }
 
-    own: list[tuple[Maker, dict[str, Any]]] = []
+    own: list[tuple[Maker, dict[str, Target]]] = []
     party.gather(lambda: own.append(match()))
     make, targets = own[0]
     loaded: dict[str, Any] = {}
 
     def read() -> None:
         chunks = ChunkReader(found, verify=verify)
-        for name, target in targets.items():
-            host = None if target.box is None else chunks.read(name, target.grid, target.box)
-            loaded[name] = target.finish(host)
+        for name, (box, finish) in targets.items():
+            loaded[name] = finish(None if box is None else chunks.read(name, grids[name], box))
 
     # Nobody has anything of it before all have theirs.
     party.gather(read)
     return make(loaded.__getitem__)
 
 
-def find_together(party: Party, path: Any, step: Any) -> Description:
+def _find_together(party: Party, path: Any, step: Any) -> Description:
     """Return the checkpoint that the first rank finds: the newest one may be another later.
 
     Raises, on every rank, what is wrong with the arguments of one, and CheckpointError for another

@@ -88,13 +88,6 @@ class Kept(NamedTuple):
         return f"{line}, {self.sharding.described()} on {mesh.described()} of ranks {ranks}"
 
 
-class _Own(NamedTuple):
-    """A chunk that this rank writes, and where it lies in its part of the array."""
-
-    chunk: Index
-    box: tuple[Any, ...]
-
-
 class Shares:
     """In which chunks arrays are kept, and which of them are this rank's.
 
@@ -116,7 +109,8 @@ class Shares:
         self.documents: dict[str, Any] = {}
         self.first_chunks: list[str] = []
         self.moved: dict[str, Sharding] = {}
-        self._chunks: dict[str, tuple[ChunkGrid, list[_Own]]] = {}
+        # By array: the chunks that this rank writes, and where they lie in its part of the array.
+        self._chunks: dict[str, tuple[ChunkGrid, list[tuple[Index, tuple[Any, ...]]]]] = {}
         writers = Writers(party.ranks, party.rank)
         for kept in arrays:
             self._deal(writers, party, kept)
@@ -136,7 +130,7 @@ class Shares:
         if not indices:
             return
         origin = sharding.slices(shape, party.rank) if sharding is not None else grid.whole
-        own = [_Own(index, relative(grid.box(index), origin)) for index in indices]
+        own = [(index, relative(grid.box(index), origin)) for index in indices]
         self._chunks[name] = grid, own
         if not any(indices[0]):
             self.first_chunks.append(name)

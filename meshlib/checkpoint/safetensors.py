@@ -12,7 +12,6 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ import numpy as np
 from meshlib.checkpoint.checkpointer import Location, save
 from meshlib.checkpoint.errors import CheckpointError, CorruptCheckpointError
 from meshlib.checkpoint.files.folder import find
-from meshlib.checkpoint.files.zarr import dtype_of, grid_of, little_endian
+from meshlib.checkpoint.files.zarr import ChunkGrid, dtype_of, grid_of, little_endian
 from meshlib.checkpoint.leaves import Host
 from meshlib.checkpoint.loading import ChunkReader
 
@@ -49,20 +48,6 @@ _NAMES = {
     "float8_e5m2": "F8_E5M2",
 }
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """An array to be written: shape, dtype, and its elements when they are asked for."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    read: Callable[[], Host]
-
-    @property
-    def nbytes(self) -> int:
-        """Its bytes."""
-        return math.prod(self.shape) * self.dtype.itemsize
 
 
 def export_safetensors(
@@ -96,8 +81,7 @@ def export_safetensors(
         CorruptCheckpointError: For files of the checkpoint that are torn or changed.
     """
     found = find(path, step)
-    reader = ChunkReader(found)
-    tensors: dict[str, Tensor] = {}
+    arrays: dict[str, _Array] = {}
     for name, document in found.arrays.items():
         if not name.startswith(prefix):
             continue
@@ -105,35 +89,37 @@ def export_safetensors(
         called = short if rename is None else rename(short)
         if called is None:
             continue
-        if called in tensors:
+        if called in arrays:
             raise CheckpointError(f"rename makes two arrays {called!r}; the second is {name!r}")
-        grid = grid_of(document, name)
-        tensors[called] = Tensor(
-            grid.shape,
-            grid.dtype,
-            lambda name=name, grid=grid: reader.read(name, grid, grid.whole),
-        )
-    if not tensors:
+        arrays[called] = name, grid_of(document, name)
+    if not arrays:
         raise CheckpointError(
             f"{found.path} has no arrays below {prefix!r}; it has {[*found.arrays]}"
         )
-    return write_safetensors(folder, tensors, max_shard_bytes)
+    return _write_files(folder, ChunkReader(found), arrays, max_shard_bytes)
 
 
-def write_safetensors(
-    folder: str | os.PathLike[str], tensors: Mapping[str, Tensor], max_shard_bytes: int
+_Array = tuple[str, ChunkGrid]
+"""What is to be written: the array's name in the checkpoint, and its grid there."""
+
+
+def _write_files(
+    folder: str | os.PathLike[str],
+    reader: ChunkReader,
+    arrays: Mapping[str, _Array],
+    max_shard_bytes: int,
 ) -> list[str]:
-    """Write ``tensors`` into as many files as that takes, and an index if there are several."""
-    shards: list[dict[str, Tensor]] = [{}]
+    """Write ``arrays`` into as many files as that takes, and an index if there are several."""
+    shards: list[dict[str, _Array]] = [{}]
     size = 0
-    for name, tensor in tensors.items():
-        if tensor.dtype.name not in _NAMES:
-            raise CheckpointError(f"array {name!r} has dtype {tensor.dtype}, not in safetensors")
-        if shards[-1] and size + tensor.nbytes > max_shard_bytes:
+    for name, (_, grid) in arrays.items():
+        if grid.dtype.name not in _NAMES:
+            raise CheckpointError(f"array {name!r} has dtype {grid.dtype}, not in safetensors")
+        if shards[-1] and size + grid.nbytes > max_shard_bytes:
             shards.append({})
             size = 0
-        shards[-1][name] = tensor
-        size += tensor.nbytes
+        shards[-1][name] = arrays[name]
+        size += grid.nbytes
     top = Path(folder)
     top.mkdir(parents=True, exist_ok=True)
     count = len(shards)
@@ -142,34 +128,34 @@ def write_safetensors(
         for number in range(1, count + 1)
     ]
     for file, shard in zip(files, shards, strict=True):
-        _write_file(top / file, shard)
+        _write_file(top / file, reader, shard)
     if count > 1:
         weight_map = {
             name: file for file, shard in zip(files, shards, strict=True) for name in shard
         }
-        total = sum(tensor.nbytes for tensor in tensors.values())
+        total = sum(grid.nbytes for _, grid in arrays.values())
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
         (top / INDEX).write_text(json.dumps(index, indent=2) + "\n")
     return files
 
 
-def _write_file(path: Path, tensors: Mapping[str, Tensor]) -> None:
+def _write_file(path: Path, reader: ChunkReader, arrays: Mapping[str, _Array]) -> None:
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     begin = 0
     # The largest elements first, as the reference implementation orders them: all are aligned.
-    ordered = sorted(tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))
-    for name, tensor in ordered:
-        end = begin + tensor.nbytes
-        kind = _NAMES[tensor.dtype.name]
-        header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    ordered = sorted(arrays.items(), key=lambda item: (-item[1][1].dtype.itemsize, item[0]))
+    for called, (_, grid) in ordered:
+        end = begin + grid.nbytes
+        kind = _NAMES[grid.dtype.name]
+        header[called] = {"dtype": kind, "shape": list(grid.shape), "data_offsets": [begin, end]}
         begin = end
     data = json.dumps(header, separators=(",", ":")).encode()
     data += b" " * (-len(data) % _ALIGNMENT)
     unfinished = path.with_name(f"{path.name}.part")
     with unfinished.open("wb") as file:
         file.write(len(data).to_bytes(_LENGTH_BYTES, "little") + data)
-        for _, tensor in ordered:
-            array = np.ascontiguousarray(little_endian(tensor.read()))
+        for _, (name, grid) in ordered:
+            array = np.ascontiguousarray(little_endian(reader.read(name, grid, grid.whole)))
             file.write(array.reshape(-1).view(np.uint8).data)
     unfinished.replace(path)
 

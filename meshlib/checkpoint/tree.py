@@ -246,7 +246,7 @@ class Matching:
             if wrong is not None:
                 return self._differ(path, wrong)
             self.wanted[data] = like
-            return partial(_of_name, data)
+            return partial(decode, node)
         children = children_of(like)
         if children is None:
             if kind != "value":
@@ -293,15 +293,8 @@ class Matching:
         return partial(decode, None)
 
 
-def _of_name(name: str, array: Callable[[str], Any]) -> Any:
-    return array(name)
-
-
 def _made(like: Any, makers: list[tuple[Any, Maker]], array: Callable[[str], Any]) -> Any:
-    return _rebuilt(like, [(key, make(array)) for key, make in makers])
-
-
-def _rebuilt(like: Any, items: list[tuple[Any, Any]]) -> Any:
+    items = [(key, make(array)) for key, make in makers]
     if isinstance(like, Mapping):
         return dict(items) if type(cast("Any", like)) is dict else type(cast("Any", like))(items)
     if isinstance(like, tuple) and hasattr(like, "_fields"):

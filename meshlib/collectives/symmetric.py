@@ -14,7 +14,7 @@ from meshlib.calls.spec import CallSpec
 from meshlib.collectives.group_of_ranks import GroupOfRanks
 from transport.call import Call, Kind, dtype_code, dtype_name
 from transport.communicators.base import Communicator
-from transport.cuda.device_communicator import DeviceCommunicator
+from transport.cuda.device_state import DeviceCommunicator
 from transport.cuda.driver import cuda_driver
 from transport.deadline import Timeout
 from transport.operands.reduce_op import Flat

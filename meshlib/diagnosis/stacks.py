@@ -13,7 +13,6 @@ from meshlib.diagnosis.recorder import OWN_FOLDERS, is_between
 
 _LIBRARY = (sysconfig.get_path("stdlib"), "<frozen")
 _CALLS = OWN_FOLDERS[:2]  # meshlib and transport: what is above them computes as well
-_STDLIB = sysconfig.get_path("stdlib")
 # The collector is the process's, where ranks may be threads.
 _uncollected = threading.Lock()
 
@@ -29,8 +28,7 @@ def user_stack(thread_id: int | None) -> list[str]:
     last = max((i for i, owner in enumerate(owners) if owner == "user"), default=len(frames) - 1)
     if "own" not in owners[last:]:
         last = len(frames) - 1
-    summary = traceback.StackSummary.extract(iter(frames[first : last + 1]))
-    return [line for entry in summary.format() for line in entry.rstrip().splitlines()]
+    return _lines(frames[first : last + 1])
 
 
 def all_stacks() -> dict[str, list[str]]:
@@ -40,11 +38,14 @@ def all_stacks() -> dict[str, list[str]]:
     """
     found: dict[str, list[str]] = {}
     for thread in threading.enumerate():
-        frames = frames_of(thread.ident) if thread.ident else []
-        lines = traceback.StackSummary.extract(iter(frames)).format()
         name = thread.name if thread.name not in found else f"{thread.name} ({thread.ident})"
-        found[name] = [line for entry in lines for line in entry.rstrip().splitlines()]
+        found[name] = _lines(frames_of(thread.ident) if thread.ident else [])
     return found
+
+
+def _lines(frames: list[tuple[FrameType, int]]) -> list[str]:
+    entries = traceback.StackSummary.extract(iter(frames)).format()
+    return [line for entry in entries for line in entry.rstrip().splitlines()]
 
 
 def is_in_call(thread_id: int) -> bool:
@@ -81,5 +82,5 @@ def _owner(frame: FrameType) -> str:
         return "own"
     if is_between(name):
         return "between"
-    library = name.startswith((_STDLIB, "<frozen")) and "site-packages" not in name
+    library = name.startswith(_LIBRARY) and "site-packages" not in name
     return "stdlib" if library else "user"

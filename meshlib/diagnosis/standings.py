@@ -51,19 +51,17 @@ class Standing:
         """Whether this rank has issued the collective ``sequence`` of ``group``."""
         return self.reached.get(group, 0) >= sequence
 
-    def contradicts(self, other: Standing) -> bool:
-        """Whether both have come to a call of one group and it is not the same call."""
-        return self.first_difference(other) is not None
-
-    def first_difference(self, other: Standing) -> int | None:
-        """Return the number of the first call that both have made in one group differently."""
+    def first_difference(self, other: Standing) -> int:
+        """Return the number of the first call that both have made in one group differently, or 0:
+        they have made none.
+        """
         if self.group != other.group:
-            return None
+            return 0
         theirs = {sequence: list(header) for sequence, header, *_ in other.history()}
         for sequence, header, *_ in self.history():
             if list(header) != theirs.get(sequence, list(header)):
                 return sequence
-        return None
+        return 0
 
     def history(self) -> Sequence[tuple[int, Sequence[int], str, str]]:
         """Return the last calls, in order, this one at the end."""
@@ -92,7 +90,7 @@ def _find_contradiction(standings: Collection[Standing]) -> list[int] | None:
 
 def _contradictions(among: Sequence[Standing]) -> Iterator[list[int]]:
     for one in among:
-        against = [other.rank for other in among if one.contradicts(other)]
+        against = [other.rank for other in among if one.first_difference(other)]
         if against:
             yield sorted([one.rank, *against])
 
@@ -131,7 +129,7 @@ def tangle_message(tangle: Mapping[int, Standing], beside: Mapping[int, Standing
     everybody = {**beside, **tangle}
     known = [one for one in everybody.values() if one is not None]
     differences = [one.first_difference(other) for one in tangle.values() for other in known]
-    first = min((number for number in differences if number is not None), default=0)
+    first = min(filter(None, differences), default=0)
     for rank, one in sorted(everybody.items()):
         if one is None:
             rows.append((str(rank), "in no call for as long (it computes, or has left)", ""))

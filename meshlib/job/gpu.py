@@ -12,7 +12,7 @@ import numpy as np
 from meshlib.groups.nccl_splits import connect
 from meshlib.job.world import World
 from transport import environment
-from transport.cuda.driver import Driver, load_driver
+from transport.cuda.driver import Driver, cuda_driver
 from transport.errors import DistBackendError
 from transport.launch_environments import launched_local_rank
 from transport.operands.reduce_op import ReduceOp
@@ -32,7 +32,7 @@ def choose_cuda_device(world: World, driver: Driver | None = None) -> str | None
     trouble: DistBackendError | None = None
     shares = True
     try:
-        shares = _choose(driver or load_driver(), world.cuda_device)
+        shares = _choose(driver or cuda_driver(), world.cuda_device)
     except DistBackendError as error:
         trouble = error
     state = np.array([trouble is None, not shares and has_provider()], np.int8)
@@ -56,7 +56,7 @@ def bind_cuda_device(world: World, device_id: Any, driver: Driver | None = None)
     device = _number_of(device_id)
     if device is None:
         return
-    driver = driver or load_driver()
+    driver = driver or cuda_driver()
     count = driver.device_count()
     if device >= count:
         raise ValueError(
@@ -101,8 +101,9 @@ def _choose(driver: Driver, bound: int | None) -> bool:
     local_rank = launched_local_rank() or 0
     ranks = int(os.environ.get(environment.LOCAL_WORLD_SIZE, local_rank + 1))
     driver.choose_device(local_rank % count if bound is None else bound)
-    # A launcher may show each rank a GPU of its own, and no other.
-    own = count == 1 and _named_apart()
+    # A launcher may show each rank a GPU of its own, and no other (Slurm's --gpus-per-task does);
+    # else one visible GPU is the same for all.
+    own = count == 1 and "SLURM_GPUS_PER_TASK" in os.environ
     if ranks > count and not own:
         warnings.warn(
             f"{ranks} ranks of this host share {count} GPU{'s' if count > 1 else ''}; NCCL cannot"
@@ -112,10 +113,3 @@ def _choose(driver: Driver, bound: int | None) -> bool:
         )
         return True
     return False
-
-
-def _named_apart() -> bool:
-    """Whether the launcher says that each rank sees a GPU of its own (Slurm's ``--gpus-per-task``
-    does); else one visible GPU is the same for all.
-    """
-    return "SLURM_GPUS_PER_TASK" in os.environ

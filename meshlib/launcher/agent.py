@@ -11,18 +11,20 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from meshlib.command_line import reader_is_gone, say
-from meshlib.launcher.nodes.coordinator import Come, Coordinator, Placed, Stop, Verdict
+from meshlib.launcher.nodes.coordinator import Come, Coordinator, Stop, Verdict
 from meshlib.launcher.options.launch import LaunchOptions
-from meshlib.launcher.ranks.environment import Placement
 from meshlib.launcher.ranks.failure import RankExit, Report, rank_list
-from meshlib.launcher.ranks.fork_server import ForkServer
+from meshlib.launcher.ranks.starting import ForkServer, Placement
 from meshlib.launcher.ranks.sweep import end_strays
 from meshlib.launcher.ranks.workers import Ending, Worker, WorkerGroup
-from meshlib.launcher.signals import SignalPipe
 from meshlib.trace import RECORDS
 from transport import environment
+
+if TYPE_CHECKING:
+    from meshlib.launcher.launch import SignalPipe
 
 STDOUT = 1
 _say = partial(say, "meshrun")
@@ -92,8 +94,8 @@ class Agent:
         events = self._coordinator.poll()
         for event in events:
             match event:
-                case Placed(placement):
-                    self._start(placement)
+                case Placement():
+                    self._start(event)
                 case Come(ranks):
                     self._add(ranks)
                 case Stop(reason):

@@ -5,25 +5,24 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING
 
 from meshlib.command_line import say
 from meshlib.launcher.options.launch import LaunchOptions
-from meshlib.launcher.ranks.sweep import Guardian, adopt_orphans, children
-from meshlib.launcher.ranks.workers import start_server
-from meshlib.launcher.signals import SignalPipe
+from meshlib.launcher.ranks.starting import start_server
+from meshlib.launcher.ranks.sweep import Guardian, adopt_orphans, children, readable
 from meshlib.monitor.jobs import FOLDERS, Job, write
 from transport.errors import DistError
 
 if TYPE_CHECKING:
     from meshlib.launcher.nodes.coordinator import Log
-    from meshlib.launcher.ranks.environment import Placement
-    from meshlib.monitor.server import PageServer
-    from meshlib.monitor.watch import JobWatch
+    from meshlib.launcher.ranks.starting import Placement
 
 
 def launch(options: LaunchOptions) -> int:
@@ -65,7 +64,7 @@ def _launch(options: LaunchOptions, signals: SignalPipe) -> int:
 
         coordinator = Coordinator(options, run_id, _log(options, run_id, signals))
         made.callback(coordinator.close)
-        shown = made.enter_context(contextlib.closing(_Shown(options, run_id, temporary)))
+        shown = _Shown(options, run_id, temporary, made)
         spare = {guardian.pid, *strangers}
         return Agent(
             options, coordinator, signals, run_id, directory, spare, shown.begin, server
@@ -94,15 +93,17 @@ def _log(options: LaunchOptions, run_id: str, signals: SignalPipe) -> Log:
 
 class _Shown:
     """Lets ``meshlib top`` find the launch ``run_id``, by its ``folder``, which only this user may
-    enter; and serves its page, until ``close``.
+    enter; and serves its page, until ``made`` is closed.
     """
 
-    def __init__(self, options: LaunchOptions, run_id: str, folder: Path) -> None:
+    def __init__(
+        self, options: LaunchOptions, run_id: str, folder: Path, made: contextlib.ExitStack
+    ) -> None:
         self._options = options
         self._run_id = run_id
         self._folder = folder
-        self._watch: JobWatch | None = None
-        self._page: PageServer | None = None
+        self._made = made
+        self._has_page = False
 
     def begin(self, placement: Placement) -> None:
         """Show the ranks that are about to be started; the page is at the first node alone."""
@@ -118,7 +119,7 @@ class _Shown:
         )
         write(self._folder, job)
         address = self._options.monitor
-        if address is None or placement.node != 0 or self._page is not None:
+        if address is None or placement.node != 0 or self._has_page:
             return
         # HTTP is not for those who launch without it.
         from meshlib.monitor.server import PageServer
@@ -126,19 +127,79 @@ class _Shown:
         from meshlib.monitor.watch import JobWatch
 
         try:
-            self._watch = JobWatch(job.connect(), JobView(Path(program).name, job.ranks))
-            self._page = PageServer(self._watch, *address)
+            watch = JobWatch(job.connect(), JobView(Path(program).name, job.ranks))
+            self._made.callback(watch.close)
+            page = PageServer(watch, *address)
         except (DistError, OSError) as error:  # a job is not to fail because nobody sees it
-            self.close()
             say("meshrun", f"there is no page of this job: {error}")
             return
-        self._watch.start()
-        say("meshrun", f"this job can be seen at {self._page.url}")
+        self._made.callback(page.close)
+        self._has_page = True
+        watch.start()
+        say("meshrun", f"this job can be seen at {page.url}")
 
-    def close(self) -> None:
-        """Stop showing."""
-        if self._page is not None:
-            self._page.close()
-        if self._watch is not None:
-            self._watch.close()
-        self._page = self._watch = None
+
+KNOCK = 0
+"""What ``wait`` returns for a call of ``knock``."""
+
+WATCHED = (
+    signal.SIGCHLD,
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGTSTP,
+    signal.SIGURG,
+)
+
+
+class SignalPipe:
+    """Turns signals into bytes of a pipe while its ``with`` block runs. Main thread only.
+
+    No handler does any work, so none can come in the middle of a half-changed state; children
+    that end, Ctrl-C and threads with news are all handled by one loop, which sleeps in between.
+    """
+
+    def __init__(self) -> None:
+        self._reader, self._writer = -1, -1
+        self._old_wakeup = -1
+        self._old_handlers: dict[signal.Signals, object] = {}
+
+    def __enter__(self) -> SignalPipe:
+        self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._old_wakeup = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        for number in WATCHED:
+            if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+                continue  # nohup: the job is meant to outlive the terminal
+            self._old_handlers[number] = signal.signal(number, _note)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for number, handler in self._old_handlers.items():
+            signal.signal(number, handler)  # pyright: ignore[reportArgumentType]
+        signal.set_wakeup_fd(self._old_wakeup)
+        os.close(self._reader)
+        os.close(self._writer)
+
+    def knock(self) -> None:
+        """Make ``wait`` return; from any thread."""
+        with contextlib.suppress(BlockingIOError):  # full: it wakes anyway
+            os.write(self._writer, bytes([KNOCK]))
+
+    def wait(self, timeout: float | None) -> list[int]:
+        """Return the signal numbers (and ``KNOCK``) that came; empty after ``timeout`` seconds."""
+        readable(self._reader, timeout)
+        try:
+            return list(os.read(self._reader, 4096))
+        except BlockingIOError:
+            return []
+
+
+def _note(number: int, frame: FrameType | None) -> None:
+    """The wakeup descriptor has it already."""

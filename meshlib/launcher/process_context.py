@@ -13,10 +13,10 @@ from multiprocessing.connection import wait
 from multiprocessing.context import SpawnProcess
 from typing import Any
 
-from meshlib.launcher.nodes.coordinator import Coordinator, OwnLog, Placed
+from meshlib.launcher.nodes.coordinator import Coordinator, OwnLog
 from meshlib.launcher.options.launch import FAILURE_GRACE_SECONDS, LaunchOptions, Program
-from meshlib.launcher.ranks.environment import node_environment
 from meshlib.launcher.ranks.failure import ErrorRecord, RankExit, describe_code, first_failure
+from meshlib.launcher.ranks.starting import Placement, node_environment
 from meshlib.launcher.ranks.workers import Ending, Worker
 from meshlib.launcher.spawn import (
     ProcessException,
@@ -41,9 +41,8 @@ class ProcessContext:
         name = f"spawn-{os.getpid()}"
         self._job = Coordinator(options, name, OwnLog(options, name))
         self._job.join()
-        (placed,) = self._job.poll()
-        assert isinstance(placed, Placed)
-        placement = placed.placement
+        (placement,) = self._job.poll()
+        assert isinstance(placement, Placement)
         environment = node_environment(os.environ, placement, {})
         self._ranks: list[_Rank] = []
         self._failed: list[_Rank] = []

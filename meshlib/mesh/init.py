@@ -18,7 +18,7 @@ from meshlib.mesh.names import Compress, DimKey
 from meshlib.mesh.spec import check_dim_names, check_shape, describe_dims, infer_sizes
 from meshlib.mesh.value import check_device_type
 from transport import environment
-from transport.cuda.driver import Driver, load_driver
+from transport.cuda.driver import Driver, cuda_driver
 from transport.deadline import Timeout
 
 
@@ -88,7 +88,7 @@ def _bound(mesh: DeviceMesh) -> DeviceMesh:
     device = world.cuda_device
     inside = mesh.get_coordinate() is not None
     if mesh.device_type == "cuda" and device is not None and inside:
-        _connect(mesh, load_driver(), device)
+        _connect(mesh, cuda_driver(), device)
     return mesh
 
 

@@ -97,7 +97,7 @@ class MeshNames:
         known = found[key]() if key in found else None
         if known is not None and not known.destroyed:
             return known
-        group = world.group_for(
+        group = world.registry.group_for(
             ranks,
             backend=options.backend,
             timeout=options.timeout,

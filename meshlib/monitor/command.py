@@ -8,17 +8,17 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from io import TextIOWrapper
 from types import FrameType
 
 from meshlib.command_line import OneLineParser, end_quietly, print_result
-from meshlib.monitor.jobs import find, open_store
+from meshlib.monitor.jobs import find
 from meshlib.monitor.text import lines, stack_lines
-from meshlib.monitor.view import ABSENT, JobView
+from meshlib.monitor.view import JobView, State
 from meshlib.monitor.watch import SECONDS, STACK_SECONDS, JobWatch
-from transport.errors import DistError
+from transport.errors import DistError, DistNetworkError
 
 _FIRST_SECONDS = 5.0
 _ENTER = "\x1b[?1049h\x1b[?25l"
@@ -57,7 +57,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _watch(name: str | None) -> JobWatch:
     job = find(name)
-    return JobWatch(open_store(job), JobView(os.path.basename(job.program) or job.name, job.ranks))
+    try:
+        store = job.connect()
+    except DistNetworkError as error:
+        raise ValueError(f"the store of job {job.name} cannot be asked: {error}") from error
+    return JobWatch(store, JobView(os.path.basename(job.program) or job.name, job.ranks))
 
 
 def _once(name: str | None, rank: int | None) -> str:
@@ -90,7 +94,7 @@ def _look_until_told(watch: JobWatch) -> None:
 def _is_complete(view: JobView) -> bool:
     now = time.time()
     there = view.there(now)
-    absent = any(one.state(now) == ABSENT for one in view.ordered())
+    absent = any(one.state(now) == State.ABSENT for one in view.ordered())
     return bool(there) and not absent and all(one.taken > 1 for one in there)
 
 
@@ -101,7 +105,7 @@ def _live(parser: OneLineParser, name: str | None) -> int:
         parser.error(str(error))
     # The terminal is to be as it was, whoever ends this.
     signal.signal(signal.SIGTERM, _end)
-    with _page() as keys:
+    with _page() as pressed:
         try:
             watch.start()
             while not watch.read(lambda view: view.over):
@@ -113,7 +117,7 @@ def _live(parser: OneLineParser, name: str | None) -> int:
                 )
                 sys.stdout.write("\x1b[H" + text.replace("\n", "\x1b[K\n") + "\x1b[J")
                 sys.stdout.flush()
-                if keys.pressed(SECONDS / 2) in ("q", "Q", "\x1b"):
+                if pressed(SECONDS / 2) in ("q", "Q", "\x1b"):
                     return 0
         finally:
             watch.close()
@@ -127,34 +131,30 @@ def _end(number: int, frame: FrameType | None) -> None:
     sys.exit(128 + number)
 
 
-class _Keys:
-    """What is typed, a key at a time; nothing where nobody can type."""
-
-    def __init__(self, descriptor: int | None) -> None:
-        self._descriptor = descriptor
-
-    def pressed(self, seconds: float) -> str:
-        """Return the next key, "" when none has come in so many seconds."""
-        if self._descriptor is None:
-            time.sleep(seconds)
-            return ""
-        ready, _, _ = select.select([self._descriptor], [], [], seconds)
-        return os.read(self._descriptor, 1).decode("latin-1") if ready else ""
-
-
 @contextmanager
-def _page() -> Generator[_Keys]:
-    """Use the terminal's other page, and get each key at once, while the block runs."""
+def _page() -> Generator[Callable[[float], str]]:
+    """Use the terminal's other page, and get each key at once, while the block runs.
+
+    Gives what returns the next key, "" when none has come in so many seconds.
+    """
     import termios
     import tty
 
     descriptor = sys.stdin.fileno() if sys.stdin.isatty() else None
     before = termios.tcgetattr(descriptor) if descriptor is not None else None
+
+    def pressed(seconds: float) -> str:
+        if descriptor is None:
+            time.sleep(seconds)
+            return ""
+        ready, _, _ = select.select([descriptor], [], [], seconds)
+        return os.read(descriptor, 1).decode("latin-1") if ready else ""
+
     sys.stdout.write(_ENTER)
     try:
         if descriptor is not None:
             tty.setcbreak(descriptor)
-        yield _Keys(descriptor)
+        yield pressed
     finally:
         if descriptor is not None and before is not None:
             termios.tcsetattr(descriptor, termios.TCSADRAIN, before)

@@ -15,7 +15,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from transport.errors import DistNetworkError
 from transport.net.auth import secret_from_environment
 from transport.store.tcp.store import TCPStore
 
@@ -102,11 +101,3 @@ def _means(text: str, job: Job) -> bool:
 
 def _list(jobs: list[Job]) -> str:
     return ", ".join(f"{job.pid} ({job.program}, {job.name})" for job in jobs)
-
-
-def open_store(job: Job) -> TCPStore:
-    """Return a client of the job's store. Raises ValueError, saying why, where there is none."""
-    try:
-        return job.connect()
-    except DistNetworkError as error:
-        raise ValueError(f"the store of job {job.name} cannot be asked: {error}") from error

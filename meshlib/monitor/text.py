@@ -4,36 +4,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from meshlib.diagnosis.sampling.sample import Coordinate
-from meshlib.monitor.view import (
-    ABSENT,
-    CALLING,
-    COMPUTING,
-    LEFT,
-    LOST,
-    SILENT,
-    SPARE,
-    WAITING,
-    JobView,
-    RankView,
-)
+from meshlib.monitor.view import JobView, RankView, State
 from meshlib.monitor.words import duration, headline, percent, rate
 
 _LOOKS = {
-    COMPUTING: ("37;44", " "),
-    CALLING: ("30;42", "c"),
-    WAITING: ("30;43", "w"),
-    SPARE: ("37;45", "+"),
-    ABSENT: ("30;47", "?"),
-    SILENT: ("37;100", "-"),
-    LOST: ("37;41", "x"),
-    LEFT: ("37;100", "."),
+    State.COMPUTING: ("37;44", " "),
+    State.CALLING: ("30;42", "c"),
+    State.WAITING: ("30;43", "w"),
+    State.SPARE: ("37;45", "+"),
+    State.ABSENT: ("30;47", "?"),
+    State.SILENT: ("37;100", "-"),
+    State.LOST: ("37;41", "x"),
+    State.LEFT: ("37;100", "."),
 }
 """By state ANSI's colours, and what stands behind a rank's number for those who see none (of a
 straggler "!").
 """
-_URGENT = (LOST, SILENT, ABSENT, WAITING)
+_URGENT = (State.LOST, State.SILENT, State.ABSENT, State.WAITING)
 _NOTES = 5
 _BAR = 20
 _MOST_ROWS = 16
@@ -156,13 +146,10 @@ def _cut(line: str, width: int) -> str:
     return line if len(line) <= width else line[: width - 1] + "…"
 
 
-def stack_lines(said: dict[str, object]) -> Sequence[str]:
+def stack_lines(said: dict[str, Any]) -> Sequence[str]:
     """Return the lines of what ``JobWatch.stacks`` has returned."""
-    main, threads = said["main"], said["threads"]
-    assert isinstance(main, list)
-    assert isinstance(threads, dict)
     found = [f"rank {said['rank']} on {said['host']}, process {said['pid']}:", ""]
-    found += ["main thread, in the program:", *main]
-    for name, stack in threads.items():
+    found += ["main thread, in the program:", *said["main"]]
+    for name, stack in said["threads"].items():
         found += ["", f"thread {name}:", *stack]
     return found

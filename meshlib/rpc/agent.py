@@ -17,12 +17,10 @@ from meshlib.rpc.calls import Callbacks, Clock, Outgoing, Request, RpcFuture
 from meshlib.rpc.carriers import Carriers
 from meshlib.rpc.errors import RpcTimeoutError
 from meshlib.rpc.leaving import Leaving
-from meshlib.rpc.overdue.cycles import PATIENCE, Cycles
-from meshlib.rpc.overdue.late import Lateness
+from meshlib.rpc.overdue import PATIENCE, Cycles, Lateness
 from meshlib.rpc.peers import Peers
 from meshlib.rpc.recording import CallRecorder
 from meshlib.rpc.references.holdings import Holdings
-from meshlib.rpc.references.ownership import ObjectId
 from meshlib.rpc.serving import CREATES, UNREAD, Server, with_cause
 from meshlib.rpc.wire.connection import Connection
 from meshlib.rpc.wire.frames import Buffer, Frame, Kind
@@ -48,9 +46,8 @@ class WorkerInfo(NamedTuple):
 class Agent:
     """Makes this worker's calls and serves those of others.
 
-    ``membership`` are the workers, ``names`` their names by rank, ``timeout`` the seconds that a
-    call may take if it says nothing else (0: no end), ``limit`` the number of calls that run here
-    at once.
+    ``membership`` are the workers, ``name`` is this one's, ``timeout`` the seconds that a call may
+    take if it says nothing else (0: no end), ``limit`` the number of calls that run here at once.
     """
 
     def __init__(
@@ -86,14 +83,11 @@ class Agent:
         self._local: dict[int, Outgoing] = {}
         self.threads: Threads = Threads(str(self.rank), limit, lambda: adopt_thread(world))
         self.callbacks: Callbacks = Callbacks(self.threads)
-        self.holdings: Holdings = Holdings(
-            self.rank, membership.size, self._value_of, self._wake, self._is_over, self._is_settled
-        )
+        self.holdings: Holdings = Holdings(self, membership.size)
         self.server: Server = Server(self)
         self._lateness = Lateness(self)
         self.clock: Clock = Clock(f"clock-{self.rank}", self._tick)
         self.peers: Peers = Peers(self, membership)
-        self.holdings.ways = self.peers
         self.recorder.under_way = self._under_way
         world.calls = self.recorder
 
@@ -105,7 +99,7 @@ class Agent:
         self.by_name = {worker.name: worker for worker in self.workers}
         self.recorder.workers = tuple(names)
         self._met.set()
-        self.world.hearing.on_end(self._on_news)
+        self.world.hearing.on_end(self.peers.lose)
 
     def find(self, to: object) -> int:
         """Return the rank of a worker that is given by its name, its rank or its ``WorkerInfo``.
@@ -153,14 +147,13 @@ class Agent:
         kwargs: dict[str, Any],
         timeout: float | None = None,
         *,
-        creates: bool = False,
         kept: object = None,
         number: int = 0,
         what: str = "",
     ) -> Outgoing:
-        """Send a request and return its future. With ``creates``, its value stays there as the
-        object ``(rank, number)``. ``kept`` lives until the reply. ``what`` is the function's name
-        in messages.
+        """Send a request and return its future. ``kept`` lives until the reply. With a ``number``,
+        which is the caller's ``next_number()``, the value stays there as the object
+        ``(rank, number)``. ``what`` is the function's name in messages.
 
         Raises what pickling the arguments raises, ``WorkerLostError``, ``DistNetworkError``.
         """
@@ -169,7 +162,7 @@ class Agent:
         gradients = self.carriers.gradients
         if gradients is not None:
             again = Request(to, func, timeout, kept, what)
-            replaced = gradients.replace(again, args, kwargs, creates)
+            replaced = gradients.replace(again, args, kwargs, bool(number))
             if replaced is not None:
                 return replaced
         seconds = self.timeout if timeout is None else timeout
@@ -183,7 +176,7 @@ class Agent:
             call.number, to, call.what, payload.nbytes, seconds, parent
         )
         call.sent = sent
-        flags = CREATES if creates else 0
+        flags = CREATES if number else 0
         try:
             if to == self.rank:
                 self._call_here(call, payload, flags)
@@ -191,7 +184,7 @@ class Agent:
                 self._send_request(call, payload, flags)
         except BaseException as error:
             call.record.end(f"{type(error).__name__}: {error}")
-            self.holdings.lose(to, [(call.number, call.passed)])
+            self.holdings.lose(to, [call])
             raise
         return call
 
@@ -210,7 +203,7 @@ class Agent:
                 connection = self.peers.connection(call.to, call.seconds, call)
             except RpcTimeoutError as error:
                 self._lateness.want_record()
-                self.holdings.lose(call.to, [(call.number, call.passed)])
+                self.holdings.lose(call.to, [call])
                 call.end(None, error)
                 return
             call.connection = connection
@@ -327,7 +320,7 @@ class Agent:
     def _settle(self, call: Outgoing | None, frame: Frame, buffers: Sequence[memoryview]) -> None:
         value, error = None, None
         if frame.flags & UNREAD and call is not None:
-            self.holdings.lose(call.to, [(call.number, call.passed)])
+            self.holdings.lose(call.to, [call])
         try:
             # Also where nobody waits any more: references in it are to be released.
             value, more = load(frame.data, buffers)
@@ -385,13 +378,16 @@ class Agent:
 
         Does something: a call that waits for its reply, a request, a callback.
         """
-        me = threading.get_ident()
-        busy = self.threads.busy - (1 if self.threads.in_a_job else 0)
-        if busy or self._local or self.server.under_way or self._acting - {me}:
+        # A reply becomes a callback, and a callback a job that ends or calls: they are looked at in
+        # that order, so what moves on meanwhile is met later, or the number is another.
+        number = self.threads.done + self._last_number
+        if self._local or any(not call.is_question for call in self.peers.pending()):
             return None
-        if any(not call.is_question for call in self.peers.pending()):
+        if self._acting - {threading.get_ident()} or self.server.under_way:
             return None
-        return self.threads.done + self._last_number
+        if self.threads.busy - (1 if self.threads.in_a_job else 0):
+            return None
+        return number if number == self.threads.done + self._last_number else None
 
     # ------------------------------------------------------------------ deadlines and ends
 
@@ -416,20 +412,6 @@ class Agent:
                 self._next_deadline = min(self._next_deadline, due)
             self.clock.due(due)
 
-    def _value_of(self, oid: ObjectId) -> RpcFuture:
-        value = RpcFuture(self)
-        value.object = (oid.creator, oid.number)
-        return value
-
-    def _is_over(self, rank: int) -> bool:
-        return self.peers.is_over(rank) and self.server.has_begun_all_of(rank)
-
-    def _is_settled(self, rank: int, number: int) -> bool:
-        return self.peers.is_drained(rank) and self.server.has_begun((rank, number))
-
-    def _wake(self) -> None:
-        self.clock.ring()
-
     def forget_own(self, call: Outgoing) -> bool:
         """Wait no more for a call of this worker to itself; False if it is none."""
         return self._local.pop(call.number, None) is not None
@@ -440,9 +422,6 @@ class Agent:
             why = f"the connection of its caller broke ({error})"
             self.server.cancel_all(lambda serving: serving.connection is connection, why)
         self.peers.on_end(connection, error)
-
-    def _on_news(self, rank: int, how: str) -> None:
-        self.peers.lose(rank, how)
 
     def on_lost(self, rank: int, how: str) -> None:
         """A worker is gone: nobody waits for its calls, and it holds no references."""

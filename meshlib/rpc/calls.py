@@ -123,17 +123,13 @@ class Outgoing(RpcFuture):
         connection = self.connection
         if connection is not None:
             if timeout is None:
-                connection.read_until(self.is_done)
+                connection.read_until(lambda: self._done)
             else:
                 deadline = Deadline.after(timeout)
                 connection.read_until(lambda: self._done or deadline.expired)
                 timeout = deadline.remaining()
         if not self._done:
             Future.block(self, timeout, what)
-
-    def is_done(self) -> bool:
-        """Whether there is an outcome."""
-        return self._done
 
     def end(self, value: Any, error: BaseException | None) -> None:
         """Make this the outcome, unless there is one."""
@@ -260,20 +256,19 @@ def wait_all(futures: Sequence[Future[Any]]) -> list[Any]:
     _check(futures)
     if not futures:
         return []
-    end, left, lock = _future_of(futures), len(futures), threading.Lock()
+    end = _future_of(futures)
+    count = after(len(futures), lambda: settle(end, None, None))
 
     def note(done: Future[Any]) -> None:
-        nonlocal left
-        with lock:
-            left -= 1
-            over = left == 0
-        if over or done.failure is not None:
+        if done.failure is not None:
             settle(end, done, None)
+        count(done)
 
     for future in futures:
         future.at_once(note)
-    last: Future[Any] = end.wait()
-    last.wait()
+    failed: Future[Any] | None = end.wait()
+    if failed is not None:
+        failed.wait()
     return [future.wait() for future in futures]
 
 

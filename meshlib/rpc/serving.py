@@ -8,7 +8,8 @@ import time
 import traceback
 from collections.abc import Callable, Generator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from meshlib.calls.future import Future
 from meshlib.diagnosis.stacks import frames_of
@@ -17,7 +18,7 @@ from meshlib.rpc.calls import name_of, settle
 from meshlib.rpc.errors import RemoteError, RemoteTraceback, without_frames
 from meshlib.rpc.functions import future_of, is_async
 from meshlib.rpc.recording import Key
-from meshlib.rpc.references.ownership import ObjectId, Owned
+from meshlib.rpc.references.ownership import Owned
 from meshlib.rpc.wire.connection import Connection
 from meshlib.rpc.wire.frames import Frame, Kind
 from meshlib.rpc.wire.payload import Payload, load
@@ -31,42 +32,27 @@ UNREAD = 1
 """The flag of the answer to a request that could not be unpickled."""
 
 
+@dataclass(slots=True, eq=False)
 class Serving:
     """A call of another worker's, or of this one's own, that runs here or waits for its turn."""
 
-    __slots__ = (
-        "begun",
-        "came",
-        "cancelled",
-        "connection",
-        "func",
-        "kept",
-        "key",
-        "nbytes",
-        "parent",
-        "sent",
-        "thread",
-        "waits_for",
-        "waits_since",
-    )
-
-    def __init__(self, key: Key, connection: Connection | None, nbytes: int) -> None:
-        self.key: Key = key
-        self.nbytes: int = nbytes
-        self.parent: Key | None = None
-        """The call whose function made this one."""
-        self.connection: Connection | None = connection
-        self.func: object = None
-        self.sent: dict[str, Any] | None = None
-        """What it brought along, by carrier."""
-        self.thread: int | None = None
-        self.came: float = time.monotonic()
-        self.begun: float = self.came
-        self.cancelled: str | None = None
-        self.waits_for: Future[Any] | None = None
-        """The future that its thread waits for, or that it is to answer with."""
-        self.waits_since: float = 0.0
-        self.kept: object = None
+    key: Key
+    connection: Connection | None
+    nbytes: int
+    came: float
+    parent: Key | None = None
+    """The call whose function made this one."""
+    func: object = None
+    sent: dict[str, Any] | None = None
+    """What it brought along, by carrier."""
+    thread: int | None = None
+    begun: float = 0.0
+    cancelled: str | None = None
+    waits_for: Future[Any] | None = None
+    """The future that its thread waits for, or that it is to answer with."""
+    waits_since: float = 0.0
+    kept: Owned | None = None
+    """The object that its value becomes."""
 
 
 class _Here(threading.local):
@@ -127,14 +113,14 @@ class Server:
 
     def accept(self, connection: Connection | None, caller: int, frame: Frame) -> None:
         """Have a thread run a request; the calling thread may."""
-        serving = Serving((caller, frame.call), connection, frame.nbytes)
+        serving = Serving((caller, frame.call), connection, frame.nbytes, time.monotonic())
         self.under_way[serving.key] = serving
         agent = self._agent
         if caller in agent.peers.lost:  # told after the request was read: then nobody looked here
             serving.cancelled = f"its caller, {agent.who(caller)}, {agent.peers.lost[caller]}"
         if frame.flags & CREATES:
             # Whoever holds references, it must not go before it was made.
-            serving.kept = agent.holdings.create(ObjectId(caller, frame.call))
+            serving.kept = agent.holdings.create(serving.key)
         agent.threads.add(lambda: self._run(serving, frame), serving.nbytes)
 
     def has_begun_all_of(self, caller: int) -> bool:
@@ -188,7 +174,7 @@ class Server:
     def _run(self, serving: Serving, frame: Frame) -> None:
         here, before = self._here, self._here.serving
         here.serving = serving
-        serving.thread, serving.begun = threading.get_ident(), time.monotonic()
+        serving.begun, serving.thread = time.monotonic(), threading.get_ident()
         try:
             self._run_it(serving, frame)
         except BaseException as error:  # noqa: BLE001 (it becomes the caller's)
@@ -198,7 +184,10 @@ class Server:
 
     def _run_it(self, serving: Serving, frame: Frame) -> None:
         agent, connection = self._agent, serving.connection
-        buffers = _memories(frame) if connection is None else connection.fetch(frame)
+        if connection is None:
+            buffers = [buffer.memory for buffer in frame.buffers if buffer.memory is not None]
+        else:
+            buffers = connection.fetch(frame)
         loaded = agent.holdings.load(*serving.key, frame.data, buffers)
         func, args, kwargs, sent, parent = loaded
         del loaded
@@ -238,9 +227,8 @@ class Server:
                 self._fail(serving, error)
 
     def _answer(self, serving: Serving, result: Any, backs: dict[str, Any] | None) -> None:
-        made = serving.kept
-        if isinstance(made, Owned):
-            settle(made.value, result, None)
+        if serving.kept is not None:
+            settle(serving.kept.value, result, None)
             result = None
         brought = {name: it for name, back in (backs or {}).items() if (it := back()) is not None}
         with self._agent.carriers.answering(serving.sent):
@@ -251,7 +239,7 @@ class Server:
         name = name_of(serving.func) if serving.func is not None else "a call"
         text = f"On {self._agent.who(self._agent.rank)}, in {name}:\n"
         text += "".join(traceback.format_exception(error))
-        if isinstance(serving.kept, Owned):
+        if serving.kept is not None:
             settle(serving.kept.value, None, with_cause(without_frames(error), text))
         error = error if isinstance(error, Exception) else RemoteError(f"it ended with {error!r}")
         try:
@@ -280,11 +268,10 @@ class Server:
             connection.send(kind, number, payload, flags)
 
 
-class Later:
+class Later(NamedTuple):
     """What a function of ours returns for an answer that comes when ``future`` is done."""
 
-    def __init__(self, future: Future[Any]) -> None:
-        self.future = future
+    future: Future[Any]
 
 
 def with_cause(error: BaseException, text: str) -> BaseException:
@@ -300,10 +287,6 @@ def _stack_below(thread: int) -> str:
     entries = traceback.StackSummary.extract(iter(frames[ours[-1] + 1 :] if ours else []))
     text = "".join(entries.format()).rstrip()
     return f"and is at\n{text}" if text else "inside of a function that is not written in Python"
-
-
-def _memories(frame: Frame) -> list[memoryview]:
-    return [buffer.memory for buffer in frame.buffers if buffer.memory is not None]
 
 
 _RUN = Server._run_it.__code__  # pyright: ignore[reportPrivateUsage]

@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from types import NoneType
 from typing import Any, Protocol
 
 from meshlib.diagnosis.recorder import COLLECTIVE, Record
@@ -82,9 +81,14 @@ class RankDump:
     """The names that the ranks have in remote calls, by rank."""
 
 
-_AS_WRITTEN = tuple(
-    field.name for field in fields(CallDump) if field.name not in ("rank", "nbytes", "header")
-)
+_TYPES = {"int": int, "str": str, "float": int | float, "str | None": str | None}
+_TYPES["int | None"] = int | None
+_PLAIN = {
+    cls: [(field.name, _TYPES[str(field.type)]) for field in fields(cls) if field.type in _TYPES]
+    for cls in (CallDump, RankDump)
+}
+"""The fields that are plain values, and of which types these are."""
+_AS_WRITTEN = [name for name, _ in _PLAIN[CallDump] if name not in ("rank", "nbytes")]
 
 
 def as_dict(
@@ -151,17 +155,9 @@ def parse(data: Mapping[str, Any]) -> RankDump:
             for call in data["calls"]
         )
         groups = {key: (desc, tuple(ranks)) for key, (desc, ranks) in data["groups"].items()}
-        found = RankDump(
-            rank=rank,
-            size=data["size"],
-            host=data["host"],
-            pid=data["pid"],
-            written=data["written"],
-            error=data["error"],
-            groups=groups,
-            calls=calls,
-            workers=tuple(data.get("workers", ())),
-        )
+        plain = {name: data[name] for name, _ in _PLAIN[RankDump]}
+        workers = tuple(data.get("workers", ()))
+        found = RankDump(groups=groups, calls=calls, workers=workers, **plain)
         _check(found)
         return found
     except (KeyError, TypeError, AttributeError) as error:
@@ -181,18 +177,13 @@ def _check(found: RankDump) -> None:
 
     Whoever looks at a dump computes with it: what is wrong is to be told by where it was read.
     """
-    numbers, text = (int, float), (str,)
-    _check_fields(found, dict.fromkeys(("rank", "size", "pid"), (int,)))
-    _check_fields(found, {"host": text, "written": numbers, "error": (str, NoneType)})
+    _check_fields(found)
     for desc, ranks in found.groups.values():
         _check_values("groups", (desc,), str)
         _check_values("groups", ranks, int)
     _check_values("workers", found.workers, str)
     for call in found.calls:
-        _check_fields(call, dict.fromkeys(("group", "call", "site", "state"), text))
-        _check_fields(call, dict.fromkeys(("sequence", "nbytes", "peer"), (int,)))
-        _check_fields(call, dict.fromkeys(("issued", "started", "ended"), numbers))
-        _check_fields(call, {"error": (str, NoneType), "waiting_for": (int, NoneType)})
+        _check_fields(call)
         _check_values("header", call.header, int)
 
 
@@ -202,8 +193,8 @@ def _check_values(name: str, values: Sequence[object], kind: type) -> None:
             raise TypeError(f"{name} has {value!r}")
 
 
-def _check_fields(found: object, types: Mapping[str, tuple[type, ...]]) -> None:
-    for name, allowed in types.items():
+def _check_fields(found: RankDump | CallDump) -> None:
+    for name, allowed in _PLAIN[type(found)]:
         value = getattr(found, name)
         if not isinstance(value, allowed):
             raise TypeError(f"{name} is {value!r}")

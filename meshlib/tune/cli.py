@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +21,7 @@ from meshlib.command_line import OneLineParser, say
 from meshlib.launcher.spawn import spawn
 from meshlib.testing import run_ranks
 from meshlib.tune.contests import CONTESTS
-from meshlib.tune.measure import TRANSPORTS
-from meshlib.tune.worker import Found, measure, run
+from meshlib.tune.measure import TRANSPORTS, Found, measure, run
 from transport import environment
 from transport.choosing.choice import DEFAULT, Thresholds
 from transport.choosing.cost import Cost
@@ -142,7 +142,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument(
         "--transports",
-        type=_transports,
+        type=partial(chosen, known=TRANSPORTS, what="transport"),
         default=["tcp", "shm", "hierarchical"],
         metavar="NAMES",
         help=f"comma-separated, of {', '.join(TRANSPORTS)} (default: tcp,shm,hierarchical)",
@@ -151,10 +151,6 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         "--ranks", type=_ranks, default=[2, 4, 8], metavar="N,N", help="numbers of ranks (2,4,8)"
     )
     return parser.parse_args(argv)
-
-
-def _transports(text: str) -> list[str]:
-    return chosen(text, TRANSPORTS, "transport")
 
 
 def _ranks(text: str) -> list[int]:

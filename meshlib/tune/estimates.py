@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import log
 
+import numpy as np
+
 
 def crossover(sizes: Sequence[int], below: Sequence[float], above: Sequence[float]) -> int:
     """Return the size up to which one algorithm is used, and beyond which another.
@@ -36,17 +38,10 @@ def fit_line(sizes: Sequence[float], seconds: Sequence[float]) -> tuple[float, f
     """
     if len(sizes) != len(seconds) or len(set(sizes)) < 2:
         raise ValueError(f"expected times of at least two sizes, got {sizes} and {seconds}")
-    weights = [1 / second**2 for second in seconds]
-    total = sum(weights)
-    mean_size = sum(w * x for w, x in zip(weights, sizes, strict=True)) / total
-    mean_time = sum(w * y for w, y in zip(weights, seconds, strict=True)) / total
-    spread = sum(w * (x - mean_size) ** 2 for w, x in zip(weights, sizes, strict=True))
-    slope = sum(
-        w * (x - mean_size) * (y - mean_time)
-        for w, x, y in zip(weights, sizes, seconds, strict=True)
-    )
-    beta = max(slope / spread, 1e-15)
-    return max(mean_time - beta * mean_size, 1e-12), beta
+    times = np.asarray(seconds)
+    beta = max(float(np.polyfit(sizes, times, 1, w=1 / times)[0]), 1e-15)
+    alpha = np.average(times - beta * np.asarray(sizes), weights=times**-2.0)
+    return max(float(alpha), 1e-12), beta
 
 
 def best_of(seconds: dict[int, float], usual: int, margin: float = 0.03) -> int:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import statistics
 import time
 from collections.abc import Generator
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import count
+from pathlib import Path
 
 import numpy as np
 
 from meshlib.job.current import current_world
+from meshlib.job.init import destroy_process_group, init_process_group
 from meshlib.job.world import World
+from meshlib.records import build, values_of
 from meshlib.tune.contests import CONTESTS, EXCHANGED, LARGE_BYTES, SEGMENTS, Contest
 from meshlib.tune.estimates import best_of, crossover, fit_line
 from meshlib.tune.stopwatch import Runner, interleaved
@@ -35,6 +39,23 @@ from transport.tcp import TcpCommunicator
 
 TRANSPORTS = ("tcp", "shm", "hierarchical", "inproc")
 _GAMMA_BYTES = 256 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What was measured among one number of ranks."""
+
+    cost: Cost | None
+    thresholds: Thresholds
+
+    def encode(self) -> str:
+        """Return this as JSON."""
+        return json.dumps(self, default=values_of)
+
+    @classmethod
+    def decode(cls, text: str) -> Found:
+        """Return what ``encode`` wrote."""
+        return build(cls, json.loads(text))
 
 
 class Bench:
@@ -130,20 +151,13 @@ def _exchange_cost(runner: Runner, communicator: LinkCommunicator) -> tuple[floa
     peer = communicator.rank ^ 1
     times: list[float] = []
     for nbytes in EXCHANGED:
-        sent, arriving = np.zeros(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
+        mine, theirs = (as_bytes(np.zeros(nbytes, np.uint8)) for _ in range(2))
 
-        def exchange(call: Call, mine: memoryview, theirs: memoryview) -> None:
+        def exchange(call: Call, mine: memoryview = mine, theirs: memoryview = theirs) -> None:
             link = communicator.link(peer, call)
             link.exchange(call, mine, link, theirs)
 
-        mine, theirs = as_bytes(sent), as_bytes(arriving)
-        times.append(
-            statistics.median(
-                runner.times(
-                    Kind.BARRIER, lambda call, a=mine, b=theirs: exchange(call, a, b), nbytes
-                )
-            )
-        )
+        times.append(statistics.median(runner.times(Kind.BARRIER, exchange, nbytes)))
     return fit_line(EXCHANGED, times)
 
 
@@ -156,3 +170,18 @@ def _gamma() -> float:
         np.add(lower, upper, out=upper)
         seconds.append(time.perf_counter() - began)
     return statistics.median(seconds) / _GAMMA_BYTES
+
+
+def measure(transport: str) -> Found:
+    """Measure among all ranks of the job, of which this is one."""
+    bench = Bench(transport)
+    return Found(bench.cost(), bench.thresholds())
+
+
+def run(rank: int, transport: str, path: str) -> None:
+    """Be a rank that ``meshlib.spawn`` started; rank 0 writes what was found to ``path``."""
+    init_process_group("tcp")
+    found = measure(transport)
+    if rank == 0:
+        Path(path).write_text(found.encode(), encoding="utf-8")
+    destroy_process_group()

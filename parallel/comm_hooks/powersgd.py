@@ -75,7 +75,10 @@ class PowerSGDState:
         if not min_compression_rate > 0:
             raise ValueError(f"min_compression_rate must be positive, got {min_compression_rate}")
         self.process_group: ProcessGroup = resolve(process_group, "process_group")
-        self.second_group: ProcessGroup = _twin(self.process_group)
+        self.second_group: ProcessGroup = self.process_group.companion(
+            "powersgd",
+            f"PowerSGD on {self.process_group.group_desc or self.process_group.id}",
+        )
         self.min_compression_rate = min_compression_rate
         self.use_error_feedback = use_error_feedback
         self.warm_start = warm_start
@@ -294,8 +297,3 @@ def _then_wait_for(
 
     future.add_done_callback(begin)
     return result
-
-
-def _twin(group: ProcessGroup) -> ProcessGroup:
-    """Return another group of the same ranks."""
-    return group.companion("powersgd", f"PowerSGD on {group.group_desc or group.id}")

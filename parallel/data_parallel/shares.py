@@ -12,7 +12,7 @@ import numpy as np
 
 from parallel.arrays import Array, is_array, namespace
 from parallel.data_parallel.devices import Devices
-from parallel.nested import map_leaves
+from parallel.nested import all_leaves, map_leaves
 
 
 def divide_inputs(
@@ -26,14 +26,8 @@ def divide_inputs(
 
     Raises ValueError for arrays that disagree in their rows.
     """
-    rows: dict[str, int] = {}
-
-    def note(path: str, leaf: Any) -> None:
-        if _is_divided(leaf, dim):
-            rows[path] = leaf.shape[dim]
-
-    map_leaves(note, args, path="args")
-    map_leaves(note, kwargs, path="kwargs")
+    every = [*all_leaves(args, "args"), *all_leaves(kwargs, "kwargs")]
+    rows: dict[str, int] = {p: leaf.shape[dim] for p, leaf in every if _is_divided(leaf, dim)}
     if len(set(rows.values())) > 1:
         listed = ", ".join(f"{path} has {count}" for path, count in rows.items())
         raise ValueError(
@@ -57,14 +51,7 @@ def divide_inputs(
 
 def first_device(value: Any, on: Devices) -> int | None:
     """Return the device of the first array in ``value``; None if that is the host or none."""
-    found: list[int | None] = []
-
-    def note(_: str, leaf: Any) -> None:
-        if _is_real_array(leaf):
-            found.append(on.device_of(leaf))
-
-    map_leaves(note, value)
-    return found[0] if found else None
+    return next((on.device_of(leaf) for _, leaf in all_leaves(value) if _is_real_array(leaf)), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from numbers import Real
@@ -13,7 +12,7 @@ import numpy.typing as npt
 
 import meshlib
 from meshlib import ProcessGroup, ReduceOp, error_feedback
-from parallel.arrays import Array, namespace, pieces, placement
+from parallel.arrays import Array, namespace, pieces, written
 from parallel.nn.parameter import Parameter
 
 MIB = 1 << 20
@@ -87,13 +86,11 @@ class Bucket:
         group: ProcessGroup | None = None,
     ) -> None:
         first = parameters[0].data
-        sizes = [parameter.size for parameter in parameters]
         self.index = index
         self.numbers: list[int] = list(numbers)
         self.paths: list[str] = list(paths)
         self.parameters: list[Parameter] = list(parameters)
-        self.offsets: list[int] = [0, *itertools.accumulate(sizes)]
-        self.buffer: Array = allocate(sum(sizes), first, group)
+        self.buffer: Array = allocate(sum(p.size for p in parameters), first, group)
         # So that a gradient that never comes is zero; later passes fill what is missing.
         self.buffer.fill(0)
         self.views: list[Array] = self.split(self.buffer)
@@ -104,26 +101,28 @@ class Bucket:
         """Keep what reductions round away; ``known`` has the parts of it that there are already, by
         the numbers of the parameters.
         """
-        kept = self.residual = np.zeros(self.buffer.size, np.float32)
-        for number, (begin, end) in zip(
-            self.numbers, itertools.pairwise(self.offsets), strict=True
-        ):
+        self.residual = np.zeros(self.buffer.size, np.float32)
+        for number, part in self.residuals().items():
             if number in known:
-                kept[begin:end] = known[number]
+                part[...] = known[number]
 
     def residuals(self) -> dict[int, Array]:
         """Return the parts of ``residual`` by the parameters' numbers."""
         if self.residual is None:
             return {}
-        ends = itertools.pairwise(self.offsets)
-        return {
-            number: self.residual[begin:end]
-            for number, (begin, end) in zip(self.numbers, ends, strict=True)
-        }
+        return dict(zip(self.numbers, self.split(self.residual), strict=True))
 
     def split(self, buffer: Array) -> list[Array]:
         """Return the parts of ``buffer`` (flat, this bucket's size) in the parameters' shapes."""
         return pieces(buffer, (parameter.shape for parameter in self.parameters))
+
+
+def put(view: Array, grad: Array | None) -> None:
+    """Copy a gradient into its place in a buffer, unless it is there; zeros where there is none."""
+    if grad is None:
+        view.fill(0)
+    elif grad is not view:
+        view[...] = grad
 
 
 def allocate(size: int, like: Array, group: ProcessGroup | None) -> Array:
@@ -211,12 +210,5 @@ def check_like(got: Array, expected: Array, what: str, dtype: Any = None) -> Non
     """
     dtype = expected.dtype if dtype is None else dtype
     if getattr(got, "shape", None) != expected.shape or got.dtype != dtype:
-        described = (
-            f"{got.dtype.name}{list(got.shape)}" if hasattr(got, "dtype") else type(got).__name__
-        )
+        described = written(got) if hasattr(got, "dtype") else type(got).__name__
         raise ValueError(f"{what}: expected {dtype.name}{list(expected.shape)}, got {described}")
-
-
-def bucket_key(parameter: Parameter) -> tuple[str, str]:
-    """Return what parameters of one bucket have in common: (dtype, device)."""
-    return placement(parameter.data)

@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
+import enum
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from meshlib import DeviceMesh, ProcessGroup
 from parallel.checks import describe
 from parallel.ddp.buckets import FIRST_BUCKET_BYTES, MIB, cap_in_bytes
 from parallel.ddp.comm_hooks import CommHook, allreduce_hook, compress_wrapper
-from parallel.ddp.precision import MixedPrecision
 from parallel.ddp.reducer import WHAT_TO_DO, Reducer, ReducerOptions
 from parallel.ddp.replicas import broadcast_coalesced, check_same_model, told_to_all
 from parallel.ddp.statistics import PassStatistics
-from parallel.ddp.uneven import Phase, WrapperHook
 from parallel.groups import Ranks, resolve, same_dims
 from parallel.join.context import Join
-from parallel.join.joinable import Joinable, JoinHook
-from parallel.join.replica import OptimizerReplica
-from parallel.nn.module import Module
+from parallel.join.joinable import FunctionsHook, Joinable, JoinHook, OptimizerReplica
+from parallel.nn.module import Module, others_wait
 from parallel.nn.parameter import Parameter
-from parallel.nn.precision import Casting
+from parallel.nn.precision import Casting, MixedPrecision
 from parallel.optim.optimizer import Optimizer
+
+_T = TypeVar("_T")
+
+
+class _Phase(enum.IntEnum):
+    """The parts of a step in which a wrapper communicates."""
+
+    FORWARD = 1
+    BACKWARD = 2
 
 
 class DistributedDataParallel(Module, Joinable):
@@ -156,7 +163,7 @@ class DistributedDataParallel(Module, Joinable):
         """Return ``module``'s output for this rank's share of the data."""
         due = self.training and self._sync and self.broadcast_buffers and not self.outstanding
         if due and any(True for _ in self.module.buffers()):
-            with Join.notify_join_context(self, Phase.FORWARD) as join:
+            with Join.notify_join_context(self, _Phase.FORWARD) as join:
                 self._broadcast_buffers(0 if join is None else join.first_active)
         begin = time.perf_counter()
         if self._casting is None:
@@ -164,7 +171,7 @@ class DistributedDataParallel(Module, Joinable):
         else:
             output, context = self._casting.forward(*args, **kwargs)
         if self.training:
-            self._reducer.stopwatch.add_forward(time.perf_counter() - begin)
+            self._reducer.stopwatch.add_forward(begin)
         self.save_for_backward(context)
         return output
 
@@ -175,15 +182,15 @@ class DistributedDataParallel(Module, Joinable):
         (their gradients would come too late), and for unused parameters.
         """
         if self._sync and self.outstanding > 1:
-            raise RuntimeError(
-                f"{self.outstanding - 1} other forward passes still wait for their backward, so "
-                "this one cannot complete the gradients; run all but the last under no_sync(), or "
-                "call discard_saved() if a forward was not meant for training"
-            )
+            raise others_wait(self.outstanding - 1)
         context = self.saved()
-        if not self._sync:
-            return self._compute_backward(context, args, kwargs)[0]
-        return self._synchronised(lambda: self._compute_backward(context, args, kwargs))
+
+        def compute() -> Any:
+            if self._casting is None:
+                return self.module.backward(*args, **kwargs)
+            return self._casting.backward(context, *args, **kwargs)
+
+        return self._synchronised(compute) if self._sync else self._timed(compute)
 
     def average_after(self, compute: Callable[[], object]) -> None:
         """Call ``compute``, which completes gradients of passes under ``no_sync``; average them.
@@ -193,58 +200,36 @@ class DistributedDataParallel(Module, Joinable):
 
         Raises RuntimeError for parameters without a gradient, unless unused ones were allowed.
         """
+        self._synchronised(compute, accumulated=True)
 
-        def timed() -> tuple[None, float]:
-            begin = time.perf_counter()
-            compute()
-            end = time.perf_counter()
-            self._reducer.stopwatch.add_backward(end - begin)
-            return None, end
+    def _timed(self, compute: Callable[[], _T]) -> _T:
+        begin = time.perf_counter()
+        result = compute()
+        self._reducer.stopwatch.add_backward(begin)
+        return result
 
-        self._synchronised(timed, accumulated=True)
-
-    def _synchronised(
-        self, compute: Callable[[], tuple[Any, float]], accumulated: bool = False
-    ) -> Any:
+    def _synchronised(self, compute: Callable[[], _T], *, accumulated: bool = False) -> _T:
         try:
-            with Join.notify_join_context(self, Phase.BACKWARD):
-                result, ended = self._average_around(compute, accumulated)
+            with Join.notify_join_context(self, _Phase.BACKWARD):
+                try:
+                    self._reducer.begin(accumulated=accumulated)
+                    result = self._timed(compute)
+                    self._reducer.finish(self._scale)
+                except BaseException as error:
+                    if self._reducer.failure is None:
+                        error.add_note(
+                            "A backward pass of DistributedDataParallel ended here before its "
+                            "gradients were reduced; the other ranks may wait for this one. "
+                            f"{WHAT_TO_DO}"
+                        )
+                        self._reducer.fail(error)
+                    raise
         finally:
             # Over are also parts of the forward that the loss did not depend on; and after an
             # error all of it, so that the module can be wrapped again.
             self.module.discard_saved()
-        self.statistics = self._reducer.stopwatch.finish(ended)
+        self.statistics = self._reducer.stopwatch.finish()
         return result
-
-    def _average_around(
-        self, compute: Callable[[], tuple[Any, float]], accumulated: bool
-    ) -> tuple[Any, float]:
-        try:
-            (self._reducer.begin_accumulated if accumulated else self._reducer.begin)()
-            result, ended = compute()
-            self._reducer.finish(self._scale)
-        except BaseException as error:
-            if not self._reducer.failed:
-                error.add_note(
-                    "A backward pass of DistributedDataParallel ended here before its gradients "
-                    f"were reduced; the other ranks may wait for this one. {WHAT_TO_DO}"
-                )
-                self._reducer.fail(error)
-            raise
-        return result, ended
-
-    def _compute_backward(
-        self, context: Any, args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> tuple[Any, float]:
-        """Return what the module's backward returns, and when it ended."""
-        begin = time.perf_counter()
-        if self._casting is None:
-            result = self.module.backward(*args, **kwargs)
-        else:
-            result = self._casting.backward(context, *args, **kwargs)
-        end = time.perf_counter()
-        self._reducer.stopwatch.add_backward(end - begin)
-        return result, end
 
     @contextmanager
     def no_sync(self) -> Generator[None]:
@@ -283,7 +268,7 @@ class DistributedDataParallel(Module, Joinable):
             for parameter in optimizer.step_for(parameters):
                 parameter.zero_grad()
 
-        self._reducer.set_after_bucket(update)
+        self._reducer.after_bucket = update
 
     def move_to(self, mesh: DeviceMesh) -> None:
         """Go on with other replicas: those of ``mesh``, along the dims that the wrapper has had.
@@ -301,14 +286,14 @@ class DistributedDataParallel(Module, Joinable):
         for _, parameter in named:
             parameter.grad = None
             parameter.set_grad_home(None)
-            parameter.forget_uses(parameter.uses)
+            parameter.uses = 0
         old = self._reducer
         self._reducer = Reducer(named, self.process_group, self._options)
         if self._custom_hook:
-            self._reducer.set_hook(*old.hook)
+            self._reducer.hook = old.hook
         else:
             self._set_hook(self.process_group, allreduce_hook)
-        self._reducer.set_after_bucket(old.after_bucket)
+        self._reducer.after_bucket = old.after_bucket
 
     # Uneven inputs
 
@@ -351,20 +336,21 @@ class DistributedDataParallel(Module, Joinable):
     def join_hook(self, **kwargs: Any) -> JoinHook:
         """Return the hook for one ``Join``; it understands ``divide_by_initial_world_size``."""
         self._average_over_all = kwargs.get("divide_by_initial_world_size", True)
-        return WrapperHook(self._shadow, self._synchronise)
+        return FunctionsHook(self._shadow, self._synchronise)
 
     def phase_name(self, phase: int) -> str:
         """Return what a phase is called in messages."""
-        return Phase(phase).name.lower()
+        return _Phase(phase).name.lower()
 
-    def _shadow(self, phase: Phase) -> None:
+    def _shadow(self, phase: int) -> None:
         assert self.join_context is not None
-        if phase is Phase.FORWARD:
+        if phase == _Phase.FORWARD:
             self._broadcast_buffers(self.join_context.first_active)
         else:
             self._reducer.shadow(self._scale)
 
-    def _synchronise(self, source: int) -> None:
+    def _synchronise(self, is_last_joiner: bool, source: int) -> None:
+        del is_last_joiner  # all take over the same
         broadcast_coalesced([p.data for p in self.module.parameters()], self.process_group, source)
         self._broadcast_buffers(source)
 
@@ -386,7 +372,7 @@ class DistributedDataParallel(Module, Joinable):
 
     def _set_hook(self, state: Any, hook: CommHook) -> None:
         dtype = self._precision.reduce_dtype
-        self._reducer.set_hook(state, hook if dtype is None else compress_wrapper(hook, dtype))
+        self._reducer.hook = state, hook if dtype is None else compress_wrapper(hook, dtype)
 
     def _broadcast_buffers(self, source: int = 0) -> None:
         buffers = [buffer.data for buffer in self.module.buffers()]

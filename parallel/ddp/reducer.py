@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from meshlib import Future, ProcessGroup
-from parallel.arrays import Array, namespace
-from parallel.ddp.buckets import Bucket, GradBucket, assign_buckets, bucket_key, check_like
-from parallel.ddp.comm_hooks import CommHook, allreduce_hook, only
+from parallel.arrays import Array, namespace, placement
+from parallel.ddp.buckets import Bucket, GradBucket, assign_buckets, check_like, put
+from parallel.ddp.comm_hooks import allreduce_hook, only
 from parallel.ddp.replicas import check_same
 from parallel.ddp.statistics import Stopwatch
 from parallel.ddp.unused import UnusedParameters
@@ -26,11 +26,6 @@ WHAT_TO_DO = (
 
 Scale = Callable[[ProcessGroup | None], float]
 """What an average over a group (None: a rank's own gradients) is multiplied by."""
-
-
-def as_it_is(group: ProcessGroup | None) -> float:
-    """Return 1: averages are right as they are."""
-    return 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,18 +68,22 @@ class Reducer:
         self._parameters = [parameter for _, parameter in named]
         self._group = group
         self._options = options
-        self._hook: Callable[..., Any] = allreduce_hook  # what it returns is checked
-        self._hook_state: Any = group
+        self.hook: tuple[Any, Callable[..., Any]] = (group, allreduce_hook)
+        """What buckets are reduced with: its state and itself; what it returns is checked."""
         self.after_bucket: Callable[[Sequence[Parameter]], None] | None = None
+        """Called with a bucket's parameters once their gradients are averages.
+
+        That is at the end of the pass, bucket by bucket, while later buckets are under way.
+        """
         self.stopwatch: Stopwatch = Stopwatch()
         self._active = False
         self._idle = False
-        self._failure: str | None = None
-        self._next = 0
-        self._handed: list[GradBucket] = []
-        self._futures: list[Future[Any]] = []
-        self._ready = [False] * len(self._parameters)
-        self._arrived: list[int] = []
+        self.failure: str | None = None
+        """Why a pass failed, so that there cannot be another one."""
+        self._launched: list[tuple[GradBucket, Future[Any]]] = []
+        """The buckets that were handed over in this pass, the first ones."""
+        self._arrived: dict[int, None] = {}
+        """The parameters whose gradients have come, in this order."""
         self._unused: set[int] = set()
         self._rules = UnusedParameters(
             self._paths,
@@ -106,30 +105,9 @@ class Reducer:
         return [[self._paths[number] for number in bucket.numbers] for bucket in self._buckets]
 
     @property
-    def failed(self) -> bool:
-        """Whether a pass failed, so that there cannot be another one."""
-        return self._failure is not None
-
-    @property
     def under_way(self) -> bool:
         """Whether a bucket of the pass has been handed over."""
-        return bool(self._futures)
-
-    @property
-    def hook(self) -> tuple[Any, CommHook]:
-        """What buckets are reduced with: its state and itself."""
-        return self._hook_state, self._hook
-
-    def set_hook(self, state: Any, hook: CommHook) -> None:
-        """Reduce buckets with ``hook(state, bucket)`` from now on."""
-        self._hook_state, self._hook = state, hook
-
-    def set_after_bucket(self, function: Callable[[Sequence[Parameter]], None] | None) -> None:
-        """Call ``function`` with a bucket's parameters once their gradients are averages.
-
-        That is at the end of the pass, bucket by bucket, while later buckets are under way.
-        """
-        self.after_bucket = function
+        return bool(self._launched)
 
     def detach(self) -> None:
         """Take the hooks off the parameters."""
@@ -201,23 +179,18 @@ class Reducer:
 
     def _bucket_keys(self) -> list[Hashable]:
         """Return a key for each parameter; only parameters with equal ones share a bucket."""
-        return [bucket_key(parameter) for parameter in self._parameters]
+        return [placement(parameter.data) for parameter in self._parameters]
 
     # One pass
 
-    def begin(self) -> None:
+    def begin(self, *, accumulated: bool = False) -> None:
         """Prepare for a backward pass whose forward has run.
+
+        ``accumulated``: a gradient that is there, and waits for no other use, is complete.
 
         Raises RuntimeError for parameters that the forward did not use, unless unused parameters
         were allowed, and after a pass that failed; ValueError when other ranks froze others.
         """
-        self._begin(accumulated=False)
-
-    def begin_accumulated(self) -> None:
-        """Do as ``begin``; a gradient that is there, and waits for no other use, is complete."""
-        self._begin(accumulated=True)
-
-    def _begin(self, *, accumulated: bool) -> None:
         self._prepare()
         idle = [number for number in self._live if not self._parameters[number].uses]
         complete = [n for n in idle if accumulated and self._parameters[n].grad is not None]
@@ -231,7 +204,7 @@ class Reducer:
         for number in sorted(unused, reverse=True):
             self._mark_ready(number)
 
-    def shadow(self, scale: Scale = as_it_is) -> None:
+    def shadow(self, scale: Scale) -> None:
         """Make the calls of a pass of the other ranks, without gradients of this rank's own.
 
         This rank counts as one with gradients of zero; the averages are written here as well.
@@ -247,9 +220,9 @@ class Reducer:
         self.finish(scale)
 
     def _prepare(self) -> None:
-        if self._failure is not None:
+        if self.failure is not None:
             raise RuntimeError(
-                f"an earlier backward pass failed on this rank ({self._failure}), so the ranks "
+                f"an earlier backward pass failed on this rank ({self.failure}), so the ranks "
                 f"are no longer in step. {WHAT_TO_DO}"
             )
         live = self._trained()
@@ -260,15 +233,12 @@ class Reducer:
             self._rebuild_order = None
         for bucket in self._buckets:
             bucket.pending = len(bucket.numbers)
-        self._next = 0
-        self._handed = []
-        self._futures = []
-        self._arrived = []
-        self._ready = [False] * len(self._parameters)
+        self._launched = []
+        self._arrived = {}
         self._idle = False
         self.stopwatch.begin()
 
-    def finish(self, scale: Scale = as_it_is) -> None:
+    def finish(self, scale: Scale) -> None:
         """Wait for all buckets and write the averages into the gradients.
 
         ``scale(group)`` is what an average over ``group`` is multiplied by.
@@ -276,15 +246,15 @@ class Reducer:
         Raises RuntimeError when gradients are missing and unused parameters were not allowed, and
         what the communication raised.
         """
-        absent = self._seal()
+        absent = self.seal()
         for bucket in self._buckets:
             self._settle(bucket, absent, scale)
-        self._close()
+        self.close()
 
-    def _seal(self) -> set[int]:
+    def seal(self) -> set[int]:
         """End the pass: no gradient will come any more. Return those that came on no rank."""
         if not self._idle:
-            missing = {number for number in self._live if not self._ready[number]}
+            missing = set(self._live).difference(self._arrived)
             self._unused |= missing
             self._rules.check(self._unused, whole_pass=True)
             for number in sorted(missing, reverse=True):
@@ -293,25 +263,26 @@ class Reducer:
         self._active = False
         return self._rules.absent_everywhere(self._present(), namespace(self._parameters[0].data))
 
-    def _settle(self, bucket: Bucket, absent: set[int], scale: Scale = as_it_is) -> None:
+    def _settle(self, bucket: Bucket, absent: set[int], scale: Scale | None = None) -> None:
         """Wait for a bucket and hand out what it holds."""
-        self._store(bucket, self._futures[bucket.index])
-        factor = scale(self._handed[bucket.index].group)
+        handed, future = self._launched[bucket.index]
+        self._store(bucket, future)
+        factor = 1.0 if scale is None else scale(handed.group)
         if factor != 1.0:
             bucket.buffer *= factor
         self._deliver(bucket, absent)
 
-    def _close(self) -> None:
+    def close(self) -> None:
         """Note what the pass, all of whose buckets are settled, says about the next."""
         if self._rebuild_due:
             # Unused parameters close their buckets last, where they delay nothing.
             self._rebuild_order = sorted(self._arrived, key=lambda number: number in self._unused)
             self._rebuild_due = False
 
-    def fail(self, error: BaseException | None = None) -> None:
+    def fail(self, error: BaseException) -> None:
         """Give up on the pass under way because of ``error``, and on all later ones."""
         self._active = False
-        self._failure = "it was given up" if error is None else f"{type(error).__name__}: {error}"
+        self.failure = f"{type(error).__name__}: {error}"
         self.detach()
 
     def _on_complete(self, number: int, _: Parameter) -> None:
@@ -319,37 +290,34 @@ class Reducer:
             self._mark_ready(number)
 
     def _mark_ready(self, number: int) -> None:
-        if self._ready[number]:
+        if number in self._arrived:
             raise RuntimeError(
                 f"the gradient of {self._paths[number]} was completed twice in one backward pass"
             )
-        self._ready[number] = True
-        self._arrived.append(number)
+        self._arrived[number] = None
         bucket, slot = self._where[number]
         self._collect(bucket, slot, self._parameters[number].grad)
         bucket.pending -= 1
-        while self._next < len(self._buckets) and not self._buckets[self._next].pending:
-            self._launch(self._buckets[self._next])
-            self._next += 1
+        while len(self._launched) < len(self._buckets):
+            following = self._buckets[len(self._launched)]
+            if following.pending:
+                break
+            self._launch(following)
 
     def _collect(self, bucket: Bucket, slot: int, grad: Array | None) -> None:
-        view = bucket.views[slot]
-        if grad is None:
-            view.fill(0)
-        elif grad is not view:
-            view[...] = grad
+        put(bucket.views[slot], grad)
 
     def _launch(self, bucket: Bucket) -> None:
         is_last = bucket.index == len(self._buckets) - 1
         handed = GradBucket(bucket, is_last, self._group)
-        future = self._hook(self._hook_state, handed)
+        state, hook = self.hook
+        future = hook(state, handed)
         if not isinstance(future, Future):
             raise TypeError(
                 f"the communication hook must return a Future, got {type(future).__qualname__} "
                 f"for bucket {bucket.index}"
             )
-        self._handed.append(handed)
-        self._futures.append(future)
+        self._launched.append((handed, future))
         self.stopwatch.watch(future)
 
     def _store(self, bucket: Bucket, future: Future[Any]) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterable, Sequence
 from contextlib import contextmanager
 
 from meshlib import ProcessGroup, ReduceOp, error_feedback
-from parallel.arrays import Array, namespace, pieces, placement
-from parallel.ddp.buckets import MIB
+from parallel.arrays import Array, namespace, pieces, placement, written
+from parallel.ddp.buckets import MIB, assign_buckets
+from parallel.groups import gathered
 from parallel.nn.module import Module
+from parallel.nn.parameter import Parameter
 
 _COALESCE_BYTES = 64 * MIB
 
@@ -54,9 +56,8 @@ def check_same(own: Sequence[str] | Wrong, group: ProcessGroup, what: str = "the
         told = str(own)
     elif reference[0] is not None:
         told = first_difference(own, reference[0])
-    answers: list[tuple[type[Wrong] | None, str | None]] = [(None, None)] * group.size()
-    kinds = (kind for kind in _KINDS if isinstance(own, kind))
-    group.all_gather_object(answers, (next(kinds, None), told))
+    kind_of_own = next((kind for kind in _KINDS if isinstance(own, kind)), None)
+    answers: list[tuple[type[Wrong] | None, str | None]] = gathered((kind_of_own, told), group)
     if isinstance(own, Exception):
         raise own
     for rank, (kind, text) in enumerate(answers):
@@ -70,16 +71,17 @@ def check_same(own: Sequence[str] | Wrong, group: ProcessGroup, what: str = "the
 
 def describe(module: Module) -> list[str]:
     """Return one line for each parameter and buffer: all that must agree between replicas."""
-
-    def line(kind: str, path: str, array: Array, note: str = "") -> str:
-        return f"{kind} {path} {array.dtype.name}{list(array.shape)}{note}"
-
     return [
-        *(
-            line("parameter", path, p.data, "" if p.requires_grad else " (frozen)")
-            for path, p in module.named_parameters()
-        ),
-        *(line("buffer", path, b.data) for path, b in module.named_buffers()),
+        *describe_parameters(module.named_parameters()),
+        *(f"buffer {path} {written(b.data)}" for path, b in module.named_buffers()),
+    ]
+
+
+def describe_parameters(named: Iterable[tuple[str, Parameter]]) -> list[str]:
+    """Return one line for each parameter."""
+    return [
+        f"parameter {path} {written(p.data)}{'' if p.requires_grad else ' (frozen)'}"
+        for path, p in named
     ]
 
 
@@ -142,16 +144,16 @@ def average_coalesced(
         _unflatten(flat, pile)
 
 
-def _piles(arrays: Sequence[Array]) -> Iterator[list[Array]]:
-    """Yield ``arrays`` in piles of one dtype and device, each not much above the limit."""
-    piles: dict[tuple[str, str], list[Array]] = {}
-    for array in arrays:
-        key = placement(array)
-        pile = piles.setdefault(key, [])
-        pile.append(array)
-        if sum(member.nbytes for member in pile) >= _COALESCE_BYTES:
-            yield piles.pop(key)
-    yield from piles.values()
+def _piles(arrays: Sequence[Array]) -> list[list[Array]]:
+    """Return ``arrays`` in piles of one dtype and device, each not much above the limit."""
+    piles = assign_buckets(
+        range(len(arrays)),
+        [array.nbytes for array in arrays],
+        [placement(array) for array in arrays],
+        _COALESCE_BYTES,
+        _COALESCE_BYTES,
+    )
+    return [[arrays[number] for number in pile] for pile in piles]
 
 
 def _flattened(pile: Sequence[Array]) -> Array:

@@ -35,16 +35,18 @@ class Stopwatch:
     def __init__(self) -> None:
         self._forward = 0.0
         self._backward = 0.0
+        self._computed = 0.0
         self._launched: list[float] = []
         self._landed: list[float] = []
 
-    def add_forward(self, seconds: float) -> None:
-        """Count a forward pass."""
-        self._forward += seconds
+    def add_forward(self, begun: float) -> None:
+        """Count a forward pass that began at ``begun`` and ends now."""
+        self._forward += time.perf_counter() - begun
 
-    def add_backward(self, seconds: float) -> None:
-        """Count a backward pass."""
-        self._backward += seconds
+    def add_backward(self, begun: float) -> None:
+        """Count a backward pass that began at ``begun`` and ends now."""
+        self._computed = time.perf_counter()
+        self._backward += self._computed - begun
 
     def begin(self) -> None:
         """Begin a synchronised pass: no bucket is under way."""
@@ -64,15 +66,15 @@ class Stopwatch:
 
         future.at_once(note)
 
-    def finish(self, computed: float) -> PassStatistics:
-        """Return what was collected, and begin anew. The backward pass ended at ``computed``."""
+    def finish(self) -> PassStatistics:
+        """Return what was collected, and begin anew."""
         communication = exposed = 0.0
         begin = end = 0.0
         for launched, landed in zip(self._launched, self._landed, strict=True):
             # Buckets leave in order: what is under way is extended, or begins once more.
             begin, end = max(launched, end), max(landed, end)
             communication += end - begin if end > begin else 0.0
-            exposed += max(0.0, end - max(begin, computed))
+            exposed += max(0.0, end - max(begin, self._computed))
         statistics = PassStatistics(self._forward, self._backward, communication, exposed)
         self._forward = self._backward = 0.0
         return statistics

@@ -7,7 +7,7 @@ stand there: one rank on a mesh of one dim, all shards of the parameters on one 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,17 +20,14 @@ RankArray = npt.NDArray[np.int64]
 class Standing:
     """What a member says of itself: the steps that it has ``committed``, and the samples used up by
     them (``cursor``); whether it has ``voted`` for the step after those, and does not know how the
-    vote went; whether it is ``fresh``: it has no state, whatever the numbers say.
+    vote went (the samples of that step, or 0); whether it is ``fresh``: it has no state, whatever
+    the numbers say.
     """
 
     committed: int
     cursor: int
     voted: int
     fresh: bool
-
-    def values(self) -> dict[str, Any]:
-        """Return plain values, for the agreement. ``voted`` is the samples of the step, or 0."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,19 +39,8 @@ class Choice:
     ranks: Any
     committed: int
     cursor: int
-    fresh: tuple[int, ...]
+    fresh: Sequence[int]
     stateless: bool
-
-    @classmethod
-    def of(cls, chosen: Mapping[str, Any]) -> Choice:
-        """Return what was agreed on."""
-        return cls(
-            chosen["ranks"],
-            chosen["committed"],
-            chosen["cursor"],
-            tuple(chosen["fresh"]),
-            chosen["stateless"],
-        )
 
 
 def choose(
@@ -64,7 +50,7 @@ def choose(
     min_size: int,
     said: Mapping[int, Mapping[str, Any]],
     waiting: Sequence[int],
-) -> dict[str, Any] | None:
+) -> Choice | None:
     """Return who goes on, None while there are fewer than ``min_size`` replicas.
 
     ``ranks`` are those of the present mesh, with a replica for each place along ``axis``; up to
@@ -92,14 +78,7 @@ def choose(
     committed, cursor, holders = _state_of(chosen, standings, placed)
     fresh = [rank for row in chosen if row not in holders for rank in row]
     array = np.moveaxis(np.array(chosen).reshape(len(chosen), *shape), 0, axis)
-    return {
-        "members": array.ravel().tolist(),
-        "ranks": array.tolist(),
-        "committed": committed,
-        "cursor": cursor,
-        "fresh": fresh,
-        "stateless": not holders,
-    }
+    return Choice(array.tolist(), committed, cursor, fresh, stateless=not holders)
 
 
 def _state_of(

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, MutableMapping
-from types import TracebackType
+from dataclasses import asdict
 from typing import Any, Self
 
 import numpy as np
 
 import meshlib as dist
 from meshlib import CollectiveMismatchError, DeviceMesh, DistError, ProcessGroup, ReduceOp
-from meshlib.job.continuing.epochs import Change, agree_on_epoch, enter, stand_by
-from meshlib.job.continuing.standby import announce_over, await_call
+from meshlib.job.continuing.epochs import (
+    Change,
+    agree_on_epoch,
+    announce_over,
+    await_call,
+    enter,
+    stand_by,
+)
 from meshlib.job.current import current_world
 from parallel.checks import check_instance, to_count
 from parallel.elastic.batches import ElasticBatches
@@ -299,12 +305,12 @@ class ElasticMesh:
             said = Standing(self.committed, self.cursor, voted, self._fresh)
             change = agree_on_epoch(
                 world,
-                said=said.values(),
+                said=asdict(said),
                 choose=self._choose,
                 timeout=self._timeout,
                 wait=self._join_timeout,
             )
-            choice = Choice.of(change.chosen)
+            choice = Choice(**change.chosen["choice"])
             if step is not None:
                 if voted and choice.committed > self.committed:
                     self._commit(step)
@@ -336,9 +342,11 @@ class ElasticMesh:
 
     def _choose(self, said: Any, missing: Any) -> Any:
         del missing
-        waiting = self._world.membership.waiting
-        ranks = self._mesh.mesh
-        return choose(ranks, self._axis, self._full, self.min_size, said, waiting)
+        waiting, ranks = self._world.membership.waiting, self._mesh.mesh
+        found = choose(ranks, self._axis, self._full, self.min_size, said, waiting)
+        if found is None:
+            return None
+        return {"members": np.ravel(found.ranks).tolist(), "choice": asdict(found)}
 
     def _first_epoch(self) -> None:
         try:
@@ -349,7 +357,7 @@ class ElasticMesh:
     def _gather(self) -> None:
         """Make what the members need to compute together."""
         world = self._world
-        self._votes = world.new_group(
+        self._votes = world.registry.new_group(
             world.membership.epoch.members, timeout=self._timeout, desc="votes", sort=False
         )
         self._interrupter = Interrupter(world, self._votes)
@@ -399,7 +407,7 @@ class ElasticMesh:
                 return
             enter(self._world, change)
             try:
-                self._begin(change, Choice.of(change.chosen))
+                self._begin(change, Choice(**change.chosen["choice"]))
             except DistError as error:
                 self._recover(error)
             return
@@ -419,11 +427,6 @@ class ElasticMesh:
         """Return the mesh itself, whose loop the end of the block ends."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """End what the loop has begun."""
         self._end_interrupter()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from meshlib import DeviceMesh
@@ -63,12 +62,6 @@ class Step:
         self.entered = True
         return self._elastic.mesh
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> bool:
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> bool:
         """Vote for the step, or find out who is left; True for the error of a lost rank."""
-        del kind, traceback
         return self._elastic.end_of(self, error)

@@ -3,8 +3,8 @@
 from parallel.fsdp.clip import clip_grad_norm_
 from parallel.fsdp.fully_shard import fully_shard
 from parallel.fsdp.module import FSDPModule
-from parallel.fsdp.policy import MixedPrecisionPolicy
 from parallel.fsdp.stages import zero_redundancy
+from parallel.nn.precision import MixedPrecisionPolicy
 
 __all__ = [
     "FSDPModule",

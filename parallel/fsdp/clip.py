@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -92,11 +91,11 @@ def clip_grad_norm_(
 
 def _split_over(parameter: Parameter) -> ProcessGroup | None:
     """Return the ranks that have other parts of the same values; None where nobody has."""
-    sharding = parameter.sharding or (None if parameter.split is None else parameter.split[0])
-    dims = [] if sharding is None else sorted({i for dim in sharding.dims for i in dim})
-    if sharding is None or not dims:
+    if parameter.layout is None:
         return None
-    return sharding.mesh[dims].process_group
+    sharding, _ = parameter.layout
+    dims = sorted({i for dim in sharding.dims for i in dim})
+    return sharding.mesh[dims].process_group if dims else None
 
 
 def _powers(grad: Array | None, norm_type: float) -> float:
@@ -110,11 +109,9 @@ def _powers(grad: Array | None, norm_type: float) -> float:
     flat = xp.abs(grad.reshape(-1))
     if flat.dtype.itemsize < 4:
         flat = flat.astype(np.float32)
-    return float(flat.max() if norm_type == math.inf else _power_sum(xp, flat, norm_type))
-
-
-def _power_sum(xp: Any, flat: Array, norm_type: float) -> Any:
-    return float(xp.dot(flat, flat)) if norm_type == 2 else (flat**norm_type).sum()
+    if norm_type == math.inf:
+        return float(flat.max())
+    return float(xp.dot(flat, flat) if norm_type == 2 else (flat**norm_type).sum())
 
 
 def _joined(op: ReduceOp, a: float, b: float) -> float:

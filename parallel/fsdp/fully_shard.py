@@ -8,14 +8,14 @@ from typing import Any, TypeVar, cast
 
 from meshlib import DeviceMesh
 from parallel.checks import check_instance, describe
-from parallel.ddp.replicas import check_same, describe_options, told_to_all
+from parallel.ddp.replicas import check_same, describe_options, describe_parameters, told_to_all
 from parallel.fsdp.group import ParameterGroup
 from parallel.fsdp.module import FSDPModule
-from parallel.fsdp.policy import MixedPrecisionPolicy
 from parallel.fsdp.state import ModuleState
 from parallel.groups import check_shard_mesh
 from parallel.nn.module import Module
 from parallel.nn.parameter import Parameter
+from parallel.nn.precision import MixedPrecisionPolicy
 from transport.checks import to_whole_number
 
 _M = TypeVar("_M", bound=Module)
@@ -78,7 +78,9 @@ def fully_shard(
     shards = mesh.shape[-1]
     with told_to_all(mesh.process_group):
         _check_module(module, where)
-        policy = _check_policy(mp_policy, where)
+        policy = MixedPrecisionPolicy() if mp_policy is None else mp_policy
+        example = "MixedPrecisionPolicy(param_dtype='float16')"
+        check_instance(policy, MixedPrecisionPolicy, f"{where}: mp_policy", example)
         resharding = _check_resharding(reshard_after_forward, shards, where)
         ignored = list(ignored_params)
         for i, parameter in enumerate(ignored):
@@ -87,19 +89,14 @@ def fully_shard(
     check_same(
         [
             *describe_options(reshard_after_forward=resharding, mp_policy=policy),
-            *(
-                f"parameter {path} {p.data.dtype.name}{list(p.shape)}"
-                + ("" if p.requires_grad else " (frozen)")
-                for path, p in own
-            ),
+            *describe_parameters(own),
         ],
         mesh.process_group,
     )
-    group = ParameterGroup(own, mesh, policy) if own else None
-    if group is not None:
-        group.reshard_after_forward = resharding if resharding is None else resharding > 1
-        if resharding is not None and 1 < resharding < shards:
-            group.forward_group = _consecutive(mesh, resharding)
+    group = ParameterGroup([parameter for _, parameter in own], mesh, policy)
+    group.reshard_after_forward = resharding if resharding is None else resharding > 1
+    if own and resharding is not None and 1 < resharding < shards:
+        group.forward_group = _consecutive(mesh, resharding)
     module.__class__ = cast(Any, _sharded_class(type(module)))
     sharded = cast(FSDPModule, module)
     sharded._fsdp = ModuleState(sharded, group, borrowed, policy)  # pyright: ignore[reportPrivateUsage]
@@ -166,17 +163,6 @@ def _check_module(module: Any, where: str) -> None:
             f"{where}: module {type(module).__qualname__} was fully sharded before; expected a"
             " module to which fully_shard was not applied"
         )
-
-
-def _check_policy(policy: Any, where: str) -> MixedPrecisionPolicy:
-    if policy is None:
-        return MixedPrecisionPolicy()
-    if not isinstance(policy, MixedPrecisionPolicy):
-        raise TypeError(
-            f"{where}: mp_policy must be a MixedPrecisionPolicy, such as"
-            f" MixedPrecisionPolicy(param_dtype='float16'), got {describe(policy)}"
-        )
-    return policy
 
 
 def _check_resharding(value: Any, shards: int, where: str) -> int | None:

@@ -10,12 +10,11 @@ import numpy as np
 from meshlib import DeviceMesh, ProcessGroup
 from parallel.arrays import Array, is_floating, namespace, placement
 from parallel.fsdp.layout import rows_of
-from parallel.fsdp.movement import Gather, Homes, Reduction
+from parallel.fsdp.movement import Gather, Homes, Pool, Reduction
 from parallel.fsdp.part import Part
-from parallel.fsdp.policy import MixedPrecisionPolicy
-from parallel.fsdp.pool import Pool
 from parallel.groups import same_dims
 from parallel.nn.parameter import Parameter
+from parallel.nn.precision import MixedPrecisionPolicy
 
 
 class ParameterGroup:
@@ -26,42 +25,46 @@ class ParameterGroup:
 
     def __init__(
         self,
-        named: Sequence[tuple[str, Parameter]],
+        parameters: Sequence[Parameter],
         mesh: DeviceMesh,
         policy: MixedPrecisionPolicy,
     ) -> None:
-        self._mesh = mesh
-        last = mesh.ndim - 1
-        self.shards: ProcessGroup = mesh[last].process_group
-        self.replicas: ProcessGroup | None = mesh[0].process_group if last else None
+        self._spread(mesh)
         self.policy = policy
-        self.parts: list[Part] = [Part(path, parameter, mesh) for path, parameter in named]
+        self.parts: list[Part] = [Part(parameter, mesh) for parameter in parameters]
         for part in self.parts:
             part.parameter.owner = self
         if self.replicas is not None:
             for part in self.parts:
                 self.replicas.broadcast(part.array, group_src=0)
-        self.pool = Pool()
-        self.holders = 0
         self.reshard_after_forward: bool | None = None
         self.reshard_after_backward = True
         self.forward_group: ProcessGroup | None = None
         """Over which ranks parameters are sharded from forward to backward, if not over all."""
         self.sync = True
         self.all_reduce = True
-        self._gathers: list[Gather] = []
+        self._begin(Pool())
+
+    def _begin(self, pool: Pool) -> None:
+        self.pool: Pool = pool
+        self.holders: int = 0
+        self._gathers: list[tuple[list[int], Gather]] = []
+        """Those under way, with the places in ``parts`` of what they gather."""
         self._whole = False
         self._between: list[Array] | None = None
         self._homes: list[Homes] = []
         self._reductions: list[Reduction] = []
         self._not_averaged: list[Array] | None = None
 
+    def _spread(self, mesh: DeviceMesh) -> None:
+        self._mesh = mesh
+        last = mesh.ndim - 1
+        self.shards: ProcessGroup = mesh[last].process_group
+        self.replicas: ProcessGroup | None = mesh[0].process_group if last else None
+
     def move_to(self, mesh: DeviceMesh) -> None:
         """Go on with the ranks of ``mesh``, along the dims that the group has had."""
-        self._mesh = same_dims(self._mesh, mesh, "fully_shard")
-        last = self._mesh.ndim - 1
-        self.shards = self._mesh[last].process_group
-        self.replicas = self._mesh[0].process_group if last else None
+        self._spread(same_dims(self._mesh, mesh, "fully_shard"))
         for part in self.parts:
             part.move_to(self._mesh)
 
@@ -76,23 +79,16 @@ class ParameterGroup:
         assert group is not None
         arrays = [part.array for part in self.parts] if between is None else between
         for dtype, places in self._batches(self._computed_dtype):
-            self._gathers.append(
-                Gather(
-                    [self.parts[i].shape for i in places],
-                    [arrays[i] for i in places],
-                    group,
-                    dtype,
-                    self.pool,
-                )
-            )
+            shapes = [self.parts[i].shape for i in places]
+            gather = Gather(shapes, [arrays[i] for i in places], group, dtype, self.pool)
+            self._gathers.append((places, gather))
 
     def unshard(self) -> None:
         """Gather the parameters: they are whole afterwards."""
         if self._whole:
             return
         self.begin_unshard()
-        batches = self._batches(self._computed_dtype)
-        for (_, places), gather in zip(batches, self._gathers, strict=True):
+        for places, gather in self._gathers:
             for i, whole in zip(places, gather.finish(), strict=True):
                 self.parts[i].lend(whole)
         self._whole = True
@@ -100,7 +96,7 @@ class ParameterGroup:
     def reshard(self, *, keep_some: bool = False) -> None:
         """Give up the whole parameters; with ``keep_some``, but for parts on ``forward_group``."""
         if not self._whole and self._gathers:  # they were on their way, and are not needed
-            for gather in self._gathers:
+            for _, gather in self._gathers:
                 gather.finish()
         if self._whole:
             if keep_some and self.forward_group is not None:
@@ -113,7 +109,7 @@ class ParameterGroup:
                 ]
             for part in self.parts:
                 part.take_back()
-        for gather in self._gathers:
+        for _, gather in self._gathers:
             gather.release()
         self._gathers = []
         self._whole = False
@@ -136,12 +132,8 @@ class ParameterGroup:
     @property
     def is_complete(self) -> bool:
         """Whether all uses in forward have given their gradients, and there are some."""
-        return self.is_pending and not any(part.parameter.uses for part in self.parts)
-
-    @property
-    def is_pending(self) -> bool:
-        """Whether there are gradients of whole parameters that were not reduced."""
-        return any(part.whole_grad is not None for part in self.parts)
+        pending = any(part.whole_grad is not None for part in self.parts)
+        return pending and not any(part.parameter.uses for part in self.parts)
 
     def begin_reduce(self) -> None:
         """Begin to average the gradients over the ranks."""
@@ -196,14 +188,8 @@ class ParameterGroup:
             if part.lent:
                 part.take_back()
             part.pending = None
-            part.parameter.forget_uses(
-                part.parameter.uses
-            )  # some may have been in the middle of it
-        self.pool: Pool = pool
-        self.holders: int = 0
-        self._whole = False
-        self._gathers, self._homes, self._reductions = [], [], []
-        self._between = self._not_averaged = None
+            part.parameter.uses = 0  # some may have been in the middle of it
+        self._begin(pool)
 
     # ------------------------------------------------------------------ which
 

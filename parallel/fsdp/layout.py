@@ -25,7 +25,6 @@ class Layout:
 
     def __init__(self, shapes: Sequence[tuple[int, ...]], itemsize: int, size: int) -> None:
         self.shapes: list[tuple[int, ...]] = list(shapes)
-        self.size = size
         sizes = [math.prod(shape) for shape in shapes]
         self._begins = [0, *itertools.accumulate(sizes)]
         small = [i for i, n in enumerate(sizes) if n * itemsize < DIRECT_BYTES]

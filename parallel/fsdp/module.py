@@ -87,10 +87,8 @@ class FSDPModule(Module):
         self, requires_gradient_sync: bool, *, recurse: bool = True
     ) -> None:
         """Say whether ``backward`` reduces gradients, or keeps them, whole, for a later one."""
-        for state in self.sharded_states() if recurse else [self._fsdp]:
-            state.syncs = bool(requires_gradient_sync)
-            if state.own is not None:
-                state.own.sync = bool(requires_gradient_sync)
+        for group in self._own_groups(recurse):
+            group.sync = bool(requires_gradient_sync)
 
     def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
         """Say whether gradients are averaged over the replicas, too, or only over the shards.
@@ -104,16 +102,13 @@ class FSDPModule(Module):
     @contextmanager
     def no_sync(self) -> Generator[None]:
         """Within this context ``backward`` accumulates whole gradients and reduces nothing."""
-        states = self.sharded_states()
-        before = [(state, state.syncs, state.own and state.own.sync) for state in states]
+        before = [(group, group.sync) for group in self._own_groups()]
         self.set_requires_gradient_sync(False)
         try:
             yield
         finally:
-            for state, syncs, sync in before:
-                state.syncs = syncs
-                if state.own is not None:
-                    state.own.sync = bool(sync)
+            for group, sync in before:
+                group.sync = sync
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget all gradients of the tree, or fill them with zeros in place."""
@@ -169,8 +164,7 @@ class FSDPModule(Module):
 
     def _own_groups(self, recurse: bool = True) -> list[ParameterGroup]:
         """Return the groups of parameters that those modules, or this one alone, were given."""
-        states = self.sharded_states() if recurse else [self._fsdp]
-        return [state.own for state in states if state.own is not None]
+        return [state.own for state in (self.sharded_states() if recurse else [self._fsdp])]
 
 
 def _states(modules: Iterable[FSDPModule]) -> list[ModuleState]:

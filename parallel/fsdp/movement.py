@@ -8,10 +8,42 @@ from typing import Any
 import numpy as np
 
 from meshlib import ProcessGroup, ReduceOp, Work
-from parallel.arrays import Array, namespace
+from parallel.arrays import Array, namespace, placement
+from parallel.ddp.buckets import allocate, put
 from parallel.fsdp.layout import Layout
 from parallel.fsdp.part import Part
-from parallel.fsdp.pool import Pool
+
+
+class Pool:
+    """Flat arrays for wholes and their gradients, used one after the other: those not in use now.
+
+    Making such an array anew for each use would cost more than filling it: the system hands out
+    zeroed pages one by one, and symmetric memory is agreed on with a message. All ranks take and
+    give in the same order, so they all make, or use again, the same array.
+    """
+
+    def __init__(self) -> None:
+        self._free: dict[tuple[str, tuple[str, str]], list[Array]] = {}
+
+    def take(self, group: ProcessGroup, count: int, like: Array, dtype: Any) -> Array:
+        """Return a flat array of at least ``count`` elements, symmetric on ``group`` if it can be.
+
+        Free ones that are too small are let go, so that there are never more than are in use at a
+        time, each as large as the largest.
+        """
+        model = namespace(like).empty(0, dtype=dtype)
+        free = self._free.setdefault((group.id, placement(model)), [])
+        fitting = [array for array in free if array.size >= count]
+        if not fitting:
+            free.clear()
+            return allocate(count, model, group)
+        best = min(fitting, key=lambda array: array.size)
+        free[:] = [array for array in free if array is not best]
+        return best
+
+    def give(self, group: ProcessGroup, array: Array) -> None:
+        """Take back an array; nobody may use it or a view of it any more."""
+        self._free.setdefault((group.id, placement(array)), []).append(array)
 
 
 class Gather:
@@ -93,11 +125,7 @@ class Homes:
     def collect(self) -> None:
         """Bring the gradients here, wherever they are; what is not there is zero."""
         for part, view in zip(self.parts, self.views, strict=True):
-            grad = part.whole_grad
-            if grad is None:
-                view.fill(0)
-            elif grad is not view:
-                view[...] = grad
+            put(view, part.whole_grad)
             part.whole_grad = None
 
     def release(self) -> None:

@@ -17,27 +17,27 @@ class Part:
     it is not.
     """
 
-    def __init__(self, path: str, parameter: Parameter, mesh: DeviceMesh) -> None:
-        self.path = path
+    def __init__(self, parameter: Parameter, mesh: DeviceMesh) -> None:
         self.parameter = parameter
         whole = parameter.data
         self.shape: tuple[int, ...] = tuple(whole.shape)
         self.part_grad: Array | None = None
         self.pending: Array | None = None
         self.lent = False
-        last = mesh.ndim - 1
-        rows = rows_of(self.shape, mesh.shape[last], mesh.get_local_rank(last))
-        part = namespace(whole).array(whole[rows], order="C")
+        part = namespace(whole).array(whole[self._rows(mesh)], order="C")
         parameter.keep_part(part, *sharding_of(parameter, mesh, self.shape))
+
+    def _rows(self, mesh: DeviceMesh) -> slice:
+        last = mesh.ndim - 1
+        return rows_of(self.shape, mesh.shape[last], mesh.get_local_rank(last))
 
     def move_to(self, mesh: DeviceMesh) -> None:
         """Be this rank's part on another mesh.
 
         Where it has another size there, it has no values: they are the caller's affair.
         """
-        last, old = mesh.ndim - 1, self.array
-        rows = rows_of(self.shape, mesh.shape[last], mesh.get_local_rank(last))
-        height = len(range(*rows.indices(self.shape[0])))
+        old, rows = self.array, self._rows(mesh)
+        height = rows.stop - rows.start
         # Who has come has had the whole, as the only shard.
         part = namespace(old).array(old[rows], order="C") if old.shape == self.shape else old
         if part.shape[0] != height:

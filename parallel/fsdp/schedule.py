@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from parallel.fsdp.group import ParameterGroup
-from parallel.fsdp.pool import Pool
-from parallel.nn.module import Module
+from parallel.fsdp.movement import Pool
+from parallel.nn.module import Module, others_wait
 
 if TYPE_CHECKING:
     from parallel.fsdp.state import ModuleState
@@ -37,10 +37,13 @@ class Schedule:
             state.schedule = self
             for group in state.groups:
                 group.pool = pool
-        if root.own is not None and root.own.reshard_after_forward is None:
+        if root.own.reshard_after_forward is None:
             # Its backward comes first: they would be gathered again at once.
             root.own.reshard_after_forward = False
         self._depth = 0
+        self._begin()
+
+    def _begin(self) -> None:
         self._outstanding = 0
         self._order: list[ModuleState] = []
         self._seen: list[ModuleState] = []
@@ -95,18 +98,12 @@ class Schedule:
 
     def check_backward(self, state: ModuleState) -> None:
         """Raise RuntimeError when this backward cannot complete the gradients."""
-        if not self._depth and state.syncs and self._outstanding > 1:
-            raise RuntimeError(
-                f"{self._outstanding - 1} other forward passes still wait for their backward, so "
-                "this one cannot complete the gradients; run all but the last under no_sync(), or "
-                "call discard_saved() if a forward was not meant for training"
-            )
+        if not self._depth and state.own.sync and self._outstanding > 1:
+            raise others_wait(self._outstanding - 1)
 
     def before_backward(self, state: ModuleState) -> None:
         """Gather what the module computes with, and begin with the one's before it in forward."""
-        self._hold(state)
-        for group in state.groups:
-            group.prepare_backward()
+        self.before_deferred(state)
         while state in self._passed and self._passed.pop() is not state:
             pass
         before = self._passed[-1:]
@@ -190,7 +187,7 @@ class Schedule:
             group.holders += 1
 
     def _groups(self) -> Iterable[ParameterGroup]:
-        return (state.own for state in self._states if state.own is not None)
+        return (state.own for state in self._states)
 
     def _reshard_all(self) -> None:
         for group in self._groups():
@@ -200,11 +197,7 @@ class Schedule:
 
     def abandon(self) -> None:
         """Be as before the first forward, after an error."""
-        self._order = []
-        self._outstanding = 0
-        self._seen, self._passed = [], []
-        self._reducing.clear()
-        self._averaging.clear()
+        self._begin()
         Module.discard_saved(self._root.module)
         pool = Pool()
         for group in self._groups():

@@ -10,8 +10,8 @@ from parallel.checks import check_callable, check_instance, describe
 from parallel.ddp.data_parallel import DistributedDataParallel
 from parallel.ddp.replicas import told_to_all
 from parallel.fsdp.fully_shard import fully_shard
-from parallel.fsdp.policy import MixedPrecisionPolicy
 from parallel.nn.module import Module
+from parallel.nn.precision import MixedPrecisionPolicy
 from parallel.optim.optimizer import Optimizer
 from parallel.zero.optimizer import ZeroRedundancyOptimizer
 

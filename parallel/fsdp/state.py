@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from parallel.fsdp.group import ParameterGroup
-from parallel.fsdp.policy import MixedPrecisionPolicy
 from parallel.fsdp.schedule import Schedule
 from parallel.nn.module import Work
-from parallel.nn.precision import cast, first_dtype
+from parallel.nn.precision import MixedPrecisionPolicy, cast, first_dtype
 
 if TYPE_CHECKING:
     from parallel.fsdp.module import FSDPModule
@@ -20,22 +19,21 @@ if TYPE_CHECKING:
 class ModuleState:
     """The groups that one module computes with, and how it runs.
 
-    ``own`` are the parameters that were sharded with the module (None: it has none of its own);
+    ``own`` are the parameters that were sharded with the module, which may be none at all;
     ``borrowed`` are groups of other modules that it shares parameters with.
     """
 
     def __init__(
         self,
         module: FSDPModule,
-        own: ParameterGroup | None,
+        own: ParameterGroup,
         borrowed: Sequence[ParameterGroup],
         policy: MixedPrecisionPolicy,
     ) -> None:
         self.module = module
         self.own = own
-        self.groups: list[ParameterGroup] = [*([] if own is None else [own]), *borrowed]
+        self.groups: list[ParameterGroup] = [own, *borrowed]
         self.policy = policy
-        self.syncs = True
         self.schedule: Schedule | None = None
         self.forward_prefetch: list[ModuleState] | None = None
         self.backward_prefetch: list[ModuleState] | None = None

@@ -208,7 +208,7 @@ class DistributedDataParallel:
         old = self._reducer
         self._reducer = XlaReducer(self._named, self.process_group, self._options)
         if self._custom_hook:
-            self._reducer.set_hook(*old.hook)
+            self._reducer.hook = old.hook
         self._exchange.move_to(self._reducer, self.process_group)
 
     def _has_replicas(self) -> bool:
@@ -235,7 +235,7 @@ class DistributedDataParallel:
         if self._custom_hook:
             raise RuntimeError("a communication hook was registered already; only one can be")
         self._custom_hook = True
-        self._reducer.set_hook(state, hook)
+        self._reducer.hook = state, hook
 
     @property
     def buckets(self) -> list[list[str]]:

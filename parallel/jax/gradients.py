@@ -54,17 +54,18 @@ class XlaReducer(Reducer):
     ) -> None:
         self.in_place = False
         self.share_in_place: float = 0.0
+        self._large_bytes = options.first_bytes
         super().__init__([(path, _stand_in(spec)) for path, spec in named], group, options)
         self._total_bytes = self._nbytes(range(len(named)))
 
-    def begin(self) -> None:
+    def begin(self, *, accumulated: bool = False) -> None:
         """Prepare for a pass in which every parameter's gradient will come."""
         self.share_in_place = 0.0
         for parameter in self._parameters:
-            parameter.forget_uses(parameter.uses)
+            parameter.uses = 0
             parameter.grad = None
             parameter.expect_grad()
-        super().begin()
+        super().begin(accumulated=accumulated)
 
     def arrive(self, number: int, gradient: HostArray) -> None:
         """Take the gradient of one parameter, which is complete."""
@@ -72,11 +73,7 @@ class XlaReducer(Reducer):
 
     def arrived(self, number: int) -> bool:
         """Whether the gradient of one parameter has come in this pass."""
-        return self._ready[number]
-
-    def seal(self) -> None:
-        """Note that every gradient has come."""
-        self._seal()
+        return number in self._arrived
 
     def collect(self, outputs: Mapping[int, HostArray]) -> None:
         """Wait for the parameters' buckets, and put the averages into ``outputs``.
@@ -90,7 +87,7 @@ class XlaReducer(Reducer):
 
     def close(self) -> None:
         """End a pass, all of whose gradients were collected."""
-        self._close()
+        super().close()
         self._forget()
 
     def portions(self) -> list[list[int]]:
@@ -106,7 +103,7 @@ class XlaReducer(Reducer):
     def let_go(self, error: BaseException) -> None:
         """Return when no call works on XLA's memory any more; the group has been broken."""
         self.fail(error)
-        for future in self._futures:
+        for _, future in self._launched:
             try:
                 future.block(_LET_GO_SECONDS, lambda: "a reduction that was broken off")
             except WaitTimeoutError:
@@ -120,7 +117,7 @@ class XlaReducer(Reducer):
         for bucket in self._buckets:
             if self._is_large(bucket):
                 bucket.buffer, bucket.views = None, [None]
-        self._futures = []
+        self._launched = []
 
     def _assign(self, order: Sequence[int]) -> list[list[int]]:
         # XLA's order changes from run to run, and a bucket of small gradients from all over the
@@ -138,10 +135,6 @@ class XlaReducer(Reducer):
             (key, number) if self._parameters[number].data.nbytes >= self._large_bytes else key
             for number, key in enumerate(super()._bucket_keys())
         ]
-
-    @property
-    def _large_bytes(self) -> int:
-        return self._options.first_bytes
 
     def _is_large(self, bucket: Bucket) -> bool:
         return bucket.parameters[0].data.nbytes >= self._large_bytes
@@ -174,7 +167,6 @@ class GradientExchange:
         self._same_memory: WeakKeyDictionary[Program, bool] = WeakKeyDictionary()
         self._addresses: dict[int, int] = {}
         self._begun = 0.0
-        self._computed = 0.0
         self._same = True
         self._running: Program | None = None
 
@@ -220,7 +212,7 @@ class GradientExchange:
         have that in them already.
         """
         with self._lock:
-            self._computed = time.perf_counter()
+            self.reducer.stopwatch.add_backward(self._begun)
             self._same = True
             for number in self._addresses:
                 self._compare_memory(number, inputs[number], outputs[number])
@@ -233,7 +225,6 @@ class GradientExchange:
                     np.add(gradient, accumulated[number], out=gradient)
                 self._addresses[number] = address(gradient)
                 self.reducer.arrive(number, gradient)
-            self.reducer.stopwatch.add_backward(self._computed - self._begun)
             self.reducer.seal()
 
     def collection(self, numbers: Sequence[int], *, last: bool) -> HostFunction:
@@ -259,8 +250,7 @@ class GradientExchange:
         with self._lock:
             begun = self._running
             if begun is not None and not self.reducer.under_way:
-                self._running = None
-                begun.unguard(self._abandon)
+                self._stand_down()
                 return
         if begun is not None:
             self._abandon(error)
@@ -268,7 +258,10 @@ class GradientExchange:
     def _end(self, program: Program) -> None:
         self.reducer.close()
         self._same_memory[program] = self._same
-        self.statistics = self.reducer.stopwatch.finish(self._computed)
+        self.statistics = self.reducer.stopwatch.finish()
+        self._stand_down()
+
+    def _stand_down(self) -> None:
         begun, self._running = self._running, None
         if begun is not None:
             begun.unguard(self._abandon)
@@ -288,9 +281,7 @@ class GradientExchange:
         self._group.abort(f"a backward pass was broken off by {type(error).__name__}: {error}")
         with self._lock:
             self.reducer.let_go(error)
-            begun, self._running = self._running, None
-        if begun is not None:
-            begun.unguard(self._abandon)
+            self._stand_down()
 
 
 def address(array: Any) -> int:

@@ -13,8 +13,7 @@ from parallel.arrays import Array
 from parallel.checks import check_callable
 from parallel.groups import Ranks
 from parallel.jax.trees import TreeOfParameters, is_trained
-from parallel.pipeline.stages.specs import Spec, as_tuple
-from parallel.pipeline.stages.stage import Stage
+from parallel.pipeline.stages.stage import Spec, Stage, as_tuple
 
 Tree = Any
 _Trained = list[jax.Array]
@@ -83,9 +82,7 @@ class PipelineStage(Stage):
         self._sum: _Trained | None = None
         self._run = jax.jit(self._apply, static_argnums=(1,))
         self._run_for_backward = jax.jit(self._with_vjp, static_argnums=(1,))
-        self._both = jax.jit(_derivative)
-        self._of_inputs = jax.jit(_derivative_by_inputs)
-        self._of_params = jax.jit(_derivative_by_params)
+        self._derivative = jax.jit(_derivative, static_argnums=(2,))
         self._add = jax.jit(_sum)
         self._losses: dict[int, Any] = {}
 
@@ -175,7 +172,8 @@ class PipelineStage(Stage):
     ) -> tuple[Array | None, ...]:
         """Run the derivative."""
         vjp, places, count = self._kept.pop(microbatch)
-        of_params, of_inputs = jax.block_until_ready(self._both(vjp, _present(grads)))
+        given = _present(grads)
+        of_params, of_inputs = jax.block_until_ready(self._derivative(vjp, given, (0, 1)))
         self._accumulate(of_params)
         return _spread(of_inputs, places, count)
 
@@ -186,12 +184,13 @@ class PipelineStage(Stage):
         vjp, places, count = self._kept.pop(microbatch)
         present = _present(grads)
         self._later[microbatch] = vjp, present
-        of_inputs = jax.block_until_ready(self._of_inputs(vjp, present))
+        (of_inputs,) = jax.block_until_ready(self._derivative(vjp, present, (1,)))
         return _spread(of_inputs, places, count)
 
     def backward_weight(self, microbatch: int, *, last: bool) -> None:
         """Run the part of the derivative that gives the gradients of the parameters."""
-        self._accumulate(jax.block_until_ready(self._of_params(*self._later.pop(microbatch))))
+        vjp, present = self._later.pop(microbatch)
+        self._accumulate(*jax.block_until_ready(self._derivative(vjp, present, (0,))))
 
     def end(self, failed: bool) -> None:
         """Put the gradients into ``grads``."""
@@ -207,16 +206,10 @@ class PipelineStage(Stage):
 _Vjp = Callable[[tuple[Array, ...]], tuple[_Trained, _Inputs]]
 
 
-def _derivative(vjp: _Vjp, grads: tuple[Array, ...]) -> tuple[_Trained, _Inputs]:
-    return vjp(grads)
-
-
-def _derivative_by_params(vjp: _Vjp, grads: tuple[Array, ...]) -> _Trained:
-    return vjp(grads)[0]
-
-
-def _derivative_by_inputs(vjp: _Vjp, grads: tuple[Array, ...]) -> _Inputs:
-    return vjp(grads)[1]
+def _derivative(vjp: _Vjp, grads: tuple[Array, ...], which: tuple[int, ...]) -> tuple[Any, ...]:
+    """Return the gradients of the parameters (0), of the inputs (1), or both."""
+    results = vjp(grads)
+    return tuple(results[i] for i in which)
 
 
 def _sum(a: _Trained, b: _Trained) -> _Trained:

@@ -185,45 +185,41 @@ class Program:
         return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(self._shape), results)
 
 
+@dataclass
 class _Run:
     """The values of one run."""
 
-    def __init__(
-        self,
-        gather: Gather,
-        values: dict[int, Any],
-        owner: dict[int, int],
-        layouts: dict[int, _Step],
-    ) -> None:
-        self._gather, self._values = gather, values
-        self._owner, self._layouts = owner, layouts
-        self._before: Any = None
-        self._latest: Any = None
+    gather: Gather
+    values: dict[int, Any]
+    owner: dict[int, int]
+    layouts: dict[int, _Step]
+    before: Any = None
+    latest: Any = None
 
     def value(self, name: Any) -> Any:
         """Return a value; a parameter is gathered, if it is not there."""
         if isinstance(name, Literal):
             return name.val
-        if name not in self._values:
-            step = self._layouts.get(name)
+        if name not in self.values:
+            step = self.layouts.get(name)
             if step is None:
                 # It may come as soon as the one before could: while that one is computed with.
-                self._values[name] = self._gather(self._owner[name], self._before)
-                self._before = self._latest
+                self.values[name] = self.gather(self.owner[name], self.before)
+                self.before = self.latest
             else:
-                (self._values[name],) = step.run([self.value(given) for given in step.inputs])
-        return self._values[name]
+                (self.values[name],) = step.run([self.value(given) for given in step.inputs])
+        return self.values[name]
 
     def perform(self, step: _Step) -> None:
         """Compute the outputs of an operation."""
         results = step.run([self.value(name) for name in step.inputs])
         for name, result in zip(step.outputs, results, strict=True):
-            self._values[name] = result
+            self.values[name] = result
             if getattr(result, "size", 0) and jax.numpy.issubdtype(result.dtype, jax.numpy.number):
-                self._latest = result
+                self.latest = result
 
     def drop(self, number: int) -> None:
         """Forget the whole parameter, and what was laid out of it."""
-        for name, owner in self._owner.items():
+        for name, owner in self.owner.items():
             if owner == number:
-                self._values.pop(name, None)
+                self.values.pop(name, None)

@@ -33,7 +33,10 @@ class TreeOfParameters:
     specs: tuple[jax.ShapeDtypeStruct | None, ...]
     """For each leaf its shape and dtype, as JAX computes with it; None if it is not trained."""
     kept: tuple[str, ...]
-    """For each leaf "" if it is trained, or its dtype and shape if it is an array with dims."""
+    """For each leaf "" if it is trained, or its dtype and shape if it is an array with dims.
+
+    Numbers have neither: they may be Python's on one rank and arrays on another.
+    """
 
     @classmethod
     def of(cls, tree: Any) -> TreeOfParameters:
@@ -45,13 +48,6 @@ class TreeOfParameters:
             tuple(_spec(leaf) if is_trained(leaf) else None for _, leaf in leaves),
             tuple("" if is_trained(leaf) else _describe_array(leaf) for _, leaf in leaves),
         )
-
-    def lines_with_kept(self) -> list[str]:
-        """Return a line for each leaf, with dtypes and shapes also of those that are not trained.
-
-        Numbers have neither: they may be Python's on one rank and arrays on another.
-        """
-        return [line + kept for line, kept in zip(self.lines(), self.kept, strict=True)]
 
     def lines(self) -> list[str]:
         """Return a line for each leaf: what must be the same in all steps."""
@@ -120,7 +116,8 @@ class TreeOfParameters:
 
 def check_same_tree(tree: TreeOfParameters, group: ProcessGroup, **options: object) -> None:
     """Raise ValueError, on every rank, naming the first leaf or option in which a rank differs."""
-    leaves = [f"parameter {line}" for line in tree.lines_with_kept()]
+    pairs = zip(tree.lines(), tree.kept, strict=True)
+    leaves = [f"parameter {line}{kept}" for line, kept in pairs]
     check_same([*describe_options(**options), *leaves], group)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from meshlib import ProcessGroup
+from parallel.groups import gathered
 
 Event = tuple[int, ...]
 """What is announced: a few integers, equal on all ranks that announce."""
@@ -56,10 +57,8 @@ class Attendance:
         return np.flatnonzero(flags).tolist()
 
     def _differences(self, event: Event | None, describe: Callable[[Event], str]) -> str:
-        said: list[str] = [""] * self._group.size()
-        self._group.all_gather_object(
-            said, "is out of inputs" if event is None else f"begins {describe(event)}"
-        )
+        own = "is out of inputs" if event is None else f"begins {describe(event)}"
+        said = gathered(own, self._group)
         rows = [f"  rank {rank}: {text}" for rank, text in enumerate(said)]
         return "\n".join([f"inside Join the ranks of {self._group} do not do the same:", *rows])
 

@@ -1,9 +1,8 @@
 """Modules, layers and losses with hand-written backward passes, for any array library."""
 
-from parallel.nn.layers.activations import GELU, ReLU, Sigmoid, Tanh
+from parallel.nn.layers.activations import GELU, Dropout, ReLU, Sigmoid, Tanh
 from parallel.nn.layers.attention import DotProductAttention, MultiHeadAttention
 from parallel.nn.layers.container import Residual, Sequential
-from parallel.nn.layers.dropout import Dropout
 from parallel.nn.layers.embedding import Embedding
 from parallel.nn.layers.linear import Linear
 from parallel.nn.layers.normalization import LayerNorm, RMSNorm

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-from parallel.arrays import Array, namespace
+from parallel.arrays import Array, namespace, written
 from parallel.checks import check_array, check_share
 from parallel.nn.module import Module
 
@@ -77,8 +77,7 @@ def check_targets(logits: Array, targets: Array, classes: int) -> Array:
     check_array(targets, "targets")
     if targets.dtype.kind not in "iu" or targets.shape != logits.shape[:-1]:
         raise ValueError(
-            f"targets must be integers of shape {list(logits.shape[:-1])}, got "
-            f"{targets.dtype.name}{list(targets.shape)}"
+            f"targets must be integers of shape {list(logits.shape[:-1])}, got {written(targets)}"
         )
     if not targets.size:
         raise ValueError("logits hold no sample; a loss needs at least one")

@@ -307,3 +307,12 @@ def do_all(works: Sequence[Work]) -> None:
     """Do what was deferred, in its order."""
     for work in works:
         work()
+
+
+def others_wait(count: int) -> RuntimeError:
+    """Return the error for a backward that cannot average: ``count`` other passes wait for it."""
+    return RuntimeError(
+        f"{count} other forward passes still wait for their backward, so this one cannot complete "
+        "the gradients; run all but the last under no_sync(), or call discard_saved() if a forward "
+        "was not meant for training"
+    )

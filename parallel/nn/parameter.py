@@ -9,7 +9,7 @@ import numpy as np
 
 from meshlib import ProcessGroup
 from meshlib.sharding import DArray, Sharding
-from parallel.arrays import Array, is_floating, namespace
+from parallel.arrays import Array, is_floating, namespace, written
 from parallel.checks import check_array, check_callable
 
 GradHook = Callable[["Parameter"], None]
@@ -19,13 +19,12 @@ GradHook = Callable[["Parameter"], None]
 class RemovableHandle:
     """What registering a hook returns: ``remove()`` unregisters it, once or more often."""
 
-    def __init__(self, hooks: dict[int, GradHook], key: int) -> None:
+    def __init__(self, hooks: dict[RemovableHandle, GradHook]) -> None:
         self._hooks = hooks
-        self._key = key
 
     def remove(self) -> None:
         """Unregister the hook. Idempotent."""
-        self._hooks.pop(self._key, None)
+        self._hooks.pop(self, None)
 
 
 class Parameter:
@@ -73,18 +72,19 @@ class Parameter:
         self.grad: Array | None = None
         self.requires_grad = requires_grad
         self.name = name
-        self._uses = 0
+        self.uses: int = 0
+        """How many uses in forward still wait for their contribution in backward."""
         self._master: Array | None = None
-        self._home: Array | None = None
+        self.grad_home: Array | None = None
+        """Where gradients live (``set_grad_home``), None: in arrays of their own."""
         self._whole: Array | None = None
         self._global_shape: tuple[int, ...] = ()
-        self._hooks: dict[int, GradHook] = {}
-        self._hooks_so_far = 0
+        self._hooks: dict[RemovableHandle, GradHook] = {}
 
     def __repr__(self) -> str:
         label = f"{self.name}: " if self.name else ""
         frozen = "" if self.requires_grad else ", frozen"
-        return f"Parameter({label}{self.data.dtype.name}{list(self.data.shape)}{frozen})"
+        return f"Parameter({label}{written(self.data)}{frozen})"
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -119,10 +119,15 @@ class Parameter:
 
     def keep_part(self, part: Array, sharding: Sharding, shape: tuple[int, ...]) -> None:
         """Keep ``part``: this rank's of a global array of ``shape``, in ``sharding``."""
-        self._home = self.grad = self._master = None
+        self.grad_home = self.grad = self._master = None
         self.data = part
         self.sharding = sharding
         self._global_shape = shape
+
+    @property
+    def layout(self) -> tuple[Sharding, tuple[int, ...]] | None:
+        """How the global array lies on its mesh, and its shape; None where each rank has it all."""
+        return self.split if self.sharding is None else (self.sharding, self._global_shape)
 
     def lend(self, whole: Array, grad: Array | None) -> None:
         """Let modules compute with ``whole`` in place of the part, and add to ``grad``."""
@@ -134,7 +139,7 @@ class Parameter:
         """End ``lend``: ``grad`` is the part's gradient. Returns that of the whole."""
         of_whole = self.grad
         self.data, self._master = self.master, None
-        self._whole = self._home = None
+        self._whole = self.grad_home = None
         self.grad = grad
         return of_whole
 
@@ -187,11 +192,6 @@ class Parameter:
             value = value[self.sharding.slices(self._global_shape)]
         return value.copy() if copy else value
 
-    @property
-    def uses(self) -> int:
-        """How many uses in forward still wait for their contribution in backward."""
-        return self._uses
-
     def takes(self, dtype: Any) -> bool:
         """Return whether what is computed from ``data`` and an array of ``dtype`` stays trainable.
 
@@ -208,11 +208,11 @@ class Parameter:
 
     def expect_grad(self) -> None:
         """Announce one use: exactly one ``accumulate_grad`` will follow, in backward."""
-        self._uses += 1
+        self.uses += 1
 
     def forget_uses(self, count: int = 1) -> None:
         """Take back ``count`` announced uses whose backward will not run. Fires no hook."""
-        self._uses = max(self._uses - count, 0)
+        self.uses = max(self.uses - count, 0)
 
     def accumulate_grad(self, contribution: Array) -> None:
         """Add ``contribution`` to ``grad``; fire the hooks when it was the last one expected.
@@ -228,8 +228,7 @@ class Parameter:
         )
         if contribution.shape != self.data.shape or not fits:
             raise ValueError(
-                f"gradient of {self!r} must have its shape and dtype, got "
-                f"{contribution.dtype.name}{list(contribution.shape)}"
+                f"gradient of {self!r} must have its shape and dtype, got {written(contribution)}"
             )
         if self.requires_grad:
             contribution = contribution.astype(self.master.dtype, copy=False)
@@ -238,9 +237,9 @@ class Parameter:
                 self.partial_over.all_reduce(contribution)
             if self.grad is not None:
                 self.grad += contribution
-            elif self._home is not None:
-                self._home[...] = contribution
-                self.grad = self._home
+            elif self.grad_home is not None:
+                self.grad_home[...] = contribution
+                self.grad = self.grad_home
             else:
                 self.grad = contribution
         self._pay_back()
@@ -250,21 +249,21 @@ class Parameter:
         if (
             self.requires_grad
             and self.grad is None
-            and self._home is not None
+            and self.grad_home is not None
             and self.partial_over is None
             and self.master.dtype == self.data.dtype
         ):
-            namespace(self.data).matmul(left, right, out=self._home)
-            self.grad = self._home
+            namespace(self.data).matmul(left, right, out=self.grad_home)
+            self.grad = self.grad_home
             self._pay_back()
         else:
             self.accumulate_grad(left @ right)
 
     def _pay_back(self) -> None:
-        if self._uses == 0:
+        if self.uses == 0:
             raise RuntimeError(f"{self!r} got a gradient in backward for no use in forward")
-        self._uses -= 1
-        if self._uses == 0 and self.requires_grad:
+        self.uses -= 1
+        if self.uses == 0 and self.requires_grad:
             for hook in list(self._hooks.values()):
                 hook(self)
 
@@ -276,10 +275,9 @@ class Parameter:
         TypeError for what cannot be called.
         """
         check_callable(hook, "hook")
-        key = self._hooks_so_far
-        self._hooks_so_far += 1
-        self._hooks[key] = hook
-        return RemovableHandle(self._hooks, key)
+        handle = RemovableHandle(self._hooks)
+        self._hooks[handle] = hook
+        return handle
 
     def set_grad_home(self, home: Array | None) -> None:
         """Make gradients live in ``home`` from now on; what ``grad`` holds moves there.
@@ -291,22 +289,14 @@ class Parameter:
         if home is not None:
             check_array(home, "home")
         if home is not None and (home.shape != self.shape or home.dtype != self.master.dtype):
-            raise ValueError(
-                f"home of {self!r} must have its shape and dtype, got "
-                f"{home.dtype.name}{list(home.shape)}"
-            )
+            raise ValueError(f"home of {self!r} must have its shape and dtype, got {written(home)}")
         if self.grad is not None and self.grad is not home:
             if home is None:
                 self.grad = self.grad.copy()
             else:
                 home[...] = self.grad
                 self.grad = home
-        self._home = home
-
-    @property
-    def grad_home(self) -> Array | None:
-        """Where gradients live (``set_grad_home``), None: in arrays of their own."""
-        return self._home
+        self.grad_home = home
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradient, or fill it with zeros in place."""
@@ -329,4 +319,4 @@ class Buffer:
         self.persistent = persistent
 
     def __repr__(self) -> str:
-        return f"Buffer({self.data.dtype.name}{list(self.data.shape)})"
+        return f"Buffer({written(self.data)})"

@@ -6,8 +6,9 @@ the optimizer updates stay in float32; forward and backward use copies in 16 bit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy.typing as npt
 
 from parallel.arrays import is_array, is_floating
 from parallel.checks import check_instance, to_floating
-from parallel.nested import map_leaves
+from parallel.nested import all_leaves, map_leaves
 from parallel.nn.module import Module, Work
 
 _Dtype = np.dtype[Any]
@@ -36,7 +37,9 @@ class Casting:
 
     def forward(self, *args: Any, **kwargs: Any) -> tuple[Any, _Dtype]:
         """Return the output, and the dtype outside, which ``backward`` wants."""
-        outside = first_dtype([args, kwargs]) or self._master_dtype()
+        first = next(self.module.parameters(), None)
+        own = self.dtype if first is None else first.master.dtype
+        outside = first_dtype([args, kwargs]) or own
         with self._lowered():
             output = self.module(*cast(args, self.dtype), **cast(kwargs, self.dtype))
         return cast(output, outside), outside
@@ -50,10 +53,6 @@ class Casting:
     def _do_deferred(self, work: Work) -> None:
         with self._lowered():
             work()
-
-    def _master_dtype(self) -> _Dtype:
-        first = next(self.module.parameters(), None)
-        return self.dtype if first is None else first.master.dtype
 
     @contextmanager
     def _lowered(self) -> Generator[None]:
@@ -103,23 +102,70 @@ class ComputeIn(Module):
 
 def cast(value: _T, dtype: _Dtype) -> _T:
     """Return ``value`` with its floating arrays, however deep in tuples and dicts, in ``dtype``."""
-    return _map_floating(value, lambda array: array.astype(dtype, copy=False))
+
+    def convert(_: str, leaf: Any) -> Any:
+        return leaf.astype(dtype, copy=False) if _is_floating_array(leaf) else leaf
+
+    return map_leaves(convert, value)
 
 
 def first_dtype(value: Any) -> _Dtype | None:
     """Return the dtype of the first floating array in ``value``, None if there is none."""
-    seen: list[_Dtype] = []
-
-    def note(array: Any) -> Any:
-        seen.append(array.dtype)
-        return array
-
-    _map_floating(value, note)
-    return seen[0] if seen else None
+    return next((leaf.dtype for _, leaf in all_leaves(value) if _is_floating_array(leaf)), None)
 
 
-def _map_floating(value: Any, function: Callable[[Any], Any]) -> Any:
-    def convert(_: str, leaf: Any) -> Any:
-        return function(leaf) if is_array(leaf) and is_floating(leaf.dtype) else leaf
+def _is_floating_array(leaf: Any) -> bool:
+    return is_array(leaf) and is_floating(leaf.dtype)
 
-    return map_leaves(convert, value)
+
+@dataclass(frozen=True)
+class MixedPrecision:
+    """In which dtypes a model computes and averages, while it is trained in that of its parameters.
+
+    ``param_dtype`` is that of forward and backward, as by ``nn.ComputeIn`` around the whole module
+    (put ``ComputeIn`` of another dtype around parts that need it). ``reduce_dtype`` is that of the
+    buckets on the wire. None means the parameters' own. Names as in torch's.
+
+    Raises ValueError for a dtype that is not floating, TypeError for what is no dtype.
+    """
+
+    param_dtype: npt.DTypeLike | None = None
+    reduce_dtype: npt.DTypeLike | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("param_dtype", "reduce_dtype"):
+            dtype = getattr(self, name)
+            if dtype is not None:
+                to_floating(dtype, name)
+
+
+@dataclass(frozen=True)
+class MixedPrecisionPolicy:
+    """The dtypes of one ``fully_shard``: None leaves things as they are.
+
+    Args:
+        param_dtype: what parameters are gathered in, and modules compute in. The parts that the
+            optimizer updates stay what they are.
+        reduce_dtype: what gradients are reduced in; by default the parameters' own dtype.
+        output_dtype: what floating outputs of ``forward`` are cast to; by default they stay in the
+            dtype that they were computed in.
+        cast_forward_inputs: cast floating inputs of ``forward`` to ``param_dtype``.
+
+    Raises ValueError for a dtype that is not floating, TypeError for what is no dtype.
+    """
+
+    param_dtype: npt.DTypeLike | None = None
+    reduce_dtype: npt.DTypeLike | None = None
+    output_dtype: npt.DTypeLike | None = None
+    cast_forward_inputs: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("param_dtype", "reduce_dtype", "output_dtype"):
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, to_floating(value, name))
+
+    def dtype(self, name: str) -> np.dtype[Any] | None:
+        """Return ``param_dtype``, ``reduce_dtype`` or ``output_dtype`` as a dtype, or None."""
+        value = getattr(self, name)
+        return None if value is None else np.dtype(value)

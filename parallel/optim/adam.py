@@ -6,9 +6,10 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from parallel.arrays import namespace
+from parallel.arrays import Array, namespace
 from parallel.checks import check_nonnegative, check_number, describe
 from parallel.nn.parameter import Parameter
+from parallel.optim.blocks import in_blocks
 from parallel.optim.optimizer import Optimizer, ParamGroup, with_decay
 
 
@@ -62,28 +63,32 @@ class Adam(Optimizer):
 
     def update(self, parameter: Parameter, group: ParamGroup) -> None:
         """Move one parameter."""
-        xp = namespace(parameter.data)
+        data = parameter.data
+        state = self.state.setdefault(parameter, {})
+        if not state:
+            xp = namespace(data)
+            state["step"] = 0
+            state["exp_avg"] = xp.zeros_like(data)
+            state["exp_avg_sq"] = xp.zeros_like(data)
+        state["step"] += 1
+        for block in in_blocks(data, parameter.grad, state["exp_avg"], state["exp_avg_sq"]):
+            self._move(group, state["step"], *block)
+
+    def _move(
+        self, group: ParamGroup, step: int, data: Array, grad: Array, mean: Array, square: Array
+    ) -> None:
         lr, (beta1, beta2) = group["lr"], group["betas"]
         decay = group["weight_decay"]
         if self._DECOUPLED:
-            parameter.data *= 1 - lr * decay
-        grad = with_decay(parameter, 0 if self._DECOUPLED else decay)
-        state = self.state.setdefault(parameter, {})
-        if not state:
-            state["step"] = 0
-            state["exp_avg"] = xp.zeros_like(parameter.data)
-            state["exp_avg_sq"] = xp.zeros_like(parameter.data)
-        state["step"] += 1
-        mean, square = state["exp_avg"], state["exp_avg_sq"]
+            data *= 1 - lr * decay
+        grad = with_decay(grad, data, 0 if self._DECOUPLED else decay)
         mean += (1 - beta1) * (grad - mean)
         square *= beta2
         square += (1 - beta2) * (grad * grad)
-        correction1 = 1 - beta1 ** state["step"]
-        correction2 = 1 - beta2 ** state["step"]
-        denominator = xp.sqrt(square)
-        denominator /= math.sqrt(correction2)
+        denominator = namespace(data).sqrt(square)
+        denominator /= math.sqrt(1 - beta2**step)
         denominator += group["eps"]
-        parameter.data -= (lr / correction1) * (mean / denominator)
+        data -= (lr / (1 - beta1**step)) * (mean / denominator)
 
 
 class AdamW(Adam):

@@ -101,8 +101,7 @@ class OptaxOptimizer(Optimizer):
         )
 
     def _named(self) -> dict[str, Parameter]:
-        parameters = [p for group in self.param_groups for p in group["params"]]
-        return {_name(number): parameter for number, parameter in enumerate(parameters)}
+        return {_name(number): parameter for number, parameter in enumerate(self.parameters())}
 
 
 def _name(number: int) -> str:

@@ -39,8 +39,8 @@ def take_apart(state: Any, names: Collection[str]) -> tuple[PerLeaf, Shared]:
     per_leaf: PerLeaf = {name: {} for name in names}
     shared: Shared = {}
     for path, value in jax.tree_util.tree_flatten_with_path(state)[0]:
-        name, generic = _generic(path, names)
-        (shared if name is None else per_leaf[name])[generic] = value
+        name, text = generic(path, names)
+        (shared if name is None else per_leaf[name])[text] = value
     return per_leaf, shared
 
 
@@ -54,12 +54,12 @@ def put_together(
     names = set(per_leaf)
 
     def find(path: tuple[Any, ...]) -> Any:
-        name, generic = _generic(path, names)
+        name, text = generic(path, names)
         source = shared if name is None else per_leaf[name]
-        if generic not in source:
+        if text not in source:
             whose = "the state" if name is None else f"the state of {name}"
-            raise KeyError(f"{whose} lacks {generic}; it has {sorted(source)}")
-        return source[generic]
+            raise KeyError(f"{whose} lacks {text}; it has {sorted(source)}")
+        return source[text]
 
     return map_by_path(template, find)
 
@@ -89,7 +89,7 @@ def map_by_path(template: Any, find: Callable[[tuple[Any, ...]], Any]) -> Any:
     return jax.tree_util.tree_unflatten(structure, [find(path) for path, _ in paths])
 
 
-def _generic(path: tuple[Any, ...], names: Collection[str]) -> tuple[str | None, str]:
+def generic(path: tuple[Any, ...], names: Collection[str]) -> tuple[str | None, str]:
     """Return the name in ``path`` (None: there is none), and the path without it, as text."""
     import jax
 

@@ -53,7 +53,7 @@ class Optimizer(ABC):
         merged = {**self.defaults, **options}
         self.check_options(merged)
         parameters = _listed(group["params"], "params")
-        known = {id(p) for existing in self.param_groups for p in existing["params"]}
+        known = set(map(id, self.parameters()))
         for parameter in parameters:
             if not isinstance(parameter, Parameter):
                 raise TypeError(f"params must hold Parameters, got {describe(parameter)}")
@@ -61,6 +61,10 @@ class Optimizer(ABC):
                 raise ValueError(f"{parameter!r} was given to the optimizer twice")
             known.add(id(parameter))
         self.param_groups.append({"params": parameters, **merged})
+
+    def parameters(self) -> list[Parameter]:
+        """Return all parameters in the order in which they were given, that of their numbers."""
+        return [parameter for group in self.param_groups for parameter in group["params"]]
 
     def check_options(self, options: Mapping[str, Any]) -> None:
         """Raise ValueError for an option that the optimizer does not have.
@@ -95,9 +99,8 @@ class Optimizer(ABC):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the parameters' gradients, or fill them with zeros in place."""
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                parameter.zero_grad(set_to_none)
+        for parameter in self.parameters():
+            parameter.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
         """Return ``{"state": {number: {...}}, "param_groups": [...]}``.
@@ -128,7 +131,7 @@ class Optimizer(ABC):
         is changed then.
         """
         self.check_state(state)
-        numbered = {number: p for p, number in self._numbers().items()}
+        numbered = self.parameters()
         self._load_options(state)
         self.state = {
             numbered[number]: {
@@ -168,8 +171,7 @@ class Optimizer(ABC):
             )
 
     def _numbers(self) -> dict[Parameter, int]:
-        parameters = [p for group in self.param_groups for p in group["params"]]
-        return {parameter: number for number, parameter in enumerate(parameters)}
+        return {parameter: number for number, parameter in enumerate(self.parameters())}
 
 
 def _listed(params: Any, name: str) -> list[Any]:
@@ -182,8 +184,6 @@ def _listed(params: Any, name: str) -> list[Any]:
     return list(params)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
 
 
-def with_decay(parameter: Parameter, weight_decay: float) -> Array:
-    """Return the gradient, plus ``weight_decay * data`` (a penalty of the squared norm)."""
-    if not weight_decay:
-        return parameter.grad
-    return parameter.grad + weight_decay * parameter.data
+def with_decay(grad: Array, data: Array, weight_decay: float) -> Array:
+    """Return ``grad`` plus ``weight_decay * data`` (a penalty of the squared norm)."""
+    return grad + weight_decay * data if weight_decay else grad

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from parallel.arrays import Array
 from parallel.checks import check_nonnegative, check_number
 from parallel.nn.parameter import Parameter
+from parallel.optim.blocks import in_blocks
 from parallel.optim.optimizer import Optimizer, ParamGroup, with_decay
 
 
@@ -59,15 +61,32 @@ class SGD(Optimizer):
 
     def update(self, parameter: Parameter, group: ParamGroup) -> None:
         """Move one parameter."""
-        step = with_decay(parameter, group["weight_decay"])
-        momentum = group["momentum"]
-        if momentum:
-            state = self.state.setdefault(parameter, {})
-            if "momentum_buffer" in state:
-                velocity = state["momentum_buffer"]
-                velocity *= momentum
-                velocity += (1 - group["dampening"]) * step
-            else:
-                velocity = state["momentum_buffer"] = step.copy()
-            step = step + momentum * velocity if group["nesterov"] else velocity
-        parameter.data -= group["lr"] * step
+        data, grad = parameter.data, parameter.grad
+        if not group["momentum"]:
+            for block in in_blocks(data, grad):
+                _move(group, *block)
+            return
+        state = self.state.setdefault(parameter, {})
+        move = _move_on if "momentum_buffer" in state else _move
+        if move is _move:
+            step = with_decay(grad, data, group["weight_decay"])
+            state["momentum_buffer"] = step.copy()
+        for block in in_blocks(data, grad, state["momentum_buffer"]):
+            move(group, *block)
+
+
+def _move(group: ParamGroup, data: Array, grad: Array, velocity: Array | None = None) -> None:
+    """Make a step without a past. ``velocity``, if any, is that step."""
+    step = with_decay(grad, data, group["weight_decay"])
+    if velocity is not None and group["nesterov"]:
+        step = step + group["momentum"] * velocity
+    data -= group["lr"] * step
+
+
+def _move_on(group: ParamGroup, data: Array, grad: Array, velocity: Array) -> None:
+    """Make a step behind others, whose ``velocity`` becomes the new one."""
+    momentum = group["momentum"]
+    step = with_decay(grad, data, group["weight_decay"])
+    velocity *= momentum
+    velocity += (1 - group["dampening"]) * step
+    data -= group["lr"] * (step + momentum * velocity if group["nesterov"] else velocity)

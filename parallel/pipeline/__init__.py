@@ -18,9 +18,8 @@ from parallel.pipeline.schedules.whole import eager_1f1b, gpipe, interleaved_1f1
 from parallel.pipeline.split import Part, split, split_by_cost
 from parallel.pipeline.stages.module_stage import PipelineStage
 from parallel.pipeline.stages.stage import Stage
-from parallel.pipeline.tables.actions import Action, Kind
 from parallel.pipeline.tables.simulation import Span, Timing, Transfer, most_held, simulate
-from parallel.pipeline.tables.table import Table
+from parallel.pipeline.tables.table import Action, Kind, Table
 
 __all__ = [
     "Action",

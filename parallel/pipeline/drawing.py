@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from parallel.pipeline.tables.actions import Kind
-from parallel.pipeline.tables.simulation import Span, Timing
+from parallel.pipeline.tables.simulation import Timing
+from parallel.pipeline.tables.table import Kind
 
 COLOURS: dict[Kind, str] = {
     Kind.FORWARD: "#4878b0",
@@ -31,21 +31,18 @@ def text(timing: Timing, unit: float = 1.0) -> str:
     cells = [["."] * columns for _ in range(timing.ranks)]
     alone = len({span.action.stage for span in timing.spans}) == timing.ranks
     for span in timing.spans:
+        # As tables write it; without the stage, where each rank has one.
+        short = f"{span.action.kind}{span.action.microbatch}" if alone else str(span.action)
         first = round((span.begin - timing.begin) / unit)
         last = max(first + 1, round((span.end - timing.begin) / unit))
         for column in range(first, min(last, columns)):
-            cells[span.rank][column] = "-" if column > first else _label(span, alone)
+            cells[span.rank][column] = "-" if column > first else short
     width = max(len(cell) for row in cells for cell in row)
     number = len(str(timing.ranks - 1))
     return "".join(
         f"rank {rank:{number}}  {' '.join(cell.ljust(width) for cell in row)}".rstrip() + "\n"
         for rank, row in enumerate(cells)
     )
-
-
-def _label(span: Span, alone: bool) -> str:
-    """Return an action as tables write it; without the stage, where each rank has one."""
-    return f"{span.action.kind}{span.action.microbatch}" if alone else str(span.action)
 
 
 def draw(file: str | Path, timings: Mapping[str, Timing]) -> None:

@@ -7,10 +7,9 @@ from pathlib import Path
 
 from parallel.pipeline.drawing import draw, text
 from parallel.pipeline.named import get_schedule_class
-from parallel.pipeline.running.plan import message_of
-from parallel.pipeline.tables.actions import Kind
+from parallel.pipeline.running.messages import message_of
 from parallel.pipeline.tables.simulation import USUAL_COSTS, Costs, most_held, simulate
-from parallel.pipeline.tables.table import Table
+from parallel.pipeline.tables.table import Kind, Table
 
 
 def explain_schedule(

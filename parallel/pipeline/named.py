@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from parallel.checks import check_instance, to_count
-from parallel.pipeline.running.agreement import agree
-from parallel.pipeline.schedule import PipelineSchedule, as_stages
+from parallel.pipeline.schedule import PipelineSchedule, agree, as_stages
 from parallel.pipeline.schedules.halves import dual_pipe_v, zbv, zero_bubble
 from parallel.pipeline.schedules.whole import (
     eager_1f1b,
@@ -65,18 +63,8 @@ class NamedSchedule(PipelineSchedule):
     stages_per_rank: ClassVar[int | None] = None
     """How many stages each rank has; None: any number."""
 
-    @classmethod
-    @abstractmethod
-    def make_table(cls, ranks: int, microbatches: int, stages_per_rank: int) -> Table:
-        """Return the table; raise ValueError where there is none."""
-
-
-class _Known(NamedSchedule):
-    """A schedule whose table a function makes: of the ranks, the microbatches and, where it is not
-    always the same, the number of stages a rank.
-    """
-
     _make: ClassVar[Callable[..., Table]]
+    """Makes the table of ranks, microbatches and, where it is any number, stages a rank."""
 
     @classmethod
     def make_table(cls, ranks: int, microbatches: int, stages_per_rank: int) -> Table:
@@ -90,47 +78,47 @@ class _Known(NamedSchedule):
         return table
 
 
-class ScheduleGPipe(_Known):
+class ScheduleGPipe(NamedSchedule):
     """GPipe: all forwards, then all backwards. One stage a rank. See ``gpipe``."""
 
     stages_per_rank: ClassVar[int | None] = 1
     _make = staticmethod(gpipe)
 
 
-class Schedule1F1B(_Known):
+class Schedule1F1B(NamedSchedule):
     """1F1B: a forward and a backward in turn. One stage a rank. See ``one_f_one_b``."""
 
     stages_per_rank: ClassVar[int | None] = 1
     _make = staticmethod(one_f_one_b)
 
 
-class ScheduleEager1F1B(_Known):
+class ScheduleEager1F1B(NamedSchedule):
     """1F1B whose messages have time to pass. One stage a rank. See ``eager_1f1b``."""
 
     stages_per_rank: ClassVar[int | None] = 1
     _make = staticmethod(eager_1f1b)
 
 
-class ScheduleInterleaved1F1B(_Known):
+class ScheduleInterleaved1F1B(NamedSchedule):
     """1F1B with several stages a rank: rank r has r, r+p, ... See ``interleaved_1f1b``."""
 
     _make = staticmethod(interleaved_1f1b)
 
 
-class ScheduleInterleavedZeroBubble(_Known):
+class ScheduleInterleavedZeroBubble(NamedSchedule):
     """ZB-H1, with one stage a rank or several: rank r has r, r+p, ... See ``zero_bubble``."""
 
     _make = staticmethod(zero_bubble)
 
 
-class ScheduleZBVZeroBubble(_Known):
+class ScheduleZBVZeroBubble(NamedSchedule):
     """ZB-V: rank r has the stages r and 2p-1-r. See ``zbv``."""
 
     stages_per_rank: ClassVar[int | None] = 2
     _make = staticmethod(zbv)
 
 
-class ScheduleDualPipeV(_Known):
+class ScheduleDualPipeV(NamedSchedule):
     """DualPipeV: rank r has the stages r and 2p-1-r. See ``dual_pipe_v``."""
 
     stages_per_rank: ClassVar[int | None] = 2

@@ -9,19 +9,15 @@ from typing import Any, cast
 from meshlib import ProcessGroup
 from parallel.arrays import Array
 from parallel.checks import check_instance
-from parallel.ddp.replicas import describe_options
-from parallel.pipeline.running.agreement import agree
-from parallel.pipeline.running.executor import Batch, Step
-from parallel.pipeline.running.messages import Agreement, Passage, joined, watched
-from parallel.pipeline.running.microbatches import cut, cut_kwargs, cut_target
-from parallel.pipeline.running.plan import Plan
+from parallel.ddp.replicas import describe_options, first_difference
+from parallel.groups import gathered
+from parallel.pipeline.running.executor import Batch, Step, cut, cut_kwargs, cut_target
+from parallel.pipeline.running.messages import Agreement, Passage, Plan, joined, watched
 from parallel.pipeline.stages.module_stage import PipelineStage
 from parallel.pipeline.stages.shared import SharedParameters
-from parallel.pipeline.stages.specs import check_like, specs_of
-from parallel.pipeline.stages.stage import Stage
-from parallel.pipeline.tables.actions import Action
+from parallel.pipeline.stages.stage import Stage, check_like, specs_of
 from parallel.pipeline.tables.simulation import Span, Timing
-from parallel.pipeline.tables.table import Table
+from parallel.pipeline.tables.table import Action, Table
 
 
 class PipelineSchedule:
@@ -202,7 +198,15 @@ class PipelineSchedule:
         step = Step(plan, self._stages, self._agreement, batch, self._loss, scale)
         try:
             with watched(self.group) as passages:
-                self._step(step, training)
+                for stage in self._stages.values():
+                    stage.begin(training)
+                if training:
+                    self._shared.begin()
+                step.run()
+                for stage in self._stages.values():
+                    stage.end(failed=False)
+                if training:
+                    self._shared.finish()
         except BaseException:
             self._failed = True
             for stage in self._stages.values():
@@ -214,17 +218,6 @@ class PipelineSchedule:
         if batch.outputs is None or last is None:
             return None
         return _joined(last, batch.outputs)
-
-    def _step(self, step: Step, training: bool) -> None:
-        for stage in self._stages.values():
-            stage.begin(training)
-        if training:
-            self._shared.begin()
-        step.run()
-        for stage in self._stages.values():
-            stage.end(failed=False)
-        if training:
-            self._shared.finish()
 
     def _batch(
         self, args: Sequence[Array], kwargs: dict[str, Any], target: Any, training: bool
@@ -253,12 +246,26 @@ class PipelineSchedule:
 
         Times are in seconds, of the hosts' monotonic clocks: ranks of one host can be compared.
         """
-        gathered: list[Any] = [None] * self.group.size()
-        self.group.all_gather_object(gathered, (self._spans, self._passages))
-        reports = cast(list[tuple[list[Span], list[Passage]]], gathered)
+        reports: list[tuple[list[Span], list[Passage]]]
+        reports = gathered((self._spans, self._passages), self.group)
         spans = sorted((span for own, _ in reports for span in own), key=lambda span: span.begin)
         transfers = joined([passages for _, passages in reports])
         return Timing(self.group.size(), tuple(spans), tuple(transfers))
+
+
+def agree(group: ProcessGroup, mistake: str | None, lines: Sequence[str]) -> None:
+    """Raise ValueError on all ranks if one has made a mistake, or its ``lines`` differ.
+
+    A collective. ``mistake`` is what is wrong on this rank, None if nothing is.
+    """
+    reports: list[tuple[str | None, list[str]]] = gathered((mistake, list(lines)), group)
+    wrong = [(rank, text) for rank, (text, _) in enumerate(reports) if text]
+    if not wrong:
+        compared = ((r, first_difference(own, reports[0][1])) for r, (_, own) in enumerate(reports))
+        wrong = [(rank, text) for rank, text in compared if text]
+    if wrong:
+        rows = "".join(f"\n  rank {rank}: {text}" for rank, text in wrong)
+        raise ValueError(f"the pipeline on {group} does not fit:{rows}")
 
 
 def as_stages(stages: Any) -> list[Stage]:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, overload
 from meshlib import rpc
 from parallel.nn.module import Module
 from parallel.rpc.contexts import Context, Keeper, keeper
-from parallel.rpc.graph import RECORDED, RETURNS, Edge, Node, Recorded
+from parallel.rpc.graph import RECORDED, RETURNS, Edge, Node, Recorded, filled
 from parallel.rpc.modules import apply_module
 from parallel.rpc.weights import Weights, record
 
@@ -42,9 +42,10 @@ def forward(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     try:
         here = keeper()
     except (RuntimeError, ValueError):  # no RPC, or no process group: there are no contexts
-        return fn(*_values(args), **_values(kwargs))
-    if here.here.tracing and not isinstance(fn, Module):
-        return fn(*_values(args), **_values(kwargs))
+        here = None
+    if here is None or (here.here.tracing and not isinstance(fn, Module)):
+        args, kwargs = _values((args, kwargs))
+        return fn(*args, **kwargs)
     if "jax" in sys.modules and not isinstance(fn, Module):
         from meshlib.jit import is_compiling
 
@@ -192,32 +193,24 @@ def _apply(here: Keeper, context: Context, fn: Callable[..., Any], args: Any, kw
     structure: list[Any] = []
 
     def call(token: Any, primals: list[Any]) -> tuple[list[Any], list[Any]]:
-        filled = list(leaves)
-        for i, primal in zip(places, primals, strict=True):
-            filled[i] = primal
-        args, kwargs = jax.tree.unflatten(tree, filled)
+        args, kwargs = filled(tree, leaves, places, primals)
         with here.within(context, token):
             result = fn(*args, **kwargs)
         out, out_tree = jax.tree.flatten(result, is_leaf=_is_ours)
-        kinds = [_is_array(it) and jnp.issubdtype(it.dtype, jnp.inexact) for it in out]
-        arrays = [it for it, kind in zip(out, kinds, strict=True) if kind]
-        numbers = [it for it, kind in zip(out, kinds, strict=True) if not kind and _is_array(it)]
-        rest = [None if kind or _is_array(it) else it for it, kind in zip(out, kinds, strict=True)]
-        structure[:] = out_tree, kinds, [_is_array(it) for it in out], rest
-        return arrays, numbers
+        arrays = [i for i, it in enumerate(out) if _is_array(it)]
+        floating = [i for i in arrays if jnp.issubdtype(out[i].dtype, jnp.inexact)]
+        others = sorted(set(arrays) - set(floating))
+        rest = [None if _is_array(it) else it for it in out]
+        structure[:] = rest, out_tree, [*floating, *others]
+        return [out[i] for i in floating], [out[i] for i in others]
 
     primals = [jnp.asarray(leaves[i].value) for i in places]
     values, vjp, numbers = jax.vjp(call, jnp.zeros(()), primals, has_aux=True)
-    out_tree, kinds, arrays, rest = structure
+    rest, out_tree, where = structure
     name = getattr(fn, "__qualname__", repr(fn))
     node = Applied(name, vjp, inputs, values)
-    made = iter([Recorded(value, context, Edge(node, i)) for i, value in enumerate(values)])
-    others = iter(numbers)
-    out = [
-        next(made) if kind else next(others) if array else it
-        for kind, array, it in zip(kinds, arrays, rest, strict=True)
-    ]
-    return jax.tree.unflatten(out_tree, out)
+    made = [Recorded(value, context, Edge(node, i)) for i, value in enumerate(values)]
+    return filled(out_tree, rest, where, [*made, *numbers])
 
 
 def _is_array(value: Any) -> bool:

@@ -3,8 +3,7 @@
 from parallel.samplers.batches import Batch, DistributedBatchSampler
 from parallel.samplers.distributed import DistributedSampler
 from parallel.samplers.loaders import EpochIndices, EpochView, GrainSampler, IndexBatches
-from parallel.samplers.order import Order
-from parallel.samplers.permutation import Permutation
+from parallel.samplers.permutation import Order, Permutation
 from parallel.samplers.variants import LengthGroupedSampler, WeightedDistributedSampler
 
 __all__ = [

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 from parallel.checks import check_state_dict, describe, to_count
 from parallel.groups import Ranks, resolve
-from parallel.samplers.order import Order, Sequence
-from parallel.samplers.permutation import Permutation, derive
+from parallel.samplers.permutation import Order, Permutation, Sequence, derive
 from parallel.samplers.shard import Shard, Tail
 from transport.checks import to_whole_number
 
@@ -129,20 +128,11 @@ class DistributedSampler:
         """The length of the next pass on the replica that has the most: ``len``, or one more."""
         return self.shard.longest
 
-    @property
-    def pass_under_way(self) -> Pass:
-        """The pass that ``state_dict`` speaks of: the last one that was begun.
-
-        Also when all its indices were drawn and ``epoch`` has moved on: a loader that draws ahead
-        may still be in it. Before any, and after ``set_epoch`` or ``load_state_dict``, the next.
-        """
-        return self._pass
-
     def begin_pass(self) -> Pass:
         """Return the next pass, which becomes the one under way."""
         coming = Pass(self.epoch, self.shard)
-        if coming != self._pass:
-            self._pass, self._consumed = coming, 0
+        if coming != self.pass_under_way:
+            self.pass_under_way, self._consumed = coming, 0
         return coming
 
     def __iter__(self) -> Iterator[int]:
@@ -182,7 +172,12 @@ class DistributedSampler:
     def _begin_epoch(self, epoch: int, start: int = 0) -> None:
         self.epoch: int = epoch
         self._start = start  # the cursor at which the next pass begins
-        self._pass = Pass(epoch, self.shard)
+        self.pass_under_way: Pass = Pass(epoch, self.shard)
+        """The pass that ``state_dict`` speaks of: the last one that was begun.
+
+        Also when all its indices were drawn and ``epoch`` has moved on: a loader that draws ahead
+        may still be in it. Before any, and after ``set_epoch`` or ``load_state_dict``, the next.
+        """
         self._consumed = 0  # what the pass under way has yielded here
 
     def set_epoch(self, epoch: int) -> None:
@@ -192,7 +187,7 @@ class DistributedSampler:
         ValueError for a negative epoch, TypeError for one that is no whole number.
         """
         epoch = to_count(epoch, "epoch", 0)
-        if epoch != self.epoch or epoch != self._pass.epoch:
+        if epoch != self.epoch or epoch != self.pass_under_way.epoch:
             self._begin_epoch(epoch)
 
     def state_dict(self, num_consumed: int | None = None) -> dict[str, Any]:
@@ -203,7 +198,7 @@ class DistributedSampler:
         number of indices that were drawn. Raises ValueError for more than the pass has or a
         negative number, TypeError for what is no whole number.
         """
-        epoch, shard = self._pass
+        epoch, shard = self.pass_under_way
         consumed = (
             self._consumed
             if num_consumed is None

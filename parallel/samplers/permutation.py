@@ -1,4 +1,4 @@
-"""A shuffle that is computed, not stored.
+"""Orders: which sample stands at which place of an epoch. Computed place by place, never stored.
 
 ``Permutation(n, key)`` is a bijection of range(n), so a billion samples are shuffled in no memory,
 and any place of the order can be asked for: this is what lets a sampler resume, on any number of
@@ -14,7 +14,8 @@ library's random streams: an order never changes with a version of NumPy.
 from __future__ import annotations
 
 import math
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -96,3 +97,71 @@ class Permutation:
             left, right = right, (left + noise) % modulus
         # After an even number of rounds left is again the part modulo a.
         return left + a * right
+
+
+class Order(Protocol):
+    """A function from places to samples."""
+
+    def apply(self, positions: npt.NDArray[Any]) -> Positions:
+        """Return the sample at each of ``positions`` (places of the epoch), as int64."""
+        ...
+
+
+class Sequence:
+    """Each sample at the place of its own number."""
+
+    def apply(self, positions: npt.NDArray[Any]) -> Positions:
+        """Return the places themselves."""
+        return positions.astype(np.int64, copy=False)
+
+
+@dataclass(frozen=True, eq=False)
+class WeightedDraws:
+    """At each place an independent draw, with replacement, of sample i with share weights[i].
+
+    ``cumulative`` are the weights' running sums. The draw at a place inverts them at a number that
+    ``key`` and the place determine.
+    """
+
+    cumulative: npt.NDArray[np.float64]
+    key: int
+
+    def apply(self, positions: npt.NDArray[Any]) -> Positions:
+        """Return the sample drawn at each place."""
+        total = self.cumulative[-1]
+        points = uniform(self.key, positions) * total
+        # "right" skips samples of weight 0, whose running sum equals their predecessor's.
+        found = np.searchsorted(self.cumulative, points, side="right")
+        # The product may round up to the total: the last sample with weight takes it.
+        last = np.searchsorted(self.cumulative, total, side="left")
+        return np.minimum(found, last).astype(np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class LengthGrouped:
+    """A permutation in which neighbours have similar lengths.
+
+    ``permuted`` is cut into windows of ``window`` places; within each, samples are sorted by
+    length, longest first, so that batches cut from it need little padding, and a batch that does
+    not fit in memory shows at once. Which samples share a window is still random.
+    """
+
+    permuted: Permutation
+    lengths: npt.NDArray[Any]
+    window: int
+
+    def apply(self, positions: npt.NDArray[Any]) -> Positions:
+        """Return the sample at each place."""
+        result = np.empty(len(positions), np.int64)
+        windows = positions // self.window
+        for window in np.unique(windows).tolist():
+            begin = window * self.window
+            places = np.arange(begin, min(begin + self.window, len(self.permuted)))
+            samples = self.permuted.apply(places)
+            lengths = self.lengths[samples]
+            # ~ turns the order of integers around, of all: -0 is no larger than -1 if unsigned.
+            falling = ~lengths if lengths.dtype.kind in "biu" else -lengths
+            samples = samples[np.argsort(falling, kind="stable")]
+            inside = windows == window
+            result[inside] = samples[positions[inside] - begin]
+        return result

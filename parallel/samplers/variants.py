@@ -14,8 +14,7 @@ from parallel.arrays import is_floating
 from parallel.checks import describe, to_count
 from parallel.groups import Ranks
 from parallel.samplers.distributed import DistributedSampler
-from parallel.samplers.order import LengthGrouped, Order, WeightedDraws
-from parallel.samplers.permutation import Permutation, derive
+from parallel.samplers.permutation import LengthGrouped, Order, Permutation, WeightedDraws, derive
 
 _BLOCK = 1 << 20  # numbers of which a checksum is computed at a time
 

@@ -14,9 +14,15 @@ from parallel.groups import Ranks
 from parallel.nn.layers.embedding import Embedding
 from parallel.nn.module import Module
 from parallel.nn.parameter import Parameter
-from parallel.tensor_parallel.layouts import Placement, sequence_dim
 from parallel.tensor_parallel.parts import Parts
-from parallel.tensor_parallel.regions import gather, part_size, reduce, reduce_scatter
+from parallel.tensor_parallel.regions import (
+    Placement,
+    gather,
+    part_size,
+    reduce,
+    reduce_scatter,
+    sequence_dim,
+)
 
 
 class VocabParallelEmbedding(Embedding):
@@ -55,7 +61,7 @@ class VocabParallelEmbedding(Embedding):
         parts = Parts(mesh)
         part_size(to_count(num_embeddings, "num_embeddings"), parts.group, "num_embeddings")
         super().__init__(num_embeddings, embedding_dim, rng=rng, dtype=dtype)
-        self.cut(parts, output_layouts=output_layouts)
+        self.cut(parts, output_layouts)
 
     @classmethod
     def from_embedding(
@@ -75,10 +81,10 @@ class VocabParallelEmbedding(Embedding):
         layer = cls.__new__(cls)
         Module.__init__(layer)
         layer.weight = Parameter(embedding.weight.data.copy())
-        layer.cut(parts, output_layouts=output_layouts)
+        layer.cut(parts, output_layouts)
         return layer
 
-    def cut(self, parts: Parts, *, output_layouts: Placement | None = None) -> None:
+    def cut(self, parts: Parts, output_layouts: Placement | None = None) -> None:
         """Keep this rank's rows of a table that is whole until now; arguments as the class's."""
         scattered = output_layouts or Replicate()
         self.scattered_dim: int | None = sequence_dim(scattered, "output_layouts")

@@ -23,13 +23,15 @@ from parallel.arrays import Array
 from parallel.checks import check_instance, to_count
 from parallel.groups import Ranks
 from parallel.nn.layers.linear import Linear, check_input, check_last
-from parallel.tensor_parallel.layouts import Placement, features_split, sequence_dim
 from parallel.tensor_parallel.parts import Parts
 from parallel.tensor_parallel.regions import (
+    Placement,
+    features_split,
     gather,
     part_size,
     reduce,
     reduce_scatter,
+    sequence_dim,
     split,
     start_gather,
     start_reduce,
@@ -88,12 +90,7 @@ class ColumnParallelLinear(_ParallelLinear):
         # Before a whole matrix is drawn in vain.
         part_size(to_count(out_features, "out_features"), parts.group, "out_features")
         super().__init__(in_features, out_features, bias, rng=rng, dtype=dtype)
-        self.cut(
-            parts,
-            input_layouts=input_layouts,
-            output_layouts=output_layouts,
-            reduce_input_grad=reduce_input_grad,
-        )
+        self.cut(parts, input_layouts, output_layouts, reduce_input_grad)
 
     @classmethod
     def from_linear(
@@ -111,18 +108,12 @@ class ColumnParallelLinear(_ParallelLinear):
         """
         layer, parts = cls.holding(*_arrays(linear)), Parts(mesh)
         part_size(layer.out_features, parts.group, "out_features")
-        layer.cut(
-            parts,
-            input_layouts=input_layouts,
-            output_layouts=output_layouts,
-            reduce_input_grad=reduce_input_grad,
-        )
+        layer.cut(parts, input_layouts, output_layouts, reduce_input_grad)
         return layer
 
     def cut(
         self,
         parts: Parts,
-        *,
         input_layouts: Placement | None = None,
         output_layouts: Placement | None = None,
         reduce_input_grad: bool = True,
@@ -208,7 +199,7 @@ class RowParallelLinear(_ParallelLinear):
         parts = Parts(mesh)
         part_size(to_count(in_features, "in_features"), parts.group, "in_features")
         super().__init__(in_features, out_features, bias, rng=rng, dtype=dtype)
-        self.cut(parts, input_layouts=input_layouts, output_layouts=output_layouts)
+        self.cut(parts, input_layouts, output_layouts)
 
     @classmethod
     def from_linear(
@@ -225,13 +216,12 @@ class RowParallelLinear(_ParallelLinear):
         """
         layer, parts = cls.holding(*_arrays(linear)), Parts(mesh)
         part_size(layer.in_features, parts.group, "in_features")
-        layer.cut(parts, input_layouts=input_layouts, output_layouts=output_layouts)
+        layer.cut(parts, input_layouts, output_layouts)
         return layer
 
     def cut(
         self,
         parts: Parts,
-        *,
         input_layouts: Placement | None = None,
         output_layouts: Placement | None = None,
     ) -> None:

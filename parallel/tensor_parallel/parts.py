@@ -7,7 +7,7 @@ from meshlib.sharding import DArray, Sharding
 from parallel.arrays import Array, namespace
 from parallel.groups import Ranks, resolve
 from parallel.nn.parameter import Parameter
-from parallel.tensor_parallel.regions import gather, part_size
+from parallel.tensor_parallel.regions import gather, own_part, part_size
 
 
 class Parts:
@@ -51,12 +51,9 @@ class Parts:
         self._dims[parameter] = dim
         shape = parameter.shape
         if dim is not None:
-            width = shape[dim] // self.group.size()
-            begin = self.group.rank() * width
-            own = (*[slice(None)] * dim, slice(begin, begin + width))
             parameter.set_grad_home(None)
             parameter.grad = None
-            parameter.data = parameter.data[own].copy()
+            parameter.data = own_part(parameter.data, self.group, dim).copy()
         if self.mesh is not None:  # a group has no dims that could be named
             dims = [] if dim is None else [*[()] * dim, tuple(range(self.mesh.ndim))]
             parameter.split = Sharding.of_positions(self.mesh, dims), shape

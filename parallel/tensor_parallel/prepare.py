@@ -13,9 +13,8 @@ from meshlib.sharding import Partial, Replicate, Shard
 from parallel.arrays import Array, namespace
 from parallel.checks import describe
 from parallel.nn.module import Module
-from parallel.tensor_parallel.layouts import Placement
 from parallel.tensor_parallel.parts import Parts
-from parallel.tensor_parallel.regions import gather, reduce, reduce_scatter, split
+from parallel.tensor_parallel.regions import Placement, gather, reduce, reduce_scatter, split
 from parallel.tensor_parallel.styles import ParallelStyle
 
 Layouts = Placement | None | tuple[Placement | None, ...]

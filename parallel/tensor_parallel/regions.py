@@ -5,7 +5,7 @@ section 3 (f is the identity forward and an all-reduce backward, g the reverse),
 Korthikanti et al., arXiv:2205.05198, section 4.2.2, which gather and reduce-scatter along the
 sequence in their place. Here each is one function, and a layer calls it where it needs it. Parts
 are equal, by group rank, along ``dim`` (by default the last). ``reduce`` takes its array over and
-works in place.
+works in place. How activations lie before and after a module is said by torch's placements.
 """
 
 from __future__ import annotations
@@ -13,7 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from meshlib import ProcessGroup
+from meshlib.sharding import Partial, Replicate, Shard
 from parallel.arrays import Array, namespace
+from parallel.checks import describe
+
+Placement = Shard | Replicate | Partial
 
 Pending = Callable[[], Array]
 """Waits for what was started, and returns the array."""
@@ -39,33 +43,28 @@ def start_reduce(x: Array, group: ProcessGroup) -> Pending:
 
 def gather(x: Array, group: ProcessGroup, dim: int = -1) -> Array:
     """Return the ranks' ``x`` side by side along ``dim``, the same on every rank."""
-    return _gather(x, group, dim, async_op=False)()
-
-
-def start_gather(x: Array, group: ProcessGroup, dim: int = -1) -> Pending:
-    """Begin ``gather`` and let the caller compute meanwhile; ``x`` must not change until then."""
-    return _gather(x, group, dim, async_op=True)
+    return start_gather(x, group, dim, async_op=False)()
 
 
 def reduce_scatter(x: Array, group: ProcessGroup, dim: int) -> Array:
     """Return this rank's part along ``dim`` of the sum of ``x`` over the group."""
-    return _reduce_scatter(x, group, dim, async_op=False)()
-
-
-def start_reduce_scatter(x: Array, group: ProcessGroup, dim: int) -> Pending:
-    """Begin ``reduce_scatter`` and let the caller compute meanwhile."""
-    return _reduce_scatter(x, group, dim, async_op=True)
+    return start_reduce_scatter(x, group, dim, async_op=False)()
 
 
 def split(x: Array, group: ProcessGroup, dim: int = -1) -> Array:
     """Return this rank's part of ``x`` along ``dim``, contiguous."""
     if group.size() == 1:
         return x
+    return namespace(x).ascontiguousarray(own_part(x, group, dim))
+
+
+def own_part(x: Array, group: ProcessGroup, dim: int) -> Array:
+    """Return this rank's part of ``x`` along ``dim``, a view."""
     width = part_of_dim(x, group, dim)
     begin = group.rank() * width
     index = [slice(None)] * x.ndim
     index[dim] = slice(begin, begin + width)
-    return namespace(x).ascontiguousarray(x[tuple(index)])
+    return x[tuple(index)]
 
 
 def part_of_dim(x: Array, group: ProcessGroup, dim: int) -> int:
@@ -89,7 +88,11 @@ def part_size(total: int, group: ProcessGroup, what: str) -> int:
     return width
 
 
-def _gather(x: Array, group: ProcessGroup, dim: int, *, async_op: bool) -> Pending:
+def start_gather(x: Array, group: ProcessGroup, dim: int = -1, *, async_op: bool = True) -> Pending:
+    """Begin ``gather`` and let the caller compute meanwhile; ``x`` must not change until then.
+
+    Without ``async_op`` all of it is done at once, in the caller's thread.
+    """
     size = group.size()
     if size == 1:
         return lambda: x
@@ -110,7 +113,10 @@ def _gather(x: Array, group: ProcessGroup, dim: int, *, async_op: bool) -> Pendi
     return finish
 
 
-def _reduce_scatter(x: Array, group: ProcessGroup, dim: int, *, async_op: bool) -> Pending:
+def start_reduce_scatter(
+    x: Array, group: ProcessGroup, dim: int, *, async_op: bool = True
+) -> Pending:
+    """Begin ``reduce_scatter`` and let the caller compute meanwhile; ``async_op`` as above."""
     if group.size() == 1:
         return lambda: x
     xp = namespace(x)
@@ -127,3 +133,28 @@ def _reduce_scatter(x: Array, group: ProcessGroup, dim: int, *, async_op: bool) 
         return part
 
     return finish
+
+
+def sequence_dim(layout: object, name: str) -> int | None:
+    """Return the dim that ``layout``, called ``name``, is split along; None if it is whole.
+
+    Raises TypeError for what is neither ``Shard`` nor ``Replicate``.
+    """
+    if isinstance(layout, Shard):
+        return layout.dim
+    if isinstance(layout, Replicate):
+        return None
+    raise TypeError(f"{name} must be Replicate() or Shard(dim), got {describe(layout)}")
+
+
+def features_split(layout: object, name: str) -> bool:
+    """Return whether ``layout``, called ``name``, has features split (None), or is whole.
+
+    Raises TypeError for what is neither None nor ``Replicate``.
+    """
+    if layout is not None and not isinstance(layout, Replicate):
+        raise TypeError(
+            f"{name} must be Replicate() or None, for features that are split, got"
+            f" {describe(layout)}"
+        )
+    return layout is None

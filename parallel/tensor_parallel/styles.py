@@ -12,9 +12,9 @@ from parallel.nn.layers.embedding import Embedding
 from parallel.nn.layers.linear import Linear
 from parallel.nn.module import Module
 from parallel.tensor_parallel.embedding import VocabParallelEmbedding
-from parallel.tensor_parallel.layouts import Placement, features_split, sequence_dim
 from parallel.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
 from parallel.tensor_parallel.parts import Parts
+from parallel.tensor_parallel.regions import Placement, features_split, sequence_dim
 
 
 class ParallelStyle(ABC):
@@ -71,12 +71,9 @@ class ColwiseParallel(ParallelStyle):
         ``prepared``: whether the input's gradient is summed where the input was prepared.
         """
         module.__class__ = ColumnParallelLinear
-        cast(ColumnParallelLinear, module).cut(
-            parts,
-            input_layouts=self.input_layouts,
-            output_layouts=self.output_layouts,
-            reduce_input_grad=self.input_layouts is not None or not prepared,
-        )
+        layer = cast(ColumnParallelLinear, module)
+        summed_here = self.input_layouts is not None or not prepared
+        layer.cut(parts, self.input_layouts, self.output_layouts, summed_here)
 
 
 @dataclass(frozen=True)
@@ -117,11 +114,11 @@ class RowwiseParallel(ParallelStyle):
         if isinstance(module, Embedding):
             module.__class__ = VocabParallelEmbedding
             table = cast(VocabParallelEmbedding, module)
-            table.cut(parts, output_layouts=self.output_layouts)
+            table.cut(parts, self.output_layouts)
         else:
             module.__class__ = RowParallelLinear
             layer = cast(RowParallelLinear, module)
-            layer.cut(parts, input_layouts=self.input_layouts, output_layouts=self.output_layouts)
+            layer.cut(parts, self.input_layouts, self.output_layouts)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -56,7 +57,7 @@ class Keepers:
             self._slices = ranks.slices().reshape(ranks.slice_count, -1)
         else:
             self._slices = np.array([group.ranks])
-        self._known: dict[tuple[int, Sharding | None, str], Sharding] = {}
+        self._made = cache(self._make)
 
     def sharding(self, parameter: Parameter, shape: tuple[int, ...]) -> Sharding:
         """Return how a state of ``parameter`` lies that has ``shape`` as a global array."""
@@ -64,10 +65,7 @@ class Keepers:
         if parameter.split is not None and parameter.split[1] == shape:
             split = parameter.split[0]
         own_device = "cpu" if isinstance(parameter.data, np.ndarray) else "cuda"
-        key = self._owner(parameter), split, self._device or own_device
-        if key not in self._known:
-            self._known[key] = self._make(*key)
-        return self._known[key]
+        return self._made(self._owner(parameter), split, self._device or own_device)
 
     def _make(self, owner: int, split: Sharding | None, device: str) -> Sharding:
         keepers = self._slices[:, owner]

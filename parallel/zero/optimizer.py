@@ -9,17 +9,23 @@ import numpy as np
 
 from meshlib import ProcessGroup
 from meshlib.sharding import Sharding
+from parallel.arrays import written
 from parallel.checks import describe
 from parallel.ddp.replicas import check_same, told_to_all
-from parallel.groups import Ranks, resolve
+from parallel.groups import Ranks, gathered, resolve
 from parallel.join.context import Join
-from parallel.join.joinable import Joinable, JoinHook
+from parallel.join.joinable import FunctionsHook, Joinable, JoinHook
 from parallel.nn.parameter import Parameter
 from parallel.optim.optax_state import same_shared
 from parallel.optim.optimizer import Optimizer, ParamGroup
 from parallel.zero.keepers import Keepers, described, whole_nbytes
-from parallel.zero.partition import assign_owners, check_group_rank, collected
-from parallel.zero.shards import Shards, shards_by_placement
+from parallel.zero.shards import (
+    Shards,
+    assign_owners,
+    check_group_rank,
+    collected,
+    shards_by_placement,
+)
 
 
 class ZeroRedundancyOptimizer(Optimizer, Joinable):
@@ -71,17 +77,12 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         self._inner: Optimizer | None = None
         self._consolidated: dict[str, Any] | None = None
         with told_to_all(self._group):
+            must = "optimizer_class must make an optimizer when called, such as optim.AdamW, got"
             if not callable(optimizer_class):
-                raise TypeError(
-                    "optimizer_class must make an optimizer when called, such as optim.AdamW, got "
-                    f"{describe(optimizer_class)}"
-                )
+                raise TypeError(f"{must} {describe(optimizer_class)}")
             probe = optimizer_class([Parameter(np.zeros(0))], **defaults)
             if not isinstance(probe, Optimizer):  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise TypeError(
-                    "optimizer_class must make an optimizer when called, such as optim.AdamW, got "
-                    f"{optimizer_class!r}, which makes {describe(probe)}"
-                )
+                raise TypeError(f"{must} {optimizer_class!r}, which makes {describe(probe)}")
             super().__init__(params, probe.defaults)
         self._own(self.param_groups)
         self._inner = optimizer_class([self._share(g) for g in self.param_groups], **defaults)
@@ -101,7 +102,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
     def _own(self, groups: Iterable[ParamGroup]) -> None:
         parameters = [parameter for group in groups for parameter in group["params"]]
         lines = [
-            f"parameter {number} {parameter.data.dtype.name}{list(parameter.shape)}"
+            f"parameter {number} {written(parameter.data)}"
             for number, parameter in enumerate(parameters, len(self._owners))
         ]
         in_parts = [p for p in parameters if p.sharding is not None]
@@ -202,7 +203,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         self.check_state(state)
         self._consolidated = None
         self._load_options(state)
-        inner, numbers = self.local_optimizer, self._numbers()
+        inner, numbers, parameters = self.local_optimizer, self._numbers(), self.parameters()
         local = {number: i for i, number in enumerate(self._own_numbers())}
         groups: list[ParamGroup] = []
         for whole, mine in zip(state["param_groups"], inner.param_groups, strict=True):
@@ -210,7 +211,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
             groups.append({**whole, "params": chosen})
         parts: dict[int, dict[str, Any]] = {}
         for number, values in state["state"].items():
-            mine = self._keepers.take(self._by_number(number), values)
+            mine = self._keepers.take(parameters[number], values)
             if number in local:
                 parts[local[number]] = mine
         inner.load_state_dict({**state, "state": parts, "param_groups": groups})
@@ -227,17 +228,16 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         mine = self._own_state()
         kept = mine["state"]
         told = {number: described(values) for number, values in kept.items()}
-        answers: list[Any] = [None] * self._group.size()
-        self._group.all_gather_object(answers, (told, mine.get("shared")))
+        answers = gathered((told, mine.get("shared")), self._group)
         whole = {**mine, "param_groups": super().state_dict()["param_groups"]}
         if "shared" in whole:
             owners = {n: shared for n, (told, shared) in enumerate(answers) if told}
             whole["shared"] = same_shared(owners)
         state: dict[int, Any] = {}
+        parameters = self.parameters()
         for told, _ in answers:
             for number, values in told.items():
-                parameter = self._by_number(number)
-                state[number] = self._keepers.give(parameter, values, kept.get(number))
+                state[number] = self._keepers.give(parameters[number], values, kept.get(number))
         whole["state"] = dict(sorted(state.items()))
         return whole
 
@@ -251,16 +251,13 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
 
     def _own_numbers(self) -> list[int]:
         numbers = self._numbers()
-        return [numbers[p] for g in self.local_optimizer.param_groups for p in g["params"]]
+        return [numbers[parameter] for parameter in self.local_optimizer.parameters()]
 
     def _own_state(self) -> dict[str, Any]:
         """Return the state of this rank's parameters, by their numbers among all."""
         mine, own = self.local_optimizer.state_dict(), self._own_numbers()
         mine["state"] = {own[number]: values for number, values in mine["state"].items()}
         return mine
-
-    def _by_number(self, number: int) -> Parameter:
-        return [p for group in self.param_groups for p in group["params"]][number]
 
     # ------------------------------------------------------------------ uneven inputs
 
@@ -271,17 +268,8 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
         """Return the hook that takes part in the others' steps."""
-        return _StepHook(self._step)
+        return FunctionsHook(lambda phase: self._step())
 
     def phase_name(self, phase: int) -> str:
         """Return what a phase is called in messages."""
         return "step"
-
-
-class _StepHook(JoinHook):
-    def __init__(self, step: Callable[[], None]) -> None:
-        self._step = step
-
-    def main_hook(self, phase: int) -> None:
-        """Update what this rank owns, by the gradients that it has averaged with the others."""
-        self._step()

@@ -12,14 +12,13 @@ from parallel.arrays import pieces
 from parallel.groups import Ranks, resolve
 from parallel.optim.optax_state import (
     PATH_OF_LEAF,
-    PerLeaf,
     check_transformation,
+    generic,
     map_by_path,
-    put_together,
     same_shared,
     take_apart,
 )
-from parallel.zero.partition import assign_owners, check_group_rank, collected
+from parallel.zero.shards import assign_owners, check_group_rank, collected
 
 if TYPE_CHECKING:
     import jax
@@ -103,21 +102,17 @@ class ZeroRedundancyOptax:
             for path, value in jax.tree_util.tree_flatten_with_path(state)[0]
         }
         template = jax.eval_shape(self._transformation.init, shares.own(params))
-        wanted, shared = take_apart(template, shares.own_names)
-        per_leaf: PerLeaf = {
-            name: {path: _find(whole, shares.full_path(name, path)) for path in leaves}
-            for name, leaves in wanted.items()
-        }
-        return jax.tree_util.tree_map(
-            jax.numpy.array,
-            put_together(template, per_leaf, {path: _find(whole, path) for path in shared}),
-        )
 
+        def find(path: tuple[Any, ...]) -> Any:
+            name, text = generic(path, shares.own_names)
+            full = text if name is None else shares.full_path(name, text)
+            if full not in whole:
+                raise KeyError(
+                    f"the state lacks {full}; is it the state of another transformation?"
+                )
+            return jax.numpy.array(whole[full])
 
-def _find(whole: dict[str, Any], path: str) -> Any:
-    if path not in whole:
-        raise KeyError(f"the state lacks {path}; is it the state of another transformation?")
-    return whole[path]
+        return map_by_path(template, find)
 
 
 class _Shares:

@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 
-from transport.cuda import load_driver
+from transport.cuda import cuda_driver
 from transport.errors import DistBackendError
 
 
@@ -17,7 +17,7 @@ def why_not() -> str | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("default")  # what CuPy has to say is no error of ours
-            count = load_driver().device_count()
+            count = cuda_driver().device_count()
     except DistBackendError as error:
         return str(error)
     return None if count else "no GPU is visible"

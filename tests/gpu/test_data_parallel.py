@@ -11,7 +11,7 @@ import pytest
 sys.path.append(str(Path(__file__).parents[1] / "parallel"))
 import training
 
-from transport.cuda import load_driver
+from transport.cuda import cuda_driver
 
 pytestmark = [
     pytest.mark.gpu,
@@ -22,7 +22,7 @@ pytestmark = [
 
 @pytest.mark.parametrize("outer", [0, 1])
 def test_training_ends_where_it_ends_on_the_host(outer: int) -> None:
-    if load_driver().device_count() < 2:
+    if cuda_driver().device_count() < 2:
         pytest.skip("needs two GPUs, one is visible")
     cupy = import_module("cupy")
     expected = training.parameters(training.train(training.make_model(), steps=10))

@@ -68,7 +68,7 @@ def launch(backend: str, ranks: int, checks: list[str]) -> tuple[int, str]:
     seconds = min(_LAUNCH_SECONDS, seconds_left())
     if seconds < _LEAST_SECONDS:
         return ended.TIMED_OUT, "not begun: the time for tests was used up"
-    command = [sys.executable, "-m", "meshlib.launcher.cli", f"--nproc-per-node={ranks}"]
+    command = [sys.executable, "-m", "meshlib.launcher", f"--nproc-per-node={ranks}"]
     environment = {
         **ended.environment(),
         # Several ranks share the card: JAX would take three quarters of it for each.
@@ -139,11 +139,11 @@ def test_ranks(outcomes: Outcomes, backend: str, ranks: int, check: str) -> None
 
 @pytest.mark.parametrize("name", ["float16", "float32", "float64", "int8", "int64", "complex64"])
 def test_kernels_fold_as_numpy_does(name: str) -> None:
-    from transport.cuda import load_driver
+    from transport.cuda import cuda_driver
     from transport.operands.reduce_op import RedOpType, ReduceOp
 
     cupy = importlib.import_module("cupy")
-    driver, dtype = load_driver(), np.dtype(name)
+    driver, dtype = cuda_driver(), np.dtype(name)
     rng = np.random.default_rng(0)
     for count in (1, 15, 4097):
         hosts = [rng.integers(-4, 5, count).astype(dtype) for _ in range(3)]
@@ -168,9 +168,9 @@ def test_kernels_fold_as_numpy_does(name: str) -> None:
 
 def test_two_ranks_on_one_gpu_are_told_by_nccl() -> None:
     """NCCL itself would refuse, or hang."""
-    from transport.cuda import load_driver
+    from transport.cuda import cuda_driver
 
-    if load_driver().device_count() > 1:
+    if cuda_driver().device_count() > 1:
         pytest.skip("there are several GPUs: the ranks would still take the first one")
     status, said = launch("nccl", 2, ["lifetimes"])
     assert status

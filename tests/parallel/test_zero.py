@@ -11,7 +11,7 @@ from training import assert_close, batch, make_model, parameters
 import meshlib as dist
 from meshlib.testing import run_ranks
 from parallel import DistributedDataParallel, Join, ZeroRedundancyOptimizer, nn, optim
-from parallel.zero.partition import assign_owners
+from parallel.zero.shards import assign_owners
 
 
 def train(model, optimizer, rank=0, world=1, steps=50, dtype="f8", first=0):

@@ -99,7 +99,7 @@ def test_sending_over_shm() -> None:
             return
         member.send(x, 1, tag=8)
         mailbox: Any = member.comm.mailbox  # type: ignore[attr-defined]
-        turn = mailbox._outboxes[1].turn
+        turn = mailbox._writers[1].turn
         mailbox._write = lambda *_: None
 
         def wait() -> None:

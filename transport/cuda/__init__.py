@@ -3,7 +3,7 @@
 Nothing here imports CuPy or CUDA until a driver is loaded; see ``docs/gpu.md``.
 """
 
-from transport.cuda.driver import Driver, cuda_driver, driver_of, load_driver
+from transport.cuda.driver import Driver, cuda_driver, driver_of
 from transport.cuda.flat import Completion, DeviceFlat, StreamOrder
 
 __all__ = [
@@ -13,5 +13,4 @@ __all__ = [
     "StreamOrder",
     "cuda_driver",
     "driver_of",
-    "load_driver",
 ]

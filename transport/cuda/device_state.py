@@ -1,4 +1,4 @@
-"""What every communicator on device memory has: one device, a stream, an end."""
+"""What every communicator on device memory has: memory, one device, a stream, an end."""
 
 from __future__ import annotations
 
@@ -7,9 +7,27 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 from transport.call import Call
-from transport.cuda.driver import Driver, Event
+from transport.communicators.base import Communicator
+from transport.cuda.driver import DeviceMemory, Driver, Event
 from transport.cuda.flat import Completion, DeviceFlat, StreamOrder
 from transport.errors import CommunicatorAbortedError
+
+CLOSE_SECONDS = 5.0
+"""How long ``close`` waits for the calls that are under way on the device."""
+
+
+class DeviceCommunicator(Communicator[DeviceFlat]):
+    """A communicator whose buffers are in device memory."""
+
+    def allocate_on(self, call: Call, driver: Driver, device: int, nbytes: int) -> DeviceMemory:
+        """Return memory on ``device`` on which collectives are as fast as they can be.
+
+        Every member calls, with the same ``nbytes``. The contents are undefined. What the memory
+        was used for before may still be under way on other streams than the current one, as with
+        CuPy's own memory. A transport that has no such memory returns ordinary device memory.
+        """
+        self.barrier(call)
+        return driver.allocate(nbytes, device)
 
 
 class DeviceStream:

@@ -193,8 +193,9 @@ class Driver(Protocol):
         ...
 
 
-def load_driver() -> Driver:
-    """Return the driver for CUDA.
+@functools.cache
+def cuda_driver() -> Driver:
+    """Return this process' driver for CUDA.
 
     Raises DistBackendError that says what to install when CuPy or a driver is missing.
     """
@@ -207,12 +208,6 @@ def load_driver() -> Driver:
         ) from error
     module = import_module("transport.cuda.cupy_driver")
     return cast(Driver, module.CupyDriver())
-
-
-@functools.cache
-def cuda_driver() -> Driver:
-    """Return this process' driver for CUDA. Raises DistBackendError that says what is missing."""
-    return load_driver()
 
 
 def driver_of(array: Any) -> Driver:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -162,6 +163,7 @@ def _wait_until(
     return True
 
 
+@dataclass(slots=True, eq=False)
 class StreamOrder:
     """When the memory of an array may be touched.
 
@@ -170,38 +172,25 @@ class StreamOrder:
     of its call here.
     """
 
-    __slots__ = ("begin", "completion", "current", "owner")
-
-    def __init__(self, begin: Event, current: Callable[[], int], owner: object) -> None:
-        self.begin = begin
-        self.current = current
-        self.owner = owner
-        self.completion: Completion | None = None
+    begin: Event
+    current: Callable[[], int]
+    owner: object
+    completion: Completion | None = None
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class DeviceFlat:
     """``size`` elements of ``dtype`` in the memory of ``device`` from address ``pointer`` on.
 
     Slicing with a step of 1 gives a view of the same memory, with the same order.
     """
 
-    __slots__ = ("device", "driver", "dtype", "order", "pointer", "size")
-
-    def __init__(
-        self,
-        pointer: int,
-        size: int,
-        dtype: np.dtype[Any],
-        device: int,
-        driver: Driver,
-        order: StreamOrder,
-    ) -> None:
-        self.pointer = pointer
-        self.size = size
-        self.dtype = dtype
-        self.device = device
-        self.driver = driver
-        self.order = order
+    pointer: int
+    size: int
+    dtype: np.dtype[Any]
+    device: int
+    driver: Driver
+    order: StreamOrder
 
     @property
     def itemsize(self) -> int:

@@ -15,7 +15,7 @@ from transport.operands.reduce_op import RedOpType
 MAX_INPUTS = 16
 
 # By dtype name: how an element is stored, in what it is computed, and its family of operations.
-_TYPES = {
+TYPES = {
     "bool": ("unsigned char", "unsigned char", "Bool"),
     "int8": ("signed char", "signed char", "Integer"),
     "uint8": ("unsigned char", "unsigned char", "Integer"),
@@ -210,12 +210,7 @@ FLAGS = _with_inputs(_FLAGS)
 
 def knows(dtype: np.dtype[Any]) -> bool:
     """Whether there are kernels for ``dtype``."""
-    return dtype.name in _TYPES
-
-
-def dtype_names() -> list[str]:
-    """Return the names of the dtypes that there are kernels for."""
-    return list(_TYPES)
+    return dtype.name in TYPES
 
 
 def fold_name(name: str, op: RedOpType) -> str:
@@ -230,7 +225,7 @@ def scale_name(name: str) -> str:
 
 def source_of(name: str) -> str:
     """Return the kernels of the dtype ``name``, which go behind ``PRELUDE``."""
-    stored, computed, family = _TYPES[name]
+    stored, computed, family = TYPES[name]
     lines: list[str] = []
     for op in _FAMILIES[family]:
         finish = "DIVIDED" if op == "AVG" else "AS_IT_IS"

@@ -19,8 +19,12 @@ from transport.call import Call
 from transport.communicators.backends import CommunicatorFactory, over_tcp
 from transport.communicators.base import Communicator
 from transport.communicators.runtime import Membership
-from transport.cuda.device_communicator import DeviceCommunicator
-from transport.cuda.device_state import DeviceStream, DeviceStreams, check_one_device
+from transport.cuda.device_state import (
+    DeviceCommunicator,
+    DeviceStream,
+    DeviceStreams,
+    check_one_device,
+)
 from transport.cuda.driver import Event
 from transport.cuda.flat import DeviceFlat, wait_for_event
 from transport.errors import CommunicatorAbortedError, CommunicatorTimeoutError

@@ -17,8 +17,12 @@ from transport.call import Call
 from transport.communicators.backends import CommunicatorFactory, over_tcp
 from transport.communicators.base import Communicator
 from transport.communicators.runtime import Membership
-from transport.cuda.device_communicator import CLOSE_SECONDS
-from transport.cuda.device_state import DeviceStream, check_device_of_group, check_one_device
+from transport.cuda.device_state import (
+    CLOSE_SECONDS,
+    DeviceStream,
+    check_device_of_group,
+    check_one_device,
+)
 from transport.cuda.driver import DeviceMemory, Driver
 from transport.cuda.flat import DeviceFlat, StreamOrder, wait_for_event
 from transport.cuda.staged import StagedCommunicator

@@ -12,6 +12,7 @@ import struct
 import threading
 from bisect import bisect_right
 from contextlib import suppress
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -27,15 +28,15 @@ _TOLD = 256
 _SMALL, _LARGE = 512, 2 << 20
 
 
+@dataclass(slots=True, eq=False)
 class _Segment:
     """``memory``, and where each member's can be read here (empty: it cannot be shared)."""
 
-    def __init__(self, memory: DeviceMemory, capacity: int, addresses: list[int]) -> None:
-        self.memory = memory
-        self.capacity = capacity
-        self.addresses = addresses
-        self.in_use = True
-        self.last_use: Event | None = None
+    memory: DeviceMemory
+    capacity: int
+    addresses: list[int]
+    in_use: bool = True
+    last_use: Event | None = None
 
 
 class Lease:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from types import TracebackType
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -14,21 +14,23 @@ from transport.choosing.choice import Thresholds
 from transport.communicators.base import Collectives, Communicator
 from transport.communicators.forwarding import Forwarding
 from transport.communicators.runtime import Membership
+from transport.communicators.store_waits import PeerKeys
 from transport.communicators.turns import Turns
 from transport.errors import CommunicatorAbortedError, PeerLostError
-from transport.hierarchical.hosts import Placement, Spread
+from transport.hierarchical import copies, reductions
+from transport.hierarchical.hosts import Placement, Spread, await_placement, publish_place
 from transport.hierarchical.inside import Inside, PartMembership
-from transport.hierarchical.learning import Learning
-from transport.hierarchical.levels import Levels
-from transport.hierarchical.roll_call import Known, RollCall, Whereabouts
-from transport.hierarchical.selection import Selection
-from transport.hierarchical.two_levels import TwoLevels
+from transport.hierarchical.learning import with_learnt_sites
+from transport.hierarchical.levels import Levels, Selection
 from transport.links.communicator import LinkCommunicator
+from transport.operands.quiet import quiet
 from transport.operands.reduce_op import Flat
 from transport.place import Place, this_place
 from transport.shm import ShmCommunicator
 from transport.shm.board.futex import unsupported_reason
 from transport.tcp import TcpCommunicator
+
+_REDUCTIONS = {"all_reduce", "reduce", "reduce_scatter"}
 
 
 class HierarchicalCommunicator(Forwarding, Communicator):
@@ -65,13 +67,10 @@ class HierarchicalCommunicator(Forwarding, Communicator):
         self._inside: Communicator | None = None
         self._collectives: Collectives | None = None
         self._turns: Turns | None = None
-        self._ended = _Ended(self)
-        self._learning = Learning(membership)
-        self._whereabouts: Whereabouts
+        self._keys = PeerKeys(membership)
+        self._placement = placement
         if placement is None:
-            self._whereabouts = RollCall(membership, host or this_place(unsupported_reason()))
-        else:
-            self._whereabouts = Known(placement)
+            publish_place(membership, host or this_place(unsupported_reason()))
 
     def take_turns(self, turns: Turns) -> None:
         # On levels, each would have to be through with a call before the next one gets there.
@@ -80,13 +79,13 @@ class HierarchicalCommunicator(Forwarding, Communicator):
     # Collectives.
 
     def _hand_on(self, call: Call, collective: str, *arguments: Any) -> None:
-        with self._ended:
+        with self._ended():
             getattr(self._meet(call), collective)(call, *arguments)
 
     def allocate(self, call: Call, count: int, dtype: np.dtype[np.generic]) -> Flat:
         """See ``Communicator.allocate``: what the members on one host share."""
         self.barrier(call)  # all hosts learn whether all members want the same
-        with self._ended:
+        with self._ended():
             inside = self._meet(call)
             while isinstance(inside, TwoLevels):
                 inside = inside.inside
@@ -97,11 +96,11 @@ class HierarchicalCommunicator(Forwarding, Communicator):
     # Point to point.
 
     def send(self, call: Call, buffer: Flat, dst: int, tag: int) -> None:
-        with self._ended:
+        with self._ended():
             self._whole.send(call, buffer, dst, tag)
 
     def recv(self, call: Call, buffer: Flat, src: int | None, tag: int) -> int:
-        with self._ended:
+        with self._ended():
             return self._whole.recv(call, buffer, src, tag)
 
     def lose(self, peer: int, reason: str) -> None:
@@ -131,9 +130,22 @@ class HierarchicalCommunicator(Forwarding, Communicator):
             levels: list[Communicator] = [self._whole]
             if self._inside is not None:
                 levels.insert(0, self._inside)
-        self._whereabouts.cancel(reason)
-        self._learning.cancel(reason)
+        self._keys.cancel(reason)
         return levels
+
+    @contextmanager
+    def _ended(self) -> Generator[None]:
+        """Around a call: one that this rank has aborted says so.
+
+        Levels are aborted one after the other. Whoever learns of the first may be gone before the
+        second is, where its leaving is then seen as the loss of a peer.
+        """
+        try:
+            yield
+        except PeerLostError as error:
+            if self.abort_reason is None:
+                raise
+            raise CommunicatorAbortedError(self.abort_reason) from error
 
     # Meeting.
 
@@ -142,8 +154,9 @@ class HierarchicalCommunicator(Forwarding, Communicator):
         if self.abort_reason is not None:
             raise CommunicatorAbortedError(self.abort_reason)
         if self._collectives is None:
-            placement = self._whereabouts.placement(call)
-            placement = self._learning.with_sites(placement, self._whole, call)
+            membership, keys = self.membership, self._keys
+            placement = self._placement or await_placement(membership, keys, call)
+            placement = with_learnt_sites(placement, membership, keys, self._whole, call)
             self._collectives = self._arrange(placement, call)
             if self._collectives is self._whole and self._turns is not None:
                 self._whole.take_turns(self._turns)
@@ -196,25 +209,22 @@ class HierarchicalCommunicator(Forwarding, Communicator):
         raise CommunicatorAbortedError(self.abort_reason)
 
 
-class _Ended:
-    """Around a call of ``communicator``: one that this rank has aborted says so.
+class TwoLevels(Forwarding):
+    """Every collective on ``levels``."""
 
-    Levels are aborted one after the other. Whoever learns of the first may be gone before the
-    second is, where its leaving is then seen as the loss of a peer.
-    """
+    def __init__(self, levels: Levels) -> None:
+        self.rank = levels.rank
+        self.size = levels.size
+        self._levels = levels
 
-    def __init__(self, communicator: HierarchicalCommunicator) -> None:
-        self._communicator = communicator
+    @property
+    def inside(self) -> Collectives:
+        """The collectives of the members on this host."""
+        return self._levels.inside
 
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        reason = self._communicator.abort_reason
-        if isinstance(error, PeerLostError) and reason is not None:
-            raise CommunicatorAbortedError(reason) from error
+    def _hand_on(self, call: Call, collective: str, *arguments: Any) -> None:
+        if collective not in _REDUCTIONS:
+            getattr(copies, collective)(self._levels, call, *arguments)
+            return
+        with quiet(arguments[0]):
+            getattr(reductions, collective)(self._levels, call, *arguments)

@@ -1,4 +1,4 @@
-"""Which members of a group share a host, and which hosts a site."""
+"""Which members of a group share a host, and which hosts a site, as each says in their store."""
 
 from __future__ import annotations
 
@@ -7,8 +7,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+from transport.call import Call
+from transport.communicators.runtime import Membership
+from transport.communicators.store_waits import PeerKeys
 from transport.errors import DistNetworkError
 from transport.place import Place
+
+_PLACEMENT = "placement"
 
 
 class Spread(enum.Enum):
@@ -100,3 +105,25 @@ class Placement:
         if members != list(range(size)) or len(counts) > 1:
             raise DistNetworkError(f"expected the hosts of {size} members, got {hosts}")
         return placement
+
+
+def publish_place(membership: Membership, place: Place) -> None:
+    """Say where this rank is. The last member to do so puts the whole together, so that each of the
+    others reads one value, not as many as there are members.
+    """
+    store, size = membership.store, membership.size
+    store.post(_host_key(membership.rank), place.seen_from(store).encode())
+    # A group that is made again after all have closed it counts on.
+    if store.add("hosts-known", 1) % size == 0:
+        found = store.multi_get([_host_key(rank) for rank in range(size)])
+        store.post(_PLACEMENT, Placement.of([Place.decode(data) for data in found]).encode())
+
+
+def await_placement(membership: Membership, keys: PeerKeys, call: Call) -> Placement:
+    """Return where all members are, waiting until they have said so; raises as ``keys`` does."""
+    data = keys.read_from_last(_PLACEMENT, _host_key, call)
+    return Placement.decode(data, membership.size)
+
+
+def _host_key(rank: int) -> str:
+    return f"host/{rank}"

@@ -97,65 +97,66 @@ def _lengths(to_store: Sequence[float], between: Mapping[Pair, float]) -> dict[P
     return found
 
 
-class Learning:
-    """Finds the sites of one group, whose members all compute them from the same figures.
+def with_learnt_sites(
+    placement: Placement,
+    membership: Membership,
+    keys: PeerKeys,
+    whole: LinkCommunicator,
+    call: Call,
+) -> Placement:
+    """Return ``placement`` with the sites that were learnt; unchanged where a host's site has a
+    name, or there is one site. Every member calls, with an equal ``placement``, and computes the
+    same.
 
     From each host the way to the store is known. Only where that is far from some, first members
-    connect to each other, those and one that is near it, to learn how far apart they are. Any
-    thread may ``cancel``.
+    connect to each other, those and one that is near it, to learn how far apart they are.
     """
+    measured = hosts_to_measure(placement.to_store)
+    if len(measured) < 2 or any(placement.sites):
+        return placement
+    between = _measure(placement, measured, membership, keys, whole, call)
+    found = find_sites(placement.to_store, between)
+    if found is None:
+        return placement
+    sites, inside, across = found
+    if membership.rank == 0:
+        _LOGGER.info(
+            "%s: %d sites learnt from round trips: hosts of ranks %s; %.1f ms inside, %.1f ms"
+            " between them (%s names sites, %s=0 has none learnt)",
+            membership.group,
+            max(sites) + 1,
+            _members(placement, sites),
+            1e3 * inside,
+            1e3 * across,
+            environment.SITE,
+            environment.LEARN_SITES,
+        )
+    return replace(placement, sites=tuple(f"learnt {site}" for site in sites))
 
-    def __init__(self, membership: Membership) -> None:
-        self._membership = membership
-        self._keys = PeerKeys(membership)
 
-    def with_sites(self, placement: Placement, whole: LinkCommunicator, call: Call) -> Placement:
-        """Return ``placement`` with the sites that were learnt; unchanged where a host's site has a
-        name, or there is one site. Every member calls, with an equal ``placement``.
-        """
-        measured = hosts_to_measure(placement.to_store)
-        if len(measured) < 2 or any(placement.sites):
-            return placement
-        found = find_sites(placement.to_store, self._between(placement, measured, whole, call))
-        if found is None:
-            return placement
-        sites, inside, across = found
-        if self._membership.rank == 0:
-            _LOGGER.info(
-                "%s: %d sites learnt from round trips: hosts of ranks %s; %.1f ms inside, %.1f ms"
-                " between them (%s names sites, %s=0 has none learnt)",
-                self._membership.group,
-                max(sites) + 1,
-                _members(placement, sites),
-                1e3 * inside,
-                1e3 * across,
-                environment.SITE,
-                environment.LEARN_SITES,
-            )
-        return replace(placement, sites=tuple(f"learnt {site}" for site in sites))
-
-    def cancel(self, reason: str) -> None:
-        """Break off all waits, now and later. Never blocks; idempotent."""
-        self._keys.cancel(reason)
-
-    def _between(
-        self, placement: Placement, hosts: Sequence[int], whole: LinkCommunicator, call: Call
-    ) -> dict[Pair, float]:
-        """Return the round trips between some ``hosts``."""
-        rank, first = self._membership.rank, {placement.hosts[host][0]: host for host in hosts}
-        if rank in first:
-            others = [member for member in first if member != rank]
-            seconds = whole.round_trips(others, call)
-            trips = dict(zip((first[member] for member in others), seconds, strict=True))
-            # In a group that is made again, what was said first: all must read the same.
-            self._membership.store.post(_key(rank), json.dumps(trips), once=True)
-        said = self._keys.read_all(_key, list(first), call)
-        rows = {first[member]: json.loads(data) for member, data in said.items()}
-        found: dict[Pair, float] = {}
-        for low, high in combinations(hosts, 2):
-            both = rows[low].get(str(high)), rows[high].get(str(low))
-            found[low, high] = min((seconds for seconds in both if seconds), default=0.0)
-        return found
+def _measure(
+    placement: Placement,
+    hosts: Sequence[int],
+    membership: Membership,
+    keys: PeerKeys,
+    whole: LinkCommunicator,
+    call: Call,
+) -> dict[Pair, float]:
+    """Return the round trips between some ``hosts``."""
+    rank, first = membership.rank, {placement.hosts[host][0]: host for host in hosts}
+    if rank in first:
+        others = [member for member in first if member != rank]
+        seconds = whole.round_trips(others, call)
+        trips = dict(zip((first[member] for member in others), seconds, strict=True))
+        # In a group that is made again, what was said first: all must read the same.
+        membership.store.post(_key(rank), json.dumps(trips), once=True)
+    said = keys.read_all(_key, list(first), call)
+    rows = {first[member]: json.loads(data) for member, data in said.items()}
+    found: dict[Pair, float] = {}
+    for low, high in combinations(hosts, 2):
+        both = rows[low].get(str(high)), rows[high].get(str(low))
+        found[low, high] = min((seconds for seconds in both if seconds), default=0.0)
+    return found
 
 
 def _key(rank: int) -> str:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from transport.algorithms.alone import Alone
+from transport.algorithms.collectives import LinkCollectives
+from transport.call import Call
 from transport.choosing.choice import Thresholds
 from transport.choosing.tuning import Tuning
 from transport.communicators.base import Collectives
 from transport.hierarchical.hosts import Placement
-from transport.hierarchical.selection import Selection
+from transport.link import Link
 from transport.links.communicator import LinkCommunicator
 from transport.operands.flat import Scratch, laps_of, part_bounds
 from transport.operands.reduce_op import Flat
@@ -19,6 +23,35 @@ _LAP_SEGMENTS_BETWEEN_SITES = 128
 # as long as there are enough of them for both ends of the line between sites to work at once.
 _LEAST_LAPS = 8
 _MOST_SEGMENTS = 4
+
+
+class Selection(LinkCollectives):
+    """The collectives of the ``members`` (ranks of ``whole``, this one among them) that are chosen.
+
+    A rank here is a member's place among them; ``whole`` may be a selection itself. Errors speak of
+    the ranks of the whole group. Making one sends nothing, and links that were opened before are
+    used again.
+    """
+
+    def __init__(
+        self, whole: LinkCommunicator | Selection, members: Sequence[int], table: Thresholds
+    ) -> None:
+        self.rank = members.index(whole.rank)
+        self.size = len(members)
+        self.table = table
+        self.scratch = whole.scratch
+        self.tuned_as = whole.tuned_as
+        self._whole = whole
+        self._members = members
+
+    def link(self, peer: int, call: Call) -> Link:
+        return self._whole.link(self._members[peer], call)
+
+    def reach(self, peers: Sequence[int], call: Call) -> None:
+        self._whole.reach([self._members[peer] for peer in peers], call)
+
+    def check_open(self) -> None:
+        self._whole.check_open()
 
 
 class Levels:
@@ -49,18 +82,15 @@ class Levels:
         self.scratch = Scratch()
         self.placement = placement
         self._between_sites = between_sites
-        self._lap_segments = _LAP_SEGMENTS_BETWEEN_SITES if between_sites else _LAP_SEGMENTS
+        segments = _LAP_SEGMENTS_BETWEEN_SITES if between_sites else _LAP_SEGMENTS
+        self.lap_bytes: int = segments * self.table.segment
+        """How much is worked on at a time where that takes scratch memory."""
         self._most_slices = min(len(ranks) for ranks in self.hosts)
         self._given_table = table
         self._tuning = tuning
         self._selections: dict[tuple[int, ...], Selection] = {}
         several = len(self.local) > 1
         self.inside: Collectives = self.select(self.local) if several else Alone(self.table.segment)
-
-    @property
-    def lap_bytes(self) -> int:
-        """How much is worked on at a time where that takes scratch memory."""
-        return self._lap_segments * self.table.segment
 
     def laps(self, nbytes: int, slices: int) -> int:
         """Return in how many laps ``slices`` are broadcast that have ``nbytes`` in all."""
@@ -83,9 +113,7 @@ class Levels:
 
     def across_with(self, root: int) -> Selection:
         """Return the same for the only slice of a call that has a root: it speaks for its host."""
-        return self.select(
-            tuple(root if root in ranks else ranks[0] for ranks in self.hosts),
-        )
+        return self.select(tuple(root if root in ranks else ranks[0] for ranks in self.hosts))
 
     def speaker(self, root: int) -> int:
         """Return which member of this host ``across_with`` has."""
@@ -106,6 +134,6 @@ class Levels:
         selection = self._selections.get(members)
         if selection is None:
             table = self._given_table or self._tuning.thresholds(self.whole.tuned_as, len(members))
-            selection = Selection(self.whole, members, table, self.whole.scratch)
+            selection = Selection(self.whole, members, table)
             self._selections[members] = selection
         return selection

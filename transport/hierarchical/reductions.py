@@ -14,8 +14,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 
 from transport.call import Call
-from transport.hierarchical.levels import Levels
-from transport.hierarchical.selection import Selection
+from transport.hierarchical.levels import Levels, Selection
 from transport.operands.flat import laps_of, part_bounds
 from transport.operands.operand import Operand, store
 from transport.operands.reduce_op import Flat, ReduceOp, reduction_dtype

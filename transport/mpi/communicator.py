@@ -53,14 +53,7 @@ class MpiCommunicator(LinkCommunicator):
     def link(self, peer: int, call: Call) -> MpiLink:
         link = self._links.get(peer)
         if link is None:
-            link = self._links[peer] = MpiLink(
-                self._process,
-                peer,
-                self.membership.ranks[peer],
-                self._tag,
-                self.membership.describe(peer),
-                lambda: self.abort_reason,
-            )
+            link = self._links[peer] = MpiLink(self, self._process, peer, self._tag)
         return link
 
     def post(self, call: Call, data: memoryview, dst: int) -> None:

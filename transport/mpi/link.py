@@ -8,12 +8,11 @@ messages between two processes under one tag, which is all that a link needs.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
 from typing import Any
 
 from transport.call import HEADER_BYTES, Call, CallHeader
-from transport.errors import CommunicatorAbortedError
 from transport.link import Link, OnPiece, waited_for, wrong_frame
+from transport.links.communicator import LinkCommunicator
 from transport.mpi.library import MpiProcess, wait
 
 _SIZE = struct.Struct("<Q")
@@ -62,23 +61,15 @@ class HeadRoom:
 
 
 class MpiLink(Link):
-    """The link to the member ``peer``, the process ``process_rank`` of MPI's world."""
+    """The link to the member ``peer`` of a ``group``, under a ``tag`` of MPI's."""
 
-    def __init__(
-        self,
-        process: MpiProcess,
-        peer: int,
-        process_rank: int,
-        tag: int,
-        name: str,
-        aborted: Callable[[], str | None],
-    ) -> None:
+    def __init__(self, group: LinkCommunicator, process: MpiProcess, peer: int, tag: int) -> None:
         self.peer = peer
         self._process = process
-        self._rank = process_rank
+        self._rank = group.membership.ranks[peer]
         self._tag = tag
-        self._name = name
-        self._aborted = aborted
+        self._name = group.membership.describe(peer)
+        self._check = group.check_open
         self._head = HeadRoom()
 
     def send(self, call: Call, data: memoryview) -> None:
@@ -150,8 +141,3 @@ class MpiLink(Link):
         if not wait(requests, call.deadline, self._check):
             raise waited_for(call, self.peer, self._name, what)
         call.waiting_for = None
-
-    def _check(self) -> None:
-        reason = self._aborted()
-        if reason is not None:
-            raise CommunicatorAbortedError(reason)

@@ -37,13 +37,6 @@ void init_clock(void);
 
 /* ------------------------------------------------------------------ state.c: numbers */
 
-/* transport/shm/board/progress.py */
-typedef struct {
-    PyObject_HEAD
-    unsigned long long number, base, floor, busy;
-    unsigned int unchecked; /* cards that are still to be compared */
-} Progress;
-
 /* meshlib/calls/shortcut.py */
 typedef struct {
     PyObject_HEAD
@@ -166,8 +159,9 @@ void wake(Word *word);
 /* transport/shm/board/board.py: where everything lies, for the member `rank`. */
 typedef struct {
     PyObject_HEAD
-    Progress *progress;
-    Py_buffer memory; /* of the segment, which stays mapped as long as this lives */
+    unsigned long long number, base, floor, busy; /* how far the member is, which Python counts on, too */
+    unsigned int unchecked;                       /* cards that are still to be compared */
+    Py_buffer memory;                             /* of the segment, which stays mapped as long as this lives */
     int rank, size;
     Patience patience;
     uint64_t block; /* bytes */
@@ -191,7 +185,7 @@ static inline uint64_t *notes_at(const Board *b, int rank, int slot) {
 
 int all_at(const Board *b, uint64_t turn);       /* whether all members have come to a turn */
 void publish(const Board *b, uint64_t turn);     /* that this member has come to it */
-int may_begin(const Board *b);                   /* Board.begin without its waits */
+int may_begin(Board *b);                         /* Board.begin without its waits */
 int meet_holding(Board *b, const Header *header, int checked); /* 0: Python goes on with it */
 
 /* A call that Python has begun on the board (Board.begin), carried on without the interpreter's
@@ -212,9 +206,9 @@ int run_reach(Run *run, int peer, uint64_t step);
 int run_reach_all(Run *run, uint64_t step);
 int run_meet(Run *run);                      /* all at the first step, with the same card */
 int run_meet_one(Run *run, int peer);
-int run_claim(Run *run, int lap);            /* the slot of a lap's block, free: Board.claim */
+int run_claim(Run *run, int lap);            /* a lap's block is free: Board.claim */
 static inline int run_slot(const Run *run, int lap) {
-    return (int)((run->board->progress->number + (unsigned long long)lap) % SLOTS);
+    return (int)((run->board->number + (unsigned long long)lap) % SLOTS);
 }
 
 /* ------------------------------------------------------------------ reduce.c, copying.c */
@@ -264,7 +258,7 @@ PyObject *crc32c(PyObject *module, PyObject *args);
 
 /* ------------------------------------------------------------------ types */
 
-extern PyTypeObject *progress_type, *order_type, *fields_type, *ring_type, *board_type, *ring_end_type, *spec_type;
-extern PyType_Spec progress_spec, order_spec, fields_spec, ring_spec, board_spec, shortcut_spec, ring_end_spec;
+extern PyTypeObject *order_type, *fields_type, *ring_type, *board_type, *ring_end_type, *spec_type;
+extern PyType_Spec order_spec, fields_spec, ring_spec, board_spec, shortcut_spec, ring_end_spec;
 int init_shortcut(void); /* -1 with an exception */
 int init_spec(PyObject *module);

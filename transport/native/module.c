@@ -23,13 +23,12 @@ PyMODINIT_FUNC PyInit__core(void) {
     init_crc32c();
     PyObject *module = init_shortcut() || init_plans() ? NULL : PyModule_Create(&definition);
     if (!module) return NULL;
-    progress_type = add_type(module, &progress_spec);
     order_type = add_type(module, &order_spec);
     fields_type = add_type(module, &fields_spec);
     ring_type = add_type(module, &ring_spec);
     board_type = add_type(module, &board_spec);
     ring_end_type = add_type(module, &ring_end_spec);
-    if (!progress_type || !order_type || !fields_type || !ring_type || !board_type || !ring_end_type ||
+    if (!order_type || !fields_type || !ring_type || !board_type || !ring_end_type ||
         init_spec(module) < 0 || !add_type(module, &plans_spec) || !add_type(module, &shortcut_spec) ||
         PyModule_AddIntConstant(module, "MOST_MEMBERS", MOST) < 0) {
         Py_DECREF(module);

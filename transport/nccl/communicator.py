@@ -11,8 +11,12 @@ from transport.call import Call
 from transport.communicators.backends import CommunicatorFactory, over_tcp
 from transport.communicators.base import Communicator
 from transport.communicators.runtime import Membership
-from transport.cuda.device_communicator import CLOSE_SECONDS, DeviceCommunicator
-from transport.cuda.device_state import DeviceStream, check_one_device
+from transport.cuda.device_state import (
+    CLOSE_SECONDS,
+    DeviceCommunicator,
+    DeviceStream,
+    check_one_device,
+)
 from transport.cuda.driver import Driver
 from transport.cuda.flat import DeviceFlat
 from transport.cuda.staged import make_communicator as make_staged
@@ -237,6 +241,10 @@ class NcclCommunicator(DeviceCommunicator):
     def receiving(self) -> bool:
         fallback = self._fallback
         return fallback is not None and fallback.receiving
+
+    def left_over(self) -> list[str]:
+        fallback = self._fallback
+        return [] if fallback is None else fallback.left_over()
 
     # The end.
 

@@ -73,7 +73,7 @@ class Connection:
     def _join(self, call: Call, driver: Driver, device: int) -> None:
         stream = DeviceStream(driver, device)
         try:
-            joined = join(
+            comm, can_split = join(
                 self._membership,
                 self._keys,
                 self.library,
@@ -88,9 +88,9 @@ class Connection:
         with self._lock:
             self._stream = stream
             if self._abort_reason is None:
-                self._comm, self._can_split = joined.comm, joined.can_split
+                self._comm, self._can_split = comm, can_split
         if self._comm is None:
-            joined.comm.abort()
+            comm.abort()
         self.check_open(call)
 
     # Use.

@@ -16,6 +16,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -37,19 +38,17 @@ _BYTE = dtype_code(np.dtype(np.uint8))
 _IDLE_SECONDS = 5.0
 
 
+@dataclass(slots=True, eq=False)
 class Entry:
     """One posted call. ``gives[i]`` bytes go to member i, ``wants[i]`` are expected from it."""
 
-    __slots__ = ("call", "compared", "completion", "gives", "wants")
-
-    def __init__(self, call: Call, gives: Sequence[int], wants: Sequence[int]) -> None:
-        self.call = call
-        self.gives = gives
-        self.wants = wants
-        self.completion: Completion | None = None
-        """The end of the call on the device, once it is there."""
-        self.compared = False
-        """Whether all members have made this call, and it was the same one."""
+    call: Call
+    gives: Sequence[int]
+    wants: Sequence[int]
+    completion: Completion | None = None
+    """The end of the call on the device, once it is there."""
+    compared: bool = False
+    """Whether all members have made this call, and it was the same one."""
 
 
 Dispute = Callable[[Entry, DistError], None]

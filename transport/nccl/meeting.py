@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from transport.call import Call
@@ -23,14 +22,6 @@ from transport.place import this_machine
 _SLICE_SECONDS = 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class Joined:
-    """A member's communicator, and whether all members' NCCL can split it."""
-
-    comm: NcclComm
-    can_split: bool
-
-
 def join(
     membership: Membership,
     keys: PeerKeys,
@@ -39,8 +30,9 @@ def join(
     device: int,
     call: Call,
     aborted: Callable[[], str | None],
-) -> Joined:
-    """Meet the other members within the deadline of ``call`` and return this one's communicator.
+) -> tuple[NcclComm, bool]:
+    """Meet the other members within the deadline of ``call``; return this one's communicator, and
+    whether all members' NCCL can split it.
 
     Whoever aborts has ``aborted()`` give a reason and cancels ``keys``.
 
@@ -67,7 +59,7 @@ def join(
     size = membership.size
     comm = in_time(lambda: library.join(size, rank, unique_id), driver, device, call, aborted)
     assert comm is not None
-    return Joined(comm, all(place["splits"] for place in places))
+    return comm, all(place["splits"] for place in places)
 
 
 def _check(membership: Membership, places: list[dict[str, Any]]) -> None:

@@ -109,11 +109,6 @@ class Handshake:
             return self._receive_proof(message)
         return self._receive_hello(message)
 
-    @property
-    def greeted(self) -> bool:
-        """Whether the other end has said hello."""
-        return bool(self._their_hello)
-
     def explain_end(self, received: int) -> str:
         """Return what it means that the other end hung up after ``received`` more bytes."""
         if self._initiator and self._their_hello:
@@ -210,7 +205,7 @@ def authenticate(
         reason = _explain_tls(error)
         raise AuthenticationError(f"handshake with {_peer(sock)} failed: {reason}") from error
     except OSError as error:
-        unheard = initiator and not handshake.greeted
+        unheard = initiator and not handshake.answered
         kind = HandshakeInterruptedError if unheard else AuthenticationError
         raise kind(
             f"handshake with {_peer(sock)} failed: {handshake.explain_end(0)} ({error})",

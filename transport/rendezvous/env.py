@@ -17,10 +17,9 @@ from transport.launch_environments import (
     hints,
 )
 from transport.net.sockets import LOOPBACK, format_address, is_local
+from transport.rendezvous.plain import solo_rendezvous, static_store
 from transport.rendezvous.request import Request
 from transport.rendezvous.seats import in_group, join_turn, take_turn
-from transport.rendezvous.solo import solo_rendezvous
-from transport.rendezvous.static import static_store
 from transport.store.base import Store
 from transport.store.prefix_store import PrefixStore
 from transport.store.tcp.store import TCPStore
@@ -35,12 +34,11 @@ def env_rendezvous(request: Request) -> tuple[Store, int, int]:
     Rank and world size in the URL's query are stronger. Raises LaunchEnvironmentError naming the
     variables that are missing and what was found.
     """
-    address = request.address
     if os.environ.get(environment.LAUNCHER, "").strip().lower() == NONE:
         return solo_rendezvous(request, f"{environment.LAUNCHER}={NONE}")
     place = detect()
-    rank = _pick(address.rank, place.rank)
-    world_size = _pick(address.world_size, place.world_size)
+    rank = _pick(request.rank, place.rank)
+    world_size = _pick(request.world_size, place.world_size)
     host, port = place.master_addr, place.master_port
     missing = [
         name

@@ -27,7 +27,7 @@ def mpi_rendezvous(request: Request) -> tuple[Store, int, int]:
 
     deadline, timeout = request.deadline(), request.timeout
     process = join(deadline)
-    request.check_place(process.rank, process.size, "MPI says otherwise")
+    request.check_found(process.rank, process.size, "MPI says otherwise")
     machines = process.all_gather(this_machine(), deadline)
     if process.rank == 0:
         key = request.secret or new_secret()

@@ -38,25 +38,25 @@ def multicast_rendezvous(request: Request) -> tuple[Store, int, int]:
     Raises StoreTimeoutError when not all come in time, DistStoreError when their ranks or world
     sizes do not fit together, DistNetworkError when the machine has no way to the group.
     """
-    address, secret = request.address, request.secret
-    address.check_place(rank_needed=False)
+    secret = request.secret
+    request.check_place(rank_needed=False)
     interface = os.environ.get(environment.HOST) or None
-    beacons = BeaconSocket(address.host, address.port, request.group_name, secret, interface)
+    beacons = BeaconSocket(request.host, request.port, request.group_name, secret, interface)
     try:
         store, rank = _Search(request, beacons, secret).run()
     finally:
         beacons.close()
     store.set_timeout(request.timeout)
-    return store, rank, address.world_size
+    return store, rank, request.world_size
 
 
 class _Search:
     """One process' search for the others."""
 
     def __init__(self, request: Request, beacons: BeaconSocket, secret: bytes | None) -> None:
-        self._where = request.address.url
-        self._rank = request.address.rank
-        self._world_size = request.address.world_size
+        self._where = request.url
+        self._rank = request.rank
+        self._world_size = request.world_size
         self._beacons = beacons
         self._secret = secret
         self._deadline = request.deadline()

@@ -10,11 +10,9 @@ from urllib.parse import urlsplit
 from transport.deadline import Timeout, to_seconds
 from transport.errors import DistError
 from transport.rendezvous.env import env_rendezvous
-from transport.rendezvous.file import file_rendezvous
 from transport.rendezvous.mpi import mpi_rendezvous
-from transport.rendezvous.request import RendezvousAddress, Request, Secret, with_place
-from transport.rendezvous.solo import solo_rendezvous
-from transport.rendezvous.tcp import tcp_rendezvous
+from transport.rendezvous.plain import file_rendezvous, solo_rendezvous, tcp_rendezvous
+from transport.rendezvous.request import Request, Secret, with_place
 from transport.store.base import DEFAULT_STORE_TIMEOUT, Store
 
 RendezvousHandler = Callable[..., Iterator[tuple[Store, int, int]]]
@@ -30,7 +28,7 @@ def _handler(meet: Callable[[Request], tuple[Store, int, int]]) -> RendezvousHan
     def handle(
         url: str, *, timeout: float, group_name: str, secret: Secret, **_: Any
     ) -> Iterator[tuple[Store, int, int]]:
-        yield meet(Request(RendezvousAddress.parse(url), timeout, group_name, secret))
+        yield meet(Request.parse(url, timeout, group_name, secret))
         raise DistError(f"{url!r} gives one rendezvous only; expected no second next()")
 
     return handle

@@ -20,23 +20,29 @@ def known_secret(secret: Secret) -> bytes | None:
 
 
 @dataclass(frozen=True, slots=True)
-class RendezvousAddress:
-    """The parts of ``scheme://host:port/path?rank=R&world_size=N``. -1: not given.
+class Request:
+    """The parts of ``scheme://host:port/path?rank=R&world_size=N`` (-1: not given), the seconds
+    that others are waited for, and whose the rendezvous is.
 
     ``host`` is without brackets, ``path`` decoded.
     """
 
     url: str
-    scheme: str
     host: str
     port: int
     path: str
     rank: int
     world_size: int
+    timeout: float
+    group_name: str
+    given: Secret
+    """The secret, as ``rendezvous`` was given it."""
 
     @classmethod
-    def parse(cls, url: str) -> RendezvousAddress:
-        """Return the parts of ``url``; raise ValueError that names what is wrong in it."""
+    def parse(cls, url: str, timeout: float, group_name: str, secret: Secret) -> Request:
+        """Return the request with the parts of ``url``; raise ValueError that names what is wrong
+        in it.
+        """
         try:
             parts = urlsplit(url)
             port = parts.port
@@ -47,13 +53,24 @@ class RendezvousAddress:
         query = dict(parse_qsl(parts.query))
         return cls(
             url,
-            parts.scheme,
             parts.hostname or "",
             -1 if port is None else port,
             unquote(parts.path),
             _number(url, query, "rank"),
             _number(url, query, "world_size"),
+            timeout,
+            group_name,
+            secret,
         )
+
+    @property
+    def secret(self) -> bytes | None:
+        """The job's secret, if there is one."""
+        return known_secret(self.given)
+
+    def deadline(self) -> Deadline:
+        """Return the moment until which others are waited for, from now on."""
+        return Deadline.after(self.timeout)
 
     def check_place(self, *, rank_needed: bool = True) -> None:
         """Raise ValueError unless the world size, and the rank if needed, are given and fit."""
@@ -69,32 +86,11 @@ class RendezvousAddress:
                 f" ({self.url!r})"
             )
 
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """The URL's parts, the seconds that others are waited for, and whose the rendezvous is."""
-
-    address: RendezvousAddress
-    timeout: float
-    group_name: str
-    given: Secret
-    """The secret, as ``rendezvous`` was given it."""
-
-    @property
-    def secret(self) -> bytes | None:
-        """The job's secret, if there is one."""
-        return known_secret(self.given)
-
-    def deadline(self) -> Deadline:
-        """Return the moment until which others are waited for, from now on."""
-        return Deadline.after(self.timeout)
-
-    def check_place(self, rank: int, world_size: int, why: str) -> None:
+    def check_found(self, rank: int, world_size: int, why: str) -> None:
         """Raise ValueError when the URL has another rank or world size than there are: ``why``."""
-        address = self.address
         for name, given, real in (
-            ("rank", address.rank, rank),
-            ("world_size", address.world_size, world_size),
+            ("rank", self.rank, rank),
+            ("world_size", self.world_size, world_size),
         ):
             if given not in (-1, real):
                 raise ValueError(f"{name} is {given}, but {why}; expected {real}, or none")

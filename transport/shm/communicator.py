@@ -6,12 +6,11 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ParamSpec
 
 import numpy as np
 
-from transport.call import Call
+from transport.call import Call, Kind
 from transport.communicators.runtime import Membership
 from transport.errors import CommunicatorAbortedError, CommunicatorTimeoutError, PeerLostError
 from transport.links.messaging import MessagingCommunicator
@@ -24,19 +23,22 @@ from transport.shm.board.futex import unsupported_reason
 from transport.shm.board.layout import DEFAULT_SIZES, Layout, Sizes
 from transport.shm.board.patience import Patience
 from transport.shm.board.segment import OwnedSegment, Segment
+from transport.shm.collectives.all_reduce import AllReduce
 from transport.shm.collectives.arena import Arena
-from transport.shm.collectives.copies import Copies
 from transport.shm.collectives.places import Places
-from transport.shm.collectives.reductions import Reductions
 from transport.shm.collectives.runner import Runner
-from transport.shm.meeting.directory import Directory
+from transport.shm.meeting.directory import Neighbourhood
 from transport.shm.meeting.endpoint import ABORTED, DIED, LEFT, Endpoint
-from transport.shm.meeting.neighbourhood import Neighbourhood
 from transport.shm.messages.messages import INBOX, Messages
 from transport.shm.messages.single_copy import agree
 
 P = ParamSpec("P")
 _BOARD = "board"
+
+# An enumeration looks its members up in Python, which takes a tenth of a microsecond.
+_BROADCAST, _GATHER, _SCATTER = Kind.BROADCAST, Kind.GATHER, Kind.SCATTER
+_ALL_GATHER, _ALL_TO_ALL = Kind.ALL_GATHER, Kind.ALL_TO_ALL
+_REDUCE, _REDUCE_SCATTER = Kind.REDUCE, Kind.REDUCE_SCATTER
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +46,9 @@ class _Meeting:
     """What there is once all members have found each other."""
 
     board: Board
-    arena: Arena
     places: Places
-    copies: Copies
-    reductions: Reductions
+    runner: Runner
+    all_reduce: AllReduce
 
 
 class ShmCommunicator(MessagingCommunicator):
@@ -55,8 +56,8 @@ class ShmCommunicator(MessagingCommunicator):
 
     Members find each other at the first collective: group rank 0 makes the segment, the others
     fetch it from its endpoint, and everybody keeps a connection to everybody, by which they learn
-    of each other's end. ``sizes`` must be equal on all members. ``directory`` knows where they
-    are; ``machine`` is what it says of this rank instead of where it is.
+    of each other's end. ``sizes`` must be equal on all members. ``neighbourhood`` knows where
+    they are; ``machine`` is what it says of this rank instead of where it is.
     """
 
     mailbox: Messages
@@ -70,16 +71,11 @@ class ShmCommunicator(MessagingCommunicator):
         runtime, group = membership.runtime, membership.group
         endpoint = runtime.shared("shm-endpoint", lambda: Endpoint(runtime.secret))
         patience = Patience(membership.size)
-        directory = Directory(
-            membership, this_place(unsupported_reason(), endpoint.address, machine)
-        )
-        neighbourhood = Neighbourhood(membership, endpoint, directory, patience)
+        place = this_place(unsupported_reason(), endpoint.address, machine)
         # Nothing here refers back to this object: its mappings go when it goes.
-        kick = partial(endpoint.kick, group)
-        super().__init__(
-            membership, Messages(membership, directory, neighbourhood, kick, patience, sizes)
-        )
-        self.directory = directory
+        neighbourhood = Neighbourhood(membership, place, endpoint, patience)
+        super().__init__(membership, Messages(membership, neighbourhood, patience, sizes))
+        self.neighbourhood = neighbourhood
         self._sizes = sizes
         self._quietly = quiet_runner()
         # Guards what the endpoint's thread touches as well.
@@ -90,50 +86,52 @@ class ShmCommunicator(MessagingCommunicator):
         self._meeting: _Meeting | None = None
         self._ready: _Meeting | None = None
         self._failure: str | None = None
-        self._endpoint, self._patience, self._neighbourhood = endpoint, patience, neighbourhood
+        self._endpoint, self._patience = endpoint, patience
         endpoint.register(group, self)
-        directory.publish()
+        neighbourhood.publish()
 
     # Collectives.
 
     def barrier(self, call: Call) -> None:
-        self._run(self._copies(call).barrier, call)
+        self._check_usable()
+        self._run(self._members(call).board.barrier, call)
 
     def broadcast(self, call: Call, buffer: Flat, root: int) -> None:
-        self._run(self._copies(call).broadcast, call, buffer, root)
+        inputs, outputs = ([buffer], ()) if root == self.rank else ((), [buffer])
+        self._plan(_BROADCAST, root, call, inputs, outputs)
 
     def all_reduce(self, call: Call, buffer: Flat, op: ReduceOp) -> None:
         ready = self._ready
         if ready is None or self.abort_reason is not None or self._failure is not None:
-            reductions = self._reductions(call)
-        else:
-            reductions = ready.reductions
+            self._check_usable()
+            ready = self._members(call)
         # As ``_run`` does it, without the step in between: this is the small call that counts.
         try:
-            self._quietly(reductions.all_reduce, call, buffer, op)
+            self._quietly(ready.all_reduce.run, call, buffer, op)
         except BaseException as error:
             self._failure = f"an earlier call failed: {error!r}"
             raise
 
     def reduce(self, call: Call, buffer: Flat, op: ReduceOp, root: int) -> None:
-        self._run(self._reductions(call).reduce, call, buffer, op, root)
+        inputs, outputs = ((), [buffer]) if root == self.rank else ([buffer], ())
+        self._plan(_REDUCE, root, call, inputs, outputs, op)
 
     def all_gather(self, call: Call, outputs: Sequence[Flat], input_: Flat) -> None:
-        self._run(self._copies(call).all_gather, call, outputs, input_)
+        self._plan(_ALL_GATHER, 0, call, [input_], outputs)
 
     def reduce_scatter(
         self, call: Call, output: Flat, inputs: Sequence[Flat], op: ReduceOp
     ) -> None:
-        self._run(self._reductions(call).reduce_scatter, call, output, inputs, op)
+        self._plan(_REDUCE_SCATTER, 0, call, inputs, [output], op)
 
     def gather(self, call: Call, outputs: Sequence[Flat] | None, input_: Flat, root: int) -> None:
-        self._run(self._copies(call).gather, call, outputs, input_, root)
+        self._plan(_GATHER, root, call, [input_], outputs or ())
 
     def scatter(self, call: Call, output: Flat, inputs: Sequence[Flat] | None, root: int) -> None:
-        self._run(self._copies(call).scatter, call, output, inputs, root)
+        self._plan(_SCATTER, root, call, inputs or (), [output])
 
     def all_to_all(self, call: Call, outputs: Sequence[Flat], inputs: Sequence[Flat]) -> None:
-        self._run(self._copies(call).all_to_all, call, outputs, inputs)
+        self._plan(_ALL_TO_ALL, 0, call, inputs, outputs)
 
     def takes_gaps(self, call: Call) -> bool:
         """See ``Communicator.takes_gaps``."""
@@ -142,34 +140,34 @@ class ShmCommunicator(MessagingCommunicator):
     def allocate(self, call: Call, count: int, dtype: np.dtype[np.generic]) -> Flat:
         """See ``Communicator.allocate``: symmetric memory, given back when nobody refers to it."""
         meeting, nbytes = self._members(call), count * dtype.itemsize
-        arena = meeting.arena
-        self._run(meeting.copies.barrier, call)
+        arena = meeting.places.arena
+        self._run(meeting.board.barrier, call)
         free = arena.dropped()
         if free.size:
-            self._run(meeting.reductions.all_reduce, call, free, ReduceOp.MIN)
+            self._run(meeting.all_reduce.run, call, free, ReduceOp.MIN)
         if not arena.settle(free, nbytes):
-            self._grow(call, meeting, nbytes)
+            self._grow(call, meeting.board, arena, nbytes)
         return arena.take(count, dtype)
 
-    def _grow(self, call: Call, meeting: _Meeting, nbytes: int) -> None:
+    def _grow(self, call: Call, board: Board, arena: Arena, nbytes: int) -> None:
         """Add a segment to the arena that has room for ``nbytes`` more on every member."""
-        number, size = meeting.arena.new_segment(nbytes)
+        number, size = arena.new_segment(nbytes)
         name = f"arena-{number}"
         if self.rank == 0:
             segment = OwnedSegment(size, name)
             with self._lock:
                 self._owned[name] = segment
-            self._run(meeting.copies.barrier, call)
-            meeting.arena.add(segment)
-            self._run(meeting.copies.barrier, call)
+            self._run(board.barrier, call)
+            arena.add(segment)
+            self._run(board.barrier, call)
             # All have it; what keeps the memory from now on are the mappings alone.
             with self._lock:
                 del self._owned[name]
             segment.close()
         else:
-            self._run(meeting.copies.barrier, call)
-            meeting.arena.add(self._neighbourhood.fetch(0, name, call))
-            self._run(meeting.copies.barrier, call)
+            self._run(board.barrier, call)
+            arena.add(self.neighbourhood.fetch(0, name, call))
+            self._run(board.barrier, call)
 
     # Point to point.
 
@@ -190,14 +188,14 @@ class ShmCommunicator(MessagingCommunicator):
         self.mailbox.lose(peer, PeerLostError(reason, peer))
 
     def outline(self) -> tuple[Any, ...] | None:
-        return None if self._ready is None else self._ready.reductions.outline()
+        return None if self._ready is None else self._ready.all_reduce.outline()
 
     def resume(self, call: Call, buffer: Flat | None, op: ReduceOp | None) -> None:
         meeting = self._members(call)
         if buffer is None or op is None:
             self._run(meeting.board.meet, call)
         else:
-            self._run(meeting.reductions.resume_all_reduce, call, buffer, op)
+            self._run(meeting.all_reduce.resume, call, buffer, op)
 
     # The end.
 
@@ -218,7 +216,7 @@ class ShmCommunicator(MessagingCommunicator):
             if self.abort_reason is None:
                 self.abort_reason = reason
             meeting = self._meeting
-        self.directory.cancel(reason)
+        self.neighbourhood.cancel(reason)
         self._stop(reason)
         # The others may leave as soon as they know, which receives here would take for a loss.
         self._endpoint.unregister(self.membership.group, how)
@@ -270,16 +268,21 @@ class ShmCommunicator(MessagingCommunicator):
         if self.abort_reason is not None or self._failure is not None:
             raise CommunicatorAbortedError(self.abort_reason or self._failure or "")
 
-    def _copies(self, call: Call) -> Copies:
-        self._check_usable()
-        return self._members(call).copies
-
-    def _reductions(self, call: Call) -> Reductions:
-        self._check_usable()
-        return self._members(call).reductions
-
     def _members(self, call: Call) -> _Meeting:
         return self._ready or self._get_ready(call)
+
+    def _plan(
+        self,
+        kind: Kind,
+        root: int,
+        call: Call,
+        inputs: Sequence[Flat],
+        outputs: Sequence[Flat],
+        op: ReduceOp | None = None,
+    ) -> None:
+        """Carry out a collective as planned; see ``Runner.run``."""
+        self._check_usable()
+        self._run(self._members(call).runner.run, kind, root, call, inputs, outputs, op)
 
     def _run(self, function: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
         """Carry out a collective; after one that failed, the members are out of step for good."""
@@ -301,8 +304,8 @@ class ShmCommunicator(MessagingCommunicator):
 
     def _meet(self, call: Call) -> _Meeting:
         """Find all members and map the group's segment."""
-        neighbourhood = self._neighbourhood
-        self.directory.look_up_all(call)
+        neighbourhood = self.neighbourhood
+        neighbourhood.look_up_all(call)
         for peer in range(self.size):
             if peer != self.rank:
                 neighbourhood.watch(peer, call)
@@ -317,16 +320,9 @@ class ShmCommunicator(MessagingCommunicator):
                 raise self._cause(0, error) from error
         layout = Layout.read(segment.words, segment.nbytes)
         board = Board(segment, layout, self.membership, self._patience, self._check)
-        sizes, arena = self._sizes, Arena(self.rank, self.size)
-        places = Places(arena)
-        runner = Runner(board, self.membership, arena, places, sizes.piece)
-        meeting = _Meeting(
-            board,
-            arena,
-            places,
-            Copies(board, runner),
-            Reductions(board, runner, sizes.direct),
-        )
+        places = Places(Arena(self.rank, self.size))
+        runner = Runner(board, self.membership, places, self._sizes.piece)
+        meeting = _Meeting(board, places, runner, AllReduce(board, runner, self._sizes.direct))
         with self._lock:
             self.check_open()
             self._meeting = meeting

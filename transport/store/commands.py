@@ -133,7 +133,7 @@ class Commands:
 
         def queue(fields: Fields, deliver: Deliver) -> tuple[Table, Waiter]:
             (key,) = fields
-            return table, PopWaiter(key, deliver)
+            return table, PopWaiter([key], deliver)
 
         def tail(fields: Fields, deliver: Deliver) -> tuple[Table, Waiter]:
             key, offset = fields

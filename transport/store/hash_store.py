@@ -132,7 +132,8 @@ class HashStore(Store):
                 if event.wait(deadline.remaining()) or deadline.expired:
                     break
         finally:
-            unfinished, missing = False, list[bytes]()
+            unfinished = False
+            missing: Fields = ()
             # All who waited for one key wake up together, and need not queue for the lock then.
             if waiter in self._waits or self._closed:
                 # Also after Ctrl-C: a wait that nobody waits for must not take a queue's value.

@@ -168,13 +168,14 @@ class Table:
 
 
 class Waiter(ABC):
-    """One wait. ``deliver`` is called once, with ``values`` filled in, from inside the table's
-    method that completed it; it must not touch the table.
+    """One wait for ``keys``. ``deliver`` is called once, with ``values`` filled in, from inside the
+    table's method that completed it; it must not touch the table.
     """
 
     wants_queue = False
 
-    def __init__(self, deliver: Callable[[Waiter], None]) -> None:
+    def __init__(self, keys: Sequence[bytes], deliver: Callable[[Waiter], None]) -> None:
+        self.keys = keys
         self.deliver = deliver
         self.values: list[bytes] = []
         self.parked_at: bytes | None = None
@@ -183,9 +184,10 @@ class Waiter(ABC):
     def advance(self, table: Table) -> bytes | None:
         """Fill in ``values`` and return None, or return the key whose change to wait for."""
 
-    @abstractmethod
-    def missing(self, table: Table) -> list[bytes]:
+    def missing(self, table: Table) -> Sequence[bytes]:
         """Return the keys that it waits for, for a message."""
+        del table
+        return self.keys
 
 
 class KeysWaiter(Waiter):
@@ -194,14 +196,13 @@ class KeysWaiter(Waiter):
     def __init__(
         self, keys: Sequence[bytes], deliver: Callable[[Waiter], None], *, values: bool
     ) -> None:
-        super().__init__(deliver)
-        self._keys = keys
+        super().__init__(keys, deliver)
         self._wants_values = values
         self._position = 0
 
     def advance(self, table: Table) -> bytes | None:
         """See the base. Each key is looked at a constant number of times, unless one is deleted."""
-        keys = self._keys
+        keys = self.keys
         begin = self._position
         self._position = table.first_missing(keys, begin)
         if self._position == len(keys) and begin > 0:
@@ -212,9 +213,9 @@ class KeysWaiter(Waiter):
             self.values = [table.get(key) or b"" for key in keys]
         return None
 
-    def missing(self, table: Table) -> list[bytes]:
+    def missing(self, table: Table) -> Sequence[bytes]:
         """See the base."""
-        return table.missing(self._keys)
+        return table.missing(self.keys)
 
 
 class PopWaiter(Waiter):
@@ -222,38 +223,26 @@ class PopWaiter(Waiter):
 
     wants_queue = True
 
-    def __init__(self, key: bytes, deliver: Callable[[Waiter], None]) -> None:
-        super().__init__(deliver)
-        self._key = key
-
     def advance(self, table: Table) -> bytes | None:
         """See the base."""
-        value = table.pop(self._key)
+        value = table.pop(self.keys[0])
         if value is None:
-            return self._key
+            return self.keys[0]
         self.values = [value]
         return None
-
-    def missing(self, table: Table) -> list[bytes]:
-        """See the base."""
-        return [self._key]
 
 
 class TailWaiter(Waiter):
     """Waits until a value is longer than ``offset``."""
 
     def __init__(self, key: bytes, offset: int, deliver: Callable[[Waiter], None]) -> None:
-        super().__init__(deliver)
-        self._key = key
+        super().__init__([key], deliver)
         self._offset = offset
 
     def advance(self, table: Table) -> bytes | None:
         """See the base."""
-        if table.size(self._key) <= self._offset:
-            return self._key
-        self.values = [table.get_from(self._key, self._offset)]
+        key = self.keys[0]
+        if table.size(key) <= self._offset:
+            return key
+        self.values = [table.get_from(key, self._offset)]
         return None
-
-    def missing(self, table: Table) -> list[bytes]:
-        """See the base."""
-        return [self._key]

@@ -40,7 +40,7 @@ def mismatch_message(
         said = statements.get(rank)
         call = said.call_at(sequence) if said else None
         if call is not None:
-            rows.append((str(rank), call.call, call.site))
+            rows.append((str(rank), str(call.header), call.site))
         elif rank == group.ranks[error.peer] and isinstance(received, CallHeader):
             rows.append((str(rank), str(received), "(from its message)"))
         else:
@@ -63,7 +63,8 @@ def timeout_message(group: Members, record: Record, statements: Mapping[int, Sta
             f"rank {receiver} did not receive it\n"
             + _where(receiver, statements.get(receiver), None, group.ranks)
         )
-    missing = [r for r in group.ranks if not _has_come(statements.get(r), sequence)]
+    come = {rank for rank, said in statements.items() if said.has_come(sequence)}
+    missing = [rank for rank in group.ranks if rank not in come]
     who = (
         f"{named(missing)} {have(missing)} not come"
         if missing
@@ -119,10 +120,6 @@ def _first_difference(statements: Iterable[Statement], sequence: int) -> int:
     return sequence
 
 
-def _has_come(said: Statement | None, sequence: int) -> bool:
-    return said is not None and said.has_come(sequence)
-
-
 def _where(
     rank: int,
     said: Statement | None,
@@ -144,16 +141,16 @@ def _where(
         if sequence is not None:
             lines.append("    has not come")
         lines += [
-            f"    its last call here: {c.call} ({c.state}), {c.site}" for c in said.calls[-1:]
+            f"    its last call here: {c.header} ({c.state}), {c.site}" for c in said.calls[-1:]
         ]
-        lines += [f"    now in {c.call} on {c.group}, {c.site}" for c in said.elsewhere]
+        lines += [f"    now in {c.header} on {c.group}, {c.site}" for c in said.elsewhere]
     else:
         waits = here.waiting_for
         suffix = "" if waits is None else f", waits for rank {ranks[waits]}"
         # Whom it waits for may itself wait for another.
         if missing and (waits is None or ranks[waits] not in missing):
             suffix += f", misses {named(missing)}"
-        lines.append(f"    {here.call} ({here.state}{suffix}), {here.site}")
+        lines.append(f"    {here.header} ({here.state}{suffix}), {here.site}")
     lines += [f"    | {line}" for line in said.stack[-STACK_LINES:]]
     return "\n".join(lines)
 

@@ -25,7 +25,7 @@ CALLS_BEFORE = 16
 
 @dataclass(frozen=True, slots=True)
 class CallSaid:
-    """A call that a rank has made: ``call`` is its header in words, ``site`` the user's line.
+    """A call that a rank has made, at the user's line ``site``.
 
     ``waiting_for`` is the member of the group for which it waits, if it is known.
     """
@@ -33,7 +33,6 @@ class CallSaid:
     group: str
     header: CallHeader
     peer: int
-    call: str
     state: str
     site: str
     waiting_for: int | None
@@ -45,16 +44,10 @@ class CallSaid:
             group=record.group,
             header=record.header,
             peer=record.peer,
-            call=str(record.header),
             state=record.state,
             site=record.site,
             waiting_for=None if record.ended else record.waiting_for,
         )
-
-    @property
-    def sequence(self) -> int:
-        """Its number in the group."""
-        return self.header.sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +104,7 @@ class Statement:
     def call_at(self, sequence: int) -> CallSaid | None:
         """Return the collective number ``sequence``, if the rank got so far."""
         for call in reversed(self.calls):
-            if call.sequence == sequence and call.peer == COLLECTIVE:
+            if call.header.sequence == sequence and call.peer == COLLECTIVE:
                 return call
         return None
 

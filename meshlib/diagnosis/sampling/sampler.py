@@ -5,18 +5,21 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from meshlib.diagnosis.members import Members
 from meshlib.diagnosis.recorder import CAPACITY, FlightRecorder, Record
 from meshlib.diagnosis.sampling.sample import Coordinate, OpenCall, Sample, StepTime, Traffic
-from meshlib.diagnosis.sampling.steps import period_of
 from meshlib.diagnosis.stacks import is_in_call
 
 OPEN_CALLS = 4
 _MOST_NAMES = 1000
+REPEATED = 3
+"""So often the newest calls must have repeated themselves to be taken for steps."""
+_Call = tuple[int, int, str, int]
 _STEPS = 10
 """A step's time is the mean over at most so many."""
 
@@ -57,10 +60,9 @@ class Sampler:
         self._newest: Record | None = None
         self._open: list[Record] = []
         self._names: dict[str, str] = {}
-        # What was called, by thread, for the period of the calls: the place in the program, the
-        # group and the bytes.
-        self._history: dict[int, deque[tuple[int, int, str, int]]] = {}
-        self._issued: dict[int, deque[float]] = {}
+        # By thread, for the period of the calls: what was called (the place in the program, the
+        # group and the bytes), and when.
+        self._history = defaultdict[int, deque[tuple[_Call, float]]](lambda: deque(maxlen=CAPACITY))
 
     def take(self) -> Sample:
         """Return what this rank has done since the last call of this."""
@@ -91,33 +93,24 @@ class Sampler:
 
     def _news(self, now: float) -> tuple[list[Record], float]:
         """Return the records that are new, oldest first, and when the time they are of began."""
-        news: list[Record] = []
         records = list(self._recorder.copy())[-CAPACITY:]
-        known = self._newest
-        forgotten = known is not None
-        for record in reversed(records):
-            if record is known:
-                forgotten = False
-                break
-            news.append(record)
-        news.reverse()
-        if news:
-            self._newest = news[-1]
-        if news and (forgotten or not self._since):
-            return news, news[0].issued
-        return news, self._since or now
+        newest = self._newest
+        news = list(takewhile(lambda record: record is not newest, reversed(records)))[::-1]
+        if not news:
+            return news, self._since or now
+        self._newest = news[-1]
+        forgotten = newest is not None and len(news) == len(records)
+        return news, news[0].issued if forgotten or not self._since else self._since
 
     def _count(
         self, records: Iterable[Record], begin: float, now: float
     ) -> tuple[list[Traffic], float]:
         """Return what was done on each group, and the time in calls; keep those under way."""
-        counts: dict[str, list[float]] = {}
+        counts = defaultdict[str, list[float]](lambda: [0, 0, 0.0])
         spans: list[tuple[float, float]] = []
         self._open = []
         for record in records:
-            counted = counts.get(record.group)
-            if counted is None:
-                counted = counts[record.group] = [0, 0, 0.0]
+            counted = counts[record.group]
             ended = record.ended
             if ended:
                 counted[0] += 1
@@ -172,28 +165,23 @@ class Sampler:
 
     def _step(self, news: Iterable[Record]) -> StepTime | None:
         for record in news:
-            calls = self._history.get(record.thread)
-            if calls is None:
-                calls = self._history[record.thread] = deque(maxlen=CAPACITY)
-                self._issued[record.thread] = deque(maxlen=CAPACITY)
-            calls.append((id(record.code), record.instruction, record.group, record.nbytes))
-            self._issued[record.thread].append(record.issued)
+            call = id(record.code), record.instruction, record.group, record.nbytes
+            self._history[record.thread].append((call, record.issued))
         marks = self._recorder.steps
         if marks.count:
             moments = list(marks.moments)[-_STEPS - 1 :]
             if len(moments) < 2:
                 return None
             seconds = (moments[-1] - moments[0]) / (len(moments) - 1)
-            return StepTime(seconds, marks.count, True)
+            return StepTime(seconds, marks.count)
         if not self._history:
             return None
-        thread = max(self._history, key=lambda thread: len(self._history[thread]))
-        period = period_of(self._history[thread])
+        calls, issued = zip(*max(self._history.values(), key=len), strict=True)
+        period = period_of(calls)
         if not period:
             return None
-        issued = self._issued[thread]
         steps = min(_STEPS, (len(issued) - 1) // period)
-        return StepTime((issued[-1] - issued[-1 - steps * period]) / steps, -1, False)
+        return StepTime((issued[-1] - issued[-1 - steps * period]) / steps, -1)
 
 
 def covered(spans: list[tuple[float, float]]) -> float:
@@ -204,3 +192,31 @@ def covered(spans: list[tuple[float, float]]) -> float:
             total += end - max(begin, until)
             until = end
     return total
+
+
+def period_of(calls: Sequence[Hashable]) -> int:
+    """Return how many calls a step has, 0 when the newest of ``calls`` show no period.
+
+    Training repeats itself: the same calls, made at the same lines, of the same sizes, in the same
+    order. The period of that sequence is a step, whatever the loop looks like.
+
+    It is the shortest period of the longest run, up to the newest call, that repeats itself
+    ``REPEATED`` times and is at least half of all: a loop inside of a step is shorter than that.
+    Found with the prefix function of Knuth, Morris and Pratt (SIAM J. Comput. 6, 1977), in time
+    linear in the number of calls.
+    """
+    newest = list(reversed(calls))
+    found, border = 0, 0
+    borders = [0] * len(newest)
+    for i in range(1, len(newest)):
+        call = newest[i]
+        while border and newest[border] != call:
+            border = borders[border - 1]
+        if newest[border] == call:
+            border += 1
+        borders[i] = border
+        length = i + 1
+        period = length - border
+        if length >= REPEATED * period and 2 * length >= len(newest):
+            found = period
+    return found

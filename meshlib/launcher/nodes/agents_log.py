@@ -1,8 +1,8 @@
 """The log that the agents of several nodes share, in the store on which their ranks meet.
 
 The agent that serves the store leads. Threads keep this node in touch: one says what there is to
-say and that this node is alive, one reads the log (and decides, where this node leads), and one
-notices when the store has fallen silent. None of them ever holds up the agent.
+say and that this node is alive, one reads the log (and decides, where this node leads). Neither
+ever holds up the agent.
 """
 
 from __future__ import annotations
@@ -14,15 +14,26 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from meshlib.command_line import say
 from meshlib.diagnosis.event_log import LogReader, announce_lost
 from meshlib.launcher.nodes.continuing import last_members, leader_of
 from meshlib.launcher.nodes.coordinator import Log, News
 from meshlib.launcher.nodes.leader import Leader
-from meshlib.launcher.nodes.records import LOG, CutOff, Gone, Hello, Record, alive_key, parse
-from meshlib.launcher.nodes.waiting import Waiting
+from meshlib.launcher.nodes.records import (
+    LOG,
+    Admitted,
+    CutOff,
+    Gone,
+    Held,
+    Hello,
+    Record,
+    Refused,
+    alive_key,
+    parse,
+)
 from meshlib.launcher.options.launch import LaunchOptions, NodeOptions
 from transport.deadline import Deadline
-from transport.errors import AuthenticationError, DistError, DistNetworkError
+from transport.errors import AuthenticationError, DistError, DistNetworkError, StoreSilentError
 from transport.net.sockets import format_address, is_local, resolves
 from transport.store.base import Store
 from transport.store.tcp.server import TCPStoreServer
@@ -34,6 +45,9 @@ _PAUSE_SECONDS = 0.1
 _CLOSE_SECONDS = 2.0
 _FAREWELL_SECONDS = 10.0
 """What the leader waits, when it has ended, for the others to read how the job did."""
+_FIRST_NOTE_SECONDS = 5.0
+"""After how long the user is told that this node waits: nodes that start together need no word."""
+_NEXT_NOTE_SECONDS = 30.0
 
 
 class SharedLog(Log):
@@ -56,7 +70,6 @@ class SharedLog(Log):
         self._knock = knock
         self._silence = nodes.heartbeat_timeout
         self._beat = self._silence / 5
-        self._beaten = threading.Event()
         self._inbox: deque[Record] = deque()
         self._outbox: queue.SimpleQueue[News | None] = queue.SimpleQueue()
         self._closing = threading.Event()
@@ -64,13 +77,7 @@ class SharedLog(Log):
         self._waiting = Waiting(nodes, agent)
         self._server: TCPStoreServer | None = _serve_if_ours(nodes, self._key)
         self._talker = threading.Thread(target=self._talk, name="meshrun-talker", daemon=True)
-        self._watchdog = threading.Thread(target=self._watch, name="meshrun-watchdog", daemon=True)
         self._talker.start()
-
-    @property
-    def leads(self) -> bool:
-        """See ``Log``."""
-        return self._server is not None
 
     def say(self, record: Record) -> None:
         """See ``Log``."""
@@ -99,18 +106,15 @@ class SharedLog(Log):
     def close(self, *, in_touch: bool) -> None:
         """See ``Log``. The leader stays until the others have left, for some seconds."""
         self._closing.set()
-        self._beaten.set()
         self._outbox.put(None)
         if not in_touch and self._server is None:
             return  # the threads wait for a store that does not answer; the process need not
         self._talker.join(_FAREWELL_SECONDS)
         if self._follower is not None:
             self._follower.close()
-        if self._server is not None:
-            self._server.close()
+        super().close(in_touch=in_touch)
 
     def _talk(self) -> None:
-        where = format_address(self.host, self.port)
         try:
             store = self._connect()
             if store is None:
@@ -118,16 +122,19 @@ class SharedLog(Log):
             with store:
                 self._converse(store)
         except DistError as error:
-            self._give_up(f"lost touch with the job's store at {where}: {error}")
+            silent = isinstance(error, StoreSilentError)
+            why = f"no answer for {self._silence:g} s" if silent else str(error)
+            where = format_address(self.host, self.port)
+            self._hear(CutOff(f"lost touch with the job's store at {where}: {why}"))
 
     def _converse(self, store: TCPStore) -> None:
         """Say that this node is alive, and what there is to say, until it is time to leave."""
         farewell = Gone(self._agent, lost="was lost: its connection to the store broke")
         store.set_will(LOG, farewell.line())
+        follower, store = store.clone(), store.with_patience(self._silence)
         key = alive_key(self._agent)
         store.set(key, "0")
-        self._follow(store.clone())
-        self._watchdog.start()
+        self._follow(follower)
         beats, due = 0, time.monotonic() + self._beat
         while True:
             with contextlib.suppress(queue.Empty):
@@ -138,7 +145,6 @@ class SharedLog(Log):
             if time.monotonic() >= due:
                 beats, due = beats + 1, time.monotonic() + self._beat
                 store.set(key, str(beats))
-                self._beaten.set()
                 self._waiting.tick(time.monotonic())
 
     def _follow(self, store: TCPStore) -> None:
@@ -148,18 +154,7 @@ class SharedLog(Log):
                 self._options, self._agent, lambda attempt: last_members(store, attempt)
             )
             leading = Leading(leader, store, self._agent, self._silence)
-        self._follower = Follower(store, self._agent, leading, self._hear, self._give_up)
-
-    def _watch(self) -> None:
-        """Notice when the talker is stuck in a store that has fallen silent."""
-        while self._beaten.wait(self._silence):
-            if self._closing.is_set():
-                return
-            self._beaten.clear()
-        where = format_address(self.host, self.port)
-        self._give_up(
-            f"lost touch with the job's store at {where}: no answer for {self._silence:g} s"
-        )
+        self._follower = Follower(store, self._agent, leading, self._hear)
 
     def _connect(self) -> TCPStore | None:
         """Return a connection to the store as soon as it is served; None when closed before.
@@ -191,12 +186,7 @@ class SharedLog(Log):
         # The node that serves does not need the name by which others find it.
         served = self._server.address if self._server is not None else None
         host, port = served or (self.host, self.port)
-        store = TCPStore(host, port, timeout=seconds, secret=self._key)
-        store.set_timeout(self._beat)  # an answer that takes longer than a beat is none
-        return store
-
-    def _give_up(self, reason: str) -> None:
-        self._hear(CutOff(reason))
+        return TCPStore(host, port, timeout=seconds, secret=self._key)
 
     def _hear(self, record: Record) -> None:
         self._inbox.append(record)
@@ -282,9 +272,8 @@ class Leading:
 
 class Follower:
     """Reads the log from its beginning and hands each record on, in a thread of its own, to the
-    leaving of ``agent``; where that leads, until all others have left.
-
-    ``give_up`` is told why following, or leading, has become impossible.
+    leaving of ``agent``; where that leads, until all others have left. ``CutOff`` where following,
+    or leading, has become impossible.
     """
 
     def __init__(
@@ -293,13 +282,11 @@ class Follower:
         agent: str,
         leading: Leading | None,
         hear: Callable[[Record], None],
-        give_up: Callable[[str], None],
     ) -> None:
         self._store = store
         self._agent = agent
         self._leading = leading
         self._hear = hear
-        self._give_up = give_up
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="meshrun-follower", daemon=True)
         self._thread.start()
@@ -317,10 +304,10 @@ class Follower:
         except Exception as error:  # noqa: BLE001 (an agent that hears nothing would wait forever)
             if self._leading is not None:
                 if not self._closing.is_set():
-                    self._give_up(f"this node can no longer lead the job: {error!r}")
+                    self._hear(CutOff(f"this node can no longer lead the job: {error!r}"))
             elif not isinstance(error, DistError):
                 # Of the store's end the talker's connection tells.
-                self._give_up(f"the agents' log cannot be read: {error!r}")
+                self._hear(CutOff(f"the agents' log cannot be read: {error!r}"))
 
     def _read(self, leading: Leading | None) -> None:
         log = LogReader(self._store, LOG, parse)
@@ -336,3 +323,62 @@ class Follower:
                     self._hear(record)
             if leading is not None:
                 leading.tick()
+
+
+class Waiting:
+    """Follows the agents' log while this node waits for a place in the job, and prints a line on
+    standard error where a person would wonder.
+    """
+
+    def __init__(self, nodes: NodeOptions, agent: str) -> None:
+        self._nodes = nodes
+        self._agent = agent
+        self._where = format_address(nodes.host, nodes.port)
+        self._hosts: dict[str, str] = {}
+        self._came: set[str] = set()
+        self._began: float | None = None
+        self._next = 0.0
+
+    def begin(self, now: float) -> None:
+        """This node asks for a place, and waits until ``hear`` is told who has got one."""
+        self._began = now
+        self._next = now + _FIRST_NOTE_SECONDS
+
+    def hear(self, record: Record, *, leads: bool) -> None:
+        """Take note of a record of the log; ``leads``: it is this node's to explain decisions."""
+        match record:
+            case Hello(agent=agent, host=host):
+                self._hosts[agent] = host
+                self._came.add(agent)
+            case Refused(agent=agent, reason=reason):
+                self._came.discard(agent)
+                if leads:
+                    say("meshrun", f"refused node {self._hosts.get(agent, agent)}: {reason}")
+            case Held(agent=self._agent, reason=reason):
+                say("meshrun", reason)
+            case Gone(agent=agent):
+                self._came.discard(agent)
+            case Admitted(agent=agent):
+                self._came.discard(agent)
+                self._began = None
+            case _:
+                pass
+
+    def tick(self, now: float, unreached: Exception | None = None) -> None:
+        """Print how things stand if it is time. ``unreached``: why the store was not."""
+        if self._began is None or now < self._next:
+            return
+        self._next = now + _NEXT_NOTE_SECONDS
+        left = f"{max(0.0, self._began + self._nodes.join_timeout - now):.0f} s left"
+        if unreached is not None:
+            say(
+                "meshrun", f"waiting for the node that leads, at {self._where}, {left}: {unreached}"
+            )
+            return
+        least, most = self._nodes.least, self._nodes.most
+        wanted = str(most) if least == most else f"{least} to {most}"
+        # A moment ago it may have been one less: this node itself is here.
+        say(
+            "meshrun",
+            f"{max(1, len(self._came))} of {wanted} nodes, waiting at {self._where}, {left}",
+        )

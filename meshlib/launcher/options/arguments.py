@@ -14,8 +14,15 @@ from pathlib import Path
 from typing import Literal
 
 from meshlib.command_line import told
-from meshlib.launcher.options.launch import LaunchOptions, NodeOptions, Program
-from meshlib.launcher.options.nodes import ask_engine, node_options, patience_under_engine
+from meshlib.launcher.options.launch import (
+    FAILURE_GRACE_SECONDS,
+    SIGNAL_GRACE_SECONDS,
+    SLURM_GRACE_SECONDS,
+    LaunchOptions,
+    NodeOptions,
+    Program,
+)
+from meshlib.launcher.options.nodes import ask_engine, gets_engine_signals, node_options
 from meshlib.launcher.options.parser import make_parser, with_address
 from meshlib.launcher.ranks.output import OutputOptions, parse_streams
 from meshlib.neighbours import PACKAGES, is_ours
@@ -43,7 +50,10 @@ def _launch_options(given: argparse.Namespace) -> LaunchOptions:
     notes = ask_engine(given, os.environ)
     nodes = node_options(given)
     ranks, mesh = _ranks_and_mesh(given.nproc_per_node, given.mesh, nodes)
-    options = LaunchOptions(
+    grace: float | None = given.grace_period
+    engine_signals = gets_engine_signals(os.environ)
+    last_grace = SLURM_GRACE_SECONDS if engine_signals else SIGNAL_GRACE_SECONDS
+    return LaunchOptions(
         program=_program(given),
         ranks=ranks,
         start=given.start or ("fork" if ranks > 1 else "exec"),
@@ -58,12 +68,10 @@ def _launch_options(given: argparse.Namespace) -> LaunchOptions:
         spares=given.spares or 0,
         verbose=given.verbose,
         notes=notes,
-        **patience_under_engine(os.environ),
+        failure_grace=FAILURE_GRACE_SECONDS if grace is None else grace,
+        signal_grace=last_grace if grace is None else grace,
+        engine_signals=engine_signals,
     )
-    if given.grace_period is None:
-        return options
-    grace: float = given.grace_period
-    return replace(options, failure_grace=grace, signal_grace=grace)
 
 
 def _on_failure(given: argparse.Namespace) -> Literal["stop", "continue"]:

@@ -11,13 +11,8 @@ import argparse
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TypedDict
 
-from meshlib.launcher.options.launch import (
-    SIGNAL_GRACE_SECONDS,
-    SLURM_GRACE_SECONDS,
-    NodeOptions,
-)
+from meshlib.launcher.options.launch import NodeOptions
 from transport import environment
 from transport.deadline import read_duration
 from transport.launch_environments import (
@@ -165,13 +160,6 @@ NO_JOB = "none"
 _TEXTS = {"rdzv_backend": "PET_RDZV_BACKEND", "rdzv_conf": "PET_RDZV_CONF"}
 
 
-class Patience(TypedDict):
-    """Fields of ``LaunchOptions``."""
-
-    engine_signals: bool
-    signal_grace: float
-
-
 def ask_engine(given: argparse.Namespace, variables: Mapping[str, str]) -> tuple[str, ...]:
     """Fill in what the parsed command line leaves open; return what was filled in, and by whom.
 
@@ -198,15 +186,12 @@ def ask_engine(given: argparse.Namespace, variables: Mapping[str, str]) -> tuple
     return tuple(notes)
 
 
-def patience_under_engine(variables: Mapping[str, str]) -> Patience:
-    """Return how to treat signals: whether ranks get the engine's own, and how long they have."""
+def gets_engine_signals(variables: Mapping[str, str]) -> bool:
+    """Return whether the engine, Slurm, signals ranks itself."""
     try:
-        slurm = Slurm.in_step(variables)
+        return Slurm.in_step(variables)
     except LaunchEnvironmentError:
-        slurm = False
-    return Patience(
-        engine_signals=slurm, signal_grace=SLURM_GRACE_SECONDS if slurm else SIGNAL_GRACE_SECONDS
-    )
+        return False
 
 
 def _take_torchruns_options(given: argparse.Namespace, variables: Mapping[str, str]) -> None:
@@ -228,42 +213,31 @@ def _complete(given: argparse.Namespace) -> bool:
 def _take(given: argparse.Namespace, place: NodePlace) -> list[str]:
     """Take from an engine's answer what is open; return what was taken, in words."""
     taken: list[str] = []
-    if given.nnodes is None:
-        if place.nodes is None and place.node is not None:
-            raise LaunchEnvironmentError(
-                f"{place.launcher} says that this is node {place.node}, and not of how many:"
-                " expected --nnodes N, or --standalone for a job on this node alone"
-            )
-        if place.nodes is not None:
-            given.nnodes = place.nodes
-            taken.append(f"--nnodes {place.nodes}")
-    if given.nproc_per_node is None and given.mesh is None and place.ranks:
-        given.nproc_per_node = place.ranks
-        taken.append(f"--nproc-per-node {place.ranks}")
-    if given.nnodes not in (None, "1"):
-        taken += _take_meeting(given, place)
-    return [f"{place.launcher} says {' '.join(taken)}"] if taken else []
 
+    def take(option: str, value: object) -> None:
+        if value is not None and getattr(given, option) in (None, ""):
+            setattr(given, option, value)
+            taken.append(f"--{option.replace('_', '-')} {value}")
 
-def _take_meeting(given: argparse.Namespace, place: NodePlace) -> list[str]:
-    taken: list[str] = []
-    if not given.rdzv_id and place.job:
-        given.rdzv_id = place.job
-        taken.append(f"--rdzv-id {place.job}")
-    if _has_address(given):
-        return taken
-    if place.host is None:
+    if given.nnodes is None and place.nodes is None and place.node is not None:
         raise LaunchEnvironmentError(
-            f"{place.launcher} says that there are {given.nnodes} nodes, and not where they meet:"
-            " expected --master-addr HOST, the address of node 0, or --rdzv-endpoint HOST:PORT"
+            f"{place.launcher} says that this is node {place.node}, and not of how many:"
+            " expected --nnodes N, or --standalone for a job on this node alone"
         )
-    given.master_addr = place.host
-    taken.append(f"--master-addr {place.host}")
-    if given.master_port is None and place.port is not None:
-        given.master_port = place.port
-        taken.append(f"--master-port {place.port}")
-    numbered = ":" not in given.nnodes and given.rdzv_backend in (None, "static")
-    if given.node_rank is None and place.node is not None and numbered:
-        given.node_rank = place.node
-        taken.append(f"--node-rank {place.node}")
-    return taken
+    take("nnodes", place.nodes)
+    if given.mesh is None:
+        take("nproc_per_node", place.ranks)
+    if given.nnodes not in (None, "1"):
+        take("rdzv_id", place.job)
+        if not _has_address(given):
+            if place.host is None:
+                raise LaunchEnvironmentError(
+                    f"{place.launcher} says that there are {given.nnodes} nodes, and not where they"
+                    " meet: expected --master-addr HOST, the address of node 0, or --rdzv-endpoint"
+                    " HOST:PORT"
+                )
+            take("master_addr", place.host)
+            take("master_port", place.port)
+            if ":" not in given.nnodes and given.rdzv_backend in (None, "static"):
+                take("node_rank", place.node)
+    return [f"{place.launcher} says {' '.join(taken)}"] if taken else []

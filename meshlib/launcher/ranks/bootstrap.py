@@ -161,7 +161,7 @@ def _module(name: str) -> tuple[ModuleType, CodeType]:
 def _serve(flags: str, parent: int) -> str:
     """Be the process that ranks are forked from; return, in each of them, its flags."""
     try:
-        from meshlib.launcher.ranks.fork_server import serve
+        from meshlib.launcher.ranks.starting import serve
     except Exception:  # noqa: BLE001 (ranks are started by exec, and see what there is to see)
         os._exit(1)
     flags = serve(int(flags.removeprefix(SERVE)), parent)

@@ -33,7 +33,7 @@ class _Source:
 
 
 class OutputPump:
-    """Carries the output of ranks; ``add`` streams, ``start``, and ``close`` in the end."""
+    """Carries the output of ranks; ``add`` streams, and ``close`` in the end."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
@@ -43,7 +43,6 @@ class OutputPump:
         self._lock = threading.Lock()
         self._coming: list[_Source] = []
         self._running = False
-        self._started = False
         self._unfinished: _Source | None = None
         self._thread: threading.Thread | None = None
 
@@ -55,14 +54,6 @@ class OutputPump:
             self._coming.append(_Source(reader, console, prefix, file))
             if self._running:
                 os.write(self._stop_writer, b"+")
-        if self._started:
-            self.start()
-
-    def start(self) -> None:
-        """Start copying, if there is anything to copy."""
-        self._started = True
-        with self._lock:
-            if self._running or not self._coming:
                 return
             self._running = True
         self._thread = threading.Thread(target=self._run, name="meshrun-output", daemon=True)

@@ -6,20 +6,22 @@ import contextlib
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from meshlib.launcher.options.launch import LaunchOptions, Program
-from meshlib.launcher.ranks import bootstrap
-from meshlib.launcher.ranks.environment import Placement, limit_threads, node_environment
+from meshlib.launcher.options.launch import LaunchOptions
 from meshlib.launcher.ranks.failure import OOM_HINT, ErrorRecord, RankExit, oom_kills, wall_time
-from meshlib.launcher.ranks.fork_server import ForkServer
-from meshlib.launcher.ranks.output import OutputPump, RankStreams, connect
+from meshlib.launcher.ranks.output import OutputPump, connect
+from meshlib.launcher.ranks.starting import (
+    ForkServer,
+    Placement,
+    limit_threads,
+    node_environment,
+    start,
+)
 from transport import environment
 
 SETTLE_SECONDS = 0.8
@@ -204,7 +206,7 @@ class WorkerGroup:
         placement: Placement,
         run_id: str,
         directory: Path,
-        server: ForkServer | None = None,
+        server: ForkServer | None,
     ) -> None:
         self.workers: list[Worker] = []
         self._options, self._placement = options, placement
@@ -214,20 +216,16 @@ class WorkerGroup:
         limit_threads(self._base, placement.ranks)
         try:
             for local_rank in range(placement.ranks):
-                self._begin(placement.first_rank + local_rank, local_rank)
+                self.add(placement.first_rank + local_rank, local_rank)
         except BaseException:
             self.signal(signal.SIGKILL)
             for worker in self.workers:
                 worker.process.wait()
             self.close(0.0)
             raise
-        self._pump.start()
 
-    def add(self, rank: int, local_rank: int) -> Worker:
+    def add(self, rank: int, local_rank: int) -> None:
         """Start one more rank, which comes to the others."""
-        return self._begin(rank, local_rank)
-
-    def _begin(self, rank: int, local_rank: int) -> Worker:
         options, placement = self._options, self._placement
         own = self._directory / str(rank)
         own.mkdir(parents=True)
@@ -237,10 +235,9 @@ class WorkerGroup:
             error_file = own / "error.json"
             variables = self._base | placement.variables_of(rank, local_rank)
             variables[environment.ERROR_FILE] = str(error_file)
-            process = _start(options.program, ends, variables, self._server)
+            process = start(options.program, ends, variables, self._server)
         worker = Worker(process, rank, local_rank, partial(ErrorRecord.load, error_file))
         self.workers.append(worker)
-        return worker
 
     @property
     def running(self) -> list[Worker]:
@@ -277,19 +274,6 @@ class WorkerGroup:
         self._pump.close(timeout)
 
 
-@contextlib.contextmanager
-def _interrupt_later() -> Generator[None]:
-    """Have a process that is started in the block find SIGINT blocked: ``bootstrap`` lets it in.
-
-    Python would print where in its own beginning Ctrl-C came, and in each rank.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 def _ended_children() -> Iterator[int]:
     """Yield the process id of each child that has ended, leaving it to be collected."""
     while True:
@@ -300,55 +284,6 @@ def _ended_children() -> Iterator[int]:
         if child is None:
             return
         yield child.si_pid
-
-
-def start_server(options: LaunchOptions, run_id: str) -> ForkServer | None:
-    """Start what this node's ranks are forked from, if they are to be."""
-    if options.start != "fork" or options.program.kind == "program":
-        return None
-    variables = {**os.environ, environment.RUN_ID: run_id}
-    limit_threads(variables, options.ranks)
-    try:
-        with _interrupt_later():
-            return ForkServer(partial(_command_line, options.program), variables)
-    except OSError:  # out of processes or descriptors: each rank will tell better
-        return None
-
-
-def _start(
-    program: Program, ends: RankStreams, variables: Mapping[str, str], server: ForkServer | None
-) -> Process:
-    flags = "-" if ends.inherited else "-l"
-    if not ends.logged:  # a log keeps each rank's traceback; the console gets only the first
-        flags += "q"
-    if server is not None:
-        forked = server.fork(flags, variables, ends.stdout, ends.stderr)
-        if forked is not None:
-            return forked
-    with _interrupt_later():
-        return subprocess.Popen(
-            _command_line(program, flags),
-            env=variables,
-            stdout=ends.stdout,
-            stderr=ends.stderr,
-            start_new_session=True,
-        )
-
-
-def _command_line(program: Program, flags: str) -> list[str]:
-    """Return what starts ``program`` in a rank: this Python, and in it ``bootstrap``."""
-    python = [sys.executable]
-    if program.kind == "program":
-        python += ["-I", "-S"]
-    return [
-        *python,
-        bootstrap.__file__,
-        str(os.getpid()),
-        flags,
-        program.kind,
-        program.target,
-        *program.arguments,
-    ]
 
 
 def _of_launch(options: LaunchOptions, run_id: str) -> dict[str, str | None]:

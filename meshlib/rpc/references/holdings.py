@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter, deque
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from meshlib.calls.future import Future
-from meshlib.rpc.calls import settle
+from meshlib.rpc.calls import Outgoing, RpcFuture, settle
 from meshlib.rpc.errors import RRefLostError
-from meshlib.rpc.references.losses import Losses
 from meshlib.rpc.references.ownership import ObjectId, Owned, Ownership
 from meshlib.rpc.wire.payload import Payload, Pickling, load
 from transport.errors import DistBackendError
+
+if TYPE_CHECKING:
+    from meshlib.rpc.agent import Agent
 
 ASK_AGAIN_SECONDS = 0.05
 """Whoever is asked about the dead looks so often whether something still comes from it."""
 
 
-class Ways(Protocol):
-    """How a worker reaches another one."""
-
-    def tell(self, rank: int, notice: object) -> None:
-        """Tell a worker something, after all that it was told before."""
-        ...
+Passed = Sequence[tuple[int, ObjectId]]
+"""The references in a request: each one's owner and object."""
+_REMEMBERED = 4096
 
 
 class _Pickled(threading.local):
@@ -38,30 +37,14 @@ class _Pickled(threading.local):
 
 
 class Holdings:
-    """The references of worker ``rank`` of ``size``, and its objects. Any thread.
+    """The references of one worker of ``size``, and its objects. Any thread."""
 
-    ``make(oid)`` makes the future of an object's value; ``wake()`` has ``tick`` called soon, in
-    another thread; ``is_over(rank)`` says whether a worker is dead and all that came from it was
-    unpickled; ``is_settled(rank, number)`` whether a request of one, whose connection broke, has
-    been unpickled or never will be.
-    """
-
-    def __init__(
-        self,
-        rank: int,
-        size: int,
-        make: Callable[[ObjectId], Future[Any]],
-        wake: Callable[[], None],
-        is_over: Callable[[int], bool],
-        is_settled: Callable[[int, int], bool],
-    ) -> None:
-        self.rank = rank
-        self.ways: Ways | None = None
-        self._wake = wake
-        self._is_over = is_over
-        self._losses = Losses(is_settled)
+    def __init__(self, agent: Agent, size: int) -> None:
+        self._agent = agent
+        self._rank = agent.rank
+        self._losses = Losses(self._is_settled)
         self._lock = threading.RLock()
-        self._objects = Ownership(make, size)
+        self._objects = Ownership(self._make, size)
         self._here = _Pickled()
         self._pickling = Pickling()
         # What came (1) and went (-1): the reference's owner, object and giver, in this order.
@@ -89,7 +72,7 @@ class Holdings:
         finally:
             here.to, here.passed = before
         for owner, oid in passed:
-            self._tell(owner, ("grant", tuple(oid), to))
+            self._tell(owner, ("grant", oid, to))
         return payload
 
     def load(self, caller: int, number: int, data: bytes | memoryview, buffers: Any) -> Any:
@@ -103,17 +86,12 @@ class Holdings:
             if taken:
                 self._losses.arrived(caller, number, taken)
 
-    def lose(self, to: int, lost: list[tuple[int, list[tuple[int, ObjectId]]]]) -> None:
+    def lose(self, to: int, calls: Iterable[Outgoing]) -> None:
         """Tell a worker which requests to it have failed, with their connection or since it could
-        not unpickle them: their numbers, and the references in them.
+        not unpickle them, and the references in them.
         """
-        plain = [
-            (number, [(owner, tuple(oid)) for owner, oid in passed])
-            for number, passed in lost
-            if passed
-        ]
-        if plain:
-            self._tell(to, ("lost", plain))
+        if lost := [(call.number, call.passed) for call in calls if call.passed]:
+            self._tell(to, ("lost", lost))
 
     @property
     def pickled_for(self) -> int | None:
@@ -132,7 +110,7 @@ class Holdings:
                 " its owner has to know who holds it"
             )
         here.passed.append((owner, oid))
-        return self.rank
+        return self._rank
 
     def take(self, owner: int, oid: ObjectId, giver: int) -> None:
         """Note that a reference came."""
@@ -146,11 +124,11 @@ class Holdings:
         self._changes.append((owner, oid, giver, -1))
         if not self._woken:
             self._woken = True
-            self._wake()
+            self._agent.clock.ring()
 
     def give_up(self, owner: int, oid: ObjectId, why: str) -> None:
         """Tell the owner that an object will not be made: the request was lost, or is too late."""
-        self._tell(owner, ("void", tuple(oid), why))
+        self._tell(owner, ("void", oid, why))
 
     def tick(self) -> float | None:
         """Tell the owners of the references that are gone, and answer those who ask. Returns after
@@ -165,37 +143,53 @@ class Holdings:
         self._release_dropped()
         for giver, passed in self._losses.settle():
             for owner, oid in passed:
-                self._tell(owner, ("release", [(tuple(oid), giver)]))
+                self._tell(owner, ("release", [(oid, giver)]))
         for owner, giver, oids in ready:
-            said = [(tuple(oid), self._held[owner, oid, giver]) for oid in oids]
+            said = [(oid, self._held[owner, oid, giver]) for oid in oids]
             self._tell(owner, ("held", giver, said))
         return ASK_AGAIN_SECONDS if waits or self._losses else None
 
     def _release_dropped(self) -> None:
         self._woken = False
-        by_owner: dict[int, list[tuple[tuple[int, ...], int]]] = {}
+        by_owner: dict[int, list[tuple[ObjectId, int]]] = {}
         while self._changes:
             owner, oid, giver, by = self._changes.popleft()
-            if giver != self.rank:
+            if giver != self._rank:
                 self._held[owner, oid, giver] += by
                 if not self._held[owner, oid, giver]:
                     del self._held[owner, oid, giver]
             if by < 0:
-                by_owner.setdefault(owner, []).append((tuple(oid), giver))
+                by_owner.setdefault(owner, []).append((oid, giver))
         for owner, released in by_owner.items():
             self._tell(owner, ("release", released))
 
     def _tell(self, owner: int, notice: object) -> None:
-        if owner == self.rank:
-            self.hear(self.rank, notice)
-        elif self.ways is not None:
-            self.ways.tell(owner, notice)
+        if owner == self._rank:
+            self.hear(owner, notice)
+        else:
+            self._agent.peers.tell(owner, notice)
+
+    def _is_over(self, rank: int) -> bool:
+        """Whether a worker is dead, and all that came from it was unpickled."""
+        agent = self._agent
+        return agent.peers.is_over(rank) and agent.server.has_begun_all_of(rank)
+
+    def _is_settled(self, rank: int, number: int) -> bool:
+        """Whether a request, whose connection broke, was unpickled or never will be."""
+        agent = self._agent
+        return agent.peers.is_drained(rank) and agent.server.has_begun((rank, number))
 
     # ------------------------------------------------------------------ as an owner
 
     def __len__(self) -> int:
         with self._lock:
             return len(self._objects)
+
+    def _make(self, oid: ObjectId) -> RpcFuture:
+        """Return the future of an object's value."""
+        value = RpcFuture(self._agent)
+        value.object = oid
+        return value
 
     def create(self, oid: ObjectId) -> Owned:
         """Note that an object is to be made here; its creator holds the first reference."""
@@ -213,26 +207,26 @@ class Holdings:
         match notice:
             case ("grant", oid, to):
                 with self._lock:
-                    freed.append(self._objects.grant(ObjectId(*oid), rank, to))
+                    freed.append(self._objects.grant(oid, rank, to))
                 self._ask()
             case ("release", released):
                 with self._lock:
                     for oid, giver in released:
-                        freed.append(self._objects.release(ObjectId(*oid), giver, rank))
+                        freed.append(self._objects.release(oid, giver, rank))
             case ("whose", giver, oids):
                 with self._lock:
-                    self._questions.append((rank, giver, [ObjectId(*oid) for oid in oids]))
-                self._wake()
+                    self._questions.append((rank, giver, oids))
+                self._agent.clock.ring()
             case ("lost", lost):
                 self._losses.told(rank, lost)
-                self._wake()
+                self._agent.clock.ring()
             case ("held", giver, said):
                 with self._lock:
                     for oid, count in said:
-                        freed.append(self._objects.answer(ObjectId(*oid), giver, rank, count))
+                        freed.append(self._objects.answer(oid, giver, rank, count))
             case ("void", oid, why):
                 with self._lock:
-                    found = self._objects.void(ObjectId(*oid))
+                    found = self._objects.void(oid)
                 if found is not None:
                     settle(found.value, None, RRefLostError(why))
             case _:
@@ -253,8 +247,66 @@ class Holdings:
             return
         with self._lock:
             questions, self._objects.questions = self._objects.questions, []
-        grouped: dict[tuple[int, int], list[tuple[int, ...]]] = {}
+        grouped: dict[tuple[int, int], list[ObjectId]] = {}
         for worker, giver, oid in questions:
-            grouped.setdefault((worker, giver), []).append(tuple(oid))
+            grouped.setdefault((worker, giver), []).append(oid)
         for (worker, giver), oids in grouped.items():
             self._tell(worker, ("whose", giver, oids))
+
+
+class Losses:
+    """References in requests that were lost with their connection, while both workers live, or that
+    could not be unpickled. Any thread.
+
+    Their owner was told that they were given. Whether they arrived, only the worker knows to which
+    they went: so that one, told by the giver which requests have failed, releases those that it
+    never got, as if it had dropped them at once. If the giver dies before, the owner asks what is
+    left of what it gave; if the other one does, nothing is.
+
+    ``is_settled(caller, number)`` says whether a request has been unpickled, or never will be.
+    """
+
+    def __init__(self, is_settled: Callable[[int, int], bool]) -> None:
+        self._is_settled = is_settled
+        self._lock = threading.Lock()
+        self._arrived: dict[int, OrderedDict[int, Passed]] = {}
+        self._forgotten: dict[int, int] = {}
+        self._told: list[tuple[int, int, Passed]] = []
+
+    def arrived(self, caller: int, number: int, taken: Passed) -> None:
+        """Note which references came with a request."""
+        with self._lock:
+            arrived = self._arrived.setdefault(caller, OrderedDict())
+            arrived[number] = taken
+            if len(arrived) > _REMEMBERED:
+                first, _ = arrived.popitem(last=False)
+                self._forgotten[caller] = max(first, self._forgotten.get(caller, 0))
+
+    def told(self, caller: int, lost: Sequence[tuple[int, Passed]]) -> None:
+        """Note that requests of a worker, by number, have failed."""
+        with self._lock:
+            self._told += [(caller, number, passed) for number, passed in lost]
+
+    def settle(self) -> list[tuple[int, Passed]]:
+        """Return what never arrived and never will, by who gave it; each once."""
+        with self._lock:
+            found: list[tuple[int, Passed]] = []
+            left: list[tuple[int, int, Passed]] = []
+            for caller, number, passed in self._told:
+                if not self._is_settled(caller, number):
+                    left.append((caller, number, passed))
+                elif missing := self._missing(caller, number, passed):
+                    found.append((caller, missing))
+            self._told = left
+        return found
+
+    def __bool__(self) -> bool:
+        return bool(self._told)
+
+    def _missing(self, caller: int, number: int, passed: Passed) -> Passed:
+        # What is not known any more counts as arrived: rather kept too long than freed too early.
+        if number <= self._forgotten.get(caller, 0):
+            return []
+        left = Counter(passed)
+        left.subtract(self._arrived.get(caller, {}).get(number, ()))
+        return [*left.elements()]

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from meshlib.calls.future import Future
 from meshlib.rpc.errors import RRefLostError
@@ -31,11 +31,8 @@ from meshlib.rpc.errors import RRefLostError
 _REMEMBERED = 1 << 16
 
 
-class ObjectId(NamedTuple):
-    """The worker that had an object made, and the number that it gave it."""
-
-    creator: int
-    number: int
+ObjectId = tuple[int, int]
+"""The worker that had an object made, and the number that it gave it."""
 
 
 class Owned:
@@ -53,14 +50,6 @@ class Owned:
         """Who has not answered: of which dead worker, and who."""
 
 
-class Question(NamedTuple):
-    """Which worker is to say what references to an object it has from a dead ``giver``."""
-
-    worker: int
-    giver: int
-    oid: ObjectId
-
-
 class Ownership:
     """The objects of one worker of ``size``. Not thread-safe: its user has a lock.
 
@@ -68,8 +57,10 @@ class Ownership:
     """
 
     def __init__(self, make: Callable[[ObjectId], Future[Any]], size: int) -> None:
-        self.questions: list[Question] = []
-        """What is to be asked; whoever asks it takes it from here."""
+        self.questions: list[tuple[int, int, ObjectId]] = []
+        """Which worker is to say what it has from a dead giver of an object; whoever asks it takes
+        it from here.
+        """
         self._make = make
         self._size = size
         self._objects: dict[ObjectId, Owned] = {}
@@ -88,12 +79,12 @@ class Ownership:
         if found is None:
             if oid in self._freed:
                 raise RRefLostError(
-                    f"the object {tuple(oid)} was freed: its owner knew of no reference to it"
+                    f"the object {oid} was freed: its owner knew of no reference to it"
                 )
-            if oid.creator in self._dead:
+            if oid[0] in self._dead:
                 raise RRefLostError(
-                    f"the object {tuple(oid)} was never made: rank {oid.creator}, which asked for"
-                    f" it, {self._dead[oid.creator]}"
+                    f"the object {oid} was never made: rank {oid[0]}, which asked for"
+                    f" it, {self._dead[oid[0]]}"
                 )
             found = self._objects[oid] = Owned(self._make(oid))
         return found
@@ -105,18 +96,18 @@ class Ownership:
         found = self._objects.get(oid)
         if found is None:
             found = Owned(self._make(oid))
-            if oid not in self._freed and oid.creator not in self._dead:
+            if oid not in self._freed and oid[0] not in self._dead:
                 self._objects[oid] = found  # else nobody holds it, and nobody will
         if not found.created:
             found.created = True
             if oid in self._objects:
-                self._change(oid, oid.creator, oid.creator, 1)
+                self._change(oid, oid[0], oid[0], 1)
         return found
 
     def void(self, oid: ObjectId) -> Owned | None:
         """Note that the creator has given an object up; return it, if it is still needed."""
         found = self._objects.get(oid)
-        if oid in self._freed or oid.creator in self._dead:
+        if oid in self._freed or oid[0] in self._dead:
             return None
         return found if found is not None and found.created else self.create(oid)
 
@@ -160,7 +151,7 @@ class Ownership:
         self._dead[rank] = how
         orphans: list[Owned] = []
         for oid, found in list(self._objects.items()):
-            if oid.creator == rank and not found.created:
+            if oid[0] == rank and not found.created:
                 del self._objects[oid]
                 orphans.append(found)
                 continue
@@ -183,12 +174,12 @@ class Ownership:
         for worker in range(self._size):
             if worker not in self._dead:
                 found.awaited.add((giver, worker))
-                self.questions.append(Question(worker, giver, oid))
+                self.questions.append((worker, giver, oid))
 
     def _expect(self, oid: ObjectId) -> Owned | None:
         """Return an object that is here or will be; None for one that is gone or never comes."""
         found = self._objects.get(oid)
-        if found is None and oid not in self._freed and oid.creator not in self._dead:
+        if found is None and oid not in self._freed and oid[0] not in self._dead:
             found = self._objects[oid] = Owned(self._make(oid))
         return found
 

@@ -34,7 +34,7 @@ class RRef(Generic[T]):
 
     def __init__(self, value: T, type_hint: Any = None) -> None:
         agent = current_agent()
-        oid = ObjectId(agent.rank, agent.next_number())
+        oid = agent.rank, agent.next_number()
         owned = agent.holdings.create(oid)
         self._set(agent, agent.rank, oid, agent.rank)
         owned.value.set_result(value)
@@ -44,7 +44,7 @@ class RRef(Generic[T]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         giver = self._agent.holdings.pass_on(self._owner, self._oid)
-        return _received, (self._owner, tuple(self._oid), giver)
+        return _received, (self._owner, self._oid, giver)
 
     def __del__(self) -> None:
         agent = getattr(self, "_agent", None)
@@ -52,7 +52,7 @@ class RRef(Generic[T]):
             agent.holdings.drop(self._owner, self._oid, self._giver)
 
     def __repr__(self) -> str:
-        return f"<RRef to object {tuple(self._oid)} of {self._agent.who(self._owner)}>"
+        return f"<RRef to object {self._oid} of {self._agent.who(self._owner)}>"
 
     def owner(self) -> WorkerInfo:
         """Return the worker on which the object lives."""
@@ -190,12 +190,10 @@ def create(
     what: str = "",
 ) -> RRef[Any]:
     """Have ``owner`` call a function, and return a reference to what that returns."""
-    oid = ObjectId(agent.rank, agent.next_number())
+    number = agent.next_number()
+    oid = agent.rank, number
     rref: RRef[Any] = RRef.__new__(RRef)
-    number = oid.number
-    made = agent.call(
-        *(owner, func, args, kwargs, seconds), creates=True, kept=kept, number=number, what=what
-    )
+    made = agent.call(owner, func, args, kwargs, seconds, kept=kept, number=number, what=what)
     rref._set(agent, owner, oid, agent.rank)  # pyright: ignore[reportPrivateUsage]
     rref._made = made  # pyright: ignore[reportPrivateUsage]
     polled(made)
@@ -211,11 +209,11 @@ def create(
     return rref
 
 
-def _received(owner: int, oid: tuple[int, int], giver: int) -> RRef[Any]:
+def _received(owner: int, oid: ObjectId, giver: int) -> RRef[Any]:
     """Return the reference that came with a message."""
-    agent, rref, which = current_agent(), RRef[Any].__new__(RRef), ObjectId(*oid)
-    agent.holdings.take(owner, which, giver)
-    rref._set(agent, owner, which, giver)  # pyright: ignore[reportPrivateUsage]
+    agent, rref = current_agent(), RRef[Any].__new__(RRef)
+    agent.holdings.take(owner, oid, giver)
+    rref._set(agent, owner, oid, giver)  # pyright: ignore[reportPrivateUsage]
     return rref
 
 
@@ -231,14 +229,10 @@ def _bound(agent: Agent, timeout: Timeout | None) -> float | None:
     return (agent.timeout if seconds is None else seconds) or None
 
 
-def _value_of(agent: Agent, oid: ObjectId) -> Future[Any]:
-    return agent.holdings.value_of(ObjectId(*oid))
-
-
 def _local(agent: Agent, oid: ObjectId, seconds: float | None = None) -> Any:
     """On the owner: return the object when it is made. Raises what making it raised."""
-    value = _value_of(agent, oid)
-    value.block(seconds, lambda: f"the object {tuple(oid)}")
+    value = agent.holdings.value_of(oid)
+    value.block(seconds, lambda: f"the object {oid}")
     if value.failure is not None:
         raise without_frames(value.failure)
     return value.wait()
@@ -246,7 +240,7 @@ def _local(agent: Agent, oid: ObjectId, seconds: float | None = None) -> Any:
 
 def _fetch(oid: ObjectId) -> Later:
     """On the owner: answer with the object when it is made."""
-    return Later(_value_of(current_agent(), oid))
+    return Later(current_agent().holdings.value_of(oid))
 
 
 def _backward(oid: ObjectId, context_id: int, retain_graph: bool) -> None:

@@ -13,29 +13,18 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from transport.net.fork import in_forked_children
+
+if TYPE_CHECKING:
+    from meshlib.rpc.wire.connection import Connection
 
 Job = Callable[[], None]
 LOOK_SECONDS = 0.002
 """The backlog stands still when no job has ended for so long."""
 IDLE_SECONDS = 5.0
 END_SECONDS = 5.0
-
-
-class Pollable(Protocol):
-    """What ``Threads`` polls."""
-
-    fd: int
-
-    def ready(self, events: int) -> None:
-        """Act on ``events`` of epoll; the descriptor is disarmed, and is to be armed again."""
-        ...
-
-    def look(self) -> bool:
-        """Act on what comes within a moment, if that seems likely; whether something came."""
-        ...
 
 
 class _Here(threading.local):
@@ -45,7 +34,7 @@ class _Here(threading.local):
 
     running = False
     paused = 0
-    latest: Pollable | None = None
+    latest: Connection | None = None
 
 
 class Threads:
@@ -62,11 +51,15 @@ class Threads:
         self._lock = threading.Lock()
         self._backlog: deque[tuple[Job, int]] = deque()
         self.backlog_bytes: int = 0
-        self._idle = self._running = self._done = 0
+        self.running: int = 0
+        """How many jobs have begun and not ended, without those that wait."""
+        self.done: int = 0
+        """How many jobs have ended."""
+        self._idle = 0
         self._helper: int | None = None
         self._when_short: tuple[int, int, Job] | None = None
         self._here = _Here()
-        self._polled: dict[int, Pollable] = {}
+        self._polled: dict[int, Connection] = {}
         self._threads: set[threading.Thread] = set()
         self._number = 0
         self._closed = False
@@ -78,16 +71,16 @@ class Threads:
 
     # ------------------------------------------------------------------ what is polled
 
-    def register(self, polled: Pollable, events: int) -> None:
+    def register(self, polled: Connection, events: int) -> None:
         """Poll ``polled`` for ``events``, once."""
         self._polled[polled.fd] = polled
         self._epoll.register(polled.fd, events | select.EPOLLONESHOT)
 
-    def arm(self, polled: Pollable, events: int) -> None:
+    def arm(self, polled: Connection, events: int) -> None:
         """Poll ``polled``, which is registered, for ``events`` from now on, once."""
         self._epoll.modify(polled.fd, events | select.EPOLLONESHOT)
 
-    def forget(self, polled: Pollable) -> None:
+    def forget(self, polled: Connection) -> None:
         """Poll ``polled`` no more."""
         if self._polled.pop(polled.fd, None) is not None:
             with suppress(OSError, ValueError):
@@ -101,20 +94,10 @@ class Threads:
         return len(self._backlog)
 
     @property
-    def running(self) -> int:
-        """How many jobs have begun and not ended, without those that wait."""
-        return self._running
-
-    @property
     def busy(self) -> int:
         """How many jobs have begun and not ended, those that wait included, or not begun."""
         with self._lock:
             return len(self._backlog) + len(self._threads) - self._idle
-
-    @property
-    def done(self) -> int:
-        """How many jobs have ended."""
-        return self._done
 
     def add(self, job: Job, nbytes: int = 0) -> None:
         """Append ``job`` to the backlog: for one of these threads, which will look there."""
@@ -160,7 +143,7 @@ class Threads:
                 here.paused -= 1
             return
         with self._lock:
-            self._running -= 1
+            self.running -= 1
             alone = self._idle == 0
             more = bool(self._backlog)
         if alone:
@@ -173,16 +156,14 @@ class Threads:
         finally:
             here.paused = 0
             with self._lock:
-                self._running += 1
+                self.running += 1
 
     # ------------------------------------------------------------------ the threads
 
-    def close(self, wait: bool = True) -> None:
-        """Have the threads end with the jobs they run; ``wait`` for that, for a few seconds."""
+    def close(self) -> None:
+        """Have the threads end with the jobs they run; wait for that, for a few seconds."""
         self._closed = True
         self.ring()
-        if not wait:
-            return
         me = threading.current_thread()
         with self._lock:
             threads = [thread for thread in self._threads if thread is not me]
@@ -227,7 +208,7 @@ class Threads:
     def _turn(self) -> bool:
         """Wait for something and do it; False: this thread is not needed any more."""
         me = threading.get_ident()
-        helping, done = self._helper == me, self._done
+        helping, done = self._helper == me, self.done
         latest, self._here.latest = self._here.latest, None
         if latest is None or self._idle < 2 or self._backlog or not latest.look():
             latest, events = None, self._epoll.poll(LOOK_SECONDS if helping else IDLE_SECONDS, 1)
@@ -239,11 +220,11 @@ class Threads:
         else:
             events = True
         backlog = len(self._backlog)
-        if not backlog or self._running >= self.limit:
+        if not backlog or self.running >= self.limit:
             if helping:
                 self._helper = None
             return bool(events) or backlog > 0 or self._is_needed()
-        if self._running == 0 or backlog == 1 or (helping and self._done == done):
+        if self.running == 0 or backlog == 1 or (helping and self.done == done):
             if helping:
                 self._helper = None
             if backlog > 1:
@@ -272,12 +253,12 @@ class Threads:
         here = self._here
         while not self._closed:
             with self._lock:
-                if not self._backlog or self._running >= self.limit:
+                if not self._backlog or self.running >= self.limit:
                     return
                 job, nbytes = self._backlog.popleft()
                 self.backlog_bytes -= nbytes
                 self._idle -= 1
-                self._running += 1
+                self.running += 1
                 alone = self._idle == 0
                 short = self._is_short()
             if alone:
@@ -292,8 +273,8 @@ class Threads:
                 here.running = False
                 with self._lock:
                     self._idle += 1
-                    self._running -= 1
-                    self._done += 1
+                    self.running -= 1
+                    self.done += 1
 
     def _is_short(self) -> Job | None:
         """Return what is to be called now that the backlog is short, once. With the lock."""

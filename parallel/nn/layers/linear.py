@@ -8,7 +8,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from parallel.arrays import Array
+from parallel.arrays import Array, written
 from parallel.checks import check_generator, describe, to_count, to_floating
 from parallel.nn.module import Module
 from parallel.nn.parameter import Parameter
@@ -129,7 +129,7 @@ def check_input(x: Array, weight: Parameter, features: int, layer: str) -> None:
     if not weight.takes(x.dtype):
         own = weight.data.dtype.name
         raise TypeError(
-            f"{layer} has parameters of {own}, got an input x of {x.dtype.name}{list(x.shape)};"
+            f"{layer} has parameters of {own}, got an input x of {written(x)};"
             f" expected {own}: x.astype({own!r}), or a layer made with dtype={x.dtype.name!r}"
         )
 

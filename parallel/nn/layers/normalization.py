@@ -12,7 +12,34 @@ from parallel.nn.module import Module
 from parallel.nn.parameter import Parameter
 
 
-class LayerNorm(Module):
+class _Norm(Module):
+    """What both have alike: a factor for each feature, and the division by the root mean square."""
+
+    def __init__(
+        self, features: int, eps: float = 1e-5, *, dtype: npt.DTypeLike = np.float32
+    ) -> None:
+        super().__init__()
+        features = to_count(features, "features")
+        check_nonnegative(eps=eps)
+        self.eps = eps
+        self.weight: Parameter = Parameter(np.ones(features, to_floating(dtype, "dtype")))
+
+    def check(self, x: Array) -> None:
+        """Raise what ``forward`` does."""
+        layer = type(self).__qualname__
+        check_input(x, self.weight, self.weight.size, layer)
+        if not is_floating(x.dtype):  # the mean of integers is float64
+            raise TypeError(f"{layer} expects an input x of floats, got {x.dtype.name}")
+
+    def normalised(self, x: Array) -> Array:
+        """Return ``x`` divided by its root mean square, and save that for backward."""
+        scale = 1 / namespace(x).sqrt((x * x).mean(axis=-1, keepdims=True) + self.eps)
+        normal = x * scale
+        self.save_for_backward((normal, scale))
+        return normal
+
+
+class LayerNorm(_Norm):
     """Normalise over the last dimension: ``(x - mean) / sqrt(variance + eps) * weight + bias``.
 
     Ba, Kiros and Hinton, "Layer Normalization", arXiv:1607.06450, equations 3 and 4.
@@ -30,13 +57,8 @@ class LayerNorm(Module):
     def __init__(
         self, features: int, eps: float = 1e-5, *, dtype: npt.DTypeLike = np.float32
     ) -> None:
-        super().__init__()
-        features = to_count(features, "features")
-        check_nonnegative(eps=eps)
-        dtype = to_floating(dtype, "dtype")
-        self.eps = eps
-        self.weight: Parameter = Parameter(np.ones(features, dtype))
-        self.bias: Parameter = Parameter(np.zeros(features, dtype))
+        super().__init__(features, eps, dtype=dtype)
+        self.bias: Parameter = Parameter(np.zeros_like(self.weight.data))
 
     def forward(self, x: Array) -> Array:
         """Map (..., features) to the same shape.
@@ -44,12 +66,8 @@ class LayerNorm(Module):
         Raises ValueError for another last dimension, TypeError for what is no array, or one whose
         dtype would make the output another than the parameters'.
         """
-        _check_floats(x, self.weight, type(self).__qualname__)
-        centred = x - x.mean(axis=-1, keepdims=True)
-        variance = (centred * centred).mean(axis=-1, keepdims=True)
-        scale = 1 / namespace(x).sqrt(variance + self.eps)
-        normal = centred * scale
-        self.save_for_backward((normal, scale))
+        self.check(x)
+        normal = self.normalised(x - x.mean(axis=-1, keepdims=True))
         return normal * self.weight.data + self.bias.data
 
     def backward(self, grad: Array) -> Array:
@@ -68,7 +86,7 @@ class LayerNorm(Module):
         self.weight.accumulate_grad((grad * normal).sum(axis=leading))
 
 
-class RMSNorm(Module):
+class RMSNorm(_Norm):
     """Divide by the root of the mean square over the last dimension, times ``weight``.
 
     ``x / sqrt(mean(x**2) + eps) * weight``: Zhang and Sennrich, "Root Mean Square Layer
@@ -84,26 +102,14 @@ class RMSNorm(Module):
         TypeError: for arguments of another type.
     """
 
-    def __init__(
-        self, features: int, eps: float = 1e-5, *, dtype: npt.DTypeLike = np.float32
-    ) -> None:
-        super().__init__()
-        features = to_count(features, "features")
-        check_nonnegative(eps=eps)
-        self.eps = eps
-        self.weight: Parameter = Parameter(np.ones(features, to_floating(dtype, "dtype")))
-
     def forward(self, x: Array) -> Array:
         """Map (..., features) to the same shape.
 
         Raises ValueError for another last dimension, TypeError for what is no array, or one whose
         dtype would make the output another than the parameters'.
         """
-        _check_floats(x, self.weight, type(self).__qualname__)
-        scale = 1 / namespace(x).sqrt((x * x).mean(axis=-1, keepdims=True) + self.eps)
-        normal = x * scale
-        self.save_for_backward((normal, scale))
-        return normal * self.weight.data
+        self.check(x)
+        return self.normalised(x) * self.weight.data
 
     def backward(self, grad: Array) -> Array:
         """Map (..., features) to the same shape."""
@@ -113,9 +119,3 @@ class RMSNorm(Module):
         inner = grad * self.weight.data
         along = (inner * normal).mean(axis=-1, keepdims=True)
         return scale * (inner - normal * along)
-
-
-def _check_floats(x: Array, weight: Parameter, layer: str) -> None:
-    check_input(x, weight, weight.size, layer)
-    if not is_floating(x.dtype):  # the mean of integers is float64
-        raise TypeError(f"{layer} expects an input x of floats, got {x.dtype.name}")

@@ -1,19 +1,65 @@
-"""The one executor: runs any table, on this rank's stages."""
+"""The one executor: cuts a batch into microbatches, and runs any table on this rank's stages."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from time import monotonic
 from typing import Any
 
 from parallel.arrays import Array
-from parallel.pipeline.running.messages import AHEAD, Agreement, Messages
-from parallel.pipeline.running.plan import Plan
-from parallel.pipeline.stages.specs import Spec, check_like, specs_of
-from parallel.pipeline.stages.stage import Stage
-from parallel.pipeline.tables.actions import Action, Kind
+from parallel.nested import map_leaves
+from parallel.pipeline.running.messages import AHEAD, Agreement, Messages, Plan
+from parallel.pipeline.stages.stage import Spec, Stage, check_like, specs_of
 from parallel.pipeline.tables.simulation import Span
+from parallel.pipeline.tables.table import Action, Kind
+
+
+def rows_of(array: Any, i: int, count: int, name: str) -> Array:
+    """Return the rows of microbatch ``i`` of ``count``.
+
+    Raises TypeError for what is no array with dims, ValueError where its first dim does not divide.
+    """
+    shape = getattr(array, "shape", None)
+    if not shape:
+        raise TypeError(
+            f"{name} must be an array whose first dim is divided into {count} microbatches, got "
+            f"{type(array).__name__}"
+        )
+    if shape[0] % count or not shape[0]:
+        raise ValueError(
+            f"{name} has {shape[0]} rows, which do not divide into {count} microbatches"
+        )
+    rows = shape[0] // count
+    return array[i * rows : (i + 1) * rows]
+
+
+def cut(args: Sequence[Array], count: int, name: str) -> list[tuple[Array, ...]]:
+    """Return for each of ``count`` microbatches its rows of each of ``args``."""
+    return [
+        tuple(rows_of(array, i, count, f"{name}[{j}]") for j, array in enumerate(args))
+        for i in range(count)
+    ]
+
+
+def cut_kwargs(kwargs: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
+    """Return for each microbatch its rows of the arrays in ``kwargs``; other values are whole."""
+
+    def part(i: int, path: str, leaf: Any) -> Any:
+        has_rows = getattr(leaf, "shape", None)
+        return rows_of(leaf, i, count, f"kwargs{path}") if has_rows else leaf
+
+    return [map_leaves(partial(part, i), dict(kwargs)) for i in range(count)]
+
+
+def cut_target(target: Any, count: int) -> list[Any]:
+    """Return for each microbatch its rows of the arrays in ``target``, however nested."""
+
+    def part(i: int, path: str, leaf: Any) -> Any:
+        return rows_of(leaf, i, count, f"target{path}")
+
+    return [map_leaves(partial(part, i), target) for i in range(count)]
 
 
 @dataclass

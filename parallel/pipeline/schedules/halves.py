@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
-from parallel.pipeline.schedules.arguments import check_counts, rounds_of
-from parallel.pipeline.schedules.greedy import fill
-from parallel.pipeline.tables.actions import Action, Kind
-from parallel.pipeline.tables.table import Table
+from parallel.pipeline.schedules.whole import check_counts, rounds_of
+from parallel.pipeline.tables.table import Action, Kind, Table
 
 _F, _B, _I, _W = Kind.FORWARD, Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT
 
@@ -55,6 +54,7 @@ def zbv(ranks: int, microbatches: int) -> Table:
     Raises ValueError for counts below 1, TypeError for what is no whole number.
     """
     check_counts(ranks=ranks, microbatches=microbatches)
+    last = 2 * ranks - 1
 
     def urgency(action: Action) -> int:
         if action.kind is _W:
@@ -62,13 +62,43 @@ def zbv(ranks: int, microbatches: int) -> Table:
         back = action.stage >= ranks
         return int(back) if action.kind is _I else 3 - int(back)
 
-    return fill(
-        [[rank, 2 * ranks - 1 - rank] for rank in range(ranks)],
-        microbatches,
-        2 * ranks,
-        urgency,
-        "ZB-V",
-    )
+    # Each rank does, at each moment, the most urgent action that is ready, of one unit of time:
+    # forwards as far as memory lets them, gradients of inputs as soon as they can be, gradients of
+    # weights where there would be a bubble (Qi et al., arXiv:2401.10241, section 3.2).
+    running = [_Rank((rank, last - rank)) for rank in range(ranks)]
+    ends: dict[Action, int] = {}
+    total = 3 * microbatches * (last + 1)
+    now = 0
+    while len(ends) < total:
+        for rank in running:
+            ready = [
+                action
+                for (stage, kind), i in rank.next.items()
+                if i < microbatches
+                for action in [Action(stage, kind, i)]
+                if all(ends.get(need, now + 1) <= now for need in action.needs(last, True))
+                and (kind is not _F or rank.held < 2 * ranks)
+            ]
+            if rank.free_at <= now and ready:
+                action = min(ready, key=urgency)
+                rank.row.append(action)
+                rank.next[action.stage, action.kind] += 1
+                ends[action] = rank.free_at = now + 1
+        now += 1
+        assert now <= total + last + 1, "some rank can always go on"
+    return Table(tuple(tuple(rank.row) for rank in running), "ZB-V")
+
+
+class _Rank:
+    def __init__(self, stages: Sequence[int]) -> None:
+        self.stages = stages
+        self.row: list[Action] = []
+        self.next = {(stage, kind): 0 for stage in stages for kind in (_F, _I, _W)}
+        self.free_at = 0
+
+    @property
+    def held(self) -> int:
+        return sum(self.next[stage, _F] - self.next[stage, _W] for stage in self.stages)
 
 
 def dual_pipe_v(ranks: int, microbatches: int) -> Table:
@@ -106,51 +136,37 @@ class _DualRank:
         """Return all actions, in order."""
         first, behind = self._rank + 1, self._ranks - self._rank - 1
         for _ in range(2 * behind):
-            self._forward(0)
+            self._do(_F, 0)
         for _ in range(first):
-            self._forward(0)
-            self._forward(1)
+            self._do(_F, 0)
+            self._do(_F, 1)
         for _ in range(behind):
-            self._input(1)
-            self._weight()
-            self._forward(1)
+            self._do(_I, 1)
+            self._row.append(self._weights.popleft())
+            self._do(_F, 1)
         for _ in range(microbatches - 2 * self._ranks + first):
-            self._forward(0)
-            self._backward(1)
-            self._forward(1)
-            self._backward(0)
+            self._do(_F, 0)
+            self._do(_B, 1)
+            self._do(_F, 1)
+            self._do(_B, 0)
         for _ in range(behind):
-            self._backward(1)
-            self._forward(1)
-            self._backward(0)
+            self._do(_B, 1)
+            self._do(_F, 1)
+            self._do(_B, 0)
         # From the middle of these on nothing is left that could fill a bubble but weights.
         for number in range(2 * first):
-            (self._backward if number < first else self._input)(1 - number % 2)
+            self._do(_B if number < first else _I, 1 - number % 2)
         for _ in range(behind):
             if self._weights:
-                self._weight()
-            self._input(0)
-        while self._weights:
-            self._weight()
-        return tuple(self._row)
+                self._row.append(self._weights.popleft())
+            self._do(_I, 0)
+        return (*self._row, *self._weights)
 
-    def _take(self, side: int, kind: Kind) -> tuple[int, int]:
-        number = self._next[side, kind]
-        self._next[side, kind] = number + 1
-        return self._stages[side], number
-
-    def _forward(self, side: int) -> None:
-        stage, number = self._take(side, _F)
-        self._row.append(Action(stage, _F, number))
-
-    def _backward(self, side: int) -> None:
-        stage, number = self._take(side, _B)
-        self._row.append(Action(stage, _B, number))
-
-    def _input(self, side: int) -> None:
-        stage, number = self._take(side, _B)
-        self._row.append(Action(stage, _I, number))
-        self._weights.append(Action(stage, _W, number))
-
-    def _weight(self) -> None:
-        self._row.append(self._weights.popleft())
+    def _do(self, kind: Kind, side: int) -> None:
+        """Add the next action of this kind; after an I, its W is waiting."""
+        counted = _F if kind is _F else _B
+        stage, number = self._stages[side], self._next[side, counted]
+        self._next[side, counted] = number + 1
+        self._row.append(Action(stage, kind, number))
+        if kind is _I:
+            self._weights.append(Action(stage, _W, number))

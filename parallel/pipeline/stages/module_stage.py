@@ -16,8 +16,7 @@ from parallel.fsdp.module import FSDPModule
 from parallel.groups import Ranks
 from parallel.nn.module import Module, SavedContexts, Work, do_all
 from parallel.nn.parameter import Parameter
-from parallel.pipeline.stages.specs import Spec, as_tuple
-from parallel.pipeline.stages.stage import Stage
+from parallel.pipeline.stages.stage import Spec, Stage, as_tuple
 
 _Synchronising = DistributedDataParallel | FSDPModule
 

@@ -7,11 +7,13 @@ get the same bits and every optimizer makes the same update.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from meshlib import ProcessGroup, Work
-from parallel.arrays import Array, namespace
+from parallel.arrays import Array, namespace, written
+from parallel.groups import gathered
 from parallel.nn.parameter import Parameter
 
 _TAG = 0x7069_7065 - 1
@@ -43,10 +45,9 @@ class SharedParameters:
             for name, mine in self._own.items()
             for stage, parameter in mine.items()
         ]
-        gathered: list[list[tuple[str, _Holder]] | None] = [None] * group.size()
-        group.all_gather_object(gathered, listed)
+        told: list[list[tuple[str, _Holder]]] = gathered(listed, group)
         self._holders: dict[str, list[_Holder]] = {}
-        for name, holder in (entry for some in gathered for entry in some or []):
+        for name, holder in itertools.chain.from_iterable(told):
             self._holders.setdefault(name, []).append(holder)
         for name, holders in sorted(self._holders.items()):
             holders.sort()
@@ -130,4 +131,4 @@ def _check(name: str, holders: Sequence[_Holder]) -> None:
 
 def _describe(parameter: Parameter) -> str:
     frozen = "" if parameter.requires_grad else " (frozen)"
-    return f"{parameter.master.dtype.name}{list(parameter.master.shape)}{frozen}"
+    return f"{written(parameter.master)}{frozen}"

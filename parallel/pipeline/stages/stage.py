@@ -1,17 +1,74 @@
-"""A stage: the part of a model that one rank computes. What the executor asks of one."""
+"""A stage: the part of a model that one rank computes. What the executor asks of one.
+
+What goes from one stage to the next has shapes and dtypes that are agreed on with the first
+microbatch.
+"""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from meshlib import ProcessGroup
-from parallel.arrays import Array
-from parallel.checks import to_count
+from parallel.arrays import Array, is_floating, written
+from parallel.checks import describe, to_count
 from parallel.groups import Ranks, resolve
-from parallel.pipeline.stages.specs import Spec
 from transport.checks import to_whole_number
+
+
+class Spec(NamedTuple):
+    """The shape and dtype of one array."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    def __str__(self) -> str:
+        return written(self)
+
+    @property
+    def nbytes(self) -> int:
+        """The array's size in bytes."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether it has a gradient: integers and booleans have none."""
+        return is_floating(self.dtype)
+
+
+Specs = tuple[Spec, ...]
+
+
+def specs_of(arrays: Sequence[Array]) -> Specs:
+    """Return the shape and dtype of each of ``arrays``."""
+    return tuple(Spec(tuple(array.shape), np.dtype(array.dtype)) for array in arrays)
+
+
+def as_tuple(value: Any, what: str) -> tuple[Array, ...]:
+    """Return the arrays that a stage passes on: one, or a tuple or list of them.
+
+    Raises TypeError, which names ``what``, for anything else.
+    """
+    arrays = tuple(value) if isinstance(value, tuple | list) else (value,)
+    for array in arrays:
+        if not (hasattr(array, "shape") and hasattr(array, "dtype")):
+            raise TypeError(f"{what} must be an array or a tuple of arrays, got {describe(array)}")
+    return arrays
+
+
+def check_like(arrays: Sequence[Array], expected: Specs, what: str) -> None:
+    """Raise ValueError, which names ``what``, unless ``arrays`` are as ``expected``."""
+    got = specs_of(arrays)
+    if got != expected:
+        raise ValueError(f"{what} is {_listed(got)}; expected {_listed(expected)}")
+
+
+def _listed(specs: Specs) -> str:
+    return ", ".join(map(str, specs))
 
 
 class Stage(ABC):

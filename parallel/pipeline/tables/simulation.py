@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 
-from parallel.pipeline.tables.actions import Action, Kind
-from parallel.pipeline.tables.table import Table
+from parallel.pipeline.tables.table import Action, Kind, Table
 
 Costs = Mapping[Kind, float] | Callable[[Action], float]
 """What an action takes: by its kind, or by itself."""
@@ -138,18 +138,5 @@ def most_held(table: Table) -> list[int]:
 
     From their forward until their backward (or its second half) has ended.
     """
-    most: list[int] = []
-    for actions in table.ranks:
-        most.append(_peak(actions))
-    return most
-
-
-def _peak(actions: Sequence[Action]) -> int:
-    held = peak = 0
-    for action in actions:
-        if action.kind is Kind.FORWARD:
-            held += 1
-            peak = max(peak, held)
-        elif action.kind is not Kind.INPUT:
-            held -= 1
-    return peak
+    change = {Kind.FORWARD: 1, Kind.BACKWARD: -1, Kind.INPUT: 0, Kind.WEIGHT: -1}
+    return [max(accumulate(change[a.kind] for a in actions)) for actions in table.ranks]

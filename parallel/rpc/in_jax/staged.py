@@ -24,8 +24,8 @@ from meshlib import rpc
 from meshlib.jit import HostArray, HostFunction, Program, host_call
 from parallel.rpc.contexts import Context, Keeper, keeper
 from parallel.rpc.engine import run_pass
-from parallel.rpc.graph import Edge, Recorded, Sink
-from parallel.rpc.in_jax.shapes import Shape, is_ours, result_of, to_shape
+from parallel.rpc.graph import Edge, Recorded, Sink, filled
+from parallel.rpc.in_jax.shapes import Shape, is_ours, result_of, to_shape, to_struct
 from parallel.rpc.weights import Weights, record
 
 
@@ -84,6 +84,9 @@ class _Travelling:
 class InFunction(rpc.Future[Any]):
     """A call that was made in a function that JAX transforms. ``wait`` in that function."""
 
+    connection: Any = None
+    """What the reply is read from, for whoever makes the call."""
+
     def then(self, callback: Any) -> NoReturn:
         """Raise NotImplementedError: callbacks run in other threads, outside of the function."""
         del callback
@@ -95,12 +98,6 @@ class InFunction(rpc.Future[Any]):
     def add_done_callback(self, callback: Any) -> NoReturn:
         """Raise NotImplementedError, as ``then``."""
         self.then(callback)
-
-
-class Staged(InFunction):
-    """A call in a program: its results are there for what is traced."""
-
-    connection = None
 
 
 class _Call(NamedTuple):
@@ -116,10 +113,7 @@ class _Call(NamedTuple):
 
     def make(self, values: Sequence[Any]) -> list[Any]:
         """Make the call with these values, wait, and return its arrays."""
-        leaves = list(self.leaves)
-        for i, value in zip(self.places, values, strict=True):
-            leaves[i] = value
-        args, kwargs = jax.tree.unflatten(self.tree, leaves)
+        args, kwargs = filled(self.tree, self.leaves, self.places, values)
         result = self.request(args, kwargs).wait()
         found = [leaf for leaf in jax.tree.leaves(result, is_leaf=is_ours) if _is_array(leaf)]
         said = [to_shape(it) for it in found]
@@ -131,7 +125,7 @@ class _Call(NamedTuple):
         return found
 
 
-def stage(here: Keeper, request: rpc.Request, args: Any, kwargs: Any, token: Any) -> Staged:
+def stage(here: Keeper, request: rpc.Request, args: Any, kwargs: Any, token: Any) -> InFunction:
     """Make a call part of the program that is being traced.
 
     Raises TypeError where it cannot be found out what the function returns, or an argument is a
@@ -149,10 +143,9 @@ def stage(here: Keeper, request: rpc.Request, args: Any, kwargs: Any, token: Any
     arrays = [i for i, leaf in enumerate(out) if isinstance(leaf, Shape)]
     followed = [jnp.issubdtype(it.dtype, jnp.inexact) for it in traced]
     call = _Call(request, leaves, tree, places, followed, [out[i] for i in arrays])
-    for i, value in zip(arrays, _differentiable(call)(_usable(token), traced), strict=True):
-        out[i] = value
-    staged = Staged()
-    staged.set_result(jax.tree.unflatten(out_tree, out))
+    staged = InFunction()
+    values = _differentiable(call)(_usable(token), traced)
+    staged.set_result(filled(out_tree, out, arrays, values))
     return staged
 
 
@@ -182,22 +175,8 @@ def weights_in_program(weights: Weights, token: Any) -> Any:
         outputs[0][...] = context.keep((recorded, []))
         _write(outputs[1:], [it.value for it in recorded])
 
-    @jax.custom_vjp
-    def run(token: Any) -> list[Any]:
-        del token
-        return _in_order(read, specs)
-
-    def forward(token: Any) -> tuple[list[Any], Any]:
-        del token
-        number, *values = _in_order(read_recorded, [_NUMBER, *specs])
-        return values, number
-
-    def backward(number: Any, grads: list[Any]) -> tuple[Any]:
-        _in_order(_go_back, [], number, *grads)
-        return (jnp.zeros(()),)
-
-    run.defvjp(forward, backward)
-    return jax.tree.unflatten(tree, run(_usable(token)))
+    run = _derived(read, read_recorded, specs, [])
+    return jax.tree.unflatten(tree, run(_usable(token), []))
 
 
 def refuse_recorded(leaves: Sequence[Any]) -> None:
@@ -212,9 +191,6 @@ def refuse_recorded(leaves: Sequence[Any]) -> None:
 
 
 def _differentiable(call: _Call) -> Any:
-    specs = [jax.ShapeDtypeStruct(it.shape, it.dtype) for it in call.results]
-    floating = [jnp.issubdtype(it.dtype, jnp.inexact) for it in call.results]
-
     def make(outputs: Sequence[HostArray], inputs: Sequence[HostArray], program: Program) -> None:
         owner: _Owner = program.owner
         with owner.entered(program.runs == 1):
@@ -236,32 +212,46 @@ def _differentiable(call: _Call) -> Any:
                 values[i] = Recorded(values[i], context, next(edges))
         with owner.entered(program.runs == 1):
             found = call.make(values)
-        recorded = [it for it, has in zip(found, floating, strict=True) if has]
+        said = zip(found, call.results, strict=True)
+        recorded = [it for it, like in said if jnp.issubdtype(like.dtype, jnp.inexact)]
         outputs[0][...] = context.keep((recorded, sinks))
         _write(outputs[1:], found)
 
-    @jax.custom_vjp
-    def run(token: Any, traced: list[Any]) -> list[Any]:
-        del token
-        return _in_order(make, specs, *traced)
+    traced = [call.leaves[i] for i in call.places]
+    pairs = zip(traced, call.followed, strict=True)
+    wanted = [to_struct(it) if followed else None for it, followed in pairs]
+    return _derived(make, make_recorded, [*map(to_struct, call.results)], wanted)
 
-    def forward(token: Any, traced: list[Any]) -> tuple[list[Any], Any]:
+
+def _derived(
+    make: HostFunction,
+    make_recorded: HostFunction,
+    results: Sequence[jax.ShapeDtypeStruct],
+    wanted: Sequence[jax.ShapeDtypeStruct | None],
+) -> Any:
+    """Return the function of a token and arrays that is ``make`` in a program.
+
+    Where JAX differentiates it, it is ``make_recorded``, which gives a number before the
+    ``results``: that of what it has recorded, for ``_go_back``. ``wanted`` is what the derivatives
+    by the arrays are like, None where there is none.
+    """
+    floating = [jnp.issubdtype(it.dtype, jnp.inexact) for it in results]
+
+    @jax.custom_vjp
+    def run(token: Any, arrays: list[Any]) -> list[Any]:
         del token
-        number, *values = _in_order(make_recorded, [_NUMBER, *specs], *traced)
+        return _in_order(make, results, *arrays)
+
+    def forward(token: Any, arrays: list[Any]) -> tuple[list[Any], Any]:
+        del token
+        number, *values = _in_order(make_recorded, [_NUMBER, *results], *arrays)
         return values, number
 
     def backward(number: Any, grads: list[Any]) -> tuple[Any, list[Any]]:
-        traced = [call.leaves[i] for i in call.places]
-        wanted = [it for it, has in zip(traced, call.followed, strict=True) if has]
-        found = iter(
-            _in_order(
-                _go_back,
-                [jax.ShapeDtypeStruct(it.shape, it.dtype) for it in wanted],
-                number,
-                *[grad for grad, has in zip(grads, floating, strict=True) if has],
-            )
-        )
-        return jnp.zeros(()), [next(found) if has else None for has in call.followed]
+        given = [grad for grad, has in zip(grads, floating, strict=True) if has]
+        specs = [it for it in wanted if it is not None]
+        found = iter(_in_order(_go_back, specs, number, *given))
+        return jnp.zeros(()), [None if it is None else next(found) for it in wanted]
 
     run.defvjp(forward, backward)
     return run

@@ -8,6 +8,7 @@ gradients of those values. In a program that JAX compiles there are no values ye
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import jax
@@ -18,7 +19,7 @@ from meshlib import rpc
 from meshlib.jit import current_trace, is_compiling, is_tracing
 from parallel.rpc.contexts import Context, Keeper
 from parallel.rpc.engine import run_pass
-from parallel.rpc.graph import RECORDED, Edge, Recorded, Sink
+from parallel.rpc.graph import RECORDED, Edge, Recorded, Sink, filled
 from parallel.rpc.in_jax.staged import InFunction, stage
 
 Call = Callable[[tuple[Any, ...], dict[str, Any]], Any]
@@ -81,9 +82,10 @@ def through(here: Keeper, context: Context, call: Call, args: Any, kwargs: Any) 
     traced = [leaves[i] for i in places]
     values = [_value_of(tracer) for tracer in (token, *traced)][1:]
     sinks = [Sink() for _ in places]
-    for i, value, sink in zip(places, values, sinks, strict=True):
-        leaves[i] = Recorded(value, context, Edge(sink, 0))
-    args, kwargs = jax.tree.unflatten(tree, leaves)
+    recorded = [
+        Recorded(value, context, Edge(sink, 0)) for value, sink in zip(values, sinks, strict=True)
+    ]
+    args, kwargs = filled(tree, leaves, places, recorded)
     with here.within(context):
         started = call(args, kwargs)
     return Through(here, context, started, token, traced, values, sinks)
@@ -100,26 +102,21 @@ def through_here(here: Keeper, context: Context, call: Call, args: Any, kwargs: 
     return through(here, context, start, args, kwargs).wait()
 
 
+@dataclass(eq=False, repr=False)
 class Through(InFunction):
     """A call that was made in a function that JAX differentiates. ``wait`` in that function."""
 
-    def __init__(
-        self,
-        here: Keeper,
-        context: Context,
-        started: rpc.Future[Any],
-        token: Any,
-        traced: list[Any],
-        values: list[Any],
-        sinks: list[Sink],
-    ) -> None:
+    _here: Keeper
+    _context: Context
+    _started: rpc.Future[Any]
+    _token: Any
+    _traced: list[Any]
+    _values: list[Any]
+    _sinks: list[Sink]
+
+    def __post_init__(self) -> None:
         super().__init__()
-        self._here = here
-        self._context = context
-        self._started = started
-        self._inputs = token, traced
-        self._values = values
-        self._sinks = sinks
+        self.connection: Any = getattr(self._started, "connection", None)
         self._results: list[Any] = []
 
     def done(self) -> bool:
@@ -137,11 +134,8 @@ class Through(InFunction):
         leaves, tree = jax.tree.flatten(result, is_leaf=lambda it: isinstance(it, Recorded))
         places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Recorded)]
         recorded: list[Recorded] = [leaves[i] for i in places]
-        if recorded:
-            found = self._derivative(recorded)(*self._inputs)
-            for i, value in zip(places, found, strict=True):
-                leaves[i] = value
-        return jax.tree.unflatten(tree, leaves)
+        found = self._derivative(recorded)(self._token, self._traced) if recorded else []
+        return filled(tree, leaves, places, found)
 
     def value(self) -> Any:
         """Return what ``wait`` does, of a call that has ended."""
@@ -151,11 +145,6 @@ class Through(InFunction):
     def exception(self) -> BaseException | None:
         """Return what the call has failed with."""
         return self._started.exception()
-
-    @property
-    def connection(self) -> Any:
-        """What the reply is read from, for whoever makes the call."""
-        return getattr(self._started, "connection", None)
 
     @property
     def failure(self) -> BaseException | None:

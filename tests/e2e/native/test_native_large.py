@@ -16,8 +16,8 @@ START = (
     made = []
     if core is not None:
         from types import SimpleNamespace
+        from transport.call import Kind
         from transport.shm.collectives import runner
-        from transport.shm.collectives.planning import Kind
         class Watched:
             def __init__(self, *args):
                 self._plans = core.Plans(*args)

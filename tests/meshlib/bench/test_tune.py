@@ -16,8 +16,7 @@ from meshlib.testing import run_ranks
 from meshlib.tune import cli
 from meshlib.tune.contests import CONTESTS
 from meshlib.tune.estimates import best_of, crossover, fit_line
-from meshlib.tune.measure import Bench
-from meshlib.tune.worker import Found
+from meshlib.tune.measure import Bench, Found
 from transport.call import Kind
 from transport.choosing.choice import DEFAULT, Algorithm, Thresholds
 from transport.choosing.cost import Cost

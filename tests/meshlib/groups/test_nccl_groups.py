@@ -202,8 +202,8 @@ def run_bound(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
             return own.nccl
 
         monkeypatch.setattr("transport.nccl.communicator.load_nccl", load_nccl)
-        monkeypatch.setattr(init_mesh, "load_driver", lambda: own.driver)
-        monkeypatch.setattr(cuda_devices, "load_driver", lambda: own.driver)
+        monkeypatch.setattr(init_mesh, "cuda_driver", lambda: own.driver)
+        monkeypatch.setattr(cuda_devices, "cuda_driver", lambda: own.driver)
         monkeypatch.setattr("transport.nccl.library.has_provider", lambda: True)
         monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
 

@@ -76,9 +76,9 @@ def test_a_rank_without_a_gpu_fails_all(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_cuda_mesh_without_cupy_or_a_driver_says_what_to_do() -> None:
     try:
-        from transport.cuda import load_driver
+        from transport.cuda import cuda_driver
 
-        load_driver().device_count()
+        cuda_driver().device_count()
     except dist.DistBackendError:
         with pytest.raises(RankError, match=r"pip install|NVIDIA driver|no GPU is visible"):
             run_ranks(lambda: dist.init_device_mesh("cuda", (2,)), 2)

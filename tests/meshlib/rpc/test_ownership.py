@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from meshlib.calls.future import Future
 from meshlib.rpc.errors import RRefLostError
-from meshlib.rpc.references.ownership import ObjectId, Ownership
+from meshlib.rpc.references.ownership import Ownership
 
 OWNER = 0
-OID = ObjectId(1, 1)
+OID = (1, 1)
 OFTEN = ["passes", "receives", "hears", "hears"]
 SELDOM = ["passes", "drops", "receives", "hears", "answers", "dies", "breaks", "settles"]
 ACTIONS = st.lists(
@@ -196,10 +196,10 @@ def test_what_comes_of_the_dead_changes_nothing():
     table.bury(1, "died")
     assert table.create(OID).created  # its function is about to run
     assert len(table) == 0
-    table.create(ObjectId(2, 1))
-    table.release(ObjectId(2, 1), 1, 3)
-    table.grant(ObjectId(2, 1), 1, 3)
-    table.release(ObjectId(2, 1), 2, 2)
+    table.create((2, 1))
+    table.release((2, 1), 1, 3)
+    table.grant((2, 1), 1, 3)
+    table.release((2, 1), 2, 2)
     assert len(table) == 0
 
 
@@ -221,15 +221,15 @@ def test_a_lost_reference_says_why():
         table.find(OID)
     table.bury(2, "was killed by SIGKILL")
     with pytest.raises(RRefLostError, match=r"never made: rank 2, .*, was killed by SIGKILL"):
-        table.find(ObjectId(2, 7))
-    waiting = table.find(ObjectId(3, 1))
+        table.find((2, 7))
+    waiting = table.find((3, 1))
     assert table.bury(3, "died") == [waiting]
 
 
 def answer(table, giver, counts):
     """Have all who are asked about ``giver`` answer; what they have is in ``counts``."""
-    asked = [question for question in table.questions if question.giver == giver]
-    table.questions = [question for question in table.questions if question.giver != giver]
+    asked = [question for question in table.questions if question[1] == giver]
+    table.questions = [question for question in table.questions if question[1] != giver]
     for worker, _, oid in asked:
         table.answer(oid, giver, worker, counts.get(worker, 0))
     return {worker for worker, _, _ in asked}

@@ -363,23 +363,23 @@ def test_the_stopwatch_adds_up_what_was_under_way(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("parallel.ddp.statistics.time.perf_counter", lambda: now[0])
     watch = Stopwatch()
-    watch.add_forward(1.0)
-    watch.add_forward(0.5)
-    watch.add_backward(6.0)
+    watch.add_forward(-1.0)
+    watch.add_forward(-0.5)
     watch.begin()
     futures = [dist.Future() for _ in range(4)]
     for launch, future in zip((1, 2, 6, 7), futures, strict=True):
         now[0] = launch
         watch.watch(future)
+    watch.add_backward(1.0)
     for landing, future in zip((3, 4, 8, 11), futures, strict=True):
         now[0] = landing
         future.set_result(None)
     # Under way from 1 to 4 and from 6 to 11; the backward pass ends at 7.
-    seen = watch.finish(computed=7)
+    seen = watch.finish()
     assert (seen.forward, seen.backward) == (1.5, 6.0)
     assert (seen.communication, seen.exposed) == (8.0, 4.0)
     assert seen.hidden == 0.5
-    assert watch.finish(0).forward == 0
+    assert watch.finish().forward == 0
 
 
 def test_the_construction_log(caplog):

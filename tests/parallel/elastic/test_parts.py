@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import namedtuple
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -14,13 +15,13 @@ from meshlib.testing import run_ranks
 from parallel import nn, optim
 from parallel.elastic import ElasticBatches, ElasticMesh
 from parallel.elastic import transfer as transfer_module
-from parallel.elastic.choice import Standing, choose
+from parallel.elastic.choice import Choice, Standing, choose
 from parallel.elastic.state import ManagedState
 from parallel.elastic.transfer import transfer
 
 
 def said(committed, ranks, *, voted=0, fresh=False):
-    values = Standing(committed, 10 * committed, voted, fresh).values()
+    values = asdict(Standing(committed, 10 * committed, voted, fresh))
     return dict.fromkeys(ranks, values)
 
 
@@ -30,44 +31,37 @@ class TestChoose:
 
     def test_all_that_are_left(self):
         found = choose(self.ROW, 0, 4, 1, said(7, [0, 1, 3]), [])
-        assert found == {
-            "members": [0, 1, 3],
-            "ranks": [0, 1, 3],
-            "committed": 7,
-            "cursor": 70,
-            "fresh": [],
-            "stateless": False,
-        }
+        assert found == Choice([0, 1, 3], 7, 70, fresh=[], stateless=False)
 
     def test_who_waits_takes_the_place(self):
         found = choose(self.ROW, 0, 4, 1, said(7, [0, 1, 3]), [9, 8])
-        assert found["ranks"] == [0, 1, 9, 3]
-        assert found["fresh"] == [9]
+        assert found.ranks == [0, 1, 9, 3]
+        assert found.fresh == [9]
         grown = choose(np.array([0, 3]), 0, 4, 1, said(7, [0, 3]), [9, 8])
-        assert grown["ranks"] == [0, 3, 9, 8]
+        assert grown.ranks == [0, 3, 9, 8]
 
     def test_of_two_dims_a_replica_needs_all_its_ranks(self):
         left = said(7, [0, 1, 3, 4, 5])
-        assert choose(self.TWO, 0, 3, 1, left, [])["ranks"] == [[0, 1], [4, 5]]
+        assert choose(self.TWO, 0, 3, 1, left, []).ranks == [[0, 1], [4, 5]]
         filled = choose(self.TWO, 0, 3, 1, left, [9])
-        assert filled["ranks"] == [[0, 1], [3, 9], [4, 5]]
-        assert filled["fresh"] == [3, 9]
-        assert choose(self.TWO, 1, 2, 1, left, [])["ranks"] == [[1], [3], [5]]
+        assert filled.ranks == [[0, 1], [3, 9], [4, 5]]
+        assert filled.fresh == [3, 9]
+        assert choose(self.TWO, 1, 2, 1, left, []).ranks == [[1], [3], [5]]
 
     def test_the_step_that_one_has_committed_all_that_voted_commit(self):
         told = said(8, [0]) | said(7, [1], voted=12) | said(7, [2])
         found = choose(self.ROW, 0, 4, 1, told, [])
-        assert (found["committed"], found["cursor"]) == (8, 80)
-        assert found["fresh"] == [2]  # cannot be: it says so itself, and gets the state
+        assert (found.committed, found.cursor) == (8, 80)
+        assert found.fresh == [2]  # cannot be: it says so itself, and gets the state
 
     def test_too_few_and_nobody_with_the_state(self):
         assert choose(self.ROW, 0, 4, 3, said(7, [0, 1]), []) is None
-        assert choose(self.ROW, 0, 4, 3, said(7, [0, 1]), [5])["ranks"] == [0, 1, 5]
+        assert choose(self.ROW, 0, 4, 3, said(7, [0, 1]), [5]).ranks == [0, 1, 5]
         empty = choose(self.ROW, 0, 4, 1, said(7, [0, 1], fresh=True), [])
-        assert empty["stateless"]
+        assert empty.stateless
         lost = choose(self.TWO, 0, 3, 1, said(7, [0, 3]), [])
-        assert lost["stateless"]  # the shards of two replicas are not those of one
-        assert lost["committed"] == 7
+        assert lost.stateless  # the shards of two replicas are not those of one
+        assert lost.committed == 7
 
     @given(
         rows=st.integers(1, 4),
@@ -85,10 +79,10 @@ class TestChoose:
         if not expected:
             assert found is None
             return
-        assert len(found["ranks"]) == expected
-        assert all(row in found["ranks"] for row in whole)
-        assert len(set(found["members"])) == len(found["members"])
-        assert found["stateless"] == (not whole)
+        assert len(found.ranks) == expected
+        assert all(row in found.ranks for row in whole)
+        assert len(np.unique(found.ranks)) == np.size(found.ranks)
+        assert found.stateless == (not whole)
 
 
 class TestBatches:

@@ -5,6 +5,7 @@ import pytest
 
 from parallel.nn import Parameter
 from parallel.optim import SGD, Adam, AdamW
+from parallel.optim.blocks import in_blocks
 
 GRADS = [0.5, -1.0, 0.25, 2.0]
 
@@ -103,3 +104,50 @@ def test_bad_arguments():
         SGD([p, np.ones(1)])
     with pytest.raises(ValueError, match=r"groups of \[1\] parameters, this optimizer of \[2\]"):
         SGD([p, Parameter(np.ones(1))]).load_state_dict(SGD([p]).state_dict())
+
+
+LARGE = (3, 100_001)
+
+
+def test_blocks_are_the_whole_in_order() -> None:
+    whole = np.arange(np.prod(LARGE)).reshape(LARGE), np.zeros(LARGE)
+    blocks = list(in_blocks(*whole))
+    assert len(blocks) > 1
+    assert np.array_equal(np.concatenate([first for first, _ in blocks]), whole[0].reshape(-1))
+    for _, second in blocks:
+        second.fill(1)
+    assert np.all(whole[1] == 1)
+
+
+def test_small_or_scattered_arrays_come_at_once() -> None:
+    small, scattered = np.zeros((2, 3)), np.zeros(LARGE[::-1]).T
+    assert [id(each) for (each,) in in_blocks(small)] == [id(small)]
+    assert len(list(in_blocks(np.zeros(LARGE), scattered))) == 1
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda ps: SGD(ps, 0.1, weight_decay=0.1),
+        lambda ps: SGD(ps, 0.1, 0.9, 0.25),
+        lambda ps: SGD(ps, 0.1, 0.9, weight_decay=0.1, nesterov=True),
+        lambda ps: Adam(ps, 0.1, weight_decay=0.1),
+        lambda ps: AdamW(ps, 0.1),
+    ],
+)
+def test_large_arrays_move_as_small_ones_do(make) -> None:
+    """Bit by bit, whether their bytes lie in one piece (blocks) or not (whole)."""
+    rng = np.random.default_rng(0)
+    start = rng.standard_normal(LARGE).astype(np.float32)
+    in_one_piece, scattered = Parameter(start.copy()), Parameter(start.T.copy().T)
+    rows = [Parameter(row.copy()) for row in start]
+    optimizer = make([in_one_piece, scattered, *rows])
+    for _ in range(3):
+        grad = rng.standard_normal(LARGE).astype(np.float32)
+        in_one_piece.grad, scattered.grad = grad.copy(), grad.T.copy().T
+        for parameter, part in zip(rows, grad, strict=True):
+            parameter.grad = part.copy()
+        optimizer.step()
+    assert in_one_piece.data.tobytes() == scattered.data.tobytes()
+    assert in_one_piece.data.tobytes() == np.stack([row.data for row in rows]).tobytes()
+    assert in_one_piece.data.tobytes() != start.tobytes()

@@ -9,10 +9,10 @@ from pathlib import Path
 import nvrtc
 import pytest
 
-from transport.cuda.kernel_source import FLAGS, PRELUDE, dtype_names, source_of
+from transport.cuda.kernel_source import FLAGS, PRELUDE, TYPES, source_of
 from transport.cuda.kernels import OPTIONS
 
-ALL = PRELUDE + "".join(source_of(name) for name in dtype_names())
+ALL = PRELUDE + "".join(source_of(name) for name in TYPES)
 
 
 @pytest.mark.parametrize("source", [ALL, FLAGS], ids=["folds", "flags"])
@@ -39,7 +39,7 @@ def need_nvrtc(architecture: int) -> None:
 
 # With the options that CuPy gets, and one module for each dtype, as at run time.
 @pytest.mark.parametrize("architecture", [80, 90, 100])
-@pytest.mark.parametrize("name", ["flags", *dtype_names()])
+@pytest.mark.parametrize("name", ["flags", *TYPES])
 def test_the_kernels_compile_to_machine_code_with_nvrtc(name: str, architecture: int) -> None:
     need_nvrtc(architecture)
     source = FLAGS if name == "flags" else PRELUDE + source_of(name)
@@ -66,7 +66,7 @@ def test_there_is_a_kernel_for_each_operation_that_a_dtype_has() -> None:
     from transport.cuda.kernel_source import fold_name
     from transport.operands.reduce_op import RedOpType, ReduceOp
 
-    for name in dtype_names():
+    for name in TYPES:
         dtype = np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
         for kind in set(RedOpType) - {RedOpType.PREMUL_SUM}:
             try:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from transport.cuda.driver import load_driver
+from transport.cuda.driver import cuda_driver
 from transport.errors import DistBackendError
 from transport.nccl.library import load_nccl
 
@@ -124,11 +124,13 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cuda]:
     found = Cuda()
     monkeypatch.setitem(sys.modules, "cupy", stand_in(found))
     monkeypatch.delitem(sys.modules, "transport.cuda.cupy_driver", raising=False)
+    cuda_driver.cache_clear()
     module = import_module("transport.cuda.cupy_driver")
     monkeypatch.setattr(module.ctypes, "CDLL", lambda _: Libcuda(found))
     yield found
     found.status = 0
     sys.modules.pop("transport.cuda.cupy_driver", None)
+    cuda_driver.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -155,11 +157,11 @@ def test_a_missing_nccl_and_one_that_is_too_old_say_what_to_install(
 def test_a_cupy_that_is_too_old_says_so(cuda: Cuda) -> None:
     sys.modules["cupy"].__version__ = "13.6.0"
     with pytest.raises(DistBackendError, match=r"CuPy 13\.6\.0 is too old; expected 14"):
-        load_driver()
+        cuda_driver()
 
 
 def test_an_event_has_come_only_when_cuda_says_so(cuda: Cuda) -> None:
-    event = load_driver().create_event(0)
+    event = cuda_driver().create_event(0)
     cuda.status = NOT_READY
     assert not event.query()
     cuda.status = 0
@@ -174,7 +176,7 @@ def test_an_event_has_come_only_when_cuda_says_so(cuda: Cuda) -> None:
     [(INSUFFICIENT, "install a newer driver"), (NO_DEVICE, "see CUDA_VISIBLE_DEVICES")],
 )
 def test_a_missing_driver_or_gpu_says_what_to_do(cuda: Cuda, status: int, hint: str) -> None:
-    driver = load_driver()
+    driver = cuda_driver()
     cuda.status = status
     with pytest.raises(DistBackendError, match=hint):
         driver.device_count()
@@ -182,7 +184,7 @@ def test_a_missing_driver_or_gpu_says_what_to_do(cuda: Cuda, status: int, hint: 
 
 def test_memory_is_shared_from_a_thread_that_has_used_no_device(cuda: Cuda) -> None:
     """Calls with async_op begin in the group's own thread."""
-    driver, found = load_driver(), list[tuple[bytes, int]]()
+    driver, found = cuda_driver(), list[tuple[bytes, int]]()
     thread = threading.Thread(target=lambda: found.append(driver.share(4096 + 24)))
     thread.start()
     thread.join(60)
@@ -190,7 +192,7 @@ def test_memory_is_shared_from_a_thread_that_has_used_no_device(cuda: Cuda) -> N
 
 
 def test_a_peer_s_memory_that_cannot_be_opened_says_what_to_use(cuda: Cuda) -> None:
-    driver = load_driver()
+    driver = cuda_driver()
     assert driver.open(b"handle", 0) == 4096
     cuda.status = 217  # cudaErrorPeerAccessUnsupported
     with pytest.raises(DistBackendError, match=r"no peer access.*'cuda:staged'"):
@@ -199,7 +201,7 @@ def test_a_peer_s_memory_that_cannot_be_opened_says_what_to_use(cuda: Cuda) -> N
 
 
 def test_a_default_stream_that_waits_is_the_one_of_the_event_s_device(cuda: Cuda) -> None:
-    driver = load_driver()
+    driver = cuda_driver()
     cuda.thread.device = 0
     driver.wait_event(0, driver.create_event(1))
     assert cuda.waited_on == [1]
@@ -210,7 +212,7 @@ def test_a_default_stream_that_waits_is_the_one_of_the_event_s_device(cuda: Cuda
 
 
 def test_the_front_end_waits_and_a_kernel_only_where_it_cannot(cuda: Cuda) -> None:
-    driver = load_driver()
+    driver = cuda_driver()
     driver.wait_value([8, 16], 3, 5)
     assert cuda.waits == [8, 16]
     assert not cuda.kernels

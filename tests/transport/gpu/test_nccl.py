@@ -144,10 +144,10 @@ def test_the_providers_load_without_a_gpu_where_they_are_installed(name: str) ->
 
 
 def gpus() -> int:
-    from transport.cuda import load_driver
+    from transport.cuda import cuda_driver
 
     try:
-        return load_driver().device_count()
+        return cuda_driver().device_count()
     except DistBackendError:
         return 0
 

@@ -20,7 +20,7 @@ from transport.errors import (
 )
 from transport.rendezvous import register_rendezvous_handler, rendezvous
 from transport.rendezvous import registry as registry_module
-from transport.rendezvous.request import RendezvousAddress, with_place
+from transport.rendezvous.request import Request, with_place
 from transport.store import FileStore, HashStore
 
 
@@ -42,14 +42,14 @@ class TestUrls:
         assert with_place(url, rank, world_size) == expected
 
     def test_parts(self) -> None:
-        address = RendezvousAddress.parse("tcp://[ff15::1]:23456?rank=1&world_size=4")
+        address = Request.parse("tcp://[ff15::1]:23456?rank=1&world_size=4", 1.0, "", None)
         assert (address.host, address.port, address.rank, address.world_size) == (
             "ff15::1",
             23456,
             1,
             4,
         )
-        assert RendezvousAddress.parse("file:///a/b%20c").path == "/a/b c"
+        assert Request.parse("file:///a/b%20c", 1.0, "", None).path == "/a/b c"
 
     @pytest.mark.parametrize(
         ("url", "rank", "world_size", "message"),

@@ -30,6 +30,15 @@ def _as_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Patience, "share_process", lambda _: None)
 
 
+def begin(member: Member) -> Any:
+    """Pass the first message, from rank 0 to rank 1; return the mailbox."""
+    if member.rank == 0:
+        member.send(np.ones(1), 1)
+    else:
+        member.recv(np.ones(1), 0)
+    return member.comm.mailbox  # type: ignore[attr-defined]
+
+
 def write_a_part(member: Member, stopped: threading.Barrier, tag: int) -> None:
     """Send ``LARGE``, of which the ring has room for a part, and stop there twice."""
     mailbox: Any = member.comm.mailbox  # type: ignore[attr-defined]
@@ -48,13 +57,11 @@ def test_a_message_that_another_thread_has_just_begun_is_not_taken_over() -> Non
     stopped = threading.Barrier(2, timeout=LONG)
 
     def body(member: Member) -> None:
+        mailbox = begin(member)
         if member.rank == 0:
-            member.send(np.ones(1), 1)
             write_a_part(member, stopped, tag=1)
             member.send(LARGE[::-1].copy(), 1, tag=2)
             return
-        member.recv(np.ones(1), 0)
-        mailbox: Any = member.comm.mailbox  # type: ignore[attr-defined]
 
         def try_carrying() -> bool:
             del mailbox._try_carrying
@@ -77,13 +84,11 @@ def test_an_abort_that_comes_in_the_middle_of_a_message_ends_its_receive() -> No
     stopped = threading.Barrier(2, timeout=LONG)
 
     def body(member: Member) -> None:
+        mailbox = begin(member)
         if member.rank == 0:
-            member.send(np.ones(1), 1)
             with suppress(PeerLostError):  # the other end takes the rest, or is gone
                 write_a_part(member, stopped, tag=1)
             return
-        member.recv(np.ones(1), 0)
-        mailbox: Any = member.comm.mailbox  # type: ignore[attr-defined]
 
         def stop_carrying() -> None:
             del mailbox._stop_carrying
@@ -107,12 +112,10 @@ def test_an_interrupt_in_the_middle_of_a_message_takes_the_buffer_back() -> None
     stopped = threading.Barrier(2, timeout=LONG)
 
     def body(member: Member) -> None:
+        mailbox = begin(member)
         if member.rank == 0:
-            member.send(np.ones(1), 1)
             write_a_part(member, stopped, tag=1)
             return
-        member.recv(np.ones(1), 0)
-        mailbox: Any = member.comm.mailbox  # type: ignore[attr-defined]
 
         def stop_carrying() -> None:
             del mailbox._stop_carrying

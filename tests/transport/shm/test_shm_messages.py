@@ -236,7 +236,7 @@ def test_a_receiver_that_goes_to_sleep_as_its_sender_gives_up_learns_it() -> Non
             member.send(np.ones(1), 1)
             gate.wait()
             gate.wait()
-            mailbox._outboxes[1].ring.give_up()
+            mailbox._writers[1].give_up()
             gate.wait()
             gate.wait()
             return

@@ -218,7 +218,7 @@ store.close()
 
     def test_a_file_that_stays_locked(self, path: Path) -> None:
         with FileStore(path, timeout=0.2) as store, ThreadPoolExecutor(1) as pool:
-            log = FileLog.beside(store._log, Deadline.after(SOON))
+            log = FileLog(store.path, -1, Deadline.after(SOON), beside=store._log)
             with (
                 log.locked(Deadline.after(SOON)),
                 pytest.raises(DistStoreError, match=r"cannot be locked: .*0.2 s"),

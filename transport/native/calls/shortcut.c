@@ -73,9 +73,8 @@ static void record(Shortcut *s, Short *call, int peer) {
  * Python goes on with the record. */
 static int meet(Shortcut *s, Short *call, const void *data) {
     Board *b = s->board;
-    Progress *p = b->progress;
-    uint64_t base = p->base += STEP;
-    int slot = (int)(++p->number % SLOTS);
+    uint64_t base = b->base += STEP;
+    int slot = (int)(++b->number % SLOTS);
     memcpy(bytes_at(b, b->cards[b->rank][slot]), &call->header, HEADER_BYTES);
     if (data)
         stage_bytes(&s->staging, part_at(b, b->rank, slot, call->nbytes), (Source){data}, (size_t)call->nbytes,
@@ -141,7 +140,7 @@ static PyObject *all_reduce(Shortcut *s, PyObject *array, PyObject *reduce_op, l
         return resume(s, &call, array, reduce_op);
     }
     Board *b = s->board;
-    int slot = (int)(b->progress->number % SLOTS);
+    int slot = (int)(b->number % SLOTS);
     /* In the order of the ranks; what is near this core is read from the array itself. */
     const void *left = b->rank == 0 ? view.buf : part_at(b, 0, slot, view.len);
     const void *right = b->rank == 1 ? view.buf : part_at(b, 1, slot, view.len);

@@ -25,14 +25,13 @@ void publish(const Board *b, uint64_t turn) {
         }
 }
 
-int may_begin(const Board *b) {
-    Progress *p = b->progress;
-    if (p->unchecked) return 0;
-    unsigned long long need = p->base + FIRST > STEP ? p->base + FIRST - STEP : 0;
-    if (p->busy > need) need = p->busy;
-    if (p->floor < need) {
+int may_begin(Board *b) {
+    if (b->unchecked) return 0;
+    unsigned long long need = b->base + FIRST > STEP ? b->base + FIRST - STEP : 0;
+    if (b->busy > need) need = b->busy;
+    if (b->floor < need) {
         if (!all_at(b, need)) return 0;
-        p->floor = need;
+        b->floor = need;
     }
     return 1;
 }
@@ -69,12 +68,11 @@ static int same_cards(const Board *b, int slot, const void *header) {
 }
 
 int meet_holding(Board *b, const Header *header, int checked) {
-    Progress *p = b->progress;
-    Awaited awaited = {b, p->base + FIRST, 0};
+    Awaited awaited = {b, b->base + FIRST, 0};
     while (!await_holding(&b->patience, all_come, &awaited))
         if (checked) return 0;
-    p->floor = awaited.turn;
-    return !checked || same_cards(b, (int)(p->number % SLOTS), header);
+    b->floor = awaited.turn;
+    return !checked || same_cards(b, (int)(b->number % SLOTS), header);
 }
 
 /* ------------------------------------------------------------------ a call under way */
@@ -101,7 +99,7 @@ void run_start(Run *run, Board *board, PyObject *python, PyObject *call) {
 void run_end(Run *run) { PyEval_RestoreThread(run->state); }
 
 void run_publish(const Run *run, uint64_t step) {
-    publish(run->board, run->board->progress->base + step);
+    publish(run->board, run->board->base + step);
 }
 
 static int reach(Run *run, Look look, const Awaited *awaited) {
@@ -109,16 +107,16 @@ static int reach(Run *run, Look look, const Awaited *awaited) {
 }
 
 int run_reach(Run *run, int peer, uint64_t step) {
-    Awaited awaited = {run->board, run->board->progress->base + step, peer};
+    Awaited awaited = {run->board, run->board->base + step, peer};
     return reach(run, one_come, &awaited) ? 0 : ask_python(run, "reach", peer, (long)step);
 }
 
 int run_reach_all(Run *run, uint64_t step) {
-    Progress *p = run->board->progress;
-    Awaited awaited = {run->board, p->base + step, 0};
-    if (p->floor >= awaited.turn) return 0;
+    Board *b = run->board;
+    Awaited awaited = {b, b->base + step, 0};
+    if (b->floor >= awaited.turn) return 0;
     if (!reach(run, all_come, &awaited)) return ask_python(run, "reach_all", -1, (long)step);
-    p->floor = awaited.turn;
+    b->floor = awaited.turn;
     return 0;
 }
 
@@ -128,9 +126,9 @@ static const char *own_card(const Run *run, int slot) {
 }
 
 int run_meet(Run *run) {
-    Progress *p = run->board->progress;
+    Board *b = run->board;
     if (run_reach_all(run, FIRST) < 0) return -1;
-    if (p->unchecked || !same_cards(run->board, run_slot(run, 0), own_card(run, run_slot(run, 0))))
+    if (b->unchecked || !same_cards(b, run_slot(run, 0), own_card(run, run_slot(run, 0))))
         return ask_python(run, "meet", -1, -1);
     return 0;
 }
@@ -144,22 +142,19 @@ int run_meet_one(Run *run, int peer) {
 }
 
 int run_claim(Run *run, int lap) {
-    Progress *p = run->board->progress;
+    Board *b = run->board;
     if (0 < lap && lap < SLOTS) {
         /* Readers of a call of one block are through when they begin the next one. If it had
          * several, Board.begin has waited for its end. */
         unsigned long long earlier = (unsigned long long)(SLOTS - 1 - lap) * STEP;
-        unsigned long long ended = p->base > earlier ? p->base - earlier : 0;
-        if (p->floor < ended + FIRST && p->busy + 1 < ended) {
-            Awaited awaited = {run->board, ended + FIRST, 0};
-            if (!reach(run, all_come, &awaited)) {
-                if (ask_python(run, "claim", -1, lap) < 0) return -1;
-            } else {
-                p->floor = awaited.turn;
-            }
+        unsigned long long ended = b->base > earlier ? b->base - earlier : 0;
+        if (b->floor < ended + FIRST && b->busy + 1 < ended) {
+            Awaited awaited = {b, ended + FIRST, 0};
+            if (!reach(run, all_come, &awaited)) return ask_python(run, "claim", -1, lap);
+            b->floor = awaited.turn;
         }
     }
-    return run_slot(run, lap);
+    return 0;
 }
 
 /* ------------------------------------------------------------------ the type */
@@ -187,17 +182,17 @@ static int slots_from(PyObject *rows, uint64_t into[][SLOTS], int size) {
     return 0;
 }
 
-/* Board(progress, memory, rank, size, counters, cards, blocks, sleepers, block, may_spin) */
+/* Board(memory, rank, size, counters, cards, blocks, sleepers, block, may_spin) */
 static int board_init(Board *b, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
-    PyObject *progress, *memory, *counters, *cards, *blocks;
+    PyObject *memory, *counters, *cards, *blocks;
     unsigned long long sleepers, block;
     int may_spin;
-    if (b->progress) {
+    if (b->memory.obj) {
         PyErr_SetString(PyExc_RuntimeError, "a Board is made once");
         return -1;
     }
-    if (!PyArg_ParseTuple(args, "O!OiiOOOKKp", progress_type, &progress, &memory, &b->rank, &b->size,
-                          &counters, &cards, &blocks, &sleepers, &block, &may_spin))
+    if (!PyArg_ParseTuple(args, "OiiOOOKKp", &memory, &b->rank, &b->size, &counters, &cards, &blocks,
+                          &sleepers, &block, &may_spin))
         return -1;
     if (b->size < 2 || b->size > MOST || b->rank < 0 || b->rank >= b->size) {
         PyErr_Format(PyExc_ValueError, "expected 2 to %d members, got %d", MOST, b->size);
@@ -209,20 +204,25 @@ static int board_init(Board *b, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
     if (offsets_from(counters, b->counters, b->size) || slots_from(cards, b->cards, b->size) ||
         slots_from(blocks, b->blocks, b->size) || PyObject_GetBuffer(memory, &b->memory, PyBUF_WRITABLE))
         return -1;
-    b->progress = (Progress *)Py_NewRef(progress);
     return 0;
 }
 
-/* Neither numbers nor a mapping refer to anything. */
+/* A mapping refers to nothing. */
 static void board_dealloc(Board *b) {
     PyTypeObject *type = Py_TYPE(b);
-    Py_CLEAR(b->progress);
     if (b->memory.obj) PyBuffer_Release(&b->memory);
     type->tp_free((PyObject *)b);
     Py_DECREF(type);
 }
 
+static PyMemberDef board_members[] = {{"number", T_ULONGLONG, offsetof(Board, number), 0, NULL},
+                                      {"base", T_ULONGLONG, offsetof(Board, base), 0, NULL},
+                                      {"floor", T_ULONGLONG, offsetof(Board, floor), 0, NULL},
+                                      {"busy", T_ULONGLONG, offsetof(Board, busy), 0, NULL},
+                                      {"unchecked", T_UINT, offsetof(Board, unchecked), 0, NULL},
+                                      {NULL}};
 static PyType_Slot board_slots[] = {{Py_tp_init, board_init},
+                                    {Py_tp_members, board_members},
                                     {Py_tp_new, PyType_GenericNew},
                                     {Py_tp_dealloc, board_dealloc},
                                     {0, NULL}};

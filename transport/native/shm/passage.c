@@ -267,8 +267,7 @@ static int do_step(Passage *p, const Step *step, uint64_t lap) {
     case CLOSE:
         if (p->many || step->number) {
             run_publish(&p->run, DONE);
-            Progress *at = p->run.board->progress;
-            at->busy = at->base + DONE;
+            p->run.board->busy = p->run.board->base + DONE;
         }
         return 0;
     case AWAIT: return p->in_place && (meet(p, step->peer) < 0 || reach(p, step->peer, DONE) < 0) ? -1 : 0;

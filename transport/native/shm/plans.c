@@ -172,8 +172,8 @@ static int begin(Passage *p, PyObject *call) {
         return -1;
     }
     if (may_begin(b)) {
-        b->progress->base += STEP;
-        int slot = (int)(++b->progress->number % SLOTS);
+        b->base += STEP;
+        int slot = (int)(++b->number % SLOTS);
         memcpy(bytes_at(b, b->cards[b->rank][slot]), &((Fields *)call)->header, HEADER_BYTES);
     } else {
         PyObject *result = PyObject_CallMethodOneArg(p->plans->python, str_begin, call);

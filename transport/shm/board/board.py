@@ -30,8 +30,7 @@ from transport.native import core
 from transport.operands.reduce_op import Flat
 from transport.shm.board.futex import Fence
 from transport.shm.board.layout import BLOCKS, CARDS, WORD, Layout
-from transport.shm.board.patience import Patience
-from transport.shm.board.progress import Progress
+from transport.shm.board.patience import Patience, sleep
 from transport.shm.board.segment import LINE, Segment
 
 _STEP_BITS = 24
@@ -45,8 +44,26 @@ Check = Callable[[Call, int], None]
 """Raises when waiting for a member (a group rank) in a call has become pointless."""
 
 
+class _Progress:
+    """How far a member is. The compiled core has the same, in its own board.
+
+    The ``number`` of the call; the turn at which it begins (``base``); a turn that all members
+    have come to (``floor``); one that they must have come to before blocks are used again
+    (``busy``); and how many calls have cards that are still to be compared (``unchecked``).
+    """
+
+    __slots__ = ("base", "busy", "floor", "number", "unchecked")
+
+    def __init__(self) -> None:
+        self.number = self.base = self.floor = self.busy = self.unchecked = 0
+
+
 class Board:
-    """One member's view of the board. One thread at a time, except for ``wake_all``."""
+    """One member's view of the board. One thread at a time, except for ``wake_all``.
+
+    ``compiled`` is this board as the compiled core has it; None where it is not for that: ranks
+    that share a process must sleep while they wait.
+    """
 
     def __init__(
         self,
@@ -61,7 +78,7 @@ class Board:
         self.size = layout.size
         self.rank = rank = membership.rank
         self.peers = [peer for peer in range(self.size) if peer != rank]
-        self.notes_at = [
+        self._notes_at = [
             [(layout.card(r, slot) + HEADER_BYTES) // WORD for slot in range(CARDS)]
             for r in range(self.size)
         ]
@@ -93,33 +110,27 @@ class Board:
         self._peer_cards = [
             [self._cards[peer][slot] for peer in self.peers] for slot in range(CARDS)
         ]
-        self.at = Progress()
+        self.compiled: Any = self._compile()
+        self.at: _Progress = self.compiled or _Progress()
         # All are past that call which would come before the first one.
         self.at.floor = _FIRST
         self._unchecked: deque[tuple[int, Call]] = deque()
-        self._compiled: Any = None
 
-    def compiled(self) -> Any:
-        """Return this board as the compiled core has it; None where it is not for that.
-
-        Ranks that share a process must sleep while they wait.
-        """
-        if self._compiled is None and core is not None and self._patience.polls:
-            layout, members = self.layout, range(self.size)
-            if self.size <= core.MOST_MEMBERS:
-                self._compiled = core.Board(
-                    self.at,
-                    self._memory,
-                    self.rank,
-                    self.size,
-                    [layout.counter(r) for r in members],
-                    [[layout.card(r, slot) for slot in range(CARDS)] for r in members],
-                    [[layout.data(r, slot) for slot in range(BLOCKS)] for r in members],
-                    layout.sleepers,
-                    layout.block,
-                    not self._patience.crowded,
-                )
-        return self._compiled
+    def _compile(self) -> Any:
+        if core is None or not self._patience.polls or self.size > core.MOST_MEMBERS:
+            return None
+        layout, members = self.layout, range(self.size)
+        return core.Board(
+            self._memory,
+            self.rank,
+            self.size,
+            [layout.counter(r) for r in members],
+            [[layout.card(r, slot) for slot in range(CARDS)] for r in members],
+            [[layout.data(r, slot) for slot in range(BLOCKS)] for r in members],
+            layout.sleepers,
+            layout.block,
+            not self._patience.crowded,
+        )
 
     # A call's frame.
 
@@ -195,6 +206,12 @@ class Board:
         if self._memory[self._cards[peer][slot]] != call.packed:
             raise self._mismatch(call, slot, peer)
 
+    def barrier(self, call: Call) -> None:
+        """Return when all members have come to the call."""
+        self.begin(call)
+        self.publish(_FIRST)
+        self.meet(call)
+
     def check_later(self, call: Call) -> None:
         """Have all cards of the call compared when all members meet in the next one, at the latest
         before the next but one begins.
@@ -211,10 +228,10 @@ class Board:
 
     def notes(self, rank: int) -> int:
         """Return the number of the word at which ``rank``'s notes about the call begin."""
-        return self.notes_at[rank][self.at.number % CARDS]
+        return self._notes_at[rank][self.at.number % CARDS]
 
-    def claim(self, call: Call, lap: int) -> int:
-        """Return the slot of the block for ``lap``, free of what earlier calls had in it.
+    def claim(self, call: Call, lap: int) -> None:
+        """Return when the block for ``lap`` is free of what earlier calls had in it.
 
         What this call had in it, ``BLOCKS`` laps ago, is the caller's business.
         """
@@ -224,7 +241,6 @@ class Board:
             ended = self.at.base - (BLOCKS - 1 - lap) * _CALL
             if self.at.floor < ended + _FIRST and self.at.busy < ended - 1:
                 self._reach_turn(call, ended + _FIRST)
-        return (self.at.number + lap) % BLOCKS
 
     def slot(self, lap: int) -> int:
         """Return the slot of the members' blocks for ``lap`` of the call."""
@@ -271,16 +287,14 @@ class Board:
     def _wait(self, call: Call, peer: int, turn: int) -> None:
         call.waiting_for = peer
         words, counter = self.words, self._counters[peer]
+
+        def come() -> bool:
+            return words[counter] >= turn
+
         hope = partial(self._check, call, peer)
         try:
-            self._patience.wait(
-                call,
-                lambda: words[counter] >= turn,
-                self.segment,
-                counter,
-                self._set_sleeping,
-                hope,
-            )
+            if not self._patience.poll(call, come):
+                sleep(call, come, self.segment, counter, self._set_sleeping, hope)
         except PeerLostError:
             # Its last step may have become visible just before the news that it left.
             if words[counter] < turn:

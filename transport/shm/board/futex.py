@@ -15,7 +15,7 @@ import threading
 # The private variants know only one process; ours must work across several.
 _WAIT, _WAKE = 0, 1
 _EVERYBODY = 2**31 - 1
-_LOW_HALF = 2**32 - 1
+LOW_HALF = 2**32 - 1
 _SYSCALL_NUMBERS = {"x86_64": 202}
 
 
@@ -62,7 +62,7 @@ class Futex:
             self._number,
             ctypes.c_void_p(self._address + 8 * word),
             ctypes.c_long(_WAIT),
-            ctypes.c_uint32(seen & _LOW_HALF),
+            ctypes.c_uint32(seen & LOW_HALF),
             ctypes.byref(limit),
         )
 

@@ -23,7 +23,7 @@ class Places:
 
     def __init__(self, arena: Arena) -> None:
         self.memory: PeerMemory | None = None
-        self._arena = arena
+        self.arena = arena
 
     def locate(
         self, buffers: Sequence[Flat], *, private: bool, alone: bool = False
@@ -37,11 +37,11 @@ class Places:
         if private and self.memory is not None:
             nbytes = max([buffer.nbytes for buffer in buffers])
             pays = self.memory.pays(nbytes, alone=alone)
-        if not pays and self._arena.empty:
+        if not pays and self.arena.empty:
             return None
         places: list[int] = []
         for buffer in buffers:
-            where = 0 if buffer.ndim > 1 else self._arena.locate(buffer)
+            where = 0 if buffer.ndim > 1 else self.arena.locate(buffer)
             if not where:
                 if buffer.ndim > 1 or not pays:
                     return None
@@ -51,7 +51,7 @@ class Places:
 
     def view(self, peer: int, where: int, count: int, dtype: np.dtype[np.generic]) -> Flat:
         """Return ``count`` elements of member ``peer`` at a place in symmetric memory."""
-        return self._arena.view(peer, where, count, dtype)
+        return self.arena.view(peer, where, count, dtype)
 
     def fetch(self, peer: int, where: int, into: Flat, *, alone: bool = False) -> None:
         """Copy what member ``peer`` has at ``where`` into ``into``.
@@ -59,6 +59,6 @@ class Places:
         ``alone``: no other member does anything in this call meanwhile.
         """
         if where < _PRIVATE:
-            copy(into, self._arena.view(peer, where, into.size, into.dtype))
+            copy(into, self.arena.view(peer, where, into.size, into.dtype))
         elif self.memory is not None:
             self.memory.read(peer, where - _PRIVATE, into, alone=alone)

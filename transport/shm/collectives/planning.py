@@ -21,40 +21,25 @@ all are through.
 
 from __future__ import annotations
 
-from enum import IntEnum
-
+from transport.call import Kind
 from transport.shm.board.layout import BLOCKS, LINE, Layout
 from transport.shm.collectives.steps import ALL, NOTHING, WIDE, Cut, Op, Part, Plan, Step
-
-
-class Kind(IntEnum):
-    """The collectives for which there are plans."""
-
-    BROADCAST = 0
-    ALL_REDUCE = 1
-    REDUCE = 2
-    ALL_GATHER = 3
-    GATHER = 4
-    SCATTER = 5
-    ALL_TO_ALL = 6
-    REDUCE_SCATTER = 7
 
 
 class Planner:
     """Makes the plans of member ``rank``; ``piece`` (bytes) is how much a broadcast moves at a
     time: while the others copy one piece out, the root copies the next one in.
+
+    The plan for a kind of call and a root, if it has one, is number ``kind * size + root``, which
+    is below ``count``.
     """
 
     def __init__(self, layout: Layout, rank: int, piece: int) -> None:
         self._rank, self._size = rank, layout.size
         self._peers = [peer for peer in range(layout.size) if peer != rank]
         self._block = layout.block
-        self.count = len(Kind) * layout.size
+        self.count: int = (max(Kind) + 1) * layout.size
         self._piece = max(LINE, min(piece, layout.block) // LINE * LINE)
-
-    def number(self, kind: Kind, root: int = 0) -> int:
-        """Return the plan's number, which is below ``count``."""
-        return kind * self._size + root
 
     def plan(self, number: int) -> Plan:
         """Make a plan anew."""

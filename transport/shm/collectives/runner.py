@@ -11,7 +11,6 @@ from transport.native import core
 from transport.operands.folding import Folding
 from transport.operands.reduce_op import Flat, ReduceOp
 from transport.shm.board.board import Board
-from transport.shm.collectives.arena import Arena
 from transport.shm.collectives.interpreter import Interpreter
 from transport.shm.collectives.places import Places
 from transport.shm.collectives.planning import Planner
@@ -25,36 +24,34 @@ class Runner:
     ``piece`` (bytes) is how much is worked on at a time so that it stays in a core's cache.
     """
 
-    def __init__(
-        self, board: Board, membership: Membership, arena: Arena, places: Places, piece: int
-    ) -> None:
+    def __init__(self, board: Board, membership: Membership, places: Places, piece: int) -> None:
         self._planner = Planner(board.layout, board.rank, piece)
-        self.number = self._planner.number
-        self._arena, self._places = arena, places
+        self._size = board.size
+        self._places, self._arena = places, places.arena
         self._interpreter = Interpreter(
             board, membership, places, Folding(board.size, piece), piece
         )
         self._plans: dict[int, Plan] = {}
-        compiled = board.compiled()
         self.compiled: Any = None
-        if core is not None and compiled is not None:
-            self.compiled = core.Plans(compiled, board, self._pack, self._planner.count)
-            arena.follower = self.compiled.lay_out
+        if core is not None and board.compiled is not None:
+            self.compiled = core.Plans(board.compiled, board, self._pack, self._planner.count)
+            self._arena.follower = self.compiled.lay_out
 
     def run(
         self,
-        number: int,
+        kind: int,
+        root: int,
         call: Call,
         inputs: Sequence[Flat],
         outputs: Sequence[Flat],
         op: ReduceOp | None = None,
     ) -> None:
-        """Carry out a call by plan ``number``, with what ``Communicator`` has for such a call.
+        """Carry out a call by its plan, with what ``Communicator`` has for a call of that ``Kind``.
 
-        ``inputs`` are by member or one for all, ``outputs`` by member or one; empty where this
-        member has none. What is reduced where it lies is an output.
+        ``root`` is 0 for kinds without one. ``inputs`` are by member or one for all, ``outputs`` by
+        member or one; empty where this member has none. What is reduced where it lies is an output.
         """
-        compiled = self.compiled
+        number, compiled = kind * self._size + root, self.compiled
         where, start = None, 0
         if not self._arena.empty or (compiled is None and self._places.memory is not None):
             where = self._locate(number, inputs or outputs, op)

@@ -71,7 +71,6 @@ class Connection:
         self.users: dict[str, int] = {}
         self._address: bytes | None = None
         self._waiting: list[Message] = []
-        self._greeted = False
 
     @classmethod
     def to(cls, address: bytes, secret: bytes | None) -> Connection:
@@ -140,11 +139,10 @@ class Connection:
         if handshake is None:
             return False
         data = self.sock.recv(handshake.wanted)
-        if not data and not self._greeted:
+        if not data and not handshake.answered:
             raise ConnectionResetError("it hung up without a word")
         if len(data) != handshake.wanted:
             raise AuthenticationError(f"handshake failed: {handshake.explain_end(len(data))}")
-        self._greeted = True
         answer = handshake.receive(data)
         if handshake.refusal:
             raise AuthenticationError(f"handshake failed: {handshake.refusal}")

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable
 from typing import Any, cast
 
 import numpy as np
@@ -21,63 +20,32 @@ import numpy as np
 from transport.call import NO_ROOT, Call, CallHeader, Kind, dtype_code
 from transport.communicators.runtime import Membership
 from transport.condition import has, hold, let_go
-from transport.errors import CommunicatorTimeoutError, DistBackendError, PeerLostError
+from transport.errors import CommunicatorTimeoutError, PeerLostError
 from transport.links.incoming import Incoming, Receive
 from transport.links.mailbox import Mailbox
 from transport.native import core
 from transport.operands.copying import address
 from transport.operands.flat import as_bytes
 from transport.operands.reduce_op import Flat
-from transport.shm.board.futex import Fence
-from transport.shm.board.layout import Sizes, lines, pages
-from transport.shm.board.patience import Patience
-from transport.shm.board.segment import LINE, OwnedSegment, Segment
-from transport.shm.meeting.directory import Directory
-from transport.shm.meeting.neighbourhood import Neighbourhood
-from transport.shm.messages.ring import ASLEEP, BELL, CONTROL_LINES, RingReader, RingWriter
+from transport.shm.board.futex import LOW_HALF, Fence
+from transport.shm.board.layout import Sizes, lines
+from transport.shm.board.patience import Patience, sleep
+from transport.shm.board.segment import LINE, OwnedSegment
+from transport.shm.meeting.directory import Neighbourhood
+from transport.shm.messages.ring import (
+    ASLEEP,
+    BELL,
+    CAPACITY,
+    InboxLayout,
+    RingReader,
+    RingWriter,
+)
 from transport.shm.messages.single_copy import PeerMemory
 
-_MOST_RINGS = 4 << 20
 # Two processors that copy through a ring at the same time, in the core's small pieces, are sooner
 # done up to here than the kernel is with its one copy.
 _TWO_COPIES = 32 << 20
-_LOW_HALF = 2**32 - 1
-_CAPACITY = 1  # a word of an inbox, as BELL and ASLEEP
 INBOX = "inbox"
-
-
-class InboxLayout:
-    """Offsets in a member's inbox: a line with the bell, one with the owner's sleeping flag, and a
-    ring of ``capacity`` bytes for every member.
-    """
-
-    def __init__(self, size: int, capacity: int) -> None:
-        self.capacity = capacity
-        self._rings = pages(LINE * (2 + CONTROL_LINES * size))
-        self.nbytes = self._rings + size * capacity
-
-    @classmethod
-    def choose(cls, size: int, sizes: Sizes) -> InboxLayout:
-        """Return the layout for ``size`` members, of bounded memory."""
-        most = max(64 << 10, min(1 << 20, _MOST_RINGS // max(1, size - 1)))
-        return cls(size, lines(sizes.ring or most))
-
-    def ring(self, rank: int) -> tuple[int, int, int]:
-        """Return where the control lines and the bytes of ``rank``'s ring are, and its capacity."""
-        control = LINE * (2 + CONTROL_LINES * rank)
-        return control, self._rings + rank * self.capacity, self.capacity
-
-
-class Outbox:
-    """This rank's ring at another member. Senders take turns by ``turn``."""
-
-    def __init__(self, inbox: Segment, member: tuple[int, int], piece: int, may_spin: bool) -> None:
-        rank, size = member
-        layout = InboxLayout(size, inbox.words[_CAPACITY])
-        if layout.nbytes > inbox.nbytes:
-            raise DistBackendError(f"expected an inbox of {layout.nbytes} bytes")
-        self.turn = threading.RLock()
-        self.ring = RingWriter(inbox, layout.ring(rank), piece, member, may_spin)
 
 
 class Messages(Mailbox):
@@ -90,9 +58,7 @@ class Messages(Mailbox):
     def __init__(
         self,
         membership: Membership,
-        directory: Directory,
         neighbourhood: Neighbourhood,
-        kick: Callable[[int], None],
         patience: Patience,
         sizes: Sizes,
     ) -> None:
@@ -100,19 +66,17 @@ class Messages(Mailbox):
         size, rank = membership.size, membership.rank
         layout = InboxLayout.choose(size, sizes)
         self.inbox = OwnedSegment(layout.nbytes, "inbox")
-        self.inbox.words[_CAPACITY] = layout.capacity
+        self.inbox.words[CAPACITY] = layout.capacity
         self.shared = False
         self.memory: PeerMemory | None = None
-        self._directory = directory
         self._neighbourhood = neighbourhood
-        self._kick = kick
         self._patience = patience
         self._piece = sizes.piece
         self._least_offered = 0 if core is None or patience.crowded else _TWO_COPIES
         self._rank, self._size = rank, size
         self._rings = {
             src: RingReader(
-                self.inbox, layout.ring(src), sizes.piece, (rank, size), not patience.crowded, src
+                self.inbox, layout.ring(src), (rank, size), src, sizes.piece, not patience.crowded
             )
             for src in range(size)
             if src != rank
@@ -125,7 +89,7 @@ class Messages(Mailbox):
         self._ending: dict[int, PeerLostError] = {}
         self._gone: dict[int, PeerLostError] = {}
         self._watched: set[int] = set()
-        self._outboxes: dict[int, Outbox] = {}
+        self._writers: dict[int, RingWriter] = {}
         self._guard = threading.Lock()
         self._own_rings = itertools.count(1)
 
@@ -133,15 +97,15 @@ class Messages(Mailbox):
 
     def post(self, call: Call, data: memoryview, dst: int) -> None:
         """Send a message to another member; return when ``data`` may be reused."""
-        outbox = self._outboxes.get(dst) or self._open_outbox(dst, call)
-        turn = outbox.turn
+        ring = self._writers.get(dst) or self._open_ring(dst, call)
+        turn = ring.turn
         try:
             if not turn.acquire(False):
                 call.waiting_for = dst
                 if not turn.acquire(timeout=call.deadline.remaining()):
                     raise self._unsent(call, dst)
                 call.waiting_for = None
-            self._write(call, data, dst, outbox)
+            self._write(call, data, ring)
             turn.release()
         except BaseException:
             let_go(turn)
@@ -149,31 +113,30 @@ class Messages(Mailbox):
 
     def has_room(self, dst: int, nbytes: int) -> bool:
         """Whether a message fits into this rank's ring at ``dst`` as it is now."""
-        outbox = self._outboxes.get(dst)
-        if outbox is None or dst in self._gone:
+        ring = self._writers.get(dst)
+        if ring is None or dst in self._gone:
             return False
         if nbytes >= self._least_offered and self._pays(nbytes):
             return False  # it is offered, and waits to be taken
-        ring = outbox.ring
         needed = ring.position + LINE + lines(nbytes) - ring.capacity
         return not ring.broken and needed <= ring.words[ring.taken]
 
-    def _write(self, call: Call, data: memoryview, dst: int, outbox: Outbox) -> None:
-        ring, size = outbox.ring, data.nbytes
-        if dst in self._gone or ring.broken:
-            self._check_receiver(call, dst, outbox)
+    def _write(self, call: Call, data: memoryview, ring: RingWriter) -> None:
+        size = data.nbytes
+        if ring.peer in self._gone or ring.broken:
+            self._check_receiver(call, ring)
         if size >= self._least_offered and self._pays(size):
-            self._offer(call, data, dst, outbox)
+            self._offer(call, data, ring)
             return
         patient = call.sync and self._patience.polls
         piece = ring.piece
         while not ring.begin(call.packed, data, patient):
-            self._await_room(call, dst, outbox, LINE + min(lines(size), piece))
+            self._await_room(call, ring, LINE + min(lines(size), piece))
         try:
             while True:
                 if not ring.left:
                     break
-                self._await_room(call, dst, outbox, lines(min(ring.left, piece)))
+                self._await_room(call, ring, lines(min(ring.left, piece)))
                 ring.go_on(data, patient)
         except BaseException:
             ring.give_up()
@@ -182,48 +145,47 @@ class Messages(Mailbox):
     def _pays(self, nbytes: int) -> bool:
         return self.memory is not None and self.memory.pays(nbytes, alone=True)
 
-    def _offer(self, call: Call, data: memoryview, dst: int, outbox: Outbox) -> None:
+    def _offer(self, call: Call, data: memoryview, ring: RingWriter) -> None:
         """Say where a message is, and wait until the receiver has taken it from there."""
-        ring, size = outbox.ring, data.nbytes
-        self._await_room(call, dst, outbox, LINE)
-        ring.offer(call.packed, size, address(np.frombuffer(data, np.uint8)))
+        self._await_room(call, ring, LINE)
+        ring.offer(call.packed, data.nbytes, address(np.frombuffer(data, np.uint8)))
         try:
-            self._await_room(call, dst, outbox, ring.capacity)
+            self._await_room(call, ring, ring.capacity)
         except BaseException:
             ring.give_up()
             raise
 
-    def _await_room(self, call: Call, dst: int, outbox: Outbox, nbytes: int) -> None:
-        ring = outbox.ring
+    def _await_room(self, call: Call, ring: RingWriter, nbytes: int) -> None:
         least = ring.position + nbytes - ring.capacity
         if least <= ring.words[ring.taken]:
             return
-        call.waiting_for = dst
+        call.waiting_for = ring.peer
+
+        def has_room() -> bool:
+            return ring.words[ring.taken] >= least
 
         def check() -> None:
-            self._check_receiver(call, dst, outbox)
-            self._kick(dst)
+            self._check_receiver(call, ring)
+            self._neighbourhood.kick(ring.peer)
 
-        self._patience.wait(
-            call,
-            lambda: ring.words[ring.taken] >= least,
-            ring.segment,
-            ring.taken,
-            ring.set_sleeping,
-            check,
-        )
+        if not self._patience.poll(call, has_room):
+            sleep(call, has_room, ring.segment, ring.taken, ring.set_sleeping, check)
         call.waiting_for = None
 
-    def _check_receiver(self, call: Call, dst: int, outbox: Outbox) -> None:
+    def _check_receiver(self, call: Call, ring: RingWriter) -> None:
         """Raise when there is no sense in sending, or in waiting until one can."""
-        name = self._membership.describe(dst)
-        self._directory.check()
-        if dst in self._gone:
-            raise PeerLostError(str(self._gone[dst]), dst)
-        if outbox.ring.broken:
+        dst = ring.peer
+        self._check_there(dst)
+        if ring.broken:
+            name = self._membership.describe(dst)
             raise PeerLostError(f"an earlier message to {name} was broken off in the middle", dst)
         if call.deadline.expired:
             raise self._unsent(call, dst)
+
+    def _check_there(self, dst: int) -> None:
+        self._neighbourhood.check()
+        if dst in self._gone:
+            raise PeerLostError(str(self._gone[dst]), dst)
 
     def _unsent(self, call: Call, dst: int) -> CommunicatorTimeoutError:
         name = self._membership.describe(dst)
@@ -233,19 +195,16 @@ class Messages(Mailbox):
             dst,
         )
 
-    def _open_outbox(self, dst: int, call: Call) -> Outbox:
-        self._directory.check()
-        if dst in self._gone:
-            raise PeerLostError(str(self._gone[dst]), dst)
+    def _open_ring(self, dst: int, call: Call) -> RingWriter:
+        self._check_there(dst)
         inbox = self._neighbourhood.fetch(dst, INBOX, call)
         with self._guard:
             self._watched.add(dst)
-            outbox = self._outboxes.get(dst)
-            if outbox is None:
-                outbox = self._outboxes[dst] = Outbox(
-                    inbox, (self._rank, self._size), self._piece, not self._patience.crowded
-                )
-            return outbox
+            ring = self._writers.get(dst)
+            if ring is None:
+                member, may_spin = (self._rank, self._size), not self._patience.crowded
+                ring = self._writers[dst] = RingWriter(inbox, member, dst, self._piece, may_spin)
+            return ring
 
     # Receiving.
 
@@ -263,7 +222,7 @@ class Messages(Mailbox):
         """Wait a moment for the ring's next message, for the only receive that there is; return
         whether that was it. If not, nothing has happened.
         """
-        src = ring.src
+        src = ring.peer
         receive: Receive | None = None
         try:
             with self._lock:
@@ -324,10 +283,10 @@ class Messages(Mailbox):
         with self._guard:
             self._gone.setdefault(src, error)
             self._ending.setdefault(src, error)
-            outbox = self._outboxes.get(src)
+            ring = self._writers.get(src)
         self.carry()
-        if outbox is not None:
-            outbox.ring.segment.futex.wake(outbox.ring.taken)
+        if ring is not None:
+            ring.wake_sender()
 
     def abort(self, reason: str) -> None:
         """See ``Mailbox.abort``; senders are woken as well."""
@@ -336,10 +295,10 @@ class Messages(Mailbox):
         # An interrupted call, which is the reason, may have kept them.
         self._drop_carrying()
         with self._guard:
-            outboxes = list(self._outboxes.values())
-        for outbox in outboxes:
-            let_go(outbox.turn)
-            outbox.ring.segment.futex.wake(outbox.ring.taken)
+            rings = list(self._writers.values())
+        for ring in rings:
+            let_go(ring.turn)
+            ring.wake_sender()
 
     def _watch(self, call: Call, src: int | None) -> None:
         """See to it that this rank learns when a member goes from which it waits for a message."""
@@ -347,10 +306,10 @@ class Messages(Mailbox):
             if peer == self._rank or peer in self._watched:
                 continue
             # A member that has not said where it is has not sent anything either.
-            if src is None and not self._directory.is_known(peer):
+            if src is None and self._neighbourhood.find(peer) is None:
                 continue
             # Another transport that delivers here watches those whom this one cannot reach.
-            if not self.shared or self._directory.is_near(peer, call):
+            if not self.shared or self._neighbourhood.is_near(peer, call):
                 self._neighbourhood.watch(peer, call)
             self._watched.add(peer)
 
@@ -429,7 +388,7 @@ class Messages(Mailbox):
         else:
             heard = patient and core.RingEnd.listen(rings, rung)
         if not heard:
-            self._patience.sleep(
+            sleep(
                 call,
                 lambda: call.deadline.expired or news(),
                 self.inbox,
@@ -471,5 +430,5 @@ class Messages(Mailbox):
     def _ring_bell(self) -> None:
         """Have the carrier of this rank look again."""
         value = next(self._own_rings) * self._size + self._rank
-        self.inbox.words[BELL] = value & _LOW_HALF
+        self.inbox.words[BELL] = value & LOW_HALF
         self.inbox.futex.wake(BELL)

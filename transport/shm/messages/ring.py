@@ -9,17 +9,18 @@ the bytes are in the sender's memory, who waits until the receiver has taken the
 from __future__ import annotations
 
 import struct
+import threading
 
 import numpy as np
 
 from transport.call import HEADER_BYTES, CallHeader
-from transport.errors import CommunicatorAbortedError, PeerLostError
+from transport.errors import CommunicatorAbortedError, DistBackendError, PeerLostError
 from transport.links.incoming import Incoming
 from transport.links.mailbox import Mailbox
 from transport.native import core
 from transport.operands.copying import LONG, copy_bytes
-from transport.shm.board.futex import Fence
-from transport.shm.board.layout import WORD, lines
+from transport.shm.board.futex import LOW_HALF, Fence
+from transport.shm.board.layout import WORD, Sizes, lines, pages
 from transport.shm.board.segment import LINE, Segment
 from transport.shm.messages.single_copy import PeerMemory
 
@@ -30,7 +31,31 @@ CONTROL_LINES = 2
 BELL, ASLEEP = 0, LINE // WORD
 """Words of an inbox: its bell, and whether its owner sleeps until that rings."""
 _BROKEN, _SENDER_SLEEPS = 1, 2  # words of the sender's line, after its counter
-_LOW_HALF = 2**32 - 1
+CAPACITY = 1
+"""A word of an inbox, too: the bytes of each of its rings."""
+_MOST_RINGS = 4 << 20
+
+
+class InboxLayout:
+    """Offsets in a member's inbox: a line with the bell, one with the owner's sleeping flag, and a
+    ring of ``capacity`` bytes for every member.
+    """
+
+    def __init__(self, size: int, capacity: int) -> None:
+        self.capacity = capacity
+        self._rings = pages(LINE * (2 + CONTROL_LINES * size))
+        self.nbytes = self._rings + size * capacity
+
+    @classmethod
+    def choose(cls, size: int, sizes: Sizes) -> InboxLayout:
+        """Return the layout for ``size`` members, of bounded memory."""
+        most = max(64 << 10, min(1 << 20, _MOST_RINGS // max(1, size - 1)))
+        return cls(size, lines(sizes.ring or most))
+
+    def ring(self, rank: int) -> tuple[int, int, int]:
+        """Return where the control lines and the bytes of ``rank``'s ring are, and its capacity."""
+        control = LINE * (2 + CONTROL_LINES * rank)
+        return control, self._rings + rank * self.capacity, self.capacity
 
 
 class _RingEnd:
@@ -121,7 +146,7 @@ class _RingEnd:
         self._fence()
         if words[self._asleep]:
             self._rings += 1
-            words[self._bell] = (self._rings * self._step + self._number) & _LOW_HALF
+            words[self._bell] = (self._rings * self._step + self._number) & LOW_HALF
             self._futex.wake(self._bell)
 
     # The receiver's.
@@ -149,21 +174,24 @@ RingEnd: type[_RingEnd] = _RingEnd if core is None else core.RingEnd
 
 
 class Ring(RingEnd):
-    """One end of a ring, and what its two sides say of themselves."""
+    """One end of a ring, and what its two sides say of themselves.
+
+    It is ``where`` its control lines and its bytes begin, with how many bytes it has. ``member`` is
+    this rank, of how many; ``peer`` the one at the other end.
+    """
 
     def __init__(
         self,
         segment: Segment,
         where: tuple[int, int, int],
-        piece: int,
         member: tuple[int, int],
+        peer: int,
+        piece: int,
         may_spin: bool,
     ) -> None:
-        """Use the ring that is ``where`` its control lines and its bytes begin, and how many bytes
-        it has. ``member``: this rank, of how many.
-        """
         super().__init__(segment, *where, piece, BELL, ASLEEP, *member, may_spin)
         control, start, capacity = where
+        self.peer = peer
         self.words = segment.words
         self.written = control // WORD
         self.taken = (control + LINE) // WORD
@@ -177,18 +205,21 @@ class Ring(RingEnd):
 
 
 class RingWriter(Ring):
-    """The sender's end. One thread at a time."""
+    """The sender's end, in the ``inbox`` of ``peer``. One thread at a time: who has the ``turn``.
+
+    Raises DistBackendError where that is none.
+    """
 
     def __init__(
-        self,
-        segment: Segment,
-        where: tuple[int, int, int],
-        piece: int,
-        member: tuple[int, int],
-        may_spin: bool,
+        self, inbox: Segment, member: tuple[int, int], peer: int, piece: int, may_spin: bool
     ) -> None:
-        super().__init__(segment, where, piece, member, may_spin)
+        rank, size = member
+        layout = InboxLayout(size, inbox.words[CAPACITY])
+        if layout.nbytes > inbox.nbytes:
+            raise DistBackendError(f"expected an inbox of {layout.nbytes} bytes")
+        super().__init__(inbox, layout.ring(rank), member, peer, piece, may_spin)
         self.position = self.words[self.written]
+        self.turn = threading.RLock()
 
     def offer(self, packed: bytes, nbytes: int, address: int) -> None:
         """Say where a message is. Room for a line must be there."""
@@ -206,27 +237,20 @@ class RingWriter(Ring):
         self.words[self.written + _BROKEN] = 1
         self.publish()
 
+    def wake_sender(self) -> None:
+        """Have a sender that sleeps look again. Any thread."""
+        self.segment.futex.wake(self.taken)
+
 
 class RingReader(Ring):
     """The receiver's end: moves messages into the mailbox. One thread at a time."""
 
-    def __init__(
-        self,
-        segment: Segment,
-        where: tuple[int, int, int],
-        piece: int,
-        member: tuple[int, int],
-        may_spin: bool,
-        src: int,
-    ) -> None:
-        super().__init__(segment, where, piece, member, may_spin)
-        self.src = src
-        self._incoming: Incoming | None = None
-        self._address = 0
-        self._closed = False
-        self.stalled = False
-        self.given_up = False
-        """Whether it is known that nothing more comes, since the sender broke a message off."""
+    _incoming: Incoming | None = None
+    _address = 0
+    _closed = False
+    stalled: bool = False
+    given_up: bool = False
+    """Whether it is known that nothing more comes, since the sender broke a message off."""
 
     def pending(self) -> bool:
         """Whether anything was written that has not been taken."""
@@ -286,7 +310,7 @@ class RingReader(Ring):
         try:
             with incoming.guard:
                 into = np.frombuffer(incoming.buffer, np.uint8)
-                memory.read(self.src, self._address, into, alone=True)
+                memory.read(self.peer, self._address, into, alone=True)
         except PeerLostError as lost:
             error = lost
         self.left = 0
@@ -318,7 +342,7 @@ class RingReader(Ring):
         nbytes, self._address = _SIZE_AND_ADDRESS.unpack_from(head, HEADER_BYTES)
         if self._address and memory is None:
             return None
-        incoming = mailbox.try_begin(self.src, CallHeader.unpack(head), nbytes)
+        incoming = mailbox.try_begin(self.peer, CallHeader.unpack(head), nbytes)
         if incoming is not None:
             self.position += LINE
             self.left = nbytes

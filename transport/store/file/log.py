@@ -32,20 +32,23 @@ class FileLog:
     """One user's handle of the file at ``path``, and its replay of it in ``commands``.
 
     A member counts towards ``members``, the number of those that will join; the last user alive
-    removes the file at ``leave``, once so many have joined. -1: unknown, any number will do.
-    One thread at a time.
+    removes the file at ``leave``, once so many have joined. -1: unknown, any number will do. With
+    ``beside``, this is a handle of that one's file, whatever is at its path by now, for a user that
+    does not count as a member. One thread at a time.
     """
 
-    def __init__(self, path: str, members: int, deadline: Deadline) -> None:
+    def __init__(
+        self, path: str, members: int, deadline: Deadline, beside: FileLog | None = None
+    ) -> None:
         self._path = path
         self._members = members
         while True:
             self._reset()
-            self._fd = self._open(path)
+            self._fd = self._open(path if beside is None else f"/proc/self/fd/{beside._fd}")
             try:
                 with self.locked(deadline):
-                    if os.fstat(self._fd).st_nlink > 0:
-                        self._join(deadline, member=True)
+                    if beside is not None or os.fstat(self._fd).st_nlink > 0:
+                        self._join(deadline, member=beside is None)
                         break
             except BaseException:
                 os.close(self._fd)
@@ -59,25 +62,6 @@ class FileLog:
         """Forget what was read."""
         self.commands = Commands()
         self._joined = self._left = self._users = self._offset = 0
-
-    @classmethod
-    def beside(cls, other: FileLog, deadline: Deadline) -> FileLog:
-        """Return a handle of the same file for a user that does not count as a member."""
-        self = cls.__new__(cls)
-        self._path = other._path
-        self._members = other._members
-        self._reset()
-        # The same file, whatever is at its path by now.
-        self._fd = cls._open(f"/proc/self/fd/{other._fd}")
-        try:
-            with self.locked(deadline):
-                self._join(deadline, member=False)
-        except BaseException:
-            os.close(self._fd)
-            raise
-        # In a child it would make its dead parent seem alive.
-        close_in_forked_children(self)
-        return self
 
     @property
     def is_open(self) -> bool:

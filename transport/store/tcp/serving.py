@@ -7,28 +7,22 @@ import os
 import socket
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from transport.errors import DistNetworkError
 from transport.net.tls import Tls
 from transport.store.tcp.server import TCPStoreServer
 
 
+@dataclass(frozen=True, slots=True)
 class ServerLease:
-    """The right to use a server of this process, which ends when its last lease does."""
+    """The right to use a server of this process, at ``address``, until ``close`` gives it back; the
+    server ends with its last lease.
+    """
 
-    def __init__(self, server: TCPStoreServer, release: Callable[[], None]) -> None:
-        self.address = server.address
-        self._release = release
-        self._lock = threading.Lock()
-        self._released = False
-
-    def close(self) -> None:
-        """Give the lease back. Idempotent."""
-        with self._lock:
-            if self._released:
-                return
-            self._released = True
-        self._release()
+    address: tuple[str, int]
+    close: Callable[[], None]
+    """To be called once."""
 
 
 class _Tenants:
@@ -53,7 +47,7 @@ class _Tenants:
                 server = TCPStoreServer(listen_at, port, secret=secret, tls=tls)
                 key = os.getpid(), server.port
             self._servers[key] = server, secret, leases + 1
-            return ServerLease(server, lambda: self._release(key))
+            return ServerLease(server.address, lambda: self._release(key))
 
     def _release(self, key: tuple[int, int]) -> None:
         with self._lock:
@@ -94,7 +88,7 @@ def lease_server(
                 f"master_listen_fd {listen_fd} is no listening socket: {error}"
             ) from error
         server = TCPStoreServer(secret=secret, listener=listener, tls=tls)
-    return ServerLease(server, server.close)
+    return ServerLease(server.address, server.close)
 
 
 def listen_host(host: str, secret: bytes | None) -> str:

@@ -1,20 +1,18 @@
-"""Reductions through the board.
+"""The all_reduce, by two ways.
 
-A small all_reduce goes the direct way: everybody stages its input and reduces everybody's for
-itself, with one meeting. All others have plans. All reduce in rank order, and so give the same bits
-on every rank.
+A small one goes the direct way: everybody stages its input and reduces everybody's for itself, with
+one meeting. All others have plans, as all other collectives do. All reduce in rank order, and so
+give the same bits on every rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from transport.call import Call
+from transport.call import Call, Kind
 from transport.operands.copying import LONG, copy
 from transport.operands.reduce_op import Flat, RedOpType, ReduceOp, reduction_dtype
 from transport.shm.board.board import Board
-from transport.shm.collectives.planning import Kind
 from transport.shm.collectives.runner import Runner
 
 _DIRECT_OF_TWO = 8
@@ -24,18 +22,15 @@ _MOST_COMPILED = 128 << 10
 """From where on the time is that of the memory, whoever moves it."""
 
 # An enumeration looks its members up in Python, which takes a tenth of a microsecond.
-_AVG = RedOpType.AVG
+_AVG, _ALL_REDUCE = RedOpType.AVG, Kind.ALL_REDUCE
 
 
-class Reductions:
-    """The reductions of one member of a group of at least two. One thread at a time."""
+class AllReduce:
+    """The all_reduces of one member of a group of at least two. One thread at a time."""
 
     def __init__(self, board: Board, runner: Runner, direct: int) -> None:
         self._board = board
-        self._run = runner.run
-        self._all_reduce = runner.number(Kind.ALL_REDUCE)
-        self._reduce_scatter = runner.number(Kind.REDUCE_SCATTER)
-        self._reduce = runner.number(Kind.REDUCE)  # to the first root; to the others come next
+        self._plan = runner.run
         block = board.layout.block
         self._direct = direct if board.size > 2 else min(_DIRECT_OF_TWO * direct, block)
         self._most_compiled = min(self._direct, _MOST_COMPILED)
@@ -45,30 +40,30 @@ class Reductions:
         self._ready: list[list[Flat]] = []
         self._ready_size = self._ready_dtype = -1
 
-    def all_reduce(self, call: Call, buffer: Flat, op: ReduceOp) -> None:
+    def run(self, call: Call, buffer: Flat, op: ReduceOp) -> None:
         """See ``Communicator.all_reduce``."""
         if (
             buffer.size == self._ready_size
             and buffer.dtype.num == self._ready_dtype
             and op.factor is None
         ):
-            self._all_reduce_at_once(call, buffer, op)
+            self._run_at_once(call, buffer, op)
         elif (
             op.factor is not None
             or buffer.nbytes > self._direct
             or reduction_dtype(buffer.dtype) != buffer.dtype
         ):
-            self._run(self._all_reduce, call, (), [buffer], op)
+            self._plan(_ALL_REDUCE, 0, call, (), [buffer], op)
         else:
             self._get_ready(buffer)
-            self._all_reduce_at_once(call, buffer, op)
+            self._run_at_once(call, buffer, op)
 
     def _get_ready(self, buffer: Flat) -> None:
         """Prepare for more calls like this one, whose ``buffer`` fits a block."""
         self._ready = self._board.small_parts(buffer.dtype, buffer.size)
         self._ready_size, self._ready_dtype = buffer.size, buffer.dtype.num
 
-    def _all_reduce_at_once(self, call: Call, buffer: Flat, op: ReduceOp) -> None:
+    def _run_at_once(self, call: Call, buffer: Flat, op: ReduceOp) -> None:
         """The direct way for what fits one block, with no more steps than needed."""
         board = self._board
         parts = self._ready[board.begin(call)]
@@ -82,15 +77,15 @@ class Reductions:
 
     def outline(self) -> tuple[Any, ...] | None:
         """Return what the compiled core needs to make small calls here, if it can."""
-        board = self._board.compiled()
+        board = self._board.compiled
         return None if board is None else (board, self._most_compiled)
 
-    def resume_all_reduce(self, call: Call, buffer: Flat, op: ReduceOp) -> None:
+    def resume(self, call: Call, buffer: Flat, op: ReduceOp) -> None:
         """Go on with a call that the compiled core has opened, and if it is a small one has begun:
         then ``buffer`` is staged.
         """
         if buffer.nbytes > self._most_compiled:
-            self.all_reduce(call, buffer, op)
+            self.run(call, buffer, op)
             return
         board = self._board
         board.meet(call)
@@ -114,14 +109,3 @@ class Reductions:
                 combine(own, part, out=own)
         if op.kind is _AVG:
             op.finish(own, self._size)
-
-    def reduce(self, call: Call, buffer: Flat, op: ReduceOp, root: int) -> None:
-        """See ``Communicator.reduce``."""
-        inputs, outputs = ((), [buffer]) if root == self._rank else ([buffer], ())
-        self._run(self._reduce + root, call, inputs, outputs, op)
-
-    def reduce_scatter(
-        self, call: Call, output: Flat, inputs: Sequence[Flat], op: ReduceOp
-    ) -> None:
-        """See ``Communicator.reduce_scatter``."""
-        self._run(self._reduce_scatter, call, inputs, [output], op)

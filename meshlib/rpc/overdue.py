@@ -1,4 +1,4 @@
-"""Calls that wait for each other in a circle, and for ever.
+"""Calls that take too long: past their deadlines, or waiting for each other in a circle.
 
 A function that waits for a call, or for an object that is being made, waits for another function:
 that which serves the call, or makes the object. Whoever has waited for a second follows this from
@@ -8,24 +8,89 @@ a moment at which all of them waited, and none can go on.
 
 from __future__ import annotations
 
+import math
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from meshlib.calls.future import Future
 from meshlib.rpc.calls import Outgoing, RpcFuture, name_of, settle
-from meshlib.rpc.errors import WaitCycleError
+from meshlib.rpc.errors import RpcTimeoutError, WaitCycleError
 from meshlib.rpc.recording import Key
 from meshlib.rpc.serving import Serving
+from meshlib.rpc.wire.frames import Kind
 from transport.errors import DistError
 
 if TYPE_CHECKING:
     from meshlib.rpc.agent import Agent
 
+STATE_SECONDS = 0.5
+"""What a callee may take to say what a call that is late does."""
 PATIENCE = 1.0
+_WRITE_SECONDS = 1.0
+"""Flight records are written no more often than this."""
 _AGAIN_SECONDS = 2.0
-_ANSWER_SECONDS = 1.0
+_STEP_SECONDS = 1.0
 _MOST_STEPS = 1000
+
+
+class Lateness:
+    """Ends one worker's calls at their deadlines. For its clock."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self._written = -math.inf
+        self._to_write = False
+
+    def look(self) -> float:
+        """End what is late; return the moment of the next deadline (monotonic seconds)."""
+        now, due = time.monotonic(), math.inf
+        for call in self._agent.pending():
+            if call.due > now:
+                due = min(due, call.due)
+            elif not call.late:
+                call.late = True
+                self._find_out_why(call)
+        return due
+
+    def want_record(self) -> None:
+        """Have the clock write this worker's flight record: it makes or serves a late call."""
+        self._to_write = True
+        self._agent.clock.ring()
+
+    def write_record(self) -> None:
+        """Write it if it is wanted, and was not written a moment ago."""
+        if self._to_write and time.monotonic() - self._written >= _WRITE_SECONDS:
+            self._to_write, self._written = False, time.monotonic()
+            self._agent.world.dump_if_asked()
+
+    def _find_out_why(self, call: Outgoing) -> None:
+        agent = self._agent
+        if call.is_question:
+            self._end(call, "")
+            return
+        self.want_record()
+        if call.to == agent.rank:
+            self._end(call, agent.server.describe((agent.rank, call.number)))
+        else:
+            asked = agent.ask(call.to, "where", call.number, seconds=STATE_SECONDS)
+            asked.at_once(lambda done: self._on_answer(call, done))
+
+    def _on_answer(self, call: Outgoing, done: Future[Any]) -> None:
+        silent = f"{self._agent.who(call.to)} does not answer at all"
+        self._end(call, silent if done.failure is not None else done.outcome)
+
+    def _end(self, call: Outgoing, said: str) -> None:
+        agent, connection = self._agent, call.connection
+        if agent.forget_own(call):
+            agent.server.cancel((agent.rank, call.number), "its deadline has passed")
+        elif connection is not None:
+            connection.calls.pop(call.number, None)
+            with suppress(OSError):
+                connection.send(Kind.CANCEL, call.number)
+        who = agent.who(call.to)
+        text = f"{call.what} on {who} passed its deadline of {call.seconds:g} s: {said}"
+        call.end(None, RpcTimeoutError(text))
 
 
 class Step(NamedTuple):
@@ -106,8 +171,8 @@ class Cycles:
         return None
 
     def _ask(self, worker: int, key: Key) -> Step | None:
-        self._agent.peers.connection(worker, _ANSWER_SECONDS)
-        asked = self._agent.ask(worker, "waits", key, seconds=_ANSWER_SECONDS)
+        self._agent.peers.connection(worker, _STEP_SECONDS)
+        asked = self._agent.ask(worker, "waits", key, seconds=_STEP_SECONDS)
         said: Any = asked.wait()
         return None if said is None else Step(*said)
 

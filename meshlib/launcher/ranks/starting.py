@@ -1,26 +1,38 @@
-"""Ranks started warm: one process imports what they all need, and is forked for each of them.
+"""How ranks' processes are started: what they are told, and by which of two ways they begin.
+
+meshrun, spawn and the adapters of engines tell a rank its place in the same variables, by which
+``init_process_group()`` finds the job.
 
 A rank that is started by ``exec`` imports NumPy and this package anew, a quarter of a second of one
-core each. Here one process does it, while it has no other thread, and forks: ranks share what was
-loaded, and its memory. The launcher adopts them (it is their subreaper, and a process in between
-ends at once), so that it waits for them, signals them and is missed by them as by its own.
-
+core each. By ``fork`` one process does it, while it has no other thread, and forks: ranks share
+what was loaded, and its memory. The launcher adopts them (it is their subreaper, and a process in
+between ends at once), so that it waits for them, signals them and is missed by them as by its own.
 In a rank the program runs as ``bootstrap`` would run it: the server is that file, and each child
 goes on in it with an environment, output and session of its own.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import socket
 import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
 
-from meshlib.launcher.ranks.bootstrap import SERVE
+from meshlib.launcher.ranks import bootstrap
+from transport import environment
+
+if TYPE_CHECKING:
+    from meshlib.launcher.options.launch import LaunchOptions, Program
+    from meshlib.launcher.ranks.output import RankStreams
 
 _LENGTH = struct.Struct("!I")
 _ADOPTION_SECONDS = 10.0
@@ -28,6 +40,66 @@ _ANSWER_SECONDS = 20.0
 """What imports that hang may take: after that ranks begin by themselves, and show where."""
 PRELOADED = ("numpy", "meshlib.api", "transport.auto", "ctypes", "faulthandler", "traceback")
 """What ranks find imported. Nothing that starts a thread, or reads what differs between ranks."""
+_OF_A_LAUNCH = (environment.MESH, environment.LAUNCHER, environment.ERROR_FILE)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A node's place in one attempt to run the job, and the store that its ranks use."""
+
+    attempt: int
+    node: int
+    nodes: int
+    first_rank: int
+    ranks: int
+    world_size: int
+    store_host: str
+    store_port: int
+    secret: str
+
+    def variables(self) -> dict[str, str]:
+        """Return what is equal for all ranks of the node."""
+        secret = {environment.SECRET: self.secret} if self.secret else {}
+        return secret | {
+            environment.WORLD_SIZE: str(self.world_size),
+            environment.LOCAL_WORLD_SIZE: str(self.ranks),
+            environment.GROUP_RANK: str(self.node),
+            environment.GROUP_WORLD_SIZE: str(self.nodes),
+            environment.MASTER_ADDR: self.store_host,
+            environment.MASTER_PORT: str(self.store_port),
+            environment.AGENT_STORE: f"{self.store_host}:{self.store_port}",
+            environment.RESTART_COUNT: str(self.attempt),
+        }
+
+    def variables_of(self, rank: int, local_rank: int) -> dict[str, str]:
+        """Return what is a rank's own."""
+        own = {environment.RANK: str(rank), environment.LOCAL_RANK: str(local_rank)}
+        return own | ({environment.JOIN: "1"} if rank >= self.world_size else {})
+
+
+def node_environment(
+    inherited: Mapping[str, str], placement: Placement, mine: Mapping[str, str | None]
+) -> dict[str, str]:
+    """Return the whole environment of a node's ranks: ``inherited``, with what leads them to the
+    job, and what ``mine`` has that is not None.
+
+    What a launch around this one has said of its own ranks is gone.
+    """
+    variables = {name: text for name, text in inherited.items() if name not in _OF_A_LAUNCH}
+    for name in (environment.TLS_CERT, environment.TLS_KEY, environment.TLS_CA):
+        if variables.get(name):
+            variables[name] = os.path.abspath(variables[name])  # ranks may change directory
+    variables |= placement.variables()
+    return variables | {name: text for name, text in mine.items() if text is not None}
+
+
+def limit_threads(variables: dict[str, str], ranks: int) -> None:
+    """Have one of several ``ranks`` compute with one thread, unless somebody has chosen.
+
+    Ranks that each start a thread for every core are slower than ranks with one.
+    """
+    if ranks > 1:
+        variables.setdefault("OMP_NUM_THREADS", "1")
 
 
 class ForkedRank:
@@ -69,7 +141,7 @@ class ForkServer:
         self._socket.settimeout(_ANSWER_SECONDS)
         with theirs:
             self._process = subprocess.Popen(
-                command(f"{SERVE}{theirs.fileno()}"),
+                command(f"{bootstrap.SERVE}{theirs.fileno()}"),
                 env=dict(variables),
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
@@ -111,6 +183,71 @@ class ForkServer:
         self._socket.close()
         self._process.kill()
         self._process.wait()
+
+
+def start_server(options: LaunchOptions, run_id: str) -> ForkServer | None:
+    """Start what this node's ranks are forked from, if they are to be."""
+    if options.start != "fork" or options.program.kind == "program":
+        return None
+    variables = {**os.environ, environment.RUN_ID: run_id}
+    limit_threads(variables, options.ranks)
+    try:
+        with _interrupt_later():
+            return ForkServer(partial(_command_line, options.program), variables)
+    except OSError:  # out of processes or descriptors: each rank will tell better
+        return None
+
+
+def start(
+    program: Program, ends: RankStreams, variables: Mapping[str, str], server: ForkServer | None
+) -> subprocess.Popen[bytes] | ForkedRank:
+    """Start a rank that runs ``program``, with the output ``ends`` and all of its ``variables``;
+    from ``server``, if there is one and it can.
+    """
+    flags = "-" if ends.inherited else "-l"
+    if not ends.logged:  # a log keeps each rank's traceback; the console gets only the first
+        flags += "q"
+    if server is not None:
+        forked = server.fork(flags, variables, ends.stdout, ends.stderr)
+        if forked is not None:
+            return forked
+    with _interrupt_later():
+        return subprocess.Popen(
+            _command_line(program, flags),
+            env=variables,
+            stdout=ends.stdout,
+            stderr=ends.stderr,
+            start_new_session=True,
+        )
+
+
+def _command_line(program: Program, flags: str) -> list[str]:
+    """Return what starts ``program`` in a rank: this Python, and in it ``bootstrap``."""
+    python = [sys.executable]
+    if program.kind == "program":
+        python += ["-I", "-S"]
+    return [
+        *python,
+        bootstrap.__file__,
+        str(os.getpid()),
+        flags,
+        program.kind,
+        program.target,
+        *program.arguments,
+    ]
+
+
+@contextlib.contextmanager
+def _interrupt_later() -> Generator[None]:
+    """Have a process that is started in the block find SIGINT blocked: ``bootstrap`` lets it in.
+
+    Python would print where in its own beginning Ctrl-C came, and in each rank.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def serve(descriptor: int, parent: int) -> str:
