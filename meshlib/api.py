@@ -50,8 +50,7 @@ from meshlib.c10d.groups import (
     group,
     new_group,
 )
-from meshlib.c10d.labels import record_comm
-from meshlib.c10d.profiler import profile
+from meshlib.c10d.profiler import profile, record_comm
 from meshlib.c10d.shrink import shrink_group
 from meshlib.c10d.subgroups import new_subgroups, new_subgroups_by_enumeration, split_group
 from meshlib.calls.future import Future, WaitTimeoutError

@@ -107,7 +107,6 @@ class _Run:
         )
         self._results: list[Any] = [None] * size
         self._failures: list[tuple[int, BaseException]] = []
-        self._done = [False] * size
         self._ranks = [
             ThreadRank(store.clone(), rank, size, backend, self._call_timeout)
             for rank in range(size)
@@ -165,7 +164,6 @@ class _Run:
                 except CollectiveMismatchError as error:
                     with self._lock:
                         self._failures.append((rank, error))
-            self._done[rank] = True
 
     def _stop(self, late: list[int]) -> None:
         for rank in late:

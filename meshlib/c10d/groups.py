@@ -81,14 +81,12 @@ def get_world_size(group: Group = None) -> int:
 
 def get_backend(group: Group = None) -> str:
     """Return the name of the backend of ``group`` (of its first device, if it has several)."""
-    process_group = resolve_process_group(group)
-    return process_group.name()
+    return resolve_process_group(group).name()
 
 
 def get_backend_config(group: Group = None) -> str:
     """Return the backends of ``group`` by device: ``cpu:tcp``, or ``cpu:tcp,cuda:nccl``."""
-    process_group = resolve_process_group(group)
-    return process_group.backend
+    return resolve_process_group(group).backend
 
 
 def get_group_rank(group: Group, global_rank: int) -> int:

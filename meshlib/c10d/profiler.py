@@ -1,4 +1,4 @@
-"""Profiling: the calls inside a ``with`` block, with bytes, durations and bandwidths."""
+"""Profiling: the calls inside a ``with`` block, with bytes, durations, bandwidths and names."""
 
 from __future__ import annotations
 
@@ -110,6 +110,17 @@ class profile:
 
     def _groups(self) -> list[Any]:
         return [] if self._world is None else self._world.groups()
+
+
+def record_comm(name: str) -> AbstractContextManager[None]:
+    """Call the calls that this thread issues in the block ``name``.
+
+    In profiles the name stands in place of ``meshlib.all_reduce`` and its like, in flight records
+    beside it. Raises TypeError for a ``name`` that is no ``str``, ValueError without a job.
+    """
+    if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"name must be a str, got {name!r}")
+    return current_world().recorder.named(name)
 
 
 def _annotation() -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from transport.communicators import backends
 
@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 _ALIASES = {"gloo": "auto"}
 _DEFAULT_BY_DEVICE = {"cpu": "auto", "cuda": "nccl"}
 DEVICES = ("cpu", "cuda")
+
+STAGED = "staged"
+"""What carries arrays on a GPU where a group has no backend for them: always correct."""
+# These take the CPU's transport along, for what they do by way of the host.
+_WITH_CPU = frozenset({STAGED, "nccl", "cuda_ipc"})
 
 
 class Backend(str):
@@ -31,7 +36,7 @@ class Backend(str):
     INPROC: ClassVar[str] = "inproc"
     MPI: ClassVar[str] = "mpi"
     NCCL: ClassVar[str] = "nccl"
-    STAGED: ClassVar[str] = "staged"
+    STAGED: ClassVar[str] = STAGED
     GLOO: ClassVar[str] = "gloo"
     UNDEFINED: ClassVar[str] = "undefined"
 
@@ -125,3 +130,15 @@ def is_backend_available(backend: str) -> bool:
     if name in (*_ALIASES, "auto"):
         return True
     return name in backends.available() and backends.lookup(name).installed
+
+
+def make_device_communicator(membership: Membership, name: str, cpu: str | None) -> Communicator:
+    """Make the communicator of the backend ``name``, for arrays on a GPU.
+
+    ``cpu`` is the group's backend for the CPU, or None. The communicator takes ``DeviceFlat``,
+    which is what the adapter makes of arrays on a GPU.
+    """
+    factory: Any = backends.lookup(name).load()
+    if name in _WITH_CPU and cpu is not None:
+        return factory(membership, backends.lookup(cpu).make)
+    return factory(membership)

@@ -60,14 +60,12 @@ class Issuing(InJit):
     kind: ClassVar[Kind]
     agreed: ClassVar[bool] = True
     """Whether all members must have as many elements."""
+    counts_result: ClassVar[bool] = False
+    """Whether the call says that it is over its result, not its operand."""
 
     @abstractmethod
     def work(self, output: HostArray, x: HostArray) -> Run:
         """Return what is to be run when the call's turn has come."""
-
-    def counted(self, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        """Return what the call says that it is over, for an operand like ``x``."""
-        return x
 
     @property
     def has_result(self) -> bool:
@@ -86,7 +84,8 @@ class Issuing(InJit):
 
     def call_spec(self, x: jax.ShapeDtypeStruct) -> Callable[[HostArray, HostArray], CallSpec]:
         """Return what makes the ``CallSpec`` of a result and an operand like ``x``."""
-        kind, work, own, like = self.kind, self.work, vars(self), self.counted(x)
+        kind, work, own = self.kind, self.work, vars(self)
+        like = self.result(x) if self.counts_result else x
         dtype, op = np.dtype(like.dtype), own.get("op")
         header = (
             like.size if self.agreed else 0,
@@ -248,13 +247,11 @@ class AllGather(_OneToMembers):
     """All members get everybody's."""
 
     kind = Kind.ALL_GATHER
+    counts_result = True
 
     def work(self, output: HostArray, x: HostArray) -> Run:
         outputs, flat = _rows(output), flat_of(x)
         return lambda communicator, call: communicator.all_gather(call, outputs, flat)
-
-    def counted(self, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        return self.result(x)
 
     def transposed(self) -> InJit:
         return ReduceScatter(self.group, ReduceOp.SUM)
@@ -327,15 +324,13 @@ class Scatter(_MembersToOne):
 
     kind = Kind.SCATTER
     agreed: ClassVar[bool] = False
+    counts_result: ClassVar[bool] = True
     root: int
 
     def work(self, output: HostArray, x: HostArray) -> Run:
         root, flat = self.root, flat_of(output)
         inputs = _rows(x) if self.group.rank() == root else None
         return lambda communicator, call: communicator.scatter(call, flat, inputs, root)
-
-    def counted(self, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        return self.result(x)
 
     def transposed(self) -> InJit:
         return Gather(self.group, self.root)

@@ -38,6 +38,7 @@ class UnevenAllGather(_Uneven):
     """From member i's (sizes[i], …) to (sum of sizes, …) on all members."""
 
     kind = Kind.ALL_GATHER
+    counts_result = True
 
     def result(self, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((sum(self.sizes), *x.shape[1:]), x.dtype)
@@ -45,9 +46,6 @@ class UnevenAllGather(_Uneven):
     def work(self, output: HostArray, x: HostArray) -> Run:
         outputs, flat = self._parts(output), flat_of(x)
         return lambda communicator, call: communicator.all_gather(call, outputs, flat)
-
-    def counted(self, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        return self.result(x)
 
     def transposed(self) -> InJit:
         return UnevenReduceScatter(self.group, self.sizes)

@@ -23,7 +23,7 @@ from meshlib.diagnosis.members import Members
 from meshlib.diagnosis.recorder import FlightRecorder, Record, capacity_from_environment
 from meshlib.diagnosis.stalls import StallDetector
 from meshlib.diagnosis.watcher import Watcher
-from meshlib.groups.communicators import STAGED, make_device_communicator
+from meshlib.groups.backend import STAGED, make_device_communicator
 from meshlib.groups.process_group import DRAIN_SECONDS, ProcessGroup
 from meshlib.job.current import adopt_thread
 from meshlib.job.hearing import Hearing

@@ -230,12 +230,11 @@ class MeshConfig:
 def _dims(table: Mapping[str, object], where: str) -> dict[str, int]:
     entries = {key: value for key, value in table.items() if key not in KEYS}
     order = _names_in(table["dims"], f"{where}: dims") if "dims" in table else None
+    dims: dict[str, int] = {}
     for key, value in entries.items():
         check_name(key, where)
-        if order is not None and key in order:
-            check_degree(key, value, where)
-            continue
-        if integer(value) is None:
+        listed = order is not None and key in order
+        if not listed and integer(value) is None:
             # Not a degree, so most likely not meant as a dim.
             known = (*KEYS, *CONVENTIONAL_NAMES)
             hint = "" if key in known else did_you_mean(key, known)
@@ -243,13 +242,14 @@ def _dims(table: Mapping[str, object], where: str) -> dict[str, int]:
                 f"{where}: {key!r} is {value!r}; expected the degree of a dim"
                 f" (an integer >= 1, or -1) or one of {', '.join(KEYS)}{hint}"
             )
-        check_degree(key, value, where)
-        _check_spelling(key, where)
-        if order is not None:
-            raise ValueError(f"{where}: {key!r} is not in dims {order}{did_you_mean(key, order)}")
+        dims[key] = check_degree(key, value, where)
+        if not listed:
+            _check_spelling(key, where)
+            if order is not None:
+                hint = did_you_mean(key, order)
+                raise ValueError(f"{where}: {key!r} is not in dims {order}{hint}")
     if not entries:
         raise ValueError(f"{where}: there is no dim; expected at least one, such as dp = 2")
-    dims = {key: check_degree(key, value, where) for key, value in entries.items()}
     if order is not None:
         missing = [name for name in order if name not in dims]
         if missing:

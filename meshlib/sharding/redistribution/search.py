@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from itertools import count
+from itertools import count, takewhile
 from math import prod
 
 from meshlib.sharding.redistribution.plan import (
@@ -129,10 +129,7 @@ class _Search:
 
     def _gathers(self, at: Sharding, d: int) -> Iterator[tuple[Step, Cost]]:
         now, wanted = at.split_of(d), self.target.split_of(d)
-        kept = 0
-        while kept < min(len(now), len(wanted)) and now[kept] == wanted[kept]:
-            kept += 1
-        for left in range(kept, len(now)):
+        for left in range(len(_common(now, wanted)), len(now)):
             moved, rest = now[left:], _split(at, self.shape, d, now[:left])
             yield self._step(ALL_GATHER, at, rest, moved)
             for other in range(len(self.shape)):
@@ -169,20 +166,19 @@ def changed_dims(a: Sharding, b: Sharding) -> tuple[int, ...]:
     """Return the mesh dims that do not split the same part of the same array dim in both."""
     same: set[int] = set()
     for left, right in zip(a.dims, b.dims, strict=False):
-        for i, j in zip(left, right, strict=False):
-            if i != j:
-                break
-            same.add(i)
+        same.update(_common(left, right))
     used = {i for sharding in (a, b) for dim in sharding.dims for i in dim}
     return tuple(sorted(used - same))
 
 
 def _leading(dims: tuple[int, ...], among: set[int]) -> tuple[int, ...]:
     """Return the first of ``dims`` as long as they are ``among`` some."""
-    length = 0
-    while length < len(dims) and dims[length] in among:
-        length += 1
-    return dims[:length]
+    return tuple(takewhile(among.__contains__, dims))
+
+
+def _common(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
+    """Return what both begin with."""
+    return tuple(i for i, _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
 
 
 def _split(
