@@ -56,14 +56,6 @@ def publish(store: Store, event: Event) -> None:
     store.append(EVENTS, event.line())
 
 
-def announce(store: Store, event: Event) -> None:
-    """Append ``event``, which tells of a failure, unless the store is silent.
-
-    Raises DistStoreError then, after ``STORE_SECONDS``.
-    """
-    publish(store.with_patience(STORE_SECONDS), event)
-
-
 def answer_key(ticket: str, rank: int) -> str:
     """Return where ``rank`` answers the query ``ticket``."""
     return f"answer/{ticket}/{rank}"

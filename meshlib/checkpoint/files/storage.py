@@ -109,7 +109,7 @@ class LocalStorage(Storage):
         self.location = location
         self._root = Path(location)
         self._sync = sync
-        self._syncing: _Syncing | None = None  # where something is being written
+        self._syncing = _Syncing()
         self._folders: set[Path] = set()
 
     @property
@@ -133,7 +133,7 @@ class LocalStorage(Storage):
             os.close(file)
             raise
         if self._sync:
-            self._later(file)
+            self._syncing.add(file)
         else:
             os.close(file)
 
@@ -182,24 +182,16 @@ class LocalStorage(Storage):
         above = {up for folder in folders for up in folder.parents if up.is_relative_to(self._root)}
         try:
             for folder in (*folders, *above):
-                self._later(os.open(folder, os.O_RDONLY | os.O_CLOEXEC))
+                self._syncing.add(os.open(folder, os.O_RDONLY | os.O_CLOEXEC))
         finally:
-            errors = self._end()
+            errors = self._syncing.end()
         if errors:
             raise errors[0]
 
     def forget(self) -> None:
         """Wait until nothing is under way, and forget the folders: they may be removed."""
         self._folders.clear()
-        self._end()
-
-    def _later(self, file: int) -> None:
-        self._syncing = self._syncing or _Syncing()
-        self._syncing.add(file)
-
-    def _end(self) -> list[OSError]:
-        syncing, self._syncing = self._syncing, None
-        return [] if syncing is None else syncing.end()
+        self._syncing.end()
 
 
 class _Syncing:
@@ -225,11 +217,13 @@ class _Syncing:
 
     def end(self) -> list[OSError]:
         """Wait for all of them; return what went wrong."""
-        for _ in self._threads:
+        threads, self._threads = self._threads, []
+        for _ in threads:
             self._files.put(None)
-        for thread in self._threads:
+        for thread in threads:
             thread.join()
-        return self._errors
+        errors, self._errors = self._errors, []
+        return errors
 
     def _run(self) -> None:
         while (file := self._files.get()) is not None:
