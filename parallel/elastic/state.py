@@ -94,7 +94,7 @@ class ManagedState:
         left = iter(arrays)
         told = map_leaves(partial(_array_of, left), tree)
         for name, value in told.items():
-            own = self._state.get(name)
+            own: Any = self._state.get(name)
             if _has_state_dict(own):
                 cast(Any, own).load_state_dict(value)
             elif isinstance(value, np.ndarray) and _fits(own, value):

@@ -109,7 +109,8 @@ class LocalStorage(Storage):
         self.location = location
         self._root = Path(location)
         self._sync = sync
-        self._syncing = _Syncing()
+        # Where something is being written: a Storage travels between ranks.
+        self._syncing: _Syncing | None = None
         self._folders: set[Path] = set()
 
     @property
@@ -133,7 +134,7 @@ class LocalStorage(Storage):
             os.close(file)
             raise
         if self._sync:
-            self._syncing.add(file)
+            self._later(file)
         else:
             os.close(file)
 
@@ -182,16 +183,24 @@ class LocalStorage(Storage):
         above = {up for folder in folders for up in folder.parents if up.is_relative_to(self._root)}
         try:
             for folder in (*folders, *above):
-                self._syncing.add(os.open(folder, os.O_RDONLY | os.O_CLOEXEC))
+                self._later(os.open(folder, os.O_RDONLY | os.O_CLOEXEC))
         finally:
-            errors = self._syncing.end()
+            errors = self._end()
         if errors:
             raise errors[0]
 
     def forget(self) -> None:
         """Wait until nothing is under way, and forget the folders: they may be removed."""
         self._folders.clear()
-        self._syncing.end()
+        self._end()
+
+    def _later(self, file: int) -> None:
+        self._syncing = self._syncing or _Syncing()
+        self._syncing.add(file)
+
+    def _end(self) -> list[OSError]:
+        syncing, self._syncing = self._syncing, None
+        return [] if syncing is None else syncing.end()
 
 
 class _Syncing:
@@ -217,13 +226,11 @@ class _Syncing:
 
     def end(self) -> list[OSError]:
         """Wait for all of them; return what went wrong."""
-        threads, self._threads = self._threads, []
-        for _ in threads:
+        for _ in self._threads:
             self._files.put(None)
-        for thread in threads:
+        for thread in self._threads:
             thread.join()
-        errors, self._errors = self._errors, []
-        return errors
+        return self._errors
 
     def _run(self) -> None:
         while (file := self._files.get()) is not None:
