@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from meshlib.calls.channels import Channels
 from meshlib.calls.context import RankContext
-from meshlib.diagnosis.event_log import announce
+from meshlib.diagnosis.event_log import STORE_SECONDS, publish
 from meshlib.diagnosis.events import Abort, Departures
 from meshlib.diagnosis.failures.fate import Fate
 from meshlib.diagnosis.failures.reporter import Reporter
@@ -82,7 +82,9 @@ class Failure:
             context = self._context
             with suppress(DistStoreError):
                 # The others learn the reason before they see this rank's channels close.
-                announce(context.store, Abort.of(self._members.id, error, context.rank))
+                publish(
+                    context.store.with_patience(STORE_SECONDS), Abort.of(self._members.id, error)
+                )
             self.fail(error)
 
     def note_told(self) -> None:

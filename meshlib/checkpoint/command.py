@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = parser.add_subparsers(dest="word", required=True, metavar="ls|show|verify|reshard|diff")
     made = {
         name: words.add_parser(name, help=text, description=text, prog=f"{parser.prog} {name}")
-        for name, text in _HELP.items()
+        for name, (_, text) in _WORDS.items()
     }
     for name, one in made.items():
         one.add_argument("path", help="a folder of checkpoints, or one of them; or a URL")
@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def make() -> str:
         try:
-            return _WORDS[given.word](given)
+            return _WORDS[given.word][0](given)
         except _Differs as told:
             failed.append(True)
             return str(told)
@@ -292,14 +292,13 @@ def _unequal(a: Host, b: Host) -> Any:
     return a != b
 
 
-_HELP = {
-    "ls": "list the checkpoints of a folder",
-    "show": "print the tree of a checkpoint: shapes, dtypes, chunks and values",
-    "verify": "read all of a checkpoint and compare checksums",
-    "reshard": "write a checkpoint anew, in chunks that lie along other shards",
-    "diff": "say in what two checkpoints differ",
+_WORDS = {
+    "ls": (_ls, "list the checkpoints of a folder"),
+    "show": (_show, "print the tree of a checkpoint: shapes, dtypes, chunks and values"),
+    "verify": (_verify, "read all of a checkpoint and compare checksums"),
+    "reshard": (_reshard, "write a checkpoint anew, in chunks that lie along other shards"),
+    "diff": (_diff, "say in what two checkpoints differ"),
 }
-_WORDS = {"ls": _ls, "show": _show, "verify": _verify, "reshard": _reshard, "diff": _diff}
 
 
 if __name__ == "__main__":

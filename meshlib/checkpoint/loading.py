@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -100,22 +99,20 @@ class ChunkReader:
             slice(max(a.start, b.start), min(a.stop, b.stop)) for a, b in zip(has, box, strict=True)
         )
         target = result[relative(common, box)]
-        with self._opened(name, grid, index) as file:
-            if shape_of(common) == grid.chunk_shape and target.flags.c_contiguous:
-                octets = target.reshape(-1).view(np.uint8).data
-                self._fill(octets, file, 0, name, grid, index)
-                return
-            begin, end = 0, grid.chunk_bytes
-            first = 0
-            if not self._verify and grid.shape:
-                # The rows from the first to the last that is needed lie together.
-                row = grid.chunk_bytes // grid.chunk_shape[0]
-                first = common[0].start - has[0].start
-                begin, end = first * row, (common[0].stop - has[0].start) * row
-            if self._scratch.size < end - begin:
-                self._scratch = np.empty(end - begin, np.uint8)
-            scratch = self._scratch[: end - begin]
-            self._fill(scratch.data, file, begin, name, grid, index)
+        if shape_of(common) == grid.chunk_shape and target.flags.c_contiguous:
+            self._fill(target.reshape(-1).view(np.uint8).data, 0, name, grid, index)
+            return
+        begin, end = 0, grid.chunk_bytes
+        first = 0
+        if not self._verify and grid.shape:
+            # The rows from the first to the last that is needed lie together.
+            row = grid.chunk_bytes // grid.chunk_shape[0]
+            first = common[0].start - has[0].start
+            begin, end = first * row, (common[0].stop - has[0].start) * row
+        if self._scratch.size < end - begin:
+            self._scratch = np.empty(end - begin, np.uint8)
+        scratch = self._scratch[: end - begin]
+        self._fill(scratch.data, begin, name, grid, index)
         rows = (-1, *grid.chunk_shape[1:]) if grid.shape else ()
         chunk = scratch.view(grid.dtype).reshape(rows)
         inside = list(relative(common, has))
@@ -124,14 +121,23 @@ class ChunkReader:
         target[...] = chunk[tuple(inside)]
 
     def _fill(
-        self,
-        octets: memoryview,
-        file: Reader,
-        offset: int,
-        name: str,
-        grid: ChunkGrid,
-        index: Index,
+        self, octets: memoryview, offset: int, name: str, grid: ChunkGrid, index: Index
     ) -> None:
+        """Read a chunk's bytes from ``offset`` on; what is wrong with its file names that."""
+        storage, called = self._found.storage, self._found.file(chunk_file(name, index))
+        try:
+            with storage.open(called) as file:
+                wrong = self._read_file(file, octets, offset, grid.chunk_bytes)
+        except FileNotFoundError:
+            wrong = "is missing"
+        if wrong is not None:
+            where = f"array {name!r}, chunk {list(index)}: {storage.path(called)}"
+            raise CorruptCheckpointError(f"{where} {wrong}")
+
+    def _read_file(self, file: Reader, octets: memoryview, offset: int, size: int) -> str | None:
+        """Read from the file of a chunk of ``size`` bytes; return what is wrong with it."""
+        if file.size != size + CHECKSUM_BYTES:
+            return f"is torn: it has {file.size} bytes, not {size + CHECKSUM_BYTES}"
         crc = 0
         for begin in range(0, len(octets), BLOCK):
             block = octets[begin : begin + BLOCK]
@@ -139,29 +145,12 @@ class ChunkReader:
             if self._verify:
                 crc = crc32c(block, crc)
         self.bytes_read += len(octets)
-        if not self._verify:
-            return
-        stored = bytearray(CHECKSUM_BYTES)
-        file.read_into(memoryview(stored), grid.chunk_bytes)
-        if int.from_bytes(stored, "little") != crc:
-            raise self._corrupt(name, index, "was changed: its checksum is another one")
-
-    @contextmanager
-    def _opened(self, name: str, grid: ChunkGrid, index: Index) -> Generator[Reader]:
-        """Open a chunk, which has the right size; what is wrong with the file names it."""
-        found, expected = self._found, grid.chunk_bytes + CHECKSUM_BYTES
-        try:
-            with found.storage.open(found.file(chunk_file(name, index))) as file:
-                if file.size != expected:
-                    what = f"is torn: it has {file.size} bytes, not {expected}"
-                    raise self._corrupt(name, index, what)
-                yield file
-        except FileNotFoundError:
-            raise self._corrupt(name, index, "is missing") from None
-
-    def _corrupt(self, name: str, index: Index, what: str) -> CorruptCheckpointError:
-        file = self._found.storage.path(self._found.file(chunk_file(name, index)))
-        return CorruptCheckpointError(f"array {name!r}, chunk {list(index)}: {file} {what}")
+        if self._verify:
+            stored = bytearray(CHECKSUM_BYTES)
+            file.read_into(memoryview(stored), size)
+            if int.from_bytes(stored, "little") != crc:
+                return "was changed: its checksum is another one"
+        return None
 
     def check(self, name: str, grid: ChunkGrid) -> Iterator[CorruptCheckpointError]:
         """Read all of an array; yield what is wrong with each of its chunks."""

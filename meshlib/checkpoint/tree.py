@@ -260,15 +260,14 @@ class Matching:
             name = array_of(leaf)
             if name is None:
                 continue
-            self.wanted[name] = ... if like is ... else like(below, self.grid(name).shape)
-            chosen = self.wanted[name]
-            if chosen is not ... and not is_wanted_array(chosen):
-                what = f"is to be like {chosen!r}, says {like!r}; expected a Sharding or ..."
-                self._differ((*path, *below), what)
-            elif chosen is not ...:
+            self.wanted[name] = chosen = ... if like is ... else like(below, self.grid(name).shape)
+            if chosen is ...:
+                continue
+            wrong = f"is to be like {chosen!r}, says {like!r}; expected a Sharding or ..."
+            if is_wanted_array(chosen):
                 wrong = why_not_like(self.grid(name), chosen)
-                if wrong is not None:
-                    self._differ((*path, *below), wrong)
+            if wrong is not None:
+                self._differ((*path, *below), wrong)
 
     def _match_children(
         self, node: Node, like: Any, wanted: list[tuple[Any, Any]], path: tuple[Any, ...]

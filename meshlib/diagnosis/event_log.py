@@ -56,14 +56,6 @@ def publish(store: Store, event: Event) -> None:
     store.append(EVENTS, event.line())
 
 
-def announce(store: Store, event: Event) -> None:
-    """Append ``event``, which tells of a failure, unless the store is silent.
-
-    Raises DistStoreError then, after ``STORE_SECONDS``.
-    """
-    publish(store.with_patience(STORE_SECONDS), event)
-
-
 def answer_key(ticket: str, rank: int) -> str:
     """Return where ``rank`` answers the query ``ticket``."""
     return f"answer/{ticket}/{rank}"
@@ -108,23 +100,21 @@ def announce_ends(store: Store, attempt: int, ranks: Sequence[int]) -> None:
     """
     # A World that is made in between writes its log first and reads this afterwards.
     store.append(f"{ENDED}/{attempt}", "".join(f"{rank}\n" for rank in ranks))
-    for log in _logs(store):
-        if log.startswith(f"restart{attempt}/"):
-            here = log.rpartition("/")[0] + "/here"
-            absent = [rank for rank in ranks if not store.check([f"{here}/{rank}"])]
-            store.append(log, _lines([RankEnded(rank) for rank in absent]))
+    for log in _logs(store, f"restart{attempt}/"):
+        here = log.rpartition("/")[0] + "/here"
+        absent = [rank for rank in ranks if not store.check([f"{here}/{rank}"])]
+        store.append(log, _lines([RankEnded(rank) for rank in absent]))
 
 
 def last_log(store: Store, attempt: int) -> str | None:
     """Return the log, at the launcher's ``store``, of the last World of ``attempt``, if any."""
-    logs = [log for log in _logs(store) if log.startswith(f"restart{attempt}/")]
+    logs = _logs(store, f"restart{attempt}/")
     return logs[-1] if logs else None
 
 
-def _logs(store: Store) -> list[str]:
-    if not store.check([LOGS]):
-        return []
-    return [log for log in dict.fromkeys(store.get(LOGS).decode().split("\n")) if log]
+def _logs(store: Store, prefix: str = "") -> list[str]:
+    said = store.get(LOGS).decode().split("\n") if store.check([LOGS]) else []
+    return [log for log in dict.fromkeys(said) if log and log.startswith(prefix)]
 
 
 def _lines(events: Sequence[Event]) -> str:

@@ -108,7 +108,7 @@ class Query(Event):
 
 @dataclass(frozen=True, slots=True)
 class Abort(Event):
-    """``group`` is broken on all its members; ``sender`` is the rank that says so.
+    """``group`` is broken on all its members.
 
     ``error`` is the name of what they raise, with ``message``; ``lost`` the rank that is gone, if
     one is.
@@ -118,14 +118,13 @@ class Abort(Event):
     group: str
     error: str
     message: str
-    sender: int
     lost: int | None = None
 
     @classmethod
-    def of(cls, group: str, error: DistError, sender: int) -> Self:
+    def of(cls, group: str, error: DistError) -> Self:
         """Return the event that has all members of ``group`` raise ``error``."""
         lost = error.rank if isinstance(error, RankFailedError) else None
-        return cls(group, type(error).__name__, str(error), sender, lost)
+        return cls(group, type(error).__name__, str(error), lost)
 
     def exception(self) -> DistError:
         """Return what the members raise."""

@@ -193,7 +193,7 @@ class _Lookout(Attendant[StallDetector]):
             return
         message = tangle_message(tangle, self._standings_beside(store, tangle, ending))
         for group in groups:
-            publish(store, Abort(group, CollectiveMismatchError.__name__, message, rank))
+            publish(store, Abort(group, CollectiveMismatchError.__name__, message))
 
 
 def _collect(

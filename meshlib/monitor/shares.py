@@ -65,7 +65,7 @@ class DimShare:
 
     ``inside`` is the share of the time in its calls and ``waiting`` that of waiting in them, means
     over all ranks of the job; ``bandwidth`` is in bytes a second and ``calls`` a second, sums over
-    them. ``by_rank`` has the share of waiting of each rank.
+    them.
     """
 
     name: str
@@ -73,7 +73,6 @@ class DimShare:
     waiting: float
     bandwidth: float
     calls: float
-    by_rank: dict[int, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,21 +97,18 @@ def dim_shares(
     for _, smooth in ranks:
         for group, rates in smooth.groups.items():
             least[group] = min(least.get(group, 1.0), rates.inside)
-    found: dict[str, DimShare] = {}
+    found: list[DimShare] = []
     for name in {rates.name: None for _, smooth in ranks for rates in smooth.groups.values()}:
-        inside = bandwidth = calls = 0.0
-        by_rank: dict[int, float] = {}
-        for rank, smooth in ranks:
+        inside = waiting = bandwidth = calls = 0.0
+        for _, smooth in ranks:
             for group, rates in smooth.groups.items():
                 if rates.name == name:
                     inside += rates.inside
+                    waiting += rates.inside - least[group]
                     bandwidth += rates.nbytes
                     calls += rates.calls
-                    waited = rates.inside - least[group]
-                    by_rank[rank] = by_rank.get(rank, 0.0) + waited
-        waiting = sum(by_rank.values()) / len(ranks)
-        found[name] = DimShare(name, inside / len(ranks), waiting, bandwidth, calls, by_rank)
-    return sorted(found.values(), key=lambda dim: -dim.inside)
+        found.append(DimShare(name, inside / len(ranks), waiting / len(ranks), bandwidth, calls))
+    return sorted(found, key=lambda dim: -dim.inside)
 
 
 def stragglers(ranks: Sequence[tuple[int, Smooth]]) -> list[Straggler]:

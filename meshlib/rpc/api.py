@@ -86,34 +86,26 @@ def init_rpc(
         size = -1 if world_size is None else world_size
         init_process_group(init_method=options.init_method, rank=rank, world_size=size)
     try:
-        _join(current_world(), name, rank, world_size, limit, timeout, made)
+        world = current_world()
+        if world.rpc is not None:
+            raise RuntimeError("RPC is initialised already; call rpc.shutdown() first")
+        for what, told, is_ in (("rank", rank, world.rank), ("world_size", world_size, world.size)):
+            if told not in (-1, None, is_):
+                raise ValueError(f"{what} is {told}, and the default process group's is {is_}")
+        _join(world, name, limit, timeout).made_world = made
     except BaseException:
         if made and find_world() is not None:
             destroy_process_group()
         raise
 
 
-def _join(
-    world: World,
-    name: str,
-    rank: int,
-    world_size: int | None,
-    limit: int,
-    timeout: float,
-    made: bool,
-) -> None:
-    if world.rpc is not None:
-        raise RuntimeError("RPC is initialised already; call rpc.shutdown() first")
-    for what, given, is_ in (("rank", rank, world.rank), ("world_size", world_size, world.size)):
-        if given not in (-1, None, is_):
-            raise ValueError(f"{what} is {given}, and the default process group's is {is_}")
+def _join(world: World, name: str, limit: int, timeout: float) -> Agent:
     world.rpc_count += 1
     group = f"rpc/{world.rpc_count}"
     store = PrefixStore(group, world.store)
     members = tuple(range(world.size))
     membership = Membership(group, world.rank, members, store, world.runtime)
     agent = Agent(world, membership, name, limit, timeout)
-    agent.made_world = made
     world.rpc = agent
     try:
         agent.meet(_exchange_names(store, name, agent))
@@ -122,6 +114,7 @@ def _join(
     except BaseException:
         agent.close()
         raise
+    return agent
 
 
 def _exchange_names(store: Store, name: str, agent: Agent) -> list[str]:
@@ -135,15 +128,15 @@ def _exchange_names(store: Store, name: str, agent: Agent) -> list[str]:
             break
         except StoreTimeoutError as error:
             missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
-            gone = {rank: how for rank, how in world.hearing.ends().items() if rank in missing}
-            for rank, how in gone.items():
-                raise WorkerLostError(f"rank {rank} {how} before init_rpc()", rank) from error
+            for rank, how in world.hearing.ends().items():
+                if rank in missing:
+                    raise WorkerLostError(f"rank {rank} {how} before init_rpc()", rank) from error
             if deadline.expired:
                 raise DistStoreError(
                     f"init_rpc() waited {world.timeout:g} s for the ranks {missing[:16]}"
                 ) from error
     names = [found.decode() for found in store.multi_get(keys)]
-    twice = sorted({found for found in names if names.count(found) > 1}) if names else []
+    twice = sorted({found for found in names if names.count(found) > 1})
     if twice:
         ranks = [rank for rank, found in enumerate(names) if found == twice[0]]
         raise ValueError(f"name is {twice[0]!r} on the ranks {ranks}; expected a name for each")

@@ -115,9 +115,12 @@ def names_of_groups(dumps: Sequence[RankDump]) -> dict[str, str]:
 
 def verdict(dumps: Sequence[RankDump]) -> str:
     """Return, in a sentence or two, what went wrong and who was first."""
-    merged = collectives(dumps)
     absent = sorted(set(range(dumps[0].size)) - {dump.rank for dump in dumps})
-    silent = f" There is no record of {named(absent)}." if absent else ""
+    return _cause(dumps) + (f" There is no record of {named(absent)}." if absent else "")
+
+
+def _cause(dumps: Sequence[RankDump]) -> str:
+    merged = collectives(dumps)
     for one in merged:
         if one.mismatched:
             alike: dict[tuple[str, str], list[int]] = defaultdict(list)
@@ -126,14 +129,12 @@ def verdict(dumps: Sequence[RankDump]) -> str:
             views = "; ".join(
                 f"{named(ranks)} made {call} at {site}" for (call, site), ranks in alike.items()
             )
-            return (
-                f"The members of {one.description} made different calls at #{one.sequence}: "
-                f"{views}.{silent}"
-            )
+            where = f"at #{one.sequence}: {views}."
+            return f"The members of {one.description} made different calls {where}"
     ended = _ended(dumps)
     if ended is not None:
         rank, how = ended
-        return f"Rank {rank} {how}.{_doing(dumps, [rank])}{silent}"
+        return f"Rank {rank} {how}.{_doing(dumps, [rank])}"
     stuck = [one for one in merged if any(call.state != "done" for call in one.calls.values())]
     for one in stuck:
         # A member whose ring has forgotten the call has made later ones: it did come.
@@ -145,26 +146,24 @@ def verdict(dumps: Sequence[RankDump]) -> str:
                 for each in (one, elsewhere[0])
                 for call in [each.calls[min(each.calls)]]
             )
-            return f"Ranks waited for each other in different calls: {views}.{silent}"
+            return f"Ranks waited for each other in different calls: {views}."
         if missing:
             came = min(one.calls.values(), key=lambda call: call.issued)
             return (
                 f"{named(missing).capitalize()} never came to {came.call} on {one.description}; "
                 f"the first to wait was rank {came.rank}, at {came.site}."
-                f"{_doing(dumps, missing)}{silent}"
+                f"{_doing(dumps, missing)}"
             )
-    failed = [(dump.written, dump) for dump in dumps if dump.error]
+    failed = sorted((dump for dump in dumps if dump.error), key=lambda dump: dump.written)
     if failed:
-        first = min(failed, key=lambda pair: pair[0])[1]
-        reason = first_line(first.error)
-        return f"Rank {first.rank} was the first to fail: {reason}.{silent}"
+        return f"Rank {failed[0].rank} was the first to fail: {first_line(failed[0].error)}."
     if stuck:
         one = stuck[0]
         call = next(call for call in one.calls.values() if call.state != "done")
-        return f"{call.call} on {one.description} began on all members and did not end.{silent}"
+        return f"{call.call} on {one.description} began on all members and did not end."
     calls = {key for dump in dumps for call in dump.calls if (key := key_of(call)) is not None}
     also = f" and {len(calls)} remote calls" if calls and not describe(dumps) else ""
-    return f"All {len(merged)} collectives{also} in the records ended well.{silent}"
+    return f"All {len(merged)} collectives{also} in the records ended well."
 
 
 def _ended(dumps: Sequence[RankDump]) -> tuple[int, str] | None:

@@ -71,11 +71,10 @@ def trace(dumps: Sequence[RankDump]) -> dict[str, Any]:
     events: list[dict[str, Any]] = []
     for dump in dumps:
         title = f"rank {dump.rank} ({dump.host}, pid {dump.pid})"
-        events.append(_meta("process_name", dump.rank, 0, title))
-        order = {"sort_index": dump.rank}
-        events.append({**_meta("process_sort_index", dump.rank, 0, ""), "args": order})
+        events.append(_meta("process_name", dump.rank, 0, name=title))
+        events.append(_meta("process_sort_index", dump.rank, 0, sort_index=dump.rank))
         for group, lane in lanes.items():
-            events.append(_meta("thread_name", dump.rank, lane, names.get(group, group)))
+            events.append(_meta("thread_name", dump.rank, lane, name=names.get(group, group)))
     for one in every:
         call, lane = one.call, lanes[one.call.group]
         base = {"pid": call.rank, "tid": lane, "cat": call.kind, "args": _details(call)}
@@ -102,8 +101,8 @@ def trace(dumps: Sequence[RankDump]) -> dict[str, Any]:
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
-def _meta(name: str, rank: int, lane: int, value: str) -> dict[str, Any]:
-    return {"ph": "M", "name": name, "pid": rank, "tid": lane, "args": {"name": value}}
+def _meta(kind: str, rank: int, lane: int, **args: object) -> dict[str, Any]:
+    return {"ph": "M", "name": kind, "pid": rank, "tid": lane, "args": args}
 
 
 def _span(begin: float, end: float) -> dict[str, float]:

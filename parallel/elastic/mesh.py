@@ -113,7 +113,7 @@ class ElasticMesh:
         """How many samples they have used up."""
         self.history: list[Change] = []
         """What has changed so far, the last one last."""
-        self._state: ManagedState | None = None
+        self._state = ManagedState({})
         self._batches: ElasticBatches | None = None
         self._restore: Callable[[], object] | None = None
         self._votes: ProcessGroup | None = None
@@ -315,7 +315,7 @@ class ElasticMesh:
                 if voted and choice.committed > self.committed:
                     self._commit(step)
                 else:
-                    step.drop(self._managed)
+                    step.drop(self._state)
                 step = None
             if world.rank not in change.epoch.members:
                 stand_by(world, change.epoch.number)
@@ -363,7 +363,7 @@ class ElasticMesh:
         self._interrupter = Interrupter(world, self._votes)
         readers = self._mesh[self._data_dims]
         self._readers = readers.process_group.rank(), readers.size()
-        self._managed.move_to(self._mesh)
+        self._state.move_to(self._mesh)
 
     def _begin(self, change: Change, choice: Choice) -> None:
         """Begin the epoch with those who are there; raises DistError when one of them is lost."""
@@ -376,7 +376,7 @@ class ElasticMesh:
             self._load()
         else:
             group = self._mesh[self.dim].process_group
-            transfer(self._managed, group, choice.fresh, compress=self._compress)
+            transfer(self._state, group, choice.fresh, compress=self._compress)
             self.committed, self.cursor = choice.committed, choice.cursor
         self._fresh = False
         self._world.log.info(
@@ -411,11 +411,6 @@ class ElasticMesh:
             except DistError as error:
                 self._recover(error)
             return
-
-    @property
-    def _managed(self) -> ManagedState:
-        assert self._state is not None
-        return self._state
 
     def _end_interrupter(self) -> None:
         if self._interrupter is not None:

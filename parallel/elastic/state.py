@@ -94,10 +94,10 @@ class ManagedState:
         left = iter(arrays)
         told = map_leaves(partial(_array_of, left), tree)
         for name, value in told.items():
-            own = self._state.get(name)
+            own: Any = self._state.get(name)
             if _has_state_dict(own):
                 cast(Any, own).load_state_dict(value)
-            elif isinstance(own, np.ndarray) and _fits(own, value):
+            elif isinstance(value, np.ndarray) and _fits(own, value):
                 if own is not value:
                     own[...] = value
             else:
@@ -107,13 +107,8 @@ class ManagedState:
 def _room(leaf: Leaf, own: Any) -> npt.NDArray[Any]:
     """Return memory for an array: that of ``own``, what this rank has in its place, if it fits."""
     here = own.local if isinstance(own, DArray) else own
-    usable = (
-        isinstance(here, np.ndarray)
-        and (here.shape, here.dtype) == (leaf.shape, leaf.dtype)
-        and here.flags.writeable
-        and here.flags.c_contiguous
-    )
-    return cast(Any, here) if usable else np.empty(leaf.shape, leaf.dtype)
+    usable = _fits(here, leaf) and here.flags.c_contiguous
+    return here if usable else np.empty(leaf.shape, leaf.dtype)
 
 
 def _has_state_dict(value: Any) -> bool:
@@ -121,8 +116,9 @@ def _has_state_dict(value: Any) -> bool:
 
 
 def _fits(own: Any, value: Any) -> bool:
-    alike = isinstance(value, np.ndarray) and own.shape == value.shape
-    return alike and own.dtype == value.dtype and own.flags.writeable
+    """Whether ``own`` is an array of NumPy of ``value``'s shape and dtype, which can be written."""
+    alike = isinstance(own, np.ndarray) and (own.shape, own.dtype) == (value.shape, value.dtype)
+    return alike and own.flags.writeable
 
 
 def _leaf_of(arrays: list[Any], _path: str, value: Any) -> Any:

@@ -235,27 +235,22 @@ class Keeper:
 
     @contextmanager
     def within(
-        self, context: Context | None, token: Any = None, trace: object = None
+        self,
+        context: Context | None,
+        token: Any = None,
+        trace: object = None,
+        *,
+        tracing: bool = False,
     ) -> Generator[None]:
         """Have the calling thread be in ``context``; see ``_Here``."""
         here = self.here
-        before = here.context, here.token, here.trace
+        before = here.context, here.token, here.trace, here.tracing
         here.context, here.token, here.trace = context, token, trace
+        here.tracing = here.tracing or tracing
         try:
             yield
         finally:
-            here.context, here.token, here.trace = before
-
-    @contextmanager
-    def tracing(self) -> Generator[None]:
-        """Have the calling thread find out what a function returns, in no context."""
-        here, before = self.here, self.here.tracing
-        here.tracing = True
-        try:
-            with self.within(None):
-                yield
-        finally:
-            here.tracing = before
+            here.context, here.token, here.trace, here.tracing = before
 
     def lock_of(self, module: Module) -> threading.Lock:
         """Return the lock of whoever uses ``module``."""

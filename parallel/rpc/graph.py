@@ -33,16 +33,8 @@ class Node:
     def __init__(self, inputs: Sequence[Edge | None] = (), outputs: int = 1) -> None:
         self.inputs: Sequence[Edge | None] = inputs
         self.outputs: int = outputs
-        self._spent: str = ""
-
-    def spend(self, why: str) -> None:
-        """Note that it cannot be gone through again."""
-        self._spent = why
-
-    def check(self) -> None:
-        """Raise RuntimeError where it cannot be gone through again."""
-        if self._spent:
-            raise RuntimeError(self._spent)
+        self.spent: str = ""
+        """Why it cannot be gone through again, once that is so."""
 
     def backward(self, grads: list[Any], retain: bool) -> Sequence[Any]:
         """Return the gradients of the inputs, given those of its values (None: zeros).
@@ -185,7 +177,8 @@ class Pass:
         new = [node for node in nodes if self._expect(node)]
         while new:
             node = new.pop()
-            node.check()
+            if node.spent:
+                raise RuntimeError(node.spent)
             if isinstance(node, Received):
                 found.append(node)
             new += [

@@ -141,11 +141,12 @@ class _OfWeights:
         self._weights = weights
         self._state: Any = transformation.init([one.value for one in weights])
 
+        def added(value: Any, update: Any) -> Any:
+            return (value + update).astype(value.dtype)  # as optax.apply_updates does
+
         def update(grads: Any, state: Any, values: Any) -> Any:
             updates, state = transformation.update(grads, state, values)
-            # As optax.apply_updates does.
-            new = jax.tree.map(lambda old, by: (old + by).astype(old.dtype), values, updates)
-            return new, state
+            return jax.tree.map(added, values, updates), state
 
         self._update = jax.jit(update)
 

@@ -109,7 +109,8 @@ class LocalStorage(Storage):
         self.location = location
         self._root = Path(location)
         self._sync = sync
-        self._syncing: _Syncing | None = None  # where something is being written
+        # Where something is being written: a Storage travels between ranks.
+        self._syncing: _Syncing | None = None
         self._folders: set[Path] = set()
 
     @property

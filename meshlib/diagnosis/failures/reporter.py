@@ -119,7 +119,7 @@ class Reporter:
             message = str(error)
         else:
             message = f"{group} failed on rank {group.global_rank}: {error}"
-        return Abort(group.id, kind.__name__, message, group.global_rank, lost)
+        return Abort(group.id, kind.__name__, message, lost)
 
     def _kind_of(self, error: DistError) -> tuple[type[DistError], int | None]:
         """Return what all members raise for ``error``, and the rank that is gone, if one is."""

@@ -75,29 +75,22 @@ class Ownership:
 
         Raises ``RRefLostError`` for one that was freed, or whose creator is dead.
         """
-        found = self._objects.get(oid)
-        if found is None:
-            if oid in self._freed:
-                raise RRefLostError(
-                    f"the object {oid} was freed: its owner knew of no reference to it"
-                )
-            if oid[0] in self._dead:
-                raise RRefLostError(
-                    f"the object {oid} was never made: rank {oid[0]}, which asked for"
-                    f" it, {self._dead[oid[0]]}"
-                )
-            found = self._objects[oid] = Owned(self._make(oid))
-        return found
+        found = self._expect(oid)
+        if found is not None:
+            return found
+        if oid in self._freed:
+            raise RRefLostError(f"the object {oid} was freed: its owner knew of no reference to it")
+        raise RRefLostError(
+            f"the object {oid} was never made: rank {oid[0]}, which asked for it,"
+            f" {self._dead[oid[0]]}"
+        )
 
     def create(self, oid: ObjectId) -> Owned:
         """Note that the creator's request for an object is here, and that it holds the first
         reference. Nothing for one that it has given up in the meantime (``void``).
         """
-        found = self._objects.get(oid)
-        if found is None:
-            found = Owned(self._make(oid))
-            if oid not in self._freed and oid[0] not in self._dead:
-                self._objects[oid] = found  # else nobody holds it, and nobody will
+        # One that is gone, or whose creator is, nobody holds, and nobody will.
+        found = self._expect(oid) or Owned(self._make(oid))
         if not found.created:
             found.created = True
             if oid in self._objects:
@@ -106,10 +99,7 @@ class Ownership:
 
     def void(self, oid: ObjectId) -> Owned | None:
         """Note that the creator has given an object up; return it, if it is still needed."""
-        found = self._objects.get(oid)
-        if oid in self._freed or oid[0] in self._dead:
-            return None
-        return found if found is not None and found.created else self.create(oid)
+        return None if oid in self._freed or oid[0] in self._dead else self.create(oid)
 
     def grant(self, oid: ObjectId, giver: int, to: int) -> Owned | None:
         """Note that ``giver`` passes a reference to ``to``. Returns the object if that frees it."""

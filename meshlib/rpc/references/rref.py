@@ -179,21 +179,15 @@ def _call(agent: Agent, *request: Any, kept: RRef[Any], what: str) -> Outgoing:
     return agent.call(*request, kept=kept, what=what)
 
 
-def create(
-    agent: Agent,
-    owner: int,
-    func: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    seconds: float | None,
-    kept: object = None,
-    what: str = "",
-) -> RRef[Any]:
-    """Have ``owner`` call a function, and return a reference to what that returns."""
+def create(agent: Agent, owner: int, *call: Any, kept: object = None, what: str = "") -> RRef[Any]:
+    """Have ``owner`` call a function, and return a reference to what that returns.
+
+    ``call`` are function, arguments and timeout, as for ``Agent.call``.
+    """
     number = agent.next_number()
     oid = agent.rank, number
     rref: RRef[Any] = RRef.__new__(RRef)
-    made = agent.call(owner, func, args, kwargs, seconds, kept=kept, number=number, what=what)
+    made = agent.call(owner, *call, kept=kept, number=number, what=what)
     rref._set(agent, owner, oid, agent.rank)  # pyright: ignore[reportPrivateUsage]
     rref._made = made  # pyright: ignore[reportPrivateUsage]
     polled(made)

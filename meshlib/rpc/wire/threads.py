@@ -121,10 +121,8 @@ class Threads:
         False if it has no more now: ``then`` is not called.
         """
         with self._lock:
-            if len(self._backlog) <= jobs and self.backlog_bytes <= nbytes:
-                return False
             self._when_short = jobs, nbytes, then
-            return True
+            return self._is_short() is None
 
     @property
     def in_a_job(self) -> bool:

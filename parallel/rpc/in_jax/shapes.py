@@ -54,7 +54,7 @@ def abstract_result(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
 
     def call(values: list[Any]) -> list[Any]:
         args, kwargs = filled(tree, leaves, places, values)
-        with here.tracing():
+        with here.within(None, tracing=True):
             out, out_tree = jax.tree.flatten(func(*args, **kwargs), is_leaf=is_ours)
         structure[:] = out, out_tree
         return [leaf for leaf in out if hasattr(leaf, "dtype")]

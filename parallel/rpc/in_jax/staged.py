@@ -107,8 +107,6 @@ class _Call(NamedTuple):
     leaves: list[Any]
     tree: Any
     places: list[int]
-    followed: list[bool]
-    """Which of the traced arguments may have derivatives."""
     results: list[Shape]
 
     def make(self, values: Sequence[Any]) -> list[Any]:
@@ -141,8 +139,7 @@ def stage(here: Keeper, request: rpc.Request, args: Any, kwargs: Any, token: Any
         result = result_of(request, *jax.tree.unflatten(tree, leaves))
     out, out_tree = jax.tree.flatten(result, is_leaf=lambda leaf: isinstance(leaf, Shape))
     arrays = [i for i, leaf in enumerate(out) if isinstance(leaf, Shape)]
-    followed = [jnp.issubdtype(it.dtype, jnp.inexact) for it in traced]
-    call = _Call(request, leaves, tree, places, followed, [out[i] for i in arrays])
+    call = _Call(request, leaves, tree, places, [out[i] for i in arrays])
     staged = InFunction()
     values = _differentiable(call)(_usable(token), traced)
     staged.set_result(filled(out_tree, out, arrays, values))
@@ -191,6 +188,9 @@ def refuse_recorded(leaves: Sequence[Any]) -> None:
 
 
 def _differentiable(call: _Call) -> Any:
+    traced = [call.leaves[i] for i in call.places]
+    wanted = [to_struct(it) if jnp.issubdtype(it.dtype, jnp.inexact) else None for it in traced]
+
     def make(outputs: Sequence[HostArray], inputs: Sequence[HostArray], program: Program) -> None:
         owner: _Owner = program.owner
         with owner.entered(program.runs == 1):
@@ -204,12 +204,12 @@ def _differentiable(call: _Call) -> Any:
     ) -> None:
         owner: _Owner = program.owner
         context = owner.recording()
-        sinks = [Sink() for followed in call.followed if followed]
-        edges = iter([Edge(sink, 0) for sink in sinks])
+        sinks: list[Sink] = []
         values: list[Any] = [_Travelling(value) for value in inputs]
-        for i, followed in enumerate(call.followed):
-            if followed:
-                values[i] = Recorded(values[i], context, next(edges))
+        for i, like in enumerate(wanted):
+            if like is not None:
+                sinks.append(Sink())
+                values[i] = Recorded(values[i], context, Edge(sinks[-1], 0))
         with owner.entered(program.runs == 1):
             found = call.make(values)
         said = zip(found, call.results, strict=True)
@@ -217,9 +217,6 @@ def _differentiable(call: _Call) -> Any:
         outputs[0][...] = context.keep((recorded, sinks))
         _write(outputs[1:], found)
 
-    traced = [call.leaves[i] for i in call.places]
-    pairs = zip(traced, call.followed, strict=True)
-    wanted = [to_struct(it) if followed else None for it, followed in pairs]
     return _derived(make, make_recorded, [*map(to_struct, call.results)], wanted)
 
 

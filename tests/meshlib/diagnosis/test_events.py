@@ -17,7 +17,7 @@ ALL = [
     RankEnded(2),
     Leave(1, {"a": (4, 77), "b": None}),
     Query("a", 5, "t"),
-    Abort("a", "RankFailedError", "rank 3 fell", 0, 3),
+    Abort("a", "RankFailedError", "rank 3 fell", 3),
 ]
 
 
@@ -39,7 +39,7 @@ def test_events_are_read_as_they_were_written():
     ids=lambda error: type(error).__name__,
 )
 def test_an_abort_is_the_same_error_on_every_rank(error):
-    raised = Abort.of("group", error, 1).exception()
+    raised = Abort.of("group", error).exception()
     assert (type(raised), str(raised)) == (type(error), str(error))
     assert getattr(raised, "rank", None) == getattr(error, "rank", None)
 

@@ -87,7 +87,7 @@ def test_ranks_leave_and_others_come():
 
 def test_a_failure_is_a_line():
     view = job(sample(0), size=1)
-    view.hear(Abort("g", "RankFailedError", "first\nsecond", 0), NOW)
+    view.hear(Abort("g", "RankFailedError", "first\nsecond"), NOW)
     assert (view.notes[0].kind, view.notes[0].text) == ("failure", "first")
 
 
@@ -109,7 +109,6 @@ def test_waiting_is_what_others_did_not_need():
     assert (dp.name, whole.name) == ("dp", "default")
     assert dp.inside == pytest.approx(0.35)
     assert dp.waiting == pytest.approx(0.15)
-    assert dp.by_rank == {0: pytest.approx(0.3), 1: pytest.approx(0.0)}
     assert (dp.bandwidth, dp.calls) == (pytest.approx(2000), pytest.approx(10))
     assert dim_shares([]) == []
 
