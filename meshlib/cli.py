@@ -15,7 +15,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "list, show, check, cut, compare checkpoints",
     ),
     "explain": ("meshlib.explain_command:main", "print a mesh's ranks, coordinates and groups"),
-    "run": ("meshlib.launcher.cli:main", "start a program on several ranks (also: meshrun)"),
+    "run": ("meshlib.launcher.__main__:main", "start a program on several ranks (also: meshrun)"),
     "secret": ("meshlib.secret_command:main", "write the secret that a job's processes share"),
     "top": ("meshlib.monitor.command:main", "show a running job: who waits for whom, and where"),
     "trace": ("meshlib.trace.command:main", "explain and draw the flight records of a failed job"),

@@ -16,8 +16,8 @@ if ! test -e "$root/complete"; then
     debootstrap --variant=minbase --include=$packages "$suite" "$root" ${mirror:+"$mirror"}
     touch "$root/complete"
 fi
-# What names are resolved by, and what pip goes by here.
-for file in /etc/resolv.conf /etc/pip.conf /etc/xdg/pip /etc/ssl/certs/ca-certificates.crt; do
+# What names are resolved by (this host's own too: Gloo looks it up), and what pip goes by here.
+for file in /etc/hosts /etc/resolv.conf /etc/pip.conf /etc/xdg/pip /etc/ssl/certs/ca-certificates.crt; do
     test ! -e $file || { mkdir -p "$root${file%/*}" && cp -rLT $file "$root$file"; }
 done
 rm -rf "$root/src"

@@ -71,7 +71,7 @@ class AutoCommunicator(Forwarding, Communicator):
         if obstacle is None:
             self._near = ShmCommunicator(membership, sizes, machine)
             self._near.mailbox.shared = True
-            self._directory = self._near.directory
+            self._directory: Directory = self._near.neighbourhood
         else:
             _LOGGER.warning("rank %d uses TCP: %s", membership.ranks[self.rank], obstacle)
             self._directory = Directory(membership, this_place(obstacle, machine=machine))
@@ -116,7 +116,7 @@ class AutoCommunicator(Forwarding, Communicator):
             peers = [peer for peer in range(self.size) if peer != self.rank]
             near, directory = self._near, self._directory
             if near is not None and all(
-                directory.is_known(peer) and directory.is_near(peer, call) for peer in peers
+                directory.find(peer) is not None and directory.is_near(peer, call) for peer in peers
             ):
                 return near.recv(call, buffer, src, tag)
             return self._open_far().recv(call, buffer, src, tag)

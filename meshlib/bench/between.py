@@ -29,10 +29,10 @@ from meshlib.bench.libraries.library import TIMEOUT
 from meshlib.bench.network import HostNetwork, Path, levels_in_words
 from meshlib.bench.predict import KINDS, cost_of
 from meshlib.bench.sizes import format_size
-from meshlib.command_line import say
 from transport import environment
 from transport.choosing.cost import Cost, work_of
 from transport.choosing.tuning import Tuning, from_environment
+from transport.net.sockets import LOOPBACK, local_address_towards
 
 _START = "meshrun --nnodes 2 ... --nproc-per-node 1 -m meshlib.bench --between"
 _MOST_HOSTS = 8
@@ -51,8 +51,8 @@ class Row:
     seconds: dict[str, list[float]]
 
 
-def run_between(args: argparse.Namespace) -> int:
-    """Measure what ``args`` (of ``meshlib bench``) say on the ranks of this job; return 0.
+def run_between(args: argparse.Namespace) -> None:
+    """Measure what ``args`` (of ``meshlib bench``) say on the ranks of this job.
 
     Raises ValueError when this is no rank of a job, or a peer was asked for that is not Gloo,
     BenchmarkError for a wrong result.
@@ -68,7 +68,6 @@ def run_between(args: argparse.Namespace) -> int:
         Between(dist, args, os.environ.get(environment.GROUP_RANK) or socket.gethostname()).run()
     finally:
         dist.destroy_process_group()
-    return 0
 
 
 class Between:
@@ -322,11 +321,7 @@ def own_address() -> str:
     given = os.environ.get(environment.HOST)
     if given:
         return socket.gethostbyname(given)
-    master = os.environ.get(environment.MASTER_ADDR, "127.0.0.1")
-    family, _, _, _, address = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(address)  # sends nothing
-        return probe.getsockname()[0]
+    return local_address_towards(os.environ.get(environment.MASTER_ADDR, LOOPBACK), 0)
 
 
 def interface_of(address: str) -> str | None:
@@ -340,12 +335,3 @@ def interface_of(address: str) -> str | None:
             if socket.inet_ntoa(found[20:24]) == address:
                 return name
     return None
-
-
-def main_between(args: argparse.Namespace) -> int:
-    """Run, and return an exit code: what is wrong is told in a line."""
-    try:
-        return run_between(args)
-    except (ValueError, BenchmarkError) as error:
-        say("meshlib bench", str(error))
-        return 1 if isinstance(error, BenchmarkError) else 2

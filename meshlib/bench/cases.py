@@ -105,14 +105,15 @@ class Case(ABC):
         count = parts * self.each
         return empty(count if self.rank in range(self.size)[ranks] else 0, count)
 
-    @staticmethod
-    def traffic(nbytes: int, size: int) -> tuple[float, float]:
+    @classmethod
+    def traffic(cls, nbytes: int, size: int) -> tuple[float, float]:
         """Return S and the bus factor of nccl-tests' ``PERFORMANCE.md``.
 
         Algorithm bandwidth is S over the time, bus bandwidth that times the factor, which makes it
         comparable to the hardware's whatever the collective and the number of ranks.
         """
-        return float(nbytes), 1.0
+        gathered = nbytes * size if cls.joins and not cls.splits else nbytes
+        return float(gathered), (size - 1) / size if cls.joins or cls.splits else 1.0
 
     @classmethod
     def moved(cls, nbytes: int, size: int) -> int:
@@ -172,8 +173,8 @@ class AllReduce(Case):
 
     name = "all_reduce"
 
-    @staticmethod
-    def traffic(nbytes: int, size: int) -> tuple[float, float]:
+    @classmethod
+    def traffic(cls, nbytes: int, size: int) -> tuple[float, float]:
         return float(nbytes), 2 * (size - 1) / size
 
     def expected(self) -> list[Run] | None:
@@ -210,10 +211,6 @@ class AllGather(Case):
     has_output = True
     joins = True
 
-    @staticmethod
-    def traffic(nbytes: int, size: int) -> tuple[float, float]:
-        return float(nbytes * size), (size - 1) / size
-
     def expected(self) -> list[Run] | None:
         return [Run(0, self.each, shift=rank) for rank in range(self.size)]
 
@@ -234,10 +231,6 @@ class ReduceScatter(Case):
     name = "reduce_scatter"
     has_output = True
     splits = True
-
-    @staticmethod
-    def traffic(nbytes: int, size: int) -> tuple[float, float]:
-        return float(nbytes), (size - 1) / size
 
     def expected(self) -> list[Run] | None:
         return [Run(self.rank * self.each, self.each, self.size, sum(range(self.size)))]
@@ -261,10 +254,6 @@ class AllToAll(Case):
     splits = True
     joins = True
 
-    @staticmethod
-    def traffic(nbytes: int, size: int) -> tuple[float, float]:
-        return float(nbytes), (size - 1) / size
-
     def expected(self) -> list[Run] | None:
         return [Run(self.rank * self.each, self.each, shift=rank) for rank in range(self.size)]
 
@@ -281,8 +270,8 @@ class PingPong(Case):
     givers = FIRST_TWO
     takers = FIRST_TWO
 
-    @staticmethod
-    def traffic(nbytes: int, size: int) -> tuple[float, float]:
+    @classmethod
+    def traffic(cls, nbytes: int, size: int) -> tuple[float, float]:
         return 2.0 * nbytes, 1.0
 
     def expected(self) -> list[Run] | None:
@@ -295,8 +284,8 @@ class Barrier(Case):
     name = "barrier"
     is_sized = False
 
-    @staticmethod
-    def traffic(nbytes: int, size: int) -> tuple[float, float]:
+    @classmethod
+    def traffic(cls, nbytes: int, size: int) -> tuple[float, float]:
         return 0.0, 0.0
 
     def expected(self) -> list[Run] | None:
@@ -309,8 +298,8 @@ class Copy(Case):
     name = COPY
     has_output = True
 
-    @staticmethod
-    def traffic(nbytes: int, size: int) -> tuple[float, float]:
+    @classmethod
+    def traffic(cls, nbytes: int, size: int) -> tuple[float, float]:
         return float(2 * nbytes * size), 1.0
 
     def expected(self) -> list[Run] | None:

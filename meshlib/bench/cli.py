@@ -6,9 +6,10 @@ import argparse
 import math
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
-from meshlib.bench.between import main_between
+from meshlib.bench.between import run_between
 from meshlib.bench.cases import CASES, COLLECTIVES
 from meshlib.bench.jobs.job import BenchmarkError
 from meshlib.bench.libraries import LIBRARIES, OWN
@@ -30,38 +31,41 @@ _BACKENDS = {"auto": "meshlib", "shm": "meshlib-shm", "tcp": "meshlib-tcp"}
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure what ``argv`` says, print a table, and return an exit code."""
     args = _parse(sys.argv[1:] if argv is None else argv)
-    if args.between:
-        return main_between(args)
-    settings = {key: str(value) for key, value in vars(args).items()}
+    measure = run_between if args.between else _measure_here
     try:
-        tuning = _tuning() if args.predict else None
-        if args.plot is not None:
-            check_can_plot(args.plot)
-        # The model knows what goes over links.
-        backends = args.backend or (["tcp"] if args.predict else ["auto"])
-        own = own_libraries(backends, args.symmetric)
-        pythons = dict.fromkeys(own, sys.executable) | _peers_there(args.vs)
+        measure(args)
     except ValueError as error:
         say("meshlib bench", str(error))
         return USAGE_ERROR
+    except BenchmarkError as error:
+        say("meshlib bench", str(error))
+        return 1
+    return 0
+
+
+def _measure_here(args: argparse.Namespace) -> None:
+    settings = {key: str(value) for key, value in vars(args).items()}
+    tuning = _tuning() if args.predict else None
+    if args.plot is not None:
+        check_can_plot(args.plot)
+    # The model knows what goes over links.
+    backends = args.backend or (["tcp"] if args.predict else ["auto"])
+    own = own_libraries(backends, args.symmetric)
+    pythons = dict.fromkeys(own, sys.executable) | _peers_there(args.vs)
     cells = grid(args.collectives, args.sizes, args.ranks, list(pythons))
     plan = Plan(cells, pythons, args.rounds)
     results: list[Result] = []
     sys.stdout.write(header(list(pythons)) + "\n")
-    try:
-        with Progress() as progress:
-            for found in run(plan, progress):
-                progress.clear()
-                if isinstance(found, Skipped):
-                    sys.stdout.write(f"{found}\n")
-                else:
-                    results += found
-                    memory = copy_bandwidth(results, found[0].ranks)
-                    sys.stdout.write(rows(found, list(pythons), memory) + "\n")
-                sys.stdout.flush()
-    except BenchmarkError as error:
-        say("meshlib bench", str(error))
-        return 1
+    with Progress() as progress:
+        for found in run(plan, progress):
+            progress.clear()
+            if isinstance(found, Skipped):
+                sys.stdout.write(f"{found}\n")
+            else:
+                results += found
+                memory = copy_bandwidth(results, found[0].ranks)
+                sys.stdout.write(rows(found, list(pythons), memory) + "\n")
+            sys.stdout.flush()
     if args.json is not None:
         args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_text(as_json(results, settings))
@@ -74,7 +78,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         if measured:
             sys.stdout.write("\n" + comparison(measured, tuning, "tcp") + "\n")
         sys.stdout.write(extrapolation(args.collectives, args.sizes, tuning, _network(args)))
-    return 0
 
 
 def _peers_there(wanted: Sequence[str]) -> dict[str, str]:
@@ -109,7 +112,11 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     )
     add_cells(parser)
     parser.add_argument(
-        "--vs", type=_peers, default=[], metavar="NAMES", help=f"peers: {', '.join(_PEERS)}"
+        "--vs",
+        type=partial(chosen, known=_PEERS, what="peer"),
+        default=[],
+        metavar="NAMES",
+        help=f"peers: {', '.join(_PEERS)}",
     )
     parser.add_argument("--rounds", type=_positive, default=8, help="turns of each library (8)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
@@ -170,7 +177,7 @@ def add_cells(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--backend",
-        type=_backends,
+        type=partial(chosen, known=list(_BACKENDS), what="backend"),
         default=[],
         metavar="NAMES",
         help=f"what our own calls go over: {', '.join(_BACKENDS)} (default: auto, or tcp with"
@@ -222,14 +229,6 @@ def chosen(text: str, known: Sequence[str], what: str) -> list[str]:
 
 def _collectives(text: str) -> list[str]:
     return COLLECTIVES if text == "all" else chosen(text, list(CASES), "collective")
-
-
-def _backends(text: str) -> list[str]:
-    return chosen(text, list(_BACKENDS), "backend")
-
-
-def _peers(text: str) -> list[str]:
-    return chosen(text, _PEERS, "peer")
 
 
 def _sizes(text: str) -> list[int]:

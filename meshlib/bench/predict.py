@@ -82,6 +82,7 @@ def extrapolation(
     shape = network.shape
     across = Cost(network.latency, 1 / network.bandwidth, inside.gamma, shape.hosts)
     hosts = HostsCost(inside, across)
+    of_ranks, of_hosts = (tuning.thresholds("tcp", count) for count in (shape.ranks, shape.hosts))
     lines = [
         f"Model of {shape.hosts:,} hosts × {shape.ranks_per_host} ranks:"
         f" {1e6 * network.latency:g} µs a frame, {1e-9 * network.bandwidth:g} GB/s a host",
@@ -93,19 +94,10 @@ def extrapolation(
         if kind is None:
             continue
         for nbytes in sizes if kind is not Kind.BARRIER else [0]:
-            flat, levels = times(kind, nbytes, hosts, shape, tuning)
+            flat = hosts.on_one_level(kind, nbytes, shape, of_ranks)
+            levels = hosts.on_two_levels(kind, nbytes, shape, of_hosts)
             lines.append(
                 f"{case:15}{format_size(nbytes):>10}{1e6 * flat:>18,.0f}{1e6 * levels:>18,.0f}"
                 f"{levels / flat:>8.2f}"
             )
     return "\n".join(lines) + "\n"
-
-
-def times(
-    kind: Kind, nbytes: int, hosts: HostsCost, shape: Shape, tuning: Tuning
-) -> tuple[float, float]:
-    """Return the model's seconds on one level, and on two, each with its table's algorithms."""
-    return (
-        hosts.on_one_level(kind, nbytes, shape, tuning.thresholds("tcp", shape.ranks)),
-        hosts.on_two_levels(kind, nbytes, shape, tuning.thresholds("tcp", shape.hosts)),
-    )

@@ -63,7 +63,7 @@ def new_group(
     Raises ValueError for ranks that do not exist or appear twice and for an unknown backend,
     TypeError for ranks and a timeout that are no numbers.
     """
-    return current_world().new_group(
+    return current_world().registry.new_group(
         ranks, backend=backend, timeout=timeout, desc=group_desc or "", sort=sort_ranks
     )
 

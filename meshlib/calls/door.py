@@ -15,13 +15,14 @@ from meshlib.calls.failure import Failure
 from meshlib.calls.lane import Lane
 from meshlib.calls.lanes import Lanes
 from meshlib.calls.legs import Leg
-from meshlib.calls.shortcut import SHORT, CallOrder, Order, Shortcut, open_shortcut, resume
+from meshlib.calls.shortcut import SHORT, CallOrder, Order, Shortcut
 from meshlib.calls.spec import CallSpec, InPlace, Run, Straight
 from meshlib.calls.work import Work
 from meshlib.diagnosis.failures.fate import Fate
 from meshlib.diagnosis.members import Members
 from meshlib.diagnosis.recorder import COLLECTIVE, Record
-from transport.call import CallHeader, Kind
+from transport.call import Call, CallHeader, Kind
+from transport.communicators.base import Communicator
 from transport.deadline import Deadline, Timeout, to_seconds
 from transport.native import core
 from transport.operands.reduce_op import ReduceOp
@@ -209,7 +210,7 @@ class Door:
             raise seen from None
         record.ended = monotonic()
         if record.completion is not None:
-            self._failure.explained_later(record)
+            record.completion.explain_by(partial(self._failure.explain, record))
         return result
 
     # ------------------------------------------------------------------ the shortcut
@@ -219,18 +220,14 @@ class Door:
         context, fate, lanes = self._context, self._fate, self.lanes
         if core is None or fate.absent or (self.shortcut is not None and not met):
             return
-        shortcut = open_shortcut(
-            self._channels.made["cpu"].outline() if met else None,
-            met,
-            (self.members.id, self._resume, self._run, self.order, fate.lock),
-            (
-                *lanes.collectives.parts(),
-                lanes.parts_of_peer,
-                context.recorder,
-                context.observers,
-                context.log.levels,
-            ),
-        )
+        # It makes small calls where it has an outline of the memory that the ranks share.
+        outline = self._channels.made["cpu"].outline() if met else None
+        # What ``issue`` works with, in the order of ``transport/native/calls/shortcut.c``.
+        of_group = (self.members.id, self._resume, self._run, self.order, fate.lock)
+        of_lanes = (*lanes.collectives.parts(), lanes.parts_of_peer)
+        of_rank = (context.recorder, context.observers, context.log.levels)
+        parts = (*of_group, *of_lanes, *of_rank)
+        shortcut: Shortcut = core.Shortcut(*(outline or (None, 0)), met, parts)
         with fate.lock:
             if fate.usable and not fate.absent:
                 self.shortcut = shortcut
@@ -240,8 +237,15 @@ class Door:
         self.shortcut = None
 
     def _resume(self, record: Record, tensor: Any, op: ReduceOp | None) -> Any:
-        """Go on with what the shortcut began; the turn is its own to give back."""
-        return self._run(partial(resume, tensor, op), record, "cpu")
+        """Go on with the all_reduce of ``tensor``, or without ``op`` the barrier, that the shortcut
+        began; the turn is its own to give back.
+        """
+
+        def run(communicator: Communicator, call: Call) -> Any:
+            communicator.resume(call, None if op is None else tensor.ravel(), op)
+            return None if op is None else tensor
+
+        return self._run(run, record, "cpu")
 
     # ------------------------------------------------------------------ the end
 

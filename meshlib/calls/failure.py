@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 
 from meshlib.calls.channels import Channels
 from meshlib.calls.context import RankContext
@@ -176,12 +175,7 @@ class Failure:
         own.__cause__ = told
         return own
 
-    def explained_later(self, record: Record) -> None:
-        """Have an error of what a device still does for ``record`` explained as any other."""
-        assert record.completion is not None
-        record.completion.explain_by(partial(self._explain, record))
-
-    def _explain(self, record: Record, error: Exception, at_fault: CallHeader | None) -> Exception:
+    def explain(self, record: Record, error: Exception, at_fault: CallHeader | None) -> Exception:
         """Return what the user sees for the ``error`` of a device's work for ``record``.
 
         ``at_fault`` is the call that went wrong, if it was another one.

@@ -29,12 +29,10 @@ class Lane:
     """One ordered sequence of tasks. A task must not raise: it reports through its Work.
 
     ``try_enter`` and ``submit`` are the order of issue: their caller makes them one at a time.
-    ``enter()`` is called first of all in the lane's thread.
     """
 
-    def __init__(self, name: str, enter: Callable[[], None] | None = None) -> None:
+    def __init__(self, name: str) -> None:
         self.name = name
-        self._enter = enter
         # Held by whoever runs a task. What is queued leaves the queue after that is taken, so the
         # lane is idle when the queue is empty and this is free, looked at in this order.
         self._turn = threading.Lock()
@@ -99,8 +97,6 @@ class Lane:
 
     def _run(self) -> None:
         me = threading.current_thread()
-        if self._enter is not None:
-            self._enter()
         while True:
             with self._changed.lock:
                 self._changed.wait_for(lambda: self._queue or self._thread is not me, IDLE_SECONDS)
@@ -123,12 +119,19 @@ class Continuations(Lane):
 
     They run in the order in which the calls ended, off the calls' own lanes: so they may wait for
     later calls of their group. One that waits for another runs what lies between in its own place.
+    ``enter()`` is called first of all in their thread.
     """
 
     def __init__(self, name: str, enter: Callable[[], None] | None = None) -> None:
-        super().__init__(name, enter)
+        super().__init__(name)
+        self._enter = enter
         self.awaited: object = None
         """What the task that runs now waits for."""
+
+    def _run(self) -> None:
+        if self._enter is not None:
+            self._enter()
+        super()._run()
 
     def is_current(self) -> bool:
         """Whether the calling thread runs a task of this lane."""

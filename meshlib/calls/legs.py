@@ -16,8 +16,8 @@ from meshlib.calls.lane import Lane, LaneThread
 class LegLane(Lane):
     """A lane whose tasks may be legs; those of a leg's thread are ``Turns`` of its communicator."""
 
-    def __init__(self, name: str, enter: Callable[[], None] | None = None) -> None:
-        super().__init__(name, enter)
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
         self._here = threading.local()
         self.overlapping: bool = False
         """Whether some task may ask for the next to begin: before, none needs to be a leg."""
@@ -53,10 +53,6 @@ class LegLane(Lane):
             leg.make()
         finally:
             self._here.leg = None
-
-
-class LegThread(LaneThread):
-    """The thread of a leg that began in another one's time."""
 
 
 class Leg:
@@ -126,7 +122,7 @@ class Leg:
         """Have ``next_`` begin in a thread of its own, and tell ``begun()``; return when it waits
         for this one, or is over. RuntimeError: there is no room for a thread.
         """
-        thread = LegThread(self._lane, lambda: self._lane.walk(next_))
+        thread = LaneThread(self._lane, lambda: self._lane.walk(next_))
         next_._former, next_._thread = self, thread
         try:
             thread.start()

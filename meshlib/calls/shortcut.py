@@ -6,10 +6,8 @@ from typing import Any, Protocol
 
 from meshlib.calls.spec import CallSpec, InPlace
 from meshlib.diagnosis.recorder import COLLECTIVE
-from transport.call import Call, Kind, history_after, pack_header
-from transport.communicators.base import Communicator
+from transport.call import Kind, history_after, pack_header
 from transport.native import core
-from transport.operands.reduce_op import ReduceOp
 
 SHORT = frozenset(
     () if core is None else set(Kind) - {Kind.SEND, Kind.RECV, Kind.ALLOCATE, Kind.SPLIT}
@@ -71,27 +69,3 @@ class CallOrder:
 
 
 Order: type[CallOrder] = CallOrder if core is None else core.Order
-
-
-def open_shortcut(
-    outline: tuple[Any, ...] | None,
-    met: bool,
-    of_group: tuple[Any, ...],
-    of_rank: tuple[Any, ...],
-) -> Shortcut | None:
-    """Have the compiled core open calls, and make small ones where it has an ``outline`` of the
-    memory that the ranks share; None without the core.
-
-    ``met``: whether it takes collectives. ``of_group`` and ``of_rank`` are what ``Door.issue``
-    works with, in the order in which ``transport/native/calls/shortcut.c`` has it.
-    """
-    if core is None:
-        return None
-    board, direct = outline or (None, 0)
-    return core.Shortcut(board, direct, met, (*of_group, *of_rank))
-
-
-def resume(tensor: Any, op: ReduceOp | None, communicator: Communicator, call: Call) -> Any:
-    """Go on with the all_reduce of ``tensor``, or without ``op`` the barrier, of the shortcut."""
-    communicator.resume(call, None if op is None else tensor.ravel(), op)
-    return None if op is None else tensor

@@ -38,14 +38,16 @@ class Party:
         world = find_world()
         if self.group is None or world is None:
             return self
-        own = world.new_group(self.ranks, timeout=self.group.seconds, desc="checkpoint", sort=False)
+        own = world.registry.new_group(
+            self.ranks, timeout=self.group.seconds, desc="checkpoint", sort=False
+        )
         return Party(own)
 
     def leave(self) -> None:
         """Give back the group that ``apart`` made."""
         world = find_world()
         if self.group is not None and world is not None:
-            world.forget(self.group)
+            world.registry.forget(self.group)
 
     @property
     def is_first(self) -> bool:
@@ -91,7 +93,7 @@ def first_difference(ranks: Sequence[int], told: Sequence[dict[str, str]]) -> st
     for rank, other in zip(ranks, told, strict=True):
         if other == mine:
             continue
-        for path in [*mine, *(path for path in other if path not in mine)]:
+        for path in mine | other:
             if mine.get(path) != other.get(path):
                 texts = [lines.get(path, "nothing") for lines in (mine, other)]
                 return f"state{path} is {texts[0]} on rank {ranks[0]} and {texts[1]} on rank {rank}"

@@ -12,7 +12,7 @@ from meshlib.checkpoint.errors import CheckpointError
 from meshlib.checkpoint.files.folder import entries_of, latest_step, read_description
 from meshlib.checkpoint.files.storage import Storage, open_storage
 from meshlib.checkpoint.files.zarr import DOCUMENT
-from meshlib.checkpoint.loading import find_together, load_like
+from meshlib.checkpoint.loading import load_like
 from meshlib.checkpoint.pieces import Room, Shares
 from meshlib.checkpoint.saving import Save
 from meshlib.job.current import Group
@@ -104,9 +104,7 @@ def load(
         CorruptCheckpointError: On every rank, for a file that is missing, torn or changed; it names
             array, chunk and file.
     """
-    party = Party(group)
-    found = find_together(party, path, step)
-    return load_like(party, found, like, strict=strict, verify=verify)
+    return load_like(Party(group), path, step, like, strict=strict, verify=verify)
 
 
 class Checkpointer:
@@ -246,8 +244,7 @@ class Checkpointer:
         ``like``, ``strict`` and ``verify`` are as there. Waits for a save under way first.
         """
         self.wait()
-        found = find_together(self._party, self._path, step)
-        return load_like(self._party, found, like, strict=strict, verify=verify)
+        return load_like(self._party, self._path, step, like, strict=strict, verify=verify)
 
     def latest(self) -> int | None:
         """Return the step of the newest complete checkpoint, None if there is none."""

@@ -234,11 +234,9 @@ def _diff(given: argparse.Namespace) -> str:
     grids = dict(_grids(one)), dict(_grids(other))
     leaves = dict(leaves_of(one.tree)), dict(leaves_of(other.tree))
     rows: list[list[str]] = []
-    for path in [*leaves[0], *(path for path in leaves[1] if path not in leaves[0])]:
-        for here, there in ((0, 1), (1, 0)):
-            if path not in leaves[there]:
-                rows.append([shown(path), f"only in {(one, other)[here].path}"])
+    for path in leaves[0] | leaves[1]:
         if path not in leaves[0] or path not in leaves[1]:
+            rows.append([shown(path), f"only in {(one if path in leaves[0] else other).path}"])
             continue
         names = [array_of(side[path]) for side in leaves]
         if None in names:

@@ -20,8 +20,9 @@ from meshlib.sharding.local import relative, shape_of
 from transport.crc32c import crc32c
 
 
-def load_like(party: Party, found: Description, like: Any, *, strict: bool, verify: bool) -> Any:
+def load_like(party: Party, path: Any, step: Any, like: Any, *, strict: bool, verify: bool) -> Any:
     """Return the tree of a checkpoint as ``like``. See ``meshlib.checkpoint.load``."""
+    found = _find_together(party, path, step)
     grids = {name: grid_of(document, name) for name, document in found.arrays.items()}
 
     def match() -> tuple[Maker, dict[str, Target]]:
@@ -47,7 +48,7 @@ def load_like(party: Party, found: Description, like: Any, *, strict: bool, veri
     return make(loaded.__getitem__)
 
 
-def find_together(party: Party, path: Any, step: Any) -> Description:
+def _find_together(party: Party, path: Any, step: Any) -> Description:
     """Return the checkpoint that the first rank finds: the newest one may be another later.
 
     Raises, on every rank, what is wrong with the arguments of one, and CheckpointError for another

@@ -16,7 +16,6 @@ from threading import get_ident
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
-from meshlib.diagnosis.sampling.steps import StepMarks
 from transport import environment
 from transport.call import Call, Kind
 from transport.deadline import Deadline
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
 
 CAPACITY = 1000
 _MOST_FILES = 4096
+_MARKS = 64
 COLLECTIVE = -1
 """The ``peer`` of a record that is a collective's; others are group ranks or ``ANY_SOURCE``."""
 ANY_SOURCE = -2
@@ -221,6 +221,20 @@ class _Ring:
     def copy(self) -> Sequence[Record]:
         """Return the records, oldest first."""
         return self._records.copy()
+
+
+class StepMarks:
+    """When a loop that knows its steps has ended them (monotonic seconds)."""
+
+    def __init__(self) -> None:
+        self.count: int = 0
+        """How many steps were ended."""
+        self.moments: deque[float] = deque(maxlen=_MARKS)
+
+    def mark(self, now: float, count: int) -> None:
+        """Note that a step has ended, the ``count``-th."""
+        self.count = count
+        self.moments.append(now)
 
 
 Ring: type[_Ring] = _Ring if core is None else core.Ring

@@ -15,7 +15,7 @@ from typing import Any
 
 from distributed import Client, as_completed, wait
 
-from meshlib.engines.variables import Attempt, RankVariables
+from meshlib.engines.variables import Attempt, rank_variables
 from meshlib.launcher.ranks.failure import ECHOES
 from transport.net.sockets import LOOPBACK, local_address_towards
 
@@ -135,7 +135,7 @@ def _rank(
 ) -> Any:
     import meshlib
 
-    with RankVariables(variables):
+    with rank_variables(variables):
         meshlib.init_process_group(backend, timeout=timeout)
         try:
             return fn(*args)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from meshlib.launcher.ranks.starting import Placement
@@ -63,20 +64,15 @@ class Attempt:
         self._server.close()
 
 
-class RankVariables:
-    """Sets a rank's variables in this process while its ``with`` block runs."""
-
-    def __init__(self, variables: dict[str, str]) -> None:
-        self._variables = variables
-        self._before: dict[str, str | None] = {}
-
-    def __enter__(self) -> RankVariables:
-        self._before = {name: os.environ.get(name) for name in self._variables}
-        os.environ.update(self._variables)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for name, value in self._before.items():
+@contextmanager
+def rank_variables(variables: dict[str, str]) -> Generator[None]:
+    """Set a rank's variables in this process while the ``with`` block runs."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
             if value is None:
                 os.environ.pop(name, None)
             else:

@@ -101,8 +101,9 @@ def _choose(driver: Driver, bound: int | None) -> bool:
     local_rank = launched_local_rank() or 0
     ranks = int(os.environ.get(environment.LOCAL_WORLD_SIZE, local_rank + 1))
     driver.choose_device(local_rank % count if bound is None else bound)
-    # A launcher may show each rank a GPU of its own, and no other.
-    own = count == 1 and _named_apart()
+    # A launcher may show each rank a GPU of its own, and no other (Slurm's --gpus-per-task does);
+    # else one visible GPU is the same for all.
+    own = count == 1 and "SLURM_GPUS_PER_TASK" in os.environ
     if ranks > count and not own:
         warnings.warn(
             f"{ranks} ranks of this host share {count} GPU{'s' if count > 1 else ''}; NCCL cannot"
@@ -112,10 +113,3 @@ def _choose(driver: Driver, bound: int | None) -> bool:
         )
         return True
     return False
-
-
-def _named_apart() -> bool:
-    """Whether the launcher says that each rank sees a GPU of its own (Slurm's ``--gpus-per-task``
-    does); else one visible GPU is the same for all.
-    """
-    return "SLURM_GPUS_PER_TASK" in os.environ

@@ -6,7 +6,7 @@ import atexit
 import os
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from meshlib.diagnosis.log import set_debug_level_from_env
 from meshlib.groups.backend import parse_backend
@@ -25,11 +25,11 @@ from transport.choosing.tuning import agree, from_environment
 from transport.communicators.runtime import Runtime
 from transport.deadline import Timeout, to_seconds
 from transport.errors import CollectiveMismatchError
+from transport.net.auth import secret_from_environment
+from transport.net.tls import tls_from_environment
+from transport.rendezvous import ForeignStore, foreign_rendezvous, rendezvous
+from transport.rendezvous.seats import in_group, take_turn
 from transport.store.base import Store
-
-if TYPE_CHECKING:
-    from transport.net.tls import Tls
-    from transport.rendezvous.foreign import ForeignStore
 
 DEFAULT_INIT_METHOD = "env://"
 EXIT_DRAIN_SECONDS = 1.0
@@ -88,8 +88,9 @@ def init_process_group(
         raise TypeError(f"init_method must be a URL such as 'env://', got {init_method!r}")
     rank = to_whole_number(rank, "rank")
     world_size = to_whole_number(world_size, "world_size")
-    tls = None if thread_only else _tls()
-    secret = None if thread_only else _secret()
+    tls = secret = None
+    if not thread_only:
+        tls, secret = tls_from_environment(), secret_from_environment()
     users_store = store if isinstance(store, Store) else None
     if mine is not None and mine.world is not None:  # the program makes its own, as in a process
         provided = mine.world
@@ -101,9 +102,12 @@ def init_process_group(
     else:
         _check_given(store, init_method, rank, world_size)
         if isinstance(store, Store):
-            store = _part_of(store, rank, group_name)
+            # The user keeps it, and may use it again: this is the job's part of it.
+            store = take_turn(in_group(store.clone(), group_name), rank)
         else:
-            store, secret = _meet_through(store, rank, world_size, seconds, group_name)
+            store, secret = foreign_rendezvous(
+                store, rank, world_size, timeout=seconds, group_name=group_name
+            )
     try:
         agree(tuning, store, rank)
     except BaseException:
@@ -129,7 +133,10 @@ def init_process_group(
     install(world, thread_only=thread_only)
     if device_id is not None:
         try:
-            _bind(world, device_id)
+            # No GPU is needed where nobody names one.
+            from meshlib.job.gpu import bind_cuda_device
+
+            bind_cuda_device(world, device_id)
         except BaseException:
             destroy_process_group()
             raise
@@ -138,7 +145,7 @@ def init_process_group(
 def _check_given(store: Any, init_method: str | None, rank: int, world_size: int) -> None:
     if init_method is not None:
         raise ValueError(f"init_method={init_method!r} and store were both given; expected one")
-    if not isinstance(store, Store) and not _is_foreign(store):
+    if not isinstance(store, (Store, ForeignStore)):
         raise TypeError(
             "store must be a Store, or another library's with set, get and add; got"
             f" {type(store).__name__}: {store!r}"
@@ -150,60 +157,16 @@ def _check_given(store: Any, init_method: str | None, rank: int, world_size: int
         )
 
 
-def _bind(world: World, device_id: Any) -> None:
-    # No GPU is needed where nobody names one.
-    from meshlib.job.gpu import bind_cuda_device
-
-    bind_cuda_device(world, device_id)
-
-
-def _tls() -> Tls | None:
-    # Cryptography is not needed where ranks are threads.
-    from transport.net.tls import tls_from_environment
-
-    return tls_from_environment()
-
-
-def _secret() -> bytes | None:
-    from transport.net.auth import secret_from_environment
-
-    return secret_from_environment()
-
-
 def _rendezvous(
     url: str, rank: int, world_size: int, timeout: float, group_name: str
 ) -> tuple[Store, int, int]:
     mine = thread_rank()
     if mine is not None and url == DEFAULT_INIT_METHOD:
         return mine.join(rank, world_size)
-    # Sockets and URL handlers are not needed where ranks are threads.
-    from transport.rendezvous import rendezvous
-
     found = rendezvous(url, rank, world_size, timeout=timeout, group_name=group_name)
     store, rank, world_size = next(iter(found))
     store.set_timeout(timeout)
     return store, rank, world_size
-
-
-def _is_foreign(store: object) -> bool:
-    from transport.rendezvous.foreign import ForeignStore
-
-    return isinstance(store, ForeignStore)
-
-
-def _meet_through(
-    store: ForeignStore, rank: int, world_size: int, timeout: float, group_name: str
-) -> tuple[Store, bytes | None]:
-    from transport.rendezvous.foreign import foreign_rendezvous
-
-    return foreign_rendezvous(store, rank, world_size, timeout=timeout, group_name=group_name)
-
-
-def _part_of(store: Store, rank: int, group_name: str) -> Store:
-    """Return this job's part of a store that the user keeps, and may use again."""
-    from transport.rendezvous.seats import in_group, take_turn
-
-    return take_turn(in_group(store.clone(), group_name), rank)
 
 
 def destroy_process_group(group: Any = None) -> None:
@@ -221,7 +184,7 @@ def destroy_process_group(group: Any = None) -> None:
     if group is not None:
         target = resolve_process_group(group)
         if target is not world.default_group:
-            world.forget(target)
+            world.registry.forget(target)
             return
     install(None, thread_only=is_thread_world(world))
     world.close()
@@ -249,7 +212,6 @@ def _close_at_exit() -> None:
     failed = getattr(sys, "last_value", None)
     if failed is not None:
         world.announce_exit(f"ended with {type(failed).__name__}: {failed}")
-    if failed is not None:
         # The store may be this rank's, and the others still have to read in it what went wrong.
         with suppress(CollectiveMismatchError):
             world.close(drain=0.0, linger=FAILED_LINGER_SECONDS)

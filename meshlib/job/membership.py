@@ -45,11 +45,14 @@ class JobMembership:
         self.launched = size
         """How many ranks began the job together."""
         self.epoch: Epoch = Epoch(0, (rank,) if joining else range(size))
-        self._known = max(rank + 1, size)
+        self.known: int = max(rank + 1, size)
+        """All identities that this rank knows of are below this number."""
         self._news = threading.Condition()
         self._lost: dict[int, DistError] = {}
-        self._left: frozenset[int] = frozenset()
-        self._departures: tuple[Departures, ...] = ()
+        self.left: frozenset[int] = frozenset()
+        """The ranks that have left in good order."""
+        self.departures: tuple[Departures, ...] = ()
+        """How they left, and how far their calls had come."""
         self._waiting: dict[int, None] = {}
         self._agreed: dict[str, str] = {}
         self._epochs: dict[int, tuple[int, ...]] = {}
@@ -61,11 +64,6 @@ class JobMembership:
         """This rank's place in the present epoch, -1 if it has none."""
         members = self.epoch.members
         return members.index(self.rank) if self.rank in members else -1
-
-    @property
-    def size(self) -> int:
-        """The number of members of the present epoch."""
-        return len(self.epoch.members)
 
     @property
     def whole(self) -> Sequence[int]:
@@ -80,31 +78,16 @@ class JobMembership:
         return from_0 if tuple(members) == tuple(from_0) else members
 
     @property
-    def known(self) -> int:
-        """All identities that this rank knows of are below this number."""
-        return self._known
-
-    @property
     def lost(self) -> Mapping[int, DistError]:
         """The ranks that are gone, and what the groups that they were members of broke with."""
         with self._news:
             return dict(self._lost)
 
     @property
-    def left(self) -> frozenset[int]:
-        """The ranks that have left in good order."""
-        return self._left
-
-    @property
-    def departures(self) -> tuple[Departures, ...]:
-        """How they left, and how far their calls had come."""
-        return self._departures
-
-    @property
     def waiting(self) -> tuple[int, ...]:
         """The ranks that are there and wait for a place, in the order in which they came."""
         with self._news:
-            gone = self._lost.keys() | self._left | set(self.epoch.members)
+            gone = self._lost.keys() | self.left | set(self.epoch.members)
             return tuple(rank for rank in self._waiting if rank not in gone)
 
     def failure_of(self, ranks: Collection[int]) -> DistError | None:
@@ -143,7 +126,7 @@ class JobMembership:
     @property
     def deserted(self) -> bool:
         """Whether none of the members of the last epoch that was agreed on is there any more."""
-        return all(rank in self._lost or rank in self._left for rank in self._last_members())
+        return all(rank in self._lost or rank in self.left for rank in self._last_members())
 
     @property
     def bereft(self) -> bool:
@@ -174,15 +157,15 @@ class JobMembership:
     def note_departures(self, departures: Departures) -> None:
         """Note that ranks have left in good order."""
         with self._news:
-            self._departures = (*self._departures, departures)
-            self._left |= departures.ranks
+            self.departures = (*self.departures, departures)
+            self.left |= departures.ranks
             self._news.notify_all()
 
     def note_waiting(self, rank: int) -> None:
         """Note that ``rank`` waits for a place."""
         with self._news:
             self._waiting[rank] = None
-            self._known = max(self._known, rank + 1)
+            self.known = max(self.known, rank + 1)
             self._news.notify_all()
 
     def note_agreed(self, name: str, text: str) -> None:
@@ -199,7 +182,7 @@ class JobMembership:
         with self._news:
             self.epoch = epoch
             self.joining = joining
-            self._known = max(self._known, *(rank + 1 for rank in epoch.members))
+            self.known = max(self.known, *(rank + 1 for rank in epoch.members))
             for rank in epoch.members:
                 self._waiting.pop(rank, None)
             self._news.notify_all()

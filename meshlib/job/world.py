@@ -37,10 +37,9 @@ from transport import environment
 from transport.communicators import backends
 from transport.communicators.base import Communicator
 from transport.communicators.runtime import Membership, Runtime
-from transport.deadline import Deadline, Timeout
+from transport.deadline import Deadline
 from transport.errors import DistBackendError, DistError, DistStoreError
 from transport.net.fork import in_forked_children, refusal
-from transport.operands.compression import Compression
 from transport.store.base import Store
 from transport.store.prefix_store import PrefixStore
 
@@ -148,7 +147,8 @@ class World:
         self.rpc_count = 0
         self._trouble: str | None = None
         self._dumping = threading.Lock()
-        self._refusal: DistBackendError | None = None  # in a fork of this rank's process
+        self.refusal: DistBackendError | None = None
+        """What calls raise in a fork of this rank's process; None in that process itself."""
         self.seen: Seen = Seen(store, self.recorder, self.membership, self.groups, self.thread_id)
         self.hearing: Hearing = Hearing(
             store,
@@ -171,42 +171,14 @@ class World:
         standings = self.registry.standings
         self._stalls = StallDetector(rank, store, self.recorder, self.thread_id, standings)
         members = self.membership.epoch.members
-        self.default_group: ProcessGroup = self.group_for(members, desc="default")
+        self.default_group: ProcessGroup = self.registry.group_for(members, desc="default")
 
     @property
     def size(self) -> int:
         """The number of ranks in the present epoch."""
-        return self.membership.size
+        return self.membership.epoch.size
 
     # ------------------------------------------------------------------ groups
-
-    def group_for(
-        self,
-        ranks: Sequence[int],
-        *,
-        backend: str | None = None,
-        timeout: Timeout | None = None,
-        desc: str = "",
-        compression: Compression | None = None,
-    ) -> ProcessGroup:
-        """Return the one group of ``ranks``; see ``GroupRegistry.group_for``."""
-        return self.registry.group_for(
-            ranks, backend=backend, timeout=timeout, desc=desc, compression=compression
-        )
-
-    def new_group(
-        self,
-        ranks: Sequence[int] | None = None,
-        *,
-        backend: str | None = None,
-        timeout: Timeout | None = None,
-        desc: str = "",
-        sort: bool = True,
-    ) -> ProcessGroup:
-        """Return a new group of ``ranks``; see ``GroupRegistry.new_group``."""
-        return self.registry.new_group(
-            ranks, backend=backend, timeout=timeout, desc=desc, sort=sort
-        )
 
     def groups(self) -> list[ProcessGroup]:
         """Return the groups that this rank has made, the default group first."""
@@ -229,11 +201,7 @@ class World:
             group.fail(DistBackendError(f"{group} has ended: {why}"))
         for group in reversed(ended):
             group.close(drain=0.0)
-        self.default_group = self.group_for(epoch.members, desc="default")
-
-    def forget(self, group: ProcessGroup) -> None:
-        """Close ``group`` and drop it; the same ranks get a fresh one when next asked for."""
-        self.registry.forget(group)
+        self.default_group = self.registry.group_for(epoch.members, desc="default")
 
     def make_communicator(self, group: Members, device: str) -> Communicator:
         """Make the communicator of ``group`` for arrays on ``device``.
@@ -255,8 +223,8 @@ class World:
         return make_device_communicator(membership, name, group.backends.get("cpu"))
 
     def _on_made(self, group: ProcessGroup) -> None:
-        if self._refusal is not None:
-            group.leave_behind(self._refusal)
+        if self.refusal is not None:
+            group.leave_behind(self.refusal)
             return
         seconds, backends = group.seconds, group.backends
         self.log.info("%s has id %s, backends %s, timeout %g s", group, group.id, backends, seconds)
@@ -315,21 +283,16 @@ class World:
         lost = next(iter(self.membership.lost.values()), None)
         raise lost or DistBackendError("a rank was lost before all had come")
 
-    @property
-    def refusal(self) -> DistBackendError | None:
-        """What calls raise in a fork of this rank's process; None in that process itself."""
-        return self._refusal
-
     def _leave_behind(self) -> None:
         """Refuse all calls from now on, and say nothing to anybody: this is a forked child."""
         why = refusal(f"rank {self.rank} of the job", self._pid, _IN_A_FORK)
-        self._refusal = DistBackendError(why)
+        self.refusal = DistBackendError(why)
         self._dumping = threading.Lock()  # a thread that is not here may have held it
         self.hearing.end_in_a_fork()
         self.membership.end_in_a_fork()
         self.registry.end_in_a_fork()
         for group in self.groups():
-            group.leave_behind(self._refusal)
+            group.leave_behind(self.refusal)
 
     def on_close(self, closer: Callable[[], None]) -> None:
         """Have ``closer()`` called when this World closes, the last registered first."""
@@ -343,7 +306,7 @@ class World:
 
         Raises ``CollectiveMismatchError`` at the end for what ``meshlib.job.leaving`` finds.
         """
-        if self._refusal is not None:
+        if self.refusal is not None:
             return
         if self.rpc is not None:
             self.rpc.close()

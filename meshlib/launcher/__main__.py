@@ -1,8 +1,27 @@
-"""``python -m meshlib.launcher`` is ``meshrun``."""
+"""``meshrun``, which is also ``meshlib run`` and ``python -m meshlib.launcher``."""
+
+from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
-from meshlib.launcher.cli import main
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the job that ``argv`` (default: the process's arguments) describes.
+
+    Returns the exit code for the shell: 0, the first failing rank's (128 + n for signal n), or
+    130 and 143 after Ctrl-C and SIGTERM. Call it from the main thread of a process of its own.
+    """
+    try:
+        # Imported here, because a user may think better of it while they load.
+        from meshlib.launcher.launch import launch
+        from meshlib.launcher.options.arguments import parse
+
+        return launch(parse(argv))
+    except KeyboardInterrupt:  # nothing has been started: the launch itself takes signals
+        sys.stderr.write("meshrun: received SIGINT\n")
+        return 130
+
 
 if __name__ == "__main__":
     sys.exit(main())

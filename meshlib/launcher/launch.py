@@ -23,8 +23,6 @@ from transport.errors import DistError
 if TYPE_CHECKING:
     from meshlib.launcher.nodes.coordinator import Log
     from meshlib.launcher.ranks.starting import Placement
-    from meshlib.monitor.server import PageServer
-    from meshlib.monitor.watch import JobWatch
 
 
 def launch(options: LaunchOptions) -> int:
@@ -66,7 +64,7 @@ def _launch(options: LaunchOptions, signals: SignalPipe) -> int:
 
         coordinator = Coordinator(options, run_id, _log(options, run_id, signals))
         made.callback(coordinator.close)
-        shown = made.enter_context(contextlib.closing(_Shown(options, run_id, temporary)))
+        shown = _Shown(options, run_id, temporary, made)
         spare = {guardian.pid, *strangers}
         return Agent(
             options, coordinator, signals, run_id, directory, spare, shown.begin, server
@@ -95,15 +93,17 @@ def _log(options: LaunchOptions, run_id: str, signals: SignalPipe) -> Log:
 
 class _Shown:
     """Lets ``meshlib top`` find the launch ``run_id``, by its ``folder``, which only this user may
-    enter; and serves its page, until ``close``.
+    enter; and serves its page, until ``made`` is closed.
     """
 
-    def __init__(self, options: LaunchOptions, run_id: str, folder: Path) -> None:
+    def __init__(
+        self, options: LaunchOptions, run_id: str, folder: Path, made: contextlib.ExitStack
+    ) -> None:
         self._options = options
         self._run_id = run_id
         self._folder = folder
-        self._watch: JobWatch | None = None
-        self._page: PageServer | None = None
+        self._made = made
+        self._has_page = False
 
     def begin(self, placement: Placement) -> None:
         """Show the ranks that are about to be started; the page is at the first node alone."""
@@ -119,7 +119,7 @@ class _Shown:
         )
         write(self._folder, job)
         address = self._options.monitor
-        if address is None or placement.node != 0 or self._page is not None:
+        if address is None or placement.node != 0 or self._has_page:
             return
         # HTTP is not for those who launch without it.
         from meshlib.monitor.server import PageServer
@@ -127,22 +127,16 @@ class _Shown:
         from meshlib.monitor.watch import JobWatch
 
         try:
-            self._watch = JobWatch(job.connect(), JobView(Path(program).name, job.ranks))
-            self._page = PageServer(self._watch, *address)
+            watch = JobWatch(job.connect(), JobView(Path(program).name, job.ranks))
+            self._made.callback(watch.close)
+            page = PageServer(watch, *address)
         except (DistError, OSError) as error:  # a job is not to fail because nobody sees it
-            self.close()
             say("meshrun", f"there is no page of this job: {error}")
             return
-        self._watch.start()
-        say("meshrun", f"this job can be seen at {self._page.url}")
-
-    def close(self) -> None:
-        """Stop showing."""
-        if self._page is not None:
-            self._page.close()
-        if self._watch is not None:
-            self._watch.close()
-        self._page = self._watch = None
+        self._made.callback(page.close)
+        self._has_page = True
+        watch.start()
+        say("meshrun", f"this job can be seen at {page.url}")
 
 
 KNOCK = 0

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -80,7 +81,8 @@ class DeviceMesh(MeshValue, Collectives):
         ranks = RankLayout.of(mesh)
         names = check_dim_names(mesh_dim_names, ranks.layout.ndim)
         options = DimOptions.checked("mesh", backend, timeout)
-        dims = make_dims(names, backend_override, timeout_override, compress)
+        layout = ranks.layout
+        dims = make_dims(layout.dims, names, backend_override, timeout_override, compress)
         self._init(device_type, ranks, dims, options)
         world = find_world()
         if world is not None:
@@ -116,8 +118,10 @@ class DeviceMesh(MeshValue, Collectives):
         check_product(shape)
         names = check_dim_names(mesh_dim_names, len(shape))
         options = DimOptions.checked("mesh", backend, timeout)
-        dims = make_dims(names, backend_override, timeout_override, compress)
-        return cls._make(device_type, RankLayout.row_major(shape), dims, options)
+        ranks = RankLayout.row_major(shape)
+        layout = ranks.layout
+        dims = make_dims(layout.dims, names, backend_override, timeout_override, compress)
+        return cls._make(device_type, ranks, dims, options)
 
     @classmethod
     def from_group(
@@ -214,8 +218,9 @@ class DeviceMesh(MeshValue, Collectives):
 
     def _moved(self, layout: RankLayout) -> Self:
         world = find_world()
-        dims = tuple(dim.bound_to(None) for dim in self._dims)
-        names = MeshNames.of(dims, layout.layout.dims)
+        pairs = zip(self._dims, layout.layout.dims, strict=True)
+        dims = tuple(replace(known, dim=dim, group=None) for known, dim in pairs)
+        names = MeshNames(dims)
         moved = self._derived(layout, dims, names)
         for name in self._names.all():
             flattened = names.find(name) is None and self._flattened(name)
@@ -228,7 +233,7 @@ class DeviceMesh(MeshValue, Collectives):
 
     def _flattened(self, name: str) -> tuple[tuple[int, ...], DimOptions] | None:
         try:
-            return self.positions_of(name), self._find(name).own.options
+            return self.positions_of(name), self._find(name).options
         except MeshDimError:
             return None  # of parts of dims, or of others
 

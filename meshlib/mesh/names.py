@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
 
@@ -36,23 +36,19 @@ GroupKey = tuple[tuple[int, ...], DimOptions]
 
 @dataclass(frozen=True, slots=True)
 class MeshDim:
-    """One dim's name and how its groups are made; ``group`` was given to ``from_group``."""
+    """A part of the rank numbering, its name, and how its groups are made.
 
+    ``group`` was given to ``from_group``.
+    """
+
+    dim: Dim
     name: str | None
-    options: DimOptions = field(default_factory=DimOptions)
+    options: DimOptions
     group: ProcessGroup | None = None
 
     def bound_to(self, group: ProcessGroup | None) -> MeshDim:
         """Return the dim with ``group`` as its group."""
         return replace(self, group=group)
-
-
-@dataclass(frozen=True, slots=True)
-class NamedDim:
-    """What a name stands for: a part of the rank numbering, and how its groups are made."""
-
-    dim: Dim
-    own: MeshDim
 
 
 class MeshNames:
@@ -66,24 +62,17 @@ class MeshNames:
     and an equal mesh that is made again finds another.
     """
 
-    def __init__(self, known: Mapping[str, NamedDim]) -> None:
-        self._known = dict(known)
+    def __init__(self, dims: Iterable[MeshDim]) -> None:
+        self._known = {dim.name: dim for dim in dims if dim.name is not None}
         # Several Worlds share a mesh when ranks are threads. They keep their groups themselves.
         self._groups: WeakKeyDictionary[World, dict[GroupKey, ref[ProcessGroup]]] = (
             WeakKeyDictionary()
         )
 
-    @classmethod
-    def of(cls, own: Sequence[MeshDim], dims: Sequence[Dim]) -> MeshNames:
-        """Return the names of a new mesh."""
-        pairs = zip(own, dims, strict=True)
-        return cls({one.name: NamedDim(dim, one) for one, dim in pairs if one.name is not None})
+    def __reduce__(self) -> tuple[type[MeshNames], tuple[list[MeshDim]]]:
+        return MeshNames, ([dim.bound_to(None) for dim in self._known.copy().values()],)
 
-    def __reduce__(self) -> tuple[type[MeshNames], tuple[dict[str, NamedDim]]]:
-        unbound = {n: NamedDim(d.dim, d.own.bound_to(None)) for n, d in self._known.copy().items()}
-        return MeshNames, (unbound,)
-
-    def add(self, name: str, named: NamedDim) -> NamedDim:
+    def add(self, name: str, named: MeshDim) -> MeshDim:
         """Return what ``name`` stands for, which is ``named`` if it is new.
 
         Raises MeshDimError when it stands for something else, or has options other than those
@@ -93,10 +82,9 @@ class MeshNames:
         known = self._known.setdefault(name, named)
         if known.dim != named.dim:
             raise MeshDimError(f"{name!r} names other ranks of this mesh already; take a new name")
-        if named.own.options not in (DimOptions(), known.own.options):
+        if named.options not in (DimOptions(), known.options):
             raise MeshDimError(
-                f"{name!r} has {known.own.options} already, not {named.own.options};"
-                " take a new name"
+                f"{name!r} has {known.options} already, not {named.options}; take a new name"
             )
         return known
 
@@ -109,7 +97,7 @@ class MeshNames:
         known = found[key]() if key in found else None
         if known is not None and not known.destroyed:
             return known
-        group = world.group_for(
+        group = world.registry.group_for(
             ranks,
             backend=options.backend,
             timeout=options.timeout,
@@ -119,7 +107,7 @@ class MeshNames:
         found[key] = ref(group)
         return group
 
-    def find(self, name: str) -> NamedDim | None:
+    def find(self, name: str) -> MeshDim | None:
         """Return what ``name`` stands for, None if it is unknown."""
         return self._known.get(name)
 
@@ -129,10 +117,11 @@ class MeshNames:
 
 
 def make_dims(
+    dims: Sequence[Dim],
     names: Sequence[str | None],
-    backend_override: Mapping[DimKey, str] | None = None,
-    timeout_override: Mapping[DimKey, Timeout] | None = None,
-    compress: Mapping[DimKey, Compress] | None = None,
+    backend_override: Mapping[DimKey, str] | None,
+    timeout_override: Mapping[DimKey, Timeout] | None,
+    compress: Mapping[DimKey, Compress] | None,
 ) -> tuple[MeshDim, ...]:
     """Return the dims of a new mesh; raise MeshDimError for an override of an unknown dim.
 
@@ -143,6 +132,7 @@ def make_dims(
     timeouts = _by_position(names, timeout_override, "timeout_override")
     return tuple(
         MeshDim(
+            dim,
             name,
             DimOptions(
                 check_backend(backends.get(i), "backend_override"),
@@ -150,7 +140,7 @@ def make_dims(
                 check_compress(compressed.get(i), "compress"),
             ),
         )
-        for i, name in enumerate(names)
+        for i, (dim, name) in enumerate(zip(dims, names, strict=True))
     )
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import permutations
 from operator import index as to_int
 from typing import Any, Self, cast
 
 from meshlib.did_you_mean import did_you_mean
 from meshlib.mesh.layout import IndexArray, Layout, join
-from meshlib.mesh.names import Compress, DimKey, MeshDim, MeshNames, NamedDim
+from meshlib.mesh.names import Compress, DimKey, MeshDim, MeshNames
 from meshlib.mesh.rank_layout import RankLayout
 from meshlib.mesh.spec import (
     INFER,
@@ -63,7 +64,7 @@ class MeshValue:
             _ranks=ranks,
             _dims=tuple(dims),
             _options=options,
-            _names=MeshNames.of(dims, ranks.layout.dims) if names is None else names,
+            _names=MeshNames(dims) if names is None else names,
             **self._caches(),
         )
 
@@ -77,10 +78,8 @@ class MeshValue:
         mesh._init(*arguments)
         return mesh
 
-    def _derived(
-        self, ranks: RankLayout, dims: Sequence[MeshDim], names: MeshNames | None = None
-    ) -> Self:
-        return self._make(self._device_type, ranks, dims, self._options, names or self._names)
+    def _derived(self, ranks: RankLayout, dims: Sequence[MeshDim], names: MeshNames | None) -> Self:
+        return self._make(self._device_type, ranks, dims, self._options, names)
 
     # ------------------------------------------------------------------ a value
 
@@ -233,8 +232,7 @@ class MeshValue:
             raise MeshDimError(
                 f"permute got {mesh_dims!r}; expected each dim of {self.described()} once"
             )
-        named_dims = self._named_dims()
-        return self._arranged(self._ranks, [named_dims[i] for i in positions])
+        return self._arranged(self._ranks, [self._dims[i] for i in positions])
 
     def flatten(
         self,
@@ -264,7 +262,7 @@ class MeshValue:
         if self.ndim == 1:
             # The same ranks, so the same options unless others are given.
             options = options.over(self._dims[0].options)
-        named = NamedDim(join(self._ranks.layout.dims), MeshDim(name, options))
+        named = MeshDim(join(self._ranks.layout.dims), name, options)
         if name is not None:
             named = self._names.add(name, named)
         return self._arranged(self._ranks, [named])
@@ -295,14 +293,17 @@ class MeshValue:
             raise ValueError(f"mesh_dim_names is {mesh_dim_names!r}, but the mesh has no names")
         names = check_dim_names(mesh_dim_names, len(sizes))
         ranks = self._ranks.split(position, sizes)
-        new = [MeshDim(name, self._dims[position].options) for name in names]
+        new = [replace(self._dims[position], name=name, group=None) for name in names]
         dims = [*self._dims[:position], *new, *self._dims[position + 1 :]]
-        found = [NamedDim(dim, own) for dim, own in zip(ranks.layout.dims, dims, strict=True)]
+        found = [
+            known if known.dim == dim else replace(known, dim=dim)
+            for known, dim in zip(dims, ranks.layout.dims, strict=True)
+        ]
         for named in found if ranks.numbering is self._ranks.numbering else ():
-            known = None if named.own.name is None else self._names.find(named.own.name)
+            known = None if named.name is None else self._names.find(named.name)
             if known is not None and known.dim != named.dim:
                 raise MeshDimError(
-                    f"mesh_dim_names: {named.own.name!r} names other ranks of this mesh already;"
+                    f"mesh_dim_names: {named.name!r} names other ranks of this mesh already;"
                     " take a new name"
                 )
         return self._arranged(ranks, found)
@@ -331,35 +332,28 @@ class MeshValue:
                 raise MeshDimError(
                     f"meshes[{i}] is for {mesh.device_type!r}, meshes[0] for {first.device_type!r}"
                 )
-        found = [named for mesh in meshes for named in mesh._named_dims()]
-        return first._arranged(first._ranks, found)
+        return first._arranged(first._ranks, [dim for mesh in meshes for dim in mesh._dims])
 
     # ------------------------------------------------------------------ dims by name
 
-    def _arranged(self, ranks: RankLayout, found: Sequence[NamedDim]) -> Self:
-        """Return the mesh of dims over ``ranks``; raise MeshDimError if they overlap."""
-        own = [named.own for named in found]
-        names = [dim.name for dim in own if dim.name is not None]
+    def _arranged(self, ranks: RankLayout, dims: Sequence[MeshDim]) -> Self:
+        """Return the mesh of ``dims`` over ``ranks``; raise MeshDimError if they overlap."""
+        names = [dim.name for dim in dims if dim.name is not None]
         for name in names:
             if names.count(name) > 1:
                 raise MeshDimError(f"dim {name!r} would be there twice")
         # Dims of one rank have no digits that could overlap, so they are told by identity.
-        if len({id(dim) for dim in own}) < len(own):
+        if len({id(dim) for dim in dims}) < len(dims):
             raise MeshDimError("a dim would be there twice")
-        if names and len(names) < len(own):
+        if names and len(names) < len(dims):
             raise MeshDimError(f"dims {names} have names, but others that go with them have none")
         try:
-            layout = Layout(tuple(named.dim for named in found))
+            layout = Layout(tuple(dim.dim for dim in dims))
         except ValueError:
-            shown = " and ".join(repr(dim.name) for dim in own)
+            shown = " and ".join(repr(dim.name) for dim in dims)
             raise MeshDimError(f"dims {shown} overlap: one has a part of another's ranks") from None
         same = ranks.numbering is self._ranks.numbering
-        names_known = self._names if same else MeshNames.of(own, layout.dims)
-        return self._derived(ranks.with_layout(layout), own, names_known)
-
-    def _named_dims(self) -> list[NamedDim]:
-        pairs = zip(self._ranks.layout.dims, self._dims, strict=True)
-        return [NamedDim(dim, own) for dim, own in pairs]
+        return self._derived(ranks.with_layout(layout), dims, self._names if same else None)
 
     def _keys(self, keys: DimKey | Iterable[DimKey]) -> tuple[DimKey, ...]:
         """Return what names dims as a tuple of names and numbers."""
@@ -380,16 +374,15 @@ class MeshValue:
             raise MeshDimError(f"no dim is named; expected some of {self._known()}")
         return tuple(result)
 
-    def _find(self, key: DimKey) -> NamedDim:
+    def _find(self, key: DimKey) -> MeshDim:
         """Return the dim of this mesh, or the flattened one inside it, that ``key`` names."""
         (key,) = self._keys(key)
-        named_dims = self._named_dims()
         if isinstance(key, int):
             if -self.ndim <= key < self.ndim:
-                return named_dims[key]
+                return self._dims[key]
             raise MeshDimError(f"dim {key} is not there; expected one of {self._known()}")
-        for named in named_dims:
-            if named.own.name == key:
+        for named in self._dims:
+            if named.name == key:
                 return named
         named = self._names.find(key)
         if named is None:
@@ -408,22 +401,21 @@ class MeshValue:
         One for an own dim, by name or number; several for a flattened name. Raises MeshDimError for
         what is not there, and for a name over parts of dims.
         """
-        found = self._find(mesh_dim)
-        named_dims = self._named_dims()
-        own = [i for i, named in enumerate(named_dims) if named.own is found.own]
+        found, dims = self._find(mesh_dim), self._dims
+        own = [i for i, one in enumerate(dims) if one is found]
         if own:
             return (own[0],)
-        inside = [i for i, one in enumerate(named_dims) if Layout((found.dim,)).covers(one.dim)]
-        for order in permutations([i for i in inside if named_dims[i].dim.digits]):
-            if join(named_dims[i].dim for i in order) == found.dim:
+        inside = [i for i, one in enumerate(dims) if Layout((found.dim,)).covers(one.dim)]
+        for order in permutations([i for i in inside if dims[i].dim.digits]):
+            if join(dims[i].dim for i in order) == found.dim:
                 return order
         raise MeshDimError(f"{mesh_dim!r} is made of parts of dims of {self.described()}")
 
     def _position(self, key: DimKey) -> int:
         """Return the number of one of this mesh's own dims."""
         found = self._find(key)
-        for i, named in enumerate(self._named_dims()):
-            if named.own is found.own:
+        for i, named in enumerate(self._dims):
+            if named is found:
                 return i
         raise MeshDimError(f"{key!r} is a flattened name; expected a dim of {self.described()}")
 

@@ -16,7 +16,7 @@ from types import FrameType
 from meshlib.command_line import OneLineParser, end_quietly, print_result
 from meshlib.monitor.jobs import find
 from meshlib.monitor.text import lines, stack_lines
-from meshlib.monitor.view import ABSENT, JobView
+from meshlib.monitor.view import JobView, State
 from meshlib.monitor.watch import SECONDS, STACK_SECONDS, JobWatch
 from transport.errors import DistError, DistNetworkError
 
@@ -94,7 +94,7 @@ def _look_until_told(watch: JobWatch) -> None:
 def _is_complete(view: JobView) -> bool:
     now = time.time()
     there = view.there(now)
-    absent = any(one.state(now) == ABSENT for one in view.ordered())
+    absent = any(one.state(now) == State.ABSENT for one in view.ordered())
     return bool(there) and not absent and all(one.taken > 1 for one in there)
 
 

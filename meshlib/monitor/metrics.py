@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from meshlib.monitor.view import STATES, JobView
+from meshlib.monitor.view import JobView, State
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -42,7 +42,7 @@ def metrics(view: JobView, now: float) -> str:
     gauge(
         "ranks",
         "Ranks by state.",
-        [({"state": state}, float(states.count(state))) for state in STATES],
+        [({"state": state}, float(states.count(state))) for state in State],
     )
     gauge(
         "rank_up",

@@ -74,9 +74,7 @@ class PageServer:
 
 
 class _Server(ThreadingHTTPServer):
-    daemon_threads = True
     block_on_close = False  # a request for the stacks of a silent rank takes seconds
-    allow_reuse_address = True
     request_queue_size = 16
 
     def __init__(self, address: tuple[str, int], watch: JobWatch, token: str) -> None:

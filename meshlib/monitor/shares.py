@@ -54,12 +54,9 @@ class Smooth:
             rates.inside += new * min(1.0, one.seconds / sample.seconds)
             rates.nbytes += new * one.nbytes / sample.seconds
             rates.calls += new * one.calls / sample.seconds
-        for group in [key for key, rates in self.groups.items() if _is_over(rates)]:
-            del self.groups[group]
-
-
-def _is_over(rates: Rates) -> bool:
-    return rates.inside < 1e-4 and rates.calls < 0.02
+        for group, rates in list(self.groups.items()):
+            if rates.inside < 1e-4 and rates.calls < 0.02:
+                del self.groups[group]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,34 +7,23 @@ from collections.abc import Sequence
 from typing import Any
 
 from meshlib.diagnosis.sampling.sample import Coordinate
-from meshlib.monitor.view import (
-    ABSENT,
-    CALLING,
-    COMPUTING,
-    LEFT,
-    LOST,
-    SILENT,
-    SPARE,
-    WAITING,
-    JobView,
-    RankView,
-)
+from meshlib.monitor.view import JobView, RankView, State
 from meshlib.monitor.words import duration, headline, percent, rate
 
 _LOOKS = {
-    COMPUTING: ("37;44", " "),
-    CALLING: ("30;42", "c"),
-    WAITING: ("30;43", "w"),
-    SPARE: ("37;45", "+"),
-    ABSENT: ("30;47", "?"),
-    SILENT: ("37;100", "-"),
-    LOST: ("37;41", "x"),
-    LEFT: ("37;100", "."),
+    State.COMPUTING: ("37;44", " "),
+    State.CALLING: ("30;42", "c"),
+    State.WAITING: ("30;43", "w"),
+    State.SPARE: ("37;45", "+"),
+    State.ABSENT: ("30;47", "?"),
+    State.SILENT: ("37;100", "-"),
+    State.LOST: ("37;41", "x"),
+    State.LEFT: ("37;100", "."),
 }
 """By state ANSI's colours, and what stands behind a rank's number for those who see none (of a
 straggler "!").
 """
-_URGENT = (LOST, SILENT, ABSENT, WAITING)
+_URGENT = (State.LOST, State.SILENT, State.ABSENT, State.WAITING)
 _NOTES = 5
 _BAR = 20
 _MOST_ROWS = 16

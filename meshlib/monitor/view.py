@@ -6,6 +6,7 @@ It is told of the job's events and of its ranks' samples, with the time at which
 
 from __future__ import annotations
 
+import enum
 import json
 from collections import deque
 from collections.abc import Sequence
@@ -30,11 +31,20 @@ STUCK_SECONDS = 3.0
 _HISTORY = 600
 _NOTES = 200
 
-COMPUTING, CALLING, WAITING = "computing", "in a call", "waiting"
-ABSENT, SILENT, SPARE, LOST, LEFT = "absent", "silent", "spare", "lost", "left"
-STATES = (COMPUTING, CALLING, WAITING, SPARE, ABSENT, SILENT, LOST, LEFT)
-"""Of a rank: outside of calls, in one, in one for ``STUCK_SECONDS``; it waits for a place in the
-job; it has not come; it says nothing; it is gone, or gone in good order."""
+
+class State(enum.StrEnum):
+    """Of a rank: outside of calls, in one, in one for ``STUCK_SECONDS``; it waits for a place in
+    the job; it has not come; it says nothing; it is gone, or gone in good order.
+    """
+
+    COMPUTING = "computing"
+    CALLING = "in a call"
+    WAITING = "waiting"
+    SPARE = "spare"
+    ABSENT = "absent"
+    SILENT = "silent"
+    LOST = "lost"
+    LEFT = "left"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +81,8 @@ class RankView:
         self.taken: int = 0
         """How many samples that were."""
         self.smooth: Smooth = Smooth()
-        self.ended: str | None = None
-        """``lost`` or ``left``, once it is gone."""
+        self.ended: State | None = None
+        """``LOST`` or ``LEFT``, once it is gone."""
         self.how: str = ""
         """How it was lost: completes "rank 1 …"."""
         self.vague: bool = False
@@ -91,21 +101,21 @@ class RankView:
         self.taken += 1
         self.smooth.take(sample)
 
-    def state(self, now: float) -> str:
-        """Return one of ``STATES``."""
+    def state(self, now: float) -> State:
+        """Return what it does, or what has become of it."""
         sample = self.sample
         if self.ended is not None:
             return self.ended
         if sample is None:
-            return SPARE if self.spare else ABSENT
+            return State.SPARE if self.spare else State.ABSENT
         if now - self.heard > SILENT_SECONDS:
-            return SILENT
+            return State.SILENT
         if sample.place < 0 and self.spare:
-            return SPARE
+            return State.SPARE
         blocking = [call.seconds for call in sample.open_calls if call.blocking]
         if not blocking:
-            return COMPUTING
-        return WAITING if max(blocking) > STUCK_SECONDS else CALLING
+            return State.COMPUTING
+        return State.WAITING if max(blocking) > STUCK_SECONDS else State.CALLING
 
     @property
     def step(self) -> float:
@@ -157,9 +167,9 @@ class JobView:
             case RankLost(rank, how, vague):
                 self._lose(rank, how, vague, at)
             case RankEnded(rank, how):
-                self._gone(rank, LEFT, how, at)
+                self._gone(rank, State.LEFT, how, at)
             case Leave(rank=rank):
-                self._gone(rank, LEFT, "has left in good order", at)
+                self._gone(rank, State.LEFT, "has left in good order", at)
             case Ready(rank):
                 self._wait_for_place(self._rank(rank), at)
             case Agreed(name, text) if name.startswith("epoch/") and text != "null":
@@ -186,7 +196,7 @@ class JobView:
     def tick(self, now: float) -> None:
         """Compare the ranks, once all samples that there are have been taken."""
         there = self.there(now)
-        silent = [v.smooth for v in self.ranks.values() if v.state(now) == SILENT]
+        silent = [v.smooth for v in self.ranks.values() if v.state(now) == State.SILENT]
         self.dims = dim_shares([(v.rank, v.smooth) for v in there], silent)
         self.stragglers = stragglers([(v.rank, v.smooth) for v in there])
         steps = sorted(view.step for view in there if view.step)
@@ -203,7 +213,7 @@ class JobView:
 
     def there(self, now: float) -> list[RankView]:
         """Return the ranks that have a place in the job and say something, by rank."""
-        gone = (ABSENT, SILENT, SPARE, LOST, LEFT)
+        gone = (State.ABSENT, State.SILENT, State.SPARE, State.LOST, State.LEFT)
         return [view for view in self.ordered() if view.state(now) not in gone]
 
     def ordered(self) -> list[RankView]:
@@ -221,7 +231,7 @@ class JobView:
     def _rank(self, rank: int) -> RankView:
         return self.ranks.setdefault(rank, RankView(rank))
 
-    def _gone(self, rank: int, ended: str, how: str, at: float) -> None:
+    def _gone(self, rank: int, ended: State, how: str, at: float) -> None:
         view = self._rank(rank)
         if view.ended is None:
             view.ended, view.how = ended, how
@@ -229,14 +239,14 @@ class JobView:
 
     def _lose(self, rank: int, how: str, vague: bool, at: float) -> None:
         view = self._rank(rank)
-        if view.ended == LOST and view.vague and not vague:  # somebody knows better why
-            worse = Note(view.lost_at, LOST, f"rank {rank} {view.how}")
+        if view.ended == State.LOST and view.vague and not vague:  # somebody knows better why
+            worse = Note(view.lost_at, State.LOST, f"rank {rank} {view.how}")
             if worse in self.notes:
                 self.notes[self.notes.index(worse)] = replace(worse, text=f"rank {rank} {how}")
             view.how, view.vague = how, False
         elif view.ended is None:
             view.vague, view.lost_at = vague, at
-            self._gone(rank, LOST, how, at)
+            self._gone(rank, State.LOST, how, at)
 
     def _wait_for_place(self, view: RankView, at: float) -> None:
         if not view.spare and view.rank not in self._members:

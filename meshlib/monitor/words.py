@@ -8,21 +8,12 @@ from functools import partial
 from typing import Any
 
 from meshlib import plain_text
-from meshlib.monitor.view import (
-    ABSENT,
-    LEFT,
-    LOST,
-    SILENT,
-    SPARE,
-    WAITING,
-    JobView,
-    RankView,
-)
+from meshlib.monitor.view import JobView, RankView, State
 
 _PREFIXES = ("", "k", "M", "G", "T", "P")
 
 
-named = partial(plain_text.named, most=8)
+named: partial[str] = partial(plain_text.named, most=8)
 
 
 def headline(view: JobView, now: float) -> str:
@@ -34,16 +25,16 @@ def headline(view: JobView, now: float) -> str:
         by_state.setdefault(one.state(now), []).append(one.rank)
     if not by_state:
         return "No rank has come so far."
-    if by_state.keys() == {LEFT}:
+    if by_state.keys() == {State.LEFT}:
         return "All ranks have left in good order."
     said: list[str] = []
-    if absent := by_state.get(ABSENT):
+    if absent := by_state.get(State.ABSENT):
         said.append(f"{named(absent)} {plain_text.have(absent)} not come")
-    if silent := by_state.get(SILENT):
+    if silent := by_state.get(State.SILENT):
         said.append(f"{named(silent)} {'say' if len(silent) > 1 else 'says'} nothing")
-    if lost := by_state.get(LOST):
+    if lost := by_state.get(State.LOST):
         said.append(f"{named(lost)} {'were' if len(lost) > 1 else 'was'} lost")
-    waiting = by_state.get(WAITING)
+    waiting = by_state.get(State.WAITING)
     if waiting:
         awaited = _awaited(view, waiting)
         for_whom = f" for {named(awaited)}" if awaited else ""
@@ -57,7 +48,7 @@ def headline(view: JobView, now: float) -> str:
             f" {percent(first.others)}"
         )
     there = len(view.there(now))
-    spares = by_state.get(SPARE, [])
+    spares = by_state.get(State.SPARE, [])
     ready = f", {len(spares)} ready to come" if spares else ""
     running = f"{there} {'rank is' if there == 1 else 'ranks are'} there{ready}"
     text = "; ".join([running, *said])

@@ -147,14 +147,13 @@ class Agent:
         kwargs: dict[str, Any],
         timeout: float | None = None,
         *,
-        creates: bool = False,
         kept: object = None,
         number: int = 0,
         what: str = "",
     ) -> Outgoing:
-        """Send a request and return its future. With ``creates``, its value stays there as the
-        object ``(rank, number)``. ``kept`` lives until the reply. ``what`` is the function's name
-        in messages.
+        """Send a request and return its future. ``kept`` lives until the reply. With a ``number``,
+        which is the caller's ``next_number()``, the value stays there as the object
+        ``(rank, number)``. ``what`` is the function's name in messages.
 
         Raises what pickling the arguments raises, ``WorkerLostError``, ``DistNetworkError``.
         """
@@ -163,7 +162,7 @@ class Agent:
         gradients = self.carriers.gradients
         if gradients is not None:
             again = Request(to, func, timeout, kept, what)
-            replaced = gradients.replace(again, args, kwargs, creates)
+            replaced = gradients.replace(again, args, kwargs, bool(number))
             if replaced is not None:
                 return replaced
         seconds = self.timeout if timeout is None else timeout
@@ -177,7 +176,7 @@ class Agent:
             call.number, to, call.what, payload.nbytes, seconds, parent
         )
         call.sent = sent
-        flags = CREATES if creates else 0
+        flags = CREATES if number else 0
         try:
             if to == self.rank:
                 self._call_here(call, payload, flags)
@@ -185,7 +184,7 @@ class Agent:
                 self._send_request(call, payload, flags)
         except BaseException as error:
             call.record.end(f"{type(error).__name__}: {error}")
-            self.holdings.lose(to, [(call.number, call.passed)])
+            self.holdings.lose(to, [call])
             raise
         return call
 
@@ -204,7 +203,7 @@ class Agent:
                 connection = self.peers.connection(call.to, call.seconds, call)
             except RpcTimeoutError as error:
                 self._lateness.want_record()
-                self.holdings.lose(call.to, [(call.number, call.passed)])
+                self.holdings.lose(call.to, [call])
                 call.end(None, error)
                 return
             call.connection = connection
@@ -321,7 +320,7 @@ class Agent:
     def _settle(self, call: Outgoing | None, frame: Frame, buffers: Sequence[memoryview]) -> None:
         value, error = None, None
         if frame.flags & UNREAD and call is not None:
-            self.holdings.lose(call.to, [(call.number, call.passed)])
+            self.holdings.lose(call.to, [call])
         try:
             # Also where nobody waits any more: references in it are to be released.
             value, more = load(frame.data, buffers)
@@ -379,13 +378,16 @@ class Agent:
 
         Does something: a call that waits for its reply, a request, a callback.
         """
-        me = threading.get_ident()
-        busy = self.threads.busy - (1 if self.threads.in_a_job else 0)
-        if busy or self._local or self.server.under_way or self._acting - {me}:
+        # A reply becomes a callback, and a callback a job that ends or calls: they are looked at in
+        # that order, so what moves on meanwhile is met later, or the number is another.
+        number = self.threads.done + self._last_number
+        if self._local or any(not call.is_question for call in self.peers.pending()):
             return None
-        if any(not call.is_question for call in self.peers.pending()):
+        if self._acting - {threading.get_ident()} or self.server.under_way:
             return None
-        return self.threads.done + self._last_number
+        if self.threads.busy - (1 if self.threads.in_a_job else 0):
+            return None
+        return number if number == self.threads.done + self._last_number else None
 
     # ------------------------------------------------------------------ deadlines and ends
 

@@ -123,17 +123,13 @@ class Outgoing(RpcFuture):
         connection = self.connection
         if connection is not None:
             if timeout is None:
-                connection.read_until(self.is_done)
+                connection.read_until(lambda: self._done)
             else:
                 deadline = Deadline.after(timeout)
                 connection.read_until(lambda: self._done or deadline.expired)
                 timeout = deadline.remaining()
         if not self._done:
             Future.block(self, timeout, what)
-
-    def is_done(self) -> bool:
-        """Whether there is an outcome."""
-        return self._done
 
     def end(self, value: Any, error: BaseException | None) -> None:
         """Make this the outcome, unless there is one."""

@@ -37,6 +37,7 @@ from transport.errors import (
     DistNetworkError,
     PeerLostError,
 )
+from transport.operands.copying import address
 from transport.place import this_machine
 from transport.shm.messages.single_copy import ProcessMemory, is_possible
 from transport.tcp.meeting.address import listening_host
@@ -166,7 +167,7 @@ class Peers:
             found = connection.calls.pop(call.number, None)
             found = found or peer.orphans.pop(call.number, None)
         if found is not None and last:
-            self._agent.holdings.lose(call.to, [(call.number, call.passed)])
+            self._agent.holdings.lose(call.to, [call])
             who = self._agent.who(call.to)
             text = f"{call.what} could not be sent to {who}: two connections to it broke"
             call.end(None, RpcConnectionError(text))
@@ -255,11 +256,10 @@ class Peers:
         return answer.call
 
     def _introduction(self) -> Payload:
-        interface = self._nonce.__array_interface__
         said = {
             "machine": this_machine(),
             "pid": os.getpid() if is_possible() else 0,
-            "address": interface["data"][0],
+            "address": address(self._nonce),
             "nonce": self._nonce.tobytes().hex(),
         }
         return Payload(json.dumps(said).encode(), ())
@@ -398,7 +398,7 @@ class Peers:
         with peer.telling:
             orphans, peer.orphans = peer.orphans, {}
         if rank not in self.lost:
-            self._agent.holdings.lose(rank, [(one.number, one.passed) for one in orphans.values()])
+            self._agent.holdings.lose(rank, orphans.values())
         for call in orphans.values():
             if rank in self.lost:
                 call.end(None, self.lost_error(rank, call.what, call.begun))

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Generator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from meshlib.calls.future import Future
 from meshlib.diagnosis.stacks import frames_of
@@ -184,7 +184,10 @@ class Server:
 
     def _run_it(self, serving: Serving, frame: Frame) -> None:
         agent, connection = self._agent, serving.connection
-        buffers = _memories(frame) if connection is None else connection.fetch(frame)
+        if connection is None:
+            buffers = [buffer.memory for buffer in frame.buffers if buffer.memory is not None]
+        else:
+            buffers = connection.fetch(frame)
         loaded = agent.holdings.load(*serving.key, frame.data, buffers)
         func, args, kwargs, sent, parent = loaded
         del loaded
@@ -265,11 +268,10 @@ class Server:
             connection.send(kind, number, payload, flags)
 
 
-class Later:
+class Later(NamedTuple):
     """What a function of ours returns for an answer that comes when ``future`` is done."""
 
-    def __init__(self, future: Future[Any]) -> None:
-        self.future = future
+    future: Future[Any]
 
 
 def with_cause(error: BaseException, text: str) -> BaseException:
@@ -285,10 +287,6 @@ def _stack_below(thread: int) -> str:
     entries = traceback.StackSummary.extract(iter(frames[ours[-1] + 1 :] if ours else []))
     text = "".join(entries.format()).rstrip()
     return f"and is at\n{text}" if text else "inside of a function that is not written in Python"
-
-
-def _memories(frame: Frame) -> list[memoryview]:
-    return [buffer.memory for buffer in frame.buffers if buffer.memory is not None]
 
 
 _RUN = Server._run_it.__code__  # pyright: ignore[reportPrivateUsage]

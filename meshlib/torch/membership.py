@@ -46,7 +46,9 @@ def join(
             f"this process is rank {mine} of {size} for torch.distributed, but rank {world.rank} of"
             f" {world.size} for meshlib; expected the same"
         )
-    return Seat(world.new_group(ranks, timeout=timeout, desc=desc, sort=False), world, made_world)
+    return Seat(
+        world.registry.new_group(ranks, timeout=timeout, desc=desc, sort=False), world, made_world
+    )
 
 
 def leave(seat: Seat) -> None:

@@ -76,13 +76,11 @@ def remote_calls(dumps: Sequence[RankDump]) -> list[RemoteCall]:
             continue
         header = CallHeader(*call.header)
         if header.kind == Kind.CALL:
-            one = found.setdefault(key, RemoteCall(call.rank, call.peer))
-            one.made = call
+            found.setdefault(key, RemoteCall(call.rank, call.peer)).made = call
         else:
-            one = found.setdefault(key, RemoteCall(call.peer, call.rank))
-            one.served = call
+            found.setdefault(key, RemoteCall(call.peer, call.rank)).served = call
         if header.root >= 0:
-            one.parent = call.group, header.root, header.elements
+            found[key].parent = call.group, header.root, header.elements
     for one in list(found.values()):
         if one.parent is not None and one.parent not in found:  # neither has left a record of it
             found[one.parent] = RemoteCall(one.parent[1], one.caller)
@@ -118,7 +116,8 @@ def _lines(
     if call.is_open(dumps) or below:
         caller, callee = _who(call.caller, names), _who(call.callee, names)
         indent = "  " * depth
-        yield f"{indent}{caller}{_waits(call, dumps)} {call.function} on {callee}{_site(call)}"
+        site = "" if call.made is None else f", at {call.made.site}"
+        yield f"{indent}{caller}{_waits(call, dumps)} {call.function} on {callee}{site}"
         yield from below
         if not below:
             yield f"{indent}  {callee} {_does(call, dumps)}"
@@ -149,10 +148,6 @@ def _does(call: RemoteCall, dumps: Mapping[int, RankDump]) -> str:
 
 def _reason(error: str | None) -> str:
     return f" ({first_line(error)})" if error else ""
-
-
-def _site(call: RemoteCall) -> str:
-    return f", at {call.made.site}" if call.made is not None else ""
 
 
 def _who(rank: int, names: Mapping[int, str]) -> str:

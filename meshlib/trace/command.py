@@ -10,8 +10,7 @@ from meshlib.command_line import OneLineParser, print_result
 from meshlib.trace.chains import describe
 from meshlib.trace.dump import find, read
 from meshlib.trace.merge import verdict
-from meshlib.trace.perfetto import trace
-from meshlib.trace.timeline import page
+from meshlib.trace.pictures import page, trace
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -141,7 +142,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument(
         "--transports",
-        type=_transports,
+        type=partial(chosen, known=TRANSPORTS, what="transport"),
         default=["tcp", "shm", "hierarchical"],
         metavar="NAMES",
         help=f"comma-separated, of {', '.join(TRANSPORTS)} (default: tcp,shm,hierarchical)",
@@ -150,10 +151,6 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         "--ranks", type=_ranks, default=[2, 4, 8], metavar="N,N", help="numbers of ranks (2,4,8)"
     )
     return parser.parse_args(argv)
-
-
-def _transports(text: str) -> list[str]:
-    return chosen(text, TRANSPORTS, "transport")
 
 
 def _ranks(text: str) -> list[int]:

@@ -11,8 +11,14 @@ import numpy as np
 
 import meshlib as dist
 from meshlib import CollectiveMismatchError, DeviceMesh, DistError, ProcessGroup, ReduceOp
-from meshlib.job.continuing.epochs import Change, agree_on_epoch, enter, stand_by
-from meshlib.job.continuing.standby import announce_over, await_call
+from meshlib.job.continuing.epochs import (
+    Change,
+    agree_on_epoch,
+    announce_over,
+    await_call,
+    enter,
+    stand_by,
+)
 from meshlib.job.current import current_world
 from parallel.checks import check_instance, to_count
 from parallel.elastic.batches import ElasticBatches
@@ -351,7 +357,7 @@ class ElasticMesh:
     def _gather(self) -> None:
         """Make what the members need to compute together."""
         world = self._world
-        self._votes = world.new_group(
+        self._votes = world.registry.new_group(
             world.membership.epoch.members, timeout=self._timeout, desc="votes", sort=False
         )
         self._interrupter = Interrupter(world, self._votes)

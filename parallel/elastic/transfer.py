@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -54,33 +54,25 @@ def _receive(
     group.recv_object_list(told, group_src=holders[0])
     (tree,) = told
     arrays = state.room_for(tree)
-    shares = _shares(arrays, len(holders))
+    errors: list[BaseException] = []
+
+    def read(place: int, share: Sequence[Bytes]) -> None:
+        try:
+            _take(group, place, share, compress)
+        except BaseException as error:  # noqa: BLE001 (raised below)
+            errors.append(error)
+
     readers = [
-        _Reader(lambda place=place, share=share: _take(group, place, share, compress))
-        for place, share in zip(holders, shares, strict=True)
+        threading.Thread(target=read, args=each, name="meshlib-state", daemon=True)
+        for each in zip(holders, _shares(arrays, len(holders)), strict=True)
     ]
     for reader in readers:
-        reader.join()
+        reader.start()
     for reader in readers:
-        if reader.error is not None:
-            raise reader.error
+        reader.join()
+    if errors:
+        raise errors[0]
     state.put_together(tree, arrays)
-
-
-class _Reader(threading.Thread):
-    """Reads from one sender."""
-
-    def __init__(self, read: Callable[[], None]) -> None:
-        super().__init__(name="meshlib-state", daemon=True)
-        self._read = read
-        self.error: BaseException | None = None
-        self.start()
-
-    def run(self) -> None:
-        try:
-            self._read()
-        except BaseException as error:  # noqa: BLE001 (it belongs to whoever waits)
-            self.error = error
 
 
 def _shares(arrays: Sequence[Any], count: int) -> list[list[Bytes]]:

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from meshlib import DistError, rpc
 from parallel.nn.module import Module
-from parallel.rpc.graph import Edge, Node, Received, Recorded, Sent
-from parallel.rpc.passes import Pass, PassKey
+from parallel.rpc.graph import Edge, Node, Pass, PassKey, Received, Recorded
 
 if TYPE_CHECKING:
     from parallel.rpc.modules import ModuleCall
@@ -39,7 +38,7 @@ class Context:
         self.ended: bool = False
         self._rank = rank
         self._numbers = itertools.count(1)
-        self._sent: dict[int, Sent] = {}
+        self._sent: dict[int, Edge] = {}
         self._leaves: dict[object, Node] = {}
         self._kept: dict[int, Any] = {}
         self._kept_numbers = kept_numbers
@@ -52,7 +51,7 @@ class Context:
         self.bring_to(to)
         with self.lock:
             number = next(self._numbers)
-            self._sent[number] = Sent(edge)
+            self._sent[number] = edge
         return received, (self.id, self._rank, number, value)
 
     def bring_to(self, rank: int) -> None:
@@ -64,8 +63,8 @@ class Context:
         self.known.add(rank)
         self.check()
 
-    def sent(self, number: int) -> Sent:
-        """Return the message of that number. Raises RuntimeError where the context has ended."""
+    def sent(self, number: int) -> Edge:
+        """Return what was sent under a number. Raises RuntimeError where the context has ended."""
         found = self._sent.get(number)
         if found is None:
             raise RuntimeError(_ended(self.id))

@@ -19,8 +19,7 @@ from typing import Any
 from meshlib import rpc
 from parallel.checks import describe
 from parallel.rpc.contexts import Context, Keeper, keeper
-from parallel.rpc.graph import Edge, Node, Received, Recorded
-from parallel.rpc.passes import Pass, PassKey
+from parallel.rpc.graph import Edge, Node, Pass, PassKey, Received, Recorded
 
 Arrival = tuple[Edge, Any]
 
@@ -72,7 +71,7 @@ def _mark(context_id: int, key: PassKey, numbers: list[int]) -> rpc.Future[None]
     here = keeper()
     context = here.find(context_id)
     with here.within(context):
-        return _all(_mark_from(context, key, [context.sent(number) for number in numbers]))
+        return _all(_mark_from(context, key, [context.sent(number).node for number in numbers]))
 
 
 def _propagate_from(
@@ -121,7 +120,7 @@ def _propagate(
     """On the worker that sent values: take their gradients."""
     here = keeper()
     context = here.find(context_id)
-    arrivals = [(Edge(context.sent(number), 0), grad) for number, grad in grads]
+    arrivals = [(context.sent(number), grad) for number, grad in grads]
     with here.within(context):
         return _all(_propagate_from(context, key, arrivals, retain))
 

@@ -42,9 +42,10 @@ def forward(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     try:
         here = keeper()
     except (RuntimeError, ValueError):  # no RPC, or no process group: there are no contexts
-        return fn(*_values(args), **_values(kwargs))
-    if here.here.tracing and not isinstance(fn, Module):
-        return fn(*_values(args), **_values(kwargs))
+        here = None
+    if here is None or (here.here.tracing and not isinstance(fn, Module)):
+        args, kwargs = _values((args, kwargs))
+        return fn(*args, **kwargs)
     if "jax" in sys.modules and not isinstance(fn, Module):
         from meshlib.jit import is_compiling
 

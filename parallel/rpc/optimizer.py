@@ -58,11 +58,11 @@ class DistributedOptimizer:
         if not by_owner:
             raise ValueError("params_rref is empty; an optimizer needs at least one parameter")
         with keeper().within(None):
-            made = [
-                rpc.rpc_async(owner, _make, (optimizer_class, params, args, kwargs))
+            self._optimizers = [
+                rpc.remote(owner, _OwnersOptimizer, (optimizer_class, params, args, kwargs))
                 for owner, params in by_owner.items()
             ]
-            self._optimizers: list[rpc.RRef[_OwnersOptimizer]] = rpc.wait_all(made)
+            rpc.wait_all([one.creation() for one in self._optimizers])
 
     def step(self, context_id: int) -> None:
         """Update all parameters that have a gradient in the context.
@@ -78,17 +78,13 @@ class DistributedOptimizer:
             rpc.wait_all(steps)
 
 
-def _make(
-    optimizer_class: Any, params: list[rpc.RRef[Any]], args: Any, kwargs: Any
-) -> rpc.RRef[_OwnersOptimizer]:
-    values = [param.local_value() for param in params]
-    return rpc.RRef(_OwnersOptimizer(optimizer_class, values, args, kwargs))
-
-
 class _OwnersOptimizer:
     """On an owner: the optimizer of its parameters."""
 
-    def __init__(self, optimizer_class: Any, params: list[Any], args: Any, kwargs: Any) -> None:
+    def __init__(
+        self, optimizer_class: Any, params_rref: list[rpc.RRef[Any]], args: Any, kwargs: Any
+    ) -> None:
+        params = [param.local_value() for param in params_rref]
         self._lock = threading.Lock()
         self._here: Keeper = keeper()
         self._params = params
@@ -147,7 +143,9 @@ class _OfWeights:
 
         def update(grads: Any, state: Any, values: Any) -> Any:
             updates, state = transformation.update(grads, state, values)
-            return jax.tree.map(_updated, values, updates), state
+            # As optax.apply_updates does.
+            new = jax.tree.map(lambda old, by: (old + by).astype(old.dtype), values, updates)
+            return new, state
 
         self._update = jax.jit(update)
 
@@ -162,7 +160,3 @@ class _OfWeights:
         new, self._state = self._update(given, self._state, values)
         for one, value in zip(self._weights, new, strict=True):
             one.value = value
-
-
-def _updated(value: Any, update: Any) -> Any:
-    return (value + update).astype(value.dtype)  # as optax.apply_updates does

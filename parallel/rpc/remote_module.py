@@ -75,7 +75,7 @@ class RemoteModule:
 
     def train(self, mode: bool = True) -> RemoteModule:
         """Set training mode (or evaluation mode) there; return self."""
-        rpc.rpc_sync(self._module.owner(), _train, (self._module, mode))
+        self._module.rpc_sync().train(mode)
         return self
 
     def eval(self) -> RemoteModule:
@@ -108,7 +108,3 @@ def _parameters(rref: rpc.RRef[Any], recurse: bool) -> list[rpc.RRef[Any]]:
     own = [path for path, _ in module.named_parameters() if "." not in path]
     found = dict(module.named_parameters())
     return [rpc.RRef(found[path]) for path in own]
-
-
-def _train(rref: rpc.RRef[Any], mode: bool) -> None:
-    rref.local_value().train(mode)

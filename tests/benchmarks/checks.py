@@ -70,7 +70,7 @@ def main() -> None:
 def _run_job(backend: str | None) -> list[Any]:
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder, "results.json")
-        command = [sys.executable, "-m", "meshlib.launcher.cli", "--nproc-per-node", "4"]
+        command = [sys.executable, "-m", "meshlib.launcher", "--nproc-per-node", "4"]
         command += ["-m", "tests.benchmarks.checks", "--results", str(results)]
         if backend is not None:
             command.append(backend)

@@ -64,7 +64,7 @@ def main() -> int:
         script.write_text(_PROGRAM)
         process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "meshlib.launcher.cli", "--start", "exec"),
+                *(sys.executable, "-m", "meshlib.launcher", "--start", "exec"),
                 *("-n", str(options.ranks), str(script), str(options.calls), name),
             ],
             env={**os.environ, "OMP_NUM_THREADS": "1"},

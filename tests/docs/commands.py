@@ -73,7 +73,7 @@ def _options_of(*words: str) -> set[str]:
 
 def run(words: list[str], directory: Path, timeout: float = 50) -> subprocess.CompletedProcess[str]:
     """Run a command of this project, by the interpreter that runs the tests."""
-    ours = {"meshrun": "meshlib.launcher.cli", "meshlib": "meshlib.cli"}
+    ours = {"meshrun": "meshlib.launcher", "meshlib": "meshlib.cli"}
     if words[0] in ours:
         words = [sys.executable, "-m", ours[words[0]], *words[1:]]
     else:

@@ -37,7 +37,7 @@ class Finished:
 class Meshrun:
     """Starts launchers whose every descendant carries a mark in its environment."""
 
-    COMMAND = (sys.executable, "-m", "meshlib.launcher.cli")
+    COMMAND = (sys.executable, "-m", "meshlib.launcher")
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -68,7 +68,7 @@ def launch(backend: str, ranks: int, checks: list[str]) -> tuple[int, str]:
     seconds = min(_LAUNCH_SECONDS, seconds_left())
     if seconds < _LEAST_SECONDS:
         return ended.TIMED_OUT, "not begun: the time for tests was used up"
-    command = [sys.executable, "-m", "meshlib.launcher.cli", f"--nproc-per-node={ranks}"]
+    command = [sys.executable, "-m", "meshlib.launcher", f"--nproc-per-node={ranks}"]
     environment = {
         **ended.environment(),
         # Several ranks share the card: JAX would take three quarters of it for each.

@@ -82,18 +82,15 @@ class Levels:
         self.scratch = Scratch()
         self.placement = placement
         self._between_sites = between_sites
-        self._lap_segments = _LAP_SEGMENTS_BETWEEN_SITES if between_sites else _LAP_SEGMENTS
+        segments = _LAP_SEGMENTS_BETWEEN_SITES if between_sites else _LAP_SEGMENTS
+        self.lap_bytes: int = segments * self.table.segment
+        """How much is worked on at a time where that takes scratch memory."""
         self._most_slices = min(len(ranks) for ranks in self.hosts)
         self._given_table = table
         self._tuning = tuning
         self._selections: dict[tuple[int, ...], Selection] = {}
         several = len(self.local) > 1
         self.inside: Collectives = self.select(self.local) if several else Alone(self.table.segment)
-
-    @property
-    def lap_bytes(self) -> int:
-        """How much is worked on at a time where that takes scratch memory."""
-        return self._lap_segments * self.table.segment
 
     def laps(self, nbytes: int, slices: int) -> int:
         """Return in how many laps ``slices`` are broadcast that have ``nbytes`` in all."""

@@ -51,7 +51,12 @@ def wait(requests: Requests, deadline: Deadline, check: Callable[[], None]) -> b
     """
     mpi = load()
     turns, pauses = 0, Pauses(*_PAUSES)
-    while not _done(mpi, requests):
+    while True:
+        try:
+            if mpi.Request.Testall(requests):
+                return True
+        except mpi.Exception as error:
+            raise DistBackendError(f"MPI failed: {error}") from error
         check()
         if turns < _TURNS:
             turns += 1
@@ -60,14 +65,6 @@ def wait(requests: Requests, deadline: Deadline, check: Callable[[], None]) -> b
             return False
         else:
             time.sleep(pauses.next())
-    return True
-
-
-def _done(mpi: Any, requests: Requests) -> bool:
-    try:
-        return mpi.Request.Testall(requests)
-    except mpi.Exception as error:
-        raise DistBackendError(f"MPI failed: {error}") from error
 
 
 class MpiProcess:

@@ -1,14 +1,15 @@
-"""The compiled core, where there is one: see ``core.h``. All it does, Python does as well."""
+"""The compiled core, where there is one: see ``core.h``, and ``module.c`` for what is in it. All it
+does, Python does as well; a class with a twin in Python is typed as that one.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
 import pkgutil
-from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol, cast
+from types import ModuleType
 
 from transport import environment
 
@@ -16,23 +17,7 @@ _MODULE = "transport.native._core"
 _AGAIN = "install meshlib again"
 
 
-class Core(Protocol):
-    """What the compiled module has. A class with a twin in Python is typed as that one."""
-
-    MOST_MEMBERS: int
-    Board: type[Any]
-    CallFields: type[Any]
-    CallSpec: type[Any]
-    Plans: type[Any]
-    Order: type[Any]
-    RingEnd: type[Any]
-    Ring: type[Any]
-    Shortcut: type[Any]
-    crc32c: Callable[..., int]
-    wait_as: Callable[[float, int], None]
-
-
-def _load() -> tuple[Core | None, str | None]:
+def _load() -> tuple[ModuleType | None, str | None]:
     switch = os.environ.get(environment.NATIVE, "")
     if switch not in {"", "0", "1"}:
         raise ValueError(
@@ -54,7 +39,7 @@ def _load() -> tuple[Core | None, str | None]:
             if os.environ.get(environment.LOCAL_RANK, "0") == "0":  # once a host, not once a rank
                 logging.getLogger("meshlib").warning("running without the compiled core: %s", why)
             return None, why
-    return cast("Core", module), None
+    return module, None
 
 
 def _why_not_built() -> str:

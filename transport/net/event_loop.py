@@ -39,7 +39,8 @@ class EventLoop:
         self.selector = selectors.DefaultSelector()
         self._turn = turn
         self._end = end
-        self._stopping = False
+        self.stopping = False
+        """Whether ``stop`` was called."""
         self._waker, self._woken = socket.socketpair()
         for side in (self._waker, self._woken):
             side.setblocking(False)
@@ -47,11 +48,6 @@ class EventLoop:
         on_woken: OnEvent = self._on_woken
         self.selector.register(self._woken, selectors.EVENT_READ, on_woken)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-
-    @property
-    def stopping(self) -> bool:
-        """Whether ``stop`` was called."""
-        return self._stopping
 
     def start(self) -> None:
         """Begin to serve."""
@@ -64,8 +60,8 @@ class EventLoop:
 
     def stop(self) -> None:
         """End the thread, and wait for that unless this is it. Idempotent."""
-        if not self._stopping:
-            self._stopping = True
+        if not self.stopping:
+            self.stopping = True
             self.wake()
         # Garbage is collected in any thread, also in this one.
         if threading.current_thread() is not self._thread:
@@ -84,7 +80,7 @@ class EventLoop:
 
     def _run(self) -> None:
         try:
-            while not self._stopping:
+            while not self.stopping:
                 for key, events in self.selector.select(self._take_turn()):
                     try:
                         key.data(events)

@@ -78,8 +78,9 @@ def file_rendezvous(request: Request) -> tuple[Store, int, int]:
 def solo_rendezvous(request: Request, why: str | None = None) -> tuple[Store, int, int]:
     """Return a store of this process's own, rank 0 and world size 1, and say in the log ``why``.
 
-    For debuggers, notebooks and tests of a program by itself. It is a warning: a launcher that was forgotten on a cluster looks the same. Raises ValueError
-    for another rank or world size in the URL.
+    For debuggers, notebooks and tests of a program by itself. It is a warning: a launcher that was
+    forgotten on a cluster looks the same. Raises ValueError for another rank or world size in the
+    URL.
     """
     why = why or repr(request.url)
     request.check_found(0, 1, f"{why} makes a world of one")

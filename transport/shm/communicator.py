@@ -6,7 +6,6 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ParamSpec
 
 import numpy as np
@@ -28,9 +27,8 @@ from transport.shm.collectives.all_reduce import AllReduce
 from transport.shm.collectives.arena import Arena
 from transport.shm.collectives.places import Places
 from transport.shm.collectives.runner import Runner
-from transport.shm.meeting.directory import Directory
+from transport.shm.meeting.directory import Neighbourhood
 from transport.shm.meeting.endpoint import ABORTED, DIED, LEFT, Endpoint
-from transport.shm.meeting.neighbourhood import Neighbourhood
 from transport.shm.messages.messages import INBOX, Messages
 from transport.shm.messages.single_copy import agree
 
@@ -58,8 +56,8 @@ class ShmCommunicator(MessagingCommunicator):
 
     Members find each other at the first collective: group rank 0 makes the segment, the others
     fetch it from its endpoint, and everybody keeps a connection to everybody, by which they learn
-    of each other's end. ``sizes`` must be equal on all members. ``directory`` knows where they
-    are; ``machine`` is what it says of this rank instead of where it is.
+    of each other's end. ``sizes`` must be equal on all members. ``neighbourhood`` knows where
+    they are; ``machine`` is what it says of this rank instead of where it is.
     """
 
     mailbox: Messages
@@ -73,16 +71,11 @@ class ShmCommunicator(MessagingCommunicator):
         runtime, group = membership.runtime, membership.group
         endpoint = runtime.shared("shm-endpoint", lambda: Endpoint(runtime.secret))
         patience = Patience(membership.size)
-        directory = Directory(
-            membership, this_place(unsupported_reason(), endpoint.address, machine)
-        )
-        neighbourhood = Neighbourhood(membership, endpoint, directory, patience)
+        place = this_place(unsupported_reason(), endpoint.address, machine)
         # Nothing here refers back to this object: its mappings go when it goes.
-        kick = partial(endpoint.kick, group)
-        super().__init__(
-            membership, Messages(membership, directory, neighbourhood, kick, patience, sizes)
-        )
-        self.directory = directory
+        neighbourhood = Neighbourhood(membership, place, endpoint, patience)
+        super().__init__(membership, Messages(membership, neighbourhood, patience, sizes))
+        self.neighbourhood = neighbourhood
         self._sizes = sizes
         self._quietly = quiet_runner()
         # Guards what the endpoint's thread touches as well.
@@ -93,9 +86,9 @@ class ShmCommunicator(MessagingCommunicator):
         self._meeting: _Meeting | None = None
         self._ready: _Meeting | None = None
         self._failure: str | None = None
-        self._endpoint, self._patience, self._neighbourhood = endpoint, patience, neighbourhood
+        self._endpoint, self._patience = endpoint, patience
         endpoint.register(group, self)
-        directory.publish()
+        neighbourhood.publish()
 
     # Collectives.
 
@@ -173,7 +166,7 @@ class ShmCommunicator(MessagingCommunicator):
             segment.close()
         else:
             self._run(board.barrier, call)
-            arena.add(self._neighbourhood.fetch(0, name, call))
+            arena.add(self.neighbourhood.fetch(0, name, call))
             self._run(board.barrier, call)
 
     # Point to point.
@@ -223,7 +216,7 @@ class ShmCommunicator(MessagingCommunicator):
             if self.abort_reason is None:
                 self.abort_reason = reason
             meeting = self._meeting
-        self.directory.cancel(reason)
+        self.neighbourhood.cancel(reason)
         self._stop(reason)
         # The others may leave as soon as they know, which receives here would take for a loss.
         self._endpoint.unregister(self.membership.group, how)
@@ -311,8 +304,8 @@ class ShmCommunicator(MessagingCommunicator):
 
     def _meet(self, call: Call) -> _Meeting:
         """Find all members and map the group's segment."""
-        neighbourhood = self._neighbourhood
-        self.directory.look_up_all(call)
+        neighbourhood = self.neighbourhood
+        neighbourhood.look_up_all(call)
         for peer in range(self.size):
             if peer != self.rank:
                 neighbourhood.watch(peer, call)

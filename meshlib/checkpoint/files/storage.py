@@ -145,7 +145,7 @@ class LocalStorage(Storage):
         os.rename(f"{path}.part", path)
         if self._sync:
             for folder in (path.parent, path.parent.parent):
-                _sync_path(folder)
+                _sync_and_close(os.open(folder, os.O_RDONLY | os.O_CLOEXEC))
 
     def read(self, name: str) -> bytes:
         return (self._root / name).read_bytes()
@@ -179,7 +179,7 @@ class LocalStorage(Storage):
         folders, self._folders = self._folders, set()
         if not self._sync:
             return
-        above = {parent for folder in folders for parent in folder.parents if self._within(parent)}
+        above = {up for folder in folders for up in folder.parents if up.is_relative_to(self._root)}
         try:
             for folder in (*folders, *above):
                 self._later(os.open(folder, os.O_RDONLY | os.O_CLOEXEC))
@@ -200,9 +200,6 @@ class LocalStorage(Storage):
     def _end(self) -> list[OSError]:
         syncing, self._syncing = self._syncing, None
         return [] if syncing is None else syncing.end()
-
-    def _within(self, path: Path) -> bool:
-        return path == self._root or self._root in path.parents
 
 
 class _Syncing:
@@ -247,10 +244,6 @@ def _sync_and_close(file: int) -> None:
         os.fsync(file)
     finally:
         os.close(file)
-
-
-def _sync_path(path: Path) -> None:
-    _sync_and_close(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
 
 
 class _LocalReader:

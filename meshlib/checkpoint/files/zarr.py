@@ -13,7 +13,7 @@ import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import accumulate, product
 from typing import Any
 
 import numpy as np
@@ -177,11 +177,7 @@ def group_document(
 
 def groups_above(names: Sequence[str]) -> list[str]:
     """Return the groups between the root and the arrays, the outer ones first."""
-    found: dict[str, None] = {}
-    for name in names:
-        parts = name.split("/")[:-1]
-        for end in range(1, len(parts) + 1):
-            found["/".join(parts[:end])] = None
+    found = {up for name in names for up in accumulate(name.split("/")[:-1], "{}/{}".format)}
     return sorted(found, key=lambda group: (group.count("/"), group))
 
 

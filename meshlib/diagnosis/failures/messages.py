@@ -63,7 +63,8 @@ def timeout_message(group: Members, record: Record, statements: Mapping[int, Sta
             f"rank {receiver} did not receive it\n"
             + _where(receiver, statements.get(receiver), None, group.ranks)
         )
-    missing = [r for r in group.ranks if not _has_come(statements.get(r), sequence)]
+    come = {rank for rank, said in statements.items() if said.has_come(sequence)}
+    missing = [rank for rank in group.ranks if rank not in come]
     who = (
         f"{named(missing)} {have(missing)} not come"
         if missing
@@ -117,10 +118,6 @@ def _first_difference(statements: Iterable[Statement], sequence: int) -> int:
         if len({call.header.what for call in calls}) > 1:
             return number
     return sequence
-
-
-def _has_come(said: Statement | None, sequence: int) -> bool:
-    return said is not None and said.has_come(sequence)
 
 
 def _where(

@@ -53,14 +53,12 @@ class OpenCall:
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """``seconds`` from one step to the next; how many were ``committed``, -1 where nobody counts.
-
-    ``marked``: the program's loop said where steps begin; else it is the period of the calls.
+    """``seconds`` from one step to the next; how many were ``committed``: -1 where no loop says so,
+    and the time is the period of the calls.
     """
 
     seconds: float
     committed: int
-    marked: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,18 +6,19 @@ import os
 import socket
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
 from meshlib.diagnosis.members import Members
 from meshlib.diagnosis.recorder import CAPACITY, FlightRecorder, Record
 from meshlib.diagnosis.sampling.sample import Coordinate, OpenCall, Sample, StepTime, Traffic
-from meshlib.diagnosis.sampling.steps import period_of
 from meshlib.diagnosis.stacks import is_in_call
 
 OPEN_CALLS = 4
 _MOST_NAMES = 1000
+REPEATED = 3
+"""So often the newest calls must have repeated themselves to be taken for steps."""
 _Call = tuple[int, int, str, int]
 _STEPS = 10
 """A step's time is the mean over at most so many."""
@@ -172,7 +173,7 @@ class Sampler:
             if len(moments) < 2:
                 return None
             seconds = (moments[-1] - moments[0]) / (len(moments) - 1)
-            return StepTime(seconds, marks.count, True)
+            return StepTime(seconds, marks.count)
         if not self._history:
             return None
         calls, issued = zip(*max(self._history.values(), key=len), strict=True)
@@ -180,7 +181,7 @@ class Sampler:
         if not period:
             return None
         steps = min(_STEPS, (len(issued) - 1) // period)
-        return StepTime((issued[-1] - issued[-1 - steps * period]) / steps, -1, False)
+        return StepTime((issued[-1] - issued[-1 - steps * period]) / steps, -1)
 
 
 def covered(spans: list[tuple[float, float]]) -> float:
@@ -191,3 +192,31 @@ def covered(spans: list[tuple[float, float]]) -> float:
             total += end - max(begin, until)
             until = end
     return total
+
+
+def period_of(calls: Sequence[Hashable]) -> int:
+    """Return how many calls a step has, 0 when the newest of ``calls`` show no period.
+
+    Training repeats itself: the same calls, made at the same lines, of the same sizes, in the same
+    order. The period of that sequence is a step, whatever the loop looks like.
+
+    It is the shortest period of the longest run, up to the newest call, that repeats itself
+    ``REPEATED`` times and is at least half of all: a loop inside of a step is shorter than that.
+    Found with the prefix function of Knuth, Morris and Pratt (SIAM J. Comput. 6, 1977), in time
+    linear in the number of calls.
+    """
+    newest = list(reversed(calls))
+    found, border = 0, 0
+    borders = [0] * len(newest)
+    for i in range(1, len(newest)):
+        call = newest[i]
+        while border and newest[border] != call:
+            border = borders[border - 1]
+        if newest[border] == call:
+            border += 1
+        borders[i] = border
+        length = i + 1
+        period = length - border
+        if length >= REPEATED * period and 2 * length >= len(newest):
+            found = period
+    return found

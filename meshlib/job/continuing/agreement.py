@@ -24,7 +24,6 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from meshlib.diagnosis.event_log import STORE_SECONDS, answer_key, publish
@@ -50,25 +49,6 @@ Decide = Callable[[Said, Mapping[int, str]], Any]
 
 ``missing`` says why those who have said nothing are left out.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """What one rank has said in an agreement, and whom it wants to be left out."""
-
-    rank: int
-    said: Any
-    excluded: tuple[int, ...]
-
-    def pack(self) -> str:
-        """Return the line as it is appended to the log."""
-        return json.dumps([self.rank, self.said, self.excluded]) + "\n"
-
-    @classmethod
-    def unpack(cls, line: bytes) -> Line:
-        """Return what ``pack`` has packed."""
-        rank, said, excluded = json.loads(line)
-        return cls(rank, said, tuple(excluded))
 
 
 class Agreement:
@@ -113,8 +93,8 @@ class Agreement:
         deadline = Deadline.after(timeout)
         self._patient = Deadline.after(max(timeout, wait))
         me = f"{membership.rank} {secrets.token_hex(4)}"
-        line = Line(membership.rank, said, tuple(sorted(self._excluded)))
-        self._store.append(self._key("said"), line.pack())
+        line = json.dumps([membership.rank, said, sorted(self._excluded)])
+        self._store.append(self._key("said"), line + "\n")
         self._chair = self._store.compare_set(self._key("chair"), "", f"{me} 0")
         while (text := membership.agreed(name)) is None:
             if self._chair.startswith(me.encode()):
@@ -163,10 +143,10 @@ class Agreement:
             news = self._store.tail(self._key("said"), self._offset, timeout=timeout)
             self._offset += len(news)
             for text in news.splitlines():
-                line = Line.unpack(text)
-                self._said[line.rank] = line.said
-                self._silent.pop(line.rank, None)
-                self._excluded.update(line.excluded)
+                rank, said, excluded = json.loads(text)
+                self._said[rank] = said
+                self._silent.pop(rank, None)
+                self._excluded.update(excluded)
 
     def _awaited(self) -> list[int]:
         """Return who has not spoken so far, and may yet."""

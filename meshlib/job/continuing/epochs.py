@@ -1,17 +1,27 @@
-"""From one epoch of a job to the next: its members agree on who goes on, and with which groups."""
+"""From one epoch of a job to the next: its members agree on who goes on, and with which groups.
+
+Other ranks are there as well, and wait for a place, which the members may give them.
+"""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from meshlib.diagnosis.event_log import publish
+from meshlib.diagnosis.events import Agreed, Ready
 from meshlib.job.continuing.agreement import Agreement, Said
 from meshlib.job.meeting import short
 from meshlib.job.membership import Epoch, epoch_name, without
 from meshlib.job.world import World
 from transport.errors import DistBackendError, RankFailedError
+
+OVER = "over"
+"""The agreement by which members say that they need nobody any more."""
+_LONG_SECONDS = 3600.0
 
 Choose = Callable[[Said, Mapping[int, str]], Mapping[str, Any] | None]
 """``choose(said, missing)`` returns what is agreed on, with the ``members`` by place, or None to
@@ -61,8 +71,9 @@ def agree_on_epoch(
     def decide(told: Said, missing: Mapping[int, str]) -> dict[str, Any] | None:
         alive = {rank: one for rank, one in told.items() if rank not in missing}
         spoken = {rank: one["said"] for rank, one in alive.items()}
-        chosen = (choose or _all_that_are_left(present))(spoken, missing)
-        if chosen is None:
+        if choose is None:
+            chosen = {"members": without(present.members, missing)}
+        elif (chosen := choose(spoken, missing)) is None:
             return None
         kept = _kept([one["groups"] for one in alive.values()])
         return {**chosen, "kept": kept, "missing": dict(missing)}
@@ -99,12 +110,42 @@ def stand_by(world: World, number: int) -> None:
     world.begin_epoch(Epoch(number, (world.rank,)), joining=True)
 
 
-def _all_that_are_left(present: Epoch) -> Choose:
-    def choose(said: Said, missing: Mapping[int, str]) -> Mapping[str, Any]:
-        del said
-        return {"members": without(present.members, missing)}
+def announce_over(world: World) -> None:
+    """Say, once for all members, that those who wait for a place wait in vain."""
+    if world.membership.place == 0 and world.membership.agreed(OVER) is None:
+        publish(world.store, Agreed(OVER, "{}"))
 
-    return choose
+
+def await_call(world: World) -> Change | None:
+    """Return the epoch in which this rank has got a place; None when the others need none any more.
+
+    Has no deadline: it ends with the others. Raises RankFailedError when all of them are lost.
+    """
+    membership = world.membership
+
+    def is_over() -> bool:
+        return membership.agreed(OVER) is not None or membership.deserted
+
+    while True:
+        publish(world.store, Ready(world.rank))
+        dropped = membership.latest
+
+        def has_news(dropped: int = dropped) -> bool:
+            called = membership.call() is not None
+            return called or is_over() or membership.latest > dropped
+
+        while not membership.wait_for_news(has_news, _LONG_SECONDS):
+            pass
+        called = membership.call()
+        if called is not None:
+            number, text = called
+            return Change.of(number, json.loads(text))
+        if is_over():
+            if membership.agreed(OVER) is None and membership.bereft:
+                raise RankFailedError(
+                    f"all ranks that had a place are lost: {sorted(membership.lost)}"
+                )
+            return None
 
 
 def _kept(told: list[Mapping[str, list[int]]]) -> list[str]:

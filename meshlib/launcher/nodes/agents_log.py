@@ -21,13 +21,13 @@ from meshlib.launcher.nodes.coordinator import Log, News
 from meshlib.launcher.nodes.leader import Leader
 from meshlib.launcher.nodes.records import (
     LOG,
+    Admitted,
     CutOff,
     Gone,
     Held,
     Hello,
     Record,
     Refused,
-    Round,
     alive_key,
     parse,
 )
@@ -79,11 +79,6 @@ class SharedLog(Log):
         self._talker = threading.Thread(target=self._talk, name="meshrun-talker", daemon=True)
         self._talker.start()
 
-    @property
-    def leads(self) -> bool:
-        """See ``Log``."""
-        return self._server is not None
-
     def say(self, record: Record) -> None:
         """See ``Log``."""
         if isinstance(record, Hello):
@@ -117,8 +112,7 @@ class SharedLog(Log):
         self._talker.join(_FAREWELL_SECONDS)
         if self._follower is not None:
             self._follower.close()
-        if self._server is not None:
-            self._server.close()
+        super().close(in_touch=in_touch)
 
     def _talk(self) -> None:
         try:
@@ -346,7 +340,7 @@ class Waiting:
         self._next = 0.0
 
     def begin(self, now: float) -> None:
-        """This node asks for a place, and waits until ``hear`` is told of a ``Round``."""
+        """This node asks for a place, and waits until ``hear`` is told who has got one."""
         self._began = now
         self._next = now + _FIRST_NOTE_SECONDS
 
@@ -364,8 +358,8 @@ class Waiting:
                 say("meshrun", reason)
             case Gone(agent=agent):
                 self._came.discard(agent)
-            case Round():
-                self._came.clear()
+            case Admitted(agent=agent):
+                self._came.discard(agent)
                 self._began = None
             case _:
                 pass

@@ -20,7 +20,6 @@ from meshlib.diagnosis.events import Agreed, RankLost, parse
 from meshlib.job.membership import epoch_number
 from meshlib.launcher.nodes.leader import Attempt, Leader, Outcome
 from meshlib.launcher.nodes.records import (
-    Admitted,
     Ended,
     Failed,
     Gone,
@@ -28,7 +27,6 @@ from meshlib.launcher.nodes.records import (
     Held,
     Hello,
     Interrupted,
-    Member,
     Record,
     Wanted,
 )
@@ -73,12 +71,7 @@ class ContinuingLeader(Leader):
             reason = f"the job runs on {self._nodes.most} nodes: waiting until one of them is lost"
             return [Held(hello.agent, reason)]
         del self._candidates[hello.agent]
-        first, attempt.next = attempt.next, attempt.next + hello.ranks
-        node, nodes = len(attempt.members), len(attempt.members) - attempt.late
-        attempt.late += 1
-        attempt.members[hello.agent] = Member(hello.agent, hello.host, hello.ranks)
-        attempt.ranks[hello.agent] = list(range(first, attempt.next))
-        return [Admitted(hello.agent, self._number, node, nodes, first, attempt.size)]
+        return [self._admit(attempt, hello)]
 
     def _running(self, attempt: Attempt) -> list[str]:
         """Return the members that have ranks running."""

@@ -30,7 +30,6 @@ from meshlib.launcher.nodes.records import (
     Record,
     Refused,
     Result,
-    Round,
     StopAll,
     Wanted,
 )
@@ -80,19 +79,19 @@ News = Callable[[Store], None]
 class Log(ABC):
     """What carries records between agents, and news to their ranks. All methods return soon.
 
-    ``host``, ``port`` and ``secret`` (hexadecimal) lead ranks to the store; ``leads``: whether it
-    is this node that serves it, and decides.
+    ``host``, ``port`` and ``secret`` (hexadecimal) lead ranks to the store.
     """
 
     host: str
     port: int
     secret: str
     alone: bool
+    _server: TCPStoreServer | None
 
     @property
-    @abstractmethod
     def leads(self) -> bool:
         """Whether this node serves the store, and its agent leads."""
+        return self._server is not None
 
     @abstractmethod
     def say(self, record: Record) -> None:
@@ -110,9 +109,11 @@ class Log(ABC):
     def flush(self) -> None:
         """Return when what was said is written, or after a moment."""
 
-    @abstractmethod
     def close(self, *, in_touch: bool) -> None:
         """Leave; ``in_touch``: where the others can hear it. Idempotent."""
+        del in_touch
+        if self._server is not None:
+            self._server.close()
 
 
 class OwnLog(Log):
@@ -127,15 +128,10 @@ class OwnLog(Log):
         secret = os.urandom(32)
         self.host: str = "127.0.0.1"
         self.secret: str = secret.hex()
-        self._server = TCPStoreServer(self.host, options.nodes.port, secret=secret)
-        self.port: int = self._server.port
+        self._server = server = TCPStoreServer(self.host, options.nodes.port, secret=secret)
+        self.port: int = server.port
         self._leader = leader_of(options, agent, self._last_members)
         self._news: list[Record] = []
-
-    @property
-    def leads(self) -> bool:
-        """See ``Log``."""
-        return True
 
     def say(self, record: Record) -> None:
         """See ``Log``."""
@@ -155,10 +151,6 @@ class OwnLog(Log):
 
     def flush(self) -> None:
         """See ``Log``."""
-
-    def close(self, *, in_touch: bool) -> None:
-        """See ``Log``."""
-        self._server.close()
 
     def _last_members(self, attempt: int) -> list[int] | None:
         with contextlib.suppress(DistError), self._open_store() as store:
@@ -238,7 +230,7 @@ class Coordinator:
             attempt = self._placement.attempt
             self._log.tell(lambda store: announce_ends(store, attempt, ranks))
 
-    def interrupted(self, *, leaves: bool = False) -> None:
+    def interrupted(self, *, leaves: bool) -> None:
         """Tell that the user wants the job to end, before the ranks here are told; ``leaves``: this
         node alone is to end, where the others can go on without it.
 
@@ -277,16 +269,12 @@ class Coordinator:
         """Turn a record into what the agent has to do."""
         attempt = self._placement.attempt if self._placement is not None else None
         match record:
-            case Round():
-                self._place(record)
             case StopAll(attempt=about, reason=reason) if about == attempt:
                 self._decisions.append(Stop(reason))
             case Result():
                 self._conclude(record)
             case Admitted(agent=self._agent):
-                self._begin(
-                    record.attempt, record.node, record.nodes, record.first, record.world_size
-                )
+                self._begin(record)
             case Granted(agent=self._agent, attempt=about) if about == attempt:
                 self._running += record.count
                 self._decisions.append(Come(range(record.first, record.first + record.count)))
@@ -299,23 +287,15 @@ class Coordinator:
             case _:
                 pass
 
-    def _place(self, record: Round) -> None:
-        agents = [member.agent for member in record.members]
-        if self._agent not in agents:
-            return
-        node = agents.index(self._agent)
-        ranks = [member.ranks for member in record.members]
-        self._begin(record.attempt, node, len(agents), sum(ranks[:node]), sum(ranks))
-
-    def _begin(self, attempt: int, node: int, nodes: int, first: int, size: int) -> None:
+    def _begin(self, place: Admitted) -> None:
         self._running = self._options.ranks
         self._placement = Placement(
-            attempt=attempt,
-            node=node,
-            nodes=nodes,
-            first_rank=first,
+            attempt=place.attempt,
+            node=place.node,
+            nodes=place.nodes,
+            first_rank=place.first,
             ranks=self._options.ranks,
-            world_size=size,
+            world_size=place.world_size,
             store_host=self._log.host,
             store_port=self._log.port,
             secret=self._log.secret,

@@ -11,16 +11,15 @@ from dataclasses import dataclass, field
 
 from meshlib.diagnosis.events import RankLost
 from meshlib.launcher.nodes.records import (
+    Admitted,
     Ended,
     Failed,
     Gone,
     Hello,
     Interrupted,
-    Member,
     Record,
     Refused,
     Result,
-    Round,
     StopAll,
     Wanted,
 )
@@ -42,19 +41,20 @@ class Reason:
 @dataclass(slots=True)
 class Attempt:
     """An attempt that runs: what is known of each of its members. ``ranks`` are all that a member
-    was given, ``size`` how many there were at the beginning, ``next`` the first that nobody has.
+    was given, ``next`` is the first that nobody has; ``nodes`` and ``size`` are how many nodes and
+    ranks there were at the beginning.
     """
 
-    members: dict[str, Member]
-    ranks: dict[str, list[int]]
+    nodes: int
     size: int
-    next: int
+    members: dict[str, Hello] = field(default_factory=dict[str, Hello])
+    ranks: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
+    next: int = 0
     ended: dict[str, Ended] = field(default_factory=dict[str, Ended])
     lost: dict[str, str] = field(default_factory=dict[str, str])
     reason: Reason | None = None
     interrupted: bool = False
     makes_room: bool = False
-    late: int = 0
 
     @property
     def over(self) -> bool:
@@ -89,11 +89,6 @@ class Leader:
     def present(self) -> frozenset[str]:
         """The agents that have come and not gone."""
         return frozenset(self._present)
-
-    @property
-    def done(self) -> bool:
-        """Whether there will be no further attempt."""
-        return self._done
 
     def ranks_of(self, agent: str) -> Sequence[int]:
         """Return the ranks that ``agent`` was given in the attempt under way."""
@@ -197,14 +192,18 @@ class Leader:
 
     def _begin(self) -> list[Record]:
         ordered = _in_order(list(self._candidates.values()), self._agent)
-        members = [Member(hello.agent, hello.host, hello.ranks) for hello in ordered]
-        ranks, first = dict[str, list[int]](), 0
-        for member in members:
-            ranks[member.agent] = list(range(first, first := first + member.ranks))
-        self._attempt = Attempt({one.agent: one for one in members}, ranks, first, first)
+        self._attempt = Attempt(len(ordered), sum(hello.ranks for hello in ordered))
         self._candidates.clear()
         self._enough_since = None
-        return [Round(self._number, members)]
+        return [self._admit(self._attempt, hello) for hello in ordered]
+
+    def _admit(self, attempt: Attempt, hello: Hello) -> Record:
+        """Make an agent the next node, with the next ranks."""
+        node, first = len(attempt.members), attempt.next
+        attempt.next += hello.ranks
+        attempt.members[hello.agent] = hello
+        attempt.ranks[hello.agent] = list(range(first, attempt.next))
+        return Admitted(hello.agent, self._number, node, attempt.nodes, first, attempt.size)
 
     def _failed(self, attempt: Attempt, record: Failed) -> list[Record]:
         text = f"rank {record.rank} on {self._name(record.agent)} {record.cause}"

@@ -95,23 +95,6 @@ class Gone(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class Member(Record):
-    """One node of an attempt; part of ``Round``."""
-
-    agent: str
-    host: str
-    ranks: int
-
-
-@dataclass(frozen=True, slots=True)
-class Round(Record):
-    """The leader's decision who takes part in an attempt, in the order of the nodes."""
-
-    attempt: int
-    members: list[Member]
-
-
-@dataclass(frozen=True, slots=True)
 class Refused(Record):
     """The leader's answer to a ``Hello`` that does not fit."""
 
@@ -131,9 +114,9 @@ class Granted(Record):
 
 @dataclass(frozen=True, slots=True)
 class Admitted(Record):
-    """The leader's answer to a ``Hello`` while an attempt runs: the agent's ranks, from ``first``
-    on, come to those that run; ``node`` is its number. ``nodes`` and ``world_size`` are what the
-    attempt began with.
+    """The leader's answer to a ``Hello``: the agent takes part in an attempt, as its node number
+    ``node``, with the ranks from ``first`` on. ``nodes`` and ``world_size`` are what the attempt
+    begins, or has begun, with.
     """
 
     agent: str
@@ -187,7 +170,6 @@ parse: Parse[Record] = reader_of(
     Wanted,
     Ended,
     Gone,
-    Round,
     Refused,
     Granted,
     Admitted,

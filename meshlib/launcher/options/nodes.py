@@ -213,42 +213,31 @@ def _complete(given: argparse.Namespace) -> bool:
 def _take(given: argparse.Namespace, place: NodePlace) -> list[str]:
     """Take from an engine's answer what is open; return what was taken, in words."""
     taken: list[str] = []
-    if given.nnodes is None:
-        if place.nodes is None and place.node is not None:
-            raise LaunchEnvironmentError(
-                f"{place.launcher} says that this is node {place.node}, and not of how many:"
-                " expected --nnodes N, or --standalone for a job on this node alone"
-            )
-        if place.nodes is not None:
-            given.nnodes = place.nodes
-            taken.append(f"--nnodes {place.nodes}")
-    if given.nproc_per_node is None and given.mesh is None and place.ranks:
-        given.nproc_per_node = place.ranks
-        taken.append(f"--nproc-per-node {place.ranks}")
-    if given.nnodes not in (None, "1"):
-        taken += _take_meeting(given, place)
-    return [f"{place.launcher} says {' '.join(taken)}"] if taken else []
 
+    def take(option: str, value: object) -> None:
+        if value is not None and getattr(given, option) in (None, ""):
+            setattr(given, option, value)
+            taken.append(f"--{option.replace('_', '-')} {value}")
 
-def _take_meeting(given: argparse.Namespace, place: NodePlace) -> list[str]:
-    taken: list[str] = []
-    if not given.rdzv_id and place.job:
-        given.rdzv_id = place.job
-        taken.append(f"--rdzv-id {place.job}")
-    if _has_address(given):
-        return taken
-    if place.host is None:
+    if given.nnodes is None and place.nodes is None and place.node is not None:
         raise LaunchEnvironmentError(
-            f"{place.launcher} says that there are {given.nnodes} nodes, and not where they meet:"
-            " expected --master-addr HOST, the address of node 0, or --rdzv-endpoint HOST:PORT"
+            f"{place.launcher} says that this is node {place.node}, and not of how many:"
+            " expected --nnodes N, or --standalone for a job on this node alone"
         )
-    given.master_addr = place.host
-    taken.append(f"--master-addr {place.host}")
-    if given.master_port is None and place.port is not None:
-        given.master_port = place.port
-        taken.append(f"--master-port {place.port}")
-    numbered = ":" not in given.nnodes and given.rdzv_backend in (None, "static")
-    if given.node_rank is None and place.node is not None and numbered:
-        given.node_rank = place.node
-        taken.append(f"--node-rank {place.node}")
-    return taken
+    take("nnodes", place.nodes)
+    if given.mesh is None:
+        take("nproc_per_node", place.ranks)
+    if given.nnodes not in (None, "1"):
+        take("rdzv_id", place.job)
+        if not _has_address(given):
+            if place.host is None:
+                raise LaunchEnvironmentError(
+                    f"{place.launcher} says that there are {given.nnodes} nodes, and not where they"
+                    " meet: expected --master-addr HOST, the address of node 0, or --rdzv-endpoint"
+                    " HOST:PORT"
+                )
+            take("master_addr", place.host)
+            take("master_port", place.port)
+            if ":" not in given.nnodes and given.rdzv_backend in (None, "static"):
+                take("node_rank", place.node)
+    return [f"{place.launcher} says {' '.join(taken)}"] if taken else []

@@ -12,6 +12,7 @@ from meshlib import __version__
 from meshlib.command_line import OneLineParser
 from transport.deadline import read_duration
 from transport.launch_environments import DEFAULT_PORT
+from transport.net.sockets import LOOPBACK
 
 _DESCRIPTION = """\
 Start the ranks of a job on this node, watch them, and end all of them when one fails.
@@ -23,7 +24,6 @@ Start the ranks of a job on this node, watch them, and end all of them when one 
 _MONITOR = "--monitor"
 """An option whose value may be left out, before the program."""
 _ADDRESS = re.compile(r"(?:(?P<host>[^/]*):)?(?P<port>\d+)")
-_LOOPBACK = "127.0.0.1"
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -241,7 +241,7 @@ def _page_address(text: str) -> tuple[str, int]:
         raise argparse.ArgumentTypeError(f"expected PORT or HOST:PORT, got {text!r}")
     host = found["host"]
     if host is None:
-        return _LOOPBACK, int(found["port"])
+        return LOOPBACK, int(found["port"])
     return host.removeprefix("[").removesuffix("]"), int(found["port"])
 
 

@@ -17,6 +17,7 @@ ECHOES = frozenset({"RankFailedError", "PeerLostError", "CommunicatorAbortedErro
 """Errors that a rank raises because another one failed: never the first cause if there is one."""
 
 
+_LINE_WIDTH = 160
 # What the wall clock and the steady clock of this machine differed by when this process began.
 _TURNED = time.time() - time.monotonic()
 
@@ -70,11 +71,11 @@ class ErrorRecord:
         """Whether another rank's failure is the reason."""
         return not ECHOES.isdisjoint(self.types)
 
-    def summary(self, width: int = 160) -> str:
+    def summary(self) -> str:
         """Return the exception on one line."""
         first = self.message.strip().split("\n", 1)[0]
         text = f"{self.type}: {first}" if first else self.type
-        return text if len(text) <= width else text[: width - 1] + "…"
+        return text if len(text) <= _LINE_WIDTH else text[: _LINE_WIDTH - 1] + "…"
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from transport import environment
 
 _PR_SET_CHILD_SUBREAPER = 36
+_PATIENCE_SECONDS = 0.5
 
 
 def adopt_orphans() -> None:
@@ -60,10 +61,10 @@ def children(parent: int) -> list[int]:
     return [pid for pid in pids if _parent_if_alive(str(pid)) == parent]
 
 
-def end_strays(run_id: str, spare: Iterable[int] = (), patience: float = 0.5) -> list[int]:
+def end_strays(run_id: str, spare: Iterable[int]) -> list[int]:
     """End this process's adopted children and what else belongs to ``run_id``; return who it was.
 
-    They get ``patience`` seconds to finish by themselves (helpers such as multiprocessing's
+    They get half a second to finish by themselves (helpers such as multiprocessing's
     resource tracker do), as long again after SIGTERM, and then SIGKILL.
     """
     left_alone = set(spare)
@@ -78,7 +79,7 @@ def end_strays(run_id: str, spare: Iterable[int] = (), patience: float = 0.5) ->
             break
         if number is not None:
             kill_all(found, number)
-        wait_until_gone(found, patience)
+        wait_until_gone(found, _PATIENCE_SECONDS)
         reap(found)
         found = find()
         seen.update(found)

@@ -206,7 +206,7 @@ class WorkerGroup:
         placement: Placement,
         run_id: str,
         directory: Path,
-        server: ForkServer | None = None,
+        server: ForkServer | None,
     ) -> None:
         self.workers: list[Worker] = []
         self._options, self._placement = options, placement

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from meshlib.calls.future import Future
-from meshlib.rpc.calls import RpcFuture, settle
+from meshlib.rpc.calls import Outgoing, RpcFuture, settle
 from meshlib.rpc.errors import RRefLostError
-from meshlib.rpc.references.losses import Losses
 from meshlib.rpc.references.ownership import ObjectId, Owned, Ownership
 from meshlib.rpc.wire.payload import Payload, Pickling, load
 from transport.errors import DistBackendError
@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 
 ASK_AGAIN_SECONDS = 0.05
 """Whoever is asked about the dead looks so often whether something still comes from it."""
+
+
+Passed = Sequence[tuple[int, ObjectId]]
+"""The references in a request: each one's owner and object."""
+_REMEMBERED = 4096
 
 
 class _Pickled(threading.local):
@@ -81,12 +86,12 @@ class Holdings:
             if taken:
                 self._losses.arrived(caller, number, taken)
 
-    def lose(self, to: int, lost: list[tuple[int, list[tuple[int, ObjectId]]]]) -> None:
+    def lose(self, to: int, calls: Iterable[Outgoing]) -> None:
         """Tell a worker which requests to it have failed, with their connection or since it could
-        not unpickle them: their numbers, and the references in them.
+        not unpickle them, and the references in them.
         """
-        if some := [(number, passed) for number, passed in lost if passed]:
-            self._tell(to, ("lost", some))
+        if lost := [(call.number, call.passed) for call in calls if call.passed]:
+            self._tell(to, ("lost", lost))
 
     @property
     def pickled_for(self) -> int | None:
@@ -247,3 +252,61 @@ class Holdings:
             grouped.setdefault((worker, giver), []).append(oid)
         for (worker, giver), oids in grouped.items():
             self._tell(worker, ("whose", giver, oids))
+
+
+class Losses:
+    """References in requests that were lost with their connection, while both workers live, or that
+    could not be unpickled. Any thread.
+
+    Their owner was told that they were given. Whether they arrived, only the worker knows to which
+    they went: so that one, told by the giver which requests have failed, releases those that it
+    never got, as if it had dropped them at once. If the giver dies before, the owner asks what is
+    left of what it gave; if the other one does, nothing is.
+
+    ``is_settled(caller, number)`` says whether a request has been unpickled, or never will be.
+    """
+
+    def __init__(self, is_settled: Callable[[int, int], bool]) -> None:
+        self._is_settled = is_settled
+        self._lock = threading.Lock()
+        self._arrived: dict[int, OrderedDict[int, Passed]] = {}
+        self._forgotten: dict[int, int] = {}
+        self._told: list[tuple[int, int, Passed]] = []
+
+    def arrived(self, caller: int, number: int, taken: Passed) -> None:
+        """Note which references came with a request."""
+        with self._lock:
+            arrived = self._arrived.setdefault(caller, OrderedDict())
+            arrived[number] = taken
+            if len(arrived) > _REMEMBERED:
+                first, _ = arrived.popitem(last=False)
+                self._forgotten[caller] = max(first, self._forgotten.get(caller, 0))
+
+    def told(self, caller: int, lost: Sequence[tuple[int, Passed]]) -> None:
+        """Note that requests of a worker, by number, have failed."""
+        with self._lock:
+            self._told += [(caller, number, passed) for number, passed in lost]
+
+    def settle(self) -> list[tuple[int, Passed]]:
+        """Return what never arrived and never will, by who gave it; each once."""
+        with self._lock:
+            found: list[tuple[int, Passed]] = []
+            left: list[tuple[int, int, Passed]] = []
+            for caller, number, passed in self._told:
+                if not self._is_settled(caller, number):
+                    left.append((caller, number, passed))
+                elif missing := self._missing(caller, number, passed):
+                    found.append((caller, missing))
+            self._told = left
+        return found
+
+    def __bool__(self) -> bool:
+        return bool(self._told)
+
+    def _missing(self, caller: int, number: int, passed: Passed) -> Passed:
+        # What is not known any more counts as arrived: rather kept too long than freed too early.
+        if number <= self._forgotten.get(caller, 0):
+            return []
+        left = Counter(passed)
+        left.subtract(self._arrived.get(caller, {}).get(number, ()))
+        return [*left.elements()]

@@ -193,9 +193,7 @@ def create(
     number = agent.next_number()
     oid = agent.rank, number
     rref: RRef[Any] = RRef.__new__(RRef)
-    made = agent.call(
-        *(owner, func, args, kwargs, seconds), creates=True, kept=kept, number=number, what=what
-    )
+    made = agent.call(owner, func, args, kwargs, seconds, kept=kept, number=number, what=what)
     rref._set(agent, owner, oid, agent.rank)  # pyright: ignore[reportPrivateUsage]
     rref._made = made  # pyright: ignore[reportPrivateUsage]
     polled(made)

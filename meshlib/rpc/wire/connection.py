@@ -15,21 +15,23 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from meshlib.rpc.wire.brief import Brief
 from meshlib.rpc.wire.frames import Buffer, Frame, FrameReader, pack
 from meshlib.rpc.wire.payload import Payload
-from meshlib.rpc.wire.recycling import Recycler
-from meshlib.rpc.wire.threads import Threads
 from transport.condition import Condition
 from transport.deadline import Deadline
 from transport.errors import DistError
 from transport.net.tls import TlsSocket
+from transport.operands.copying import address
 from transport.shm.messages.single_copy import ProcessMemory
 from transport.waiting import LookOut
+
+if TYPE_CHECKING:
+    from meshlib.rpc.agent import Agent
 
 QUEUE_BYTES = 1 << 20
 """Who has more waiting for its peer waits itself, and takes no more requests from it."""
@@ -46,25 +48,10 @@ _TIMEVAL = struct.Struct("@ll")
 _NOBODY, _POLL, _TURN, _PAUSED = range(4)
 
 
-class Owner(Protocol):
-    """What a connection belongs to."""
-
-    threads: Threads
-    recycler: Recycler
-
-    def on_frames(self, connection: Connection, frames: Sequence[Frame]) -> bool:
-        """Act on frames that came; False: no more are to be read for now."""
-        ...
-
-    def on_end(self, connection: Connection, error: Exception) -> None:
-        """The connection is over."""
-        ...
-
-
 class Connection:
     """``sock`` is authenticated; ``peer`` the rank at its other end; ``outgoing``: we dialled."""
 
-    def __init__(self, sock: socket.socket, peer: int, outgoing: bool, owner: Owner) -> None:
+    def __init__(self, sock: socket.socket, peer: int, outgoing: bool, owner: Agent) -> None:
         self.peer = peer
         self.outgoing = outgoing
         self.fd = sock.fileno()
@@ -137,9 +124,7 @@ class Connection:
         addresses = [0] * len(buffers)
         if self.lends:
             addresses = [
-                np.frombuffer(b, np.uint8).__array_interface__["data"][0]
-                if b.nbytes >= FETCH_BYTES
-                else 0
+                address(np.frombuffer(b, np.uint8)) if b.nbytes >= FETCH_BYTES else 0
                 for b in buffers
             ]
             if any(addresses):

@@ -13,29 +13,18 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from transport.net.fork import in_forked_children
+
+if TYPE_CHECKING:
+    from meshlib.rpc.wire.connection import Connection
 
 Job = Callable[[], None]
 LOOK_SECONDS = 0.002
 """The backlog stands still when no job has ended for so long."""
 IDLE_SECONDS = 5.0
 END_SECONDS = 5.0
-
-
-class Pollable(Protocol):
-    """What ``Threads`` polls."""
-
-    fd: int
-
-    def ready(self, events: int) -> None:
-        """Act on ``events`` of epoll; the descriptor is disarmed, and is to be armed again."""
-        ...
-
-    def look(self) -> bool:
-        """Act on what comes within a moment, if that seems likely; whether something came."""
-        ...
 
 
 class _Here(threading.local):
@@ -45,7 +34,7 @@ class _Here(threading.local):
 
     running = False
     paused = 0
-    latest: Pollable | None = None
+    latest: Connection | None = None
 
 
 class Threads:
@@ -70,7 +59,7 @@ class Threads:
         self._helper: int | None = None
         self._when_short: tuple[int, int, Job] | None = None
         self._here = _Here()
-        self._polled: dict[int, Pollable] = {}
+        self._polled: dict[int, Connection] = {}
         self._threads: set[threading.Thread] = set()
         self._number = 0
         self._closed = False
@@ -82,16 +71,16 @@ class Threads:
 
     # ------------------------------------------------------------------ what is polled
 
-    def register(self, polled: Pollable, events: int) -> None:
+    def register(self, polled: Connection, events: int) -> None:
         """Poll ``polled`` for ``events``, once."""
         self._polled[polled.fd] = polled
         self._epoll.register(polled.fd, events | select.EPOLLONESHOT)
 
-    def arm(self, polled: Pollable, events: int) -> None:
+    def arm(self, polled: Connection, events: int) -> None:
         """Poll ``polled``, which is registered, for ``events`` from now on, once."""
         self._epoll.modify(polled.fd, events | select.EPOLLONESHOT)
 
-    def forget(self, polled: Pollable) -> None:
+    def forget(self, polled: Connection) -> None:
         """Poll ``polled`` no more."""
         if self._polled.pop(polled.fd, None) is not None:
             with suppress(OSError, ValueError):

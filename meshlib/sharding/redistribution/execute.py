@@ -195,7 +195,7 @@ class _Run:
         if others:
             ranks = {s.mesh.rank_at(i) for s in (step.source, step.target) for i in _places(s)}
             # Its messages are counted apart from those of a mesh of the same ranks.
-            members = current_world().group_for(sorted(ranks))
+            members = current_world().registry.group_for(sorted(ranks))
             group = members.companion("redistribution", "redistribution")
             code = dtype_code(self._plan.dtype)
             for message in received:

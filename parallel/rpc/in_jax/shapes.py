@@ -40,7 +40,7 @@ def result_of(request: rpc.Request, args: tuple[Any, ...], kwargs: dict[str, Any
         asked = request._replace(func=abstract_result, what=f"the shape of {request.name}")
         return asked((request.func, args, kwargs), {}).wait()
     if callable(returns):
-        args, kwargs = jax.tree.map(_to_struct, (args, kwargs), is_leaf=is_ours)
+        args, kwargs = jax.tree.map(to_struct, (args, kwargs), is_leaf=is_ours)
         returns = returns(*args, **kwargs)
     return jax.tree.map(to_shape, returns)
 
@@ -63,7 +63,7 @@ def abstract_result(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
     if rpc.functions.is_async(func):
         raise _unknown(name, "it is marked with async_execution")
     try:
-        arrays = iter(jax.eval_shape(call, [_to_struct(leaves[i]) for i in places]))
+        arrays = iter(jax.eval_shape(call, [to_struct(leaves[i]) for i in places]))
     except jax.errors.JAXTypeError as error:
         raise _unknown(name, f"{type(error).__name__}: {str(error).splitlines()[0]}") from error
     out, out_tree = structure
@@ -85,7 +85,8 @@ def to_shape(array: Any) -> Shape:
     return Shape(tuple(array.shape), np.dtype(array.dtype))
 
 
-def _to_struct(leaf: Any) -> Any:
+def to_struct(leaf: Any) -> Any:
+    """Return what JAX has for a ``Shape``; anything else itself."""
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if isinstance(leaf, Shape) else leaf
 
 

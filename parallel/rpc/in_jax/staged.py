@@ -25,7 +25,7 @@ from meshlib.jit import HostArray, HostFunction, Program, host_call
 from parallel.rpc.contexts import Context, Keeper, keeper
 from parallel.rpc.engine import run_pass
 from parallel.rpc.graph import Edge, Recorded, Sink, filled
-from parallel.rpc.in_jax.shapes import Shape, is_ours, result_of, to_shape
+from parallel.rpc.in_jax.shapes import Shape, is_ours, result_of, to_shape, to_struct
 from parallel.rpc.weights import Weights, record
 
 
@@ -175,22 +175,8 @@ def weights_in_program(weights: Weights, token: Any) -> Any:
         outputs[0][...] = context.keep((recorded, []))
         _write(outputs[1:], [it.value for it in recorded])
 
-    @jax.custom_vjp
-    def run(token: Any) -> list[Any]:
-        del token
-        return _in_order(read, specs)
-
-    def forward(token: Any) -> tuple[list[Any], Any]:
-        del token
-        number, *values = _in_order(read_recorded, [_NUMBER, *specs])
-        return values, number
-
-    def backward(number: Any, grads: list[Any]) -> tuple[Any]:
-        _in_order(_go_back, [], number, *grads)
-        return (jnp.zeros(()),)
-
-    run.defvjp(forward, backward)
-    return jax.tree.unflatten(tree, run(_usable(token)))
+    run = _derived(read, read_recorded, specs, [])
+    return jax.tree.unflatten(tree, run(_usable(token), []))
 
 
 def refuse_recorded(leaves: Sequence[Any]) -> None:
@@ -205,9 +191,6 @@ def refuse_recorded(leaves: Sequence[Any]) -> None:
 
 
 def _differentiable(call: _Call) -> Any:
-    specs = [jax.ShapeDtypeStruct(it.shape, it.dtype) for it in call.results]
-    floating = [jnp.issubdtype(it.dtype, jnp.inexact) for it in call.results]
-
     def make(outputs: Sequence[HostArray], inputs: Sequence[HostArray], program: Program) -> None:
         owner: _Owner = program.owner
         with owner.entered(program.runs == 1):
@@ -229,32 +212,46 @@ def _differentiable(call: _Call) -> Any:
                 values[i] = Recorded(values[i], context, next(edges))
         with owner.entered(program.runs == 1):
             found = call.make(values)
-        recorded = [it for it, has in zip(found, floating, strict=True) if has]
+        said = zip(found, call.results, strict=True)
+        recorded = [it for it, like in said if jnp.issubdtype(like.dtype, jnp.inexact)]
         outputs[0][...] = context.keep((recorded, sinks))
         _write(outputs[1:], found)
 
-    @jax.custom_vjp
-    def run(token: Any, traced: list[Any]) -> list[Any]:
-        del token
-        return _in_order(make, specs, *traced)
+    traced = [call.leaves[i] for i in call.places]
+    pairs = zip(traced, call.followed, strict=True)
+    wanted = [to_struct(it) if followed else None for it, followed in pairs]
+    return _derived(make, make_recorded, [*map(to_struct, call.results)], wanted)
 
-    def forward(token: Any, traced: list[Any]) -> tuple[list[Any], Any]:
+
+def _derived(
+    make: HostFunction,
+    make_recorded: HostFunction,
+    results: Sequence[jax.ShapeDtypeStruct],
+    wanted: Sequence[jax.ShapeDtypeStruct | None],
+) -> Any:
+    """Return the function of a token and arrays that is ``make`` in a program.
+
+    Where JAX differentiates it, it is ``make_recorded``, which gives a number before the
+    ``results``: that of what it has recorded, for ``_go_back``. ``wanted`` is what the derivatives
+    by the arrays are like, None where there is none.
+    """
+    floating = [jnp.issubdtype(it.dtype, jnp.inexact) for it in results]
+
+    @jax.custom_vjp
+    def run(token: Any, arrays: list[Any]) -> list[Any]:
         del token
-        number, *values = _in_order(make_recorded, [_NUMBER, *specs], *traced)
+        return _in_order(make, results, *arrays)
+
+    def forward(token: Any, arrays: list[Any]) -> tuple[list[Any], Any]:
+        del token
+        number, *values = _in_order(make_recorded, [_NUMBER, *results], *arrays)
         return values, number
 
     def backward(number: Any, grads: list[Any]) -> tuple[Any, list[Any]]:
-        traced = [call.leaves[i] for i in call.places]
-        wanted = [it for it, has in zip(traced, call.followed, strict=True) if has]
-        found = iter(
-            _in_order(
-                _go_back,
-                [jax.ShapeDtypeStruct(it.shape, it.dtype) for it in wanted],
-                number,
-                *[grad for grad, has in zip(grads, floating, strict=True) if has],
-            )
-        )
-        return jnp.zeros(()), [next(found) if has else None for has in call.followed]
+        given = [grad for grad, has in zip(grads, floating, strict=True) if has]
+        specs = [it for it in wanted if it is not None]
+        found = iter(_in_order(_go_back, specs, number, *given))
+        return jnp.zeros(()), [None if it is None else next(found) for it in wanted]
 
     run.defvjp(forward, backward)
     return run

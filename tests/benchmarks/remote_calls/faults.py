@@ -95,7 +95,7 @@ def run(kind: str, phase: str, seed: int) -> str:
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / "faults.py"
         program.write_text(PROGRAM)
-        command = [sys.executable, "-m", "meshlib.launcher.cli", "-n", "3"]
+        command = [sys.executable, "-m", "meshlib.launcher", "-n", "3"]
         command += ["--on-failure", "continue", str(program), kind, phase, str(seed)]
         try:
             done = subprocess.run(

@@ -113,7 +113,7 @@ NEWER = """
     from transport.net import auth
 
     auth._VERSION += 1
-    from meshlib.launcher.cli import main
+    from meshlib.launcher.__main__ import main
 
     sys.exit(main())
 """

@@ -24,7 +24,7 @@ def test_all_is_what_is_public():
 def test_a_first_use_brings_all_names_and_no_name_is_a_modules():
     program = """
         import importlib.util, sys
-        import meshlib, meshlib.launcher.cli
+        import meshlib, meshlib.launcher.__main__
         assert "numpy" not in sys.modules
         assert not hasattr(meshlib, "all_reduced")
         from meshlib import *

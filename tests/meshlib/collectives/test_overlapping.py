@@ -19,6 +19,8 @@ import pytest
 from far_ranks import COUNT, Begun, Calls, Order, settle
 
 import meshlib as dist
+from meshlib.calls import legs
+from meshlib.calls.lane import LaneThread
 from meshlib.testing import run_ranks
 
 Array = npt.NDArray[np.float32]
@@ -273,8 +275,9 @@ def test_an_interpreter_without_room_for_threads_makes_one_call_after_the_other(
 ) -> None:
     order = Order()
 
-    def fail(_: object) -> None:
-        raise RuntimeError("can't start new thread")
+    class NoRoom(LaneThread):
+        def start(self) -> None:
+            raise RuntimeError("can't start new thread")
 
     def program() -> bool:
         settle()
@@ -285,6 +288,6 @@ def test_an_interpreter_without_room_for_threads_makes_one_call_after_the_other(
             call()
         return all((one == other).all() for one, other in zip(arrays, alone, strict=True))
 
-    monkeypatch.setattr("meshlib.calls.legs.LegThread.start", fail)
+    monkeypatch.setattr(legs, "LaneThread", NoRoom)
     assert all(run_ranks(program, 2, backend="tcp"))
     assert not begun.once.is_set()

@@ -19,8 +19,7 @@ from meshlib.testing import RankError, run_ranks
 from meshlib.trace import dump
 from meshlib.trace.command import main
 from meshlib.trace.merge import collectives, verdict
-from meshlib.trace.perfetto import trace
-from meshlib.trace.timeline import page, page_data
+from meshlib.trace.pictures import page, page_data, trace
 from transport import environment
 
 WAIT = 60.0

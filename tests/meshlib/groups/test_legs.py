@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
+from meshlib.calls import legs
+from meshlib.calls.lane import LaneThread
 from meshlib.calls.legs import Leg, LegLane
 
 WAIT = 60.0
@@ -81,20 +83,22 @@ def test_who_runs_in_the_callers_thread_lets_nobody_begin() -> None:
     lane.join(WAIT)
 
 
+class NoRoom(LaneThread):
+    def start(self) -> None:
+        raise RuntimeError("can't start new thread")
+
+
 def test_without_room_for_a_thread_legs_follow_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     lane, seen = LegLane("lane"), list[object]()
 
     def first() -> None:
         with monkeypatch.context() as patch:
-            patch.setattr("meshlib.calls.legs.LegThread.start", fail)
+            patch.setattr(legs, "LaneThread", NoRoom)
             seen.append(lane.begin_next(0))
 
     def second() -> None:
         lane.await_former()
         seen.append("second")
-
-    def fail(_: object) -> None:
-        raise RuntimeError("can't start new thread")
 
     run(Leg(lane, first), Leg(lane, second), lane=lane)
     assert seen == [False, "second"]

@@ -10,7 +10,8 @@ from meshlib.testing import run_ranks
 from tests.benchmarks.unchecked import UncheckedDoor
 
 
-def test_unchecked_calls_are_right_and_leave_no_record(monkeypatch):
+@pytest.mark.parametrize("backend", ["inproc", "tcp"])
+def test_unchecked_calls_are_right_and_leave_no_record(backend, monkeypatch):
     monkeypatch.setattr(process_group, "Door", UncheckedDoor)
 
     def program():
@@ -20,7 +21,7 @@ def test_unchecked_calls_are_right_and_leave_no_record(monkeypatch):
             dist.all_reduce(x, async_op=True)
         return x.tolist(), current_world().recorder.records()
 
-    assert run_ranks(program, 2) == [([3.0] * 3, [])] * 2
+    assert run_ranks(program, 2, backend=backend) == [([3.0] * 3, [])] * 2
 
 
 def test_unchecked_members_of_different_calls_do_not_notice(monkeypatch):

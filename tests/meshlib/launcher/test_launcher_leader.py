@@ -6,15 +6,14 @@ import pytest
 
 from meshlib.launcher.nodes.leader import Leader
 from meshlib.launcher.nodes.records import (
+    Admitted,
     Ended,
     Failed,
     Gone,
     Hello,
     Interrupted,
-    Member,
     Refused,
     Result,
-    Round,
     StopAll,
     parse,
 )
@@ -34,11 +33,14 @@ def leader(*, max_restarts=0, last_call=30.0, **given):
 
 
 def gathered(boss, *hellos, now=0.0):
-    """Let the agents come; return the order in which the round has them."""
-    decisions = [decision for one in hellos for decision in boss.receive(one, now)]
-    (round_,) = decisions
-    assert isinstance(round_, Round)
-    return [member.agent for member in round_.members]
+    """Let the agents come; return the order in which they are admitted."""
+    return admitted([decision for one in hellos for decision in boss.receive(one, now)])
+
+
+def admitted(decisions):
+    assert all(isinstance(decision, Admitted) for decision in decisions)
+    assert [decision.node for decision in decisions] == list(range(len(decisions)))
+    return [decision.agent for decision in decisions]
 
 
 def rank_exit(rank, *, code=1, types=("ValueError",), stopped=False):
@@ -51,7 +53,8 @@ def test_a_round_begins_when_all_have_come():
     assert boss.receive(hello("a"), 0.0) == []
     assert boss.tick(1.0) == []
     assert boss.receive(hello("b", ranks=3), 2.0) == [
-        Round(0, [Member("a", "host-a", 2), Member("b", "host-b", 3)])
+        Admitted("a", 0, 0, 2, 0, 5),
+        Admitted("b", 0, 1, 2, 2, 5),
     ]
     assert boss.ranks_of("a") == [0, 1]
     assert boss.ranks_of("b") == [2, 3, 4]
@@ -73,8 +76,7 @@ def test_gaps_are_closed_when_fewer_come_than_might():
     boss = leader(most=5, last_call=10.0)
     for one in (hello("a", node=0, most=5), hello("b", node=4, most=5)):
         assert boss.receive(one, 0.0) == []
-    (round_,) = boss.tick(10.0)
-    assert [member.agent for member in round_.members] == ["a", "b"]
+    assert admitted(boss.tick(10.0)) == ["a", "b"]
 
 
 def test_the_last_call_waits_for_more_than_the_least():
@@ -84,8 +86,7 @@ def test_the_last_call_waits_for_more_than_the_least():
     assert boss.tick(9.0) == []
     assert boss.receive(hello("b", **elastic), 9.0) == []
     assert boss.tick(18.0) == []  # each that comes renews it
-    (round_,) = boss.tick(19.0)
-    assert [member.agent for member in round_.members] == ["a", "b"]
+    assert admitted(boss.tick(19.0)) == ["a", "b"]
 
 
 def test_who_leaves_before_the_round_is_not_waited_for():
@@ -97,8 +98,7 @@ def test_who_leaves_before_the_round_is_not_waited_for():
     assert boss.tick(50.0) == []
     assert boss.present == {"a"}
     assert boss.receive(hello("c", **elastic), 51.0) == []
-    (round_,) = boss.tick(56.0)
-    assert [member.agent for member in round_.members] == ["a", "c"]
+    assert admitted(boss.tick(56.0)) == ["a", "c"]
 
 
 def test_nodes_that_do_not_come_are_counted():
@@ -145,9 +145,8 @@ def running(**rules):
 def test_a_job_that_ends_well():
     boss, _ = running()
     assert boss.receive(Ended("a", 0), 1.0) == []
-    assert not boss.done
     assert boss.receive(Ended("b", 0), 2.0) == [Result(0, again=False)]
-    assert boss.done
+    assert boss.receive(hello("c"), 3.0) == [Refused("c", "the job has ended")]
 
 
 def test_a_failure_stops_all_once_and_ends_the_job():
@@ -192,8 +191,8 @@ def test_failures_are_tried_again_as_often_as_allowed():
         (result,) = boss.receive(Ended("b", attempt, [rank_exit(3)]), 2.0)
         assert (result.attempt, result.again) == (attempt, again)
         if again:
-            (round_,) = [*boss.receive(hello("b"), 3.0), *boss.receive(hello("a"), 3.0)]
-            assert round_.attempt == 1
+            places = [*boss.receive(hello("b"), 3.0), *boss.receive(hello("a"), 3.0)]
+            assert [place.attempt for place in places] == [1, 1]
 
 
 def test_records_of_an_earlier_attempt_change_nothing():
@@ -239,8 +238,7 @@ def test_a_newcomer_makes_all_start_again_without_counting_as_a_failure():
     (result,) = boss.receive(Ended("b", 0, [rank_exit(2, types=("RankFailedError",))]), 2.0)
     assert result.again
     boss.receive(hello("b", **sizes), 3.0)
-    (round_,) = boss.receive(hello("a", **sizes), 3.0)
-    assert [member.agent for member in round_.members] == ["a", "c", "b"]
+    assert gathered(boss, hello("a", **sizes)) == ["a", "c", "b"]
 
 
 def test_a_newcomer_does_not_make_a_finished_job_run_again():
@@ -281,7 +279,7 @@ def test_a_node_that_leaves_after_its_ranks_have_ended_ends_the_job():
         Ended("a", 0, [rank_exit(3)]),
         Gone("a"),
         Gone("a", lost="was lost"),
-        Round(2, [Member("a", "host", 2), Member("b", "host", 1)]),
+        Admitted("a", 2, 0, 2, 0, 3),
         Refused("a", "no"),
         StopAll(1, "why"),
         Result(1, again=True, exits=[rank_exit(3)], error="lost"),

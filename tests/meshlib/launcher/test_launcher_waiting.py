@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from meshlib.launcher.nodes.agents_log import Waiting
-from meshlib.launcher.nodes.records import Gone, Hello, Member, Refused, Round
+from meshlib.launcher.nodes.records import Admitted, Gone, Hello, Refused
 from meshlib.launcher.options.launch import NodeOptions
 
 
@@ -27,7 +27,7 @@ def said(capsys):
 def test_nodes_that_start_together_say_nothing(waiting, capsys):
     waiting.hear(hello("a"), leads=True)
     waiting.tick(104.0)
-    waiting.hear(Round(0, [Member("a", "h", 1)]), leads=True)
+    waiting.hear(Admitted("a", 0, 0, 1, 0, 1), leads=True)
     waiting.tick(200.0)
     assert said(capsys) == []
 

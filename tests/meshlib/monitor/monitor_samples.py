@@ -16,7 +16,7 @@ def sample(rank, number=1, *, inside=0.5, size=4, **other):
         "seconds": 1.0,
         "inside": inside,
         "total": 10 * number,
-        "step": StepTime(0.1, -1, False),
+        "step": StepTime(0.1, -1),
         "mesh": [Coordinate("dp", rank // 2, 2), Coordinate("tp", rank % 2, 2)],
         "traffic": [Traffic("all", "default", 10, 80, 0.0), Traffic("d", "dp", 5, 1000, inside)],
         "open_calls": [],

@@ -1,6 +1,7 @@
 """Deadlines, connections that break, workers that leave, floods: what the program sees."""
 
 import errno
+import sys
 import threading
 import time
 
@@ -11,7 +12,7 @@ from rpc_workers import agents, expire, start_thread, until, workers
 import meshlib as dist
 from meshlib import rpc
 from meshlib.rpc import overdue, peers
-from meshlib.rpc.agent import BACKLOG_BYTES, BACKLOG_CALLS, current_agent
+from meshlib.rpc.agent import BACKLOG_BYTES, BACKLOG_CALLS, Agent, current_agent
 from meshlib.testing import run_ranks
 from transport.tcp.meeting.dial import Dial
 
@@ -262,6 +263,69 @@ def test_shutdown_waits_for_callbacks_that_start_calls():
 
     workers(2, program)
     assert seen == ["end"]
+
+
+def looked_at(agent, moment, move):
+    """``agent.activity()``, with ``move()`` called before its line ``moment``; and if it was."""
+    lines = 0
+
+    def trace(frame, event, arg):
+        nonlocal lines
+        if frame.f_code is not Agent.activity.__code__:
+            return None
+        if event == "line":
+            lines += 1
+            if lines == moment:
+                move()
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        return agent.activity(), lines >= moment
+    finally:
+        sys.settrace(before)
+
+
+@pytest.mark.parametrize("step", ["a reply becomes a callback", "a callback calls and ends"])
+def test_a_worker_is_busy_though_what_it_does_moves_on_while_that_is_looked_at(step):
+    def program():
+        agent = agents[0]
+        moment, moved = 0, True
+        while moved:
+            moment += 1
+            inside, way = threading.Event(), threading.Event()
+
+            def follow(done, inside=inside, way=way):
+                inside.set()
+                assert way.wait(90)
+                if step == "a callback calls and ends":
+                    rpc.rpc_async(1, wait_for_gate)
+
+            def to_the_callback(inside=inside):
+                gate.set()
+                assert inside.wait(90)
+
+            def to_the_next_call(way=way):
+                gate.clear()
+                way.set()
+                begun.acquire()
+                until(lambda: not agent.threads.busy)
+
+            rpc.rpc_async(1, wait_for_gate).then(follow)
+            begun.acquire()
+            move = to_the_callback
+            if step == "a callback calls and ends":
+                to_the_callback()
+                move = to_the_next_call
+            found, moved = looked_at(agent, moment, move)
+            assert found is None
+            gate.set()
+            way.set()
+            until(lambda: agent.activity() is not None)
+            gate.clear()
+
+    workers(2, program)
 
 
 def test_shutdown_without_grace_fails_what_is_under_way():

@@ -11,7 +11,7 @@ from rpc_workers import agents, start_thread, until, workers
 from meshlib import rpc
 from meshlib.rpc.agent import current_agent
 from meshlib.rpc.peers import _orphan
-from meshlib.rpc.references.losses import Losses
+from meshlib.rpc.references.holdings import Losses
 from meshlib.rpc.wire.frames import Frame, Kind
 from transport.errors import DistNetworkError
 

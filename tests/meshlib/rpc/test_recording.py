@@ -16,8 +16,7 @@ from meshlib.trace import dump
 from meshlib.trace.chains import describe, remote_calls
 from meshlib.trace.command import main
 from meshlib.trace.merge import verdict
-from meshlib.trace.perfetto import trace
-from meshlib.trace.timeline import page_data
+from meshlib.trace.pictures import page_data, trace
 from transport import environment
 
 gate, inside = threading.Event(), threading.Event()

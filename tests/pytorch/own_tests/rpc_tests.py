@@ -86,7 +86,7 @@ def replace_rpc() -> types.ModuleType:
     def all_gather(value, worker_names=None, timeout=-1):
         names = sorted(worker_names or [info.name for info in rpc.get_worker_infos()])
         ranks = sorted(rpc.get_worker_info(name).id for name in names)
-        group = current_agent().world.group_for(ranks)
+        group = current_agent().world.registry.group_for(ranks)
         found = [None] * len(ranks)
         dist.all_gather_object(found, value, group)
         return {

@@ -42,11 +42,17 @@ def one_far_link(rank: int, peer: int) -> Pace:
 
 
 def test_what_is_wanted_follows_from_round_trip_and_rate() -> None:
-    assert wanted(NEAR) == 0
-    assert wanted(Pace(0.0, 1e10)) == 0
-    assert wanted(Pace(0.010, 2e9)) == 2 * 20_000_000
-    assert wanted(Pace(0.010, 1e6)) == wanted(Pace(0.010, 0.0)) > 1 << 20  # not yet known
-    assert wanted(Pace(10.0, 1e10)) == LIMIT
+    assert wanted(NEAR, SEGMENT) == 0
+    assert wanted(Pace(0.0, 1e10), SEGMENT) == 0
+    assert wanted(Pace(0.010, 2e9), SEGMENT) == 2 * 20_000_000
+    assert wanted(Pace(0.010, 1e6), 1) == wanted(Pace(0.010, 0.0), 1) > 1 << 20  # not yet known
+    assert wanted(Pace(10.0, 1e10), SEGMENT) == LIMIT
+
+
+def test_a_segment_is_wanted_from_a_tenth_of_a_millisecond_on() -> None:
+    segment = 512 << 10
+    assert wanted(Pace(1e-4, 1e6), segment) == segment
+    assert 0 < wanted(Pace(0.9e-4, 1e6), segment) < segment
 
 
 KINDS: list[tuple[Any, Callable[[int], ReduceOp]]] = [
@@ -94,9 +100,7 @@ def log_of(n: int, pace_of: PaceOf, body: Callable[[Member], Any]) -> list[list[
     return run_group(transport(pace_of), n, run, TABLE)
 
 
-@pytest.mark.parametrize(
-    ("n", "laps", "segments"), [(2, 64, 4), (2, 17, 2), (2, 15, 1), (4, 40, 4)]
-)
+@pytest.mark.parametrize(("n", "laps", "segments"), [(2, 64, 4), (2, 9, 2), (2, 7, 1), (4, 40, 4)])
 def test_long_calls_have_longer_frames_and_the_same_bits(n: int, laps: int, segments: int) -> None:
     count = laps * n * SEGMENT // 4
 
@@ -136,7 +140,7 @@ def test_what_arrives_is_bounded_however_long_frames_are(n: int) -> None:
 
 
 def test_a_chain_reads_on_while_it_sends() -> None:
-    laps = 9
+    laps = 7
 
     def body(m: Member) -> None:
         buffer = np.full(laps * SEGMENT // 4, m.rank, np.float32)
@@ -160,13 +164,13 @@ def test_a_chain_reads_on_while_it_sends() -> None:
 @pytest.mark.parametrize("n", [2, 3])
 @pytest.mark.parametrize("laps_ahead", [1, 3])
 def test_a_rank_is_so_many_laps_ahead_and_no_more(n: int, laps_ahead: int) -> None:
-    laps = 9
-    size = laps * n * SEGMENT // 4
+    laps, frame = 9, 4 * SEGMENT
+    size = laps * n * frame // 4
 
     def body(m: Member) -> None:
         m.all_reduce(np.ones(size, np.float32), ReduceOp.SUM)
 
-    for log in log_of(n, everywhere(laps_ahead * 2 * SEGMENT), body):
+    for log in log_of(n, everywhere(laps_ahead * 2 * frame), body):
         peers = {peer for _, peer, _ in log}
         for peer in peers:
             events = [what for what, other, _ in log if other == peer]
@@ -182,7 +186,7 @@ def test_a_rank_is_so_many_laps_ahead_and_no_more(n: int, laps_ahead: int) -> No
 
 @pytest.mark.parametrize("what", ["all_reduce", "reduce_scatter"])
 def test_whichever_is_waited_for_frames_of_all_may_come(what: str) -> None:
-    n, laps = 3, 9
+    n, laps = 3, 7
     due = laps * (2 if what == "all_reduce" else 1)
 
     def body(m: Member) -> None:

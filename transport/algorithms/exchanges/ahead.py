@@ -25,6 +25,9 @@ LIMIT = 64 << 20
 # which do not start at the same moment find enough. Too much costs no more than socket buffers.
 _LEAST_RATE = 5e8
 _MARGIN = 2.0
+# From this round trip on (seconds) a rank that waits in each lap loses more than what is sent ahead
+# costs, even if little fits into the wire; between namespaces that share caches it costs a fifth.
+_WORTH_IT = 1e-4
 _LONGEST_PAUSE = 64
 _MOST_CONNECTIONS = 16
 # A link that waits for room in the kernel's memory for a share of the time gets twice as many
@@ -35,9 +38,12 @@ _HELD_BACK = 0.25
 _USED = 0.25
 
 
-def wanted(pace: Pace) -> int:
-    """Return how many bytes should be under way on a link of this pace."""
-    return min(int(_MARGIN * pace.round_trip * max(pace.rate, _LEAST_RATE)), LIMIT)
+def wanted(pace: Pace, segment: int) -> int:
+    """Return how many bytes should be under way on a link of this pace: at least a ``segment``
+    where any should.
+    """
+    found = min(int(_MARGIN * pace.round_trip * max(pace.rate, _LEAST_RATE)), LIMIT)
+    return max(found, segment) if pace.round_trip >= _WORTH_IT else found
 
 
 def is_held_back(pace: Pace, connections: int) -> bool:
@@ -48,8 +54,8 @@ def is_held_back(pace: Pace, connections: int) -> bool:
 
 
 def is_far(link: Link, segment: int) -> bool:
-    """Return whether more than ``segment`` bytes should be under way on ``link``."""
-    return isinstance(link, PacedLink) and wanted(link.pace()) >= segment
+    """Return whether ``segment`` bytes or more should be under way on ``link``."""
+    return isinstance(link, PacedLink) and wanted(link.pace(), segment) >= segment
 
 
 class Ahead:
@@ -85,7 +91,7 @@ class Ahead:
         paces = [link.pace() for link in paced]
         found = np.zeros((team.size, 2), np.int64)
         found[team.rank] = (
-            max(map(wanted, paces)),
+            max(wanted(pace, team.table.segment) for pace in paces),
             any(is_held_back(pace, self.connections) for pace in paces),
         )
         bruck.all_gather(team, call, list(found))

@@ -22,7 +22,7 @@ from transport.operands.flat import as_bytes, laps_of, part_bounds
 from transport.operands.reduce_op import Flat, RedOpType, ReduceOp
 
 # See ``_segments_a_frame``.
-_LEAST_LAPS = 8
+_LEAST_LAPS = 4
 _MOST_SEGMENTS = 4
 _SEGMENTS_ARRIVING = 32
 

@@ -30,7 +30,7 @@ from transport.native import core
 from transport.operands.reduce_op import Flat
 from transport.shm.board.futex import Fence
 from transport.shm.board.layout import BLOCKS, CARDS, WORD, Layout
-from transport.shm.board.patience import Patience
+from transport.shm.board.patience import Patience, sleep
 from transport.shm.board.segment import LINE, Segment
 
 _STEP_BITS = 24
@@ -287,16 +287,14 @@ class Board:
     def _wait(self, call: Call, peer: int, turn: int) -> None:
         call.waiting_for = peer
         words, counter = self.words, self._counters[peer]
+
+        def come() -> bool:
+            return words[counter] >= turn
+
         hope = partial(self._check, call, peer)
         try:
-            self._patience.wait(
-                call,
-                lambda: words[counter] >= turn,
-                self.segment,
-                counter,
-                self._set_sleeping,
-                hope,
-            )
+            if not self._patience.poll(call, come):
+                sleep(call, come, self.segment, counter, self._set_sleeping, hope)
         except PeerLostError:
             # Its last step may have become visible just before the news that it left.
             if words[counter] < turn:

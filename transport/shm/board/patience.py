@@ -39,45 +39,32 @@ class Patience:
         """Know that another rank is a thread of this process."""
         self.polls = False
 
-    def wait(
-        self,
-        call: Call,
-        ready: Callable[[], bool],
-        segment: Segment,
-        word: int,
-        sleeping: Callable[[bool], None],
-        check: Callable[[], None],
-    ) -> None:
-        """Return when ``ready()``, which becomes true together with a change of word number
-        ``word`` of ``segment``.
-
-        ``sleeping`` is told when this rank goes to sleep and when it has woken; whoever changes the
-        word must wake it in between. ``check`` raises when there is no more hope or time.
-        """
-        if not self.poll(call, ready):
-            self.sleep(call, ready, segment, word, sleeping, check)
-
     def poll(self, call: Call, ready: Callable[[], bool]) -> bool:
         """Return whether ``ready()`` came true in the time that is worth it before sleeping."""
         return self.polls and call.sync and self._look_out.until(ready)
 
-    @staticmethod
-    def sleep(
-        call: Call,
-        ready: Callable[[], bool],
-        segment: Segment,
-        word: int,
-        sleeping: Callable[[bool], None],
-        check: Callable[[], None],
-    ) -> None:
-        """Return when ``ready()``, as ``wait`` does, asleep meanwhile."""
-        sleeping(True)
-        try:
-            while True:
-                seen = segment.words[word]
-                if ready():
-                    return
-                check()
-                segment.futex.wait(word, seen, min(SLICE_SECONDS, call.deadline.remaining()))
-        finally:
-            sleeping(False)
+
+def sleep(
+    call: Call,
+    ready: Callable[[], bool],
+    segment: Segment,
+    word: int,
+    sleeping: Callable[[bool], None],
+    check: Callable[[], None],
+) -> None:
+    """Return when ``ready()``, which becomes true together with a change of word number ``word`` of
+    ``segment``.
+
+    ``sleeping`` is told when this rank goes to sleep and when it has woken; whoever changes the
+    word must wake it in between. ``check`` raises when there is no more hope or time.
+    """
+    sleeping(True)
+    try:
+        while True:
+            seen = segment.words[word]
+            if ready():
+                return
+            check()
+            segment.futex.wait(word, seen, min(SLICE_SECONDS, call.deadline.remaining()))
+    finally:
+        sleeping(False)

@@ -1,11 +1,15 @@
-"""Where the members of a group are, as they say in the group's store."""
+"""Where the members of a group are, as they say in the group's store, and what memory they give."""
 
 from __future__ import annotations
 
 from transport.call import Call
 from transport.communicators.runtime import Membership
 from transport.communicators.store_waits import PeerKeys
+from transport.errors import CommunicatorTimeoutError, DistNetworkError
 from transport.place import Place
+from transport.shm.board.patience import Patience
+from transport.shm.board.segment import Segment, adopt
+from transport.shm.meeting.endpoint import Endpoint
 
 
 class Directory(PeerKeys):
@@ -45,13 +49,74 @@ class Directory(PeerKeys):
             self._places[peer] = Place.decode(self._store.get(key))
         return self._places[peer]
 
-    def is_known(self, peer: int) -> bool:
-        """Whether ``peer`` has said where it is."""
-        return self.find(peer) is not None
-
     def is_near(self, peer: int, call: Call) -> bool:
         """Whether memory can be shared with ``peer``, as far as can be told; see ``look_up``."""
         return peer == self._membership.rank or self.place.may_share_with(self.look_up(peer, call))
+
+
+class Neighbourhood(Directory):
+    """Reaches the endpoints of the members that share memory with this rank, by way of its own."""
+
+    def __init__(
+        self, membership: Membership, place: Place, endpoint: Endpoint, patience: Patience
+    ) -> None:
+        super().__init__(membership, place)
+        self._endpoint = endpoint
+        self._patience = patience
+
+    def watch(self, peer: int, call: Call) -> None:
+        """Have the endpoint tell when ``peer`` is gone, now or later.
+
+        Raises DistNetworkError when no memory can be shared with it, and what
+        ``look_up`` does.
+        """
+        address, membership = self._address(peer, call), self._membership
+        self._endpoint.watch(
+            address, membership.group, membership.rank, peer, membership.describe(peer)
+        )
+
+    def fetch(self, peer: int, what: str, call: Call) -> Segment:
+        """Return the memory ``what`` of ``peer``, mapped.
+
+        Raises ``PeerLostError`` when the peer has left, and what ``watch`` raises.
+        """
+        address, membership = self._address(peer, call), self._membership
+        name = membership.describe(peer)
+        number, reply = self._endpoint.ask(
+            address, membership.group, membership.rank, peer, what, name
+        )
+        call.waiting_for = peer
+        arrived = reply.wait(call.deadline.remaining())
+        try:
+            self.check()
+        except BaseException:
+            reply.discard()
+            raise
+        if not arrived and not reply.wait(0):
+            self._endpoint.forget(number)
+            reply.discard()
+            raise CommunicatorTimeoutError(
+                f"{call.header}: {name} has not answered within {call.deadline.seconds:g} s", peer
+            )
+        call.waiting_for = None
+        return adopt(reply.take())
+
+    def kick(self, peer: int) -> None:
+        """Ask ``peer`` to empty its inbox. Never blocks; may be lost."""
+        self._endpoint.kick(self._membership.group, peer)
+
+    def _address(self, peer: int, call: Call) -> bytes:
+        place, mine = self.look_up(peer, call), self.place
+        if not mine.may_share_with(place):
+            name = self._membership.describe(peer)
+            why = mine.obstacle or place.obstacle or "it runs on another host"
+            raise DistNetworkError(
+                f"{name} cannot share memory with rank {self._membership.rank}: {why};"
+                " expected backend 'tcp' or 'auto'"
+            )
+        if place.pid == mine.pid:
+            self._patience.share_process()
+        return bytes.fromhex(place.address)
 
 
 def _place_key(rank: int) -> str:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable
 from typing import Any, cast
 
 import numpy as np
@@ -30,10 +29,9 @@ from transport.operands.flat import as_bytes
 from transport.operands.reduce_op import Flat
 from transport.shm.board.futex import LOW_HALF, Fence
 from transport.shm.board.layout import Sizes, lines
-from transport.shm.board.patience import Patience
+from transport.shm.board.patience import Patience, sleep
 from transport.shm.board.segment import LINE, OwnedSegment
-from transport.shm.meeting.directory import Directory
-from transport.shm.meeting.neighbourhood import Neighbourhood
+from transport.shm.meeting.directory import Neighbourhood
 from transport.shm.messages.ring import (
     ASLEEP,
     BELL,
@@ -60,9 +58,7 @@ class Messages(Mailbox):
     def __init__(
         self,
         membership: Membership,
-        directory: Directory,
         neighbourhood: Neighbourhood,
-        kick: Callable[[int], None],
         patience: Patience,
         sizes: Sizes,
     ) -> None:
@@ -73,9 +69,7 @@ class Messages(Mailbox):
         self.inbox.words[CAPACITY] = layout.capacity
         self.shared = False
         self.memory: PeerMemory | None = None
-        self._directory = directory
         self._neighbourhood = neighbourhood
-        self._kick = kick
         self._patience = patience
         self._piece = sizes.piece
         self._least_offered = 0 if core is None or patience.crowded else _TWO_COPIES
@@ -167,18 +161,15 @@ class Messages(Mailbox):
             return
         call.waiting_for = ring.peer
 
+        def has_room() -> bool:
+            return ring.words[ring.taken] >= least
+
         def check() -> None:
             self._check_receiver(call, ring)
-            self._kick(ring.peer)
+            self._neighbourhood.kick(ring.peer)
 
-        self._patience.wait(
-            call,
-            lambda: ring.words[ring.taken] >= least,
-            ring.segment,
-            ring.taken,
-            ring.set_sleeping,
-            check,
-        )
+        if not self._patience.poll(call, has_room):
+            sleep(call, has_room, ring.segment, ring.taken, ring.set_sleeping, check)
         call.waiting_for = None
 
     def _check_receiver(self, call: Call, ring: RingWriter) -> None:
@@ -192,7 +183,7 @@ class Messages(Mailbox):
             raise self._unsent(call, dst)
 
     def _check_there(self, dst: int) -> None:
-        self._directory.check()
+        self._neighbourhood.check()
         if dst in self._gone:
             raise PeerLostError(str(self._gone[dst]), dst)
 
@@ -315,10 +306,10 @@ class Messages(Mailbox):
             if peer == self._rank or peer in self._watched:
                 continue
             # A member that has not said where it is has not sent anything either.
-            if src is None and not self._directory.is_known(peer):
+            if src is None and self._neighbourhood.find(peer) is None:
                 continue
             # Another transport that delivers here watches those whom this one cannot reach.
-            if not self.shared or self._directory.is_near(peer, call):
+            if not self.shared or self._neighbourhood.is_near(peer, call):
                 self._neighbourhood.watch(peer, call)
             self._watched.add(peer)
 
@@ -397,7 +388,7 @@ class Messages(Mailbox):
         else:
             heard = patient and core.RingEnd.listen(rings, rung)
         if not heard:
-            self._patience.sleep(
+            sleep(
                 call,
                 lambda: call.deadline.expired or news(),
                 self.inbox,

@@ -13,7 +13,7 @@ import math
 import selectors
 import socket
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from types import EllipsisType
 
@@ -34,20 +34,18 @@ _RECEIVE_BYTES = 1 << 18
 _MAX_UNSENT = 1 << 26
 
 
+@dataclass(slots=True, eq=False)
 class _Client:
     """An authenticated connection, and what the server owes it."""
 
-    __slots__ = ("closed", "events", "frames", "mute", "sock", "unsent", "waits", "will")
-
-    def __init__(self, sock: socket.socket) -> None:
-        self.sock = sock
-        self.frames = Frames(REQUEST)
-        self.unsent = bytearray()
-        self.waits: dict[int, _Wait] = {}
-        self.will: tuple[bytes, bytes] | None = None
-        self.events = selectors.EVENT_READ
-        self.mute = False
-        self.closed = False
+    sock: socket.socket
+    frames: Frames = field(default_factory=lambda: Frames(REQUEST))
+    unsent: bytearray = field(default_factory=bytearray)
+    waits: dict[int, _Wait] = field(default_factory=dict[int, "_Wait"])
+    will: tuple[bytes, bytes] | None = None
+    events: int = selectors.EVENT_READ
+    mute: bool = False
+    closed: bool = False
 
 
 @dataclass(slots=True, eq=False)

@@ -1,17 +1,66 @@
-"""The merged record as a trace for Perfetto or chrome://tracing.
+"""The merged record as pictures: an HTML page of our own, and a trace for Perfetto.
 
-Format: the Trace Event Format's JSON object form; a process is a rank, a thread a group, an ``X``
-event a call (microseconds), split into waiting for the last member and moving; flow events
-(``s``, ``f``) tie the members' views of one collective together.
+The page has a lane a rank, waiting apart from moving. Of the Trace Event Format's JSON object form,
+for Perfetto or chrome://tracing, a process is a rank, a thread a group, an ``X`` event a call
+(microseconds), split into waiting for the last member and moving; flow events (``s``, ``f``) tie
+the members' views of one collective together.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from importlib.resources import files
 from typing import Any
 
 from meshlib.trace.dump import CallDump, RankDump
-from meshlib.trace.merge import names_of_groups, spans
+from meshlib.trace.merge import names_of_groups, spans, verdict
+
+_PLACE = "/*DATA*/"
+
+
+def page(dumps: Sequence[RankDump]) -> str:
+    """Return the page: self-contained, with nothing loaded from elsewhere."""
+    template = files("meshlib.trace").joinpath("timeline.html").read_text(encoding="utf-8")
+    # "</" would end the script element that holds the data.
+    data = json.dumps(page_data(dumps)).replace("</", "<\\/")
+    return template.replace(_PLACE, data)
+
+
+def page_data(dumps: Sequence[RankDump]) -> dict[str, Any]:
+    """Return what the page draws: times in seconds from the first call on."""
+    names = names_of_groups(dumps)
+    calls: list[dict[str, Any]] = []
+    for i, span in enumerate(spans(dumps)):
+        call, one, remote = span.call, span.together, span.remote
+        # What the views of one collective, or of one remote call, have in common.
+        name = f"message {i}" if one is None else f"{call.group}#{call.sequence}"
+        calls.append(
+            {
+                "id": name if remote is None else "#".join(map(str, remote)),
+                "rank": call.rank,
+                "kind": call.kind,
+                "call": call.call,
+                "group": names.get(call.group, call.group),
+                "members": list(one.ranks)
+                if one is not None
+                else sorted({call.rank, *([] if remote is None else [call.peer])}),
+                "begin": span.begin,
+                "ready": span.ready,
+                "end": span.end,
+                "bytes": call.nbytes,
+                "state": call.state,
+                "bad": call.state != "done" or (one is not None and one.mismatched),
+                "site": call.site,
+            }
+        )
+    recorded = [dump.rank for dump in dumps]
+    return {
+        "verdict": verdict(dumps),
+        "ranks": sorted({*recorded, *range(dumps[0].size)}),
+        "recorded": recorded,
+        "calls": calls,
+    }
 
 
 def trace(dumps: Sequence[RankDump]) -> dict[str, Any]:
@@ -23,7 +72,8 @@ def trace(dumps: Sequence[RankDump]) -> dict[str, Any]:
     for dump in dumps:
         title = f"rank {dump.rank} ({dump.host}, pid {dump.pid})"
         events.append(_meta("process_name", dump.rank, 0, title))
-        events.append({**_meta("process_sort_index", dump.rank, 0, ""), "args": _sort(dump.rank)})
+        order = {"sort_index": dump.rank}
+        events.append({**_meta("process_sort_index", dump.rank, 0, ""), "args": order})
         for group, lane in lanes.items():
             events.append(_meta("thread_name", dump.rank, lane, names.get(group, group)))
     for one in every:
@@ -54,10 +104,6 @@ def trace(dumps: Sequence[RankDump]) -> dict[str, Any]:
 
 def _meta(name: str, rank: int, lane: int, value: str) -> dict[str, Any]:
     return {"ph": "M", "name": name, "pid": rank, "tid": lane, "args": {"name": value}}
-
-
-def _sort(rank: int) -> dict[str, int]:
-    return {"sort_index": rank}
 
 
 def _span(begin: float, end: float) -> dict[str, float]:
