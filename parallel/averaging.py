@@ -128,12 +128,8 @@ class HierarchicalModelAverager(ModelAverager):
 
     def due(self, step: int) -> ProcessGroup | None:
         """Return the group of the longest period whose turn it is."""
-        turns = [
-            group
-            for period, group in zip(self.periods, self.groups, strict=True)
-            if step % period == 0
-        ]
-        return turns[-1] if turns else None
+        pairs = reversed([*zip(self.periods, self.groups, strict=True)])
+        return next((group for period, group in pairs if step % period == 0), None)
 
 
 class PostLocalSGDOptimizer(Joinable):

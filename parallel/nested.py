@@ -45,7 +45,11 @@ def map_leaves(function: Callable[..., Any], value: Any, *others: Any, path: str
 def all_leaves(value: Any, path: str = "") -> list[tuple[str, Any]]:
     """Return (path, leaf) for each leaf, as ``map_leaves`` has them."""
     found: list[tuple[str, Any]] = []
-    map_leaves(lambda path, leaf: found.append((path, leaf)), value, path=path)
+
+    def note(path: str, leaf: Any) -> None:
+        found.append((path, leaf))
+
+    map_leaves(note, value, path=path)
     return found
 
 

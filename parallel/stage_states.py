@@ -81,7 +81,7 @@ class StageStates:
         """
         model, optimizer = self._own()
         own = {"model": model, "optimizer": optimizer}
-        told = map_leaves(lambda _, value: _leaf(value) if _is_array(value) else value, own)
+        told = map_leaves(_told, own)
         state: dict[str, Any] = {"model": {}, "optimizer": {}}
         for stage, theirs in enumerate(gathered(told, self._pipeline)):
             mesh = self._stages[stage]
@@ -148,8 +148,8 @@ class StageStates:
         return model, optimizer
 
 
-def _is_array(value: Any) -> bool:
-    return isinstance(value, DArray) or is_array(value)
+def _told(_: str, value: Any) -> Any:
+    return _leaf(value) if isinstance(value, DArray) or is_array(value) else value
 
 
 def _leaf(value: Any) -> _Leaf:

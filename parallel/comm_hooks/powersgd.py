@@ -232,7 +232,9 @@ class _Exchange:
 
         def last(future: Future[Any]) -> Array:
             future.value()
-            self._write_plain(rest.value())
+            parts = pieces(rest.value(), (gradient.shape for gradient in self._plain))
+            for gradient, part in zip(self._plain, parts, strict=True):
+                gradient[...] = part
             for item in self._compressed:
                 right = item.right.astype(self._compute)
                 approximation = item.left @ right.T
@@ -253,11 +255,6 @@ class _Exchange:
         matrix = gradient.reshape(gradient.shape[0], -1).astype(self._compute, copy=True)
         self._state.add_error(path, matrix)
         return matrix
-
-    def _write_plain(self, rest: Array) -> None:
-        parts = pieces(rest, (gradient.shape for gradient in self._plain))
-        for gradient, part in zip(self._plain, parts, strict=True):
-            gradient[...] = part
 
 
 def _check_shape(kept: Array, shape: tuple[int, ...], what: str) -> None:

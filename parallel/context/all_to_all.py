@@ -96,10 +96,8 @@ class UlyssesAttention(DotProductAttention):
 
 def _parts(joined: Array, rows: Sequence[Array]) -> list[Array]:
     """Take ``joined`` apart again along the heads, its last dim but one, as ``rows`` have them."""
-    ends = np.cumsum([x.shape[3] for x in rows])
-    return [
-        joined[..., end - x.shape[3] : end, :] for x, end in zip(rows, ends.tolist(), strict=True)
-    ]
+    ends = np.cumsum([x.shape[3] for x in rows]).tolist()
+    return namespace(joined).split(joined, ends[:-1], axis=-2)
 
 
 def check_heads(heads: int, kv_heads: int, group: ProcessGroup, where: str = " here") -> None:

@@ -127,9 +127,7 @@ class DistributedDataParallel(Module, Joinable):
                 static_graph=static_graph,
                 mixed_precision=self._precision,
             )
-            parameters = [parameter.data for parameter in module.parameters()]
-            broadcast_coalesced(parameters, self.process_group)
-            self._broadcast_buffers()
+            self._copy_from(0)
         options = ReducerOptions(
             first_bytes=min(FIRST_BUCKET_BYTES, cap),
             cap_bytes=cap,
@@ -142,7 +140,7 @@ class DistributedDataParallel(Module, Joinable):
         self._reducer = Reducer(named, self.process_group, options)
         dtype = self._precision.param_dtype
         self._casting = None if dtype is None else Casting(module, dtype)
-        self._set_hook(self.process_group, allreduce_hook)
+        self._set_hook(None, allreduce_hook)
         self._average_over_all = True
         self.statistics: PassStatistics | None = None
         """The times of the last synchronised step; None before the first."""
@@ -289,10 +287,7 @@ class DistributedDataParallel(Module, Joinable):
             parameter.uses = 0
         old = self._reducer
         self._reducer = Reducer(named, self.process_group, self._options)
-        if self._custom_hook:
-            self._reducer.hook = old.hook
-        else:
-            self._set_hook(self.process_group, allreduce_hook)
+        self._reducer.hook = old.hook
         self._reducer.after_bucket = old.after_bucket
 
     # Uneven inputs
@@ -336,7 +331,7 @@ class DistributedDataParallel(Module, Joinable):
     def join_hook(self, **kwargs: Any) -> JoinHook:
         """Return the hook for one ``Join``; it understands ``divide_by_initial_world_size``."""
         self._average_over_all = kwargs.get("divide_by_initial_world_size", True)
-        return FunctionsHook(self._shadow, self._synchronise)
+        return FunctionsHook(self._shadow, lambda _, source: self._copy_from(source))
 
     def phase_name(self, phase: int) -> str:
         """Return what a phase is called in messages."""
@@ -349,8 +344,7 @@ class DistributedDataParallel(Module, Joinable):
         else:
             self._reducer.shadow(self._scale)
 
-    def _synchronise(self, is_last_joiner: bool, source: int) -> None:
-        del is_last_joiner  # all take over the same
+    def _copy_from(self, source: int) -> None:
         broadcast_coalesced([p.data for p in self.module.parameters()], self.process_group, source)
         self._broadcast_buffers(source)
 
@@ -374,6 +368,6 @@ class DistributedDataParallel(Module, Joinable):
         dtype = self._precision.reduce_dtype
         self._reducer.hook = state, hook if dtype is None else compress_wrapper(hook, dtype)
 
-    def _broadcast_buffers(self, source: int = 0) -> None:
+    def _broadcast_buffers(self, source: int) -> None:
         buffers = [buffer.data for buffer in self.module.buffers()]
         broadcast_coalesced(buffers, self.process_group, source)

@@ -68,7 +68,7 @@ class Reducer:
         self._parameters = [parameter for _, parameter in named]
         self._group = group
         self._options = options
-        self.hook: tuple[Any, Callable[..., Any]] = (group, allreduce_hook)
+        self.hook: tuple[Any, Callable[..., Any]] = (None, allreduce_hook)
         """What buckets are reduced with: its state and itself; what it returns is checked."""
         self.after_bucket: Callable[[Sequence[Parameter]], None] | None = None
         """Called with a bucket's parameters once their gradients are averages.

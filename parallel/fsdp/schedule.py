@@ -52,7 +52,7 @@ class Schedule:
         self._averaging: list[ParameterGroup] = []
 
     @contextmanager
-    def running(self) -> Generator[None]:
+    def _running(self) -> Generator[None]:
         """Count how deep the call is; after an error at the top, be as before the first forward."""
         self._depth += 1
         try:
@@ -66,68 +66,74 @@ class Schedule:
 
     # ------------------------------------------------------------------ forward
 
-    def before_forward(self, state: ModuleState) -> None:
-        """Gather what the module computes with, and begin with the next one's."""
-        self._hold(state)
-        self._seen.append(state)
-        place = len(self._seen)
-        following = (
-            self._order[place : place + 1]
-            if place <= len(self._order) and self._order[place - 1] is state
-            else []
-        )
-        _prefetch(following if state.forward_prefetch is None else state.forward_prefetch)
-
-    def after_forward(self, state: ModuleState, *, training: bool) -> None:
-        """Give up the parameters, where that is asked for."""
-        for group in state.groups:
-            group.holders -= 1
-            if not group.holders and (not training or group.reshard_after_forward is not False):
-                group.reshard(keep_some=training)
-        if training:
-            self._passed.append(state)
-        if self._depth > 1:
-            return
-        self._order, self._seen = self._seen, []
-        if training:
-            self._outstanding += 1
-        else:
-            self._reshard_all()
+    @contextmanager
+    def forward(self, state: ModuleState, *, training: bool) -> Generator[None]:
+        """Within this the module's forward computes: parameters are whole, the next one's come."""
+        with self._running():
+            self._hold(state)
+            self._seen.append(state)
+            place = len(self._seen)
+            following = (
+                self._order[place : place + 1]
+                if place <= len(self._order) and self._order[place - 1] is state
+                else []
+            )
+            _prefetch(following if state.forward_prefetch is None else state.forward_prefetch)
+            yield
+            for group in state.groups:
+                group.holders -= 1
+                if not group.holders and (not training or group.reshard_after_forward is not False):
+                    group.reshard(keep_some=training)
+            if training:
+                self._passed.append(state)
+            if self._depth > 1:
+                return
+            self._order, self._seen = self._seen, []
+            if training:
+                self._outstanding += 1
+            else:
+                self._reshard_all()
 
     # ------------------------------------------------------------------ backward
 
-    def check_backward(self, state: ModuleState) -> None:
-        """Raise RuntimeError when this backward cannot complete the gradients."""
+    @contextmanager
+    def backward(self, state: ModuleState) -> Generator[None]:
+        """Within this the module's backward computes: the one's before it in forward come.
+
+        Raises RuntimeError when this backward cannot complete the gradients.
+        """
         if not self._depth and state.own.sync and self._outstanding > 1:
             raise others_wait(self._outstanding - 1)
+        with self._running():
+            self._hold_for_gradients(state)
+            while state in self._passed and self._passed.pop() is not state:
+                pass
+            before = self._passed[-1:]
+            _prefetch(before if state.backward_prefetch is None else state.backward_prefetch)
+            yield
+            self._let_go(state)
+            if self._depth == 1:
+                self._end_backward()
 
-    def before_backward(self, state: ModuleState) -> None:
-        """Gather what the module computes with, and begin with the one's before it in forward."""
-        self.before_deferred(state)
-        while state in self._passed and self._passed.pop() is not state:
-            pass
-        before = self._passed[-1:]
-        _prefetch(before if state.backward_prefetch is None else state.backward_prefetch)
+    @contextmanager
+    def deferred(self, state: ModuleState) -> Generator[None]:
+        """Within this the gradients that backward left for later are computed.
 
-    def after_backward(self, state: ModuleState) -> None:
-        """Begin to reduce gradients that are complete, and give up the parameters."""
-        self._let_go(state)
-        if self._depth == 1:
-            self._end_backward()
+        At the end of all also reduce what was complete before.
+        """
+        with self._running():
+            self._hold_for_gradients(state)
+            yield
+            self._let_go(state)
+            if self._depth == 1:
+                if not self._outstanding:
+                    self._reduce_complete()
+                self._end_reducing()
 
-    def before_deferred(self, state: ModuleState) -> None:
-        """Gather what the gradients that backward left for later are added to."""
+    def _hold_for_gradients(self, state: ModuleState) -> None:
         self._hold(state)
         for group in state.groups:
             group.prepare_backward()
-
-    def after_deferred(self, state: ModuleState) -> None:
-        """Do as ``after_backward``; at the end of all also reduce what was complete before."""
-        self._let_go(state)
-        if self._depth == 1:
-            if not self._outstanding:
-                self._reduce_complete()
-            self._end_reducing()
 
     def _let_go(self, state: ModuleState) -> None:
         for group in state.groups:

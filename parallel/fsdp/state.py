@@ -46,16 +46,13 @@ class ModuleState:
         self, compute: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Return ``compute(*args, **kwargs)``, with the parameters whole meanwhile."""
-        schedule = self._find_schedule()
         lower = self.policy.dtype("param_dtype")
         if lower is not None and self.policy.cast_forward_inputs:
             # For backward, whose result is of this dtype again; it is the same in each pass.
             self._outside = first_dtype([args, kwargs])
             args, kwargs = cast(args, lower), cast(kwargs, lower)
-        with schedule.running():
-            schedule.before_forward(self)
+        with self._find_schedule().forward(self, training=self.module.training):
             output = compute(*args, **kwargs)
-            schedule.after_forward(self, training=self.module.training)
         upper = self.policy.dtype("output_dtype")
         return output if upper is None else cast(output, upper)
 
@@ -63,23 +60,16 @@ class ModuleState:
         self, compute: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Return ``compute(*args, **kwargs)``, with the parameters whole meanwhile."""
-        schedule = self._find_schedule()
-        schedule.check_backward(self)
         lower = self.policy.dtype("param_dtype")
         if lower is not None:
             args, kwargs = cast(args, lower), cast(kwargs, lower)
-        with schedule.running(), self.module.deferred_by(self._do_deferred):
-            schedule.before_backward(self)
+        with self._find_schedule().backward(self), self.module.deferred_by(self._do_deferred):
             result = compute(*args, **kwargs)
-            schedule.after_backward(self)
         return result if self._outside is None else cast(result, self._outside)
 
     def _do_deferred(self, work: Work) -> None:
-        schedule = self._find_schedule()
-        with schedule.running():
-            schedule.before_deferred(self)
+        with self._find_schedule().deferred(self):
             work()
-            schedule.after_deferred(self)
 
     def _find_schedule(self) -> Schedule:
         if self.schedule is None:

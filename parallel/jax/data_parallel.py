@@ -207,8 +207,7 @@ class DistributedDataParallel:
         self.process_group = _own_group(resolve(ranks, "mesh"))
         old = self._reducer
         self._reducer = XlaReducer(self._named, self.process_group, self._options)
-        if self._custom_hook:
-            self._reducer.hook = old.hook
+        self._reducer.hook = old.hook
         self._exchange.move_to(self._reducer, self.process_group)
 
     def _has_replicas(self) -> bool:

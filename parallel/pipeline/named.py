@@ -126,16 +126,8 @@ class ScheduleDualPipeV(NamedSchedule):
 
 
 _CLASSES: dict[str, type[NamedSchedule]] = {
-    "GPipe": ScheduleGPipe,
-    "1F1B": Schedule1F1B,
-    "Eager1F1B": ScheduleEager1F1B,
-    "Interleaved1F1B": ScheduleInterleaved1F1B,
-    "InterleavedZeroBubble": ScheduleInterleavedZeroBubble,
-    "ZBVZeroBubble": ScheduleZBVZeroBubble,
-    "DualPipeV": ScheduleDualPipeV,
+    one.__name__.removeprefix("Schedule"): one for one in NamedSchedule.__subclasses__()
 }
-SCHEDULES = tuple(_CLASSES)
-"""What ``get_schedule_class`` knows."""
 
 
 def get_schedule_class(schedule_name: str) -> type[NamedSchedule]:
@@ -157,6 +149,6 @@ def get_schedule_class(schedule_name: str) -> type[NamedSchedule]:
     found = folded.get(schedule_name.casefold().removeprefix("schedule"))
     if found is None:
         raise ValueError(
-            f"schedule_name is {schedule_name!r}; expected one of {', '.join(SCHEDULES)}"
+            f"schedule_name is {schedule_name!r}; expected one of {', '.join(_CLASSES)}"
         )
     return found

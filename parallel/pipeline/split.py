@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 from typing import Any
 
 from parallel.checks import check_instance, describe, to_count
@@ -127,9 +128,7 @@ def _cheapest(costs: Sequence[float], stages: int) -> list[int]:
     The linear partition problem, by dynamic programming: ``best[n]`` is the smallest largest sum of
     the first n layers in so many stages as were gone through; later cuts win ties.
     """
-    total = [0.0]
-    for cost in costs:
-        total.append(total[-1] + cost)
+    total = [*accumulate(costs, initial=0.0)]
     best = list(total)
     cuts: list[list[int]] = []
     for stage in range(1, stages):

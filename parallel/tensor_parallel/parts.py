@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from meshlib import DeviceMesh, ProcessGroup
 from meshlib.sharding import DArray, Sharding
-from parallel.arrays import Array, namespace
+from parallel.arrays import Array
 from parallel.groups import Ranks, resolve
 from parallel.nn.parameter import Parameter
 from parallel.tensor_parallel.regions import gather, own_part, part_size
@@ -63,7 +63,4 @@ class Parts:
         value, dim = parameter.value, self._dims[parameter]
         if isinstance(value, DArray):  # split again, by ``fully_shard``
             return value.full_array()
-        if dim is None:
-            return value.copy()
-        moved = namespace(value).moveaxis(value, dim, -1)
-        return namespace(moved).moveaxis(gather(moved, self.group), -1, dim).copy()
+        return (value if dim is None else gather(value, self.group, dim)).copy()

@@ -58,14 +58,11 @@ class Shards:
     """
 
     def __init__(
-        self, owners: Mapping[Parameter, int], group: ProcessGroup, *, as_views: bool
+        self, by_owner: Sequence[Sequence[Parameter]], group: ProcessGroup, *, as_views: bool
     ) -> None:
         self._group = group
-        self._as_views = as_views
-        self._by_owner: list[list[Parameter]] = [[] for _ in range(group.size())]
-        for parameter, owner in owners.items():
-            self._by_owner[owner].append(parameter)
-        self._like = next(iter(owners)).data
+        self._by_owner = by_owner
+        self._like = next(parameter.data for part in by_owner for parameter in part)
         sizes = [sum(parameter.size for parameter in part) for part in self._by_owner]
         self._ends = [0, *itertools.accumulate(sizes)]
         self._flat: Array = None
@@ -81,13 +78,14 @@ class Shards:
         if self._group.size() == 1:
             return
         me = self._group.rank()
-        flat = self._flat if self._as_views else self._allocate()
-        if not self._as_views:
+        flat = self._flat
+        if flat is None:
+            flat = self._allocate()
             for parameter, view in self._views(me, flat):
                 view[...] = parameter.data
         rows = [flat[begin:end] for begin, end in itertools.pairwise(self._ends)]
         self._group.all_gather(rows, rows[me])
-        if not self._as_views:
+        if self._flat is None:
             for rank in range(self._group.size()):
                 if rank != me:
                     for parameter, view in self._views(rank, flat):
@@ -109,23 +107,15 @@ def shards_by_placement(
 
     With ``as_views`` one, otherwise as many as keep what each copies small.
     """
-    piles: dict[tuple[str, str], dict[Parameter, int]] = {}
+    ranks = range(group.size())
+    piles: dict[tuple[str, str], list[list[Parameter]]] = {}
     for parameter, owner in owners.items():
-        piles.setdefault(placement(parameter.data), {})[parameter] = owner
-    return [
-        Shards(part, group, as_views=as_views)
-        for pile in piles.values()
-        for part in ([pile] if as_views else _in_parts(pile, group.size()))
-    ]
-
-
-def _in_parts(owners: Mapping[Parameter, int], ranks: int) -> Iterator[dict[Parameter, int]]:
-    """Yield ``owners`` in parts of which each rank owns about as much."""
-    by_rank: list[list[Parameter]] = [[] for _ in range(ranks)]
-    for parameter, owner in owners.items():
-        by_rank[owner].append(parameter)
-    for round_ in itertools.zip_longest(*(_chunks(own, ranks) for own in by_rank), fillvalue=[]):
-        yield {parameter: rank for rank, chunk in enumerate(round_) for parameter in chunk}
+        piles.setdefault(placement(parameter.data), [[] for _ in ranks])[owner].append(parameter)
+    parts: list[Sequence[list[Parameter]]] = []
+    for pile in piles.values():
+        chunks = [[own] if as_views else _chunks(own, len(ranks)) for own in pile]
+        parts += itertools.zip_longest(*chunks, fillvalue=[])
+    return [Shards(part, group, as_views=as_views) for part in parts]
 
 
 def _chunks(parameters: Sequence[Parameter], ranks: int) -> Iterator[list[Parameter]]:

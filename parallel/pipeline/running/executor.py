@@ -11,7 +11,7 @@ from typing import Any
 from parallel.arrays import Array
 from parallel.nested import map_leaves
 from parallel.pipeline.running.messages import AHEAD, Agreement, Messages, Plan
-from parallel.pipeline.stages.stage import Spec, Stage, check_like, specs_of
+from parallel.pipeline.stages.stage import Stage, check_like, specs_of
 from parallel.pipeline.tables.simulation import Span
 from parallel.pipeline.tables.table import Action, Kind
 
@@ -96,12 +96,9 @@ class Step:
         self._agreement, self._batch = agreement, batch
         self._loss, self._scale, self._training = loss, scale, plan.training
         group = next(iter(stages.values())).group
-        self._messages = Messages(plan, group, agreement, self._empty)
+        self._messages = Messages(plan, group, agreement, stages)
         self._loss_grads: dict[int, tuple[Array, ...]] = {}
         self.spans: list[Span] = []
-
-    def _empty(self, stage: int, spec: Spec) -> Array:
-        return self._stages[stage].empty(spec)
 
     def run(self) -> None:
         """Do all actions. Raises what a stage raises, and what the messages do."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import pickle
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -22,9 +22,16 @@ import numpy as np
 
 from meshlib import ProcessGroup, Work
 from parallel.arrays import Array
-from parallel.pipeline.stages.stage import Spec, Specs
+from parallel.pipeline.stages.stage import Specs, Stage
 from parallel.pipeline.tables.simulation import Transfer
 from parallel.pipeline.tables.table import Action, Kind, Table
+
+_PAYLOAD = 0x7069_7065
+_SPECS = _PAYLOAD + 1
+AHEAD = 2
+"""So many actions before its use a large message's receive begins."""
+SMALL = 256 << 10
+"""A message of up to so many bytes is received when it is needed."""
 
 
 class Message(NamedTuple):
@@ -37,21 +44,20 @@ class Message(NamedTuple):
 
 def message_for(action: Action, table: Table) -> Message | None:
     """Return what another stage gives ``action``, on whichever rank that is."""
-    if action.kind is Kind.FORWARD:
-        return Message(action.stage, False, action.microbatch) if action.stage else None
-    if action.kind.sends_back and action.stage < table.stages - 1:
-        return Message(action.stage, True, action.microbatch)
-    return None
+    forward = action.kind is Kind.FORWARD
+    alone = 0 if forward else table.stages - 1
+    if action.stage == alone or not (forward or action.kind.sends_back):
+        return None
+    return Message(action.stage, not forward, action.microbatch)
 
 
 def message_of(action: Action, table: Table) -> Message | None:
     """Return what ``action`` gives another stage, on whichever rank that is."""
-    if action.kind is Kind.FORWARD:
-        if action.stage < table.stages - 1:
-            return Message(action.stage + 1, False, action.microbatch)
-    elif action.kind.sends_back and action.stage:
-        return Message(action.stage - 1, True, action.microbatch)
-    return None
+    forward = action.kind is Kind.FORWARD
+    stage = action.stage + (1 if forward else -1)
+    if not 0 <= stage < table.stages or not (forward or action.kind.sends_back):
+        return None
+    return Message(stage, not forward, action.microbatch)
 
 
 class Plan:
@@ -91,14 +97,6 @@ class Plan:
                 self.needed[action] = message
 
 
-_PAYLOAD = 0x7069_7065
-_SPECS = _PAYLOAD + 1
-AHEAD = 2
-"""So many actions before its use a large message's receive begins."""
-SMALL = 256 << 10
-"""A message of up to so many bytes is received when it is needed."""
-
-
 @dataclass
 class Agreement:
     """What is known of the inputs and outputs of this rank's stages, and what others were told.
@@ -114,7 +112,7 @@ class Agreement:
 class Messages:
     """The messages of one rank in one step.
 
-    ``empty(stage, spec)`` makes an array to receive into.
+    This rank's ``stages`` make the arrays to receive into.
     """
 
     def __init__(
@@ -122,11 +120,11 @@ class Messages:
         plan: Plan,
         group: ProcessGroup,
         agreement: Agreement,
-        empty: Callable[[int, Spec], Array],
+        stages: Mapping[int, Stage],
     ) -> None:
         self._table, self._rank = plan.table, plan.rank
         self._needed = plan.needed
-        self._group, self._empty = group, empty
+        self._group, self._stages = group, stages
         self._inputs, self._outputs = agreement.inputs, agreement.outputs
         self._told = agreement.told
         self._arrived: dict[Message, tuple[list[Array], list[Work[Any]]]] = {}
@@ -179,7 +177,7 @@ class Messages:
             if small and early:
                 return
             queue.popleft()
-            arrays = [self._empty(following.stage, spec) for spec in specs]
+            arrays = [self._stages[following.stage].empty(spec) for spec in specs]
             works: list[Work[Any]] = []
             for array in arrays:
                 if small:

@@ -14,6 +14,10 @@ from typing import NamedTuple, Self
 
 from parallel.checks import describe
 
+_WRITTEN = re.compile(r"(\d+)([FBIW])(\d+)")
+_NO_COMPUTATION = re.compile(r"\d+REDUCE_GRAD")
+_OVERLAPPED = re.compile(r"\((.+);(.+)\)OVERLAP_F_B")
+
 
 class Kind(enum.StrEnum):
     """What is computed. Backward is one action, or two of which the second may come much later."""
@@ -30,9 +34,6 @@ class Kind(enum.StrEnum):
     def sends_back(self) -> bool:
         """Whether it gives the stage before its gradient."""
         return self is Kind.BACKWARD or self is Kind.INPUT
-
-
-_WRITTEN = re.compile(r"(\d+)([FBIW])(\d+)")
 
 
 class Action(NamedTuple):
@@ -70,10 +71,6 @@ class Action(NamedTuple):
         if stage < last_stage:
             before.append(Action(stage + 1, Kind.INPUT if split else Kind.BACKWARD, microbatch))
         return before
-
-
-_NO_COMPUTATION = re.compile(r"\d+REDUCE_GRAD")
-_OVERLAPPED = re.compile(r"\((.+);(.+)\)OVERLAP_F_B")
 
 
 @dataclass(frozen=True)
