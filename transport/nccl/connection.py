@@ -44,7 +44,8 @@ class Connection:
         self._comm: NcclComm | None = None
         self._stream: DeviceStream | None = None
         self._can_split = False
-        self._abort_reason: str | None = None
+        self.abort_reason: str | None = None
+        """Why nothing can be called any more, or None."""
         self._keys = PeerKeys(membership)
         self._in_use = threading.Lock()
         self._watch = Watch(f"meshlib-nccl-{membership.rank}", self._async_error, self.end)
@@ -80,14 +81,14 @@ class Connection:
                 driver,
                 device,
                 call,
-                lambda: self._abort_reason,
+                lambda: self.abort_reason,
             )
         except CommunicatorAbortedError:
             self.check_trouble(call)  # if there is trouble, that is why it was aborted
             raise
         with self._lock:
             self._stream = stream
-            if self._abort_reason is None:
+            if self.abort_reason is None:
                 self._comm, self._can_split = comm, can_split
         if self._comm is None:
             comm.abort()
@@ -143,20 +144,15 @@ class Connection:
                 stream.driver,
                 stream.device,
                 call,
-                lambda: self._abort_reason,
+                lambda: self.abort_reason,
             )
         return None if part is None else (part, DeviceStream(stream.driver, stream.device))
 
     # The end.
 
-    @property
-    def abort_reason(self) -> str | None:
-        """Why nothing can be called any more, or None."""
-        return self._abort_reason
-
     def check_open(self, call: Call) -> None:
         """Raise what ended the connection, if anything did."""
-        reason = self._abort_reason  # set after the trouble, if there is one
+        reason = self.abort_reason  # set after the trouble, if there is one
         self.check_trouble(call)
         if reason is not None:
             raise CommunicatorAbortedError(reason)
@@ -168,9 +164,9 @@ class Connection:
     def abort(self, reason: str) -> None:
         """End all work. Any thread; idempotent; never blocks."""
         with self._lock:
-            first = self._abort_reason is None
+            first = self.abort_reason is None
             if first:
-                self._abort_reason = reason
+                self.abort_reason = reason
         self._keys.cancel(reason)
         if first:
             error = CommunicatorAbortedError(reason)
@@ -186,8 +182,8 @@ class Connection:
     def end(self, error: DistError) -> None:
         """End NCCL's work, for all members: its kernels end in error elsewhere. May block."""
         with self._lock:
-            if self._abort_reason is None:
-                self._abort_reason = str(error)
+            if self.abort_reason is None:
+                self.abort_reason = str(error)
             comm, self._comm = self._comm, None
         self._keys.cancel(str(error))
         if comm is not None:
@@ -211,8 +207,8 @@ class Connection:
         with self._lock:
             # The watch may be aborting it at this moment: who takes it ends it.
             comm, self._comm = self._comm, None
-            if self._abort_reason is None:
-                self._abort_reason = "the communicator was closed"
+            if self.abort_reason is None:
+                self.abort_reason = "the communicator was closed"
             stream, self._stream = self._stream, None
         self._keys.cancel("the communicator was closed")
         if comm is not None:
