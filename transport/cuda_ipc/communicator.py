@@ -24,7 +24,7 @@ from transport.cuda.device_state import (
     check_one_device,
 )
 from transport.cuda.driver import DeviceMemory, Driver
-from transport.cuda.flat import DeviceFlat, StreamOrder, wait_for_event
+from transport.cuda.flat import DeviceFlat, StreamOrder, wait_until
 from transport.cuda.staged import StagedCommunicator
 from transport.cuda.watch import Watch
 from transport.cuda_ipc.offers import Offers
@@ -63,7 +63,7 @@ class _Device:
         order = StreamOrder(begin, lambda: self.stream.handle, memory)
         counters = DeviceFlat(memory.pointer, size, np.dtype(np.uint64), device, driver, order)
         # The counters must be 0 before anybody hears of them.
-        if not wait_for_event(begin, call.deadline):
+        if not wait_until(begin.query, call.deadline):
             raise CommunicatorTimeoutError(
                 f"{call.header}: this rank's own device copied {size * _FLAG_BYTES} bytes to itself"
                 f" for more than {call.deadline.seconds:g} s; others keep it busy, or it failed",

@@ -266,7 +266,7 @@ class NcclCommunicator(DeviceCommunicator):
 
     def _on_dispute(self, entry: Entry, error: DistError) -> None:
         """End everything: members disagree in a call, or one has not made it."""
-        self._connection.fail(error, entry.call.header)
+        self._connection.watch.fail(error, entry.call.header)
         with self._lock:
             fallback = self._fallback
         if fallback is not None:
@@ -295,7 +295,7 @@ class NcclCommunicator(DeviceCommunicator):
         try:
             yield self._other()
         except CommunicatorAbortedError:
-            self._connection.check_trouble(call)  # if there is one, that is why it was aborted
+            self._connection.watch.check_for(call)  # if there is one, that is why it was aborted
             raise
 
     @contextmanager
@@ -319,9 +319,9 @@ class NcclCommunicator(DeviceCommunicator):
         with self._connection.in_use(call, stream):
             yield comm, stream
         completion = stream.end(call, flats, *owners)
-        completion.settle_by(lambda: entry.compared)
+        completion.settled = lambda: entry.compared
         entry.completion = completion
-        self._connection.watch(call, completion)
+        self._connection.watch.add(call, completion)
 
     @contextmanager
     def _grouped(self) -> Generator[None]:
