@@ -208,12 +208,8 @@ class AutoCommunicator(Forwarding, Communicator):
 
     def _open_levels(self, placement: Placement) -> Communicator:
         far = self._open_far()
-
-        def across(_membership: Membership, _table: Thresholds | None) -> LinkCommunicator:
-            return far
-
         levels = HierarchicalCommunicator(
-            self.membership, self._table, across=across, placement=placement
+            self.membership, self._table, across=lambda *_: far, placement=placement
         )
         with self._lock:
             if self.abort_reason is None:

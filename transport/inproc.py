@@ -146,14 +146,15 @@ class _Hub:
         self._ends: dict[int, tuple[list[_Channel], list[_Channel]]] = {}
         self._mailboxes: dict[int, Mailbox] = {}
         # From whom nothing more comes, and why, and who waits: one for all mailboxes.
-        self._lost: dict[int, Exception] = {}
+        self.lost: dict[int, Exception] = {}
+        """The members of whom all know that nothing more comes from them."""
         self._waiting: set[Mailbox] = set()
 
     def join(self, membership: Membership) -> Mailbox:
         """Enter as the member ``membership.rank`` and return its mailbox."""
         with self._lock:
             if len(self._left) == membership.size:  # everybody has closed: start afresh
-                for members in (self._joined, self._aborted, self._left, self._lost):
+                for members in (self._joined, self._aborted, self._left, self.lost):
                     members.clear()
             if membership.rank in self._joined:
                 raise ValueError(
@@ -169,7 +170,7 @@ class _Hub:
             box = self._mailboxes.get(rank)
             if box is None:
                 place = replace(membership, rank=rank)
-                box = self._mailboxes[rank] = Mailbox(place, lost=self._lost, waiting=self._waiting)
+                box = self._mailboxes[rank] = Mailbox(place, lost=self.lost, waiting=self._waiting)
             return box
 
     def channel(self, src: int, dst: int, eager: int) -> _Channel:
@@ -222,19 +223,14 @@ class _Hub:
             self._lose(rank, error)
 
     def _lose(self, rank: int, error: Exception) -> None:
-        if rank in self._lost:
+        if rank in self.lost:
             return
-        self._lost[rank] = error
+        self.lost[rank] = error
         # Most wait for nothing, and each that does has said so before it looked at who is lost.
         own = self._mailboxes.get(rank)
         for box in list(self._waiting):
             if box is not own:
                 box.fail(rank, error)
-
-    @property
-    def lost(self) -> Collection[int]:
-        """The members of whom all know that nothing more comes from them."""
-        return self._lost
 
 
 class InprocLink(Link):

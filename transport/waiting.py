@@ -2,8 +2,6 @@
 
 Where it will be woken, it looks for a moment before it sleeps: ``LookOut``. Where nothing would
 wake it, it asks ever more rarely: ``Pauses``.
-
-``transport/native/shm/waiting.c`` looks as ``LookOut`` does, in C, and reads its constants here.
 """
 
 from __future__ import annotations
@@ -16,9 +14,6 @@ from collections.abc import Callable
 
 LOOK_SECONDS = 500e-6
 """So long the processor is offered to others before a thread goes to sleep."""
-FEW_YIELDS = 2
-"""What came after so few yields was done by somebody who had been waiting for this very core."""
-_FEWEST_SPINS = 4
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.064
 
 
@@ -29,30 +24,26 @@ class LookOut:
     To sleep and be woken takes longer than most small calls: some 40 microseconds on either side,
     in a virtual machine more. And a rank that is woken by another tends to be put on the other's
     core, where both then wait for each other: not sleeping halves the time of a small exchange.
-    Looking holds the interpreter's lock, and polling a core as well, so it is brief.
+    Looking holds the interpreter's lock and a core, which is offered to others after each look, so
+    it is brief. (``transport/native/shm/waiting.c`` looks at shared memory without the lock.)
 
-    ``spins`` is how often to look before the core is first offered to others; it becomes a few
-    where offering turns out to be what helps, as it does where other programs leave the ranks one
-    core together. ``seconds`` is how long to look. ``pauses``: where that was in vain, whoever is
+    ``seconds`` is how long to look. ``pauses``: where that was in vain, whoever is
     waited for is busy or far; for a while waits sleep at once, and for longer each time, so that a
     hundredth of the time is spent in vain at most. ``main_only``: no other thread than the main one
     looks, since another one (a group's own, or a rank that is a thread) would starve whoever
     computes.
     """
 
-    __slots__ = ("_again", "_main", "_most_spins", "_pause", "_pauses", "_seconds", "_spins")
+    __slots__ = ("_again", "_main", "_pause", "_pauses", "_seconds")
 
     def __init__(
         self,
-        spins: int = 0,
         *,
         pauses: bool = False,
         seconds: float = LOOK_SECONDS,
         main_only: bool = False,
     ) -> None:
         self._main = threading.main_thread().ident if main_only else None
-        self._most_spins = spins
-        self._spins = spins
         self._pauses = pauses
         self._seconds = seconds
         # How long looking is left out since it was in vain, and until when.
@@ -71,17 +62,10 @@ class LookOut:
             return True
         if not self.looks:
             return False
-        for _ in range(self._spins):
-            if ready():
-                return True
         give_up = time.perf_counter() + self._seconds
-        yields = 0
         while True:
             os.sched_yield()
-            yields += 1
             if ready():
-                spins = _FEWEST_SPINS if yields <= FEW_YIELDS else self._most_spins
-                self._spins = min(spins, self._most_spins)
                 self._pause = 0.0
                 return True
             now = time.perf_counter()

@@ -176,7 +176,7 @@ def test_a_frame_over_tcp() -> None:
 def test_calls_on_a_device() -> None:
     watch = Watch("watch", lambda: None, lambda error: None)
     header = CallHeader(1, 1, NO_ROOT, Kind.BROADCAST, 0, 0)
-    ended = SimpleNamespace(verify_by=lambda verify: None, ended=lambda: True)
+    ended = SimpleNamespace(ended=lambda: True)
 
     def wait() -> None:
         watch.add(Call(header, Deadline.after(SOON)), cast("Any", ended))

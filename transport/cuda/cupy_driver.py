@@ -118,7 +118,9 @@ class CupyDriver:
             )
         self._kernels = Kernels(cupy)
         self._cuda: Any = None
-        self._front_end_waits = hasattr(self._libcuda_or_none(), "cuStreamWaitValue64_v2")
+        self._front_end_waits = False
+        with suppress(DistBackendError):
+            self._front_end_waits = hasattr(self._libcuda(), "cuStreamWaitValue64_v2")
         self._kept: list[Any] = []
 
     def device_count(self) -> int:
@@ -232,7 +234,7 @@ class CupyDriver:
 
     def signal(self, addresses: Sequence[int], value: int, stream: int) -> None:
         with _errors(), _external(stream):
-            self._kernels.signal(addresses, value)
+            self._kernels.on_flags("signal_flags", addresses, value)
 
     def wait_value(self, addresses: Sequence[int], value: int, stream: int) -> None:
         # The device's front end waits, and lets other processes have the GPU meanwhile; a kernel
@@ -247,7 +249,7 @@ class CupyDriver:
             else:
                 return
         with _errors(), _external(stream):
-            self._kernels.wait_value(addresses, value)
+            self._kernels.on_flags("wait_for_flags", addresses, value)
 
     def process_id(self) -> int:
         # Ranks in containers of one host may have the same number.
@@ -285,12 +287,6 @@ class CupyDriver:
     def close(self, base: int, device: int) -> None:
         with _errors(), cupy.cuda.Device(device):
             _runtime.ipcCloseMemHandle(base)
-
-    def _libcuda_or_none(self) -> Any:
-        try:
-            return self._libcuda()
-        except DistBackendError:
-            return None
 
     def _libcuda(self) -> Any:
         if self._cuda is None:

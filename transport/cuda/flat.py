@@ -46,8 +46,10 @@ class Completion:
         self._owners: tuple[object, ...] = tuple(owners)
         self._failure: Exception | None = None
         self._at_fault: CallHeader | None = None
-        self._verify: Callable[[], Exception | None] = lambda: None
-        self._settled: Callable[[], bool] = lambda: True
+        self.verify: Callable[[], Exception | None] = lambda: None
+        """Asked, once the device is done, whether it did what it should have."""
+        self.settled: Callable[[], bool] = lambda: True
+        """The call counts as done only once this says so, too."""
         self._explain: Callable[[Exception, CallHeader | None], Exception] | None = None
         self._event = driver.create_event(device)
         self._event.record(stream)
@@ -58,14 +60,6 @@ class Completion:
         ``at_fault`` is the call that went wrong, if it was another one.
         """
         self._failure, self._at_fault = error, at_fault
-
-    def verify_by(self, verify: Callable[[], Exception | None]) -> None:
-        """Have ``verify()`` asked, once the device is done, whether it did what it should have."""
-        self._verify = verify
-
-    def settle_by(self, settled: Callable[[], bool]) -> None:
-        """Count the call as done only once ``settled()`` says so, too."""
-        self._settled = settled
 
     def explain_by(self, explain: Callable[[Exception, CallHeader | None], Exception]) -> None:
         """Raise ``explain(error, at_fault)`` in the place of the ``error`` that ``fail`` gave."""
@@ -106,12 +100,12 @@ class Completion:
         self._raise_failure()
         if not self.ended():
             return False
-        self._raise_failure(self._verify())
+        self._raise_failure(self.verify())
         return True
 
     def ended(self) -> bool:
         """Whether the call is settled and the device has no more to do with it, well or not."""
-        return self.over() and self._settled()
+        return self.over() and self.settled()
 
     def over(self) -> bool:
         """Whether the device has no more to do with it, whether it went well or not."""
@@ -128,8 +122,8 @@ class Completion:
 
         ``check`` is called now and then; what it raises ends the wait.
         """
-        ended = _wait_until(self.ended, deadline, check or self._raise_failure)
-        self._raise_failure(self._verify() if ended else None)
+        ended = wait_until(self.ended, deadline, check or self._raise_failure)
+        self._raise_failure(self.verify() if ended else None)
         return ended
 
     def _raise_failure(self, found: Exception | None = None) -> None:
@@ -142,16 +136,13 @@ class Completion:
             raise self._failure
 
 
-def wait_for_event(
-    event: Event, deadline: Deadline, check: Callable[[], None] | None = None
+def wait_until(
+    ready: Callable[[], bool], deadline: Deadline, check: Callable[[], None] | None = None
 ) -> bool:
-    """Hold the calling host thread until ``event``; False when the deadline passes first."""
-    return _wait_until(event.query, deadline, check)
+    """Hold the calling host thread until ``ready()``; False when the deadline passes first.
 
-
-def _wait_until(
-    ready: Callable[[], bool], deadline: Deadline, check: Callable[[], None] | None
-) -> bool:
+    ``check`` is called now and then; what it raises ends the wait.
+    """
     pauses = Pauses(*_PAUSES)
     while not ready():
         if check is not None:

@@ -48,15 +48,8 @@ class Kernels:
         arguments = (np.uint64(out), np.uint64(pointer), np.uint64(count), *parts)
         self._launch(kernel, dtype, count, arguments)
 
-    def signal(self, addresses: Sequence[int], value: int) -> None:
-        """Raise flags; see ``Driver.signal``."""
-        self._on_flags("signal_flags", addresses, value)
-
-    def wait_value(self, addresses: Sequence[int], value: int) -> None:
-        """Wait for flags; see ``Driver.wait_value``."""
-        self._on_flags("wait_for_flags", addresses, value)
-
-    def _on_flags(self, name: str, addresses: Sequence[int], value: int) -> None:
+    def on_flags(self, name: str, addresses: Sequence[int], value: int) -> None:
+        """Have the kernel ``name`` of ``FLAGS`` raise flags, or wait for them."""
         kernel = self._module("", FLAGS).get_function(name)
         for start in range(0, len(addresses), MAX_INPUTS):
             some = addresses[start : start + MAX_INPUTS]

@@ -26,7 +26,7 @@ from transport.cuda.device_state import (
     check_one_device,
 )
 from transport.cuda.driver import Event
-from transport.cuda.flat import DeviceFlat, wait_for_event
+from transport.cuda.flat import DeviceFlat, wait_until
 from transport.errors import CommunicatorAbortedError, CommunicatorTimeoutError
 from transport.operands.reduce_op import Flat, ReduceOp
 
@@ -65,6 +65,7 @@ class StagedCommunicator(DeviceCommunicator):
         self._inner = inner
         self._chunk = chunk
         self._streams = DeviceStreams()
+        # Pinned memory, through which steps go in turn.
         self._slots: list[Flat | None] = [None] * _SLOTS
         self.abort_reason: str | None = None
 
@@ -230,64 +231,37 @@ class StagedCommunicator(DeviceCommunicator):
         stream = self._streams.get(flats[0], "collectives")
         stream.begin(flats)
         whole = 0, max(flat.size for flat in flats)
-        pipeline = _Pipeline(stream, self._slots, lambda event: self._await(call, event))
-        pipeline.run(parts, iter([whole]) if chunks is None else chunks, run)
-        stream.end(call, flats)
-
-    def _await(self, call: Call, event: Event) -> None:
-        if not wait_for_event(event, call.deadline, self._check_aborted):
-            raise CommunicatorTimeoutError(
-                f"{call.header}: waited {call.deadline.seconds:g} s for this rank's own device:"
-                " work that was put on the array's stream before the call has not ended",
-                None,
-            )
-
-    def _check_aborted(self) -> None:
-        if self.abort_reason is not None:
-            raise CommunicatorAbortedError(self.abort_reason)
-
-
-class _Pipeline:
-    """Steps in turn through two slots of pinned memory: loads run one step ahead."""
-
-    def __init__(
-        self, stream: DeviceStream, slots: list[Flat | None], wait: Callable[[Event], None]
-    ) -> None:
-        self._stream = stream
-        self._slots = slots
-        self._wait = wait
-
-    def run(self, parts: Sequence[_Part], chunks: Iterator[tuple[int, int]], run: _Run) -> None:
-        """Load, ``run`` and store the pieces ``lo`` to ``hi`` of ``parts`` that ``chunks`` are."""
         waiting: deque[Callable[[], None]] = deque()
-        for number, (lo, hi) in enumerate(chunks):
+        for number, (lo, hi) in enumerate([whole] if chunks is None else chunks):
             step = [part[lo:hi] for part in parts]
-            host, loaded = self._load(step, number % _SLOTS)
-            waiting.append(partial(self._carry_out, step, host, loaded, partial(run, host, lo, hi)))
-            if len(waiting) == _SLOTS:
+            host = self._host(call, stream, step, number % _SLOTS)
+            loaded = _load(stream, step, host)
+            go = partial(run, host, lo, hi)
+            waiting.append(partial(self._carry_out, call, stream, step, host, loaded, go))
+            if len(waiting) == _SLOTS:  # loads run one step ahead
                 waiting.popleft()()
         while waiting:
             waiting.popleft()()
-
-    def _load(self, step: Sequence[_Part], slot: int) -> tuple[list[Flat], Event]:
-        host = self._host(step, slot)
-        driver, stream = self._stream.driver, self._stream.handle
-        for part, flat in zip(step, host, strict=True):
-            if part.load and flat.size:
-                driver.copy_to_host(flat, part.flat.pointer, stream)
-        return host, self._stream.now()
+        stream.end(call, flats)
 
     def _carry_out(
-        self, step: Sequence[_Part], host: list[Flat], loaded: Event, run: Callable[[], None]
+        self,
+        call: Call,
+        stream: DeviceStream,
+        step: Sequence[_Part],
+        host: list[Flat],
+        loaded: Event,
+        run: Callable[[], None],
     ) -> None:
-        self._wait(loaded)
+        self._await(call, loaded)
         run()
-        driver, stream = self._stream.driver, self._stream.handle
         for part, flat in zip(step, host, strict=True):
             if part.store and flat.size:
-                driver.copy_from_host(part.flat.pointer, flat, stream)
+                stream.driver.copy_from_host(part.flat.pointer, flat, stream.handle)
 
-    def _host(self, step: Sequence[_Part], slot: int) -> list[Flat]:
+    def _host(
+        self, call: Call, stream: DeviceStream, step: Sequence[_Part], slot: int
+    ) -> list[Flat]:
         """Return the host's places for the parts of ``step``, one behind the other in a slot.
 
         What the slot held before is on its way back to the device at most, on this same stream.
@@ -301,13 +275,32 @@ class _Pipeline:
             end += -(-part.flat.nbytes // 64) * 64
         memory = self._slots[slot]
         if memory is None or memory.nbytes < end:
-            self._wait(self._stream.now())  # for copies from the memory that is given up
-            memory = self._stream.driver.pinned(end)
-            self._slots[slot] = memory
+            self._await(call, stream.now())  # for copies from the memory that is given up
+            memory = self._slots[slot] = stream.driver.pinned(end)
         return [
             memory[start : start + part.flat.nbytes].view(part.flat.dtype)
             for start, part in zip(starts, step, strict=True)
         ]
+
+    def _await(self, call: Call, event: Event) -> None:
+        if not wait_until(event.query, call.deadline, self._check_aborted):
+            raise CommunicatorTimeoutError(
+                f"{call.header}: waited {call.deadline.seconds:g} s for this rank's own device:"
+                " work that was put on the array's stream before the call has not ended",
+                None,
+            )
+
+    def _check_aborted(self) -> None:
+        if self.abort_reason is not None:
+            raise CommunicatorAbortedError(self.abort_reason)
+
+
+def _load(stream: DeviceStream, step: Sequence[_Part], host: Sequence[Flat]) -> Event:
+    """Bring what is to be loaded to the host; return the moment when it is there."""
+    for part, flat in zip(step, host, strict=True):
+        if part.load and flat.size:
+            stream.driver.copy_to_host(flat, part.flat.pointer, stream.handle)
+    return stream.now()
 
 
 def _pinned(stream: DeviceStream, flat: DeviceFlat) -> Flat:

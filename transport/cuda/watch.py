@@ -48,7 +48,7 @@ class Watch:
             if self.trouble is not None:
                 completion.fail(self.trouble, self._at_fault)
                 return
-            completion.verify_by(self._verify)
+            completion.verify = self._verify
             self._calls.append((call, completion))
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name=self._name, daemon=True)

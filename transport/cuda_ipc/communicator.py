@@ -24,7 +24,7 @@ from transport.cuda.device_state import (
     check_one_device,
 )
 from transport.cuda.driver import DeviceMemory, Driver
-from transport.cuda.flat import DeviceFlat, StreamOrder, wait_for_event
+from transport.cuda.flat import DeviceFlat, StreamOrder, wait_until
 from transport.cuda.staged import StagedCommunicator
 from transport.cuda.watch import Watch
 from transport.cuda_ipc.offers import Offers
@@ -63,7 +63,7 @@ class _Device:
         order = StreamOrder(begin, lambda: self.stream.handle, memory)
         counters = DeviceFlat(memory.pointer, size, np.dtype(np.uint64), device, driver, order)
         # The counters must be 0 before anybody hears of them.
-        if not wait_for_event(begin, call.deadline):
+        if not wait_until(begin.query, call.deadline):
             raise CommunicatorTimeoutError(
                 f"{call.header}: this rank's own device copied {size * _FLAG_BYTES} bytes to itself"
                 f" for more than {call.deadline.seconds:g} s; others keep it busy, or it failed",
@@ -100,6 +100,10 @@ class _Device:
         """Let go of the streams; work that is on them still runs."""
         self.stream.driver.destroy_stream(self._release, self.stream.device)
         self.stream.close()
+
+
+_Work = Callable[[_Device, list[int]], None]
+"""What a call puts on the stream between its two steps, given where each member's offer is."""
 
 
 class CudaIpcCommunicator(StagedCommunicator):
@@ -173,13 +177,9 @@ class CudaIpcCommunicator(StagedCommunicator):
             super().reduce(call, buffer, op, root)
 
     def all_gather(self, call: Call, outputs: Sequence[DeviceFlat], input_: DeviceFlat) -> None:
-        def work(device: _Device, sources: list[int]) -> None:
-            for output, source in zip(outputs, sources, strict=True):
-                _copy(device, output, source)
-
         wanted = [output.nbytes for output in outputs]
         flats = [input_, *outputs]
-        if not self._run(call, flats, [input_] * self.size, wanted, work):
+        if not self._run(call, flats, [input_] * self.size, wanted, _copies_into(outputs)):
             super().all_gather(call, outputs, input_)
 
     def reduce_scatter(
@@ -203,11 +203,7 @@ class CudaIpcCommunicator(StagedCommunicator):
         offered = [input_ if peer == root else None for peer in range(self.size)]
         wanted = [output.nbytes for output in outs] or [0] * self.size
 
-        def work(device: _Device, sources: list[int]) -> None:
-            for output, source in zip(outs, sources, strict=False):
-                _copy(device, output, source)
-
-        if not self._run(call, [input_, *outs], offered, wanted, work):
+        if not self._run(call, [input_, *outs], offered, wanted, _copies_into(outs)):
             super().gather(call, outputs, input_, root)
 
     def scatter(
@@ -226,12 +222,8 @@ class CudaIpcCommunicator(StagedCommunicator):
     def all_to_all(
         self, call: Call, outputs: Sequence[DeviceFlat], inputs: Sequence[DeviceFlat]
     ) -> None:
-        def work(device: _Device, sources: list[int]) -> None:
-            for output, source in zip(outputs, sources, strict=True):
-                _copy(device, output, source)
-
         wanted = [output.nbytes for output in outputs]
-        if not self._run(call, [*outputs, *inputs], inputs, wanted, work):
+        if not self._run(call, [*outputs, *inputs], inputs, wanted, _copies_into(outputs)):
             super().all_to_all(call, outputs, inputs)
 
     # Memory.
@@ -279,7 +271,7 @@ class CudaIpcCommunicator(StagedCommunicator):
         flats: Sequence[DeviceFlat],
         offered: Sequence[DeviceFlat | None],
         wanted: Sequence[int],
-        work: Callable[[_Device, list[int]], None],
+        work: _Work,
         prepare: Callable[[_Device], None] | None = None,
     ) -> bool:
         """Put a call on the stream; False, on all members, when memory cannot be shared."""
@@ -329,6 +321,16 @@ def _copy(device: _Device, into: DeviceFlat, source: int) -> None:
     if into.size:
         stream = device.stream
         stream.driver.copy(into.pointer, source, into.nbytes, stream.handle)
+
+
+def _copies_into(outputs: Sequence[DeviceFlat]) -> _Work:
+    """Return the work that copies what each member offers into its output, if there are outputs."""
+
+    def work(device: _Device, sources: list[int]) -> None:
+        for output, source in zip(outputs, sources, strict=False):
+            _copy(device, output, source)
+
+    return work
 
 
 def _fold(device: _Device, into: DeviceFlat, sources: Sequence[int], op: ReduceOp) -> None:

@@ -127,11 +127,9 @@ class HierarchicalCommunicator(Forwarding, Communicator):
         with self._lock:
             if self.abort_reason is None:
                 self.abort_reason = reason
-            levels: list[Communicator] = [self._whole]
-            if self._inside is not None:
-                levels.insert(0, self._inside)
+            levels = [self._inside, self._whole]
         self._keys.cancel(reason)
-        return levels
+        return [level for level in levels if level is not None]
 
     @contextmanager
     def _ended(self) -> Generator[None]:

@@ -132,13 +132,12 @@ int is_own(Ring *ring, PyObject *file);
 
 /* ------------------------------------------------------------------ waiting.c */
 
-/* As in transport/waiting.py; a look takes a few nanoseconds here. */
+/* How often to look before the core is first offered to others: a few times where offering turns out
+ * to be what helps, as it does where other programs leave the ranks one core together. */
 typedef struct {
     int spins, most_spins;
 } Patience;
 
-/* wait_as(look_seconds, few_yields): the constants of transport/waiting.py, said once, before the first wait. */
-PyObject *wait_as(PyObject *module, PyObject *args);
 void be_patient(Patience *p, int may_spin);
 
 /* Whether what is waited for has come. */

@@ -9,7 +9,7 @@ static PyTypeObject *add_type(PyObject *module, PyType_Spec *spec) {
 }
 
 static PyMethodDef functions[] = {
-    {"crc32c", crc32c, METH_VARARGS, NULL}, {"wait_as", wait_as, METH_VARARGS, NULL}, {NULL}};
+    {"crc32c", crc32c, METH_VARARGS, NULL}, {NULL}};
 
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT, .m_name = "transport.native._core", .m_size = -1, .m_methods = functions};

@@ -161,8 +161,7 @@ class NcclCommunicator(DeviceCommunicator):
                 self._exchange(comm, stream, {root: input_}, {})
                 return
             operands.copy(stream, input_, outs[root].pointer, input_.pointer)
-            others = {peer: out for peer, out in enumerate(outs) if peer != root}
-            self._exchange(comm, stream, {}, others)
+            self._exchange(comm, stream, {}, dict(enumerate(outs)))
 
     def scatter(
         self, call: Call, output: DeviceFlat, inputs: Sequence[DeviceFlat] | None, root: int
@@ -175,8 +174,7 @@ class NcclCommunicator(DeviceCommunicator):
                 self._exchange(comm, stream, {}, {root: output})
                 return
             operands.copy(stream, output, output.pointer, ins[root].pointer)
-            others = {peer: part for peer, part in enumerate(ins) if peer != root}
-            self._exchange(comm, stream, others, {})
+            self._exchange(comm, stream, dict(enumerate(ins)), {})
 
     def all_to_all(
         self, call: Call, outputs: Sequence[DeviceFlat], inputs: Sequence[DeviceFlat]
@@ -185,13 +183,7 @@ class NcclCommunicator(DeviceCommunicator):
         with self._run(call, [*outputs, *inputs], (), gives, wants) as (comm, stream):
             mine = inputs[self.rank]
             operands.copy(stream, mine, outputs[self.rank].pointer, mine.pointer)
-            others = [peer for peer in range(self.size) if peer != self.rank]
-            self._exchange(
-                comm,
-                stream,
-                {peer: inputs[peer] for peer in others},
-                {peer: outputs[peer] for peer in others},
-            )
+            self._exchange(comm, stream, dict(enumerate(inputs)), dict(enumerate(outputs)))
 
     # Groups.
 
@@ -274,7 +266,7 @@ class NcclCommunicator(DeviceCommunicator):
 
     def _on_dispute(self, entry: Entry, error: DistError) -> None:
         """End everything: members disagree in a call, or one has not made it."""
-        self._connection.fail(error, entry.call.header)
+        self._connection.watch.fail(error, entry.call.header)
         with self._lock:
             fallback = self._fallback
         if fallback is not None:
@@ -303,7 +295,7 @@ class NcclCommunicator(DeviceCommunicator):
         try:
             yield self._other()
         except CommunicatorAbortedError:
-            self._connection.check_trouble(call)  # if there is one, that is why it was aborted
+            self._connection.watch.check_for(call)  # if there is one, that is why it was aborted
             raise
 
     @contextmanager
@@ -327,9 +319,9 @@ class NcclCommunicator(DeviceCommunicator):
         with self._connection.in_use(call, stream):
             yield comm, stream
         completion = stream.end(call, flats, *owners)
-        completion.settle_by(lambda: entry.compared)
+        completion.settled = lambda: entry.compared
         entry.completion = completion
-        self._connection.watch(call, completion)
+        self._connection.watch.add(call, completion)
 
     @contextmanager
     def _grouped(self) -> Generator[None]:
@@ -346,13 +338,15 @@ class NcclCommunicator(DeviceCommunicator):
         outward: dict[int, DeviceFlat],
         inward: dict[int, DeviceFlat],
     ) -> None:
-        """Send and receive side by side; empty messages are left out at both ends."""
+        """Send to other members and receive from them, by rank, side by side; empty messages are
+        left out at both ends.
+        """
         with self._grouped():
             for peer, flat in outward.items():
-                if flat.size:
+                if flat.size and peer != self.rank:
                     comm.send(flat.pointer, flat.nbytes, nccl.UINT8, peer, stream.handle)
             for peer, flat in inward.items():
-                if flat.size:
+                if flat.size and peer != self.rank:
                     comm.recv(flat.pointer, flat.nbytes, nccl.UINT8, peer, stream.handle)
 
     def _other(self) -> Communicator[DeviceFlat]:

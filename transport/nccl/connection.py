@@ -11,12 +11,11 @@ import threading
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 
-from transport.call import Call, CallHeader
+from transport.call import Call
 from transport.communicators.runtime import Membership
 from transport.communicators.store_waits import PeerKeys
 from transport.cuda.device_state import DeviceStream, check_device_of_group
 from transport.cuda.driver import Driver
-from transport.cuda.flat import Completion
 from transport.cuda.watch import Watch
 from transport.errors import (
     CommunicatorAbortedError,
@@ -33,8 +32,8 @@ _IN_USE_SECONDS = 1.0
 class Connection:
     """A member's communicator and the stream that its work is on, from the first call on.
 
-    A thread watches the deadlines of the calls on the device and asks NCCL for errors; either
-    ends the connection for good.
+    ``watch`` sees to the deadlines of the calls on the device and asks NCCL for errors; either ends
+    the connection for good.
     """
 
     def __init__(self, membership: Membership, library: NcclLibrary) -> None:
@@ -44,10 +43,11 @@ class Connection:
         self._comm: NcclComm | None = None
         self._stream: DeviceStream | None = None
         self._can_split = False
-        self._abort_reason: str | None = None
+        self.abort_reason: str | None = None
+        """Why nothing can be called any more, or None."""
         self._keys = PeerKeys(membership)
         self._in_use = threading.Lock()
-        self._watch = Watch(f"meshlib-nccl-{membership.rank}", self._async_error, self.end)
+        self.watch = Watch(f"meshlib-nccl-{membership.rank}", self._async_error, self.end)
 
     # Beginning.
 
@@ -80,14 +80,14 @@ class Connection:
                 driver,
                 device,
                 call,
-                lambda: self._abort_reason,
+                lambda: self.abort_reason,
             )
         except CommunicatorAbortedError:
-            self.check_trouble(call)  # if there is trouble, that is why it was aborted
+            self.watch.check_for(call)  # if there is trouble, that is why it was aborted
             raise
         with self._lock:
             self._stream = stream
-            if self._abort_reason is None:
+            if self.abort_reason is None:
                 self._comm, self._can_split = comm, can_split
         if self._comm is None:
             comm.abort()
@@ -117,10 +117,6 @@ class Connection:
                 f"NCCL failed in {call.header}: {error}; NCCL_DEBUG=WARN tells more"
             ) from error
 
-    def watch(self, call: Call, completion: Completion) -> None:
-        """Look after ``call``, which is on the device, until ``completion``."""
-        self._watch.add(call, completion)
-
     def split(self, call: Call, color: int, key: int) -> tuple[NcclComm, DeviceStream] | None:
         """Return the communicator of the members with this ``color``, and a stream for it.
 
@@ -130,7 +126,7 @@ class Connection:
         comm, stream = self._comm, self._stream
         assert comm is not None
         assert stream is not None
-        if not self._watch.drain(call.deadline.remaining()):
+        if not self.watch.drain(call.deadline.remaining()):
             raise CommunicatorTimeoutError(
                 f"{call.header}: the calls before it were not done within"
                 f" {call.deadline.seconds:g} s",
@@ -143,34 +139,25 @@ class Connection:
                 stream.driver,
                 stream.device,
                 call,
-                lambda: self._abort_reason,
+                lambda: self.abort_reason,
             )
         return None if part is None else (part, DeviceStream(stream.driver, stream.device))
 
     # The end.
 
-    @property
-    def abort_reason(self) -> str | None:
-        """Why nothing can be called any more, or None."""
-        return self._abort_reason
-
     def check_open(self, call: Call) -> None:
         """Raise what ended the connection, if anything did."""
-        reason = self._abort_reason  # set after the trouble, if there is one
-        self.check_trouble(call)
+        reason = self.abort_reason  # set after the trouble, if there is one
+        self.watch.check_for(call)
         if reason is not None:
             raise CommunicatorAbortedError(reason)
-
-    def check_trouble(self, call: Call) -> None:
-        """Raise what went wrong with a call on the device, or in the comparison, if anything."""
-        self._watch.check_for(call)
 
     def abort(self, reason: str) -> None:
         """End all work. Any thread; idempotent; never blocks."""
         with self._lock:
-            first = self._abort_reason is None
+            first = self.abort_reason is None
             if first:
-                self._abort_reason = reason
+                self.abort_reason = reason
         self._keys.cancel(reason)
         if first:
             error = CommunicatorAbortedError(reason)
@@ -179,15 +166,11 @@ class Connection:
                 target=self._give_up, args=(error,), name="meshlib-nccl-abort", daemon=True
             ).start()
 
-    def fail(self, error: DistError, at_fault: CallHeader | None = None) -> None:
-        """Have all calls on the device, and later ones, raise ``error``; see ``Watch.fail``."""
-        self._watch.fail(error, at_fault)
-
     def end(self, error: DistError) -> None:
         """End NCCL's work, for all members: its kernels end in error elsewhere. May block."""
         with self._lock:
-            if self._abort_reason is None:
-                self._abort_reason = str(error)
+            if self.abort_reason is None:
+                self.abort_reason = str(error)
             comm, self._comm = self._comm, None
         self._keys.cancel(str(error))
         if comm is not None:
@@ -202,7 +185,7 @@ class Connection:
 
     def finish(self, seconds: float) -> None:
         """Wait until the calls under way are done; abort them if that takes too long."""
-        if self._comm is not None and not self._watch.drain(seconds):
+        if self._comm is not None and not self.watch.drain(seconds):
             reason = "the communicator was closed while the device was at work"
             self._give_up(CommunicatorAbortedError(reason))
 
@@ -211,19 +194,19 @@ class Connection:
         with self._lock:
             # The watch may be aborting it at this moment: who takes it ends it.
             comm, self._comm = self._comm, None
-            if self._abort_reason is None:
-                self._abort_reason = "the communicator was closed"
+            if self.abort_reason is None:
+                self.abort_reason = "the communicator was closed"
             stream, self._stream = self._stream, None
         self._keys.cancel("the communicator was closed")
         if comm is not None:
             with suppress(*self.library.errors):
                 comm.destroy()
-        self._watch.close()
+        self.watch.close()
         if stream is not None:
             stream.close()
 
     def _give_up(self, error: DistError) -> None:
-        self.fail(error)
+        self.watch.fail(error)
         self.end(error)
 
     def _async_error(self) -> str | None:

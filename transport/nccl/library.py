@@ -180,34 +180,17 @@ class _Nccl4PyComm:
         self._bindings = bindings
         self._comm = comm
 
-    def all_reduce(
-        self, source: int, into: int, count: int, dtype: int, op: int, stream: int
-    ) -> None:
-        self._bindings.all_reduce(source, into, count, dtype, op, self._comm, stream)
+        def of(function: Any) -> Any:
+            """Return what gives ``function`` the communicator as well, before the stream."""
+            return lambda *arguments: function(*arguments[:-1], comm, arguments[-1])
 
-    def reduce(
-        self, source: int, into: int, count: int, dtype: int, op: int, root: int, stream: int
-    ) -> None:
-        self._bindings.reduce(source, into, count, dtype, op, root, self._comm, stream)
-
-    def broadcast(
-        self, source: int, into: int, count: int, dtype: int, root: int, stream: int
-    ) -> None:
-        self._bindings.broadcast(source, into, count, dtype, root, self._comm, stream)
-
-    def all_gather(self, source: int, into: int, count: int, dtype: int, stream: int) -> None:
-        self._bindings.all_gather(source, into, count, dtype, self._comm, stream)
-
-    def reduce_scatter(
-        self, source: int, into: int, count: int, dtype: int, op: int, stream: int
-    ) -> None:
-        self._bindings.reduce_scatter(source, into, count, dtype, op, self._comm, stream)
-
-    def send(self, source: int, count: int, dtype: int, peer: int, stream: int) -> None:
-        self._bindings.send(source, count, dtype, peer, self._comm, stream)
-
-    def recv(self, into: int, count: int, dtype: int, peer: int, stream: int) -> None:
-        self._bindings.recv(into, count, dtype, peer, self._comm, stream)
+        self.all_reduce = of(bindings.all_reduce)
+        self.reduce = of(bindings.reduce)
+        self.broadcast = of(bindings.broadcast)
+        self.all_gather = of(bindings.all_gather)
+        self.reduce_scatter = of(bindings.reduce_scatter)
+        self.send = of(bindings.send)
+        self.recv = of(bindings.recv)
 
     def split(self, color: int, key: int) -> NcclComm | None:
         comm = self._bindings.comm_split(self._comm, color, key, 0)

@@ -82,7 +82,7 @@ class ShmCommunicator(MessagingCommunicator):
         self._lock = threading.Lock()
         self._owned: dict[str, OwnedSegment] = {INBOX: self.mailbox.inbox}
         self._gone: dict[int, PeerLostError] = {}
-        self._dead: set[int] = set()
+        self._dead: list[int] = []
         self._meeting: _Meeting | None = None
         self._ready: _Meeting | None = None
         self._failure: str | None = None
@@ -243,7 +243,7 @@ class ShmCommunicator(MessagingCommunicator):
         with self._lock:
             self._gone.setdefault(rank, error)
             if how == DIED:
-                self._dead.add(rank)
+                self._dead.append(rank)
             meeting = self._meeting
         self.mailbox.lose(rank, error)
         if meeting is not None:
@@ -359,8 +359,7 @@ class ShmCommunicator(MessagingCommunicator):
 
     def _cause(self, peer: int, error: PeerLostError | None = None) -> PeerLostError:
         """Return why ``peer`` is lost: if others died, it may have gone because of that."""
-        died = [rank for rank in self._gone if rank in self._dead]
         lost = error or self._gone[peer]
-        if died and peer not in died:
-            lost = self._gone[died[0]]
+        if self._dead and peer not in self._dead:
+            lost = self._gone[self._dead[0]]
         return PeerLostError(str(lost), lost.peer)

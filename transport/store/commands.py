@@ -115,7 +115,7 @@ class Commands:
             Op.GET: _found(table.get),
             Op.ADD: _number(add),
             Op.APPEND: _nothing(table.append),
-            Op.CHECK: _number(lambda *keys: table.has_all(keys)),
+            Op.CHECK: _number(lambda *keys: not table.missing(keys)),
             Op.COMPARE_SET: _found(table.compare_set),
             Op.DELETE: _number(table.delete),
             Op.MULTI_SET: _nothing(multi_set),

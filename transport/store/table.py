@@ -56,10 +56,6 @@ class Table:
         """Return what is behind ``offset`` in the value of ``key``."""
         return bytes(self._values.get(key, b"")[offset:])
 
-    def has_all(self, keys: Iterable[bytes]) -> bool:
-        """Return whether all ``keys`` exist."""
-        return all(key in self._values for key in keys)
-
     def missing(self, keys: Iterable[bytes]) -> list[bytes]:
         """Return those of ``keys`` that do not exist."""
         return [key for key in keys if key not in self._values]

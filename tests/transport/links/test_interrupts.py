@@ -85,7 +85,7 @@ class TestInproc:
         self._at_every_step(wait)
 
     def _at_every_step(self, wait: Callable[[_Channel], object]) -> None:
-        channels = [_Channel(0, 1000)]
+        channels = [_Channel(0)]
 
         def interrupted() -> None:
             try:
@@ -98,7 +98,7 @@ class TestInproc:
             with suppress(_Cut):
                 channels[-1].offer(call(SOON), PAYLOAD)
                 assert channels[-1].begin_take(Deadline.after(0))
-            channels.append(_Channel(0, 1000))
+            channels.append(_Channel(0))
 
         assert at_every_step(interrupted, check) > 50
 

@@ -1,5 +1,5 @@
-/* How a rank waits for what others write: as transport/waiting.py does, which hands over
- * its constants, but all the while that counts without the interpreter's lock.
+/* How a rank waits for what others write, all the while that counts without the interpreter's lock:
+ * transport/waiting.py says why it looks before it sleeps.
  */
 #include "core.h"
 
@@ -20,18 +20,8 @@
 #define HELD_SPINS 200
 #define FEWEST_SPINS 50
 #define YIELDS_PER_LOOK 8
-
-static double look_seconds;
-static long few_yields;
-
-PyObject *wait_as(PyObject *Py_UNUSED(module), PyObject *args) {
-    double seconds;
-    long yields;
-    if (!PyArg_ParseTuple(args, "dl", &seconds, &yields)) return NULL;
-    look_seconds = seconds;
-    few_yields = yields;
-    Py_RETURN_NONE;
-}
+#define FEW_YIELDS 2        /* what came after so few was done by somebody who waited for this very core */
+#define LOOK_SECONDS 500e-6 /* as in transport/waiting.py */
 
 void be_patient(Patience *p, int may_spin) { p->spins = p->most_spins = may_spin ? MOST_SPINS : 0; }
 
@@ -45,7 +35,7 @@ static inline int spin(Look look, const void *what, int spins) {
 
 /* Offer the core to others for a while. */
 static int yield(Patience *p, Look look, const void *what) {
-    double give_up = read_clock() + look_seconds;
+    double give_up = read_clock() + LOOK_SECONDS;
     long yields = 0;
     int come = 0;
     do {
@@ -56,8 +46,7 @@ static int yield(Patience *p, Look look, const void *what) {
         }
     } while (!come && read_clock() < give_up);
     if (come) {
-        /* What came after so few yields was done by somebody who waited for this very core. */
-        int spins = yields <= few_yields ? FEWEST_SPINS : p->most_spins;
+        int spins = yields <= FEW_YIELDS ? FEWEST_SPINS : p->most_spins;
         p->spins = spins < p->most_spins ? spins : p->most_spins;
     }
     return come;

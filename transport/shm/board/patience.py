@@ -6,15 +6,9 @@ import os
 from collections.abc import Callable
 
 from transport.call import Call
-from transport.native import core
 from transport.shm.board.segment import Segment
-from transport.waiting import FEW_YIELDS, LOOK_SECONDS, LookOut
+from transport.waiting import LookOut
 
-if core is not None:
-    # What looks in C: boards and rings, of which there are none yet.
-    core.wait_as(LOOK_SECONDS, FEW_YIELDS)
-# Polls before the first yield: some 20 microseconds, longer than a small call takes.
-_MOST_SPINS = 300
 # A sleeper looks this often whether the world has ended, should a wake-up have been missed.
 SLICE_SECONDS = 0.05
 
@@ -33,7 +27,7 @@ class Patience:
         """Whether a rank may look before it sleeps."""
         self.crowded: bool = ranks > len(os.sched_getaffinity(0))
         """Whether there are more ranks than cores."""
-        self._look_out = LookOut(0 if self.crowded else _MOST_SPINS)
+        self._look_out = LookOut()
 
     def share_process(self) -> None:
         """Know that another rank is a thread of this process."""

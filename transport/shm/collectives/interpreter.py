@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -34,20 +35,18 @@ _SMALL = 16 << 10
 _WHOLE, _BEFORE, _OWN = Cut.WHOLE, Cut.BEFORE, Cut.OWN
 
 
+@dataclass(frozen=True, slots=True)
 class Interpreter:
     """Runs the plans of one member. One thread at a time.
 
     ``piece`` (bytes) is how much at least is reduced at a time.
     """
 
-    def __init__(
-        self, board: Board, membership: Membership, places: Places, folding: Folding, piece: int
-    ) -> None:
-        self.board = board
-        self.membership = membership
-        self.places = places
-        self.folding = folding
-        self.stretch = max(piece, board.layout.block)
+    board: Board
+    membership: Membership
+    places: Places
+    folding: Folding
+    piece: int
 
     def run(
         self,
@@ -144,7 +143,7 @@ class _Passage:
         if where := self._places[part.peer]:
             dtype = self._arrays[part.array].dtype
             place = where + start * dtype.itemsize
-            return self._by.places.view(part.peer, place, stop - start, dtype)
+            return self._by.places.arena.view(part.peer, place, stop - start, dtype)
         return self._block(part, lap, start, stop)
 
     # The steps.
@@ -270,7 +269,7 @@ class _Passage:
     def fold(self, step: Step, lap: int) -> None:
         into = step.parts[self._board.rank].array if step.number == ALL else step.number
         start, stop = self._piece(into, lap, step.parts[0].cut)
-        stretch = self._by.stretch // self._itemsize
+        stretch = max(self._by.piece, self._board.layout.block) // self._itemsize
         for low in range(start, stop, stretch):
             self._fold(step, lap, into, low, min(low + stretch, stop))
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from transport.operands.copying import address, copy
 from transport.operands.reduce_op import Flat
 from transport.shm.collectives.arena import Arena
@@ -48,10 +46,6 @@ class Places:
                 where = _PRIVATE + address(buffer)
             places.append(where)
         return places
-
-    def view(self, peer: int, where: int, count: int, dtype: np.dtype[np.generic]) -> Flat:
-        """Return ``count`` elements of member ``peer`` at a place in symmetric memory."""
-        return self.arena.view(peer, where, count, dtype)
 
     def fetch(self, peer: int, where: int, into: Flat, *, alone: bool = False) -> None:
         """Copy what member ``peer`` has at ``where`` into ``into``.

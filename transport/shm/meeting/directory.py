@@ -82,24 +82,24 @@ class Neighbourhood(Directory):
         """
         address, membership = self._address(peer, call), self._membership
         name = membership.describe(peer)
-        number, reply = self._endpoint.ask(
+        number, request = self._endpoint.ask(
             address, membership.group, membership.rank, peer, what, name
         )
         call.waiting_for = peer
-        arrived = reply.wait(call.deadline.remaining())
+        arrived = request.wait(call.deadline.remaining())
         try:
             self.check()
         except BaseException:
-            reply.discard()
+            request.discard()
             raise
-        if not arrived and not reply.wait(0):
+        if not arrived and not request.wait(0):
             self._endpoint.forget(number)
-            reply.discard()
+            request.discard()
             raise CommunicatorTimeoutError(
                 f"{call.header}: {name} has not answered within {call.deadline.seconds:g} s", peer
             )
         call.waiting_for = None
-        return adopt(reply.take())
+        return adopt(request.take())
 
     def kick(self, peer: int) -> None:
         """Ask ``peer`` to empty its inbox. Never blocks; may be lost."""

@@ -6,7 +6,7 @@ job's secret and belong to the same user. A connection stays open as long as bot
 that it ends is how a death is noticed, without the store and whatever the process was doing.
 
 All packets are read by one thread, so no call of another thread ever blocks on a socket: it waits
-for a ``Reply``, which an abort completes.
+for its ``Request``, which an abort completes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -68,10 +67,17 @@ class Service(Protocol):
         ...
 
 
-class Reply:
-    """What a thread waits for that has asked a peer for something."""
+class Request:
+    """What a thread asks member ``peer`` of ``group``, called ``name`` in messages, and the answer
+    that it waits for.
+    """
 
-    def __init__(self) -> None:
+    connection: Connection | None = None
+
+    def __init__(self, group: str, peer: int, name: str) -> None:
+        self.group = group
+        self.peer = peer
+        self.name = name
         self._done = threading.Event()
         self._fd = -1
         self._error: Exception | None = None
@@ -96,26 +102,16 @@ class Reply:
         self._fd, self._error = fd, error
         self._done.set()
 
+    def refuse(self, how: str) -> None:
+        """Answer that the peer is lost: ``how`` completes its name."""
+        self.complete(error=PeerLostError(f"{self.name} {how}", self.peer))
+
     def discard(self) -> None:
         """Want the answer no more, whether it has come or not."""
         self.complete(error=DistNetworkError("the request was given up"))
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
-
-
-@dataclass(frozen=True, slots=True)
-class _Request:
-    """What was asked of member ``peer`` of ``group``, called ``name`` in messages."""
-
-    connection: Connection
-    group: str
-    peer: int
-    name: str
-    reply: Reply
-
-    def refuse(self, how: str) -> None:
-        self.reply.complete(error=PeerLostError(f"{self.name} {how}", self.peer))
 
 
 class Endpoint:
@@ -138,7 +134,7 @@ class Endpoint:
         self._services: dict[str, Service] = {}
         self._outward: dict[bytes, Connection] = {}
         self._connections: set[Connection] = set()
-        self._replies: dict[int, _Request] = {}
+        self._requests: dict[int, Request] = {}
         self._next_number = 1
         self._connecting: list[Connection] = []  # the loop's
         self._errands: deque[Callable[[], None]] = deque()
@@ -166,32 +162,33 @@ class Endpoint:
                 if group in connection.users:
                     connection.send(Message(Operation.GONE, group, text=how))
                     del connection.users[group]
-            ended = [request for request in self._replies.values() if request.group == group]
+            ended = [request for request in self._requests.values() if request.group == group]
         for request in ended:
             request.refuse(f"is not asked any more: this rank {how}")
 
     def ask(
         self, address: bytes, group: str, rank: int, peer: int, what: str, name: str
-    ) -> tuple[int, Reply]:
+    ) -> tuple[int, Request]:
         """Ask the endpoint at ``address`` (``peer`` in ``group``, called ``name`` in messages) for
         the memory ``what``.
 
-        Returns the request's number, for ``forget``, and where the answer will be. Never blocks.
+        Returns the request and its number, for ``forget``. Never blocks.
         """
-        reply = Reply()
+        request = Request(group, peer, name)
         with self._lock:
             try:
                 connection = self._connect(address)
             except OSError as error:
-                reply.complete(error=_unreachable(name, peer, error))
-                return 0, reply
+                request.complete(error=_unreachable(name, peer, error))
+                return 0, request
+            request.connection = connection
             number = self._next_number
             self._next_number += 1
-            self._replies[number] = _Request(connection, group, peer, name, reply)
+            self._requests[number] = request
             connection.users[group] = peer
             connection.send(Message(Operation.ASK, group, number, rank, what))
         self._loop.wake()
-        return number, reply
+        return number, request
 
     def watch(self, address: bytes, group: str, rank: int, peer: int, name: str) -> None:
         """Have the service of ``group`` told when ``peer``, at ``address``, is gone.
@@ -229,7 +226,7 @@ class Endpoint:
     def forget(self, number: int) -> None:
         """Have no interest in the request ``number`` any more."""
         with self._lock:
-            self._replies.pop(number, None)
+            self._requests.pop(number, None)
 
     def kick(self, group: str, rank: int) -> None:
         """Ask member ``rank``'s endpoint to empty its inbox. Never blocks; may be lost."""
@@ -308,15 +305,15 @@ class Endpoint:
         operation = message.operation
         if operation is Operation.GIVE:
             with self._lock:
-                found = self._replies.pop(message.number, None)
+                found = self._requests.pop(message.number, None)
             if found is not None and fd >= 0:
-                found.reply.complete(fd)
+                found.complete(fd)
                 return
             if found is not None:
                 # What the kernel does with a descriptor for which there is no room.
                 why = explain(OSError(errno.EMFILE, ""))
                 text = f"cannot take the memory of {found.name}: {why}"
-                found.reply.complete(error=DistBackendError(text))
+                found.complete(error=DistBackendError(text))
                 return
         if fd >= 0:
             os.close(fd)
@@ -339,7 +336,7 @@ class Endpoint:
         self, connection: Connection, service: Service | None, message: Message
     ) -> None:
         with self._lock:
-            found = self._replies.pop(message.number, None)
+            found = self._requests.pop(message.number, None)
             rank = None if message.number else connection.users.pop(message.group, None)
         if found is not None:
             found.refuse(message.text)
@@ -382,9 +379,9 @@ class Endpoint:
             for address, other in list(self._outward.items()):
                 if other is connection:
                     del self._outward[address]
-            lost = {n: r for n, r in self._replies.items() if r.connection is connection}
+            lost = {n: r for n, r in self._requests.items() if r.connection is connection}
             for number in lost:
-                del self._replies[number]
+                del self._requests[number]
             users, connection.users = connection.users, {}
             told = [
                 (service, rank)
@@ -394,9 +391,9 @@ class Endpoint:
             connection.sock.close()
         for request in lost.values():
             if isinstance(error, PermissionError):
-                request.reply.complete(error=_unreachable(request.name, request.peer, error))
+                request.complete(error=_unreachable(request.name, request.peer, error))
             elif isinstance(error, AuthenticationError):
-                request.reply.complete(error=AuthenticationError(f"{request.name}: {error}"))
+                request.complete(error=AuthenticationError(f"{request.name}: {error}"))
             else:
                 request.refuse(DIED)
         if not self._loop.stopping:

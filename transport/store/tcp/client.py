@@ -137,7 +137,7 @@ class StoreConnection:
             self._send(number, request, data, _SEND_SECONDS if patience is None else patience)
             grace = GRACE_SECONDS if patience is None else patience
             until = time.monotonic() + seconds + grace
-            status, answer = self._receive(request, until, breaker)
+            status, answer = self._receive(request, until)
             self._expected.pop(number, None)
         except BaseException as error:
             self._give_up(number, error)
@@ -322,7 +322,8 @@ class StoreConnection:
             finally:
                 let_go(self._send_lock)
 
-    def _receive(self, request: _Request, until: float, breaker: Breaker | None) -> Reply:
+    def _receive(self, request: _Request, until: float) -> Reply:
+        breaker = request.breaker
         while request.reply is None:
             self._check()
             if breaker is not None and breaker.broken:
@@ -332,7 +333,7 @@ class StoreConnection:
                 raise self._silence()
             if self._turn.acquire(blocking=False):
                 try:
-                    self._read_for(request, until, breaker)
+                    self._read_for(request, until)
                 finally:
                     self._turn.release()
                     if len(self._expected) > 1:
@@ -342,8 +343,9 @@ class StoreConnection:
                     request.news.get(timeout=min(left, _SLICE_SECONDS))
         return request.reply
 
-    def _read_for(self, request: _Request, until: float, breaker: Breaker | None) -> None:
+    def _read_for(self, request: _Request, until: float) -> None:
         """Read and hand out what comes, until the request has its reply or nothing came in time."""
+        breaker = request.breaker
         if self._received:
             self._hand_out()  # what an interrupted thread has left
         slice_ = _SLICE_SECONDS if breaker is None else _BREAKABLE_SECONDS

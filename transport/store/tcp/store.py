@@ -6,6 +6,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import ExitStack
 from copy import copy
 from types import EllipsisType
 
@@ -92,28 +93,23 @@ class TCPStore(Store):
         self._lease: ServerLease | None = None
         deadline = Deadline.after(timeout)
         address = (host_name, port)
-        if is_master:
-            self._lease = lease_server(
-                host_name,
-                port,
-                self._secret,
-                self._tls,
-                shared=multi_tenant,
-                listen_fd=master_listen_fd,
-            )
-            address = self._lease.address
-        self._address = address
-        try:
+        with ExitStack() as undo:
+            if is_master:
+                self._lease = lease_server(
+                    host_name,
+                    port,
+                    self._secret,
+                    self._tls,
+                    shared=multi_tenant,
+                    listen_fd=master_listen_fd,
+                )
+                undo.callback(self._lease.close)
+                address = self._lease.address
+            self._address = address
             self._connection = self._connect(deadline)
-            try:
-                self._join(deadline, wait=is_master and wait_for_workers)
-            except BaseException:
-                self._connection.close()
-                raise
-        except BaseException:
-            if self._lease is not None:
-                self._lease.close()
-            raise
+            undo.callback(self._connection.close)
+            self._join(deadline, wait=is_master and wait_for_workers)
+            undo.pop_all()
         self._closed = False
 
     @property
