@@ -209,7 +209,10 @@ class AutoCommunicator(Forwarding, Communicator):
     def _open_levels(self, placement: Placement) -> Communicator:
         far = self._open_far()
         levels = HierarchicalCommunicator(
-            self.membership, self._table, across=lambda *_: far, placement=placement
+            self.membership,
+            self._table,
+            across=lambda _membership, _table: far,
+            placement=placement,
         )
         with self._lock:
             if self.abort_reason is None:

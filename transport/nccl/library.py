@@ -182,7 +182,11 @@ class _Nccl4PyComm:
 
         def of(function: Any) -> Any:
             """Return what gives ``function`` the communicator as well, before the stream."""
-            return lambda *arguments: function(*arguments[:-1], comm, arguments[-1])
+
+            def call(*arguments: Any) -> None:
+                function(*arguments[:-1], comm, arguments[-1])
+
+            return call
 
         self.all_reduce = of(bindings.all_reduce)
         self.reduce = of(bindings.reduce)
