@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -96,7 +96,7 @@ class ManagedState:
         for name, value in told.items():
             own: Any = self._state.get(name)
             if _has_state_dict(own):
-                cast(Any, own).load_state_dict(value)
+                own.load_state_dict(value)
             elif isinstance(value, np.ndarray) and _fits(own, value):
                 if own is not value:
                     own[...] = value
