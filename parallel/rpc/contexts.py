@@ -26,7 +26,7 @@ _REMEMBERED = 1 << 16
 class Context:
     """One worker's part of an autograd context. Any thread."""
 
-    def __init__(self, id: int, rank: int, kept_numbers: Iterator[int]) -> None:
+    def __init__(self, id: int, rank: int, numbers: Iterator[int]) -> None:
         self.id: int = id
         self.lock: threading.Lock = threading.Lock()
         self.known: set[int] = set()
@@ -37,11 +37,10 @@ class Context:
         """Forward passes of modules that wait for their backward pass."""
         self.ended: bool = False
         self._rank = rank
-        self._numbers = itertools.count(1)
+        self._numbers = numbers
         self._sent: dict[int, Edge] = {}
         self._leaves: dict[object, Node] = {}
         self._kept: dict[int, Any] = {}
-        self._kept_numbers = kept_numbers
 
     def send(self, edge: Edge, value: Any, to: int) -> tuple[Any, ...]:
         """Note that a value is sent to a worker; return what its ``__reduce__`` does.
@@ -90,7 +89,7 @@ class Context:
         fits in 32 bits, and which no other context of this worker has.
         """
         self.check()
-        number = next(self._kept_numbers) % (1 << 32)
+        number = next(self._numbers) % (1 << 32)
         with self.lock:
             self._kept[number] = what
         return number
@@ -152,8 +151,7 @@ class Keeper:
         self.here: _Here = _Here()
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
-        self._passes = itertools.count(1)
-        self._kept_numbers = itertools.count(1)
+        """Of contexts, of passes, and of what is sent and kept."""
         self._contexts: dict[int, Context] = {}
         self._ended: OrderedDict[int, None] = OrderedDict()
         self._lost: set[int] = set()
@@ -170,7 +168,7 @@ class Keeper:
 
     def next_pass(self) -> PassKey:
         """Return a key for a backward pass that begins here."""
-        return self.rank, next(self._passes)
+        return self.rank, next(self._numbers)
 
     def begin(self) -> Context:
         """Make a context."""
@@ -188,7 +186,7 @@ class Keeper:
             if context is None:
                 if id in self._ended or id >> _RANK_BITS in self._lost:
                     raise RuntimeError(_ended(id))
-                context = self._contexts[id] = Context(id, self.rank, self._kept_numbers)
+                context = self._contexts[id] = Context(id, self.rank, self._numbers)
         return context
 
     def find(self, id: int) -> Context:

@@ -167,7 +167,7 @@ class Applied(Node):
         vjp: Any = self._vjp
         if not retain:
             self._vjp = None
-            self.spent = (
+            self.spent: str = (
                 f"backward() has gone through {self._what} before, which kept nothing; expected"
                 " backward(..., retain_graph=True) the first time"
             )

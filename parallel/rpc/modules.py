@@ -79,7 +79,7 @@ class ModuleCall(Node):
         """Call the module's backward; its parameters' gradients go to the context."""
         del retain
         name = type(self._module).__qualname__
-        self.spent = (
+        self.spent: str = (
             f"backward() has gone through a forward pass of {name} before: a module's backward"
             " consumes what forward has saved, so retain_graph has no effect on it; expected"
             " another forward pass"
