@@ -38,7 +38,7 @@ the parts are parts of the sum and multiple.
 
 
 @final
-@dataclass(frozen=True, slots=True, init=False, repr=False)
+@dataclass(slots=True, init=False, repr=False)
 class Sharding:
     """How a global array of any shape lies on ``mesh``: an immutable value, the same on each rank.
 
@@ -116,6 +116,13 @@ class Sharding:
         return sharding
 
     # ------------------------------------------------------------------ a value
+
+    # By hand: a frozen dataclass with slots says nothing of use about names that are no fields.
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"a Sharding is immutable; {name!r} cannot be set")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"a Sharding is immutable; {name!r} cannot be deleted")
 
     def __hash__(self) -> int:
         return self._hash

@@ -10,7 +10,7 @@ from parallel.arrays import Array, namespace
 from parallel.checks import check_nonnegative, check_number, describe
 from parallel.nn.parameter import Parameter
 from parallel.optim.blocks import in_blocks
-from parallel.optim.optimizer import Optimizer, ParamGroup, with_decay
+from parallel.optim.optimizer import Optimizer, ParamGroup, changeable, with_decay
 
 
 class Adam(Optimizer):
@@ -63,7 +63,7 @@ class Adam(Optimizer):
 
     def update(self, parameter: Parameter, group: ParamGroup) -> None:
         """Move one parameter."""
-        data = parameter.data
+        data = changeable(parameter)
         state = self.state.setdefault(parameter, {})
         if not state:
             xp = namespace(data)

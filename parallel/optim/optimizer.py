@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from parallel.arrays import Array
+from parallel.arrays import Array, namespace
 from parallel.checks import check_instance, check_state_dict, describe
 from parallel.nn.parameter import Parameter
 
@@ -182,6 +182,12 @@ def _listed(params: Any, name: str) -> list[Any]:
             f" {{'params': [...], ...}}, got {describe(params)}"
         )
     return list(params)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+
+
+def changeable(parameter: Parameter) -> Array:
+    """Return ``data`` to be changed in place; a NumPy scalar, which cannot be, becomes an array."""
+    data = parameter.data = namespace(parameter.data).asanyarray(parameter.data)
+    return data
 
 
 def with_decay(grad: Array, data: Array, weight_decay: float) -> Array:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from parallel.arrays import Array
+from parallel.arrays import Array, namespace
 from parallel.checks import check_nonnegative, check_number
 from parallel.nn.parameter import Parameter
 from parallel.optim.blocks import in_blocks
-from parallel.optim.optimizer import Optimizer, ParamGroup, with_decay
+from parallel.optim.optimizer import Optimizer, ParamGroup, changeable, with_decay
 
 
 class SGD(Optimizer):
@@ -61,7 +61,7 @@ class SGD(Optimizer):
 
     def update(self, parameter: Parameter, group: ParamGroup) -> None:
         """Move one parameter."""
-        data, grad = parameter.data, parameter.grad
+        data, grad = changeable(parameter), parameter.grad
         if not group["momentum"]:
             for block in in_blocks(data, grad):
                 _move(group, *block)
@@ -71,7 +71,10 @@ class SGD(Optimizer):
         if move is _move:
             step = with_decay(grad, data, group["weight_decay"])
             state["momentum_buffer"] = step.copy()
-        for block in in_blocks(data, grad, state["momentum_buffer"]):
+        # What NumPy computes of arrays without dims are scalars, which cannot be changed in place.
+        velocity = namespace(data).asanyarray(state["momentum_buffer"])
+        state["momentum_buffer"] = velocity
+        for block in in_blocks(data, grad, velocity):
             move(group, *block)
 
 

@@ -83,6 +83,15 @@ def test_a_sharding_is_one_value_however_it_is_written(case):
             sharding.placements  # noqa: B018
 
 
+@pytest.mark.parametrize("name", ["mesh", "dims", "spec", "note"])
+def test_a_sharding_does_not_change(name):
+    sharding = Sharding(MESH, P("a"))
+    with pytest.raises(AttributeError, match=f"a Sharding is immutable; '{name}' cannot be set"):
+        setattr(sharding, name, None)
+    with pytest.raises(AttributeError, match=f"immutable; '{name}' cannot be deleted"):
+        delattr(sharding, name)
+
+
 def test_jaxs_manner_and_torchs_give_equal_values():
     mesh = dist.DeviceMesh.from_shape("cpu", (2, 2, 2), mesh_dim_names=("dp", "dp2", "tp"))
     ours = Sharding(mesh, P("dp", None, ("dp2", "tp")))
@@ -187,7 +196,7 @@ def test_wrong_shapes_and_meshes():
         Shard(-1)
     with pytest.raises(TypeError, match=r"1\.5"):
         P(1.5)
-    with pytest.raises(AttributeError, match="cannot assign to field 'mesh'"):
+    with pytest.raises(AttributeError, match="a Sharding is immutable"):
         Sharding(MESH, P()).mesh = MESH
 
 

@@ -151,3 +151,24 @@ def test_large_arrays_move_as_small_ones_do(make) -> None:
     assert in_one_piece.data.tobytes() == scattered.data.tobytes()
     assert in_one_piece.data.tobytes() == np.stack([row.data for row in rows]).tobytes()
     assert in_one_piece.data.tobytes() != start.tobytes()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda ps: SGD(ps, 0.1),
+        lambda ps: SGD(ps, 0.1, 0.9),
+        lambda ps: SGD(ps, 0.1, 0.9, weight_decay=0.1, nesterov=True),
+        lambda ps: Adam(ps, 0.1, weight_decay=0.1),
+        lambda ps: AdamW(ps, 0.1),
+    ],
+)
+@pytest.mark.parametrize("form", [np.float64, np.array], ids=["scalar", "0-d"])
+def test_a_parameter_without_dims_is_trained_as_one_of_one_element_is(make, form):
+    parameter = Parameter(form(3.0))
+    optimizer = make([parameter])
+    for grad in GRADS:
+        parameter.grad = form(grad)
+        optimizer.step()
+        parameter.data = parameter.data * 1.0  # a scalar again: what users compute of it is one
+    assert float(parameter.data) == run(make)
