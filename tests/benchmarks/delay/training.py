@@ -1,7 +1,6 @@
 """Data parallel training across a network with delay, beside PyTorch's over Gloo; as root.
 
-    python -m tests.benchmarks.delay.training [ROUND_TRIP_MS] [ROUNDS] [--asleep MS]
-        [--congestion cubic]
+    python -m tests.benchmarks.delay.training [ROUND_TRIP_MS] [ROUNDS] [--asleep MS] [--congestion]
 
 The model of ``tests.benchmarks.data_parallel`` (67 MB of gradients) on two ranks, each in a network
 namespace. In each round each library makes a step alone, a synchronised one, and an all_reduce of
