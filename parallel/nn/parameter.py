@@ -19,12 +19,13 @@ GradHook = Callable[["Parameter"], None]
 class RemovableHandle:
     """What registering a hook returns: ``remove()`` unregisters it, once or more often."""
 
-    def __init__(self, hooks: dict[RemovableHandle, GradHook]) -> None:
+    def __init__(self, hooks: dict[object, GradHook], key: object) -> None:
         self._hooks = hooks
+        self._key = key
 
     def remove(self) -> None:
         """Unregister the hook. Idempotent."""
-        self._hooks.pop(self, None)
+        self._hooks.pop(self._key, None)
 
 
 class Parameter:
@@ -79,7 +80,7 @@ class Parameter:
         """Where gradients live (``set_grad_home``), None: in arrays of their own."""
         self._whole: Array | None = None
         self._global_shape: tuple[int, ...] = ()
-        self._hooks: dict[RemovableHandle, GradHook] = {}
+        self._hooks: dict[object, GradHook] = {}
 
     def __repr__(self) -> str:
         label = f"{self.name}: " if self.name else ""
@@ -275,9 +276,10 @@ class Parameter:
         TypeError for what cannot be called.
         """
         check_callable(hook, "hook")
-        handle = RemovableHandle(self._hooks)
-        self._hooks[handle] = hook
-        return handle
+        # Not the handle itself, which refers to the hooks: they would outlive the parameter.
+        key = object()
+        self._hooks[key] = hook
+        return RemovableHandle(self._hooks, key)
 
     def set_grad_home(self, home: Array | None) -> None:
         """Make gradients live in ``home`` from now on; what ``grad`` holds moves there.

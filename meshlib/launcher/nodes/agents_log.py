@@ -186,7 +186,9 @@ class SharedLog(Log):
         # The node that serves does not need the name by which others find it.
         served = self._server.address if self._server is not None else None
         host, port = served or (self.host, self.port)
-        return TCPStore(host, port, timeout=seconds, secret=self._key)
+        store = TCPStore(host, port, timeout=seconds, secret=self._key)
+        store.set_timeout(_CONNECT_SECONDS)  # the time to join may be over in a moment
+        return store
 
     def _hear(self, record: Record) -> None:
         self._inbox.append(record)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from meshlib.launcher.nodes.agents_log import Waiting
+from meshlib.launcher.nodes.agents_log import SharedLog, Waiting
 from meshlib.launcher.nodes.records import Admitted, Gone, Hello, Refused
-from meshlib.launcher.options.launch import NodeOptions
+from meshlib.launcher.options.launch import LaunchOptions, NodeOptions, Program
 
 
 def hello(agent):
@@ -65,3 +65,13 @@ def test_only_the_leader_says_whom_it_has_refused_and_why(waiting, capsys, leads
     waiting.hear(Refused("b", "the job here is --rdzv-id x, not none"), leads=leads)
     words = "meshrun: refused node host-b: the job here is --rdzv-id x, not none"
     assert said(capsys) == ([words] if leads else [])
+
+
+def test_who_reaches_the_store_in_the_last_moment_has_time_for_what_comes_then():
+    nodes = NodeOptions(1, 1, host="127.0.0.1", is_host=1)
+    log = SharedLog(LaunchOptions(Program("script", "x"), 1, nodes=nodes), "a", lambda: None)
+    try:
+        with log._open_store(0.5) as store:
+            assert store.timeout.total_seconds() == 2
+    finally:
+        log.close(in_touch=True)

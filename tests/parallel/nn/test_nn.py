@@ -1,5 +1,8 @@
 """Layers: gradients against finite differences, saved contexts, hooks, state."""
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 from finite_differences import numeric
@@ -282,3 +285,19 @@ def test_a_layer_in_lower_precision_takes_what_it_is_given():
     layer = nn.ComputeIn(nn.Linear(3, 2, rng=rng()), "float16")
     layer.backward(np.ones_like(layer(np.ones((5, 3), "float64"))))
     assert layer.module.weight.grad.dtype == np.float32
+
+
+def test_a_hook_goes_with_its_parameter_and_not_only_with_the_garbage():
+    class Kept:
+        pass
+
+    kept = Kept()
+    gone = weakref.ref(kept)
+    parameter = nn.Parameter(np.ones(2))
+    handle = parameter.register_post_accumulate_grad_hook(lambda _, kept=kept: None)
+    gc.disable()
+    try:
+        del parameter, handle, kept
+        assert gone() is None
+    finally:
+        gc.enable()
