@@ -36,6 +36,11 @@ def named(ranks: Sequence[int], most: int | None = None) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {shown}{more}"
 
 
+def first_of(ranks: Sequence[int], most: int = 16) -> str:
+    """Return ``0, 1, …``: all of ``ranks``, or the first ones, as many as ``most``."""
+    return ", ".join(map(str, ranks[:most])) + (", …" if len(ranks) > most else "")
+
+
 def have(ranks: Sequence[int]) -> str:
     """Return the verb of ``named``."""
     return "have" if len(ranks) > 1 else "has"

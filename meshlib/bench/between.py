@@ -30,7 +30,7 @@ from meshlib.bench.predict import KINDS, cost_of
 from meshlib.bench.sizes import format_size
 from transport import environment
 from transport.choosing.cost import Cost, work_of
-from transport.choosing.tuning import Tuning, from_environment
+from transport.choosing.tuning import from_environment
 from transport.net.sockets import LOOPBACK, local_address_towards
 
 _START = "meshrun --nnodes 2 ... --nproc-per-node 1 -m meshlib.bench --between"
@@ -97,13 +97,12 @@ class Between:
         if gloo is not None:
             binds["gloo"] = gloo.bind
         alone = all(len(ranks) == 1 for ranks in hosts)
-        model = _Model.of(paths, self._size) if paths and alone else None
+        model = _model_of(paths, self._size) if paths and alone else None
         self._say("\n" + header(list(binds), model is not None))
         for name in self._args.collectives:
             for nbytes in self._args.sizes if CASES[name].is_sized else [0]:
                 row = self._measure(name, nbytes, binds)
-                predicted = model.seconds(row) if model else None
-                self._say(line(row, predicted))
+                self._say(line(row, model(row) if model else None))
         if model is None and not alone:
             self._say("(the model is of hosts with one rank each: --nproc-per-node 1)")
         if gloo is not None:
@@ -223,7 +222,7 @@ class Between:
         return float(took[0])
 
     def _measure(self, name: str, nbytes: int, binds: dict[str, Callable[[Case], Bound]]) -> Row:
-        case = CASES[name](nbytes, self._rank, self._size, lambda count, most: _empty(count))
+        case = CASES[name](nbytes, self._rank, self._size, _empty)
         calls = {library: bind(case) for library, bind in binds.items()}
         seconds: dict[str, list[float]] = {library: [] for library in calls}
         for turn in range(-_WARMUP, self._args.rounds):
@@ -263,33 +262,24 @@ class Between:
         return gloo
 
 
-def _empty(count: int) -> Any:
+def _empty(count: int, _most: int) -> Any:
     return np.empty(count, np.float32)
 
 
-@dataclass(frozen=True, slots=True)
-class _Model:
-    """The cost model of links over TCP, with the worst path's delay and rate."""
+def _model_of(paths: Sequence[Path], size: int) -> Callable[[Row], float | None]:
+    """Return the cost model of links over TCP, with the worst path's delay and rate: it says how
+    many seconds a row should take.
+    """
+    tuning = from_environment()
+    near, table = cost_of(tuning, "tcp"), tuning.thresholds("tcp", size)
+    cost = Cost(near.alpha, 1 / min(path.rate for path in paths), near.gamma, float(size))
+    delay = max(path.round_trip for path in paths) / 2
 
-    cost: Cost
-    delay: float
-    tuning: Tuning
-    size: int
-
-    @classmethod
-    def of(cls, paths: Sequence[Path], size: int) -> _Model:
-        tuning = from_environment()
-        near = cost_of(tuning, "tcp")
-        rate = min(path.rate for path in paths)
-        cost = Cost(near.alpha, 1 / rate, near.gamma, float(size))
-        return cls(cost, max(path.round_trip for path in paths) / 2, tuning, size)
-
-    def seconds(self, row: Row) -> float | None:
+    def seconds(row: Row) -> float | None:
         kind = KINDS.get(row.case)
-        if kind is None:
-            return None
-        table = self.tuning.thresholds("tcp", self.size)
-        return self.cost.seconds(work_of(kind, row.nbytes, self.size, table), self.delay)
+        return None if kind is None else cost.seconds(work_of(kind, row.nbytes, size, table), delay)
+
+    return seconds
 
 
 def header(libraries: Sequence[str], predicted: bool) -> str:

@@ -45,12 +45,19 @@ def cost_of(tuning: Tuning, transport: str) -> Cost:
     return entry.cost
 
 
+def in_words(cost: Cost) -> str:
+    """Return ``cost`` for people: what a frame and bytes cost, and how many ranks work at once."""
+    return (
+        f"{1e6 * cost.alpha:.1f} µs a frame, {1e-9 / cost.beta:.2f} GB/s sent,"
+        f" {1e-9 / cost.gamma:.2f} GB/s reduced, {cost.lanes:g} at a time"
+    )
+
+
 def comparison(results: Sequence[Result], tuning: Tuning, transport: str) -> str:
     """Return a table of the model's times beside those that were measured over ``transport``."""
     cost = cost_of(tuning, transport)
     lines = [
-        f"Model of {transport}: {1e6 * cost.alpha:.1f} µs a frame, {1e-9 / cost.beta:.2f} GB/s"
-        f" sent, {1e-9 / cost.gamma:.2f} GB/s reduced, {cost.lanes:g} ranks at a time",
+        f"Model of {transport}: {in_words(cost)}",
         f"({tuning.source})",
         "",
         f"{'collective':15}{'ranks':>6}{'size':>10}{'algorithm':>15}{'model µs':>12}"

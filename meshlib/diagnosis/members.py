@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence, Set
 
+from meshlib.plain_text import first_of
 from transport.deadline import Timeout, to_seconds
 from transport.operands.compression import Compression
 
@@ -89,7 +90,7 @@ class Members:
 
     def __repr__(self) -> str:
         name = self.group_desc or self.id
-        shown = ", ".join(map(str, self.ranks[:8])) + (", …" if len(self.ranks) > 8 else "")
+        shown = first_of(self.ranks, 8)
         sent = "" if self.compression is None else f" (reductions as {self.compression})"
         return f"group {name!r} of {len(self.ranks)} ranks [{shown}]{sent}"
 

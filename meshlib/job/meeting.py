@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 
 from meshlib.diagnosis.event_log import ended_ranks, publish, register_log
 from meshlib.diagnosis.events import RankEnded
 from meshlib.diagnosis.stalls import standing_key
 from meshlib.job.thread_rank import ALL_HERE, LOST
+from meshlib.plain_text import first_of
 from transport import environment
 from transport.deadline import Deadline
 from transport.errors import DistStoreError
@@ -45,7 +45,7 @@ def meet(store: Store, rank: int, size: int, deadline: Deadline, as_launched: bo
         missing = [r for r in range(size) if not store.check([f"here/{r}"])]
         text = (
             f"rank {rank} waited {deadline.seconds:g} s for {size} ranks at "
-            f"{store.describe()}: {short(missing)} have not come"
+            f"{store.describe()}: [{first_of(missing)}] have not come"
         )
         # Without this rank the others wait in vain, and it may be the one that serves them.
         store.compare_set(ALL_HERE, "", text)
@@ -84,9 +84,3 @@ def _tell_of_the_ended(store: Store, size: int) -> None:
     for rank in ended_ranks(store, os.environ.get(environment.RESTART_COUNT, "0")):
         if rank < size and not store.check([f"here/{rank}"]):
             publish(store, RankEnded(rank))
-
-
-def short(ranks: Sequence[int]) -> str:
-    """Return ``ranks`` for a message, the first 16 of them."""
-    shown = ", ".join(map(str, ranks[:16]))
-    return f"[{shown}{', …' if len(ranks) > 16 else ''}]"

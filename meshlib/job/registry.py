@@ -11,8 +11,8 @@ from meshlib.calls.context import RankContext
 from meshlib.diagnosis.members import Members
 from meshlib.groups.backend import parse_backend
 from meshlib.groups.process_group import ProcessGroup
-from meshlib.job.meeting import short
 from meshlib.job.membership import JobMembership
+from meshlib.plain_text import first_of
 from transport.checks import to_whole_numbers
 from transport.deadline import Timeout, to_seconds
 from transport.operands.compression import Compression
@@ -66,7 +66,9 @@ class GroupRegistry:
         """
         members = self.check_ranks(ranks)
         if self._context.rank not in members:
-            raise ValueError(f"rank {self._context.rank} is not among the ranks {short(members)}")
+            raise ValueError(
+                f"rank {self._context.rank} is not among the ranks [{first_of(members)}]"
+            )
         chosen = self._backends if backend is None else parse_backend(backend)
         seconds = self._timeout if timeout is None else to_seconds(timeout)
         options = f"{sorted(chosen.items())} {seconds}" + (f" {compression}" if compression else "")
@@ -178,7 +180,7 @@ class GroupRegistry:
             raise ValueError(f"ranks has {strange}; expected ranks from 0 to {known - 1}")
         if len(set(members)) != len(members):
             twice = sorted({rank for rank in members if members.count(rank) > 1})
-            raise ValueError(f"ranks has {twice} more than once: {short(members)}")
+            raise ValueError(f"ranks has {twice} more than once: [{first_of(members)}]")
         if not members:
             raise ValueError("ranks is empty; expected at least one rank")
         return members

@@ -70,10 +70,7 @@ def metrics(view: JobView, now: float) -> str:
     gauge(
         "rank_straggles",
         "1 for a rank that the others wait for.",
-        [
-            ({"rank": one.rank}, float(any(slow.rank == one.rank for slow in view.stragglers)))
-            for one in there
-        ],
+        [({"rank": one.rank}, float(one.rank in view.slow)) for one in there],
     )
     gauge(
         "rank_calls_total",

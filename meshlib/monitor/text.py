@@ -80,10 +80,8 @@ def _mesh(view: JobView, now: float, width: int, paint: bool) -> list[str]:
 def _cell(view: JobView, one: RankView | None, now: float, digits: int, paint: bool) -> str:
     if one is None:
         return " " * (digits + 1)
-    state = one.state(now)
-    slow = any(straggler.rank == one.rank for straggler in view.stragglers)
-    colours, mark = _LOOKS[state]
-    text = f"{one.rank:>{digits}}{'!' if slow else mark}"
+    colours, mark = _LOOKS[one.state(now)]
+    text = f"{one.rank:>{digits}}{'!' if one.rank in view.slow else mark}"
     return f"\x1b[{colours}m{text}\x1b[0m" if paint else text
 
 
@@ -99,7 +97,7 @@ def _dims(view: JobView) -> list[str]:
 
 def _ranks(view: JobView, now: float, most: int) -> list[str]:
     """Return a line a rank, of those first that need to be looked at."""
-    slow = {straggler.rank for straggler in view.stragglers}
+    slow = view.slow
 
     def urgency(one: RankView) -> tuple[bool, bool, int]:
         return one.state(now) not in _URGENT, one.rank not in slow, one.rank

@@ -23,6 +23,7 @@ from meshlib.diagnosis.events import (
 )
 from meshlib.diagnosis.sampling.sample import Sample
 from meshlib.monitor.shares import DimShare, Smooth, Straggler, dim_shares, stragglers
+from meshlib.plain_text import first_of
 
 SILENT_SECONDS = 4.0
 """A rank whose last sample is older, where others come once a second, says nothing."""
@@ -216,6 +217,11 @@ class JobView:
         gone = (State.ABSENT, State.SILENT, State.SPARE, State.LOST, State.LEFT)
         return [view for view in self.ordered() if view.state(now) not in gone]
 
+    @property
+    def slow(self) -> frozenset[int]:
+        """The stragglers' ranks."""
+        return frozenset(one.rank for one in self.stragglers)
+
     def ordered(self) -> list[RankView]:
         """Return all ranks that are known of, by rank."""
         return [self.ranks[rank] for rank in sorted(self.ranks)]
@@ -261,8 +267,8 @@ class JobView:
         self._members = frozenset(members)
         for rank in members:
             self._rank(rank).spare = False
-        shown = ", ".join(map(str, members[:16])) + (", …" if len(members) > 16 else "")
-        self._note(at, "epoch", f"epoch {number} has begun, with {len(members)} ranks: {shown}")
+        said = f"epoch {number} has begun, with {len(members)} ranks: {first_of(members)}"
+        self._note(at, "epoch", said)
 
     def _note(self, at: float, kind: str, text: str) -> None:
         self.notes.append(Note(at, kind, text))

@@ -11,6 +11,12 @@ from meshlib import plain_text
 from meshlib.monitor.view import JobView, RankView, State
 
 _PREFIXES = ("", "k", "M", "G", "T", "P")
+_VERBS = {
+    State.ABSENT: ("has not come", "have not come"),
+    State.SILENT: ("says nothing", "say nothing"),
+    State.LOST: ("was lost", "were lost"),
+}
+"""What ranks in a state have done, one of them and several, in the order in which it is said."""
 
 
 named: partial[str] = partial(plain_text.named, most=8)
@@ -27,25 +33,15 @@ def headline(view: JobView, now: float) -> str:
         return "No rank has come so far."
     if by_state.keys() == {State.LEFT}:
         return "All ranks have left in good order."
-    said: list[str] = []
-    if absent := by_state.get(State.ABSENT):
-        said.append(f"{named(absent)} {plain_text.have(absent)} not come")
-    if silent := by_state.get(State.SILENT):
-        said.append(f"{named(silent)} {'say' if len(silent) > 1 else 'says'} nothing")
-    if lost := by_state.get(State.LOST):
-        said.append(f"{named(lost)} {'were' if len(lost) > 1 else 'was'} lost")
-    waiting = by_state.get(State.WAITING)
-    if waiting:
+    said = [_do(ranks, *verb) for state, verb in _VERBS.items() if (ranks := by_state.get(state))]
+    if waiting := by_state.get(State.WAITING):
         awaited = _awaited(view, waiting)
-        for_whom = f" for {named(awaited)}" if awaited else ""
-        said.append(f"{named(waiting)} {'wait' if len(waiting) > 1 else 'waits'}{for_whom}")
-    slow = view.stragglers
-    if slow and not waiting:
-        first = slow[0]
+        said.append(_do(waiting, "waits", "wait") + (f" for {named(awaited)}" if awaited else ""))
+    elif slow := view.stragglers:
         said.append(
-            f"{named([one.rank for one in slow])} {'keep' if len(slow) > 1 else 'keeps'} the others"
-            f" waiting: {percent(first.own)} of the time outside of calls, the others"
-            f" {percent(first.others)}"
+            f"{_do([one.rank for one in slow], 'keeps', 'keep')} the others waiting:"
+            f" {percent(slow[0].own)} of the time outside of calls, the others"
+            f" {percent(slow[0].others)}"
         )
     there = len(view.there(now))
     spares = by_state.get(State.SPARE, [])
@@ -53,6 +49,10 @@ def headline(view: JobView, now: float) -> str:
     running = f"{there} {'rank is' if there == 1 else 'ranks are'} there{ready}"
     text = "; ".join([running, *said])
     return text[0].upper() + text[1:] + "."
+
+
+def _do(ranks: Sequence[int], one: str, several: str) -> str:
+    return f"{named(ranks)} {several if len(ranks) > 1 else one}"
 
 
 def _awaited(view: JobView, waiting: Sequence[int]) -> list[int]:
@@ -94,7 +94,7 @@ def rate(nbytes: float) -> str:
 
 def as_values(view: JobView, now: float) -> dict[str, Any]:
     """Return all that a page draws, as values of JSON."""
-    slow = {one.rank for one in view.stragglers}
+    slow = view.slow
     return {
         "name": view.name,
         "now": now,

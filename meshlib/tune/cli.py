@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from meshlib.bench.cli import chosen
+from meshlib.bench.predict import in_words
 from meshlib.bench.report import processor
 from meshlib.bench.sizes import format_size
 from meshlib.command_line import OneLineParser, say
@@ -24,7 +25,6 @@ from meshlib.tune.contests import CONTESTS
 from meshlib.tune.measure import TRANSPORTS, Found, measure, run
 from transport import environment
 from transport.choosing.choice import DEFAULT, Thresholds
-from transport.choosing.cost import Cost
 from transport.choosing.tuning import TransportTuning, Tuning
 from transport.errors import DistError
 
@@ -76,7 +76,7 @@ def describe(tuning: Tuning) -> str:
     """Return the table for people."""
     lines = [tuning.source, ""]
     for name, entry in tuning.transports.items():
-        lines.append(name + (f": {_cost(entry.cost)}" if entry.cost else ""))
+        lines.append(name + (f": {in_words(entry.cost)}" if entry.cost else ""))
         for contest in CONTESTS.get(name, ()):
             if any(ranks >= contest.least_ranks for ranks, _ in entry.thresholds):
                 lines.append(f"  {contest.field:26}" + _row(entry, contest.field))
@@ -86,13 +86,6 @@ def describe(tuning: Tuning) -> str:
             ):
                 lines.append(f"  {field:26}" + _row(entry, field))
     return "\n".join(lines) + "\n"
-
-
-def _cost(cost: Cost) -> str:
-    return (
-        f"{1e6 * cost.alpha:.1f} µs a frame, {1e-9 / cost.beta:.2f} GB/s sent,"
-        f" {1e-9 / cost.gamma:.2f} GB/s reduced, {cost.lanes:g} at a time"
-    )
 
 
 def _row(entry: TransportTuning, field: str) -> str:

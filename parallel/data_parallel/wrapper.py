@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from parallel.checks import to_count
 from parallel.data_parallel.devices import Devices
 from parallel.data_parallel.replicas import Pass, add_gradients, announce, replicate
 from parallel.data_parallel.shares import (
@@ -76,9 +77,7 @@ class DataParallel(Module):
                 f"module must be a Module, got {type(module).__qualname__}; for functions of JAX's "
                 "arrays there is parallel.jax.DataParallel"
             )
-        self.dim: int = to_whole_number(dim, "dim")
-        if self.dim < 0:
-            raise ValueError(f"dim must be at least 0, got {dim}")
+        self.dim: int = to_count(dim, "dim", 0)
         self._devices = Devices.of_arrays([parameter.data for parameter in module.parameters()])
         count = self._devices.count()
         self.device_ids: list[int] = _distinct(device_ids, count)

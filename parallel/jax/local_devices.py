@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from transport.checks import to_whole_number
+from parallel.checks import to_count
 
 Tree = Any
 
@@ -52,9 +52,7 @@ class DataParallel:
         dim: int = 0,
     ) -> None:
         self.devices: list[Any] = _distinct_devices(devices)
-        self.dim: int = to_whole_number(dim, "dim")
-        if self.dim < 0:
-            raise ValueError(f"dim must be at least 0, got {dim}")
+        self.dim: int = to_count(dim, "dim", 0)
         self._everywhere = NamedSharding(Mesh(np.array(self.devices), "copies"), PartitionSpec())
         self._fn = jax.jit(fn)
 

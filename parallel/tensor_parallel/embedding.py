@@ -7,7 +7,6 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from meshlib.sharding import Replicate
 from parallel.arrays import Array, namespace
 from parallel.checks import check_instance, to_count
 from parallel.groups import Ranks
@@ -15,14 +14,7 @@ from parallel.nn.layers.embedding import Embedding
 from parallel.nn.module import Module
 from parallel.nn.parameter import Parameter
 from parallel.tensor_parallel.parts import Parts
-from parallel.tensor_parallel.regions import (
-    Placement,
-    gather,
-    part_size,
-    reduce,
-    reduce_scatter,
-    sequence_dim,
-)
+from parallel.tensor_parallel.regions import Placement, gather, part_size, reduce, sequence_dim
 
 
 class VocabParallelEmbedding(Embedding):
@@ -86,8 +78,7 @@ class VocabParallelEmbedding(Embedding):
 
     def cut(self, parts: Parts, output_layouts: Placement | None = None) -> None:
         """Keep this rank's rows of a table that is whole until now; arguments as the class's."""
-        scattered = output_layouts or Replicate()
-        self.scattered_dim: int | None = sequence_dim(scattered, "output_layouts")
+        self.scattered_dim: int | None = sequence_dim(output_layouts, "output_layouts")
         self.parts = parts
         parts.cut(self.weight, 0)
 
@@ -112,9 +103,7 @@ class VocabParallelEmbedding(Embedding):
             (*indices.shape, self.weight.shape[1]), dtype=self.weight.data.dtype
         )
         y[own] = self.weight.data[local]
-        if self.scattered_dim is None:
-            return reduce(y, group)
-        return reduce_scatter(y, group, self.scattered_dim)
+        return reduce(y, group, self.scattered_dim)
 
     def backward(self, grad: Array) -> None:
         """Add each vector's gradient to its row. Indices have no gradient: returns None."""

@@ -18,7 +18,6 @@ from typing import Any, Self, cast
 import numpy as np
 import numpy.typing as npt
 
-from meshlib.sharding import Replicate
 from parallel.arrays import Array
 from parallel.checks import check_instance, to_count
 from parallel.groups import Ranks
@@ -30,12 +29,10 @@ from parallel.tensor_parallel.regions import (
     gather,
     part_size,
     reduce,
-    reduce_scatter,
     sequence_dim,
     split,
     start_gather,
     start_reduce,
-    start_reduce_scatter,
 )
 
 
@@ -119,8 +116,7 @@ class ColumnParallelLinear(_ParallelLinear):
         reduce_input_grad: bool = True,
     ) -> None:
         """Keep this rank's part of a layer that is whole until now; arguments as the class's."""
-        gathered = input_layouts or Replicate()
-        self.gathered_dim: int | None = sequence_dim(gathered, "input_layouts")
+        self.gathered_dim: int | None = sequence_dim(input_layouts, "input_layouts")
         self.gather_output: bool = not features_split(output_layouts, "output_layouts")
         self.reduce_input_grad: bool = reduce_input_grad
         self.parts = parts
@@ -151,12 +147,9 @@ class ColumnParallelLinear(_ParallelLinear):
         # the parameters are.
         gathered = None if dim is None else start_gather(x, group, dim)
         input_grad = grad @ self.weight.data
-        if dim is not None:
-            summed = start_reduce_scatter(input_grad, group, dim)
-        elif self.reduce_input_grad:
-            summed = start_reduce(input_grad, group)
-        else:
-            summed = None
+        summed = None
+        if dim is not None or self.reduce_input_grad:
+            summed = start_reduce(input_grad, group, dim)
         whole = x if gathered is None else gathered()
         self.defer(lambda: self.accumulate(whole, grad))
         return input_grad if summed is None else summed()
@@ -227,8 +220,7 @@ class RowParallelLinear(_ParallelLinear):
     ) -> None:
         """Keep this rank's part of a layer that is whole until now; arguments as the class's."""
         self.split_input: bool = not features_split(input_layouts, "input_layouts")
-        scattered = output_layouts or Replicate()
-        self.scattered_dim: int | None = sequence_dim(scattered, "output_layouts")
+        self.scattered_dim: int | None = sequence_dim(output_layouts, "output_layouts")
         self.parts = parts
         parts.cut(self.weight, 1)
         if self.bias is not None:
@@ -246,12 +238,7 @@ class RowParallelLinear(_ParallelLinear):
             x = split(x, group)
         check_input(x, self.weight, self.in_features, name)
         self.save_for_backward(x)
-        y = x @ self.weight.data.T
-        y = (
-            reduce(y, group)
-            if self.scattered_dim is None
-            else reduce_scatter(y, group, self.scattered_dim)
-        )
+        y = reduce(x @ self.weight.data.T, group, self.scattered_dim)
         if self.bias is not None:
             y += self.bias.data
         return y

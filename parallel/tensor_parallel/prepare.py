@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple, cast
 
 from meshlib import ProcessGroup
@@ -14,12 +14,10 @@ from parallel.arrays import Array, namespace
 from parallel.checks import describe
 from parallel.nn.module import Module
 from parallel.tensor_parallel.parts import Parts
-from parallel.tensor_parallel.regions import Placement, gather, reduce, reduce_scatter, split
+from parallel.tensor_parallel.regions import Placement, gather, reduce, split
 from parallel.tensor_parallel.styles import ParallelStyle
 
 Layouts = Placement | None | tuple[Placement | None, ...]
-
-
 Cross = Callable[[Array, ProcessGroup], Array]
 
 
@@ -28,13 +26,6 @@ class _Crossing(NamedTuple):
 
     forward: Cross
     backward: Cross
-
-
-def _along(operation: Callable[[Array, ProcessGroup, int], Array], dim: int) -> Cross:
-    def cross(x: Array, group: ProcessGroup) -> Array:
-        return operation(x, group, dim)
-
-    return cross
 
 
 def _same(x: Array, group: ProcessGroup) -> Array:
@@ -54,11 +45,11 @@ def _into(given: Placement, wanted: Placement) -> _Crossing:
     """
     match given, wanted:
         case Shard(dim), Replicate():
-            return _Crossing(_along(gather, dim), _along(reduce_scatter, dim))
+            return _Crossing(partial(gather, dim=dim), partial(reduce, dim=dim))
         case Replicate(), Replicate():
             return _Crossing(_same, _reduced)
         case Replicate(), Shard(dim):
-            return _Crossing(_along(split, dim), _along(gather, dim))
+            return _Crossing(partial(split, dim=dim), partial(gather, dim=dim))
         case _:
             raise _unknown("input", given, wanted, "Shard to Replicate, Replicate to either")
 
@@ -67,13 +58,13 @@ def _out_of(given: Placement, wanted: Placement) -> _Crossing:
     """Return how an activation leaves such a region: what comes back is its gradient already."""
     match given, wanted:
         case Shard(dim), Replicate():
-            return _Crossing(_along(gather, dim), _along(split, dim))
+            return _Crossing(partial(gather, dim=dim), partial(split, dim=dim))
         case Replicate(), Shard(dim):
-            return _Crossing(_along(split, dim), _along(gather, dim))
+            return _Crossing(partial(split, dim=dim), partial(gather, dim=dim))
         case Partial("sum"), Replicate():
             return _Crossing(_reduced, _same)
         case Partial("sum"), Shard(dim):
-            return _Crossing(_along(reduce_scatter, dim), _along(gather, dim))
+            return _Crossing(partial(reduce, dim=dim), partial(gather, dim=dim))
         case _:
             known = "Shard to Replicate, Replicate to Shard, Partial('sum') to either"
             raise _unknown("output", given, wanted, known)
@@ -91,7 +82,7 @@ def _crossings(
     make: Callable[[Placement, Placement], _Crossing],
     what: str,
 ) -> tuple[_Crossing | None, ...]:
-    first, second = (x if isinstance(x, tuple) else (x,) for x in (given, wanted))
+    first, second = _tuple(given), _tuple(wanted)
     if len(first) != len(second):
         raise ValueError(
             f"{what}_layouts has {len(first)} entries, desired_{what}_layouts {len(second)};"

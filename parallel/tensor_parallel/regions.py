@@ -23,20 +23,37 @@ Pending = Callable[[], Array]
 """Waits for what was started, and returns the array."""
 
 
-def reduce(x: Array, group: ProcessGroup) -> Array:
-    """Sum ``x`` over the group, in place (it must be contiguous): every rank gets the same bits."""
-    return x if group.size() == 1 else group.all_reduce(x)
+def reduce(x: Array, group: ProcessGroup, dim: int | None = None) -> Array:
+    """Sum ``x`` over the group: every rank gets its part along ``dim``; None: all of it, in place
+    (``x`` must be contiguous), the same bits on each.
+    """
+    return start_reduce(x, group, dim, async_op=False)()
 
 
-def start_reduce(x: Array, group: ProcessGroup) -> Pending:
-    """Begin ``reduce`` and let the caller compute meanwhile."""
+def start_reduce(
+    x: Array, group: ProcessGroup, dim: int | None = None, *, async_op: bool = True
+) -> Pending:
+    """Begin ``reduce`` and let the caller compute meanwhile; ``x`` must not change until then.
+
+    Without ``async_op`` all of it is done at once, in the caller's thread.
+    """
     if group.size() == 1:
         return lambda: x
-    work = group.all_reduce(x, async_op=True)
+    if dim is None:
+        result, work = x, group.all_reduce(x, async_op=async_op)
+    else:
+        xp = namespace(x)
+        width = part_of_dim(x, group, dim)
+        at = dim % x.ndim
+        rows = x.reshape(*x.shape[:at], group.size(), width, *x.shape[at + 1 :])
+        rows = xp.ascontiguousarray(xp.moveaxis(rows, at, 0))
+        result = xp.empty(rows.shape[1:], dtype=x.dtype)
+        work = group.reduce_scatter_tensor(result, rows, async_op=async_op)
 
     def finish() -> Array:
-        work.wait()
-        return x
+        if async_op:
+            work.wait()
+        return result
 
     return finish
 
@@ -44,11 +61,6 @@ def start_reduce(x: Array, group: ProcessGroup) -> Pending:
 def gather(x: Array, group: ProcessGroup, dim: int = -1) -> Array:
     """Return the ranks' ``x`` side by side along ``dim``, the same on every rank."""
     return start_gather(x, group, dim, async_op=False)()
-
-
-def reduce_scatter(x: Array, group: ProcessGroup, dim: int) -> Array:
-    """Return this rank's part along ``dim`` of the sum of ``x`` over the group."""
-    return start_reduce_scatter(x, group, dim, async_op=False)()
 
 
 def split(x: Array, group: ProcessGroup, dim: int = -1) -> Array:
@@ -89,10 +101,7 @@ def part_size(total: int, group: ProcessGroup, what: str) -> int:
 
 
 def start_gather(x: Array, group: ProcessGroup, dim: int = -1, *, async_op: bool = True) -> Pending:
-    """Begin ``gather`` and let the caller compute meanwhile; ``x`` must not change until then.
-
-    Without ``async_op`` all of it is done at once, in the caller's thread.
-    """
+    """Begin ``gather`` and let the caller compute meanwhile, as ``start_reduce`` does."""
     size = group.size()
     if size == 1:
         return lambda: x
@@ -113,36 +122,15 @@ def start_gather(x: Array, group: ProcessGroup, dim: int = -1, *, async_op: bool
     return finish
 
 
-def start_reduce_scatter(
-    x: Array, group: ProcessGroup, dim: int, *, async_op: bool = True
-) -> Pending:
-    """Begin ``reduce_scatter`` and let the caller compute meanwhile; ``async_op`` as above."""
-    if group.size() == 1:
-        return lambda: x
-    xp = namespace(x)
-    width = part_of_dim(x, group, dim)
-    dim %= x.ndim
-    rows = x.reshape(*x.shape[:dim], group.size(), width, *x.shape[dim + 1 :])
-    rows = xp.ascontiguousarray(xp.moveaxis(rows, dim, 0))
-    part = xp.empty(rows.shape[1:], dtype=x.dtype)
-    work = group.reduce_scatter_tensor(part, rows, async_op=async_op)
-
-    def finish() -> Array:
-        if async_op:
-            work.wait()
-        return part
-
-    return finish
-
-
 def sequence_dim(layout: object, name: str) -> int | None:
-    """Return the dim that ``layout``, called ``name``, is split along; None if it is whole.
+    """Return the dim that ``layout``, called ``name``, is split along; None if it is whole, as it
+    is where nothing is said (None).
 
     Raises TypeError for what is neither ``Shard`` nor ``Replicate``.
     """
     if isinstance(layout, Shard):
         return layout.dim
-    if isinstance(layout, Replicate):
+    if layout is None or isinstance(layout, Replicate):
         return None
     raise TypeError(f"{name} must be Replicate() or Shard(dim), got {describe(layout)}")
 

@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import cast
 
-from meshlib.sharding import Replicate
 from parallel.nn.layers.attention import DotProductAttention
 from parallel.nn.layers.embedding import Embedding
 from parallel.nn.layers.linear import Linear
@@ -55,7 +54,7 @@ class ColwiseParallel(ParallelStyle):
     output_layouts: Placement | None = None
 
     def __post_init__(self) -> None:
-        sequence_dim(self.input_layouts or Replicate(), "input_layouts")
+        sequence_dim(self.input_layouts, "input_layouts")
         features_split(self.output_layouts, "output_layouts")
 
     def check(self, module: Module, path: str, parts: Parts) -> None:
@@ -97,7 +96,7 @@ class RowwiseParallel(ParallelStyle):
 
     def __post_init__(self) -> None:
         features_split(self.input_layouts, "input_layouts")
-        sequence_dim(self.output_layouts or Replicate(), "output_layouts")
+        sequence_dim(self.output_layouts, "output_layouts")
 
     def check(self, module: Module, path: str, parts: Parts) -> None:
         """Raise unless ``module``, at ``path``, divides over ``parts``."""

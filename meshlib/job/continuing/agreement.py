@@ -28,8 +28,8 @@ from typing import Any
 
 from meshlib.diagnosis.event_log import STORE_SECONDS, answer_key, publish
 from meshlib.diagnosis.events import Agreed, Query
-from meshlib.job.meeting import short
 from meshlib.job.membership import JobMembership
+from meshlib.plain_text import first_of
 from transport.deadline import Deadline
 from transport.errors import CollectiveTimeoutError, StoreTimeoutError
 from transport.store.base import Store
@@ -207,7 +207,7 @@ class Agreement:
                 self._begun = time.monotonic()
             elif time.monotonic() > self._patient.at + 3 * LEASE_SECONDS:
                 raise CollectiveTimeoutError(
-                    f"the agreement {self._name!r} of the ranks {short(self._members)} was not"
+                    f"the agreement {self._name!r} of the ranks [{first_of(self._members)}] was not"
                     f" settled after {self._patient.seconds:g} s"
                 )
 

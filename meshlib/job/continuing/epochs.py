@@ -14,9 +14,9 @@ from typing import Any
 from meshlib.diagnosis.event_log import publish
 from meshlib.diagnosis.events import Agreed, Ready
 from meshlib.job.continuing.agreement import Agreement, Said
-from meshlib.job.meeting import short
 from meshlib.job.membership import Epoch, epoch_name, without
 from meshlib.job.world import World
+from meshlib.plain_text import first_of
 from transport.errors import DistBackendError, RankFailedError
 
 OVER = "over"
@@ -85,8 +85,8 @@ def agree_on_epoch(
     agreed = agreement.reach(mine, decide, timeout, wait)
     if agreed is None:
         raise DistBackendError(
-            f"of the members {short(present.members)} too few are left for epoch {number}, and no"
-            f" others have come in {wait:g} s"
+            f"of the members [{first_of(present.members)}] too few are left for epoch {number},"
+            f" and no others have come in {wait:g} s"
         )
     return Change.of(number, agreed)
 

@@ -115,8 +115,7 @@ class ContinuingLeader(Leader):
         for agent, how in attempt.lost.items():
             if members[0] in attempt.ranks[agent] and agent not in attempt.ended:
                 return True, [], f"{self._name(agent)} {how}"
-        exits = [item for ended in attempt.ended.values() for item in ended.exits]
-        found = exits_of_first(members, exits)
+        found = exits_of_first(members, attempt.exits)
         return bool(found), found, None
 
 

@@ -61,6 +61,11 @@ class Attempt:
         """Whether no member is left that has ranks running."""
         return all(agent in self.ended or agent in self.lost for agent in self.members)
 
+    @property
+    def exits(self) -> list[RankExit]:
+        """How ranks failed or were stopped, on the nodes that have ended."""
+        return [item for ended in self.ended.values() for item in ended.exits]
+
 
 class Leader:
     """A state machine: ``receive`` each record of the log, and call ``tick`` as time passes.
@@ -79,16 +84,12 @@ class Leader:
         self._restarts_left = options.max_restarts
         self._candidates: dict[str, Hello] = {}
         self._expected: set[str] = set()
-        self._present: set[str] = set()
+        self.present: set[str] = set()
+        """The agents that have come and not gone."""
         self._attempt: Attempt | None = None
         self._gathering_since = now
         self._enough_since: float | None = None
         self._done = False
-
-    @property
-    def present(self) -> frozenset[str]:
-        """The agents that have come and not gone."""
-        return frozenset(self._present)
 
     def ranks_of(self, agent: str) -> Sequence[int]:
         """Return the ranks that ``agent`` was given in the attempt under way."""
@@ -103,26 +104,24 @@ class Leader:
 
     def receive(self, record: Record, now: float) -> list[Record]:
         """Take note of a record of the log; return decisions that follow."""
+        if isinstance(record, Hello):
+            return self._hello(record, now)
+        if isinstance(record, Gone):
+            return self._gone(record, now)
+        attempt = self._attempt
+        if attempt is None or getattr(record, "attempt", None) != self._number:
+            return []
         match record:
-            case Hello():
-                return self._hello(record, now)
-            case Failed(attempt=attempt):
-                if attempt == self._number and self._attempt is not None:
-                    return self._failed(self._attempt, record)
-            case Interrupted(attempt=attempt):
-                if attempt == self._number and self._attempt is not None:
-                    return self._interrupted(self._attempt, record)
-            case Wanted(attempt=attempt):
-                if attempt == self._number and self._attempt is not None:
-                    return self._wanted(self._attempt, record)
-            case Ended(attempt=attempt):
-                if attempt == self._number and self._attempt is not None:
-                    return self._ended(self._attempt, record, now)
-            case Gone():
-                return self._gone(record, now)
+            case Failed():
+                return self._failed(attempt, record)
+            case Interrupted():
+                return self._interrupted(attempt, record)
+            case Wanted():
+                return self._wanted(attempt, record)
+            case Ended():
+                return self._ended(attempt, record, now)
             case _:
-                pass
-        return []
+                return []
 
     def tick(self, now: float) -> list[Record]:
         """Return decisions that time has brought about."""
@@ -143,7 +142,7 @@ class Leader:
         problem = self._problem(hello)
         if problem is not None:
             return [Refused(hello.agent, problem)]
-        self._present.add(hello.agent)
+        self.present.add(hello.agent)
         self._candidates[hello.agent] = hello
         if self._attempt is None:
             return self._gather(now)
@@ -225,7 +224,7 @@ class Leader:
         return self._stop(attempt, Reason(f"{self._name(record.agent)} was told to end"))
 
     def _gone(self, record: Gone, now: float) -> list[Record]:
-        self._present.discard(record.agent)
+        self.present.discard(record.agent)
         self._candidates.pop(record.agent, None)
         self._expected.discard(record.agent)
         attempt = self._attempt
@@ -268,8 +267,7 @@ class Leader:
 
     def _outcome(self, attempt: Attempt) -> Outcome:
         """Return whether an attempt has failed, whose exits say how, and what else does."""
-        exits = [item for ended in attempt.ended.values() for item in ended.exits]
-        reason = attempt.reason
+        exits, reason = attempt.exits, attempt.reason
         error = None if reason is None or reason.blames_rank else reason.text
         return bool(attempt.lost) or (bool(exits) and not attempt.makes_room), exits, error
 
