@@ -6,7 +6,7 @@ import argparse
 import fnmatch
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,6 @@ from meshlib.checkpoint.files.storage import Storage, open_storage
 from meshlib.checkpoint.files.zarr import (
     ChunkGrid,
     array_document,
-    grid_of,
     group_document,
     groups_above,
 )
@@ -105,14 +104,9 @@ def _ls(given: argparse.Namespace) -> str:
 
 
 def _row(found: Description, entry: Entry) -> list[str]:
-    total = sum(grid.nbytes for _, grid in _grids(found))
+    total = sum(grid.nbytes for grid in found.grids.values())
     metric = "" if found.metric is None else f"{found.metric:g}"
     return [str(entry.step), str(len(found.arrays)), binary_size(total), metric, entry.name]
-
-
-def _grids(found: Description) -> Iterator[tuple[str, ChunkGrid]]:
-    for name, document in found.arrays.items():
-        yield name, grid_of(document, name)
 
 
 # ---------------------------------------------------------------------------- show
@@ -120,8 +114,7 @@ def _grids(found: Description) -> Iterator[tuple[str, ChunkGrid]]:
 
 def _show(given: argparse.Namespace) -> str:
     found = find(given.path, given.step)
-    grids = dict(_grids(found))
-    total = sum(grid.nbytes for grid in grids.values())
+    total = sum(grid.nbytes for grid in found.grids.values())
     rows: list[list[str]] = []
     for path, leaf in leaves_of(found.tree):
         name = array_of(leaf)
@@ -129,7 +122,7 @@ def _show(given: argparse.Namespace) -> str:
             text = repr(decode(leaf, str))
             rows.append([shown(path), text if len(text) <= _WIDTH else f"{text[: _WIDTH - 1]}…"])
             continue
-        grid = grids[name]
+        grid = found.grids[name]
         chunks = math.prod(grid.counts)
         cut = f"{chunks} chunks of {list(grid.chunk_shape)}" if chunks > 1 else "1 chunk"
         kind = f"{grid.dtype.name}{list(grid.shape)}"
@@ -137,7 +130,9 @@ def _show(given: argparse.Namespace) -> str:
             [shown(path), f"{kind}  {binary_size(grid.nbytes)}  {cut if chunks else 'empty'}"]
         )
     metric = "" if found.metric is None else f", metric {found.metric:g}"
-    head = f"{found.path}: step {found.step}{metric}, {len(grids)} arrays, {binary_size(total)}"
+    head = (
+        f"{found.path}: step {found.step}{metric}, {len(found.arrays)} arrays, {binary_size(total)}"
+    )
     return "\n".join([head, *columns(rows), ""])
 
 
@@ -149,9 +144,9 @@ def _verify(given: argparse.Namespace) -> str:
     reader = ChunkReader(found)
     chunks = 0
     wrong: list[CorruptCheckpointError] = []
-    for name, grid in _grids(found):
+    for name, grid in found.grids.items():
         chunks += math.prod(grid.counts)
-        wrong += reader.check(name, grid)
+        wrong += reader.check(name)
     size = binary_size(reader.bytes_read)
     text = f"{found.path}: {len(found.arrays)} arrays, {chunks} chunks, {size}"
     if wrong:
@@ -207,14 +202,13 @@ def _rewrite(
     reader = ChunkReader(found)
     documents: dict[str, dict[str, object]] = {}
     now = before = 0
-    for name, document in found.arrays.items():
-        old = grid_of(document, name)
+    for name, old in found.grids.items():
         new = grid_for(name, old)
         documents[name] = array_document(new, name)
         now += math.prod(new.counts)
         before += math.prod(old.counts)
         for index in new.all_chunks():
-            piece = Piece(name, index, new, reader.read(name, old, new.box(index)))
+            piece = Piece(name, index, new, reader.read(name, new.box(index)))
             piece.write(storage, entry.name)
     groups = groups_above(list(documents))
     below = {**documents, **{group: group_document({}, None) for group in groups}}
@@ -231,7 +225,7 @@ def _rewrite(
 def _diff(given: argparse.Namespace) -> str:
     one, other = find(given.path, given.step), find(given.other, given.other_step)
     readers = ChunkReader(one), ChunkReader(other)
-    grids = dict(_grids(one)), dict(_grids(other))
+    grids = one.grids, other.grids
     leaves = dict(leaves_of(one.tree)), dict(leaves_of(other.tree))
     rows: list[list[str]] = []
     for path in leaves[0] | leaves[1]:
@@ -270,7 +264,7 @@ def _array_difference(one: _Side, other: _Side) -> str | None:
     count, largest = 0, 0.0
     for index in one[2].all_chunks():
         box = one[2].box(index)
-        a, b = (reader.read(name, grid, box) for reader, name, grid in (one, other))
+        a, b = (reader.read(name, box) for reader, name, _ in (one, other))
         changed = a.view(np.uint8) != b.view(np.uint8) if a.ndim else np.array(a != b)
         if not changed.any():
             continue

@@ -15,11 +15,10 @@ from itertools import product
 from math import prod
 
 from meshlib.sharding.blocks import blocks
+from meshlib.sharding.local import Box, intersection, shape_of
 from meshlib.sharding.redistribution.plan import POINT_TO_POINT, Step, held_bytes
 from meshlib.sharding.redistribution.search import steps_within
 from meshlib.sharding.sharding import Sharding
-
-Box = tuple[slice, ...]
 
 
 def steps_across(
@@ -149,17 +148,6 @@ def _parts_of(
         yield coordinate, tuple(part for _, part in chosen)
 
 
-def intersection(a: Box, b: Box) -> Box | None:
-    """Return what two parts of an array share, None if that is nothing."""
-    both: list[slice] = []
-    for x, y in zip(a, b, strict=True):
-        low, high = max(x.start, y.start), min(x.stop, y.stop)
-        if low >= high:
-            return None
-        both.append(slice(low, high))
-    return tuple(both)
-
-
 def spread(
     sharding: Sharding,
     shape: Sequence[int],
@@ -190,5 +178,5 @@ def _at_home(source: Sharding, target: Sharding, shape: Sequence[int], itemsize:
             continue
         both = intersection(source.slices(shape, rank), target.slices(shape, rank))
         if both is not None:
-            kept += prod(part.stop - part.start for part in both)
+            kept += prod(shape_of(both))
     return kept * itemsize

@@ -24,6 +24,7 @@ from meshlib.groups.process_group import ProcessGroup
 from meshlib.job.current import current_world
 from meshlib.sharding.local import (
     Array,
+    Box,
     array_module,
     flat_source,
     flat_target,
@@ -228,12 +229,12 @@ class _Sending:
     rank: int
     ready: Value
 
-    def part(self, box: tuple[slice, ...]) -> Array:
+    def part(self, box: Box) -> Array:
         x = self.ready()
         assert x is not None, "a member of the source's mesh has a part"
         return x[relative(box, self.step.source.slices(self.shape, self.rank))]
 
-    def issue(self, group: ProcessGroup, peer: int, box: tuple[slice, ...], code: int) -> Work[Any]:
+    def issue(self, group: ProcessGroup, peer: int, box: Box, code: int) -> Work[Any]:
         place, count = group.group_rank(peer), prod(shape_of(box))
         device = self.step.source.mesh.device_type
 
@@ -252,17 +253,17 @@ class _Receiving:
     plan: Plan
     rank: int
     result: Array = field(init=False)
-    _box: tuple[slice, ...] = field(init=False)
+    _box: Box = field(init=False)
 
     def __post_init__(self) -> None:
         module = module_for(self.step.target.mesh.device_type)
         self._box = self.step.target.slices(self.plan.shape, self.rank)
         self.result = module.empty(shape_of(self._box), self.plan.dtype)
 
-    def keep(self, box: tuple[slice, ...], part: Array) -> None:
+    def keep(self, box: Box, part: Array) -> None:
         self.result[relative(box, self._box)] = part
 
-    def issue(self, group: ProcessGroup, peer: int, box: tuple[slice, ...], code: int) -> Work[Any]:
+    def issue(self, group: ProcessGroup, peer: int, box: Box, code: int) -> Work[Any]:
         place, count = group.group_rank(peer), prod(shape_of(box))
         where = self.result[relative(box, self._box)]
 
