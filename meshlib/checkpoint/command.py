@@ -6,7 +6,7 @@ import argparse
 import fnmatch
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -142,13 +142,11 @@ def _show(given: argparse.Namespace) -> str:
 def _verify(given: argparse.Namespace) -> str:
     found = find(given.path, given.step)
     reader = ChunkReader(found)
-    chunks = 0
     wrong: list[CorruptCheckpointError] = []
-    for name, grid in found.grids.items():
-        chunks += math.prod(grid.counts)
+    for name in found.grids:
         wrong += reader.check(name)
     size = binary_size(reader.bytes_read)
-    text = f"{found.path}: {len(found.arrays)} arrays, {chunks} chunks, {size}"
+    text = f"{found.path}: {len(found.arrays)} arrays, {_chunks(found.grids)} chunks, {size}"
     if wrong:
         lines = "".join(f"{error}\n" for error in wrong)
         raise _Differs(f"{lines}{text}: {len(wrong)} DAMAGED\n")
@@ -180,43 +178,40 @@ def _reshard(given: argparse.Namespace) -> str:
                 return chunked(grid.shape, grid.dtype, sharding, sharding.replica_count)
         return chunked(grid.shape, grid.dtype, None, 1)
 
-    path, counts = _rewrite(found, open_storage(given.out), grid_for)
-    return f"{path}: {len(found.arrays)} arrays, {counts[0]} chunks were {counts[1]}\n"
+    new = {name: grid_for(name, grid) for name, grid in found.grids.items()}
+    path = _rewrite(found, open_storage(given.out), new)
+    chunks = f"{_chunks(new)} chunks were {_chunks(found.grids)}"
+    return f"{path}: {len(new)} arrays, {chunks}\n"
 
 
-def _rewrite(
-    found: Description, storage: Storage, grid_for: Callable[[str, ChunkGrid], ChunkGrid]
-) -> tuple[str, tuple[int, int]]:
-    """Write ``found`` into another storage, each array in the chunks of ``grid_for(name, grid)``,
-    one of which is in memory at a time.
+def _chunks(grids: Mapping[str, ChunkGrid]) -> int:
+    return sum(math.prod(grid.counts) for grid in grids.values())
 
-    Returns the new path, and how many chunks there are now and were before. Raises FileExistsError
-    when the storage has the step already, CorruptCheckpointError for what is damaged.
+
+def _rewrite(found: Description, storage: Storage, grids: Mapping[str, ChunkGrid]) -> str:
+    """Write ``found`` into another storage, cut as ``grids`` say; a chunk at a time is in memory.
+
+    Returns the new path. Raises FileExistsError when the storage has the step already,
+    CorruptCheckpointError for what is damaged.
     """
     complete, others = entries_of(storage)
     used = {entry.step for entry in (*complete, *others)}
-    if found.step in used:
-        name = Entry(found.step, 0).name
-        raise FileExistsError(17, "there is one of this step already", storage.path(name))
     entry = Entry(found.step, 0)
+    if found.step in used:
+        raise FileExistsError(17, "there is one of this step already", storage.path(entry.name))
     reader = ChunkReader(found)
-    documents: dict[str, dict[str, object]] = {}
-    now = before = 0
-    for name, old in found.grids.items():
-        new = grid_for(name, old)
-        documents[name] = array_document(new, name)
-        now += math.prod(new.counts)
-        before += math.prod(old.counts)
-        for index in new.all_chunks():
-            piece = Piece(name, index, new, reader.read(name, new.box(index)))
+    for name, grid in grids.items():
+        for index in grid.all_chunks():
+            piece = Piece(name, index, grid, reader.read(name, grid.box(index)))
             piece.write(storage, entry.name)
+    documents = {name: array_document(grid, name) for name, grid in grids.items()}
     groups = groups_above(list(documents))
     below = {**documents, **{group: group_document({}, None) for group in groups}}
     for name, document in below.items():
         write_document(storage, f"{entry.name}/{name}", document)
     top = make_document(found.step, found.metric, found.tree, documents, groups)
     storage.publish(entry.document, top)
-    return storage.path(entry.name), (now, before)
+    return storage.path(entry.name)
 
 
 # ---------------------------------------------------------------------------- diff

@@ -65,7 +65,7 @@ def relative(box: Box, within: Box) -> tuple[Any, ...]:
 
 
 def flat_target(array: Array) -> Adapted:
-    """Return a C-contiguous array as the flat buffer that a call writes to."""
+    """Return an array as the flat buffer that a call writes to; ``finish()`` ends with it there."""
     return arrays.target(array, "local")
 
 

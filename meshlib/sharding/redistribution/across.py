@@ -14,6 +14,8 @@ from functools import lru_cache
 from itertools import product
 from math import prod
 
+import numpy as np
+
 from meshlib.sharding.blocks import blocks
 from meshlib.sharding.local import Box, intersection, shape_of
 from meshlib.sharding.redistribution.plan import POINT_TO_POINT, Step, held_bytes
@@ -101,9 +103,7 @@ def _providers(
         keeps = own is not None and part == intersection(own, box)
         for i, at in chosen.items():
             coordinate[i] = at
-        place = 0
-        for size, at in zip(source.mesh.shape, coordinate, strict=True):
-            place = place * size + at
+        place = int(np.ravel_multi_index(coordinate, source.mesh.shape))
         found.append(Message(rank if keeps else source.mesh.rank_at(place), part))
     return tuple(found)
 
@@ -112,10 +112,7 @@ def _copy_for(source: Sharding, target: Sharding, rank: int) -> dict[int, int]:
     """Return the coordinates along the source's replicated dims of the copy that ``rank`` reads."""
     coordinate = target.mesh.coordinate_of(rank)
     assert coordinate is not None, "a receiver is in the target's mesh"
-    place = 0
-    for size, at in zip(target.mesh.shape, coordinate, strict=True):
-        place = place * size + at
-    number = place % source.replica_count
+    number = int(np.ravel_multi_index(coordinate, target.mesh.shape)) % source.replica_count
     result: dict[int, int] = {}
     for i in reversed(source.replicated_dims):
         number, result[i] = divmod(number, source.mesh.shape[i])
