@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from meshlib.checkpoint.errors import CheckpointError
+from meshlib.groups.agreement import gathered
 from meshlib.groups.process_group import ProcessGroup
 from meshlib.job.current import Group, find_world
 
@@ -56,35 +57,11 @@ class Party:
 
     def gather(self, make: Callable[[], T]) -> list[T]:
         """Return what ``make()`` returns on each rank. Where it raises, all ranks raise that."""
-        told: list[Any] = [None] * len(self.ranks)
-        error, mine = None, None
-        try:
-            mine = ("", None, make())
-        except Exception as caught:  # noqa: BLE001 (raised below, on all ranks)
-            error = caught
-            mine = (str(caught), _kind_to_raise(caught), None)
-        if self.group is None:
-            told = [mine]
-        else:
-            self.group.all_gather_object(told, mine)
-        if error is not None:
-            raise error
-        for rank, (message, kind, _) in zip(self.ranks, told, strict=True):
-            if kind is not None:
-                raise kind(f"rank {rank}: {message}")
-        return [value for _, _, value in told]
+        return gathered(self.group, make, CheckpointError)
 
     def of_first(self, make: Callable[[], T]) -> T:
         """Return what ``make()`` returns on the first rank, which alone calls it."""
         return self.gather(lambda: make() if self.is_first else None)[0]  # type: ignore[return-value]
-
-
-def _kind_to_raise(error: Exception) -> type[Exception]:
-    """Return the type of the exception that the other ranks raise: one that takes a message."""
-    for kind in (CheckpointError, ValueError, TypeError, ImportError, FileNotFoundError, OSError):
-        if isinstance(error, kind):
-            return type(error) if kind is CheckpointError else kind
-    return CheckpointError
 
 
 def first_difference(ranks: Sequence[int], told: Sequence[dict[str, str]]) -> str | None:

@@ -6,7 +6,7 @@ import argparse
 import fnmatch
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,6 @@ from meshlib.checkpoint.files.storage import Storage, open_storage
 from meshlib.checkpoint.files.zarr import (
     ChunkGrid,
     array_document,
-    grid_of,
     group_document,
     groups_above,
 )
@@ -105,14 +104,9 @@ def _ls(given: argparse.Namespace) -> str:
 
 
 def _row(found: Description, entry: Entry) -> list[str]:
-    total = sum(grid.nbytes for _, grid in _grids(found))
+    total = sum(grid.nbytes for grid in found.grids.values())
     metric = "" if found.metric is None else f"{found.metric:g}"
     return [str(entry.step), str(len(found.arrays)), binary_size(total), metric, entry.name]
-
-
-def _grids(found: Description) -> Iterator[tuple[str, ChunkGrid]]:
-    for name, document in found.arrays.items():
-        yield name, grid_of(document, name)
 
 
 # ---------------------------------------------------------------------------- show
@@ -120,8 +114,7 @@ def _grids(found: Description) -> Iterator[tuple[str, ChunkGrid]]:
 
 def _show(given: argparse.Namespace) -> str:
     found = find(given.path, given.step)
-    grids = dict(_grids(found))
-    total = sum(grid.nbytes for grid in grids.values())
+    total = sum(grid.nbytes for grid in found.grids.values())
     rows: list[list[str]] = []
     for path, leaf in leaves_of(found.tree):
         name = array_of(leaf)
@@ -129,7 +122,7 @@ def _show(given: argparse.Namespace) -> str:
             text = repr(decode(leaf, str))
             rows.append([shown(path), text if len(text) <= _WIDTH else f"{text[: _WIDTH - 1]}…"])
             continue
-        grid = grids[name]
+        grid = found.grids[name]
         chunks = math.prod(grid.counts)
         cut = f"{chunks} chunks of {list(grid.chunk_shape)}" if chunks > 1 else "1 chunk"
         kind = f"{grid.dtype.name}{list(grid.shape)}"
@@ -137,7 +130,9 @@ def _show(given: argparse.Namespace) -> str:
             [shown(path), f"{kind}  {binary_size(grid.nbytes)}  {cut if chunks else 'empty'}"]
         )
     metric = "" if found.metric is None else f", metric {found.metric:g}"
-    head = f"{found.path}: step {found.step}{metric}, {len(grids)} arrays, {binary_size(total)}"
+    head = (
+        f"{found.path}: step {found.step}{metric}, {len(found.arrays)} arrays, {binary_size(total)}"
+    )
     return "\n".join([head, *columns(rows), ""])
 
 
@@ -147,13 +142,11 @@ def _show(given: argparse.Namespace) -> str:
 def _verify(given: argparse.Namespace) -> str:
     found = find(given.path, given.step)
     reader = ChunkReader(found)
-    chunks = 0
     wrong: list[CorruptCheckpointError] = []
-    for name, grid in _grids(found):
-        chunks += math.prod(grid.counts)
-        wrong += reader.check(name, grid)
+    for name in found.grids:
+        wrong += reader.check(name)
     size = binary_size(reader.bytes_read)
-    text = f"{found.path}: {len(found.arrays)} arrays, {chunks} chunks, {size}"
+    text = f"{found.path}: {len(found.arrays)} arrays, {_chunks(found.grids)} chunks, {size}"
     if wrong:
         lines = "".join(f"{error}\n" for error in wrong)
         raise _Differs(f"{lines}{text}: {len(wrong)} DAMAGED\n")
@@ -185,44 +178,40 @@ def _reshard(given: argparse.Namespace) -> str:
                 return chunked(grid.shape, grid.dtype, sharding, sharding.replica_count)
         return chunked(grid.shape, grid.dtype, None, 1)
 
-    path, counts = _rewrite(found, open_storage(given.out), grid_for)
-    return f"{path}: {len(found.arrays)} arrays, {counts[0]} chunks were {counts[1]}\n"
+    new = {name: grid_for(name, grid) for name, grid in found.grids.items()}
+    path = _rewrite(found, open_storage(given.out), new)
+    chunks = f"{_chunks(new)} chunks were {_chunks(found.grids)}"
+    return f"{path}: {len(new)} arrays, {chunks}\n"
 
 
-def _rewrite(
-    found: Description, storage: Storage, grid_for: Callable[[str, ChunkGrid], ChunkGrid]
-) -> tuple[str, tuple[int, int]]:
-    """Write ``found`` into another storage, each array in the chunks of ``grid_for(name, grid)``,
-    one of which is in memory at a time.
+def _chunks(grids: Mapping[str, ChunkGrid]) -> int:
+    return sum(math.prod(grid.counts) for grid in grids.values())
 
-    Returns the new path, and how many chunks there are now and were before. Raises FileExistsError
-    when the storage has the step already, CorruptCheckpointError for what is damaged.
+
+def _rewrite(found: Description, storage: Storage, grids: Mapping[str, ChunkGrid]) -> str:
+    """Write ``found`` into another storage, cut as ``grids`` say; a chunk at a time is in memory.
+
+    Returns the new path. Raises FileExistsError when the storage has the step already,
+    CorruptCheckpointError for what is damaged.
     """
     complete, others = entries_of(storage)
     used = {entry.step for entry in (*complete, *others)}
-    if found.step in used:
-        name = Entry(found.step, 0).name
-        raise FileExistsError(17, "there is one of this step already", storage.path(name))
     entry = Entry(found.step, 0)
+    if found.step in used:
+        raise FileExistsError(17, "there is one of this step already", storage.path(entry.name))
     reader = ChunkReader(found)
-    documents: dict[str, dict[str, object]] = {}
-    now = before = 0
-    for name, document in found.arrays.items():
-        old = grid_of(document, name)
-        new = grid_for(name, old)
-        documents[name] = array_document(new, name)
-        now += math.prod(new.counts)
-        before += math.prod(old.counts)
-        for index in new.all_chunks():
-            piece = Piece(name, index, new, reader.read(name, old, new.box(index)))
+    for name, grid in grids.items():
+        for index in grid.all_chunks():
+            piece = Piece(name, index, grid, reader.read(name, grid.box(index)))
             piece.write(storage, entry.name)
+    documents = {name: array_document(grid, name) for name, grid in grids.items()}
     groups = groups_above(list(documents))
     below = {**documents, **{group: group_document({}, None) for group in groups}}
     for name, document in below.items():
         write_document(storage, f"{entry.name}/{name}", document)
     top = make_document(found.step, found.metric, found.tree, documents, groups)
     storage.publish(entry.document, top)
-    return storage.path(entry.name), (now, before)
+    return storage.path(entry.name)
 
 
 # ---------------------------------------------------------------------------- diff
@@ -231,7 +220,7 @@ def _rewrite(
 def _diff(given: argparse.Namespace) -> str:
     one, other = find(given.path, given.step), find(given.other, given.other_step)
     readers = ChunkReader(one), ChunkReader(other)
-    grids = dict(_grids(one)), dict(_grids(other))
+    grids = one.grids, other.grids
     leaves = dict(leaves_of(one.tree)), dict(leaves_of(other.tree))
     rows: list[list[str]] = []
     for path in leaves[0] | leaves[1]:
@@ -270,7 +259,7 @@ def _array_difference(one: _Side, other: _Side) -> str | None:
     count, largest = 0, 0.0
     for index in one[2].all_chunks():
         box = one[2].box(index)
-        a, b = (reader.read(name, grid, box) for reader, name, grid in (one, other))
+        a, b = (reader.read(name, box) for reader, name, _ in (one, other))
         changed = a.view(np.uint8) != b.view(np.uint8) if a.ndim else np.array(a != b)
         if not changed.any():
             continue

@@ -11,11 +11,10 @@ import numpy.typing as npt
 
 from meshlib.checkpoint.files.zarr import ChunkGrid, dtype_name
 from meshlib.sharding.darray import DArray
-from meshlib.sharding.local import array_module, module_for
+from meshlib.sharding.local import Box, array_module, module_for
 from meshlib.sharding.sharding import Sharding
 
 Host = npt.NDArray[Any]
-Box = tuple[slice, ...]
 
 
 def is_array(leaf: Any) -> bool:

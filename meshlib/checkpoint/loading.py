@@ -12,20 +12,19 @@ from meshlib.checkpoint.errors import CheckpointError, CorruptCheckpointError
 from meshlib.checkpoint.files.folder import Description, check_step, find
 from meshlib.checkpoint.files.layout import Index
 from meshlib.checkpoint.files.storage import BLOCK, Reader, open_storage
-from meshlib.checkpoint.files.zarr import CHECKSUM_BYTES, ChunkGrid, chunk_file, grid_of
-from meshlib.checkpoint.leaves import Box, Host, Target, target_like
+from meshlib.checkpoint.files.zarr import CHECKSUM_BYTES, ChunkGrid, chunk_file
+from meshlib.checkpoint.leaves import Host, Target, target_like
 from meshlib.checkpoint.tree import Maker, Matching
-from meshlib.sharding.local import relative, shape_of
+from meshlib.sharding.local import Box, intersection, relative, shape_of
 from transport.crc32c import crc32c
 
 
 def load_like(party: Party, path: Any, step: Any, like: Any, *, strict: bool, verify: bool) -> Any:
     """Return the tree of a checkpoint as ``like``. See ``meshlib.checkpoint.load``."""
     found = _find_together(party, path, step)
-    grids = {name: grid_of(document, name) for name, document in found.arrays.items()}
 
     def match() -> tuple[Maker, dict[str, Target]]:
-        matching = Matching(grids, strict=strict)
+        matching = Matching(found.grids, strict=strict)
         make = matching.match(found.tree, like)
         matching.check(found.path)
         return make, {
@@ -40,7 +39,7 @@ def load_like(party: Party, path: Any, step: Any, like: Any, *, strict: bool, ve
     def read() -> None:
         chunks = ChunkReader(found, verify=verify)
         for name, (box, finish) in targets.items():
-            loaded[name] = finish(None if box is None else chunks.read(name, grids[name], box))
+            loaded[name] = finish(None if box is None else chunks.read(name, box))
 
     # Nobody has anything of it before all have theirs.
     party.gather(read)
@@ -83,11 +82,12 @@ class ChunkReader:
         self._scratch = np.empty(0, np.uint8)
         self.bytes_read: int = 0
 
-    def read(self, name: str, grid: ChunkGrid, box: Box) -> Host:
+    def read(self, name: str, box: Box) -> Host:
         """Return the part ``box`` of the array ``name``.
 
         Raises CorruptCheckpointError that names array, chunk and file.
         """
+        grid = self._found.grids[name]
         result = np.empty(shape_of(box), grid.dtype)
         for index in grid.overlapping(box):
             self._read_chunk(name, grid, index, box, result)
@@ -95,9 +95,8 @@ class ChunkReader:
 
     def _read_chunk(self, name: str, grid: ChunkGrid, index: Index, box: Box, result: Host) -> None:
         has = grid.box(index)
-        common = tuple(
-            slice(max(a.start, b.start), min(a.stop, b.stop)) for a, b in zip(has, box, strict=True)
-        )
+        common = intersection(has, box)
+        assert common is not None, "the chunk was chosen for what it has of it"
         target = result[relative(common, box)]
         if shape_of(common) == grid.chunk_shape and target.flags.c_contiguous:
             self._fill(target.reshape(-1).view(np.uint8).data, 0, name, grid, index)
@@ -152,10 +151,11 @@ class ChunkReader:
                 return "was changed: its checksum is another one"
         return None
 
-    def check(self, name: str, grid: ChunkGrid) -> Iterator[CorruptCheckpointError]:
+    def check(self, name: str) -> Iterator[CorruptCheckpointError]:
         """Read all of an array; yield what is wrong with each of its chunks."""
+        grid = self._found.grids[name]
         for index in grid.all_chunks():
             try:
-                self.read(name, grid, grid.box(index))
+                self.read(name, grid.box(index))
             except CorruptCheckpointError as error:
                 yield error

@@ -20,7 +20,7 @@ import numpy as np
 from meshlib.checkpoint.checkpointer import Location, save
 from meshlib.checkpoint.errors import CheckpointError, CorruptCheckpointError
 from meshlib.checkpoint.files.folder import find
-from meshlib.checkpoint.files.zarr import ChunkGrid, dtype_of, grid_of, little_endian
+from meshlib.checkpoint.files.zarr import ChunkGrid, dtype_of, little_endian
 from meshlib.checkpoint.leaves import Host
 from meshlib.checkpoint.loading import ChunkReader
 
@@ -82,7 +82,7 @@ def export_safetensors(
     """
     found = find(path, step)
     arrays: dict[str, _Array] = {}
-    for name, document in found.arrays.items():
+    for name, grid in found.grids.items():
         if not name.startswith(prefix):
             continue
         short = name.removeprefix(prefix).replace("/", ".")
@@ -91,7 +91,7 @@ def export_safetensors(
             continue
         if called in arrays:
             raise CheckpointError(f"rename makes two arrays {called!r}; the second is {name!r}")
-        arrays[called] = name, grid_of(document, name)
+        arrays[called] = name, grid
     if not arrays:
         raise CheckpointError(
             f"{found.path} has no arrays below {prefix!r}; it has {[*found.arrays]}"
@@ -155,7 +155,7 @@ def _write_file(path: Path, reader: ChunkReader, arrays: Mapping[str, _Array]) -
     with unfinished.open("wb") as file:
         file.write(len(data).to_bytes(_LENGTH_BYTES, "little") + data)
         for _, (name, grid) in ordered:
-            array = np.ascontiguousarray(little_endian(reader.read(name, grid, grid.whole)))
+            array = np.ascontiguousarray(little_endian(reader.read(name, grid.whole)))
             file.write(array.reshape(-1).view(np.uint8).data)
     unfinished.replace(path)
 

@@ -172,7 +172,6 @@ class CoalescedCollectives(GroupOfRanks):
         door = self.door
         if door.rank < 0:
             return None
-        check_list(input_tensor_list, "input_tensor_list")
         name = "output_tensor_lists"
         check_list(output_tensor_lists, name, len(door.ranks))
         ins = adapt_sources(input_tensor_list, "input_tensor_list")
@@ -264,7 +263,6 @@ class CoalescedCollectives(GroupOfRanks):
         door = self.door
         if door.rank < 0:
             return None
-        check_list(input_tensors, "input_tensors")
         ins = adapt_sources(input_tensors, "input_tensors")
         outs = adapt_targets(output_tensors, "output_tensors", len(ins), "one for each input")
         code, size = check_dtype(ins[0], "input_tensors[0]"), len(door.ranks)
@@ -348,7 +346,6 @@ class CoalescedCollectives(GroupOfRanks):
         door = self.door
         if door.rank < 0:
             return None
-        check_list(input_tensors, "input_tensors")
         ins = adapt_sources(input_tensors, "input_tensors")
         outs = adapt_targets(output_tensors, "output_tensors", len(ins), "one for each input")
         sizes, size = [out.flat.size for out in outs], len(door.ranks)

@@ -44,6 +44,17 @@ def shape_of(box: Box) -> tuple[int, ...]:
     return tuple(part.stop - part.start for part in box)
 
 
+def intersection(a: Box, b: Box) -> Box | None:
+    """Return what two parts of an array share, None if that is nothing."""
+    both: list[slice] = []
+    for x, y in zip(a, b, strict=True):
+        low, high = max(x.start, y.start), min(x.stop, y.stop)
+        if low >= high:
+            return None
+        both.append(slice(low, high))
+    return tuple(both)
+
+
 def relative(box: Box, within: Box) -> tuple[Any, ...]:
     """Return the index of the part ``box`` in an array that is the part ``within``."""
     inside = (
@@ -54,7 +65,7 @@ def relative(box: Box, within: Box) -> tuple[Any, ...]:
 
 
 def flat_target(array: Array) -> Adapted:
-    """Return a C-contiguous array as the flat buffer that a call writes to."""
+    """Return an array as the flat buffer that a call writes to; ``finish()`` ends with it there."""
     return arrays.target(array, "local")
 
 

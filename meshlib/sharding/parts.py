@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from meshlib.groups.agreement import gathered
 from meshlib.sharding.local import Array, array_module
 from meshlib.sharding.sharding import Sharding
 from transport.checks import to_whole_number, to_whole_numbers
@@ -19,9 +20,7 @@ if TYPE_CHECKING:
 def own_shape(local: Array, sharding: Sharding, shape: Sequence[int] | None) -> tuple[int, ...]:
     """Return the global shape, as ``DArray.from_local`` finds it without asking other ranks."""
     check_sharding(sharding)
-    wrong = _wrong_part(local)
-    if wrong is not None:
-        raise TypeError(wrong)
+    _check_part(local)
     sharding.check_shape(local.shape)
     if shape is None:
         sizes = sharding.mesh.shape
@@ -49,16 +48,17 @@ def agreed_shape(local: Array, sharding: Sharding, shape: Sequence[int] | None) 
     mesh = sharding.mesh
     if mesh.coordinate_of(mesh.get_rank()) is None:
         raise ValueError(f"rank {mesh.get_rank()} is not in {mesh}, so it has no part of the array")
-    wrong = _wrong_part(local)
-    told: dict[str, Any] = {"sharding": repr(sharding), "shape": None}
-    if wrong is None:
-        told |= {"local": tuple(local.shape), "dtype": str(local.dtype)}
+
+    def tell() -> dict[str, Any]:
         try:
-            told["shape"] = None if shape is None else tuple(to_whole_numbers(shape, "shape"))
-        except TypeError as error:  # raised below, on all ranks
-            wrong = str(error)
-    error = None if wrong is None else ValueError(f"rank {mesh.get_rank()}: {wrong}")
-    answers = _agreed(mesh, error, told, ("dtype", "sharding", "shape"))
+            _check_part(local)
+            given = None if shape is None else tuple(to_whole_numbers(shape, "shape"))
+        except TypeError as error:
+            raise ValueError(f"rank {mesh.get_rank()}: {error}") from None
+        own = {"local": tuple(local.shape), "dtype": str(local.dtype)}
+        return {"sharding": repr(sharding), "shape": given, **own}
+
+    answers = _agreed(mesh, tell, ("dtype", "sharding", "shape"))
     shape = answers[0]["shape"]
     ranks = mesh.process_group.ranks
     locals_ = [answer["local"] for answer in answers]
@@ -89,10 +89,10 @@ def agreed_source(
     mesh, rank = sharding.mesh, sharding.mesh.get_rank()
     if mesh.coordinate_of(rank) is None:
         raise ValueError(f"rank {rank} is not in {mesh}, so it has no part of the array")
-    wrong: Exception | None = None
-    told: dict[str, Any] = {"sharding": repr(sharding)}
-    try:
-        src = told["src_data_rank"] = to_whole_number(src_data_rank, "src_data_rank")
+
+    def tell() -> dict[str, Any]:
+        src = to_whole_number(src_data_rank, "src_data_rank")
+        told: dict[str, Any] = {"sharding": repr(sharding), "src_data_rank": src}
         if not 0 <= src < mesh.size():
             raise ValueError(f"src_data_rank is {src}; expected 0 to {mesh.size() - 1}, in {mesh}")
         if mesh.process_group.rank() == src:
@@ -103,39 +103,31 @@ def agreed_source(
                 )
             sharding.check_shape(array.shape)
             told["array"] = tuple(array.shape), array.dtype
-    except (TypeError, ValueError) as error:  # raised below, on all ranks
-        wrong = error
-    answers = _agreed(mesh, wrong, told, ("sharding", "src_data_rank"))
+        return told
+
+    answers = _agreed(mesh, tell, ("sharding", "src_data_rank"))
     src = answers[0]["src_data_rank"]
     return src, *answers[src]["array"]
 
 
 def _agreed(
-    mesh: DeviceMesh, wrong: Exception | None, told: dict[str, Any], same: Sequence[str]
+    mesh: DeviceMesh, tell: Callable[[], dict[str, Any]], same: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Return what each rank of ``mesh`` has ``told``, in the order of its group.
+    """Return what each rank of ``mesh`` does ``tell``, in the order of its group.
 
-    Raises on all of them what is ``wrong`` on one, and ValueError where entries that are to be the
-    ``same`` differ.
+    Raises on all of them what one raises, and ValueError where ``same`` entries differ.
     """
-    answers: list[Any] = [None] * mesh.size()
-    found = None if wrong is None else (isinstance(wrong, TypeError), str(wrong))
-    mesh.all_gather_object(answers, (found, told))
-    if wrong is not None:
-        raise wrong
     ranks = mesh.process_group.ranks
-    for rank, (found, _) in zip(ranks, answers, strict=True):
-        if found is not None:
-            raise (TypeError if found[0] else ValueError)(f"rank {rank}: {found[1]}")
-    first = answers[0][1]
-    for rank, (_, answer) in zip(ranks, answers, strict=True):
+    answers = gathered(mesh.process_group, tell)
+    first = answers[0]
+    for rank, answer in zip(ranks, answers, strict=True):
         for what in same:
             if answer[what] != first[what]:
                 raise ValueError(
                     f"rank {rank} has {what} {answer[what]}, but rank {ranks[0]} {first[what]};"
                     f" expected the same on all ranks of {mesh}"
                 )
-    return [answer for _, answer in answers]
+    return answers
 
 
 def check_sharding(sharding: Any) -> None:
@@ -146,14 +138,13 @@ def check_sharding(sharding: Any) -> None:
         )
 
 
-def _wrong_part(local: Any) -> str | None:
-    """Return what is wrong with the type of ``local``, None if nothing is."""
+def _check_part(local: Any) -> None:
+    """Raise TypeError unless ``local`` is an array that may be a part."""
     if array_module(local) is None:
-        return (
+        raise TypeError(
             f"local is a {type(local).__module__}.{type(local).__qualname__}; expected a NumPy or"
             " CuPy array (for jax.Array there is DArray.from_jax)"
         )
-    return None
 
 
 def _summed(shapes: Sequence[tuple[int, ...]], sharding: Sharding) -> tuple[int, ...]:

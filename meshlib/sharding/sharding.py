@@ -76,7 +76,7 @@ class Sharding:
         for i in named:
             if named.count(i) > 1:
                 raise ValueError(
-                    f"spec {entries} with partial {pending} names mesh dim {_name(mesh, i)!r} of"
+                    f"spec {entries} with partial {pending} names mesh dim {dim_key(mesh, i)!r} of"
                     f" {mesh.described()} twice; expected each at most once"
                 )
         self._set(mesh, dims, ops)
@@ -142,12 +142,12 @@ class Sharding:
     @property
     def spec(self) -> P:
         """The mesh dims that split each array dim, by name (by number in a mesh without names)."""
-        return P(*([_name(self.mesh, i) for i in dim] for dim in self.dims))
+        return P(*([dim_key(self.mesh, i) for i in dim] for dim in self.dims))
 
     @property
     def partial(self) -> dict[DimKey, str]:
         """The ops of the mesh dims along which values are partial, by name or number."""
-        return {_name(self.mesh, i): op for i, op in self.partial_dims}
+        return {dim_key(self.mesh, i): op for i, op in self.partial_dims}
 
     @property
     def placements(self) -> list[Placement]:
@@ -275,7 +275,8 @@ class Sharding:
         return plan(self, to, shape, dtype)
 
 
-def _name(mesh: DeviceMesh, position: int) -> DimKey:
+def dim_key(mesh: DeviceMesh, position: int) -> DimKey:
+    """Return the name of a mesh's dim, its number where it has no names."""
     names = mesh.mesh_dim_names
     return position if names is None else names[position]
 

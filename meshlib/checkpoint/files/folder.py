@@ -12,11 +12,12 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from meshlib.checkpoint.errors import CheckpointError, CorruptCheckpointError
 from meshlib.checkpoint.files.storage import Storage, open_storage
-from meshlib.checkpoint.files.zarr import DOCUMENT, group_document
+from meshlib.checkpoint.files.zarr import DOCUMENT, ChunkGrid, grid_of, group_document
 from transport.checks import to_whole_number
 from transport.crc32c import crc32c
 
@@ -72,6 +73,11 @@ class Description:
     def path(self) -> str:
         """Where it lies."""
         return self.storage.path(self.folder) if self.folder else self.storage.location
+
+    @cached_property
+    def grids(self) -> dict[str, ChunkGrid]:
+        """How the arrays are cut, by name. Raises CheckpointError for what is not known here."""
+        return {name: grid_of(document, name) for name, document in self.arrays.items()}
 
     def file(self, name: str) -> str:
         """Return the name in the storage of one of its files."""

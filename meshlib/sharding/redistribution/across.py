@@ -14,12 +14,13 @@ from functools import lru_cache
 from itertools import product
 from math import prod
 
+import numpy as np
+
 from meshlib.sharding.blocks import blocks
+from meshlib.sharding.local import Box, intersection, shape_of
 from meshlib.sharding.redistribution.plan import POINT_TO_POINT, Step, held_bytes
 from meshlib.sharding.redistribution.search import steps_within
 from meshlib.sharding.sharding import Sharding
-
-Box = tuple[slice, ...]
 
 
 def steps_across(
@@ -102,9 +103,7 @@ def _providers(
         keeps = own is not None and part == intersection(own, box)
         for i, at in chosen.items():
             coordinate[i] = at
-        place = 0
-        for size, at in zip(source.mesh.shape, coordinate, strict=True):
-            place = place * size + at
+        place = int(np.ravel_multi_index(coordinate, source.mesh.shape))
         found.append(Message(rank if keeps else source.mesh.rank_at(place), part))
     return tuple(found)
 
@@ -113,10 +112,7 @@ def _copy_for(source: Sharding, target: Sharding, rank: int) -> dict[int, int]:
     """Return the coordinates along the source's replicated dims of the copy that ``rank`` reads."""
     coordinate = target.mesh.coordinate_of(rank)
     assert coordinate is not None, "a receiver is in the target's mesh"
-    place = 0
-    for size, at in zip(target.mesh.shape, coordinate, strict=True):
-        place = place * size + at
-    number = place % source.replica_count
+    number = int(np.ravel_multi_index(coordinate, target.mesh.shape)) % source.replica_count
     result: dict[int, int] = {}
     for i in reversed(source.replicated_dims):
         number, result[i] = divmod(number, source.mesh.shape[i])
@@ -149,17 +145,6 @@ def _parts_of(
         yield coordinate, tuple(part for _, part in chosen)
 
 
-def intersection(a: Box, b: Box) -> Box | None:
-    """Return what two parts of an array share, None if that is nothing."""
-    both: list[slice] = []
-    for x, y in zip(a, b, strict=True):
-        low, high = max(x.start, y.start), min(x.stop, y.stop)
-        if low >= high:
-            return None
-        both.append(slice(low, high))
-    return tuple(both)
-
-
 def spread(
     sharding: Sharding,
     shape: Sequence[int],
@@ -190,5 +175,5 @@ def _at_home(source: Sharding, target: Sharding, shape: Sequence[int], itemsize:
             continue
         both = intersection(source.slices(shape, rank), target.slices(shape, rank))
         if both is not None:
-            kept += prod(part.stop - part.start for part in both)
+            kept += prod(shape_of(both))
     return kept * itemsize

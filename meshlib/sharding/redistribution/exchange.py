@@ -22,10 +22,10 @@ from meshlib.sharding.local import (
     array_module,
     flat_source,
     flat_target,
+    intersection,
     relative,
     shape_of,
 )
-from meshlib.sharding.redistribution.across import intersection
 from meshlib.sharding.redistribution.plan import ALL_GATHER, Step
 from transport.call import Call
 from transport.communicators.base import Communicator

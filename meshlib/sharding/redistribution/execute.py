@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from functools import partial
 from math import prod
 from typing import Any
 from zlib import crc32
@@ -24,6 +24,7 @@ from meshlib.groups.process_group import ProcessGroup
 from meshlib.job.current import current_world
 from meshlib.sharding.local import (
     Array,
+    Box,
     array_module,
     flat_source,
     flat_target,
@@ -188,101 +189,59 @@ class _Run:
         received = messages_to(step.source, step.target, shape, rank)
         if not self._async:
             ready = _given(ready())
-        send = _Sending(step, shape, rank, ready)
-        receive = _Receiving(step, self._plan, rank) if self._coordinate(step.target) else None
+        after: Box = ()
+        result: Array = None
+        if self._coordinate(step.target) is not None:
+            after = step.target.slices(shape, rank)
+            module = module_for(step.target.mesh.device_type)
+            result = module.empty(shape_of(after), self._plan.dtype)
+
+        def part(box: Box) -> Array:
+            x = ready()
+            assert x is not None, "a member of the source's mesh has a part"
+            return x[relative(box, step.source.slices(shape, rank))]
+
+        def send(box: Box, place: int, communicator: Communicator, call: Call) -> None:
+            communicator.send(call, flat_source(part(box)).flat, place, _TAG)
+
+        def receive(box: Box, place: int, communicator: Communicator, call: Call) -> Message:
+            target = flat_target(result[relative(box, after)])
+            communicator.recv(call, target.flat, place, _TAG)
+            target.finish()
+            return Message(None, group.ranks[place])
+
         works: list[Work[Any]] = []
-        others = [m for m in received if m.peer != rank] + [m for m in sent if m.peer != rank]
-        if others:
-            ranks = {s.mesh.rank_at(i) for s in (step.source, step.target) for i in _places(s)}
+        away = [(Kind.RECV, receive, step.target, m) for m in received if m.peer != rank]
+        away += [(Kind.SEND, send, step.source, m) for m in sent if m.peer != rank]
+        if away:
+            meshes = (step.source.mesh, step.target.mesh)
+            ranks = {mesh.rank_at(place) for mesh in meshes for place in range(mesh.size())}
             # Its messages are counted apart from those of a mesh of the same ranks.
             members = current_world().registry.group_for(sorted(ranks))
             group = members.companion("redistribution", "redistribution")
-            code = dtype_code(self._plan.dtype)
-            for message in received:
-                if receive is not None and message.peer != rank:
-                    works.append(receive.issue(group, message.peer, message.box, code))
-            for message in sent:
-                if message.peer != rank:
-                    works.append(send.issue(group, message.peer, message.box, code))
+            for kind, move, sharding, message in away:
+                place = group.group_rank(message.peer)
+                spec = CallSpec(
+                    kind,
+                    partial(move, message.box, place),
+                    prod(shape_of(message.box)),
+                    dtype=dtype_code(self._plan.dtype),
+                    extra=_TAG,
+                    device=sharding.mesh.device_type,
+                    peer=place,
+                )
+                works.append(group.issue(spec, async_op=True))
         self.works += works
-        kept = [message.box for message in received if message.peer == rank]
 
         def finish() -> Array | None:
             for work in works:
                 work.wait()
-            if receive is None:
-                return None
-            for box in kept:
-                receive.keep(box, send.part(box))
-            return receive.result
+            for message in received:
+                if message.peer == rank:
+                    result[relative(message.box, after)] = part(message.box)
+            return result
 
         return _once(finish)
-
-
-@dataclass(slots=True)
-class _Sending:
-    """This rank's part of the source, on its way to ranks of another mesh."""
-
-    step: Step
-    shape: tuple[int, ...]
-    rank: int
-    ready: Value
-
-    def part(self, box: tuple[slice, ...]) -> Array:
-        x = self.ready()
-        assert x is not None, "a member of the source's mesh has a part"
-        return x[relative(box, self.step.source.slices(self.shape, self.rank))]
-
-    def issue(self, group: ProcessGroup, peer: int, box: tuple[slice, ...], code: int) -> Work[Any]:
-        place, count = group.group_rank(peer), prod(shape_of(box))
-        device = self.step.source.mesh.device_type
-
-        def run(communicator: Communicator, call: Call) -> None:
-            communicator.send(call, flat_source(self.part(box)).flat, place, _TAG)
-
-        spec = CallSpec(Kind.SEND, run, count, dtype=code, extra=_TAG, device=device, peer=place)
-        return group.issue(spec, async_op=True)
-
-
-@dataclass(slots=True)
-class _Receiving:
-    """This rank's part of the target, as it comes from ranks of another mesh."""
-
-    step: Step
-    plan: Plan
-    rank: int
-    result: Array = field(init=False)
-    _box: tuple[slice, ...] = field(init=False)
-
-    def __post_init__(self) -> None:
-        module = module_for(self.step.target.mesh.device_type)
-        self._box = self.step.target.slices(self.plan.shape, self.rank)
-        self.result = module.empty(shape_of(self._box), self.plan.dtype)
-
-    def keep(self, box: tuple[slice, ...], part: Array) -> None:
-        self.result[relative(box, self._box)] = part
-
-    def issue(self, group: ProcessGroup, peer: int, box: tuple[slice, ...], code: int) -> Work[Any]:
-        place, count = group.group_rank(peer), prod(shape_of(box))
-        where = self.result[relative(box, self._box)]
-
-        def run(communicator: Communicator, call: Call) -> Message:
-            straight = where.flags.c_contiguous
-            buffer = where if straight else array_module(where).empty(where.shape, where.dtype)
-            target = flat_target(buffer)
-            communicator.recv(call, target.flat, place, _TAG)
-            target.finish()
-            if not straight:
-                where[...] = buffer
-            return Message(None, peer)
-
-        device = self.step.target.mesh.device_type
-        spec = CallSpec(Kind.RECV, run, count, dtype=code, extra=_TAG, device=device, peer=place)
-        return group.issue(spec, async_op=True)
-
-
-def _places(sharding: Sharding) -> range:
-    return range(sharding.mesh.size())
 
 
 def _alone(step: Step) -> bool:

@@ -17,7 +17,7 @@ import numpy as np
 from meshlib.mesh.device_mesh import DeviceMesh
 from meshlib.sharding.darray import DArray, ShardingError
 from meshlib.sharding.local import Array, relative
-from meshlib.sharding.sharding import LINEAR, Sharding
+from meshlib.sharding.sharding import LINEAR, Sharding, dim_key
 
 Label = Hashable
 Split = tuple[int, ...]
@@ -199,6 +199,4 @@ def _misfit(name: str, number: int, x: DArray, why: str, wanted: dict[int, Split
 
 
 def _names(mesh: DeviceMesh, split: Split) -> str:
-    names = mesh.mesh_dim_names
-    shown = [str(i) if names is None else repr(names[i]) for i in split]
-    return ", ".join(shown) or "nothing"
+    return ", ".join(repr(dim_key(mesh, i)) for i in split) or "nothing"

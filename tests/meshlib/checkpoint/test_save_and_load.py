@@ -16,7 +16,6 @@ from meshlib.checkpoint.files import layout
 from meshlib.checkpoint.files.folder import find
 from meshlib.checkpoint.files.layout import aligned
 from meshlib.checkpoint.files.storage import LocalStorage
-from meshlib.checkpoint.files.zarr import grid_of
 from meshlib.checkpoint.loading import ChunkReader
 from meshlib.sharding import DArray, P, Sharding, full, ones, zeros
 from meshlib.testing import RankError, run_ranks
@@ -117,15 +116,14 @@ def test_a_rank_reads_what_it_needs(tmp_path):
     shape = (64, 8)
     run_ranks(lambda: save(tmp_path, {"x": ones(shape, Sharding(mesh, P("a")))}, step=1), 4)
     found = find(tmp_path)
-    grid = grid_of(found.arrays["x"], "x")
-    assert grid.chunk_shape == (16, 8)
+    assert found.grids["x"].chunk_shape == (16, 8)
     for verify, box, needed in [
         (True, (slice(16, 48), slice(0, 8)), 2 * 16 * 64),
         (True, (slice(0, 8), slice(0, 8)), 16 * 64),
         (False, (slice(4, 20), slice(0, 4)), 16 * 64),
     ]:
         reader = ChunkReader(found, verify=verify)
-        assert reader.read("x", grid, box).shape == (box[0].stop - box[0].start, box[1].stop)
+        assert reader.read("x", box).shape == (box[0].stop - box[0].start, box[1].stop)
         assert reader.bytes_read == needed
 
 
