@@ -24,13 +24,10 @@ from transport.algorithms.exchanges.ahead import Ahead
 from transport.algorithms.exchanges.overlap import Overlap
 from transport.algorithms.team import Team
 from transport.call import Call
-from transport.choosing.choice import Algorithm, Thresholds
+from transport.choosing.choice import Algorithm
 from transport.choosing.peers import peers_of
 from transport.communicators.base import Collectives
-from transport.communicators.turns import Turns
-from transport.link import Link
 from transport.operands.compression import Compression
-from transport.operands.flat import Scratch
 from transport.operands.operand import WHOLE, Operand, store
 from transport.operands.quiet import Run, quiet_runner
 from transport.operands.reduce_op import Flat, RedOpType, ReduceOp, reduction_dtype
@@ -40,41 +37,22 @@ _MOST_PAIRS = 64
 _AllReduce = Callable[[Team, Call, Flat, ReduceOp], None]
 
 
-class LinkCollectives(Collectives):
+class LinkCollectives(Collectives, Team):
     """Implements the collectives over ``link``, among the members that it leads to.
 
     ``table`` chooses the algorithms; all members must have equal ones. ``scratch`` is working
     memory, which several instances may share that are used one after the other.
     """
 
-    rank: int
-    size: int
-    table: Thresholds
-    scratch: Scratch
     compression: Compression | None = None
     """How large reductions travel; None: as they are."""
-    turns: Turns | None = None
-    """How calls follow each other; None: each ends before the next begins."""
-    overlap: Overlap | None = None
-    """Which calls overlap; None: none does, as far as is known by now."""
     _ahead: Ahead | None = None
     _reached: frozenset[Algorithm] = frozenset()
     _rooted: frozenset[tuple[Algorithm, int]] = frozenset()
 
     @abstractmethod
-    def link(self, peer: int, call: Call) -> Link:
-        """Return the link to the member ``peer`` (never this rank), opening it at the first use.
-
-        Called for every frame: an open link must be found fast. Waits at most until
-        ``call.deadline``. Only the thread that makes collectives calls it.
-        """
-
-    @abstractmethod
     def check_open(self) -> None:
         """Raise ``CommunicatorAbortedError`` after an abort."""
-
-    def reach(self, peers: Sequence[int], call: Call) -> None:
-        """See ``Team``. Where opening costs nothing there is nothing to begin."""
 
     def _prepare(self, algorithm: Algorithm, call: Call) -> None:
         """Have the links that ``algorithm`` needs opened side by side, the first time."""
@@ -109,7 +87,6 @@ class LinkCollectives(Collectives):
         self._settle()
 
     def ahead(self, call: Call) -> int:
-        """See ``Team``."""
         if self._ahead is None:
             self._ahead = Ahead()
         found = self._ahead.agree(self, call)
@@ -118,7 +95,6 @@ class LinkCollectives(Collectives):
         return found
 
     def note_far(self) -> None:
-        """See ``Team``."""
         if self.overlap is None and self.turns is not None:
             self.overlap = Overlap(self.turns, self.size)
 

@@ -67,7 +67,7 @@ class StoreWaits:
             client.hang_up()
 
 
-class PeerKeys:
+class PeerKeys(StoreWaits):
     """What the other members write in the group's store, awaited within the deadline of a call.
 
     All waits raise ``CommunicatorTimeoutError`` that names who has not written past the call's
@@ -76,9 +76,8 @@ class PeerKeys:
     """
 
     def __init__(self, membership: Membership) -> None:
+        super().__init__(membership.store)
         self._membership = membership
-        self._store = membership.store
-        self._waits = StoreWaits(membership.store)
 
     def read(self, key: str, peer: int, call: Call) -> bytes:
         """Return what ``peer`` writes under ``key``."""
@@ -108,14 +107,6 @@ class PeerKeys:
 
         return self._await([key], call, missing)[0]
 
-    def check(self) -> None:
-        """Raise ``CommunicatorAbortedError`` after ``cancel``."""
-        self._waits.check()
-
-    def cancel(self, reason: str) -> None:
-        """Break off all waits, now and later. Never blocks; idempotent."""
-        self._waits.cancel(reason)
-
     def _await(
         self,
         keys: Sequence[str],
@@ -133,7 +124,7 @@ class PeerKeys:
                 return client.multi_get(keys, call.deadline.remaining())
 
         try:
-            found = self._waits.wait(wait)
+            found = self.wait(wait)
         except StoreTimeoutError as error:
             peer = missing(self._store, error)
             raise has_not_entered(call, self._membership, peer) from error

@@ -277,7 +277,7 @@ class Mailbox:
             stored == 0
             or stored + nbytes <= self._limit
             or src == self._membership.rank
-            or any(receive.src is None or receive.src == src for receive in self._receives)
+            or self.awaits(src)
         )
 
     def _take(self, src: int | None, tag: int) -> Incoming | None:
@@ -300,10 +300,10 @@ class Mailbox:
         return incoming
 
     def _release(self, incoming: Incoming) -> None:
-        if incoming.stored:
-            self._stored[incoming.src] -= incoming.buffer.nbytes
-            if self._blocked:
-                self._room.notify_all()
+        """Free what a stored message took."""
+        self._stored[incoming.src] -= incoming.buffer.nbytes
+        if self._blocked:
+            self._room.notify_all()
 
     def _await_match(self, call: Call, receive: Receive) -> Incoming:
         self._count_waiters(1)  # before it looks who is lost

@@ -36,8 +36,7 @@ from transport.tcp.meeting.address import listening_host
 from transport.tcp.meeting.dial import Dial, address_key, publish, time_ways
 from transport.tcp.meeting.endpoint import Endpoint
 from transport.tcp.meeting.hello import WELCOME, Channel, Hello
-from transport.tcp.meeting.threads import Threads
-from transport.tcp.meeting.watch import Watches, end_watch
+from transport.tcp.meeting.watch import Threads, Watches, end_watch
 from transport.tcp.pace import narrow_windows
 
 # After so long without the connection that a peer is to make, this rank looks whether it lives.
@@ -275,7 +274,7 @@ class TcpCommunicator(LinkCommunicator):
             while True:
                 if peer in self._arrived:
                     return self._arrived.pop(peer)
-                self._check_unbroken()
+                self.check_open()
                 if peer in self._gone:
                     raise PeerLostError.of(self._gone[peer], peer)
                 self._watches.check(peer)
@@ -328,7 +327,7 @@ class TcpCommunicator(LinkCommunicator):
     def _await_opening(self, peer: int, call: Call) -> None:
         """Wait until no other thread is connecting to ``peer``. Under the lock."""
         while self._opening.get(peer, threading.get_ident()) != threading.get_ident():
-            self._check_unbroken()
+            self.check_open()
             if not self._changed.wait(call.deadline.remaining()) and call.deadline.expired:
                 raise CommunicatorTimeoutError(
                     f"{call.header}: another thread has been connecting to"
@@ -383,17 +382,13 @@ class TcpCommunicator(LinkCommunicator):
     def _dial(self, peer: int, channel: Channel, call: Call) -> socket.socket:
         dial = Dial(self.membership, peer, channel, self._known.get(peer))
         with self._lock:
-            self._check_unbroken()
+            self.check_open()
             self._dials.add(dial)
         try:
             return dial.connect(call)
         finally:
             with self._lock:
                 self._dials.discard(dial)
-
-    def _check_unbroken(self) -> None:
-        if self.abort_reason is not None:
-            raise CommunicatorAbortedError(self.abort_reason)
 
     def _deliver(self, hello: Hello, sock: socket.socket) -> None:
         """Take a connection from the endpoint."""

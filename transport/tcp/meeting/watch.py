@@ -1,8 +1,11 @@
-"""Connections by which a rank learns that a peer, for whose own one it waits, is gone."""
+"""What goes on beside a call that connects: threads that dial, and connections by which a rank
+learns that a peer, for whose own one it waits, is gone.
+"""
 
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -10,12 +13,35 @@ from functools import partial
 from transport.call import Call
 from transport.communicators.runtime import Membership
 from transport.condition import Condition
+from transport.deadline import Deadline
 from transport.errors import DistError, PeerLostError
 from transport.tcp.meeting.endpoint import Endpoint
 from transport.tcp.meeting.hello import Channel
-from transport.tcp.meeting.threads import Threads
 
 Dialler = Callable[[int, Channel, Call], socket.socket]
+
+_JOIN_SECONDS = 5.0
+
+
+class Threads:
+    """Those in which one communicator connects while it does something else: begun by whoever
+    makes a call, one thread at a time; joined once, at the end.
+    """
+
+    def __init__(self) -> None:
+        self._begun: tuple[threading.Thread, ...] = ()
+
+    def begin(self, name: str, task: Callable[[], None]) -> None:
+        """Run ``task`` in a daemon thread. Raises RuntimeError where there is no room for one."""
+        thread = threading.Thread(target=task, name=name, daemon=True)
+        thread.start()
+        self._begun = (*(other for other in self._begun if other.is_alive()), thread)
+
+    def join(self) -> None:
+        """Wait, for some seconds at most, until all have ended: what they do was broken off."""
+        deadline = Deadline.after(_JOIN_SECONDS)
+        for thread in self._begun:
+            thread.join(deadline.remaining())
 
 
 class _Watch:
