@@ -47,32 +47,23 @@ class LinkCollectives(Collectives, Team):
     compression: Compression | None = None
     """How large reductions travel; None: as they are."""
     _ahead: Ahead | None = None
-    _reached: frozenset[Algorithm] = frozenset()
-    _rooted: frozenset[tuple[Algorithm, int]] = frozenset()
+    _reached: frozenset[Algorithm | tuple[Algorithm, int]] = frozenset()
 
     @abstractmethod
     def check_open(self) -> None:
         """Raise ``CommunicatorAbortedError`` after an abort."""
 
-    def _prepare(self, algorithm: Algorithm, call: Call) -> None:
-        """Have the links that ``algorithm`` needs opened side by side, the first time."""
+    def _prepare(self, algorithm: Algorithm, call: Call, root: int | None = None) -> None:
+        """Have the links that ``algorithm`` needs opened side by side, the first time: with each
+        ``root``, where who calls whom depends on it.
+        """
+        key = algorithm if root is None else (algorithm, root)
+        if key in self._reached:
+            return
         if self.overlap is not None:
             self.overlap.await_former()
-        self._reached |= {algorithm}
-        peers = peers_of(algorithm, self.rank, self.size)
-        if len(peers) > 1:
-            self.reach(peers, call)
-
-    def _prepare_once(self, algorithm: Algorithm, call: Call) -> None:
-        if algorithm not in self._reached:
-            self._prepare(algorithm, call)
-
-    def _prepare_rooted(self, algorithm: Algorithm, root: int, call: Call) -> None:
-        """The same for an algorithm in which who calls whom depends on the ``root``."""
-        if (algorithm, root) in self._rooted:
-            return
-        self._rooted |= {(algorithm, root)}
-        peers = peers_of(algorithm, self.rank, self.size, root)
+        self._reached |= {key}
+        peers = peers_of(algorithm, self.rank, self.size, root or 0)
         if len(peers) > 1:
             self.reach(peers, call)
 
@@ -108,7 +99,7 @@ class LinkCollectives(Collectives, Team):
     def broadcast(self, call: Call, buffer: Flat, root: int) -> None:
         self._begin()
         algorithm = self.table.broadcast(buffer.nbytes, self.size)
-        self._prepare_rooted(algorithm, root, call)
+        self._prepare(algorithm, call, root)
         (chain if algorithm is Algorithm.CHAIN else tree).broadcast(self, call, buffer, root)
 
     @cached_property
@@ -127,7 +118,7 @@ class LinkCollectives(Collectives, Team):
         form = self.compression
         if form is not None and compressed.compresses(form, buffer.nbytes, buffer.dtype, op):
             self._settle()
-            self._prepare_once(Algorithm.PAIRWISE, call)
+            self._prepare(Algorithm.PAIRWISE, call)
             compressed.all_reduce(self, call, buffer, op, form)
             return
         narrow = reduction_dtype(buffer.dtype) != buffer.dtype
@@ -171,7 +162,7 @@ class LinkCollectives(Collectives, Team):
 
     def _reduce(self, call: Call, buffer: Flat, op: ReduceOp, root: int) -> None:
         algorithm = self.table.reduce(buffer.nbytes, self.size)
-        self._prepare_rooted(algorithm, root, call)
+        self._prepare(algorithm, call, root)
         (chain if algorithm is Algorithm.CHAIN else tree).reduce(self, call, buffer, op, root)
 
     def all_gather(self, call: Call, outputs: Sequence[Flat], input_: Flat) -> None:
@@ -222,7 +213,7 @@ class LinkCollectives(Collectives, Team):
         form = self.compression
         if form is not None and compressed.compresses(form, total, output.dtype, op):
             self._settle()
-            self._prepare_once(Algorithm.PAIRWISE, call)
+            self._prepare(Algorithm.PAIRWISE, call)
             compressed.reduce_scatter(self, call, output, inputs, op, form)
             return
         narrow = reduction_dtype(output.dtype) != output.dtype
@@ -243,12 +234,12 @@ class LinkCollectives(Collectives, Team):
 
     def gather(self, call: Call, outputs: Sequence[Flat] | None, input_: Flat, root: int) -> None:
         self._begin()
-        self._prepare_rooted(Algorithm.DIRECT, root, call)
+        self._prepare(Algorithm.DIRECT, call, root)
         direct.gather(self, call, outputs, input_, root)
 
     def scatter(self, call: Call, output: Flat, inputs: Sequence[Flat] | None, root: int) -> None:
         self._begin()
-        self._prepare_rooted(Algorithm.DIRECT, root, call)
+        self._prepare(Algorithm.DIRECT, call, root)
         direct.scatter(self, call, output, inputs, root)
 
     def all_to_all(self, call: Call, outputs: Sequence[Flat], inputs: Sequence[Flat]) -> None:

@@ -17,7 +17,7 @@ from collections import deque
 
 import numpy as np
 
-from transport.call import NO_ROOT, Call, CallHeader, Kind, dtype_name
+from transport.call import NO_ROOT, Call, CallHeader, Kind, dtype_code, dtype_name
 from transport.communicators.runtime import Membership
 from transport.condition import Condition, let_go
 from transport.deadline import Deadline
@@ -171,7 +171,7 @@ class Mailbox:
         message, ``buffer`` may hold a part of it. Nothing writes there any more: what is still to
         come of the message is thrown away.
         """
-        receive = Receive(call, buffer, src, tag)
+        receive = Receive(call, buffer, src, tag, dtype_code(buffer.dtype))
         try:
             with self._lock:
                 self._check_aborted()

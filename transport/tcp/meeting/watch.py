@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 
 from transport.call import Call
@@ -44,17 +45,12 @@ class Threads:
             thread.join(deadline.remaining())
 
 
+@dataclass(slots=True, eq=False)
 class _Watch:
     """``sock`` is that connection once there is one, ``error`` why there is none."""
 
-    def __init__(self) -> None:
-        self.sock: socket.socket | None = None
-        self.error: Exception | None = None
-
-    def end(self) -> None:
-        """Have the endpoint close the connection, which it watches."""
-        if self.sock is not None:
-            end_watch(self.sock)
+    sock: socket.socket | None = None
+    error: Exception | None = None
 
 
 class Watches:
@@ -102,8 +98,8 @@ class Watches:
         """Watch it no more."""
         with self._changed.lock:
             watch = self.watched.pop(peer, None)
-        if watch is not None:
-            watch.end()
+        if watch is not None and watch.sock is not None:
+            end_watch(watch.sock)
 
     def check(self, peer: int) -> None:
         """Raise what is in the way of watching ``peer``. Under the lock."""
