@@ -406,33 +406,30 @@ class TcpCommunicator(LinkCommunicator):
         """Keep a connection, and welcome it; return the one that is to be closed. Under the lock,
         so that the peer's leaving cannot be noticed before its connection is known.
         """
-        peer = hello.rank
+        peer, channel, link = hello.rank, hello.channel, self._links.get(hello.rank)
         if self.abort_reason is not None or peer >= self.size or peer == self.rank:
             return sock
-        link = self._links.get(peer)
-        if hello.channel == Channel.MORE and (link is None or peer < self.rank):
+        if channel == Channel.COLLECTIVE and (peer < self.rank or link is not None):
             return sock
-        if hello.channel == Channel.COLLECTIVE and (peer < self.rank or peer in self._links):
-            return sock
-        if hello.channel == Channel.MORE and link is not None:
+        if channel == Channel.MORE:
+            if link is None or peer < self.rank:
+                return sock
             link.add(sock, known=False)  # before the peer uses it
         try:
             sock.send(WELCOME)
         except OSError:
-            return None if hello.channel == Channel.MORE else sock
-        if hello.channel == Channel.POINT_TO_POINT:
+            return None if channel == Channel.MORE else sock
+        if channel == Channel.POINT_TO_POINT:
             self._begin_conversation(peer, sock)
-            return None
-        if hello.channel == Channel.WATCH:
+        elif channel == Channel.WATCH:
             self._watches.accept(sock)
-            return None
-        if hello.channel == Channel.MORE:
-            return None
-        # A peer that gave up and tried again means the newer connection.
-        older = self._arrived.get(peer)
-        self._arrived[peer] = sock
-        self._changed.notify_all()
-        return older
+        elif channel != Channel.MORE:
+            # A peer that gave up and tried again means the newer connection.
+            older = self._arrived.get(peer)
+            self._arrived[peer] = sock
+            self._changed.notify_all()
+            return older
+        return None
 
 
 def _ignore(conversation: Conversation) -> None:
