@@ -12,10 +12,9 @@ import numpy as np
 
 from transport.call import Call
 from transport.choosing.choice import Thresholds
-from transport.communicators.base import Communicator
+from transport.communicators.base import Communicator, Turns
 from transport.communicators.forwarding import Forwarding
 from transport.communicators.runtime import Membership
-from transport.communicators.turns import Turns
 from transport.errors import (
     CommunicatorAbortedError,
     CommunicatorTimeoutError,
@@ -56,7 +55,6 @@ class AutoCommunicator(Forwarding, Communicator):
     ) -> None:
         super().__init__(membership)
         self._table = table
-        self.abort_reason: str | None = None
         # Guards what an abort from another thread must find.
         self._lock = threading.Lock()
         self._near: ShmCommunicator | None = None
@@ -172,14 +170,14 @@ class AutoCommunicator(Forwarding, Communicator):
     def _open_far(self) -> LinkCommunicator:
         """Return the TCP communicator of the group, made at the first use."""
         with self._lock:
-            self._check_open()
+            self.check_open()
             if self._far is None:
                 mailbox = None if self._near is None else self._near.mailbox
                 self._far = TcpCommunicator(self.membership, self._table, mailbox)
             return self._far
 
     def _choose(self, call: Call) -> Communicator:
-        self._check_open()
+        self.check_open()
         peers = [peer for peer in range(self.size) if peer != self.rank]
         near = self._near
         places = self._directory.look_up_all(call)
@@ -220,7 +218,3 @@ class AutoCommunicator(Forwarding, Communicator):
                 return levels
         levels.close()
         raise CommunicatorAbortedError(self.abort_reason)
-
-    def _check_open(self) -> None:
-        if self.abort_reason is not None:
-            raise CommunicatorAbortedError(self.abort_reason)

@@ -6,6 +6,7 @@ import math
 import re
 import threading
 import time
+from dataclasses import dataclass
 from datetime import timedelta
 
 # The kernel counts the milliseconds of a poll in an int: longer ones are cut into such pieces.
@@ -18,14 +19,12 @@ _DURATION = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)\s*(ms|s|m|h)")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
+@dataclass(slots=True, eq=False)
 class Deadline:
     """A point on the monotonic clock (``at``), and the number of ``seconds`` that were granted."""
 
-    __slots__ = ("at", "seconds")
-
-    def __init__(self, at: float, seconds: float) -> None:
-        self.at = at
-        self.seconds = seconds
+    at: float
+    seconds: float
 
     @classmethod
     def after(cls, timeout: Timeout) -> Deadline:

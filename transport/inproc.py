@@ -12,6 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from transport.call import Call, CallHeader
 from transport.choosing.choice import Thresholds
@@ -239,8 +240,6 @@ class InprocLink(Link):
     def __init__(self, owner: InprocCommunicator, peer: int) -> None:
         self.peer = peer
         self._owner = owner
-        self._outward: _Channel | None = None
-        self._inward: _Channel | None = None
 
     def send(self, call: Call, data: memoryview) -> None:
         self._finish_send(call, self._offer(call, data))
@@ -263,17 +262,13 @@ class InprocLink(Link):
 
     # Many algorithms send to one neighbour and receive from another one.
 
-    def _out(self) -> _Channel:
-        channel = self._outward
-        if channel is None:
-            channel = self._outward = self._owner.channel(self._owner.rank, self.peer)
-        return channel
+    @cached_property
+    def _outward(self) -> _Channel:
+        return self._owner.channel(self._owner.rank, self.peer)
 
-    def _in(self) -> _Channel:
-        channel = self._inward
-        if channel is None:
-            channel = self._inward = self._owner.channel(self.peer, self._owner.rank)
-        return channel
+    @cached_property
+    def _inward(self) -> _Channel:
+        return self._owner.channel(self.peer, self._owner.rank)
 
     @property
     def _name(self) -> str:
@@ -281,7 +276,7 @@ class InprocLink(Link):
 
     def _offer(self, call: Call, data: memoryview) -> _Frame:
         try:
-            return (self._outward or self._out()).offer(call, data)
+            return self._outward.offer(call, data)
         except _Cut:
             raise self._gone() from None
 
@@ -290,7 +285,7 @@ class InprocLink(Link):
             return
         call.waiting_for = self.peer
         try:
-            taken = self._out().wait_taken(frame, call.deadline)
+            taken = self._outward.wait_taken(frame, call.deadline)
         except _Cut:
             raise self._gone() from None
         if not taken:
@@ -300,8 +295,7 @@ class InprocLink(Link):
     def _receive(self, call: Call, into: memoryview, on_piece: OnPiece | None) -> None:
         call.waiting_for = self.peer
         try:
-            inward = self._inward or self._in()
-            frame = inward.begin_take(call.deadline)
+            frame = self._inward.begin_take(call.deadline)
         except _Cut:
             raise self._gone() from None
         if frame is None:
@@ -318,7 +312,7 @@ class InprocLink(Link):
                 if on_piece is not None:
                     on_piece(stop)
         finally:
-            inward.end_take(frame)
+            self._inward.end_take(frame)
 
     def _gone(self) -> CommunicatorAbortedError | PeerLostError:
         if self._owner.abort_reason is not None:

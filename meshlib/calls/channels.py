@@ -7,8 +7,7 @@ from collections.abc import Iterable
 
 from meshlib.calls.context import RankContext
 from meshlib.diagnosis.failures.fate import Fate
-from transport.communicators.base import Communicator
-from transport.communicators.turns import Turns
+from transport.communicators.base import Communicator, Turns
 
 
 class Channels:

@@ -24,13 +24,10 @@ from transport.algorithms.exchanges.ahead import Ahead
 from transport.algorithms.exchanges.overlap import Overlap
 from transport.algorithms.team import Team
 from transport.call import Call
-from transport.choosing.choice import Algorithm, Thresholds
+from transport.choosing.choice import Algorithm
 from transport.choosing.peers import peers_of
 from transport.communicators.base import Collectives
-from transport.communicators.turns import Turns
-from transport.link import Link
 from transport.operands.compression import Compression
-from transport.operands.flat import Scratch
 from transport.operands.operand import WHOLE, Operand, store
 from transport.operands.quiet import Run, quiet_runner
 from transport.operands.reduce_op import Flat, RedOpType, ReduceOp, reduction_dtype
@@ -40,61 +37,33 @@ _MOST_PAIRS = 64
 _AllReduce = Callable[[Team, Call, Flat, ReduceOp], None]
 
 
-class LinkCollectives(Collectives):
+class LinkCollectives(Collectives, Team):
     """Implements the collectives over ``link``, among the members that it leads to.
 
     ``table`` chooses the algorithms; all members must have equal ones. ``scratch`` is working
     memory, which several instances may share that are used one after the other.
     """
 
-    rank: int
-    size: int
-    table: Thresholds
-    scratch: Scratch
     compression: Compression | None = None
     """How large reductions travel; None: as they are."""
-    turns: Turns | None = None
-    """How calls follow each other; None: each ends before the next begins."""
-    overlap: Overlap | None = None
-    """Which calls overlap; None: none does, as far as is known by now."""
     _ahead: Ahead | None = None
-    _reached: frozenset[Algorithm] = frozenset()
-    _rooted: frozenset[tuple[Algorithm, int]] = frozenset()
-
-    @abstractmethod
-    def link(self, peer: int, call: Call) -> Link:
-        """Return the link to the member ``peer`` (never this rank), opening it at the first use.
-
-        Called for every frame: an open link must be found fast. Waits at most until
-        ``call.deadline``. Only the thread that makes collectives calls it.
-        """
+    _reached: frozenset[Algorithm | tuple[Algorithm, int]] = frozenset()
 
     @abstractmethod
     def check_open(self) -> None:
         """Raise ``CommunicatorAbortedError`` after an abort."""
 
-    def reach(self, peers: Sequence[int], call: Call) -> None:
-        """See ``Team``. Where opening costs nothing there is nothing to begin."""
-
-    def _prepare(self, algorithm: Algorithm, call: Call) -> None:
-        """Have the links that ``algorithm`` needs opened side by side, the first time."""
+    def _prepare(self, algorithm: Algorithm, call: Call, root: int | None = None) -> None:
+        """Have the links that ``algorithm`` needs opened side by side, the first time: with each
+        ``root``, where who calls whom depends on it.
+        """
+        key = algorithm if root is None else (algorithm, root)
+        if key in self._reached:
+            return
         if self.overlap is not None:
             self.overlap.await_former()
-        self._reached |= {algorithm}
-        peers = peers_of(algorithm, self.rank, self.size)
-        if len(peers) > 1:
-            self.reach(peers, call)
-
-    def _prepare_once(self, algorithm: Algorithm, call: Call) -> None:
-        if algorithm not in self._reached:
-            self._prepare(algorithm, call)
-
-    def _prepare_rooted(self, algorithm: Algorithm, root: int, call: Call) -> None:
-        """The same for an algorithm in which who calls whom depends on the ``root``."""
-        if (algorithm, root) in self._rooted:
-            return
-        self._rooted |= {(algorithm, root)}
-        peers = peers_of(algorithm, self.rank, self.size, root)
+        self._reached |= {key}
+        peers = peers_of(algorithm, self.rank, self.size, root or 0)
         if len(peers) > 1:
             self.reach(peers, call)
 
@@ -109,7 +78,6 @@ class LinkCollectives(Collectives):
         self._settle()
 
     def ahead(self, call: Call) -> int:
-        """See ``Team``."""
         if self._ahead is None:
             self._ahead = Ahead()
         found = self._ahead.agree(self, call)
@@ -118,7 +86,6 @@ class LinkCollectives(Collectives):
         return found
 
     def note_far(self) -> None:
-        """See ``Team``."""
         if self.overlap is None and self.turns is not None:
             self.overlap = Overlap(self.turns, self.size)
 
@@ -132,7 +99,7 @@ class LinkCollectives(Collectives):
     def broadcast(self, call: Call, buffer: Flat, root: int) -> None:
         self._begin()
         algorithm = self.table.broadcast(buffer.nbytes, self.size)
-        self._prepare_rooted(algorithm, root, call)
+        self._prepare(algorithm, call, root)
         (chain if algorithm is Algorithm.CHAIN else tree).broadcast(self, call, buffer, root)
 
     @cached_property
@@ -151,7 +118,7 @@ class LinkCollectives(Collectives):
         form = self.compression
         if form is not None and compressed.compresses(form, buffer.nbytes, buffer.dtype, op):
             self._settle()
-            self._prepare_once(Algorithm.PAIRWISE, call)
+            self._prepare(Algorithm.PAIRWISE, call)
             compressed.all_reduce(self, call, buffer, op, form)
             return
         narrow = reduction_dtype(buffer.dtype) != buffer.dtype
@@ -195,7 +162,7 @@ class LinkCollectives(Collectives):
 
     def _reduce(self, call: Call, buffer: Flat, op: ReduceOp, root: int) -> None:
         algorithm = self.table.reduce(buffer.nbytes, self.size)
-        self._prepare_rooted(algorithm, root, call)
+        self._prepare(algorithm, call, root)
         (chain if algorithm is Algorithm.CHAIN else tree).reduce(self, call, buffer, op, root)
 
     def all_gather(self, call: Call, outputs: Sequence[Flat], input_: Flat) -> None:
@@ -246,7 +213,7 @@ class LinkCollectives(Collectives):
         form = self.compression
         if form is not None and compressed.compresses(form, total, output.dtype, op):
             self._settle()
-            self._prepare_once(Algorithm.PAIRWISE, call)
+            self._prepare(Algorithm.PAIRWISE, call)
             compressed.reduce_scatter(self, call, output, inputs, op, form)
             return
         narrow = reduction_dtype(output.dtype) != output.dtype
@@ -267,12 +234,12 @@ class LinkCollectives(Collectives):
 
     def gather(self, call: Call, outputs: Sequence[Flat] | None, input_: Flat, root: int) -> None:
         self._begin()
-        self._prepare_rooted(Algorithm.DIRECT, root, call)
+        self._prepare(Algorithm.DIRECT, call, root)
         direct.gather(self, call, outputs, input_, root)
 
     def scatter(self, call: Call, output: Flat, inputs: Sequence[Flat] | None, root: int) -> None:
         self._begin()
-        self._prepare_rooted(Algorithm.DIRECT, root, call)
+        self._prepare(Algorithm.DIRECT, call, root)
         direct.scatter(self, call, output, inputs, root)
 
     def all_to_all(self, call: Call, outputs: Sequence[Flat], inputs: Sequence[Flat]) -> None:

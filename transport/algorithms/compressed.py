@@ -17,7 +17,7 @@ frames are memory of their own: as much as is under way, at most what the array 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -37,6 +37,8 @@ LEAST_BYTES = 64 << 10
 
 _F32 = np.dtype(np.float32)
 _U8 = np.dtype(np.uint8)
+_Encoded = Callable[[int, int], Flat]
+"""Returns what a member (the second) gets of a lap (the first)."""
 _SUMS = (RedOpType.SUM, RedOpType.AVG)
 
 
@@ -98,27 +100,18 @@ def reduce_scatter(
     if not ahead:
         for lap in range(laps):
             total = own(lap)
-            for onward, to, behind, _ in work.steps:
-                arrived = work.arriving(total.size)
-                sent = as_bytes(encoded(lap, to))
-                onward.exchange(call, sent, behind, as_bytes(arrived))
-                work.coder.add(arrived, total)
+            work.add_in_step(lap, encoded, total)
             settle(lap, total)
         return
     with work.outbox() as outbox:
-
-        def send_inputs(lap: int) -> None:
-            if lap < laps:
-                for onward, to, _, _ in work.steps:
-                    outbox.post(onward, as_bytes(encoded(lap, to)))
-
         bounds = [part_bounds(output.size, laps, lap) for lap in range(laps)]
         counts = [stop - start for start, stop in bounds]
         coming = work.coming(outbox, [counts] * len(work.steps))
-        for lap in range(ahead):
-            send_inputs(lap)
+        for lap in range(min(ahead, laps)):
+            work.post_inputs(outbox, lap, encoded)
         for lap in range(laps):
-            send_inputs(lap + ahead)
+            if lap + ahead < laps:
+                work.post_inputs(outbox, lap + ahead, encoded)
             total = own(lap)
             work.add_all(coming, total)
             settle(lap, total)
@@ -168,6 +161,18 @@ class _Work:
             found.append(Coming(outbox, behind, places))
         return found
 
+    def add_in_step(self, lap: int, encoded: _Encoded, total: Floats) -> None:
+        """Send a lap's inputs, and add the others' contributions to ``total``, by turns."""
+        for onward, to, behind, _ in self.steps:
+            arrived = self.arriving(total.size)
+            onward.exchange(self.call, as_bytes(encoded(lap, to)), behind, as_bytes(arrived))
+            self.coder.add(arrived, total)
+
+    def post_inputs(self, outbox: Outbox, lap: int, encoded: _Encoded) -> None:
+        """Send a lap's inputs ahead of what comes."""
+        for onward, to, _, _ in self.steps:
+            outbox.post(onward, as_bytes(encoded(lap, to)))
+
     def add_all(self, coming: Sequence[Coming], total: Floats) -> None:
         """Add the others' contributions to ``total``, in the order of the steps."""
         for each in coming:
@@ -192,11 +197,7 @@ class _AllReduce(_Work):
         """Send and receive a frame at a time."""
         for lap in range(self.laps):
             total = self._own(lap)
-            for onward, to, behind, _ in self.steps:
-                arrived = self.arriving(total.size)
-                sent = as_bytes(self._encoded(lap, to))
-                onward.exchange(self.call, sent, behind, as_bytes(arrived))
-                self.coder.add(arrived, total)
+            self.add_in_step(lap, self._encoded, total)
             result = as_bytes(self._settle(lap, total))
             for onward, _, behind, source in self.steps:
                 into, _ = self._part(lap, source)
@@ -214,8 +215,8 @@ class _AllReduce(_Work):
                 for source in members
             ]
             coming = self.coming(outbox, counts)
-            for lap in range(ahead + 1):
-                self._send_inputs(outbox, lap)
+            for lap in range(min(ahead + 1, self.laps)):
+                self.post_inputs(outbox, lap, self._encoded)
             for done, lap in frames:
                 if done:
                     for each, source in zip(coming, members, strict=True):
@@ -226,7 +227,8 @@ class _AllReduce(_Work):
                 result = as_bytes(self._settle(lap, total))
                 for onward, _, _, _ in self.steps:
                     outbox.post(onward, result)
-                self._send_inputs(outbox, lap + ahead + 1)
+                if lap + ahead + 1 < self.laps:
+                    self.post_inputs(outbox, lap + ahead + 1, self._encoded)
 
     def _part(self, lap: int, member: int) -> tuple[Flat, Floats | None]:
         """Return what a member reduces in a lap, and what has been rounded away of it."""
@@ -251,11 +253,6 @@ class _AllReduce(_Work):
             total /= np.float32(self._divisor)
         # What is kept is a part of the sum.
         return self.coder.encode_sum(total, part, residual, self._divisor)
-
-    def _send_inputs(self, outbox: Outbox, lap: int) -> None:
-        if lap < self.laps:
-            for onward, to, _, _ in self.steps:
-                outbox.post(onward, as_bytes(self._encoded(lap, to)))
 
 
 def _laps_ahead(team: Team, call: Call, nbytes: int) -> int:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from transport.algorithms.team import Team
 from transport.call import Call
+from transport.choosing.peers import doubling_partners
 from transport.operands.flat import as_bytes
 from transport.operands.operand import ARRIVING, pack, store
 from transport.operands.reduce_op import Flat, ReduceOp
@@ -20,35 +21,26 @@ from transport.operands.reduce_op import Flat, ReduceOp
 
 def all_reduce(team: Team, call: Call, buffer: Flat, op: ReduceOp) -> None:
     """Reduce the members' ``buffer`` in place; neither prepares nor finishes."""
-    rank, size = team.rank, team.size
-    power = 1 << (size.bit_length() - 1)
-    extra = size - power
+    folded, partners = doubling_partners(team.rank, team.size)
     arriving = team.scratch.flat(ARRIVING, buffer.dtype, buffer.size)
     mine, theirs = as_bytes(buffer), as_bytes(arriving)
-    folded = rank < 2 * extra
-    if not folded:
-        place = rank - extra
-    elif rank % 2 == 0:
-        link = team.link(rank + 1, call)
-        link.send(call, mine)
-        link.recv_into(call, mine)
-        return
-    else:
-        team.link(rank - 1, call).recv_into(call, theirs)
+    if folded is not None:
+        link = team.link(folded, call)
+        if folded > team.rank:
+            link.send(call, mine)
+            link.recv_into(call, mine)
+            return
+        link.recv_into(call, theirs)
         op.combine(arriving, buffer, buffer)
-        place = rank // 2
-    distance = 1
-    while distance < power:
-        partner = place ^ distance
-        link = team.link(2 * partner + 1 if partner < extra else partner + extra, call)
+    for partner in partners:
+        link = team.link(partner, call)
         link.exchange(call, mine, link, theirs)
-        if partner < place:
+        if partner < team.rank:
             op.combine(arriving, buffer, buffer)
         else:
             op.combine(buffer, arriving, buffer)
-        distance *= 2
-    if folded:
-        team.link(rank - 1, call).send(call, mine)
+    if folded is not None:
+        team.link(folded, call).send(call, mine)
 
 
 def reduce_scatter(

@@ -2,46 +2,49 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
 
 from transport.algorithms.exchanges.overlap import Overlap
 from transport.call import Call
 from transport.choosing.choice import Thresholds
-from transport.communicators.turns import Turns
+from transport.communicators.base import Turns
 from transport.link import Link
 from transport.operands.flat import Scratch
 
 
-class Team(Protocol):
+class Team(ABC):
     """The members of a group, seen from one of them: ``rank`` of ``size``, and links to all."""
 
     rank: int
     size: int
     table: Thresholds
     scratch: Scratch
-    turns: Turns | None
+    turns: Turns | None = None
     """How its calls follow each other; None: each ends before the next begins."""
-    overlap: Overlap | None
+    overlap: Overlap | None = None
     """Which of its calls overlap; None: none does, as far as is known by now."""
 
+    @abstractmethod
     def link(self, peer: int, call: Call) -> Link:
-        """Return the link to the member ``peer``, opening it at the first use."""
-        ...
+        """Return the link to the member ``peer`` (never this rank), opening it at the first use.
 
-    def reach(self, peers: Sequence[int], call: Call) -> None:
+        Called for every frame: an open link must be found fast. Waits at most until
+        ``call.deadline``. Only the thread that makes collectives calls it.
+        """
+
+    def reach(self, peers: Sequence[int], call: Call) -> None:  # noqa: B027 (where it costs nothing)
         """Begin to open the links to ``peers``, as far as it is for this rank to do, all at once.
 
         For the sake of time alone: ``link`` opens what is not open.
         """
-        ...
 
+    @abstractmethod
     def ahead(self, call: Call) -> int:
         """Return how many bytes should be under way on a link. All members call, or none."""
-        ...
 
+    @abstractmethod
     def note_far(self) -> None:
         """Be told that there is delay on some link, where calls overlap from the next one on. Again
         and again, maybe; each member on its own.
         """
-        ...

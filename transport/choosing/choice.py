@@ -88,13 +88,15 @@ class Thresholds:
 
     def broadcast(self, nbytes: int, size: int) -> Algorithm:
         """Return how ``nbytes`` are broadcast among ``size`` members."""
-        large = nbytes > self.broadcast_tree and self.chain_pays(nbytes, size)
-        return Algorithm.CHAIN if large else Algorithm.TREE
+        return self._tree_or_chain(nbytes, size, self.broadcast_tree)
 
     def reduce(self, nbytes: int, size: int) -> Algorithm:
         """Return how ``nbytes`` are reduced to one of ``size`` members."""
-        large = nbytes > self.reduce_tree and self.chain_pays(nbytes, size)
-        return Algorithm.CHAIN if large else Algorithm.TREE
+        return self._tree_or_chain(nbytes, size, self.reduce_tree)
+
+    def _tree_or_chain(self, nbytes: int, size: int, most: int) -> Algorithm:
+        chain = nbytes > most and self.chain_pays(nbytes, size)
+        return Algorithm.CHAIN if chain else Algorithm.TREE
 
     def all_reduce(self, nbytes: int, size: int, narrow: bool) -> Algorithm:
         """Return how ``nbytes`` are reduced to all of ``size`` members. ``narrow``: their dtype is
@@ -113,7 +115,7 @@ class Thresholds:
         if size >= self.doubling_ranks and total <= self.all_gather_doubling:
             return Algorithm.BRUCK
         # Bruck sends what a ring does, and copies it once more.
-        if self._may_double(total, size) and total < (size - 1 - _levels(size)) * self.frame:
+        if self._may_double(total, size) and total < (size - 1 - levels_of(size)) * self.frame:
             return Algorithm.BRUCK
         return self._large(size, narrow=False)
 
@@ -133,7 +135,7 @@ class Thresholds:
         """Whether doubling takes less than a ring in which all data pass ``passes`` times."""
         if not self._may_double(nbytes, size):
             return False
-        levels = _levels(size)
+        levels = levels_of(size)
         # A ring sends what is narrow as it is.
         more = levels * (2 if narrow else 1) - passes
         return more * nbytes < (passes * (size - 1) - levels) * self.frame
@@ -150,11 +152,12 @@ class Thresholds:
         through a binomial tree: the last rank has it after all of it and size - 2 segments have
         passed one link, against all of it on each level of the tree.
         """
-        levels = _levels(size)
+        levels = levels_of(size)
         return nbytes + (size - 2) * self.segment <= levels * nbytes
 
 
-def _levels(size: int) -> int:
+def levels_of(size: int) -> int:
+    """Return in how many steps ``size`` ranks are reached by doubling."""
     return (size - 1).bit_length()
 
 

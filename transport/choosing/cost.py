@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from transport.call import Kind
-from transport.choosing.choice import Algorithm, Thresholds
+from transport.choosing.choice import Algorithm, Thresholds, levels_of
 from transport.operands.flat import laps_of
 
 
@@ -74,14 +74,14 @@ def work_of(kind: Kind, nbytes: int, size: int, table: Thresholds, widening: int
 def _barrier(nbytes: int, n: int, table: Thresholds, widening: int) -> Work:
     if table.barrier(n) is Algorithm.STAR:
         return _star(0, 0, n)
-    steps = _ceil_log2(n)
+    steps = levels_of(n)
     return Work(Algorithm.DISSEMINATION, steps, n * steps, 0, 0, delays=steps)
 
 
 def _broadcast(nbytes: int, n: int, table: Thresholds, widening: int) -> Work:
     algorithm = table.broadcast(nbytes, n)
     if algorithm is Algorithm.TREE:
-        levels = _ceil_log2(n)
+        levels = levels_of(n)
         total = (n - 1) * nbytes
         return Work(algorithm, levels, n - 1, levels * nbytes, total, delays=_floor_log2(n))
     laps = 1 if n == 2 else laps_of(nbytes, table.segment)
@@ -94,7 +94,7 @@ def _reduce(nbytes: int, n: int, table: Thresholds, widening: int) -> Work:
     algorithm = table.reduce(nbytes, n)
     wide = nbytes * widening
     laps = laps_of(wide, table.segment)
-    steps = laps * _ceil_log2(n) if algorithm is Algorithm.TREE else laps + n - 2
+    steps = laps * levels_of(n) if algorithm is Algorithm.TREE else laps + n - 2
     path, total = steps * wide / laps, (n - 1) * wide
     delays = _floor_log2(n) if algorithm is Algorithm.TREE else n - 1
     return Work(algorithm, steps, (n - 1) * laps, path, total, path, total, delays)
@@ -131,7 +131,7 @@ def _all_gather(nbytes: int, n: int, table: Thresholds, widening: int) -> Work:
     algorithm = table.all_gather(nbytes * n, n)
     if algorithm is Algorithm.STAR:
         return _star(nbytes, nbytes * n, n)
-    steps = _ceil_log2(n) if algorithm is Algorithm.BRUCK else n - 1
+    steps = levels_of(n) if algorithm is Algorithm.BRUCK else n - 1
     total = n * (n - 1) * nbytes
     # Where there is delay, pairs take the place of a ring: ``LinkCollectives.all_gather``.
     delays = steps if algorithm is Algorithm.BRUCK else 1
@@ -174,10 +174,6 @@ def _doubling(wide: int, n: int) -> Work:
 
 def _floor_log2(n: int) -> int:
     return n.bit_length() - 1
-
-
-def _ceil_log2(n: int) -> int:
-    return (n - 1).bit_length()
 
 
 _FORMULAS: dict[Kind, Callable[[int, int, Thresholds, int], Work]] = {

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any, Generic, cast
+from typing import TYPE_CHECKING, Any, Generic, Protocol, cast
 
 import numpy as np
 
 from transport.call import Call
 from transport.communicators.runtime import Membership
-from transport.communicators.turns import Turns
+from transport.errors import CommunicatorAbortedError
 from transport.operands.reduce_op import Flat, ReduceOp
 
 if TYPE_CHECKING:
@@ -89,11 +89,38 @@ class Collectives(ABC, Generic[Buffer]):
         """Copy member i's ``inputs[j]`` into member j's ``outputs[i]``. Sizes may all differ."""
 
 
+class Turns(Protocol):
+    """How the calls of one communicator follow each other, where two can overlap: two are under way
+    at most, and one of them runs at a time.
+    """
+
+    def note_overlapping(self) -> None:
+        """Be told that calls may overlap from now on. Again and again, maybe."""
+        ...
+
+    def begin_next(self, most: int) -> bool:
+        """Have the next call begin if one is due that may, of ``most`` bytes; return whether.
+
+        For a call that has nothing more to send. Returns when the next one waits in its turn for
+        the end of this one, or is over.
+        """
+        ...
+
+    def await_former(self) -> None:
+        """Wait for the end of the call before this one, if it is still under way."""
+        ...
+
+
 class Communicator(Collectives[Buffer], Generic[Buffer]):
     """What a transport provides. ``LinkCollectives`` implements the collectives over links."""
 
     abort_reason: str | None = None
     """Why it was aborted, as far as it keeps that."""
+
+    def check_open(self) -> None:
+        """Raise ``CommunicatorAbortedError`` after an abort."""
+        if self.abort_reason is not None:
+            raise CommunicatorAbortedError(self.abort_reason)
 
     def __init__(self, membership: Membership) -> None:
         self.membership = membership

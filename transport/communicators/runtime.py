@@ -5,22 +5,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from transport.choosing.tuning import Tuning, shipped
+from transport.net.fork import Closable
 from transport.operands.compression import Compression
 from transport.store.base import Store
 
 if TYPE_CHECKING:
     from transport.net.tls import Tls
-
-
-class Closable(Protocol):
-    """Anything that is let go of with ``close()``."""
-
-    def close(self) -> None:
-        """Let go of it."""
-        ...
 
 
 C = TypeVar("C", bound=Closable)

@@ -21,16 +21,49 @@ T = TypeVar("T")
 _PATIENCE_SECONDS = 0.2
 
 
-class StoreWaits:
-    """One member's waits in ``store``, each on what that has ``aside``: hanging that up ends the
-    wait, also where the server says nothing any more.
+class PeerKeys:
+    """What the other members write in the group's store, awaited within the deadline of a call.
+
+    All waits raise ``CommunicatorTimeoutError`` that names who has not written past the call's
+    deadline, and ``CommunicatorAbortedError`` after ``cancel``. Meanwhile ``call.waiting_for`` says
+    who is missing. Several threads: each waits on what the store has ``aside``, and hanging that up
+    ends the wait, also where the server says nothing any more.
     """
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, membership: Membership) -> None:
+        self._membership = membership
+        self._store = membership.store
         self._lock = threading.Lock()
         self._waiting: set[Store] = set()
         self._cancelled: str | None = None
+
+    def read(self, key: str, peer: int, call: Call) -> bytes:
+        """Return what ``peer`` writes under ``key``."""
+        return self._await([key], call, lambda _store, _error: peer)[0]
+
+    def read_all(
+        self, key_of: Callable[[int], str], peers: Sequence[int], call: Call
+    ) -> dict[int, bytes]:
+        """Return what each of ``peers`` writes under its key: one question for all."""
+        self.check()
+        if not peers:
+            return {}
+        keys = [key_of(peer) for peer in peers]
+
+        def missing(_store: Store, error: StoreTimeoutError) -> int | None:
+            return next((peer for peer in peers if _is_missing(key_of(peer), error)), None)
+
+        found = self._await(keys, call, missing)
+        return dict(zip(peers, found, strict=True))
+
+    def read_from_last(self, key: str, key_of: Callable[[int], str], call: Call) -> bytes:
+        """Return what the last member writes under ``key``, when all have written their own."""
+        members = range(self._membership.size)
+
+        def missing(store: Store, _error: StoreTimeoutError) -> int | None:
+            return next((peer for peer in members if not store.check([key_of(peer)])), None)
+
+        return self._await([key], call, missing)[0]
 
     def wait(self, wait_in: Callable[[Store], T]) -> T:
         """Return ``wait_in(client)``, which blocks on ``client`` alone.
@@ -66,56 +99,6 @@ class StoreWaits:
         for client in waiting:
             client.hang_up()
 
-
-class PeerKeys:
-    """What the other members write in the group's store, awaited within the deadline of a call.
-
-    All waits raise ``CommunicatorTimeoutError`` that names who has not written past the call's
-    deadline, and ``CommunicatorAbortedError`` after ``cancel``. Meanwhile ``call.waiting_for`` says
-    who is missing. Several threads.
-    """
-
-    def __init__(self, membership: Membership) -> None:
-        self._membership = membership
-        self._store = membership.store
-        self._waits = StoreWaits(membership.store)
-
-    def read(self, key: str, peer: int, call: Call) -> bytes:
-        """Return what ``peer`` writes under ``key``."""
-        return self._await([key], call, lambda _store, _error: peer)[0]
-
-    def read_all(
-        self, key_of: Callable[[int], str], peers: Sequence[int], call: Call
-    ) -> dict[int, bytes]:
-        """Return what each of ``peers`` writes under its key: one question for all."""
-        self.check()
-        if not peers:
-            return {}
-        keys = [key_of(peer) for peer in peers]
-
-        def missing(_store: Store, error: StoreTimeoutError) -> int | None:
-            return next((peer for peer in peers if _is_missing(key_of(peer), error)), None)
-
-        found = self._await(keys, call, missing)
-        return dict(zip(peers, found, strict=True))
-
-    def read_from_last(self, key: str, key_of: Callable[[int], str], call: Call) -> bytes:
-        """Return what the last member writes under ``key``, when all have written their own."""
-        members = range(self._membership.size)
-
-        def missing(store: Store, _error: StoreTimeoutError) -> int | None:
-            return next((peer for peer in members if not store.check([key_of(peer)])), None)
-
-        return self._await([key], call, missing)[0]
-
-    def check(self) -> None:
-        """Raise ``CommunicatorAbortedError`` after ``cancel``."""
-        self._waits.check()
-
-    def cancel(self, reason: str) -> None:
-        """Break off all waits, now and later. Never blocks; idempotent."""
-        self._waits.cancel(reason)
-
     def _await(
         self,
         keys: Sequence[str],
@@ -133,7 +116,7 @@ class PeerKeys:
                 return client.multi_get(keys, call.deadline.remaining())
 
         try:
-            found = self._waits.wait(wait)
+            found = self.wait(wait)
         except StoreTimeoutError as error:
             peer = missing(self._store, error)
             raise has_not_entered(call, self._membership, peer) from error

@@ -11,11 +11,10 @@ import numpy as np
 
 from transport.call import Call
 from transport.choosing.choice import Thresholds
-from transport.communicators.base import Collectives, Communicator
+from transport.communicators.base import Collectives, Communicator, Turns
 from transport.communicators.forwarding import Forwarding
 from transport.communicators.runtime import Membership
 from transport.communicators.store_waits import PeerKeys
-from transport.communicators.turns import Turns
 from transport.errors import CommunicatorAbortedError, PeerLostError
 from transport.hierarchical import copies, reductions
 from transport.hierarchical.hosts import Placement, Spread, await_placement, publish_place

@@ -28,7 +28,6 @@ class IndexedJob(LaunchEnvironment):
     key = "kubernetes"
 
     def node(self, variables: Variables) -> NodePlace | None:
-        """See the base."""
         if not variables.get("JOB_COMPLETION_INDEX"):
             return None
         index = needed_number(variables, "JOB_COMPLETION_INDEX", self.name)
@@ -56,7 +55,6 @@ class LeaderWorkerSet(LaunchEnvironment):
     key = "lws"
 
     def node(self, variables: Variables) -> NodePlace | None:
-        """See the base."""
         leader = variables.get("LWS_LEADER_ADDRESS")
         if not leader:
             return None

@@ -24,7 +24,7 @@ class _Mpi(LaunchEnvironment):
     """What both kinds have in common: a place as a rank, from which a node's follows."""
 
     def node(self, variables: Variables) -> NodePlace | None:
-        """See the base. One process a node is an agent."""
+        """Return the place of a node whose one process is an agent."""
         place = self.place(variables)
         if place is None or place.world_size in (None, 1):
             return None
@@ -52,7 +52,6 @@ class OpenMPI(_Mpi):
     key = "openmpi"
 
     def place(self, variables: Variables) -> Place | None:
-        """See the base."""
         if not variables.get("OMPI_COMM_WORLD_RANK"):
             return None
         size = number_in(variables, "OMPI_COMM_WORLD_SIZE")
@@ -79,7 +78,6 @@ class PMI(_Mpi):
     key = "pmi"
 
     def place(self, variables: Variables) -> Place | None:
-        """See the base."""
         if not variables.get("PMI_RANK"):
             return None
         size = number_in(variables, "PMI_SIZE")

@@ -21,7 +21,6 @@ class SkyPilot(LaunchEnvironment):
     key = "skypilot"
 
     def node(self, variables: Variables) -> NodePlace | None:
-        """See the base."""
         if not variables.get("SKYPILOT_NODE_RANK"):
             return None
         hosts = variables.get("SKYPILOT_NODE_IPS", "").split()

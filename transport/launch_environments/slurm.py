@@ -36,7 +36,6 @@ class Slurm(LaunchEnvironment):
     key = "slurm"
 
     def place(self, variables: Variables) -> Place | None:
-        """See the base."""
         if not self.in_step(variables):
             return None
         size, local_size = step_size(variables), self._local_size(variables)
@@ -52,7 +51,6 @@ class Slurm(LaunchEnvironment):
         )
 
     def node(self, variables: Variables) -> NodePlace | None:
-        """See the base."""
         if not self.in_step(variables):
             nodes = number_in(variables, "SLURM_JOB_NUM_NODES") or 1
             if nodes > 1:
@@ -81,7 +79,6 @@ class Slurm(LaunchEnvironment):
         )
 
     def hint(self, variables: Variables) -> str:
-        """See the base."""
         if not any(name.startswith("SLURM_") for name in variables) or self.in_step(variables):
             return ""
         found = [

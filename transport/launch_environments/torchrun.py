@@ -24,7 +24,6 @@ class Torchrun(LaunchEnvironment):
     key = "torchrun"
 
     def place(self, variables: Variables) -> Place | None:
-        """See the base."""
         if not (variables.get(environment.RANK) or variables.get(environment.WORLD_SIZE)):
             return None
         return Place(
@@ -36,7 +35,6 @@ class Torchrun(LaunchEnvironment):
         )
 
     def node(self, variables: Variables) -> NodePlace | None:
-        """See the base."""
         if not any(variables.get(f"PET_{name}") for name in _PLACES):
             return None
         host, port = variables.get("PET_MASTER_ADDR"), number_in(variables, "PET_MASTER_PORT")

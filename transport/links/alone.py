@@ -22,9 +22,7 @@ class AloneCommunicator(MessagingCommunicator, Alone):
         Alone.__init__(self, _SEGMENT)
 
     def takes_gaps(self, call: Call) -> bool:
-        """See ``Communicator.takes_gaps``."""
         return True
 
     def post(self, call: Call, data: memoryview, dst: int) -> None:
-        """See ``MessagingCommunicator.post``: there is nobody to post to."""
         raise IndexError(f"{self.membership.group} has one member, got rank {dst}")

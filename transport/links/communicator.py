@@ -8,8 +8,8 @@ from typing import ClassVar
 from transport.algorithms.collectives import LinkCollectives
 from transport.call import Call
 from transport.choosing.choice import Thresholds
+from transport.communicators.base import Turns
 from transport.communicators.runtime import Membership
-from transport.communicators.turns import Turns
 from transport.links.mailbox import Mailbox
 from transport.links.messaging import MessagingCommunicator
 from transport.operands.flat import Scratch

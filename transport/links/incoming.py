@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
-from transport.call import Call, CallHeader, dtype_code
+from transport.call import Call, CallHeader
 from transport.condition import Condition
 from transport.operands.reduce_op import Flat
 
 
+@dataclass(slots=True, eq=False)
 class Incoming:
     """A message whose bytes are on their way: fill ``buffer``, then ``complete`` or ``fail``.
 
@@ -19,39 +21,17 @@ class Incoming:
     under its lock.
     """
 
-    __slots__ = (
-        "_lock",
-        "_stir",
-        "buffer",
-        "done",
-        "error",
-        "guard",
-        "header",
-        "receive",
-        "serial",
-        "src",
-        "stored",
-    )
-
-    def __init__(
-        self,
-        lock: threading.RLock,  # pyright: ignore[reportInvalidTypeForm]
-        stir: Callable[[], None],
-        src: int,
-        header: CallHeader,
-        buffer: memoryview,
-    ) -> None:
-        self._lock = lock
-        self._stir = stir
-        self.src = src
-        self.header = header
-        self.buffer = buffer
-        self.guard = threading.Lock()
-        self.done = False
-        self.error: Exception | None = None
-        self.serial = 0
-        self.stored = False
-        self.receive: Receive | None = None
+    _lock: threading.RLock  # pyright: ignore[reportInvalidTypeForm]
+    _stir: Callable[[], None]
+    src: int
+    header: CallHeader
+    buffer: memoryview
+    guard: threading.Lock = field(default_factory=threading.Lock)
+    done: bool = False
+    error: Exception | None = None
+    serial: int = 0
+    stored: bool = False
+    receive: Receive | None = None
 
     def complete(self) -> None:
         """Say that ``buffer`` holds the message."""
@@ -68,21 +48,20 @@ class Incoming:
         self.complete()
 
 
+@dataclass(slots=True, eq=False)
 class Receive:
     """A receive that waits for a message to be announced."""
 
-    __slots__ = ("buffer", "call", "code", "error", "incoming", "src", "tag", "wake")
-
-    def __init__(self, call: Call, buffer: Flat, src: int | None, tag: int) -> None:
-        self.call = call
-        self.buffer = buffer
-        self.code = dtype_code(buffer.dtype)
-        self.src = src
-        self.tag = tag
-        self.wake: Condition | None = None
-        """What its thread sleeps on; made when it comes to that. Under the mailbox's lock."""
-        self.incoming: Incoming | None = None
-        self.error: Exception | None = None
+    call: Call
+    buffer: Flat
+    src: int | None
+    tag: int
+    code: int
+    """``dtype_code`` of the buffer's."""
+    wake: Condition | None = None
+    """What its thread sleeps on; made when it comes to that. Under the mailbox's lock."""
+    incoming: Incoming | None = None
+    error: Exception | None = None
 
     def notify(self) -> None:
         """Wake its thread, if that sleeps. Under the mailbox's lock."""

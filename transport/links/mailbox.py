@@ -17,7 +17,7 @@ from collections import deque
 
 import numpy as np
 
-from transport.call import NO_ROOT, Call, CallHeader, Kind, dtype_name
+from transport.call import NO_ROOT, Call, CallHeader, Kind, dtype_code, dtype_name
 from transport.communicators.runtime import Membership
 from transport.condition import Condition, let_go
 from transport.deadline import Deadline
@@ -171,7 +171,7 @@ class Mailbox:
         message, ``buffer`` may hold a part of it. Nothing writes there any more: what is still to
         come of the message is thrown away.
         """
-        receive = Receive(call, buffer, src, tag)
+        receive = Receive(call, buffer, src, tag, dtype_code(buffer.dtype))
         try:
             with self._lock:
                 self._check_aborted()
@@ -277,7 +277,7 @@ class Mailbox:
             stored == 0
             or stored + nbytes <= self._limit
             or src == self._membership.rank
-            or any(receive.src is None or receive.src == src for receive in self._receives)
+            or self.awaits(src)
         )
 
     def _take(self, src: int | None, tag: int) -> Incoming | None:
@@ -300,10 +300,10 @@ class Mailbox:
         return incoming
 
     def _release(self, incoming: Incoming) -> None:
-        if incoming.stored:
-            self._stored[incoming.src] -= incoming.buffer.nbytes
-            if self._blocked:
-                self._room.notify_all()
+        """Free what a stored message took."""
+        self._stored[incoming.src] -= incoming.buffer.nbytes
+        if self._blocked:
+            self._room.notify_all()
 
     def _await_match(self, call: Call, receive: Receive) -> Incoming:
         self._count_waiters(1)  # before it looks who is lost

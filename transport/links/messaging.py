@@ -7,7 +7,7 @@ from abc import abstractmethod
 from transport.call import Call
 from transport.communicators.base import Communicator
 from transport.communicators.runtime import Membership
-from transport.errors import CommunicatorAbortedError, PeerLostError
+from transport.errors import PeerLostError
 from transport.links.mailbox import Mailbox
 from transport.operands.flat import as_bytes
 from transport.operands.reduce_op import Flat
@@ -23,7 +23,6 @@ class MessagingCommunicator(Communicator):
     def __init__(self, membership: Membership, mailbox: Mailbox | None = None) -> None:
         super().__init__(membership)
         self.mailbox = Mailbox(membership) if mailbox is None else mailbox
-        self.abort_reason: str | None = None
 
     @abstractmethod
     def post(self, call: Call, data: memoryview, dst: int) -> None:
@@ -70,8 +69,3 @@ class MessagingCommunicator(Communicator):
 
     def left_over(self) -> list[str]:
         return self.mailbox.left_over()
-
-    def check_open(self) -> None:
-        """Raise ``CommunicatorAbortedError`` after an abort."""
-        if self.abort_reason is not None:
-            raise CommunicatorAbortedError(self.abort_reason)

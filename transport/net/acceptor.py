@@ -17,6 +17,7 @@ import ssl
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 from transport.net.auth import HANDSHAKE_SECONDS, TLS_BEGINS, Handshake
@@ -32,18 +33,16 @@ _PAUSE_SECONDS = 0.1
 _MAX_DISCARDED = 1 << 16
 
 
+@dataclass(slots=True, eq=False)
 class _Pending:
     """A connection that has not proved itself."""
 
-    __slots__ = ("discarded", "expires", "handshake", "received", "sock")
-
-    def __init__(self, sock: socket.socket, handshake: Handshake | None) -> None:
-        self.sock = sock
-        self.handshake = handshake
-        """None before TLS's own."""
-        self.received = b""
-        self.discarded: int | None = None
-        self.expires = time.monotonic() + HANDSHAKE_SECONDS
+    sock: socket.socket
+    expires: float
+    handshake: Handshake | None
+    """None before TLS's own."""
+    received: bytes = b""
+    discarded: int | None = None
 
 
 class Acceptor:
@@ -146,7 +145,7 @@ class Acceptor:
         if self.pending >= self._max_pending:
             self._drop_oldest("too many connections are pending")
         handshake = Handshake(self._secret, initiator=False) if self._tls is None else None
-        pending = _Pending(sock, handshake)
+        pending = _Pending(sock, time.monotonic() + HANDSHAKE_SECONDS, handshake)
         self._silent[pending] = None
         self._register(pending)
 

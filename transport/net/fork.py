@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Closable(Protocol):
-    """Anything with ``close()`` that weak references can refer to."""
+    """Anything that is let go of with ``close()``."""
 
     def close(self) -> None:
         """Let go of it."""
@@ -39,7 +39,9 @@ def in_forked_children(owned: T, leave: Callable[[T], object]) -> None:
 
 
 def close_in_forked_children(closable: Closable) -> None:
-    """Have ``closable`` closed in every child that this process forks without exec."""
+    """Have ``closable`` closed in every child that this process forks without exec. It must be
+    something that weak references can refer to.
+    """
     in_forked_children(closable, _close)
 
 

@@ -140,25 +140,20 @@ def connect(
             return _connect_once(host, port, deadline, before_attempt)
         except OSError as error:
             spent = time.monotonic() - begin
-            hopeless = error.errno in _HOPELESS and not isinstance(error, socket.gaierror)
-            unknown = _is_unknown_name(error) and spent > _UNKNOWN_NAME_SECONDS
+            unresolved = isinstance(error, socket.gaierror)
+            hopeless = error.errno in _HOPELESS and not unresolved
+            no_such_name = unresolved and error.errno != socket.EAI_AGAIN
+            unknown = no_such_name and spent > _UNKNOWN_NAME_SECONDS
             gone = refusal_is_final and isinstance(error, ConnectionRefusedError)
             if hopeless or unknown or gone or deadline.expired:
                 raise DistNetworkError(
                     f"cannot connect to {format_address(host, port)}: tried for {spent:.1f} s,"
                     f" last error: {_reason(error, host)}"
                 ) from error
-            if isinstance(error, socket.gaierror) and not warned and spent > _NAME_WARNING_SECONDS:
+            if unresolved and not warned and spent > _NAME_WARNING_SECONDS:
                 warned = True
                 _LOGGER.warning("cannot resolve %s yet (%s); asking again", host, error.strerror)
         time.sleep(pauses.next(deadline.remaining()))
-
-
-def _is_unknown_name(error: BaseException | None) -> bool:
-    """Whether ``error``, or its cause, says that there is no host of that name."""
-    if isinstance(error, DistNetworkError):
-        error = error.__cause__
-    return isinstance(error, socket.gaierror) and error.errno != socket.EAI_AGAIN
 
 
 def is_in_use(error: BaseException | None) -> bool:

@@ -36,8 +36,7 @@ from transport.tcp.meeting.address import listening_host
 from transport.tcp.meeting.dial import Dial, address_key, publish, time_ways
 from transport.tcp.meeting.endpoint import Endpoint
 from transport.tcp.meeting.hello import WELCOME, Channel, Hello
-from transport.tcp.meeting.threads import Threads
-from transport.tcp.meeting.watch import Watches, end_watch
+from transport.tcp.meeting.watch import Threads, Watches, end_watch
 from transport.tcp.pace import narrow_windows
 
 # After so long without the connection that a peer is to make, this rank looks whether it lives.
@@ -275,7 +274,7 @@ class TcpCommunicator(LinkCommunicator):
             while True:
                 if peer in self._arrived:
                     return self._arrived.pop(peer)
-                self._check_unbroken()
+                self.check_open()
                 if peer in self._gone:
                     raise PeerLostError.of(self._gone[peer], peer)
                 self._watches.check(peer)
@@ -328,7 +327,7 @@ class TcpCommunicator(LinkCommunicator):
     def _await_opening(self, peer: int, call: Call) -> None:
         """Wait until no other thread is connecting to ``peer``. Under the lock."""
         while self._opening.get(peer, threading.get_ident()) != threading.get_ident():
-            self._check_unbroken()
+            self.check_open()
             if not self._changed.wait(call.deadline.remaining()) and call.deadline.expired:
                 raise CommunicatorTimeoutError(
                     f"{call.header}: another thread has been connecting to"
@@ -383,17 +382,13 @@ class TcpCommunicator(LinkCommunicator):
     def _dial(self, peer: int, channel: Channel, call: Call) -> socket.socket:
         dial = Dial(self.membership, peer, channel, self._known.get(peer))
         with self._lock:
-            self._check_unbroken()
+            self.check_open()
             self._dials.add(dial)
         try:
             return dial.connect(call)
         finally:
             with self._lock:
                 self._dials.discard(dial)
-
-    def _check_unbroken(self) -> None:
-        if self.abort_reason is not None:
-            raise CommunicatorAbortedError(self.abort_reason)
 
     def _deliver(self, hello: Hello, sock: socket.socket) -> None:
         """Take a connection from the endpoint."""
@@ -411,33 +406,30 @@ class TcpCommunicator(LinkCommunicator):
         """Keep a connection, and welcome it; return the one that is to be closed. Under the lock,
         so that the peer's leaving cannot be noticed before its connection is known.
         """
-        peer = hello.rank
+        peer, channel, link = hello.rank, hello.channel, self._links.get(hello.rank)
         if self.abort_reason is not None or peer >= self.size or peer == self.rank:
             return sock
-        link = self._links.get(peer)
-        if hello.channel == Channel.MORE and (link is None or peer < self.rank):
+        if channel == Channel.COLLECTIVE and (peer < self.rank or link is not None):
             return sock
-        if hello.channel == Channel.COLLECTIVE and (peer < self.rank or peer in self._links):
-            return sock
-        if hello.channel == Channel.MORE and link is not None:
+        if channel == Channel.MORE:
+            if link is None or peer < self.rank:
+                return sock
             link.add(sock, known=False)  # before the peer uses it
         try:
             sock.send(WELCOME)
         except OSError:
-            return None if hello.channel == Channel.MORE else sock
-        if hello.channel == Channel.POINT_TO_POINT:
+            return None if channel == Channel.MORE else sock
+        if channel == Channel.POINT_TO_POINT:
             self._begin_conversation(peer, sock)
-            return None
-        if hello.channel == Channel.WATCH:
+        elif channel == Channel.WATCH:
             self._watches.accept(sock)
-            return None
-        if hello.channel == Channel.MORE:
-            return None
-        # A peer that gave up and tried again means the newer connection.
-        older = self._arrived.get(peer)
-        self._arrived[peer] = sock
-        self._changed.notify_all()
-        return older
+        elif channel != Channel.MORE:
+            # A peer that gave up and tried again means the newer connection.
+            older = self._arrived.get(peer)
+            self._arrived[peer] = sock
+            self._changed.notify_all()
+            return older
+        return None
 
 
 def _ignore(conversation: Conversation) -> None:

@@ -31,6 +31,7 @@ from transport.tcp.frame import (
     SMALL_BYTES,
     STAGING_BYTES,
     STEP_BYTES,
+    STRIPED_BYTES,
     DealtOutgoing,
     Incoming,
     Outgoing,
@@ -38,7 +39,6 @@ from transport.tcp.frame import (
 )
 from transport.tcp.outbox import TcpOutbox
 from transport.tcp.pace import make_room, pace_of
-from transport.tcp.striping import STRIPED_BYTES
 from transport.tcp.waiting import poll
 from transport.waiting import LookOut
 

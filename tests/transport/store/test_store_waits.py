@@ -9,7 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from transport.communicators.store_waits import StoreWaits
+from transport.communicators.runtime import Membership, Runtime
+from transport.communicators.store_waits import PeerKeys
 from transport.deadline import Deadline
 from transport.errors import CommunicatorAbortedError
 from transport.net.auth import authenticate
@@ -44,7 +45,7 @@ def test_cancel_talks_to_nobody(
     """It must not wait for a server that says nothing any more."""
     monkeypatch.setattr("transport.store.tcp.client._GOODBYE_SECONDS", 2 * SOON)
     store = TCPStore(*stopped_server, timeout=10 * SOON, secret=None)
-    waits = StoreWaits(store)
+    waits = PeerKeys(Membership("group", 0, (0, 1), store, Runtime()))
     with ThreadPoolExecutor(WAITS + 1) as pool:
         asked: list[Callable[[Store], object]] = [
             lambda client: client.get("never"),

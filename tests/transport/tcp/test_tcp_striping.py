@@ -26,8 +26,8 @@ from transport.errors import (
 )
 from transport.link import Pace
 from transport.operands.reduce_op import ReduceOp
+from transport.tcp.frame import BLOCK_BYTES, STRIPED_BYTES, Deal
 from transport.tcp.link import TcpLink
-from transport.tcp.striping import BLOCK_BYTES, STRIPED_BYTES, Deal
 
 SIZES = (0, 5, STRIPED_BYTES - 1, STRIPED_BYTES, 3 * STRIPED_BYTES + 77, 4_000_001)
 

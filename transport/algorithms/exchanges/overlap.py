@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from transport.call import Call
-from transport.communicators.turns import Turns
+from transport.communicators.base import Turns
 from transport.link import Link, Outbox, PacedLink
 from transport.operands.quiet import Run, quiet_runner
 from transport.operands.reduce_op import Flat

@@ -247,7 +247,7 @@ class Messages(Mailbox):
                     if ring.left:
                         header = CallHeader(0, buffer.size, NO_ROOT, Kind.SEND, code, 0, extra=tag)
                         incoming = Incoming(self._lock, self._stir, src, header, data)
-                        receive = Receive(call, buffer, src, tag)
+                        receive = Receive(call, buffer, src, tag, code)
                         receive.incoming = incoming
                         ring.adopt(incoming)
             self._stop_carrying()

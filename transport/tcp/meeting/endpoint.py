@@ -11,6 +11,7 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 from transport.net.acceptor import Acceptor
@@ -32,15 +33,13 @@ must not block.
 """
 
 
+@dataclass(slots=True, eq=False)
 class _Newcomer:
     """A connection that has proved itself and has not said what it is for."""
 
-    __slots__ = ("expires", "received", "sock")
-
-    def __init__(self, sock: socket.socket) -> None:
-        self.sock = sock
-        self.received = b""
-        self.expires = time.monotonic() + HANDSHAKE_SECONDS
+    sock: socket.socket
+    expires: float
+    received: bytes = b""
 
 
 class Endpoint:
@@ -160,7 +159,7 @@ class Endpoint:
         on_end()
 
     def _welcome(self, sock: socket.socket) -> None:
-        newcomer = _Newcomer(sock)
+        newcomer = _Newcomer(sock, time.monotonic() + HANDSHAKE_SECONDS)
         self._newcomers[newcomer] = None
         self._selector.register(sock, selectors.EVENT_READ, partial(self._on_newcomer, newcomer))
         self._on_newcomer(newcomer)

@@ -1,34 +1,56 @@
-"""Connections by which a rank learns that a peer, for whose own one it waits, is gone."""
+"""What goes on beside a call that connects: threads that dial, and connections by which a rank
+learns that a peer, for whose own one it waits, is gone.
+"""
 
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 
 from transport.call import Call
 from transport.communicators.runtime import Membership
 from transport.condition import Condition
+from transport.deadline import Deadline
 from transport.errors import DistError, PeerLostError
 from transport.tcp.meeting.endpoint import Endpoint
 from transport.tcp.meeting.hello import Channel
-from transport.tcp.meeting.threads import Threads
 
 Dialler = Callable[[int, Channel, Call], socket.socket]
 
+_JOIN_SECONDS = 5.0
 
+
+class Threads:
+    """Those in which one communicator connects while it does something else: begun by whoever
+    makes a call, one thread at a time; joined once, at the end.
+    """
+
+    def __init__(self) -> None:
+        self._begun: tuple[threading.Thread, ...] = ()
+
+    def begin(self, name: str, task: Callable[[], None]) -> None:
+        """Run ``task`` in a daemon thread. Raises RuntimeError where there is no room for one."""
+        thread = threading.Thread(target=task, name=name, daemon=True)
+        thread.start()
+        self._begun = (*(other for other in self._begun if other.is_alive()), thread)
+
+    def join(self) -> None:
+        """Wait, for some seconds at most, until all have ended: what they do was broken off."""
+        deadline = Deadline.after(_JOIN_SECONDS)
+        for thread in self._begun:
+            thread.join(deadline.remaining())
+
+
+@dataclass(slots=True, eq=False)
 class _Watch:
     """``sock`` is that connection once there is one, ``error`` why there is none."""
 
-    def __init__(self) -> None:
-        self.sock: socket.socket | None = None
-        self.error: Exception | None = None
-
-    def end(self) -> None:
-        """Have the endpoint close the connection, which it watches."""
-        if self.sock is not None:
-            end_watch(self.sock)
+    sock: socket.socket | None = None
+    error: Exception | None = None
 
 
 class Watches:
@@ -76,8 +98,8 @@ class Watches:
         """Watch it no more."""
         with self._changed.lock:
             watch = self.watched.pop(peer, None)
-        if watch is not None:
-            watch.end()
+        if watch is not None and watch.sock is not None:
+            end_watch(watch.sock)
 
     def check(self, peer: int) -> None:
         """Raise what is in the way of watching ``peer``. Under the lock."""
