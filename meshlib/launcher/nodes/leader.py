@@ -91,13 +91,16 @@ class Leader:
         self._enough_since: float | None = None
         self._done = False
 
+    def ranks_of(self, agent: str) -> Sequence[int]:
+        """Return the ranks that ``agent`` was given in the attempt under way."""
+        return self._attempt.ranks.get(agent, ()) if self._attempt else ()
+
     def losses(self, record: Record) -> list[RankLost]:
         """Return the ranks that are lost by what ``record`` tells, for those who wait for them."""
         if not isinstance(record, Gone) or record.lost is None:
             return []
         how = f"was lost: its node {record.lost}"
-        ranks = self._attempt.ranks.get(record.agent, ()) if self._attempt else ()
-        return [RankLost(rank, how) for rank in ranks]
+        return [RankLost(rank, how) for rank in self.ranks_of(record.agent)]
 
     def receive(self, record: Record, now: float) -> list[Record]:
         """Take note of a record of the log; return decisions that follow."""

@@ -59,7 +59,7 @@ def test_a_lost_rank_ends_nobody_and_new_ranks_get_new_numbers():
     assert boss.receive(Failed("b", 0, 3, "was killed"), 1.0) == []
     assert boss.receive(Wanted("b", 0, 1), 1.0) == [Granted("b", 0, 4, 1)]
     assert boss.receive(Wanted("a", 0, 2), 1.0) == [Granted("a", 0, 5, 2)]
-    assert [one.rank for one in boss.losses(Gone("b", lost="was lost"))] == [2, 3, 4]
+    assert boss.ranks_of("b") == [2, 3, 4]
     assert boss.receive(Ended("a", 0, [rank_exit(1)], well=3), 2.0) == []
     assert boss.receive(Ended("b", 0, [rank_exit(3)], well=2), 2.0) == [Result(0, again=False)]
 
@@ -72,7 +72,7 @@ def test_a_lost_node_takes_its_ranks_along_and_comes_again():
     assert boss.losses(gone) == [RankLost(rank, how) for rank in (2, 3, 4)]
     assert boss.receive(gone, 1.0) == []
     assert boss.receive(hello("c", ranks=3), 2.0) == [Admitted("c", 0, 2, 2, 5, 4)]
-    assert [one.rank for one in boss.losses(Gone("c", lost="was lost"))] == [5, 6, 7]
+    assert boss.ranks_of("c") == [5, 6, 7]
     assert boss.receive(Ended("c", 0, well=3), 3.0) == []
     assert boss.receive(Ended("a", 0, well=2), 3.0) == [Result(0, again=False)]
 
