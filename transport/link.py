@@ -163,11 +163,6 @@ class Outbox(ABC):
         has befallen the frames of this one.
         """
 
-    def receive(self, link: Link, into: memoryview, on_piece: OnPiece | None = None) -> None:
-        """Receive the next frame of ``link``, of which none is expected, and wait for it."""
-        self.expect(link, into)
-        self.wait(link, on_piece)
-
     @abstractmethod
     def __enter__(self) -> Outbox: ...
 

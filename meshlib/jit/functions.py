@@ -55,7 +55,7 @@ def all_reduce(x: Any, op: ReduceOp = ReduceOp.SUM, group: Group = None) -> Any:
     if _is_tree(x):
         return _together(lambda flat: all_reduce(flat, op, group), x, group)
     x, calls = _prepare(x, group)
-    x, op = _multiplied(x, _check_op(op, x))
+    x, op = _multiplied(x, op)
     return x if calls.size() == 1 else bind(kinds.AllReduce(calls, op), x)
 
 
@@ -111,7 +111,7 @@ def reduce(
     if _is_tree(x):
         return _together(lambda flat: reduce(flat, dst, op, group, group_dst=group_dst), x, group)
     x, calls = _prepare(x, group)
-    x, op = _multiplied(x, _check_op(op, x))
+    x, op = _multiplied(x, op)
     root = resolve_group(group).resolve_rank(dst, group_dst, "dst")
     return x if calls.size() == 1 else bind(kinds.Reduce(calls, root, op), x)
 
@@ -164,9 +164,8 @@ def reduce_scatter(
     number. As ``jax.lax.psum_scatter``. The transpose is ``all_gather``.
     """
     x, calls = _prepare(x, group)
-    op = _check_op(op, x)
-    axis = _check_axis(axis, x.ndim, "axis")
     x, op = _multiplied(x, op)
+    axis = _check_axis(axis, x.ndim, "axis")
     rows = _split(x, axis, calls.size(), tiled)
     return rows[0] if calls.size() == 1 else bind(kinds.ReduceScatter(calls, op), rows)
 
@@ -362,12 +361,9 @@ def _prepare(x: Any, group: Group) -> tuple[jax.Array, ProcessGroup]:
     return x, _calls_group(group)
 
 
-def _check_op(op: Any, x: jax.Array) -> ReduceOp:
-    return check_op(op, np.dtype(x.dtype))
-
-
-def _multiplied(x: jax.Array, op: ReduceOp) -> tuple[jax.Array, ReduceOp]:
-    """Return what is to be reduced, and how: a PREMUL_SUM is the SUM of products."""
+def _multiplied(x: jax.Array, op: Any) -> tuple[jax.Array, ReduceOp]:
+    """Return what is to be reduced, and how, checked: a PREMUL_SUM is the SUM of products."""
+    op = check_op(op, np.dtype(x.dtype))
     if op.kind is not RedOpType.PREMUL_SUM:
         return x, op
     return (x.reshape(-1) * jnp.asarray(op.factor, x.dtype)).reshape(x.shape), ReduceOp.SUM

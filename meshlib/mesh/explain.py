@@ -22,9 +22,7 @@ def explain(config: MeshConfig, world_size: int | None = None, rank: int | None 
     With ``rank``, what concerns that rank alone. Raises ValueError when the degrees do not fit
     the world size, or there is no such rank.
     """
-    world_size = config.world_size if world_size is None else world_size
-    if world_size is None:
-        raise ValueError(f"{config.source} {config} has a degree to infer; give --world-size N")
+    world_size = needed_ranks(config, world_size)
     mesh = config.mesh_for(world_size)
     if rank is not None and not 0 <= rank < world_size:
         raise ValueError(f"rank {rank} is not there; expected 0 to {world_size - 1}")
@@ -33,6 +31,14 @@ def explain(config: MeshConfig, world_size: int | None = None, rank: int | None 
         head += f"  ({config.source.removesuffix(': [mesh]')})"
     parts = [[head], _coordinates(mesh, config, rank), _groups(mesh, config, rank)]
     return "\n\n".join("\n".join(part) for part in parts) + "\n"
+
+
+def needed_ranks(config: MeshConfig, world_size: int | None) -> int:
+    """Return ``world_size``, by default what the mesh needs; raise ValueError if it is open."""
+    size = config.world_size if world_size is None else world_size
+    if size is None:
+        raise ValueError(f"{config.source} {config} has a degree to infer; give --world-size N")
+    return size
 
 
 def _coordinates(mesh: DeviceMesh, config: MeshConfig, rank: int | None) -> list[str]:

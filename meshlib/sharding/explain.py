@@ -8,6 +8,7 @@ import numpy as np
 
 from meshlib.mesh.config import MeshConfig
 from meshlib.mesh.device_mesh import DeviceMesh
+from meshlib.mesh.explain import needed_ranks
 from meshlib.sharding.sharding import Sharding
 from meshlib.sharding.spec import parse_spec
 
@@ -28,7 +29,7 @@ def explain_plan(
     global shape, ``"4096,4096"``; ``to_mesh`` is another mesh for the target, ``"x=4"``, whose
     ranks begin at 0, or, with ``"x=4@8"``, at 8. Raises ValueError for whatever does not fit.
     """
-    mesh = config.mesh_for(world_size if world_size is not None else _size(config))
+    mesh = config.mesh_for(needed_ranks(config, world_size))
     other = mesh if to_mesh is None else _second_mesh(to_mesh)
     before, after = (
         Sharding(where, *parse_spec(text)) for where, text in ((mesh, source), (other, target))
@@ -49,18 +50,12 @@ def explain_plan(
     return "\n".join(lines) + "\n"
 
 
-def _size(config: MeshConfig) -> int:
-    if config.world_size is None:
-        raise ValueError(f"{config.source} {config} has a degree to infer; give --world-size N")
-    return config.world_size
-
-
 def _second_mesh(text: str) -> DeviceMesh:
     dims, _, first = text.partition("@")
     if first and not first.strip().isdecimal():
         raise ValueError(f"--to-mesh {text!r}: expected DIMS or DIMS@FIRST_RANK, such as x=4@8")
     config = MeshConfig.from_string(dims)
-    mesh = config.mesh_for(_size(config))
+    mesh = config.mesh_for(needed_ranks(config, None))
     ranks = mesh.mesh + int(first or 0)
     return DeviceMesh("cpu", ranks, mesh_dim_names=mesh.mesh_dim_names)
 

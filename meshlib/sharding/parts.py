@@ -46,8 +46,6 @@ def agreed_shape(local: Array, sharding: Sharding, shape: Sequence[int] | None) 
     """
     check_sharding(sharding)
     mesh = sharding.mesh
-    if mesh.coordinate_of(mesh.get_rank()) is None:
-        raise ValueError(f"rank {mesh.get_rank()} is not in {mesh}, so it has no part of the array")
 
     def tell() -> dict[str, Any]:
         try:
@@ -87,8 +85,6 @@ def agreed_source(
     Raises on all ranks what is wrong with the arguments of one.
     """
     mesh, rank = sharding.mesh, sharding.mesh.get_rank()
-    if mesh.coordinate_of(rank) is None:
-        raise ValueError(f"rank {rank} is not in {mesh}, so it has no part of the array")
 
     def tell() -> dict[str, Any]:
         src = to_whole_number(src_data_rank, "src_data_rank")
@@ -117,6 +113,8 @@ def _agreed(
 
     Raises on all of them what one raises, and ValueError where ``same`` entries differ.
     """
+    if mesh.coordinate_of(mesh.get_rank()) is None:
+        raise ValueError(f"rank {mesh.get_rank()} is not in {mesh}, so it has no part of the array")
     ranks = mesh.process_group.ranks
     answers = gathered(mesh.process_group, tell)
     first = answers[0]

@@ -149,7 +149,7 @@ class DistributedDataParallel:
                     grads = [grad + more for grad, more in zip(grads, given, strict=True)]
                 if synchronise and self._on_gpu:
                     grads = average_in_program(grads, self.process_group, self._cap)
-                return value, self._tree.join(grads, [None] * len(others))
+                return value, self._tree.join(grads)
 
         return value_and_grad
 
@@ -167,7 +167,7 @@ class DistributedDataParallel:
                     leaves = average_in_program(leaves, self.process_group, self._cap)
                 else:
                     leaves = self._finish(leaves, [])
-        return self._tree.join(leaves, [None] * len(self._tree.specs))
+        return self._tree.join(leaves)
 
     @contextmanager
     def no_sync(self) -> Generator[None]:

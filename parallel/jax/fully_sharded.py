@@ -91,7 +91,6 @@ class FullyShardedDataParallel:
         self._shards = mesh[mesh.ndim - 1]
         self._size = self._shards.size()
         self._place = self._shards.get_local_rank()
-        self._others = len(self._whole.split(params)[1])
         self.params = self.shard(params)
         self._parts = TreeOfParameters.of(self.params)
 
@@ -196,8 +195,7 @@ class FullyShardedDataParallel:
                 reduce,
                 keep=self.keep_gathered,
             )
-            tree = self._parts if sync else self._whole
-            return result, tree.join(grads, [None] * len(others))
+            return result, (self._parts if sync else self._whole).join(grads)
 
         return value_and_grad
 
@@ -212,7 +210,7 @@ class FullyShardedDataParallel:
             "FullyShardedDataParallel.average",
         )
         reduced = [self._reduce(number, leaf) for number, leaf in enumerate(leaves)]
-        return self._parts.join(reduced, [None] * self._others)
+        return self._parts.join(reduced)
 
     @contextmanager
     def no_sync(self) -> Generator[None]:
@@ -235,11 +233,12 @@ class FullyShardedDataParallel:
         """
         leaves = self._parts.leaves_of(grads, "grads")
         squares = [jnp.sum(jnp.abs(leaf) ** 2) for leaf in leaves]
-        zero = jnp.zeros((), jnp.result_type(*squares))
-        split = sum((s for s, spec in zip(squares, self._specs, strict=True) if spec.shape), zero)
-        same = sum(
-            (s for s, spec in zip(squares, self._specs, strict=True) if not spec.shape), zero
-        )
+        split = same = jnp.zeros((), jnp.result_type(*squares))
+        for square, spec in zip(squares, self._specs, strict=True):
+            if spec.shape:
+                split += square
+            else:
+                same += square
         return jnp.sqrt(jit.all_reduce(split, group=self._shards) + same)
 
     # ------------------------------------------------------------------ communication

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import meshlib.jit as mj
 from meshlib import ProcessGroup, ReduceOp
 from parallel.arrays import pieces
-from parallel.ddp.buckets import MIB
 
 
 def is_on_gpu(leaves: Sequence[jax.Array]) -> bool:
@@ -24,7 +23,7 @@ def is_on_gpu(leaves: Sequence[jax.Array]) -> bool:
 
 
 def average_in_program(
-    gradients: Sequence[jax.Array], group: ProcessGroup, cap_bytes: int = 25 * MIB
+    gradients: Sequence[jax.Array], group: ProcessGroup, cap_bytes: int
 ) -> list[jax.Array]:
     """Return the averages of ``gradients`` over ``group``, inside of a program.
 

@@ -197,7 +197,7 @@ class PipelineStage(Stage):
         self._kept.clear()
         self._later.clear()
         if self._sum is not None and not failed:
-            self.grads = self._tree.join(self._sum, [None] * len(self._others))
+            self.grads = self._tree.join(self._sum)
 
     def _accumulate(self, grads: _Trained) -> None:
         self._sum = grads if self._sum is None else self._add(self._sum, grads)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from meshlib import ProcessGroup
+from parallel.arrays import written
 from parallel.ddp.replicas import (
     broadcast_coalesced,
     check_same,
@@ -52,9 +53,7 @@ class TreeOfParameters:
     def lines(self) -> list[str]:
         """Return a line for each leaf: what must be the same in all steps."""
         return [
-            f"{path} not trained"
-            if spec is None
-            else f"{path} {np.dtype(spec.dtype).name}{list(spec.shape)}"
+            f"{path} {'not trained' if spec is None else written(spec)}"
             for path, spec in zip(self.paths, self.specs, strict=True)
         ]
 
@@ -89,7 +88,7 @@ class TreeOfParameters:
             if jnp.shape(leaf) != spec.shape or jnp.result_type(leaf) != spec.dtype:
                 raise ValueError(
                     f"{name}{path} is {jnp.result_type(leaf)}{list(jnp.shape(leaf))}; expected "
-                    f"{np.dtype(spec.dtype).name}{list(spec.shape)}"
+                    f"{written(spec)}"
                 )
         return leaves
 
@@ -102,16 +101,14 @@ class TreeOfParameters:
             [leaf if spec is None else None for leaf, spec in pairs],
         )
 
-    def join(self, trained: Sequence[Any], others: Sequence[Any]) -> Any:
-        """Put together again what ``split`` returned."""
+    def join(self, trained: Sequence[Any], others: Sequence[Any] | None = None) -> Any:
+        """Put together again what ``split`` returned; without ``others`` None is in their place."""
+        leaves = list(others or [None] * len(self.specs))
         remaining = iter(trained)
-        return jax.tree_util.tree_unflatten(
-            self.structure,
-            [
-                other if spec is None else next(remaining)
-                for other, spec in zip(others, self.specs, strict=True)
-            ],
-        )
+        for place, spec in enumerate(self.specs):
+            if spec is not None:
+                leaves[place] = next(remaining)
+        return jax.tree_util.tree_unflatten(self.structure, leaves)
 
 
 def check_same_tree(tree: TreeOfParameters, group: ProcessGroup, **options: object) -> None:

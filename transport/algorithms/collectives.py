@@ -67,15 +67,11 @@ class LinkCollectives(Collectives, Team):
         if len(peers) > 1:
             self.reach(peers, call)
 
-    def _settle(self) -> None:
-        """Go on with a call that does not overlap with the one before it."""
-        if self.overlap is not None:
-            self.overlap.settle()
-
     def _begin(self) -> None:
         """Begin a call that does not overlap with the one before it."""
         self.check_open()
-        self._settle()
+        if self.overlap is not None:
+            self.overlap.settle()
 
     def ahead(self, call: Call) -> int:
         if self._ahead is None:
@@ -117,7 +113,8 @@ class LinkCollectives(Collectives, Team):
     def _all_reduce(self, call: Call, buffer: Flat, op: ReduceOp) -> None:
         form = self.compression
         if form is not None and compressed.compresses(form, buffer.nbytes, buffer.dtype, op):
-            self._settle()
+            if self.overlap is not None:
+                self.overlap.settle()
             self._prepare(Algorithm.PAIRWISE, call)
             compressed.all_reduce(self, call, buffer, op, form)
             return
@@ -212,7 +209,8 @@ class LinkCollectives(Collectives, Team):
         total = sum(part.nbytes for part in inputs)
         form = self.compression
         if form is not None and compressed.compresses(form, total, output.dtype, op):
-            self._settle()
+            if self.overlap is not None:
+                self.overlap.settle()
             self._prepare(Algorithm.PAIRWISE, call)
             compressed.reduce_scatter(self, call, output, inputs, op, form)
             return

@@ -10,28 +10,9 @@ from transport.call import Call
 from transport.communicators.base import Collectives
 from transport.operands.reduce_op import Flat, ReduceOp
 
-_COLLECTIVES = (
-    "barrier",
-    "broadcast",
-    "all_reduce",
-    "reduce",
-    "all_gather",
-    "reduce_scatter",
-    "gather",
-    "scatter",
-    "all_to_all",
-)
-
 
 class Forwarding(Collectives):
     """The collectives of one who has others carry them out, and says once how they get there."""
-
-    def _settle_on(self, others: Collectives) -> None:
-        """Have all later calls made by ``others`` directly: what is said here costs a microsecond
-        a call, which is much of a small one.
-        """
-        for collective in _COLLECTIVES:
-            setattr(self, collective, getattr(others, collective))
 
     @abstractmethod
     def _hand_on(self, call: Call, collective: str, *arguments: Any) -> None:

@@ -103,8 +103,3 @@ def needed_number(variables: Variables, name: str, engine: str) -> int:
     if number is None:
         raise LaunchEnvironmentError(f"{engine} started this process and {name} is not set")
     return number
-
-
-def positive(number: int | None) -> str | None:
-    """Return ``number`` as an option's text; None where there is none, or nothing to count."""
-    return str(number) if number else None

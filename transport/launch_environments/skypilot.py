@@ -10,7 +10,6 @@ from transport.launch_environments.base import (
     derived_port,
     needed_number,
     number_in,
-    positive,
 )
 
 
@@ -31,11 +30,12 @@ class SkyPilot(LaunchEnvironment):
                 " expected as many"
             )
         task = variables.get("SKYPILOT_TASK_ID")
+        gpus = number_in(variables, "SKYPILOT_NUM_GPUS_PER_NODE")
         return NodePlace(
             self.name,
             str(nodes),
             needed_number(variables, "SKYPILOT_NODE_RANK", self.name),
-            positive(number_in(variables, "SKYPILOT_NUM_GPUS_PER_NODE")),
+            str(gpus) if gpus else None,
             hosts[0],
             derived_port(f"skypilot {task}") if task else None,
             task or None,

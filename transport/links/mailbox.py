@@ -191,7 +191,8 @@ class Mailbox:
         except BaseException:
             let_go(self._lock)
             raise
-        self._check_whole(incoming)
+        if incoming.error is not None:
+            raise PeerLostError.of(incoming.error, incoming.src)
         if receive.mismatch(incoming.header, incoming.buffer.nbytes):
             raise self._mismatch_error(receive, incoming)
         if incoming.stored:
@@ -207,9 +208,6 @@ class Mailbox:
         with self._lock:
             self._check_aborted()  # it may have been while nobody looked
             self._await_bytes(call, receive, incoming)
-        self._check_whole(incoming)
-
-    def _check_whole(self, incoming: Incoming) -> None:
         if incoming.error is not None:
             raise PeerLostError.of(incoming.error, incoming.src)
 

@@ -120,7 +120,11 @@ class SharedLog(Log):
             if store is None:
                 return
             with store:
-                self._converse(store)
+                try:
+                    self._converse(store)
+                except DistError:
+                    store.hang_up()  # a goodbye would wait, and withdraw the will
+                    raise
         except DistError as error:
             silent = isinstance(error, StoreSilentError)
             why = f"no answer for {self._silence:g} s" if silent else str(error)
@@ -187,7 +191,8 @@ class SharedLog(Log):
         served = self._server.address if self._server is not None else None
         host, port = served or (self.host, self.port)
         store = TCPStore(host, port, timeout=seconds, secret=self._key)
-        store.set_timeout(_CONNECT_SECONDS)  # the time to join may be over in a moment
+        # Of the time for joining there may be little left; it is not that for an answer.
+        store.set_timeout(self._beat)
         return store
 
     def _hear(self, record: Record) -> None:
@@ -362,7 +367,8 @@ class Waiting:
                 self._came.discard(agent)
             case Admitted(agent=agent):
                 self._came.discard(agent)
-                self._began = None
+                if agent == self._agent:  # others may get a place while this node waits on
+                    self._began = None
             case _:
                 pass
 

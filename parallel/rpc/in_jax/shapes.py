@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from meshlib import rpc
+from parallel.arrays import written
 from parallel.rpc.contexts import keeper
 from parallel.rpc.graph import RETURNS, Recorded, filled
 from parallel.rpc.weights import Weights
@@ -21,7 +22,7 @@ class Shape(NamedTuple):
     dtype: Any
 
     def __str__(self) -> str:
-        return f"{np.dtype(self.dtype).name}{list(self.shape)}"
+        return written(self)
 
 
 def is_ours(leaf: Any) -> bool:

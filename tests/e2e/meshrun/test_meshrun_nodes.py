@@ -251,6 +251,28 @@ SPEAK = """
 """
 
 
+def test_a_leader_that_falls_silent_is_left_and_hears_of_it_when_it_is_back(
+    meshrun, start_nodes, free_port
+):
+    nodes = start_nodes(MEET_FOREVER, "--rdzv-conf", "heartbeat_timeout=2", each=RANKED, ranks=1)
+    leader, other = nodes
+    wait_until_running(meshrun)
+    leader.send_signal(signal.SIGSTOP)
+    try:
+        left = meshrun.finish(other)
+    finally:
+        leader.send_signal(signal.SIGCONT)
+    assert left.code == 1
+    lost = f"lost touch with the job's store at 127.0.0.1:{free_port}: no answer for 2 s"
+    assert lost in left.err
+    back = meshrun.finish(leader)
+    assert back.code == 1
+    # It did not say goodbye, after which only its silence would tell.
+    last = back.err.splitlines()[-1]
+    assert last.startswith("meshrun: node 1 (")
+    assert last.endswith("was lost: its connection to the store broke")
+
+
 def test_nodes_come_and_go(meshrun, start_nodes):
     conf = ("--nnodes=1:2", "--max-restarts=1", "--rdzv-conf", "last_call_timeout=0.2")
     (first,) = start_nodes(SPEAK, *conf, each=((),), ranks=1)

@@ -32,6 +32,17 @@ def test_nodes_that_start_together_say_nothing(waiting, capsys):
     assert said(capsys) == []
 
 
+def test_a_node_that_is_held_waits_on_when_another_gets_a_place(waiting, capsys):
+    waiting.hear(hello("a"), leads=False)
+    waiting.hear(hello("b"), leads=False)
+    waiting.hear(Admitted("b", 0, 2, 2, 2, 2), leads=False)
+    waiting.tick(110.0)
+    assert said(capsys) == ["meshrun: 1 of 2 nodes, waiting at node0:29500, 590 s left"]
+    waiting.hear(Admitted("a", 0, 3, 2, 3, 2), leads=False)
+    waiting.tick(200.0)
+    assert said(capsys) == []
+
+
 def test_how_many_have_come_and_how_long_it_takes(waiting, capsys):
     waiting.hear(hello("a"), leads=True)
     waiting.tick(110.0)

@@ -18,7 +18,7 @@ from transport.errors import (
     HeaderMismatchError,
     PeerLostError,
 )
-from transport.link import Outbox
+from transport.link import OnPiece, Outbox
 from transport.tcp.link import TcpLink
 from transport.tcp.pace import pace_of
 
@@ -33,13 +33,21 @@ def space(size: int = LARGE) -> memoryview:
     return memoryview(bytearray(size))
 
 
+def receive_on(
+    outbox: Outbox, link: TcpLink, into: memoryview, on_piece: OnPiece | None = None
+) -> None:
+    """Receive the next frame of ``link``, of which none is expected, and wait for it."""
+    outbox.expect(link, into)
+    outbox.wait(link, on_piece)
+
+
 def pass_on(link: TcpLink, of: Call, sent: int, received: int = 0) -> None:
     """Post ``sent`` large frames, and receive as many as ``received``."""
     with link.outbox(of) as outbox:
         for seed in range(sent):
             outbox.post(link, payload(seed))
         for _ in range(received):
-            outbox.receive(link, space())
+            receive_on(outbox, link, space())
 
 
 def test_much_leaves_both_ways_before_anything_is_received() -> None:
@@ -53,7 +61,7 @@ def test_much_leaves_both_ways_before_anything_is_received() -> None:
                     outbox.post(link, payload(10 * mine + i))
                 for i in range(6):
                     into = space()
-                    outbox.receive(link, into)
+                    receive_on(outbox, link, into)
                     assert into == payload(10 * (1 - mine) + i)
 
         run_threads([lambda: side(0), lambda: side(1)])
@@ -68,7 +76,7 @@ def test_frames_leave_on_all_links_while_one_is_awaited() -> None:
                 outbox.post(first[0], payload(1))
                 outbox.post(second[0], payload(2))
                 into = space(3)
-                outbox.receive(first[0], into)
+                receive_on(outbox, first[0], into)
                 assert into == b"123"
                 assert received.is_set()  # by the other one, all of it, before
 
@@ -154,13 +162,13 @@ def test_pieces_are_told_and_small_frames_wait_for_large_ones() -> None:
             with theirs.outbox(call()) as outbox:
                 outbox.post(theirs, memoryview(b""))
                 into = space()
-                outbox.receive(theirs, into, told.append)
+                receive_on(outbox, theirs, into, told.append)
                 assert into == payload(1)
                 assert told == sorted(told)
                 assert told[-1] == LARGE
                 for seed, size in ((2, 5), (3, 0)):
                     into = space(size)
-                    outbox.receive(theirs, into)
+                    receive_on(outbox, theirs, into)
                     assert into == payload(seed, size)
 
         run_threads([send, receive])
