@@ -41,6 +41,7 @@ class TorchProcessGroup(TensorCollectives, _c10d.ProcessGroup):
         self._name = name
         self._desc = _NAMELESS
         self._others: Any = None
+        self._others_begin = False
         self.continuations: Continuations = Continuations()
 
     # ------------------------------------------------------------------ who
@@ -62,7 +63,13 @@ class TorchProcessGroup(TensorCollectives, _c10d.ProcessGroup):
 
     @property
     def _device_types(self) -> list[Any]:
-        return [_torch.device(device) for device in self._backends()]
+        # While PyTorch (2.15) makes the group, it asks which backends of its own its recorder is to
+        # follow: none of this group's.
+        if self not in _module._world.pg_backend_config:
+            return []
+        # Making a backend, PyTorch may ask the default group's others what they are like.
+        kinds = ["cpu"] if self._others_begin else self._backends()
+        return [_torch.device(kind) for kind in kinds]
 
     def name(self) -> str:
         """Return the backend's name."""
@@ -114,16 +121,20 @@ class TorchProcessGroup(TensorCollectives, _c10d.ProcessGroup):
             )
         if self._others is None:
             others = ",".join(f"{kind}:{name}" for kind, name in backends.items() if kind != "cpu")
-            self._others, _ = _module._new_process_group_helper(
-                self.size(),
-                self.rank(),
-                list(self._seat.group.ranks),
-                others,
-                self._store,
-                f"{self._name}/elsewhere",
-                timeout=self._seat.group.timeout,
-                group_desc=self._desc,
-            )
+            self._others_begin = True
+            try:
+                self._others, _ = _module._new_process_group_helper(
+                    self.size(),
+                    self.rank(),
+                    list(self._seat.group.ranks),
+                    others,
+                    self._store,
+                    f"{self._name}/elsewhere",
+                    timeout=self._seat.group.timeout,
+                    group_desc=self._desc,
+                )
+            finally:
+                self._others_begin = False
             _disown(self._others)
         return self._others
 
