@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from meshlib.command_line import reader_is_gone, say
 from meshlib.launcher.nodes.coordinator import Come, Coordinator, Stop, Verdict
@@ -20,11 +19,9 @@ from meshlib.launcher.ranks.failure import RankExit, Report, rank_list
 from meshlib.launcher.ranks.starting import ForkServer, Placement
 from meshlib.launcher.ranks.sweep import end_strays
 from meshlib.launcher.ranks.workers import Ending, Worker, WorkerGroup
+from meshlib.launcher.signals import SignalPipe
 from meshlib.trace import RECORDS
 from transport import environment
-
-if TYPE_CHECKING:
-    from meshlib.launcher.launch import SignalPipe
 
 STDOUT = 1
 _say = partial(say, "meshrun")

@@ -5,17 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import signal
 import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType, TracebackType
 
 from meshlib.command_line import say
 from meshlib.launcher.options.launch import LaunchOptions
 from meshlib.launcher.ranks.starting import Placement, start_server
-from meshlib.launcher.ranks.sweep import Guardian, adopt_orphans, children, readable
+from meshlib.launcher.ranks.sweep import Guardian, adopt_orphans, children
+from meshlib.launcher.signals import SignalPipe
 from meshlib.monitor.jobs import FOLDERS, Job, write
 from transport.errors import DistError
 
@@ -129,69 +128,3 @@ class _Shown:
         self._has_page = True
         watch.start()
         say("meshrun", f"this job can be seen at {page.url}")
-
-
-KNOCK = 0
-"""What ``wait`` returns for a call of ``knock``."""
-
-WATCHED = (
-    signal.SIGCHLD,
-    signal.SIGINT,
-    signal.SIGTERM,
-    signal.SIGHUP,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-    signal.SIGTSTP,
-    signal.SIGURG,
-)
-
-
-class SignalPipe:
-    """Turns signals into bytes of a pipe while its ``with`` block runs. Main thread only.
-
-    No handler does any work, so none can come in the middle of a half-changed state; children
-    that end, Ctrl-C and threads with news are all handled by one loop, which sleeps in between.
-    """
-
-    def __init__(self) -> None:
-        self._reader, self._writer = -1, -1
-        self._old_wakeup = -1
-        self._old_handlers: dict[signal.Signals, object] = {}
-
-    def __enter__(self) -> SignalPipe:
-        self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._old_wakeup = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
-        for number in WATCHED:
-            if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
-                continue  # nohup: the job is meant to outlive the terminal
-            self._old_handlers[number] = signal.signal(number, _note)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        for number, handler in self._old_handlers.items():
-            signal.signal(number, handler)  # pyright: ignore[reportArgumentType]
-        signal.set_wakeup_fd(self._old_wakeup)
-        os.close(self._reader)
-        os.close(self._writer)
-
-    def knock(self) -> None:
-        """Make ``wait`` return; from any thread."""
-        with contextlib.suppress(BlockingIOError):  # full: it wakes anyway
-            os.write(self._writer, bytes([KNOCK]))
-
-    def wait(self, timeout: float | None) -> list[int]:
-        """Return the signal numbers (and ``KNOCK``) that came; empty after ``timeout`` seconds."""
-        readable(self._reader, timeout)
-        try:
-            return list(os.read(self._reader, 4096))
-        except BlockingIOError:
-            return []
-
-
-def _note(number: int, frame: FrameType | None) -> None:
-    """The wakeup descriptor has it already."""
