@@ -16,13 +16,14 @@ _ELEMENTS = 1 << 17
 
 
 def in_blocks(*arrays: Array) -> Iterator[tuple[Array, ...]]:
-    """Yield views of ``arrays``, which have one shape, block by block: together they are all of it.
+    """Yield views of ``arrays`` block by block: together they are all of it.
 
     Element by element, what is computed of blocks has the same bits as of whole arrays. Arrays that
-    are small, on another device, or not each in one piece of memory come as they are, at once.
+    are small, not of one shape, on another device, or not each in one piece of memory come as they
+    are, at once.
     """
-    size = arrays[0].size
-    if size <= _ELEMENTS or not all(_is_flat(array) for array in arrays):
+    shape, size = arrays[0].shape, arrays[0].size
+    if size <= _ELEMENTS or not all(_is_flat(each) and each.shape == shape for each in arrays):
         yield arrays
         return
     flat = [array.reshape(-1) for array in arrays]

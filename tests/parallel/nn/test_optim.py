@@ -125,6 +125,13 @@ def test_small_or_scattered_arrays_come_at_once() -> None:
     assert len(list(in_blocks(np.zeros(LARGE), scattered))) == 1
 
 
+def test_a_gradient_that_only_broadcasts_moves_the_whole_parameter() -> None:
+    moved, whole = (Parameter(np.ones((2, *LARGE))) for _ in range(2))
+    moved.grad, whole.grad = np.ones(LARGE), np.ones((2, *LARGE))
+    SGD([moved, whole], 0.5, 0.9).step()
+    assert np.array_equal(moved.data, whole.data)
+
+
 @pytest.mark.parametrize(
     "make",
     [
