@@ -165,8 +165,11 @@ def is_in_use(error: BaseException | None) -> bool:
 
 def _resolve(host: str, port: int, flags: int = 0) -> list[tuple[Any, ...]]:
     """Return the addresses of ``host``; raises OSError, for what can be no name as well."""
+    # Python would load its codec for names of other scripts also for those that need none.
+    plain = host.isascii() and all(0 < len(part) < 64 for part in host.split("."))
+    name = host.encode() if plain else host
     try:
-        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
+        return socket.getaddrinfo(name, port, type=socket.SOCK_STREAM, flags=flags)
     except UnicodeError as error:  # a part of it is empty, or too long
         raise socket.gaierror(socket.EAI_NONAME, f"not a host's name: {error}") from error
 
