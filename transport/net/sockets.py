@@ -18,13 +18,13 @@ from typing import Any
 
 from transport.deadline import Deadline
 from transport.errors import DistNetworkError
+from transport.net import LOOPBACK
 from transport.net.fork import close_in_forked_children
 from transport.net.limits import explain
 from transport.waiting import Pauses
 
 _LOGGER = logging.getLogger("meshlib.transport")
 
-LOOPBACK = "127.0.0.1"
 MAX_BACKLOG = 4096
 
 # A host that vanished without a word (power, cable) is noticed after about 11 seconds.

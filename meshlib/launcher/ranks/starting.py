@@ -90,7 +90,7 @@ def node_environment(
     What a launch around this one has said of its own ranks is gone.
     """
     variables = {name: text for name, text in inherited.items() if name not in _OF_A_LAUNCH}
-    for name in (environment.TLS_CERT, environment.TLS_KEY, environment.TLS_CA):
+    for name in environment.TLS:
         if variables.get(name):
             variables[name] = os.path.abspath(variables[name])  # ranks may change directory
     variables |= placement.variables()
