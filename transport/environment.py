@@ -40,6 +40,9 @@ TLS_KEY = "MESHLIB_TLS_KEY"
 TLS_CA = "MESHLIB_TLS_CA"
 """A file with the authority that has signed the certificates of all processes of the job."""
 
+TLS = (TLS_CERT, TLS_KEY, TLS_CA)
+"""All three, or none, are set."""
+
 AGENT_STORE = "MESHLIB_AGENT_STORE"
 """``HOST:PORT`` of the store that the launcher serves: rank 0 is a client of it, too.
 

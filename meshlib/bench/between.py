@@ -31,7 +31,8 @@ from meshlib.bench.sizes import format_size
 from transport import environment
 from transport.choosing.cost import Cost, work_of
 from transport.choosing.tuning import from_environment
-from transport.net.sockets import LOOPBACK, local_address_towards
+from transport.net import LOOPBACK
+from transport.net.sockets import local_address_towards
 
 _START = "meshrun --nnodes 2 ... --nproc-per-node 1 -m meshlib.bench --between"
 _MOST_HOSTS = 8

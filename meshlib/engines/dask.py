@@ -17,7 +17,8 @@ from distributed import Client, as_completed, wait
 
 from meshlib.engines.variables import Attempt, rank_variables
 from meshlib.launcher.ranks.failure import ECHOES
-from transport.net.sockets import LOOPBACK, local_address_towards
+from transport.net import LOOPBACK
+from transport.net.sockets import local_address_towards
 
 _ECHO_SECONDS = 2.0
 

@@ -14,9 +14,12 @@ import tempfile
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from transport.net.auth import secret_from_environment
-from transport.store.tcp.store import TCPStore
+from transport.net.secret_file import secret_from_environment
+
+if TYPE_CHECKING:
+    from transport.store.tcp.store import TCPStore
 
 FOLDERS = "meshrun-"
 """How the folders of launchers begin, in the folder for temporary files."""
@@ -42,6 +45,9 @@ class Job:
 
     def connect(self) -> TCPStore:
         """Return a client of its store. Raises DistNetworkError, AuthenticationError."""
+        # A launcher only leaves word of a job: it need not wait for what connects to one.
+        from transport.store.tcp.store import TCPStore
+
         secret = bytes.fromhex(self.secret) if self.secret else None
         return TCPStore(self.host, self.port, timeout=_CONNECT_SECONDS, secret=secret)
 

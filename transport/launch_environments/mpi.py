@@ -17,7 +17,7 @@ from transport.launch_environments.base import (
     number_in,
 )
 from transport.launch_environments.slurm import Slurm, job_host, step_size
-from transport.net.sockets import LOOPBACK
+from transport.net import LOOPBACK
 
 
 class _Mpi(LaunchEnvironment):

@@ -18,7 +18,7 @@ from transport.launch_environments.base import (
     needed_number,
     number_in,
 )
-from transport.net.sockets import LOOPBACK
+from transport.net import LOOPBACK
 
 _SPECIAL_STEPS = 0xFFFFFFF0
 """From here on a step's number is Slurm's name for what is no step: an interactive shell, a batch

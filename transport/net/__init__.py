@@ -1,1 +1,4 @@
 """Sockets: made, authenticated, encrypted, waited for."""
+
+LOOPBACK = "127.0.0.1"
+"""This machine, as only its own processes reach it."""

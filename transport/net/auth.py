@@ -21,16 +21,14 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import os
 import secrets
 import socket
 import ssl
-from collections.abc import Mapping
 
 from transport import environment
 from transport.deadline import Deadline
 from transport.errors import AuthenticationError
-from transport.net.secret_file import SECRET_BYTES, find_secret
+from transport.net.secret_file import SECRET_BYTES
 from transport.net.sockets import recv_exact, send_all
 from transport.net.tls import TlsSocket
 
@@ -240,22 +238,3 @@ def _peer(sock: socket.socket) -> str:
 def new_secret() -> bytes:
     """Return a fresh secret for a job."""
     return secrets.token_bytes(SECRET_BYTES)
-
-
-def secret_from_environment(variables: Mapping[str, str] | None = None) -> bytes | None:
-    """Return the secret that the launcher put into the environment, or None when there is none.
-
-    Where no variable has it, the user's secret file has (see ``transport.net.secret_file``). Raises
-    ValueError when the variable is not hexadecimal (its value is not shown), ValueError and OSError
-    for a file.
-    """
-    variables = os.environ if variables is None else variables
-    text = variables.get(environment.SECRET, "")
-    if not text:
-        return find_secret(variables)
-    try:
-        return bytes.fromhex(text)
-    except ValueError:
-        raise ValueError(
-            f"{environment.SECRET} must be hexadecimal digits; it is {len(text)} other characters"
-        ) from None

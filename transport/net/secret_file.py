@@ -1,9 +1,10 @@
-"""The job's secret in a file, which ``meshlib secret`` writes: for nodes that share a home."""
+"""The job's secret: in the environment, or in a file that ``meshlib secret`` writes, for nodes that
+share a home.
+"""
 
 from __future__ import annotations
 
 import os
-import secrets
 import stat
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +12,25 @@ from pathlib import Path
 from transport import environment
 
 SECRET_BYTES = 32
+
+
+def secret_from_environment(variables: Mapping[str, str] | None = None) -> bytes | None:
+    """Return the secret that the launcher put into the environment, or None when there is none.
+
+    Where no variable has it, the user's secret file has (see ``find_secret``). Raises
+    ValueError when the variable is not hexadecimal (its value is not shown), ValueError and OSError
+    for a file.
+    """
+    variables = os.environ if variables is None else variables
+    text = variables.get(environment.SECRET, "")
+    if not text:
+        return find_secret(variables)
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        raise ValueError(
+            f"{environment.SECRET} must be hexadecimal digits; it is {len(text)} other characters"
+        ) from None
 
 
 def home_secret_file(variables: Mapping[str, str]) -> Path | None:
@@ -68,7 +88,7 @@ def write_secret(path: Path) -> bytes:
 
     A file that is there already is replaced at once, so that no reader sees half of one.
     """
-    secret = secrets.token_bytes(SECRET_BYTES)
+    secret = os.urandom(SECRET_BYTES)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     fresh = path.with_name(f"{path.name}.{os.getpid()}")
     descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -18,13 +18,13 @@ from typing import Any
 
 from transport.deadline import Deadline
 from transport.errors import DistNetworkError
+from transport.net import LOOPBACK
 from transport.net.fork import close_in_forked_children
 from transport.net.limits import explain
 from transport.waiting import Pauses
 
 _LOGGER = logging.getLogger("meshlib.transport")
 
-LOOPBACK = "127.0.0.1"
 MAX_BACKLOG = 4096
 
 # A host that vanished without a word (power, cable) is noticed after about 11 seconds.
@@ -165,8 +165,11 @@ def is_in_use(error: BaseException | None) -> bool:
 
 def _resolve(host: str, port: int, flags: int = 0) -> list[tuple[Any, ...]]:
     """Return the addresses of ``host``; raises OSError, for what can be no name as well."""
+    # Python would load its codec for names of other scripts also for those that need none.
+    plain = host.isascii() and all(0 < len(part) < 64 for part in host.split("."))
+    name = host.encode() if plain else host
     try:
-        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
+        return socket.getaddrinfo(name, port, type=socket.SOCK_STREAM, flags=flags)
     except UnicodeError as error:  # a part of it is empty, or too long
         raise socket.gaierror(socket.EAI_NONAME, f"not a host's name: {error}") from error
 

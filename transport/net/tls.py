@@ -28,7 +28,6 @@ from transport import environment
 from transport.deadline import Deadline
 from transport.net.fork import close_in_forked_children
 
-_NAMES = (environment.TLS_CERT, environment.TLS_KEY, environment.TLS_CA)
 _RECORD_BYTES = 16 << 10
 _TIMEVAL = struct.Struct("@ll")
 _Result = TypeVar("_Result")
@@ -80,7 +79,7 @@ class Tls:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_REQUIRED
         cert, key, ca = self._files
-        for name, path in zip(_NAMES, self._files, strict=True):
+        for name, path in zip(environment.TLS, self._files, strict=True):
             try:
                 path.read_bytes()
             except OSError as error:
@@ -107,13 +106,14 @@ def tls_from_environment(variables: Mapping[str, str] | None = None) -> Tls | No
     Raises ValueError when only some are set, or a file is not what it should be.
     """
     variables = os.environ if variables is None else variables
-    files = [variables.get(name, "") for name in _NAMES]
+    files = [variables.get(name, "") for name in environment.TLS]
     if not any(files):
         return None
     if not all(files):
-        missing = [name for name, file in zip(_NAMES, files, strict=True) if not file]
+        missing = [name for name, file in zip(environment.TLS, files, strict=True) if not file]
         raise ValueError(
-            f"{' and '.join(missing)} not set: TLS needs all of {', '.join(_NAMES)}, or none"
+            f"{' and '.join(missing)} not set: TLS needs all of {', '.join(environment.TLS)},"
+            " or none"
         )
     return Tls(*files)
 

@@ -17,8 +17,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from transport.errors import DistNetworkError
+from transport.net import LOOPBACK
 from transport.net.fork import close_in_forked_children
-from transport.net.sockets import LOOPBACK, format_address
+from transport.net.sockets import format_address
 
 _MAGIC = b"meshlib beacon 1"
 _PROOF_BYTES = hashlib.sha256().digest_size

@@ -16,7 +16,8 @@ from transport.launch_environments import (
     detect,
     hints,
 )
-from transport.net.sockets import LOOPBACK, format_address, is_local
+from transport.net import LOOPBACK
+from transport.net.sockets import format_address, is_local
 from transport.rendezvous.plain import solo_rendezvous, static_store
 from transport.rendezvous.request import Request
 from transport.rendezvous.seats import in_group, join_turn, take_turn

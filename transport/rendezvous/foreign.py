@@ -13,7 +13,8 @@ from typing import Any, Protocol, runtime_checkable
 from transport import environment
 from transport.deadline import Deadline, Timeout
 from transport.errors import DistStoreError
-from transport.net.sockets import LOOPBACK, is_local, local_address_towards
+from transport.net import LOOPBACK
+from transport.net.sockets import is_local, local_address_towards
 from transport.rendezvous.request import Secret, known_secret
 from transport.rendezvous.seats import in_group
 from transport.store.base import DEFAULT_STORE_TIMEOUT, Store

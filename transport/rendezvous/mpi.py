@@ -7,8 +7,8 @@ import os
 import socket
 
 from transport import environment
+from transport.net import LOOPBACK
 from transport.net.auth import new_secret
-from transport.net.sockets import LOOPBACK
 from transport.place import this_machine
 from transport.rendezvous.request import Request
 from transport.rendezvous.seats import in_group

@@ -8,7 +8,7 @@ from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from transport.checks import to_whole_number
 from transport.deadline import Deadline
-from transport.net.auth import secret_from_environment
+from transport.net.secret_file import secret_from_environment
 
 Secret = bytes | EllipsisType | None
 """The job's secret, None for none, ``...`` for the environment's."""

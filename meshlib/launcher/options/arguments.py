@@ -26,7 +26,7 @@ from meshlib.launcher.options.nodes import ask_engine, gets_engine_signals, node
 from meshlib.launcher.options.parser import make_parser, with_address
 from meshlib.launcher.ranks.output import OutputOptions, parse_streams
 from meshlib.neighbours import PACKAGES, is_ours
-from transport.net.tls import tls_from_environment
+from transport import environment
 
 
 def parse(argv: Sequence[str] | None = None) -> LaunchOptions:
@@ -46,7 +46,11 @@ def parse(argv: Sequence[str] | None = None) -> LaunchOptions:
 
 
 def _launch_options(given: argparse.Namespace) -> LaunchOptions:
-    tls_from_environment()  # or an error before anything starts
+    if any(map(os.environ.get, environment.TLS)):
+        # Half of what is imported before ranks can begin is not for those who launch without it.
+        from transport.net.tls import tls_from_environment
+
+        tls_from_environment()  # or an error before anything starts
     notes = ask_engine(given, os.environ)
     nodes = node_options(given)
     ranks, mesh = _ranks_and_mesh(given.nproc_per_node, given.mesh, nodes)

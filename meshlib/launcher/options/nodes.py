@@ -24,8 +24,7 @@ from transport.launch_environments import (
     engine_restarts,
     number_in,
 )
-from transport.net.auth import secret_from_environment
-from transport.net.secret_file import read_secret
+from transport.net.secret_file import read_secret, secret_from_environment
 
 _LOCAL_NAMES = ("localhost", "::1")
 _BACKENDS = ("static", "store", "c10d")

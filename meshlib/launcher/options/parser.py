@@ -12,7 +12,7 @@ from meshlib import __version__
 from meshlib.command_line import OneLineParser
 from transport.deadline import read_duration
 from transport.launch_environments import DEFAULT_PORT
-from transport.net.sockets import LOOPBACK
+from transport.net import LOOPBACK
 
 _DESCRIPTION = """\
 Start the ranks of a job on this node, watch them, and end all of them when one fails.

@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from meshlib.launcher.ranks import bootstrap
@@ -40,6 +41,9 @@ _ANSWER_SECONDS = 20.0
 """What imports that hang may take: after that ranks begin by themselves, and show where."""
 PRELOADED = ("numpy", "meshlib.api", "transport.auto", "ctypes", "faulthandler", "traceback")
 """What ranks find imported. Nothing that starts a thread, or reads what differs between ranks."""
+_NOT_SHARED = ("__main__", "builtins", "sys")
+_shared: dict[str, ModuleType] = {}
+"""What the server has loaded before it forks: it lives, in a rank, until the process is gone."""
 _OF_A_LAUNCH = (environment.MESH, environment.LAUNCHER, environment.ERROR_FILE)
 
 
@@ -86,7 +90,7 @@ def node_environment(
     What a launch around this one has said of its own ranks is gone.
     """
     variables = {name: text for name, text in inherited.items() if name not in _OF_A_LAUNCH}
-    for name in (environment.TLS_CERT, environment.TLS_KEY, environment.TLS_CA):
+    for name in environment.TLS:
         if variables.get(name):
             variables[name] = os.path.abspath(variables[name])  # ranks may change directory
     variables |= placement.variables()
@@ -276,17 +280,32 @@ def serve(descriptor: int, parent: int) -> str:
 
 def _preload() -> bool:
     """Import what ranks need; return whether this process may be forked."""
+    import atexit
     import gc
     import importlib
 
+    atexit.register(_leave_shared)  # before all that imports register, and so called after it
+    gc.disable()  # nothing of what is imported is garbage: every look at it would be in vain
     for name in PRELOADED:
         try:
             importlib.import_module(name)
         except Exception:  # noqa: BLE001 (the program will see it for itself, if it needs it)
             return False
-    gc.collect()
+    _shared.update(sys.modules)
+    for name in _NOT_SHARED:
+        _shared.pop(name, None)
     gc.freeze()  # a collection in one rank must not make copies of what all share
+    gc.enable()
     return len(os.listdir("/proc/self/task")) == 1
+
+
+def _leave_shared() -> None:
+    """Keep Python's end from taking apart what all ranks share: each would first copy its pages,
+    half of all that it ever copies. What the program itself has made ends as ever.
+    """
+    for name, module in _shared.items():
+        if sys.modules.get(name) is module:
+            del sys.modules[name]  # what is not found there is not cleared: _shared has it still
 
 
 def _fork(parent: int) -> int:

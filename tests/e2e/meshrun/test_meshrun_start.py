@@ -67,3 +67,40 @@ def test_a_forked_rank_that_is_killed_is_told_as_any_other(meshrun):
     assert result.code == 137
     assert "rank 1" in result.err
     assert "SIGKILL" in result.err
+
+
+@pytest.mark.parametrize("way", ["fork", "exec"])
+def test_what_a_program_leaves_open_is_ended_as_python_does(meshrun, tmp_path, way):
+    script = meshrun.script("""
+        import atexit, os, sys, threading, weakref
+        import numpy as np
+        path = os.path.join(sys.argv[1], os.environ["RANK"])
+        file = open(path + "-unflushed", "w")
+        file.write("unflushed")
+        def say(word, write=os.write, descriptor=os.open(path, os.O_WRONLY | os.O_CREAT)):
+            write(descriptor, word.encode() + b" ")
+        class Thing:
+            def __del__(self):
+                say("deleted")
+        def paused():
+            try:
+                yield
+            finally:
+                say("resumed")
+        main = threading.main_thread()
+        thing, other, generator = Thing(), Thing(), paused()
+        next(generator)
+        np.of_the_program = 3
+        weakref.finalize(other, say, "finalized")
+        atexit.register(lambda: say("exit" if "numpy" in sys.modules else "too late"))
+        threading.Thread(target=lambda: (main.join(), say("thread"))).start()
+        sys.stdout.write("unflushed")
+    """)
+    result = meshrun.run("--start", way, "--nproc-per-node", "2", script, str(tmp_path))
+    assert (result.code, result.err) == (0, "")
+    assert result.out.splitlines() == ["unflushed"] * 2
+    for rank in "01":
+        said = (tmp_path / rank).read_text().split()
+        assert said[:3] == ["thread", "exit", "finalized"]
+        assert sorted(said[3:]) == ["deleted", "deleted", "resumed"]
+        assert (tmp_path / f"{rank}-unflushed").read_text() == "unflushed"

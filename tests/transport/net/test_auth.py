@@ -17,8 +17,8 @@ from transport.net.auth import (
     Handshake,
     authenticate,
     new_secret,
-    secret_from_environment,
 )
+from transport.net.secret_file import secret_from_environment
 from transport.net.sockets import recv_exact
 
 SOON = 30.0

@@ -7,8 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from transport.net.auth import secret_from_environment
-from transport.net.secret_file import home_secret_file, read_secret, write_secret
+from transport.net.secret_file import (
+    home_secret_file,
+    read_secret,
+    secret_from_environment,
+    write_secret,
+)
 
 
 @pytest.fixture

@@ -19,9 +19,10 @@ from types import EllipsisType
 
 from transport.deadline import LONGEST_WAIT
 from transport.errors import DistNetworkError, DistStoreError
+from transport.net import LOOPBACK
 from transport.net.acceptor import Acceptor
 from transport.net.event_loop import EventLoop, sooner
-from transport.net.sockets import LOOPBACK, format_address, listen
+from transport.net.sockets import format_address, listen
 from transport.net.tls import Tls, tls_from_environment
 from transport.store.commands import Commands, Fields, Op
 from transport.store.fields import WireError, unpack_fields, unpack_number

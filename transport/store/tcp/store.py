@@ -22,8 +22,8 @@ from transport.net.auth import (
     HANDSHAKE_SECONDS,
     HandshakeInterruptedError,
     authenticate,
-    secret_from_environment,
 )
+from transport.net.secret_file import secret_from_environment
 from transport.net.sockets import connect, format_address
 from transport.net.tls import Tls, tls_from_environment
 from transport.store.base import DEFAULT_STORE_TIMEOUT, Store

@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass
 from transport import environment
 from transport.communicators.runtime import Membership
 from transport.errors import DistNetworkError
-from transport.net.sockets import LOOPBACK, format_address, local_address_towards
+from transport.net import LOOPBACK
+from transport.net.sockets import format_address, local_address_towards
 from transport.place import this_machine
 from transport.store.base import Store
 from transport.store.prefix_store import PrefixStore
