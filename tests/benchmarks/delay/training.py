@@ -4,9 +4,11 @@
 
 The model of ``tests.benchmarks.data_parallel`` (67 MB of gradients) on two ranks, each in a network
 namespace. In each round each library makes a step alone, a synchronised one, and an all_reduce of
-each of the 4 matrices, one after the other. Medians of the slower rank; what is hidden is the share
-of these all_reduces' time that synchronising does not add to a step. *Busy* is the processor time
-of the whole machine over what its processors have: at 1 nothing more can be hidden.
+each of the 4 matrices, one after the other. Medians of the slower rank. *Added* is what a
+synchronised step takes more than one alone; *hidden* is the share of these all_reduces' time that
+is not added: shares compare where these take as long, who waits less in them has less to hide.
+*Busy* is the processor time of the whole machine over what its processors have: at 1 nothing more
+can be hidden.
 
 With ``--asleep`` a batch is a single row, and each layer sleeps for so long forward, twice as long
 backward: as a host waits for its accelerator, or has processors that ranks and wire do not share.
@@ -90,13 +92,15 @@ def rank_main(rank: int, rounds: int, asleep: float, addresses: list[str]) -> No
             alone, together, sums_alone = (
                 medians[library, what] for what in ("alone", "together", "sums")
             )
+            added = together - alone
             shares = (
                 busy[library, what] / sum(found[library, what]) / (os.cpu_count() or 1)
                 for what in ("alone", "together", "sums")
             )
             print(
-                f"{library:8} alone {alone:8.1f} ms  together {together:8.1f}  sums"
-                f" {sums_alone:8.1f}  hidden {1 - (together - alone) / sums_alone:6.2f}"
+                f"{library:8} alone {alone:8.1f} ms  together {together:8.1f}"
+                f"  added {added:8.1f}  sums {sums_alone:8.1f}"
+                f"  hidden {1 - added / sums_alone:6.2f}"
                 f"  busy {' '.join(f'{share:.2f}' for share in shares)}",
                 flush=True,
             )
